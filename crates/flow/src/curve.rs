@@ -1,0 +1,354 @@
+//! Miss-ratio curves: how often a VM would miss at every memory size.
+//!
+//! A curve is a step function of the size. Its points rise in size and never
+//! rise in miss ratio; between two points it holds the left one's ratio, and
+//! below its first point every reference misses (ratio 1). Each point carries a
+//! band `low..=high` in which the true ratio lies with the confidence that the
+//! curve's estimator states; for an exact curve the band has no width.
+
+use crate::PageCount;
+
+/// One step of a [`MissRatioCurve`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurvePoint {
+    /// Size in pages from which the ratio holds.
+    pub size: PageCount,
+    /// Share of references that miss, 0.0 to 1.0.
+    pub miss_ratio: f64,
+    /// Lower edge of the band, 0.0 to `miss_ratio`.
+    pub low: f64,
+    /// Upper edge of the band, `miss_ratio` to 1.0.
+    pub high: f64,
+}
+
+impl CurvePoint {
+    /// Returns a point known exactly: its band has no width.
+    #[must_use]
+    pub fn exact(size: PageCount, miss_ratio: f64) -> Self {
+        Self {
+            size,
+            miss_ratio,
+            low: miss_ratio,
+            high: miss_ratio,
+        }
+    }
+}
+
+/// Why points do not make a curve. Nothing was built.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CurveError {
+    /// No reference, no ratio.
+    #[error("nothing was observed, so there is no miss ratio")]
+    Empty,
+    /// Two points of one size, or in falling order.
+    #[error("point {index}: size of {size} pages does not exceed the point before it")]
+    SizeNotRising {
+        /// Index of the later of the two points, from 0.
+        index: usize,
+        /// Its size in pages.
+        size: PageCount,
+    },
+    /// More memory that misses more.
+    #[error("point {index}: miss ratio {miss_ratio} is above the point before it")]
+    RatioRising {
+        /// Index of the later of the two points, from 0.
+        index: usize,
+        /// Its miss ratio.
+        miss_ratio: f64,
+    },
+    /// Not a share, or outside its own band.
+    #[error("point {index}: {low} <= {miss_ratio} <= {high} does not hold within 0 and 1")]
+    OutsideBand {
+        /// Index of the point, from 0.
+        index: usize,
+        /// Lower edge of its band.
+        low: f64,
+        /// Its miss ratio.
+        miss_ratio: f64,
+        /// Upper edge of its band.
+        high: f64,
+    },
+}
+
+/// How often an LRU memory would miss at every size, with a confidence band.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MissRatioCurve {
+    points: Vec<CurvePoint>,
+    references: u64,
+}
+
+/// How far two curves lie apart over a set of sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurveDistance {
+    /// Mean of the absolute differences in miss ratio, 0.0 to 1.0 (the field's MAE).
+    pub mean_absolute_error: f64,
+    /// Largest absolute difference in miss ratio, 0.0 to 1.0.
+    pub max_absolute_error: f64,
+    /// The size at which the largest difference stands, in pages.
+    pub max_at: PageCount,
+}
+
+impl MissRatioCurve {
+    /// Builds a curve from its points and the number of references behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] without points or references, and the first point
+    /// that breaks the order of sizes, the order of ratios, or its own band.
+    pub fn new(points: Vec<CurvePoint>, references: u64) -> Result<Self, CurveError> {
+        if points.is_empty() || references == 0 {
+            return Err(CurveError::Empty);
+        }
+        for (index, point) in points.iter().enumerate() {
+            let &CurvePoint {
+                size,
+                miss_ratio,
+                low,
+                high,
+            } = point;
+            // Written so that a NaN anywhere fails.
+            if !(0.0 <= low && low <= miss_ratio && miss_ratio <= high && high <= 1.0) {
+                return Err(CurveError::OutsideBand {
+                    index,
+                    low,
+                    miss_ratio,
+                    high,
+                });
+            }
+            let Some(before) = index.checked_sub(1).map(|before| points[before]) else {
+                continue;
+            };
+            if size <= before.size {
+                return Err(CurveError::SizeNotRising { index, size });
+            }
+            if miss_ratio > before.miss_ratio {
+                return Err(CurveError::RatioRising { index, miss_ratio });
+            }
+        }
+        Ok(Self { points, references })
+    }
+
+    /// The steps, rising in size; never empty.
+    #[must_use]
+    pub fn points(&self) -> &[CurvePoint] {
+        &self.points
+    }
+
+    /// How many references stand behind the curve; for a sampled one, those actually seen.
+    #[must_use]
+    pub fn references(&self) -> u64 {
+        self.references
+    }
+
+    /// Returns the step that holds at `size`, as a point of that size.
+    ///
+    /// Below the first point that is a certain miss: 1.0 with a band of 1.0..=1.0.
+    #[must_use]
+    pub fn at(&self, size: PageCount) -> CurvePoint {
+        match self.points.partition_point(|point| point.size <= size) {
+            0 => CurvePoint::exact(size, 1.0),
+            after => CurvePoint {
+                size,
+                ..self.points[after - 1]
+            },
+        }
+    }
+
+    /// Returns the miss ratio at `size`, 0.0 to 1.0.
+    #[must_use]
+    pub fn miss_ratio(&self, size: PageCount) -> f64 {
+        self.at(size).miss_ratio
+    }
+
+    /// Returns the smallest size whose miss ratio is at most `miss_ratio`, or
+    /// `None` if no size reaches it: first references miss at every size.
+    #[must_use]
+    pub fn size_for(&self, miss_ratio: f64) -> Option<PageCount> {
+        if miss_ratio >= 1.0 {
+            return Some(PageCount(0));
+        }
+        let index = self
+            .points
+            .partition_point(|point| point.miss_ratio > miss_ratio);
+        self.points.get(index).map(|point| point.size)
+    }
+
+    /// Compares two curves at each of `sizes`; `None` if there are none.
+    #[must_use]
+    pub fn distance(
+        &self,
+        other: &Self,
+        sizes: impl IntoIterator<Item = PageCount>,
+    ) -> Option<CurveDistance> {
+        let mut sum = 0.0;
+        let mut count = 0.0;
+        let mut max = (0.0, None);
+        for size in sizes {
+            let difference = (self.miss_ratio(size) - other.miss_ratio(size)).abs();
+            sum += difference;
+            count += 1.0;
+            if max.1.is_none() || difference > max.0 {
+                max = (difference, Some(size));
+            }
+        }
+        max.1.map(|max_at| CurveDistance {
+            mean_absolute_error: sum / count,
+            max_absolute_error: max.0,
+            max_at,
+        })
+    }
+
+    /// Returns the curve at exactly `sizes`, which must rise.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::SizeNotRising`] if they do not, [`CurveError::Empty`] if there are none.
+    pub fn at_sizes(&self, sizes: &[PageCount]) -> Result<Self, CurveError> {
+        let points = sizes.iter().map(|&size| self.at(size)).collect();
+        Self::new(points, self.references)
+    }
+
+    /// Returns a curve of at most `points` points (at least 2) that follows this one.
+    ///
+    /// The first and the last point are kept, and of those between, the ones at
+    /// even steps of the way along the curve, size and ratio alike: flats take
+    /// few points, cliffs take many.
+    #[must_use]
+    pub fn thinned(&self, points: usize) -> Self {
+        let budget = points.max(2);
+        if self.points.len() <= budget {
+            return self.clone();
+        }
+        let (first, last) = (self.points[0], self.points[self.points.len() - 1]);
+        let width = (last.size.0 - first.size.0) as f64;
+        let height = (first.miss_ratio - last.miss_ratio).max(f64::MIN_POSITIVE);
+        let travelled = |point: &CurvePoint| {
+            (point.size.0 - first.size.0) as f64 / width
+                + (first.miss_ratio - point.miss_ratio) / height
+        };
+        let step = 2.0 / (budget - 1) as f64;
+        let mut kept = vec![first];
+        let mut next = step;
+        for pair in self.points[1..].windows(2) {
+            // Of the points within one step, the last stands for all: it is
+            // where the curve has arrived.
+            if travelled(&pair[1]) >= next && kept.len() < budget - 1 {
+                kept.push(pair[0]);
+                next = next.max(travelled(&pair[0])) + step;
+            }
+        }
+        kept.push(last);
+        Self {
+            points: kept,
+            references: self.references,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn curve(points: &[(u64, f64)]) -> MissRatioCurve {
+        let points = points
+            .iter()
+            .map(|&(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
+        MissRatioCurve::new(points.collect(), 100).unwrap()
+    }
+
+    #[test]
+    fn a_curve_holds_its_ratio_from_the_left() {
+        let curve = curve(&[(2, 0.5), (4, 0.25)]);
+        let ratios = [0, 1, 2, 3, 4, 1000].map(|size| curve.miss_ratio(PageCount(size)));
+        assert_eq!(ratios, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]);
+    }
+
+    #[test]
+    fn the_size_for_a_ratio_is_the_smallest_that_reaches_it() {
+        let curve = curve(&[(2, 0.5), (4, 0.25), (6, 0.25), (8, 0.1)]);
+        let size_for = |ratio| curve.size_for(ratio).map(|size| size.0);
+        assert_eq!(
+            [1.0, 0.7, 0.5, 0.3, 0.25, 0.1, 0.05].map(size_for),
+            [Some(0), Some(2), Some(2), Some(4), Some(4), Some(8), None]
+        );
+    }
+
+    #[test]
+    fn the_distance_names_mean_and_worst_size() {
+        let (a, b) = (curve(&[(1, 0.8), (3, 0.2)]), curve(&[(1, 0.6), (3, 0.2)]));
+        let distance = a.distance(&b, (1..5).map(PageCount)).unwrap();
+        assert!((distance.mean_absolute_error - 0.1).abs() < 1e-12);
+        assert!((distance.max_absolute_error - 0.2).abs() < 1e-12);
+        assert_eq!(distance.max_at, PageCount(1));
+        assert_eq!(a.distance(&b, []), None);
+    }
+
+    #[test]
+    fn what_is_not_a_curve_is_refused_with_its_place() {
+        let new = |points: &[(u64, f64)]| {
+            let points = points
+                .iter()
+                .map(|&(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
+            MissRatioCurve::new(points.collect(), 1).unwrap_err()
+        };
+        assert_eq!(new(&[]), CurveError::Empty);
+        assert_eq!(
+            new(&[(1, 0.5), (1, 0.4)]),
+            CurveError::SizeNotRising {
+                index: 1,
+                size: PageCount(1)
+            }
+        );
+        assert_eq!(
+            new(&[(1, 0.5), (2, 0.6)]),
+            CurveError::RatioRising {
+                index: 1,
+                miss_ratio: 0.6
+            }
+        );
+        assert!(matches!(
+            new(&[(1, f64::NAN)]),
+            CurveError::OutsideBand { index: 0, .. }
+        ));
+        assert!(matches!(
+            new(&[(1, 1.5)]),
+            CurveError::OutsideBand { index: 0, .. }
+        ));
+    }
+
+    #[test]
+    fn a_cliff_survives_thinning() {
+        let points: Vec<_> = (0..10_000)
+            .map(|size| (size, if size < 6_000 { 0.9 } else { 0.1 }))
+            .collect();
+        let thin = curve(&points).thinned(20);
+        assert!(thin.points().len() <= 20);
+        assert_eq!(thin.size_for(0.5), Some(PageCount(6_000)));
+    }
+
+    proptest! {
+        #[test]
+        fn thinning_keeps_the_ends_and_stays_near(
+            drops in prop::collection::vec((1u64..100, 0.0f64..1.0), 3..200),
+            budget in 2usize..50,
+        ) {
+            let total: f64 = drops.iter().map(|(_, drop)| drop).sum::<f64>() + 1.0;
+            let (mut size, mut ratio) = (0, 1.0);
+            let points: Vec<_> = drops.iter().map(|(step, drop)| {
+                size += step;
+                ratio = (ratio - drop / total).max(0.0);
+                (size, ratio)
+            }).collect();
+            let whole = curve(&points);
+            let thin = whole.thinned(budget);
+            prop_assert!(thin.points().len() <= budget);
+            prop_assert_eq!(thin.points().first(), whole.points().first());
+            prop_assert_eq!(thin.points().last(), whole.points().last());
+            for pair in thin.points().windows(2) {
+                prop_assert!(pair[0].size < pair[1].size);
+            }
+        }
+    }
+}

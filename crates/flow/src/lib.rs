@@ -1,0 +1,25 @@
+//! What flows between Plimsoll's stages, and nothing else.
+//!
+//! ```text
+//! source ──> references ──> estimator ──> curve ──> policy ──> target ──> actuator
+//! ```
+//!
+//! Every stage speaks in the types of this crate and knows no other stage.
+//! Numbers that could be swapped by mistake ([`PageNumber`], [`PageCount`]) are
+//! types of their own. References cross a border in a [`ReferenceBatch`], never
+//! one by one.
+//!
+//! Not here: input or output of any kind, and any algorithm that makes a curve.
+#![forbid(unsafe_code)]
+
+mod curve;
+mod page;
+mod reference;
+mod vm;
+mod working_set;
+
+pub use curve::{CurveDistance, CurveError, CurvePoint, MissRatioCurve};
+pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
+pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
+pub use vm::{RamBacking, RamMapping, VmId};
+pub use working_set::{WorkingSet, WorkingSetBound};

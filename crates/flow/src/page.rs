@@ -1,0 +1,119 @@
+//! Pages: which one, how many, how large.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+/// Which page: its index in the memory or storage a source observes, from 0.
+///
+/// For a VM this is the index into its RAM mapping, which is the guest frame
+/// number only below the hole that x86 leaves under 4 GiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PageNumber(pub u64);
+
+impl fmt::Display for PageNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How many pages: a size of memory, a reuse distance, a capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PageCount(pub u64);
+
+impl PageCount {
+    /// Returns the same size in bytes, or the largest `u64` if it has no such number.
+    #[must_use]
+    pub fn to_bytes(self, page_size: PageSize) -> u64 {
+        self.0.saturating_mul(page_size.bytes())
+    }
+
+    /// Returns how many whole pages fit into `bytes`.
+    #[must_use]
+    pub fn from_bytes(bytes: u64, page_size: PageSize) -> Self {
+        Self(bytes / page_size.bytes())
+    }
+}
+
+impl fmt::Display for PageCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Bytes in a page: a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageSize(NonZeroU64);
+
+/// A number of bytes that no page has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a page cannot have {bytes} bytes: the size must be a power of two")]
+pub struct PageSizeError {
+    /// The size that was asked for.
+    pub bytes: u64,
+}
+
+impl PageSize {
+    /// The small page of x86-64 and of most traces: 4096 bytes.
+    pub const FOUR_KIB: Self = Self(NonZeroU64::new(4096).unwrap());
+
+    /// Takes a size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`PageSizeError`] if `bytes` is not a power of two.
+    pub fn new(bytes: u64) -> Result<Self, PageSizeError> {
+        match NonZeroU64::new(bytes) {
+            Some(size) if size.is_power_of_two() => Ok(Self(size)),
+            _ => Err(PageSizeError { bytes }),
+        }
+    }
+
+    /// Bytes in one page.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.0.get()
+    }
+
+    /// Returns the page that holds the byte at `address`.
+    #[must_use]
+    pub fn page_of(self, address: u64) -> PageNumber {
+        PageNumber(address >> self.0.trailing_zeros())
+    }
+}
+
+impl Default for PageSize {
+    fn default() -> Self {
+        Self::FOUR_KIB
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_size_is_a_power_of_two() {
+        assert_eq!(PageSize::new(2 << 20).map(PageSize::bytes), Ok(2 << 20));
+        for bytes in [0, 3, 4095, u64::MAX] {
+            assert_eq!(PageSize::new(bytes), Err(PageSizeError { bytes }));
+        }
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_page_it_lies_in() {
+        let page_of = |address| PageSize::FOUR_KIB.page_of(address).0;
+        assert_eq!(
+            [0, 4095, 4096, u64::MAX].map(page_of),
+            [0, 0, 1, (1 << 52) - 1]
+        );
+    }
+
+    #[test]
+    fn sizes_beyond_the_number_line_saturate() {
+        assert_eq!(PageCount(u64::MAX).to_bytes(PageSize::FOUR_KIB), u64::MAX);
+        assert_eq!(
+            PageCount::from_bytes(8191, PageSize::FOUR_KIB),
+            PageCount(1)
+        );
+    }
+}

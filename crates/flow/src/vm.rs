@@ -1,0 +1,53 @@
+//! Virtual machines: what they are called and where their memory lies.
+
+use std::fmt;
+
+/// Name of a VM, unique on its host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VmId(pub String);
+
+impl fmt::Display for VmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What stands behind a mapping of guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RamBacking {
+    /// A memfd mapped shared (`memory-backend-memfd,share=on`).
+    SharedMemfd,
+    /// A tmpfs file mapped shared (`memory-backend-file` under `/dev/shm`).
+    SharedTmpfs,
+    /// Memory of the process alone: anonymous, or a private mapping.
+    Private,
+    /// Huge pages of hugetlbfs.
+    HugeTlb,
+    /// A file of another file system, with its path as the kernel shows it.
+    File(String),
+}
+
+impl fmt::Display for RamBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SharedMemfd => f.write_str("shared memfd"),
+            Self::SharedTmpfs => f.write_str("shared tmpfs file"),
+            Self::Private => f.write_str("private memory"),
+            Self::HugeTlb => f.write_str("huge pages"),
+            Self::File(path) => write!(f, "file {path}"),
+        }
+    }
+}
+
+/// One mapping of guest RAM in the address space of the VM's process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RamMapping {
+    /// First address in the VM's process, page-aligned.
+    pub address: u64,
+    /// Length in bytes, a whole number of pages.
+    pub len_bytes: u64,
+    /// Where in the backing file the mapping starts, in bytes.
+    pub file_offset_bytes: u64,
+    /// What stands behind it.
+    pub backing: RamBacking,
+}
