@@ -1,0 +1,156 @@
+//! Compression of traces, told by content: a file's name may lie, its magic bytes do not.
+//!
+//! Concatenated members (gzip), streams (xz) and frames (zstd) read as one, as
+//! their own tools do. What a compressed file may make the decoder allocate is
+//! bounded: [`XZ_MEMORY_BYTES_MAX`], and for zstd the window of 128 MiB that the
+//! `zstd` tool itself accepts.
+
+use std::fmt;
+use std::io::{self, BufReader, Cursor, Read};
+
+use crate::lines::read_full;
+
+/// Memory an xz file may ask for: above the 65 MiB of `xz -9`.
+const XZ_MEMORY_BYTES_MAX: u64 = 256 << 20;
+
+/// How the bytes of a trace are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Not at all.
+    Plain,
+    /// gzip, RFC 1952.
+    Gzip,
+    /// xz, the `.xz` file format.
+    Xz,
+    /// Zstandard, RFC 8878.
+    Zstd,
+}
+
+impl Compression {
+    /// Tells the compression from the first six bytes, or all if there are fewer.
+    fn of_head(head: &[u8]) -> Self {
+        match head {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
+            // A skippable frame: pzstd begins with one.
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            _ => Self::Plain,
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "none",
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
+            Self::Zstd => "zstd",
+        })
+    }
+}
+
+/// What comes out of [`decompressed`].
+pub(crate) type Decompressed<'a> = Box<dyn Read + Send + 'a>;
+
+/// Returns a reader of the decompressed bytes, and how they were compressed.
+pub(crate) fn decompressed<'a>(
+    mut input: impl Read + Send + 'a,
+) -> io::Result<(Decompressed<'a>, Compression)> {
+    let mut head = [0; 6];
+    let (length, result) = read_full(&mut input, &mut head);
+    result?;
+    let compression = Compression::of_head(&head[..length]);
+    let whole = Cursor::new(head).take(length as u64).chain(input);
+    let reader: Decompressed = match compression {
+        Compression::Plain => Box::new(whole),
+        Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(whole)),
+        Compression::Xz => {
+            let concatenated = liblzma::stream::CONCATENATED;
+            let stream =
+                liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, concatenated)?;
+            Box::new(liblzma::read::XzDecoder::new_stream(whole, stream))
+        }
+        Compression::Zstd => {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(BufReader::new(whole))?;
+            decoder.window_log_max(27)?;
+            Box::new(decoder)
+        }
+    };
+    Ok((reader, compression))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn xz(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 1);
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        zstd::encode_all(bytes, 1).unwrap()
+    }
+
+    fn read_all(bytes: &[u8]) -> io::Result<(Vec<u8>, Compression)> {
+        let (mut reader, compression) = decompressed(bytes)?;
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all)?;
+        Ok((all, compression))
+    }
+
+    #[test]
+    fn every_compression_is_told_by_its_content_and_members_read_as_one() {
+        let twice =
+            |compress: fn(&[u8]) -> Vec<u8>| [compress(b"1\n2\n"), compress(b"3\n")].concat();
+        for (twice, compression) in [
+            (twice(<[u8]>::to_vec), Compression::Plain),
+            (twice(gzip), Compression::Gzip),
+            (twice(xz), Compression::Xz),
+            (twice(zstd), Compression::Zstd),
+        ] {
+            assert_eq!(
+                read_all(&twice).unwrap(),
+                (b"1\n2\n3\n".to_vec(), compression)
+            );
+        }
+    }
+
+    #[test]
+    fn short_inputs_are_plain() {
+        for bytes in [&b""[..], b"1", b"\x1f", b"\x28\xb5"] {
+            assert_eq!(
+                read_all(bytes).unwrap(),
+                (bytes.to_vec(), Compression::Plain)
+            );
+        }
+    }
+
+    #[test]
+    fn a_zstd_file_may_begin_with_a_skippable_frame() {
+        let mut bytes = b"\x50\x2a\x4d\x18\x02\0\0\0ab".to_vec();
+        bytes.extend(zstd(b"7\n"));
+        assert_eq!(
+            read_all(&bytes).unwrap(),
+            (b"7\n".to_vec(), Compression::Zstd)
+        );
+    }
+
+    #[test]
+    fn a_compressed_file_cut_short_is_an_error() {
+        let text: Vec<u8> = (0..10_000u32).flat_map(u32::to_le_bytes).collect();
+        for whole in [gzip(&text), xz(&text), zstd(&text)] {
+            assert!(read_all(&whole[..whole.len() - 5]).is_err());
+        }
+    }
+}

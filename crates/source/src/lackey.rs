@@ -1,0 +1,208 @@
+//! `lackey`: memory accesses as `valgrind --tool=lackey --trace-mem=yes` prints them.
+//!
+//! ```text
+//! I  04016b80,3      instruction fetch of 3 bytes
+//!  L 1ffeffe7e8,8    load
+//!  S 1ffeffe7e0,8    store
+//!  M 0421c7cc,4      modify: a load and a store of the same bytes
+//! ```
+//!
+//! An access is one reference to each page it touches, lowest first. A modify is
+//! one write, not a read and a write: the second touch could never miss. Fetches
+//! count only if asked for, as reads. Lines of valgrind itself (`==pid==`,
+//! `--pid--`) and blank ones are skipped; anything else is an error, for the
+//! traced program's own output may have torn a line apart.
+
+use std::io::Read;
+
+use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
+
+use crate::lines::{Lines, parse_digits};
+use crate::{Options, Source, SourceError};
+
+/// Bytes one access may have: far above any instruction's, and a bound for what one line can cause.
+const ACCESS_BYTES_MAX: u64 = 1 << 20;
+
+const EXPECTED: &str =
+    "an access of 1 to 1048576 bytes like ' L 1ffeffe7e8,8', or a line '==pid== ...'";
+
+/// Reads `lackey`.
+pub(crate) struct Reader<R> {
+    lines: Lines<R>,
+    page_size: PageSize,
+    instructions: bool,
+    /// References of an access that did not fit into the batch.
+    pending: Option<Access>,
+}
+
+/// The pages of one access that are yet to be handed out.
+struct Access {
+    kind: AccessKind,
+    next: PageNumber,
+    last: PageNumber,
+}
+
+impl<R: Read> Reader<R> {
+    pub(crate) fn new(input: R, name: &str, options: &Options) -> Self {
+        Self {
+            lines: Lines::new(input, name),
+            page_size: options.page_size,
+            instructions: options.instructions,
+            pending: None,
+        }
+    }
+
+    /// Returns the next access that counts.
+    fn next_access(&mut self) -> Result<Option<Access>, SourceError> {
+        while let Some(line) = self.lines.next()? {
+            if line.trim_ascii().is_empty() || is_of_valgrind(line) {
+                continue;
+            }
+            let Some((operation, first, last)) = parse_access(line) else {
+                let found = line.to_vec();
+                return Err(self.lines.unexpected(EXPECTED, &found));
+            };
+            let kind = match operation {
+                Operation::Fetch if !self.instructions => continue,
+                Operation::Fetch | Operation::Load => AccessKind::Read,
+                Operation::Store | Operation::Modify => AccessKind::Write,
+            };
+            return Ok(Some(Access {
+                kind,
+                next: self.page_size.page_of(first),
+                last: self.page_size.page_of(last),
+            }));
+        }
+        Ok(None)
+    }
+}
+
+impl<R: Read> Source for Reader<R> {
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+        batch.advance();
+        while !batch.is_full() {
+            let access = match self.pending.take() {
+                Some(access) => access,
+                None => match self.next_access()? {
+                    Some(access) => access,
+                    None => break,
+                },
+            };
+            batch.push(access.next, access.kind);
+            if access.next < access.last {
+                self.pending = Some(Access {
+                    next: PageNumber(access.next.0 + 1),
+                    ..access
+                });
+            }
+        }
+        Ok(!batch.is_empty())
+    }
+}
+
+enum Operation {
+    Fetch,
+    Load,
+    Store,
+    Modify,
+}
+
+/// Whether a line is an access, by which a trace is told from others.
+pub(crate) fn is_access(line: &[u8]) -> bool {
+    parse_access(line.strip_suffix(b"\r").unwrap_or(line)).is_some()
+}
+
+fn is_of_valgrind(line: &[u8]) -> bool {
+    line.starts_with(b"==") || line.starts_with(b"--") || line.starts_with(b"**")
+}
+
+/// Returns the operation and the addresses of the first and the last byte.
+fn parse_access(line: &[u8]) -> Option<(Operation, u64, u64)> {
+    let (operation, rest) = match line {
+        [b'I', b' ', b' ', rest @ ..] => (Operation::Fetch, rest),
+        [b' ', b'L', b' ', rest @ ..] => (Operation::Load, rest),
+        [b' ', b'S', b' ', rest @ ..] => (Operation::Store, rest),
+        [b' ', b'M', b' ', rest @ ..] => (Operation::Modify, rest),
+        _ => return None,
+    };
+    let rest = rest.trim_ascii();
+    let comma = memchr::memchr(b',', rest)?;
+    let address = parse_digits(&rest[..comma], 16)?;
+    let length = parse_digits(&rest[comma + 1..], 10)?;
+    if !(1..=ACCESS_BYTES_MAX).contains(&length) {
+        return None;
+    }
+    Some((operation, address, address.checked_add(length - 1)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use AccessKind::{Read as R, Write as W};
+
+    fn read(text: &str, options: &Options) -> Result<Vec<(u64, AccessKind)>, SourceError> {
+        let mut reader = Reader::new(text.as_bytes(), "t", options);
+        let mut batch = ReferenceBatch::new();
+        let mut all = Vec::new();
+        while reader.next_batch(&mut batch)? {
+            assert!(batch.len() <= ReferenceBatch::CAPACITY);
+            all.extend(
+                batch
+                    .iter()
+                    .map(|reference| (reference.page.0, reference.kind)),
+            );
+        }
+        Ok(all)
+    }
+
+    const TRACE: &str = "==7== Lackey, an example Valgrind tool\n\
+        I  00001000,3\n L 00002ff8,8\n S 00003000,8\n M 4000,4\n\n\
+        --7-- warning\n S 00004fff,2\n";
+
+    #[test]
+    fn loads_read_stores_and_modifies_write_and_fetches_wait_to_be_asked_for() {
+        let data = [(2, R), (3, W), (4, W), (4, W), (5, W)];
+        assert_eq!(read(TRACE, &Options::default()).unwrap(), data);
+        let options = Options {
+            instructions: true,
+            ..Options::default()
+        };
+        assert_eq!(
+            read(TRACE, &options).unwrap(),
+            [&[(1, R)], &data[..]].concat()
+        );
+    }
+
+    #[test]
+    fn an_access_touches_every_page_it_overlaps_even_across_batches() {
+        let options = Options {
+            page_size: PageSize::new(1).unwrap(),
+            ..Options::default()
+        };
+        let read = read(" L 10,40000\n", &options).unwrap();
+        let expected: Vec<_> = (16..40_016).map(|page| (page, R)).collect();
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn the_last_byte_of_the_address_space_is_an_access_and_one_more_is_not() {
+        let last = read(" L ffffffffffffffff,1\n", &Options::default()).unwrap();
+        assert_eq!(last, [(u64::MAX >> 12, R)]);
+        for wrong in [
+            " L ffffffffffffffff,2",
+            " L 10,0",
+            " L 10,1048577",
+            " L 10",
+            " X 10,1",
+            "L 10,1",
+            " L 0x10,1",
+            "hello",
+        ] {
+            let error = read(wrong, &Options::default()).unwrap_err();
+            assert!(
+                matches!(error, SourceError::Line { line: 1, .. }),
+                "{wrong}"
+            );
+        }
+    }
+}

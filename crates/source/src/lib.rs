@@ -1,0 +1,57 @@
+//! Where references come from: recorded traces and synthetic workloads.
+//!
+//! A [`Source`] hands out references batch by batch. [`open`] reads a trace from
+//! a file in any of the [`Format`]s, plain or compressed; [`create`] writes one;
+//! [`synthetic`] makes references whose miss-ratio curve is known in closed form.
+//!
+//! Everything streams: memory does not grow with the length of a trace, nor with
+//! anything a trace says about itself (`docs/formats.md` lists the bounds). The
+//! exception is writing `oracle-general`, which stores the future.
+//!
+//! Not here: sources that watch a running VM (crate `trap`), and any algorithm
+//! that looks at more than one reference at a time.
+#![forbid(unsafe_code)]
+
+mod compression;
+mod csv;
+mod error;
+mod format;
+mod ids;
+mod lackey;
+mod lines;
+mod oracle_general;
+mod progress;
+pub mod synthetic;
+mod trace;
+mod writer;
+
+use plimsoll_flow::ReferenceBatch;
+
+pub use compression::Compression;
+pub use csv::Column;
+pub use error::SourceError;
+pub use format::Format;
+pub use progress::Progress;
+pub use trace::{Options, Trace, open, read};
+pub use writer::{TraceWriter, WriteOptions, create, write};
+
+/// Something that yields references, in order.
+pub trait Source {
+    /// Advances `batch` and fills it with the references that come next, at most
+    /// [`ReferenceBatch::CAPACITY`] of them.
+    ///
+    /// `Ok(true)` means at least one reference, `Ok(false)` the end and an empty
+    /// batch, now and at every later call.
+    ///
+    /// # Errors
+    ///
+    /// A [`SourceError`]; `batch` then holds the references that came before the
+    /// fault, and the source is at its end.
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError>;
+}
+
+impl<S: Source + ?Sized> Source for Box<S> {
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+        (**self).next_batch(batch)
+    }
+}

@@ -1,0 +1,236 @@
+//! Lines and numbers of foreign text, in bounded memory.
+
+use std::io::{self, Read};
+
+use crate::SourceError;
+use crate::error::excerpt;
+
+/// Bytes a line may have, its end not counted.
+pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Cuts a text into lines, whatever pieces it arrives in.
+///
+/// A line ends with `\n` or `\r\n`, the last one also with the text.
+pub(crate) struct Lines<R> {
+    input: R,
+    name: String,
+    buffer: Box<[u8]>,
+    /// What of the buffer is yet to be handed out.
+    unread: std::ops::Range<usize>,
+    /// How much of `unread` is known to have no line end.
+    scanned: usize,
+    /// Bytes that came before the buffer's first.
+    offset_bytes: u64,
+    /// Number of the line handed out last, from 1.
+    line: u64,
+}
+
+impl<R: Read> Lines<R> {
+    pub(crate) fn new(input: R, name: &str) -> Self {
+        Self {
+            input,
+            name: name.to_owned(),
+            buffer: vec![0; 2 * LINE_BYTES_MAX].into_boxed_slice(),
+            unread: 0..0,
+            scanned: 0,
+            offset_bytes: 0,
+            line: 0,
+        }
+    }
+
+    /// Returns the next line without its end, or `None` after the last.
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, SourceError> {
+        loop {
+            let unread = &self.buffer[self.unread.clone()];
+            if let Some(end) = memchr::memchr(b'\n', &unread[self.scanned..]) {
+                let length = self.scanned + end;
+                return self.hand_out(length, length + 1).map(Some);
+            }
+            self.scanned = unread.len();
+            if self.scanned > LINE_BYTES_MAX + 1 {
+                return Err(self.too_long());
+            }
+            if self.refill()? == 0 {
+                return match self.unread.len() {
+                    0 => Ok(None),
+                    length => self.hand_out(length, length).map(Some),
+                };
+            }
+        }
+    }
+
+    /// Makes the error that says what was expected of the line handed out last.
+    pub(crate) fn unexpected(&self, expected: impl Into<String>, found: &[u8]) -> SourceError {
+        SourceError::Line {
+            name: self.name.clone(),
+            line: self.line,
+            expected: expected.into(),
+            found: excerpt(found),
+        }
+    }
+
+    fn hand_out(&mut self, length: usize, taken: usize) -> Result<&[u8], SourceError> {
+        let start = self.unread.start;
+        let mut end = start + length;
+        if length > 0 && self.buffer[end - 1] == b'\r' {
+            end -= 1;
+        }
+        if end - start > LINE_BYTES_MAX {
+            return Err(self.too_long());
+        }
+        self.unread.start += taken;
+        self.scanned = 0;
+        self.line += 1;
+        Ok(&self.buffer[start..end])
+    }
+
+    fn too_long(&self) -> SourceError {
+        SourceError::LineTooLong {
+            name: self.name.clone(),
+            line: self.line + 1,
+            limit_bytes: LINE_BYTES_MAX,
+        }
+    }
+
+    /// Reads more bytes behind the unread ones; there is room, for those are at most a line.
+    fn refill(&mut self) -> Result<usize, SourceError> {
+        self.offset_bytes += self.unread.start as u64;
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        let read =
+            read_some(&mut self.input, &mut self.buffer[self.unread.end..]).map_err(|source| {
+                SourceError::Read {
+                    name: self.name.clone(),
+                    offset_bytes: self.offset_bytes + self.unread.end as u64,
+                    source,
+                }
+            })?;
+        self.unread.end += read;
+        Ok(read)
+    }
+}
+
+/// Reads once, whatever signals arrive.
+pub(crate) fn read_some(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match input.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Reads until the buffer is full or the input ends or fails; says how many bytes came before that.
+pub(crate) fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> (usize, io::Result<()>) {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match read_some(input, &mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) => return (filled, Err(error)),
+        }
+    }
+    (filled, Ok(()))
+}
+
+/// Parses an unsigned number of 64 bits, decimal or with `0x` hexadecimal; nothing else may stand there.
+pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
+    match text {
+        [b'0', b'x' | b'X', digits @ ..] => parse_digits(digits, 16),
+        digits => parse_digits(digits, 10),
+    }
+}
+
+/// Parses an unsigned number of 64 bits to base 10 or 16.
+pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0u64, |number, &byte| {
+        let digit = char::from(byte).to_digit(radix)?;
+        number
+            .checked_mul(u64::from(radix))?
+            .checked_add(u64::from(digit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lines_of(text: &[u8], piece: usize) -> Vec<Vec<u8>> {
+        struct Pieces<'a>(&'a [u8], usize);
+        impl Read for Pieces<'_> {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let length = self.1.min(buffer.len());
+                self.0.read(&mut buffer[..length])
+            }
+        }
+        let mut lines = Lines::new(Pieces(text, piece), "text");
+        let mut all = Vec::new();
+        while let Some(line) = lines.next().unwrap() {
+            all.push(line.to_vec());
+        }
+        all
+    }
+
+    #[test]
+    fn a_line_ends_with_lf_crlf_or_the_text() {
+        let lines = lines_of(b"one\r\n\ntwo\r\r\nthree", 2);
+        assert_eq!(lines, [&b"one"[..], b"", b"two\r", b"three"]);
+        assert!(lines_of(b"", 1).is_empty());
+    }
+
+    #[test]
+    fn the_longest_line_passes_and_one_byte_more_does_not() {
+        for end in [&b""[..], b"\n", b"\r\n"] {
+            let mut text = b"1\n".to_vec();
+            text.resize(2 + LINE_BYTES_MAX, b'x');
+            text.extend_from_slice(end);
+            assert_eq!(lines_of(&text, 4096)[1].len(), LINE_BYTES_MAX);
+        }
+        let mut text = b"1\n".to_vec();
+        text.resize(2 + LINE_BYTES_MAX + 1, b'x');
+        let mut lines = Lines::new(&text[..], "text");
+        lines.next().unwrap();
+        let error = lines.next().unwrap_err();
+        assert!(matches!(error, SourceError::LineTooLong { line: 2, .. }));
+    }
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal_and_fit_64_bits() {
+        assert_eq!(parse_number(b"0"), Some(0));
+        assert_eq!(parse_number(b"007"), Some(7));
+        assert_eq!(parse_number(b"0xfF"), Some(255));
+        assert_eq!(parse_number(b"18446744073709551615"), Some(u64::MAX));
+        for wrong in [
+            "",
+            "0x",
+            "-1",
+            "+1",
+            "1 ",
+            "1.0",
+            "ff",
+            "18446744073709551616",
+        ] {
+            assert_eq!(parse_number(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn lines_do_not_depend_on_the_pieces_they_arrive_in(
+            text in "[ab\r\n]{0,200}",
+            piece in 1usize..9,
+        ) {
+            let mut expected: Vec<_> = text.split('\n').collect();
+            if expected.last() == Some(&"") {
+                expected.pop();
+            }
+            let expected = expected.into_iter().map(|line| line.strip_suffix('\r').unwrap_or(line));
+            let expected: Vec<_> = expected.map(|line| line.as_bytes().to_vec()).collect();
+            prop_assert_eq!(lines_of(text.as_bytes(), piece), expected);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `oracle-general`: libCacheSim's records of 24 bytes, little endian.
+//!
+//! | bytes | field | read as | written as |
+//! |---|---|---|---|
+//! | 0..4 | `u32` time in seconds | ignored | 0: references have an order, not a clock |
+//! | 4..12 | `u64` object | page | page |
+//! | 12..16 | `u32` size in bytes | ignored | page size |
+//! | 16..24 | `i64` number of the object's next record, from 1; -1 for none | ignored | exactly that |
+//!
+//! Because each record tells the future, [`Records`] keeps the trace in memory
+//! until it is whole: 16 bytes a reference and one map entry a page.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+
+use crate::lines::read_full;
+use crate::{Source, SourceError};
+
+const RECORD_BYTES: usize = 24;
+const NO_NEXT: i64 = -1;
+
+/// Reads `oracle-general`.
+pub(crate) struct Reader<R> {
+    input: R,
+    name: String,
+    buffer: Box<[u8]>,
+    /// Bytes read so far.
+    offset_bytes: u64,
+}
+
+impl<R: Read> Reader<R> {
+    pub(crate) fn new(input: R, name: &str) -> Self {
+        Self {
+            input,
+            name: name.to_owned(),
+            buffer: vec![0; RECORD_BYTES * ReferenceBatch::CAPACITY].into_boxed_slice(),
+            offset_bytes: 0,
+        }
+    }
+}
+
+impl<R: Read> Source for Reader<R> {
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+        batch.advance();
+        let (filled, result) = read_full(&mut self.input, &mut self.buffer);
+        let (records, rest) = self.buffer[..filled].as_chunks::<RECORD_BYTES>();
+        for record in records {
+            let [_, _, _, _, a, b, c, d, e, f, g, h, ..] = *record;
+            let page = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+            batch.push(PageNumber(page), AccessKind::Unknown);
+        }
+        self.offset_bytes += filled as u64;
+        if let Err(source) = result {
+            return Err(SourceError::Read {
+                name: self.name.clone(),
+                offset_bytes: self.offset_bytes,
+                source,
+            });
+        }
+        if !rest.is_empty() {
+            return Err(SourceError::Truncated {
+                name: self.name.clone(),
+                offset_bytes: self.offset_bytes - rest.len() as u64,
+                found_bytes: rest.len(),
+                expected_bytes: RECORD_BYTES,
+            });
+        }
+        Ok(!batch.is_empty())
+    }
+}
+
+/// The records of a trace to be written, collected until their future is known.
+#[derive(Default)]
+pub(crate) struct Records {
+    pages: Vec<PageNumber>,
+    next: Vec<i64>,
+    /// Index of each page's last record.
+    last: HashMap<PageNumber, usize>,
+}
+
+impl Records {
+    /// Appends a record, and tells the page's record before it where its next one is.
+    pub(crate) fn push(&mut self, page: PageNumber) {
+        let index = self.pages.len();
+        self.pages.push(page);
+        self.next.push(NO_NEXT);
+        if let Some(before) = self.last.insert(page, index) {
+            // A vector is never as long as i64::MAX.
+            self.next[before] = i64::try_from(index + 1).unwrap_or(i64::MAX);
+        }
+    }
+
+    /// Writes all records.
+    pub(crate) fn write(&self, page_bytes: u32, out: &mut dyn Write) -> io::Result<()> {
+        for (page, next) in self.pages.iter().zip(&self.next) {
+            out.write_all(&0u32.to_le_bytes())?;
+            out.write_all(&page.0.to_le_bytes())?;
+            out.write_all(&page_bytes.to_le_bytes())?;
+            out.write_all(&next.to_le_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(time: u32, page: u64, size: u32, next: i64) -> Vec<u8> {
+        let mut record = time.to_le_bytes().to_vec();
+        record.extend(page.to_le_bytes());
+        record.extend(size.to_le_bytes());
+        record.extend(next.to_le_bytes());
+        record
+    }
+
+    fn written(pages: &[u64]) -> Vec<u8> {
+        let mut records = Records::default();
+        for &page in pages {
+            records.push(PageNumber(page));
+        }
+        let mut bytes = Vec::new();
+        records.write(4096, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn the_object_is_the_page_and_all_else_is_ignored() {
+        let bytes = [record(9, u64::MAX, 512, -1), record(9, 3, 0, 77)].concat();
+        let mut batch = ReferenceBatch::new();
+        assert!(Reader::new(&bytes[..], "t").next_batch(&mut batch).unwrap());
+        assert_eq!(batch.pages(), [PageNumber(u64::MAX), PageNumber(3)]);
+        assert_eq!(batch.kinds(), [AccessKind::Unknown; 2]);
+    }
+
+    #[test]
+    fn a_record_cut_short_is_named_with_its_offset() {
+        let bytes = [record(1, 1, 1, 1), record(2, 2, 2, 2)].concat();
+        let mut batch = ReferenceBatch::new();
+        let error = Reader::new(&bytes[..30], "t.bin")
+            .next_batch(&mut batch)
+            .unwrap_err();
+        assert_eq!(batch.pages(), [PageNumber(1)]);
+        assert_eq!(
+            error.to_string(),
+            "t.bin, byte 24: the last record has 6 bytes instead of 24"
+        );
+    }
+
+    #[test]
+    fn records_count_from_one_and_name_their_next() {
+        let expected = [
+            record(0, 7, 4096, 3),
+            record(0, 8, 4096, -1),
+            record(0, 7, 4096, -1),
+        ];
+        assert_eq!(written(&[7, 8, 7]), expected.concat());
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_record_is_the_one_a_search_finds(
+            pages in prop::collection::vec(0u64..20, 0..100),
+        ) {
+            let bytes = written(&pages);
+            for (index, record) in bytes.chunks(RECORD_BYTES).enumerate() {
+                let next = i64::from_le_bytes(record[16..].try_into().unwrap());
+                let after = pages[index + 1..].iter().position(|&page| page == pages[index]);
+                let expected = after.map_or(-1, |after| i64::try_from(index + 1 + after + 1).unwrap());
+                prop_assert_eq!(next, expected);
+            }
+        }
+    }
+}

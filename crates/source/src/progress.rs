@@ -1,0 +1,49 @@
+//! How far a trace has been read, for progress bars.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes read of a trace as it lies on disk, before decompression. A clone shows the same count.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    read_bytes: Arc<AtomicU64>,
+    total_bytes: Option<u64>,
+}
+
+impl Progress {
+    pub(crate) fn of(total_bytes: Option<u64>) -> Self {
+        Self {
+            read_bytes: Arc::default(),
+            total_bytes,
+        }
+    }
+
+    /// Bytes read so far; may run ahead of the references handed out by some buffers.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Length of the file in bytes; `None` for a pipe.
+    #[must_use]
+    pub fn total_bytes(&self) -> Option<u64> {
+        self.total_bytes
+    }
+}
+
+/// A reader that counts into a [`Progress`].
+pub(crate) struct Counted<R> {
+    pub(crate) input: R,
+    pub(crate) progress: Progress,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.progress
+            .read_bytes
+            .fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}

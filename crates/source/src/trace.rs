@@ -1,0 +1,224 @@
+//! Opening a recorded trace: decompress, tell the format, read.
+
+use std::fs::File;
+use std::io::{self, Cursor, Read};
+use std::path::Path;
+
+use plimsoll_flow::{PageSize, ReferenceBatch};
+
+use crate::compression::{Compression, decompressed};
+use crate::error::excerpt;
+use crate::lines::read_full;
+use crate::progress::{Counted, Progress};
+use crate::{Column, Format, Source, SourceError, csv, ids, lackey, oracle_general};
+
+/// Bytes of a trace that are looked at to tell its format.
+const HEAD_BYTES: usize = 4096;
+
+/// How to read a trace. The default tells everything from the trace itself.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The format; `None` tells it from the file's name, then from its first bytes.
+    pub format: Option<Format>,
+    /// Page size by which addresses become pages (`lackey`).
+    pub page_size: PageSize,
+    /// Which CSV column is the page; `None` takes the one named `page`, or the only one.
+    pub page_column: Option<Column>,
+    /// Which CSV column tells reads from writes; `None` takes the one named `op`, if any.
+    pub op_column: Option<Column>,
+    /// Whether instruction fetches count, as reads (`lackey`).
+    pub instructions: bool,
+}
+
+/// A recorded trace, opened: a [`Source`] that knows what it reads.
+pub struct Trace<'a> {
+    source: Box<dyn Source + Send + 'a>,
+    format: Format,
+    compression: Compression,
+    progress: Progress,
+    at_end: bool,
+}
+
+impl Trace<'_> {
+    /// The format that was told or given.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How the trace was found to be compressed.
+    #[must_use]
+    pub fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    /// Shows how much of the trace has been read, from now on.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+}
+
+impl std::fmt::Debug for Trace<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trace")
+            .field("format", &self.format)
+            .field("compression", &self.compression)
+            .field("progress", &self.progress)
+            .field("at_end", &self.at_end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Source for Trace<'_> {
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+        if self.at_end {
+            batch.advance();
+            return Ok(false);
+        }
+        let result = self.source.next_batch(batch);
+        self.at_end = !matches!(result, Ok(true));
+        result
+    }
+}
+
+/// Opens the trace at `path`; `-` is standard input.
+///
+/// # Errors
+///
+/// [`SourceError::Open`] if there is no such file, and what [`read`] finds.
+pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceError> {
+    if path == Path::new("-") {
+        return read_counted(io::stdin(), None, "standard input", None, options);
+    }
+    let name = path.display().to_string();
+    let of = |source| SourceError::Open {
+        name: name.clone(),
+        source,
+    };
+    let file = File::open(path).map_err(of)?;
+    let metadata = file.metadata().map_err(of)?;
+    let length = metadata.is_file().then_some(metadata.len());
+    read_counted(file, length, &name, Format::of_name(path), options)
+}
+
+/// Reads a trace from any reader; `name` stands for it in errors.
+///
+/// # Errors
+///
+/// [`SourceError::UnknownFormat`] if the format is neither given nor told by the
+/// first bytes, [`SourceError::Read`] if those cannot be read, and for CSV
+/// [`SourceError::Line`] if the columns asked for are not there.
+pub fn read<'a>(
+    input: impl Read + Send + 'a,
+    name: &str,
+    options: &Options,
+) -> Result<Trace<'a>, SourceError> {
+    read_counted(input, None, name, None, options)
+}
+
+fn read_counted<'a>(
+    input: impl Read + Send + 'a,
+    length_bytes: Option<u64>,
+    name: &str,
+    format_of_name: Option<Format>,
+    options: &Options,
+) -> Result<Trace<'a>, SourceError> {
+    let progress = Progress::of(length_bytes);
+    let failed = |source| SourceError::Read {
+        name: name.to_owned(),
+        offset_bytes: 0,
+        source,
+    };
+    let counted = Counted {
+        input,
+        progress: progress.clone(),
+    };
+    let (mut input, compression) = decompressed(counted).map_err(failed)?;
+    let format = match options.format.or(format_of_name) {
+        Some(format) => format,
+        None => {
+            let mut head = vec![0; HEAD_BYTES];
+            let (length, result) = read_full(&mut input, &mut head);
+            result.map_err(failed)?;
+            head.truncate(length);
+            let format = Format::of_head(&head).ok_or_else(|| SourceError::UnknownFormat {
+                name: name.to_owned(),
+                found: excerpt(&head),
+            })?;
+            input = Box::new(Cursor::new(head).chain(input));
+            format
+        }
+    };
+    let source: Box<dyn Source + Send + 'a> = match format {
+        Format::Ids => Box::new(ids::Reader::new(input, name)),
+        Format::Csv => Box::new(csv::Reader::new(input, name, options)?),
+        Format::OracleGeneral => Box::new(oracle_general::Reader::new(input, name)),
+        Format::Lackey => Box::new(lackey::Reader::new(input, name, options)),
+    };
+    Ok(Trace {
+        source,
+        format,
+        compression,
+        progress,
+        at_end: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn pages(trace: &mut Trace) -> Vec<u64> {
+        let mut batch = ReferenceBatch::new();
+        let mut pages = Vec::new();
+        while trace.next_batch(&mut batch).unwrap() {
+            pages.extend(batch.pages().iter().map(|page| page.0));
+        }
+        pages
+    }
+
+    #[test]
+    fn format_and_compression_are_told_and_progress_counts_raw_bytes() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let text: String = (0..100_000).map(|page| format!("{}\n", page % 7)).collect();
+        let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        file.write_all(&packed).unwrap();
+        let mut trace = open(file.path(), &Options::default()).unwrap();
+        assert_eq!(trace.format(), Format::Ids);
+        assert_eq!(trace.compression(), Compression::Zstd);
+        let progress = trace.progress();
+        assert_eq!(progress.total_bytes(), Some(packed.len() as u64));
+        assert_eq!(pages(&mut trace).len(), 100_000);
+        assert_eq!(progress.read_bytes(), packed.len() as u64);
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_refused_with_the_formats() {
+        let error = read(&b"\x7fELF\0"[..], "prog", &Options::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "prog: cannot tell the format, it begins with '\\x7fELF\\x00'; \
+             name one of: ids, csv, oracle-general, lackey"
+        );
+        let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();
+        assert!(
+            missing
+                .to_string()
+                .starts_with("cannot open /no/such/trace: ")
+        );
+    }
+
+    #[test]
+    fn after_a_fault_the_good_references_are_there_and_the_source_is_at_its_end() {
+        let mut trace = read(&b"1\n2\nx\n3\n"[..], "t", &Options::default()).unwrap();
+        let mut batch = ReferenceBatch::new();
+        let error = trace.next_batch(&mut batch).unwrap_err();
+        assert!(matches!(error, SourceError::Line { line: 3, .. }));
+        assert_eq!(batch.len(), 2);
+        assert!(!trace.next_batch(&mut batch).unwrap());
+        assert!(batch.is_empty());
+        assert_eq!(batch.start().0, 2);
+    }
+}

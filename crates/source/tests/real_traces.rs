@@ -1,0 +1,121 @@
+//! Real traces read to the last reference.
+//!
+//! They are not part of the repository: `PLIMSOLL_TRACES` names their folder, which
+//! otherwise is `../shared/traces` beside the workspace. Without them the tests say SKIPPED.
+
+use std::path::{Path, PathBuf};
+
+use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
+use plimsoll_source::{Compression, Format, Options, Source, Trace, WriteOptions, open, write};
+
+fn trace_file(name: &str) -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
+    let folder = std::env::var_os("PLIMSOLL_TRACES").map_or(beside, PathBuf::from);
+    let path = folder.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    println!(
+        "SKIPPED: no {name} in {}; set PLIMSOLL_TRACES",
+        folder.display()
+    );
+    None
+}
+
+fn references(mut trace: Trace) -> Vec<(PageNumber, AccessKind)> {
+    let mut batch = ReferenceBatch::new();
+    let mut all = Vec::new();
+    while trace.next_batch(&mut batch).unwrap() {
+        all.extend(
+            batch
+                .iter()
+                .map(|reference| (reference.page, reference.kind)),
+        );
+    }
+    all
+}
+
+#[test]
+fn cloud_physics_is_the_same_as_csv_and_as_oracle_general() {
+    let (Some(csv), Some(oracle)) = (
+        trace_file("cloudPhysicsIO.csv"),
+        trace_file("cloudPhysicsIO.oracleGeneral.bin"),
+    ) else {
+        return;
+    };
+    let options = Options {
+        page_column: Some("lbn".parse().unwrap()),
+        ..Options::default()
+    };
+    let csv = open(&csv, &options).unwrap();
+    assert_eq!(csv.format(), Format::Csv);
+    let csv = references(csv);
+    let oracle = open(&oracle, &Options::default()).unwrap();
+    assert_eq!(oracle.format(), Format::OracleGeneral);
+    let oracle = references(oracle);
+    assert_eq!(csv.len(), 113_872);
+    let of_kind = |kind| csv.iter().filter(|reference| reference.1 == kind).count();
+    assert_eq!(of_kind(AccessKind::Read), 46_974);
+    assert_eq!(of_kind(AccessKind::Write), 66_898);
+    assert!(
+        csv.iter()
+            .map(|reference| reference.0)
+            .eq(oracle.iter().map(|reference| reference.0))
+    );
+}
+
+#[test]
+fn the_future_we_write_is_the_one_lib_cache_sim_wrote() {
+    let Some(path) = trace_file("cloudPhysicsIO.oracleGeneral.bin") else {
+        return;
+    };
+    let theirs = std::fs::read(&path).unwrap();
+    let mut ours = Vec::new();
+    let options = WriteOptions {
+        format: Format::OracleGeneral,
+        compression: Compression::Plain,
+        page_size: PageSize::default(),
+    };
+    let mut writer = write(&mut ours, "ours", &options).unwrap();
+    let mut trace = open(&path, &Options::default()).unwrap();
+    let mut batch = ReferenceBatch::new();
+    while trace.next_batch(&mut batch).unwrap() {
+        writer.write(&batch).unwrap();
+    }
+    writer.finish().unwrap();
+    // The time and the objects' sizes of block I/O we do not know.
+    let known = |bytes: &[u8]| -> Vec<[Vec<u8>; 2]> {
+        let fields = |record: &[u8]| [record[4..12].to_vec(), record[16..24].to_vec()];
+        bytes.chunks(24).map(fields).collect()
+    };
+    assert!(known(&ours) == known(&theirs));
+}
+
+#[test]
+fn the_lirs_traces_are_told_by_content_and_read_whole() {
+    // 2_pools has 100 002 lines, of which two are the phase mark `*`.
+    for (name, count) in [("sprite.trace.gz", 133_996), ("2_pools.trace.gz", 100_000)] {
+        let Some(path) = trace_file(name) else {
+            continue;
+        };
+        let trace = open(&path, &Options::default()).unwrap();
+        assert_eq!(trace.format(), Format::Ids);
+        assert_eq!(trace.compression(), Compression::Gzip);
+        let progress = trace.progress();
+        assert_eq!(references(trace).len(), count, "{name}");
+        assert_eq!(Some(progress.read_bytes()), progress.total_bytes());
+    }
+}
+
+#[test]
+fn a_binary_trace_of_no_format_of_ours_is_refused() {
+    let Some(path) = trace_file("web07.trace.xz") else {
+        return;
+    };
+    let error = open(&path, &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("cannot tell the format"), "{error}");
+    assert!(
+        error.ends_with("ids, csv, oracle-general, lackey"),
+        "{error}"
+    );
+}
