@@ -1,0 +1,91 @@
+//! References in, miss-ratio curve or working set out; one file per algorithm.
+//!
+//! | estimator | sees | says | file |
+//! |---|---|---|---|
+//! | [`ExactLru`] | a whole stream | the LRU curve, exactly | `lru` |
+//! | [`Shards`] | a share of its pages | the LRU curve, with a band | `shards` |
+//! | [`Aet`], [`SampledAet`] | all references, or a share | the LRU curve by a model of reuse times | `aet` |
+//! | [`WindowLru`], [`WindowAet`] | a sample of pages, for a while | a [`Survival`], poolable, and from it the curve | `window` |
+//!
+//! The first three take a stream from its beginning and share the trait [`Estimator`]; first
+//! references miss at every size there. The last take a running VM in windows, where
+//! a first reference only says that its page was not used for a while.
+//!
+//! ```
+//! use plimsoll_estimator::{Estimator, ExactLru, Shards};
+//! use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+//!
+//! let mut batch = ReferenceBatch::new();
+//! for page in (0..1000).cycle().take(10_000) {
+//!     batch.push(PageNumber(page), AccessKind::Read);
+//! }
+//! let estimators: [Box<dyn Estimator>; 2] =
+//!     [Box::new(ExactLru::new()), Box::new(Shards::new(0.1, 42)?)];
+//! for mut estimator in estimators {
+//!     estimator.observe(&batch);
+//!     let curve = estimator.curve()?;
+//!     assert_eq!(curve.miss_ratio(PageCount(500)), 1.0);
+//!     assert!((curve.miss_ratio(PageCount(1100)) - 0.1).abs() < 1e-9);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Not here: where references come from, and what is decided from a curve. No I/O.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "tests choose their numbers"
+    )
+)]
+
+mod aet;
+mod hash;
+mod histogram;
+mod last_use;
+mod lru;
+mod moments;
+mod shards;
+mod steps;
+mod survival;
+mod window;
+
+#[cfg(test)]
+mod naive;
+#[cfg(test)]
+mod streams;
+
+pub use aet::{Aet, SampledAet};
+pub use lru::{ExactLru, LruStack};
+pub use shards::Shards;
+pub use survival::Survival;
+pub use window::{WindowAet, WindowLru, aet_curve, lru_curve, working_set};
+
+use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+
+/// An algorithm that turns references into a miss-ratio curve.
+pub trait Estimator {
+    /// Takes in the next references of the stream.
+    fn observe(&mut self, batch: &ReferenceBatch);
+
+    /// Returns the curve of everything observed so far. Observing may go on after it.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if no reference was seen (or sampled).
+    fn curve(&self) -> Result<MissRatioCurve, CurveError>;
+}
+
+/// Why an estimator was not built. Nothing was observed and nothing is left behind.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EstimatorError {
+    /// A share of pages or references that there is not.
+    #[error("a sampling rate of {rate} is not above 0 and at most 1")]
+    RateOutOfRange {
+        /// The rate that was asked for.
+        rate: f64,
+    },
+}
