@@ -1,0 +1,339 @@
+//! What a QEMU command line says of the VM.
+//!
+//! Only what describes memory, name, accelerator and monitor is read, as written by hand and as
+//! written by libvirt (objects as JSON). The rest, and what cannot be understood, is passed
+//! over: QEMU itself has already accepted the line. Source: qemu-system-x86_64(1).
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::Accelerator;
+
+/// RAM that QEMU gives a VM without `-m`, in bytes.
+const DEFAULT_RAM_BYTES: u64 = 128 << 20;
+
+/// What a QEMU command line says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CommandLine {
+    /// `-name`.
+    pub name: Option<String>,
+    /// `-m`, in bytes; without memory that is hot-plugged later.
+    pub memory_bytes: Option<u64>,
+    /// `-accel`, `-machine accel=`, `-enable-kvm`: those known here, in order of preference.
+    pub accelerators: Vec<Accelerator>,
+    /// `-object memory-backend-*`, in order.
+    pub backends: Vec<RamBackend>,
+    /// Path of a Unix socket that speaks QMP, as given; relative to QEMU's own folder.
+    pub qmp_socket: Option<PathBuf>,
+    /// `-mem-path`: RAM of `-m` lies in files there.
+    pub has_mem_path: bool,
+}
+
+/// A memory backend object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RamBackend {
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// What it takes memory from.
+    pub kind: BackendKind,
+    /// Whether it asks for huge pages of a memfd.
+    pub huge_pages: bool,
+}
+
+/// What a memory backend takes memory from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendKind {
+    /// `memory-backend-memfd`.
+    Memfd,
+    /// `memory-backend-file`, or `-mem-path`.
+    File,
+    /// `memory-backend-ram`, `memory-backend-shm`, or plain `-m`.
+    Anonymous,
+}
+
+impl CommandLine {
+    /// Reads the arguments of a QEMU process.
+    #[must_use]
+    pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
+        let mut line = Self::default();
+        let mut sockets: Vec<(String, PathBuf)> = Vec::new();
+        let mut control = None;
+        let mut arguments = arguments.iter().map(AsRef::as_ref).peekable();
+        while let Some(argument) = arguments.next() {
+            let Some(option) = argument.strip_prefix('-') else {
+                continue;
+            };
+            let option = option.strip_prefix('-').unwrap_or(option);
+            if option == "enable-kvm" {
+                line.accelerators.push(Accelerator::Kvm);
+                continue;
+            }
+            let value = arguments.peek().copied().unwrap_or_default();
+            let values = Values::parse(value);
+            match option {
+                "name" => line.name = values.get("guest").or(values.implied()).map(Into::into),
+                "m" => {
+                    let size = values.get("size").or(values.implied());
+                    line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
+                }
+                "accel" => line
+                    .accelerators
+                    .extend(values.implied().and_then(accelerator)),
+                "machine" | "M" => {
+                    let choices = values.get("accel").unwrap_or_default().split(':');
+                    line.accelerators.extend(choices.filter_map(accelerator));
+                }
+                "object" => line.backends.extend(backend(value)),
+                "mem-path" => line.has_mem_path = true,
+                "qmp" | "qmp-pretty" => {
+                    if let Some(path) = values.implied().and_then(|v| v.strip_prefix("unix:")) {
+                        line.qmp_socket = Some(path.into());
+                    }
+                }
+                "chardev" if values.implied() == Some("socket") => {
+                    if let (Some(id), Some(path)) = (values.get("id"), values.get("path")) {
+                        sockets.push((id.into(), path.into()));
+                    }
+                }
+                "mon" if values.get("mode") == Some("control") => {
+                    control = values
+                        .get("chardev")
+                        .or(values.implied())
+                        .map(str::to_owned);
+                }
+                _ => continue,
+            }
+            arguments.next();
+        }
+        if let Some(control) = control {
+            let socket = sockets.into_iter().find(|(id, _)| *id == control);
+            line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path));
+        }
+        line
+    }
+
+    /// The RAM the VM must have been given at start, backend by backend; at least one.
+    #[must_use]
+    pub fn ram(&self) -> Vec<RamBackend> {
+        if self.backends.is_empty() {
+            let kind = if self.has_mem_path {
+                BackendKind::File
+            } else {
+                BackendKind::Anonymous
+            };
+            vec![RamBackend {
+                size_bytes: self.memory_bytes.unwrap_or(DEFAULT_RAM_BYTES),
+                kind,
+                huge_pages: false,
+            }]
+        } else {
+            self.backends.clone()
+        }
+    }
+}
+
+fn accelerator(name: &str) -> Option<Accelerator> {
+    match name {
+        "kvm" => Some(Accelerator::Kvm),
+        "tcg" => Some(Accelerator::Tcg),
+        _ => None,
+    }
+}
+
+/// `implied,key=value,key=value`, with `,,` for a comma within a value.
+struct Values(Vec<(String, String)>);
+
+impl Values {
+    fn parse(text: &str) -> Self {
+        let mut words = vec![String::new()];
+        let mut letters = text.chars().peekable();
+        while let Some(letter) = letters.next() {
+            if letter == ',' && letters.next_if_eq(&',').is_none() {
+                words.push(String::new());
+            } else if let Some(word) = words.last_mut() {
+                word.push(letter);
+            }
+        }
+        let pair = |word: String| match word.split_once('=') {
+            Some((key, value)) => (key.to_owned(), value.to_owned()),
+            None => (String::new(), word),
+        };
+        Self(words.into_iter().map(pair).collect())
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The first word, if it has no key.
+    fn implied(&self) -> Option<&str> {
+        let (key, value) = self.0.first()?;
+        (key.is_empty() && !value.is_empty()).then_some(value)
+    }
+}
+
+/// A size as QEMU reads it: a number, maybe broken, and a suffix; `None` beyond 2^63.
+fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => default_unit,
+        "b" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        "t" => 1 << 40,
+        "p" => 1 << 50,
+        _ => return None,
+    };
+    let bytes = match digits.parse::<u64>() {
+        Ok(number) => number.checked_mul(unit)?,
+        Err(_) => {
+            let bytes = digits.parse::<f64>().ok()? * unit as f64;
+            if !(0.0..9.2e18).contains(&bytes) {
+                return None;
+            }
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "within the range just checked; part of a byte is cut off as QEMU does"
+            )]
+            let whole = bytes as u64;
+            whole
+        }
+    };
+    (bytes < 1 << 63).then_some(bytes)
+}
+
+/// A memory backend from an `-object` argument in either form.
+fn backend(text: &str) -> Option<RamBackend> {
+    let (kind, size_bytes, huge_pages) = if text.starts_with('{') {
+        let object: Value = serde_json::from_str(text).ok()?;
+        let size = &object["size"];
+        (
+            object["qom-type"].as_str()?.to_owned(),
+            size.as_u64().or_else(|| parse_size(size.as_str()?, 1))?,
+            object["hugetlb"].as_bool().unwrap_or(false),
+        )
+    } else {
+        let values = Values::parse(text);
+        (
+            values.get("qom-type").or(values.implied())?.to_owned(),
+            parse_size(values.get("size")?, 1)?,
+            values.get("hugetlb") == Some("on"),
+        )
+    };
+    let kind = match kind.strip_prefix("memory-backend-")? {
+        "memfd" => BackendKind::Memfd,
+        "file" => BackendKind::File,
+        "ram" | "shm" => BackendKind::Anonymous,
+        _ => return None,
+    };
+    Some(RamBackend {
+        size_bytes,
+        kind,
+        huge_pages,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(text: &str) -> CommandLine {
+        CommandLine::parse(&text.split(' ').collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_line_written_by_hand_is_read() {
+        let line = parse(
+            "qemu-system-x86_64 -enable-kvm -name web,debug-threads=on -m 1.5G -smp 2 \
+             -qmp unix:/run/a,,b.sock,server=on,wait=off -append -m",
+        );
+        assert_eq!(line.name.as_deref(), Some("web"));
+        assert_eq!(line.memory_bytes, None, "the last -m has no size");
+        assert_eq!(line.accelerators, [Accelerator::Kvm]);
+        assert_eq!(line.qmp_socket, Some("/run/a,b.sock".into()));
+        let line = parse("qemu-system-x86_64 -m 1.5G -machine q35,accel=kvm:tcg");
+        assert_eq!(line.memory_bytes, Some(3 << 29));
+        assert_eq!(line.accelerators, [Accelerator::Kvm, Accelerator::Tcg]);
+        assert_eq!(line.ram()[0].kind, BackendKind::Anonymous);
+    }
+
+    #[test]
+    fn a_line_written_by_libvirt_is_read() {
+        let line = CommandLine::parse(&[
+            "/usr/bin/qemu-system-x86_64",
+            "-name",
+            "guest=debian,debug-threads=on",
+            "-S",
+            "-machine",
+            "pc-q35-7.2,usb=off,dump-guest-core=off,memory-backend=pc.ram",
+            "-accel",
+            "tcg",
+            "-m",
+            "size=524288k,slots=16,maxmem=4194304k",
+            "-object",
+            r#"{"qom-type":"memory-backend-memfd","id":"pc.ram","share":true,"size":536870912}"#,
+            "-chardev",
+            "socket,id=charmonitor,path=/var/lib/libvirt/monitor.sock,server=on,wait=off",
+            "-mon",
+            "chardev=charmonitor,id=monitor,mode=control",
+        ]);
+        assert_eq!(
+            line,
+            CommandLine {
+                name: Some("debian".into()),
+                memory_bytes: Some(512 << 20),
+                accelerators: vec![Accelerator::Tcg],
+                backends: vec![RamBackend {
+                    size_bytes: 512 << 20,
+                    kind: BackendKind::Memfd,
+                    huge_pages: false,
+                }],
+                qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
+                has_mem_path: false,
+            }
+        );
+    }
+
+    #[test]
+    fn a_monitor_for_people_is_no_qmp_socket() {
+        let line = parse(
+            "-chardev socket,id=a,path=/a -chardev socket,id=b,path=/b \
+             -mon chardev=a,mode=readline -mon chardev=b,mode=control -monitor unix:/c,server",
+        );
+        assert_eq!(line.qmp_socket, Some("/b".into()));
+    }
+
+    #[test]
+    fn a_vm_without_a_size_has_qemus_default() {
+        let ram = parse("qemu-system-x86_64 -nodefaults").ram();
+        assert_eq!(ram[0].size_bytes, 128 << 20);
+    }
+
+    #[test]
+    fn sizes_are_read_as_qemu_reads_them() {
+        let size = |text| parse_size(text, 1 << 20);
+        assert_eq!(size("512"), Some(512 << 20));
+        assert_eq!(size("512b"), Some(512));
+        assert_eq!(size("2g"), Some(2 << 30));
+        assert_eq!(size("0.5T"), Some(1 << 39));
+        for wrong in ["", "G", "1x", "-1", "99999999P", "1e999", "nan"] {
+            assert_eq!(size(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_it_panic(
+            arguments in prop::collection::vec(
+                "-(m|name|object|machine|accel|qmp|mon|chardev)|[a-z=,.0-9{}\":]{0,30}|.{0,10}", 0..12,
+            ),
+        ) {
+            let _ = CommandLine::parse(&arguments).ram();
+        }
+    }
+}

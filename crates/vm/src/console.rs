@@ -1,0 +1,258 @@
+//! What a workload guest tells on its console.
+//!
+//! The lines are described in guest/workload/README.md. They come from inside a
+//! VM: anything that is not exactly such a line is [`ConsoleEvent::parse`]'s `None`, as are
+//! all lines of the guest's kernel. Keys unknown here are passed over, so that a newer
+//! guest can say more.
+
+use std::time::Instant;
+
+use plimsoll_flow::PageCount;
+
+/// A line of a guest's console.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsoleLine {
+    /// When its end arrived here.
+    pub at: Instant,
+    /// The line without its end, at most 1024 bytes of it.
+    pub text: String,
+    /// What the workload tells by it; `None` for any other line.
+    pub event: Option<ConsoleEvent>,
+}
+
+/// What a workload tells. Times are the guest's own, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConsoleEvent {
+    /// The workload begins.
+    Ready {
+        /// Name of the workload.
+        workload: String,
+        /// Pages in its array.
+        pages: PageCount,
+        /// Time since the guest's kernel started.
+        kernel_ms: u64,
+    },
+    /// Every page of the array was written once.
+    Populated {
+        /// How long that took.
+        ms: u64,
+    },
+    /// A phase with a working set of its own begins.
+    Step {
+        /// Number of the phase, from 0.
+        index: u64,
+        /// Its working set.
+        pages: PageCount,
+        /// When it began, since the guest's kernel started.
+        start_ms: u64,
+    },
+    /// What was done since the round before it, or since the array was populated.
+    Round {
+        /// Number of the round, from 0.
+        index: u64,
+        /// The working set.
+        pages: PageCount,
+        /// Visits to pages in this round.
+        ops: u64,
+        /// How long they took.
+        ms: u64,
+        /// Visits since the array was populated.
+        total_ops: u64,
+        /// Pages found wrong since the array was populated.
+        mismatches: u64,
+    },
+    /// A page that did not hold what was written to it.
+    Mismatch {
+        /// Its index in the array.
+        page: u64,
+        /// What one of its words should have held.
+        expected: u64,
+        /// What that word held.
+        found: u64,
+    },
+    /// The workload ended; every page of the array is now read once more.
+    Audit {
+        /// Pages in the array.
+        pages: PageCount,
+    },
+    /// The workload and its audit ended; the guest powers off.
+    Done {
+        /// Visits to pages, without the audit's.
+        ops: u64,
+        /// Time since the array was populated.
+        ms: u64,
+        /// Pages found wrong, the audit's among them.
+        mismatches: u64,
+    },
+    /// The workload gave up; the guest powers off.
+    Error {
+        /// Why, in the workload's words.
+        message: String,
+    },
+}
+
+impl ConsoleEvent {
+    /// Reads a console line, with or without its end.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let line = line.trim_end_matches(['\r', '\n']);
+        let (event, keys) = line.strip_prefix("plimsoll: ")?.split_once(' ')?;
+        let keys = Keys(keys);
+        Some(match event {
+            "ready" => Self::Ready {
+                workload: keys.text("workload")?.to_owned(),
+                pages: keys.pages()?,
+                kernel_ms: keys.number("kernel_ms")?,
+            },
+            "populated" => Self::Populated {
+                ms: keys.number("ms")?,
+            },
+            "step" => Self::Step {
+                index: keys.number("index")?,
+                pages: keys.pages()?,
+                start_ms: keys.number("start_ms")?,
+            },
+            "round" => Self::Round {
+                index: keys.number("index")?,
+                pages: keys.pages()?,
+                ops: keys.number("ops")?,
+                ms: keys.number("ms")?,
+                total_ops: keys.number("total_ops")?,
+                mismatches: keys.number("mismatches")?,
+            },
+            "MISMATCH" => Self::Mismatch {
+                page: keys.number("page")?,
+                expected: keys.hexadecimal("expected")?,
+                found: keys.hexadecimal("found")?,
+            },
+            "audit" => Self::Audit {
+                pages: keys.pages()?,
+            },
+            "done" => Self::Done {
+                ops: keys.number("ops")?,
+                ms: keys.number("ms")?,
+                mismatches: keys.number("mismatches")?,
+            },
+            "error" => Self::Error {
+                message: keys.0.strip_prefix("message=")?.to_owned(),
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// `key=value` words of a line.
+struct Keys<'line>(&'line str);
+
+impl<'line> Keys<'line> {
+    fn text(&self, key: &str) -> Option<&'line str> {
+        self.0
+            .split(' ')
+            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.text(key)?.parse().ok()
+    }
+
+    fn pages(&self) -> Option<PageCount> {
+        self.number("pages").map(PageCount)
+    }
+
+    fn hexadecimal(&self, key: &str) -> Option<u64> {
+        u64::from_str_radix(self.text(key)?.strip_prefix("0x")?, 16).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_line_of_the_protocol_is_read() {
+        let read = |line| ConsoleEvent::parse(line).unwrap();
+        let pages = PageCount(25_600);
+        assert_eq!(
+            read("plimsoll: ready workload=zipf pages=25600 kernel_ms=3847\r\n"),
+            ConsoleEvent::Ready {
+                workload: "zipf".into(),
+                pages,
+                kernel_ms: 3847
+            }
+        );
+        assert_eq!(
+            read("plimsoll: populated ms=859"),
+            ConsoleEvent::Populated { ms: 859 }
+        );
+        assert_eq!(
+            read("plimsoll: step index=2 pages=25600 start_ms=9000"),
+            ConsoleEvent::Step {
+                index: 2,
+                pages,
+                start_ms: 9000
+            }
+        );
+        assert_eq!(
+            read("plimsoll: round index=3 pages=25600 ops=9 ms=113 total_ops=435200 mismatches=1"),
+            ConsoleEvent::Round {
+                index: 3,
+                pages,
+                ops: 9,
+                ms: 113,
+                total_ops: 435_200,
+                mismatches: 1
+            }
+        );
+        assert_eq!(
+            read("plimsoll: MISMATCH page=7 word=0 expected=0x7 found=0xffffffffffffffff"),
+            ConsoleEvent::Mismatch {
+                page: 7,
+                expected: 7,
+                found: u64::MAX
+            }
+        );
+        assert_eq!(
+            read("plimsoll: audit pages=25600"),
+            ConsoleEvent::Audit { pages }
+        );
+        assert_eq!(
+            read("plimsoll: done ops=1 ms=2 mismatches=3"),
+            ConsoleEvent::Done {
+                ops: 1,
+                ms: 2,
+                mismatches: 3
+            }
+        );
+        assert_eq!(
+            read("plimsoll: error message=64 MiB asked for, but only 2 MiB are free"),
+            ConsoleEvent::Error {
+                message: "64 MiB asked for, but only 2 MiB are free".into()
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_no_line_of_the_protocol_is_no_event() {
+        for line in [
+            "",
+            "plimsoll: ",
+            "plimsoll: done",
+            "plimsoll: done ops=1 ms=2",
+            "plimsoll: done ops=1 ms=2 mismatches=-1",
+            "plimsoll: round ops=18446744073709551616",
+            "[    3.862362] reboot: Power down",
+            " plimsoll: populated ms=1",
+        ] {
+            assert_eq!(ConsoleEvent::parse(line), None, "{line:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_it_panic(line in "(plimsoll: (ready|done|step|MISMATCH|error) )?.{0,80}") {
+            let _ = ConsoleEvent::parse(&line);
+        }
+    }
+}

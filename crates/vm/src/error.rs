@@ -1,0 +1,193 @@
+//! Why something about a VM could not be found out or done.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Each variant says what the VM is left with; those without a word on it changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmError {
+    /// No process has this number, or it ended while it was looked at.
+    #[error("there is no process {pid}, or it has just ended")]
+    NoSuchProcess {
+        /// The process id.
+        pid: u32,
+    },
+    /// The process is something else.
+    #[error("process {pid} is not a QEMU system emulator but {program}")]
+    NotQemu {
+        /// The process id.
+        pid: u32,
+        /// The program it runs.
+        program: String,
+    },
+    /// No running VM has this name.
+    #[error("no running VM is named {name:?}; running: {}", list(running))]
+    NoSuchName {
+        /// The name asked for.
+        name: String,
+        /// Names of the VMs that run.
+        running: Vec<String>,
+    },
+    /// Several VMs have this name; their process ids tell them apart.
+    #[error("several VMs are named {name:?}: name one by its process id, of {pids:?}")]
+    AmbiguousName {
+        /// The name asked for.
+        name: String,
+        /// Processes of the VMs so named.
+        pids: Vec<u32>,
+    },
+    /// The kernel hides a file of the process from this user.
+    #[error("not permitted to read {}: run as root or as the VM's user", path.display())]
+    NotPermitted {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the host could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A line of a process's maps that is not what the kernel writes.
+    #[error("line {line} of the memory map is not one: {text:?}")]
+    Maps {
+        /// Line number, from 1.
+        line: usize,
+        /// The line, cut to 120 characters.
+        text: String,
+    },
+    /// No mapping of the process can be its guest's RAM.
+    #[error("process {pid} has no mapping that could be guest RAM of {expected_mib} MiB")]
+    NoGuestRam {
+        /// The process id.
+        pid: u32,
+        /// Size of the guest's RAM by the command line, in MiB.
+        expected_mib: u64,
+    },
+    /// A monitor socket that nobody answers at: no QEMU behind it, or another client holds it.
+    #[error("nobody speaks QMP at {}: is another client connected to it?", socket.display())]
+    QmpConnect {
+        /// The socket.
+        socket: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: io::Error,
+    },
+    /// The monitor did not answer in time: the command may or may not take effect.
+    #[error("QMP command {command:?} was not answered within {timeout:?}")]
+    QmpTimeout {
+        /// The command.
+        command: String,
+        /// How long was waited.
+        timeout: Duration,
+    },
+    /// The monitor's connection broke: the command may or may not have taken effect.
+    #[error("QMP command {command:?}: the connection broke")]
+    QmpBroken {
+        /// The command.
+        command: String,
+        /// What went wrong.
+        #[source]
+        source: io::Error,
+    },
+    /// What the monitor sent is not QMP; the connection is of no more use.
+    #[error("what the monitor sent is not QMP: {what}")]
+    QmpProtocol {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// QEMU refused the command.
+    #[error("QMP command {command:?} was refused: {description} ({class})")]
+    QmpRefused {
+        /// The command.
+        command: String,
+        /// QEMU's class of error.
+        class: String,
+        /// QEMU's words.
+        description: String,
+    },
+    /// The image of our guests is not there.
+    #[error("no guest image: {what}; run './dev setup' to make one")]
+    NoImage {
+        /// What is missing, and where it was looked for.
+        what: String,
+    },
+    /// A guest asked for with settings that cannot be; nothing was started.
+    #[error("guest cannot be started with {what}")]
+    GuestConfig {
+        /// The setting and what was expected.
+        what: String,
+    },
+    /// QEMU did not start; no process is left.
+    #[error("{program} could not be started")]
+    GuestStart {
+        /// The program.
+        program: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest did not say what was waited for; it still runs.
+    #[error(
+        "the guest did not say what was waited for within {timeout:?}; it said last: {}",
+        list(last)
+    )]
+    GuestSilent {
+        /// How long was waited.
+        timeout: Duration,
+        /// Its last lines.
+        last: Vec<String>,
+    },
+    /// The guest ended before it said what was waited for.
+    #[error(
+        "the guest has ended ({status}); it said last: {}; QEMU said: {qemu}",
+        list(last)
+    )]
+    GuestEnded {
+        /// How QEMU ended.
+        status: String,
+        /// The guest's last lines.
+        last: Vec<String>,
+        /// End of what QEMU wrote to its standard error.
+        qemu: String,
+    },
+    /// The guest's workload gave up and said why.
+    #[error("the guest's workload failed: {message}")]
+    GuestFailed {
+        /// Its words.
+        message: String,
+    },
+    /// The guest was started without a monitor socket.
+    #[error("guest {name} has no QMP socket")]
+    NoQmp {
+        /// The guest's name.
+        name: String,
+    },
+}
+
+impl VmError {
+    /// An error of reading `path`, told apart by what it means to the reader.
+    pub(crate) fn of_file(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        let path = path.into();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::NotPermitted { path, source },
+            _ => Self::File { path, source },
+        }
+    }
+}
+
+fn list(words: &[String]) -> String {
+    if words.is_empty() {
+        "nothing".into()
+    } else {
+        words.join(" | ")
+    }
+}

@@ -1,0 +1,662 @@
+//! A guest of ours: a VM that boots a workload, is heard, and never outlives us.
+//!
+//! Its RAM is a memfd that QEMU maps shared, so that it can be traced from outside. Its
+//! console is a pipe, read by a thread that stamps every line as it comes. QEMU is started by
+//! that same thread: where `setpriv` is installed, the kernel is asked to kill QEMU when the
+//! thread that started it is gone, and this one stays as long as the [`Guest`]. So a guest dies
+//! with us even if we are killed; without `setpriv` it dies only when its [`Guest`] is dropped.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{
+    Accelerator, ConsoleEvent, ConsoleLine, Detection, GuestImage, QemuVm, Qmp, VmError, detect,
+};
+
+/// The emulator.
+const QEMU: &str = "qemu-system-x86_64";
+/// Bytes kept of a console line; the workload's own have under 200.
+const LINE_BYTES_MAX: usize = 1024;
+/// Console lines kept until they are asked for: about two hours of a workload's.
+const LINES_MAX: usize = 1 << 16;
+/// Lines told in errors.
+const LAST_LINES: usize = 8;
+/// Bytes told in errors of what QEMU wrote to its standard error.
+const STDERR_BYTES: usize = 1024;
+/// How long QEMU may take from its start until RAM and CPUs are there, and to answer QMP.
+const QEMU_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two looks at something that tells of no change.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Longest kernel command line of x86.
+const KERNEL_LINE_BYTES_MAX: usize = 2047;
+
+/// Which accelerator a guest is to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AcceleratorChoice {
+    /// Whatever [`detect`] says.
+    #[default]
+    Auto,
+    /// KVM, or fail.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
+
+/// What a guest is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestConfig {
+    /// Its name: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Its RAM in MiB. The kernel keeps about 70 MiB of it for itself.
+    pub memory_mib: u64,
+    /// Its virtual CPUs, from 1.
+    pub vcpus: u32,
+    /// What it runs, as words `key=value` of guest/workload/README.md without their
+    /// prefix: `"workload=zipf mib=64"`.
+    pub workload: String,
+    /// What runs its instructions.
+    pub accelerator: AcceleratorChoice,
+    /// Whether it gets a monitor socket.
+    pub qmp: bool,
+    /// Arguments for QEMU beside ours.
+    pub extra_arguments: Vec<String>,
+}
+
+impl GuestConfig {
+    /// A guest of one virtual CPU and 192 MiB with a monitor.
+    #[must_use]
+    pub fn new(name: &str, workload: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            memory_mib: 192,
+            vcpus: 1,
+            workload: workload.to_owned(),
+            accelerator: AcceleratorChoice::Auto,
+            qmp: true,
+            extra_arguments: Vec::new(),
+        }
+    }
+
+    /// The kernel's command line.
+    fn kernel_line(&self) -> Result<String, VmError> {
+        let wrong = |what: String| Err(VmError::GuestConfig { what });
+        let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        if self.name.is_empty() || !self.name.chars().all(allowed) {
+            return wrong(format!(
+                "the name {:?}: expected letters, digits, '-', '_' and '.'",
+                self.name
+            ));
+        }
+        if self.memory_mib == 0 || self.vcpus == 0 {
+            return wrong(format!(
+                "{} MiB and {} virtual CPUs: expected at least one of each",
+                self.memory_mib, self.vcpus
+            ));
+        }
+        // Quiet keeps the kernel's lines from running into ours; huge pages would hide
+        // which pages are used; a panic must end QEMU, not wait.
+        let mut line = String::from("console=ttyS0 quiet panic=-1 transparent_hugepage=never");
+        for word in self.workload.split_ascii_whitespace() {
+            if !word
+                .chars()
+                .all(|letter| letter.is_ascii_graphic() && letter != '"')
+            {
+                return wrong(format!("the workload word {word:?}: expected plain ASCII"));
+            }
+            line.push_str(" plimsoll.");
+            line.push_str(word);
+        }
+        if line.len() > KERNEL_LINE_BYTES_MAX {
+            return wrong(format!(
+                "a kernel command line of {} bytes: expected at most {KERNEL_LINE_BYTES_MAX}",
+                line.len()
+            ));
+        }
+        Ok(line)
+    }
+
+    /// QEMU's arguments.
+    fn arguments(
+        &self,
+        image: &GuestImage,
+        accelerator: Accelerator,
+        socket: Option<&Path>,
+    ) -> Result<Vec<OsString>, VmError> {
+        let kernel_line = self.kernel_line()?;
+        let memory = self.memory_mib;
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut add = |option: &str, value: String| {
+            arguments.push(option.into());
+            arguments.push(value.into());
+        };
+        add("-name", format!("guest={},debug-threads=on", self.name));
+        add("-accel", accelerator.to_string());
+        add("-machine", "q35,memory-backend=ram".into());
+        let cpu = match accelerator {
+            Accelerator::Kvm => "host",
+            // QEMU 7.2's TCG gets 16-byte compare-and-exchange wrong in newer kernels.
+            Accelerator::Tcg => "qemu64,-cx16",
+        };
+        add("-cpu", cpu.into());
+        add("-smp", self.vcpus.to_string());
+        add("-m", format!("{memory}M"));
+        add(
+            "-object",
+            format!("memory-backend-memfd,id=ram,size={memory}M,share=on"),
+        );
+        add("-display", "none".into());
+        add("-chardev", "stdio,id=console,signal=off".into());
+        add("-serial", "chardev:console".into());
+        add("-append", kernel_line);
+        arguments.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(Into::into));
+        arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
+        arguments.extend(["-initrd".into(), image.initrd.clone().into()]);
+        if let Some(socket) = socket {
+            let mut monitor = OsString::from("unix:");
+            monitor.push(escape_commas(socket));
+            monitor.push(",server=on,wait=off");
+            arguments.extend(["-qmp".into(), monitor]);
+        }
+        arguments.extend(self.extra_arguments.iter().map(Into::into));
+        Ok(arguments)
+    }
+}
+
+/// A comma ends a value in QEMU's option lists unless it is doubled.
+fn escape_commas(path: &Path) -> OsString {
+    use std::os::unix::ffi::OsStringExt as _;
+    let mut escaped = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        escaped.push(byte);
+        if byte == b',' {
+            escaped.push(byte);
+        }
+    }
+    OsString::from_vec(escaped)
+}
+
+/// Finds QEMU in the folders of `PATH`.
+pub(crate) fn qemu_program() -> Result<PathBuf, VmError> {
+    in_path(QEMU).ok_or_else(|| VmError::GuestStart {
+        program: QEMU.into(),
+        source: io::ErrorKind::NotFound.into(),
+    })
+}
+
+fn in_path(program: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders)
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
+}
+
+/// A running guest. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    vcpus: u32,
+    child: Child,
+    detection: Detection,
+    console: Arc<Console>,
+    socket: Option<PathBuf>,
+    /// Keeps the thread that started QEMU; dropped after QEMU has ended.
+    _starter: mpsc::Sender<()>,
+    /// Holds the monitor socket and QEMU's standard error; goes with the guest.
+    folder: tempfile::TempDir,
+}
+
+impl Guest {
+    /// Starts a guest; it boots while the caller goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::GuestConfig`] and [`VmError::GuestStart`]. What QEMU itself
+    /// refuses is told by the first wait: [`VmError::GuestEnded`].
+    pub fn start(image: &GuestImage, config: &GuestConfig) -> Result<Self, VmError> {
+        let chosen = |accelerator| Detection {
+            accelerator,
+            reason: "it was asked for".into(),
+        };
+        let program = qemu_program()?;
+        let detection = match config.accelerator {
+            AcceleratorChoice::Auto => detect(image),
+            AcceleratorChoice::Kvm => chosen(Accelerator::Kvm),
+            AcceleratorChoice::Tcg => chosen(Accelerator::Tcg),
+        };
+        let failed = |source| VmError::GuestStart {
+            program: program.display().to_string(),
+            source,
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("plimsoll-")
+            .tempdir()
+            .map_err(failed)?;
+        let socket = config.qmp.then(|| folder.path().join("qmp"));
+        let arguments = config.arguments(image, detection.accelerator, socket.as_deref())?;
+        let errors = fs::File::create(folder.path().join("stderr")).map_err(failed)?;
+        let mut command = command_that_dies_with_us(&program);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(errors);
+        let console = Arc::new(Console::default());
+        let (starter, release) = mpsc::channel();
+        let child = start_and_listen(command, Arc::clone(&console), release).map_err(failed)?;
+        Ok(Self {
+            name: config.name.clone(),
+            vcpus: config.vcpus,
+            child,
+            detection,
+            console,
+            socket,
+            _starter: starter,
+            folder,
+        })
+    }
+
+    /// The guest's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// QEMU's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What runs the guest's instructions, and why.
+    #[must_use]
+    pub fn detection(&self) -> &Detection {
+        &self.detection
+    }
+
+    /// Returns the next console line, or `None` if none came within `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::GuestEnded`] if the guest has ended and all its lines were taken.
+    pub fn next_line(&mut self, timeout: Duration) -> Result<Option<ConsoleLine>, VmError> {
+        match self.console.take(Instant::now() + timeout) {
+            Taken::Line(line) => Ok(Some(line)),
+            Taken::Nothing => Ok(None),
+            Taken::Ended => Err(self.ended()),
+        }
+    }
+
+    /// Waits for an event that `is_it`, and returns its line. Lines before it are dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::GuestSilent`] if it did not come within `timeout`,
+    /// [`VmError::GuestFailed`] if the workload gave up instead, [`VmError::GuestEnded`].
+    pub fn wait_for(
+        &mut self,
+        timeout: Duration,
+        mut is_it: impl FnMut(&ConsoleEvent) -> bool,
+    ) -> Result<ConsoleLine, VmError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(line) = self.next_line(left)? else {
+                return Err(VmError::GuestSilent {
+                    timeout,
+                    last: self.console.last_lines(),
+                });
+            };
+            match &line.event {
+                Some(event) if is_it(event) => return Ok(line),
+                Some(ConsoleEvent::Error { message }) => {
+                    return Err(VmError::GuestFailed {
+                        message: message.clone(),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// How many console lines were dropped because nobody took them: the oldest of more than 65536.
+    #[must_use]
+    pub fn lost_lines(&self) -> u64 {
+        self.console.lock().lost
+    }
+
+    /// Describes the guest as a VM of this host, once its RAM and CPUs are there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QemuVm::of_pid`], and [`VmError::GuestEnded`].
+    pub fn vm(&mut self) -> Result<QemuVm, VmError> {
+        let deadline = Instant::now() + QEMU_TIMEOUT;
+        loop {
+            if self.has_ended() {
+                return Err(self.ended());
+            }
+            let vm = QemuVm::of_pid(self.pid());
+            let is_whole = vm.as_ref().is_ok_and(|vm| {
+                let vcpus = u32::try_from(vm.vcpus.len());
+                !vm.ram.is_empty() && vcpus.is_ok_and(|vcpus| vcpus >= self.vcpus)
+            });
+            if is_whole || Instant::now() >= deadline {
+                return vm;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Connects to the guest's monitor. One connection at a time is served.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoQmp`] if it was started without one, those of [`Qmp::connect`],
+    /// and [`VmError::GuestEnded`].
+    pub fn qmp(&mut self) -> Result<Qmp, VmError> {
+        let Some(socket) = self.socket.clone() else {
+            return Err(VmError::NoQmp {
+                name: self.name.clone(),
+            });
+        };
+        let deadline = Instant::now() + QEMU_TIMEOUT;
+        while !socket.exists() && Instant::now() < deadline {
+            if self.has_ended() {
+                return Err(self.ended());
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Qmp::connect(&socket, QEMU_TIMEOUT)
+    }
+
+    /// Whether QEMU has ended.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
+    /// Waits until QEMU has ended by itself; `None` if it has not within `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::GuestStart`] if the kernel no longer knows the process.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>, VmError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let status = self
+                .child
+                .try_wait()
+                .map_err(|source| VmError::GuestStart {
+                    program: QEMU.into(),
+                    source,
+                })?;
+            if status.is_some() || Instant::now() >= deadline {
+                return Ok(status);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Ends the guest at once and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn ended(&mut self) -> VmError {
+        let status = match self.wait(QEMU_TIMEOUT) {
+            Ok(Some(status)) => status.to_string(),
+            _ => "its console is closed".into(),
+        };
+        let errors = fs::read(self.folder.path().join("stderr")).unwrap_or_default();
+        let end = &errors[errors.len().saturating_sub(STDERR_BYTES)..];
+        let end = String::from_utf8_lossy(end);
+        let qemu = match end.trim() {
+            "" => "nothing".to_owned(),
+            text => text.lines().collect::<Vec<_>>().join("; "),
+        };
+        VmError::GuestEnded {
+            status,
+            last: self.console.last_lines(),
+            qemu,
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn command_that_dies_with_us(program: &Path) -> Command {
+    match in_path("setpriv") {
+        // It replaces itself by the program, so the process id stays.
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
+/// Starts the command in a thread that then reads its output until the end, and stays
+/// until `release` is closed: QEMU closes its output a while before it has ended.
+fn start_and_listen(
+    mut command: Command,
+    console: Arc<Console>,
+    release: mpsc::Receiver<()>,
+) -> io::Result<Child> {
+    let (started, starting) = mpsc::channel();
+    thread::Builder::new()
+        .name("console".into())
+        .spawn(move || {
+            let mut child = command.spawn();
+            let output = child.as_mut().ok().and_then(|child| child.stdout.take());
+            // The other end waits for exactly this.
+            let _ = started.send(child);
+            if let Some(output) = output {
+                console.read_from(output);
+            }
+            console.end();
+            // Nothing is ever sent: this ends when the sender is dropped.
+            let _ = release.recv();
+        })?;
+    starting
+        .recv()
+        .unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
+/// Lines between the thread that reads them and those who want them.
+#[derive(Debug, Default)]
+struct Console {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    waiting: VecDeque<ConsoleLine>,
+    /// The newest lines, taken or not.
+    last: VecDeque<String>,
+    lost: u64,
+    ended: bool,
+}
+
+enum Taken {
+    Line(ConsoleLine),
+    Nothing,
+    Ended,
+}
+
+impl Console {
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        // Lines are whole at every point where a holder could panic.
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_from(&self, output: ChildStdout) {
+        let mut output = BufReader::new(output);
+        while let Ok(Some(text)) = read_line(&mut output) {
+            self.put(text, Instant::now());
+        }
+    }
+
+    fn put(&self, text: String, at: Instant) {
+        let line = ConsoleLine {
+            at,
+            event: ConsoleEvent::parse(&text),
+            text: text.clone(),
+        };
+        let mut lines = self.lock();
+        if lines.waiting.len() == LINES_MAX {
+            lines.waiting.pop_front();
+            lines.lost += 1;
+        }
+        if lines.last.len() == LAST_LINES {
+            lines.last.pop_front();
+        }
+        lines.last.push_back(text);
+        lines.waiting.push_back(line);
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    fn take(&self, deadline: Instant) -> Taken {
+        let mut lines = self.lock();
+        loop {
+            if let Some(line) = lines.waiting.pop_front() {
+                return Taken::Line(line);
+            }
+            if lines.ended {
+                return Taken::Ended;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Taken::Nothing;
+            }
+            let waited = self.changed.wait_timeout(lines, left);
+            lines = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn last_lines(&self) -> Vec<String> {
+        self.lock().last.iter().cloned().collect()
+    }
+}
+
+/// Reads a line, keeps at most its first [`LINE_BYTES_MAX`] bytes; `None` at the end.
+fn read_line(output: &mut impl io::BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let mut limited = output.by_ref().take(LINE_BYTES_MAX as u64);
+    limited.read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.last() != Some(&b'\n') {
+        // Cut off, or the end of the output.
+        output.skip_until(b'\n')?;
+    }
+    let text = String::from_utf8_lossy(&line);
+    Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_end_is_cut_and_the_next_one_is_whole() {
+        let mut bytes = vec![b'x'; LINE_BYTES_MAX * 3];
+        bytes.extend(b"\nplimsoll: populated ms=1\r\n\nrest");
+        let mut bytes = &bytes[..];
+        let mut next = || read_line(&mut bytes).unwrap();
+        assert_eq!(next().map(|line| line.len()), Some(LINE_BYTES_MAX));
+        assert_eq!(next().as_deref(), Some("plimsoll: populated ms=1"));
+        assert_eq!(next().as_deref(), Some(""));
+        assert_eq!(next().as_deref(), Some("rest"));
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn the_oldest_lines_give_way_to_the_newest() {
+        let console = Console::default();
+        for number in 0..LINES_MAX + 3 {
+            console.put(number.to_string(), Instant::now());
+        }
+        assert_eq!(console.lock().lost, 3);
+        assert!(matches!(console.take(Instant::now()), Taken::Line(line) if line.text == "3"));
+        let last = console.last_lines();
+        assert_eq!(last.len(), LAST_LINES);
+        assert_eq!(last[LAST_LINES - 1], (LINES_MAX + 2).to_string());
+    }
+
+    #[test]
+    fn a_console_that_ended_says_so_after_its_last_line() {
+        let console = Console::default();
+        console.put("bye".into(), Instant::now());
+        assert!(matches!(console.take(Instant::now()), Taken::Line(_)));
+        assert!(matches!(console.take(Instant::now()), Taken::Nothing));
+        console.end();
+        assert!(matches!(console.take(Instant::now()), Taken::Ended));
+    }
+
+    #[test]
+    fn words_reach_the_kernel_with_their_prefix() {
+        let config = GuestConfig::new("a", "workload=zipf  mib=64");
+        let line = config.kernel_line().unwrap();
+        assert!(line.ends_with(" plimsoll.workload=zipf plimsoll.mib=64"));
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_is_refused_before_anything_starts() {
+        let image = GuestImage {
+            kernel: "/none".into(),
+            initrd: "/none".into(),
+        };
+        let good = GuestConfig {
+            accelerator: AcceleratorChoice::Tcg,
+            ..GuestConfig::new("a", "workload=idle")
+        };
+        let refused = |config: GuestConfig| {
+            config
+                .arguments(&image, Accelerator::Tcg, None)
+                .unwrap_err()
+                .to_string()
+        };
+        let with_name = |name: &str| GuestConfig {
+            name: name.into(),
+            ..good.clone()
+        };
+        assert!(refused(with_name("a,b")).contains("the name \"a,b\""));
+        assert!(refused(with_name("")).contains("the name"));
+        let no_cpu = GuestConfig {
+            vcpus: 0,
+            ..good.clone()
+        };
+        assert!(refused(no_cpu).contains("0 virtual CPUs"));
+        let long = GuestConfig {
+            workload: "workload=idle ".repeat(200),
+            ..good.clone()
+        };
+        assert!(refused(long).contains("expected at most 2047"));
+    }
+
+    #[test]
+    fn commas_in_a_path_are_doubled() {
+        assert_eq!(escape_commas(Path::new("/a,b")), OsString::from("/a,,b"));
+    }
+}

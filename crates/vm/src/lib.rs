@@ -1,0 +1,36 @@
+//! Virtual machines of this host: found, described, started, spoken to.
+//!
+//! - [`QemuVm`] describes a running QEMU process from what the kernel shows of it
+//!   (`/proc`): name, guest-RAM mappings, virtual CPUs, monitor socket.
+//! - [`Qmp`] speaks to a QEMU monitor.
+//! - [`Guest`] starts a VM that runs one of our memory workloads, from a
+//!   [`GuestImage`], and hears what it tells on its console ([`ConsoleEvent`]).
+//! - [`detect`] says whether KVM really runs guests here.
+//!
+//! Command lines, maps, monitor and console bytes come from other processes, some of
+//! them from inside guests: all parsers bound what they keep and none can panic.
+//!
+//! Not here: touching a VM's memory (`trap`) or changing its size (`actuator`).
+#![forbid(unsafe_code)]
+
+mod accelerator;
+mod command_line;
+mod console;
+mod cpio;
+mod error;
+mod guest;
+mod image;
+mod maps;
+mod process;
+mod qmp;
+
+pub use accelerator::{Accelerator, Detection, detect};
+pub use command_line::{BackendKind, CommandLine, RamBackend};
+pub use console::{ConsoleEvent, ConsoleLine};
+pub use cpio::initrd;
+pub use error::VmError;
+pub use guest::{AcceleratorChoice, Guest, GuestConfig};
+pub use image::GuestImage;
+pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
+pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
+pub use qmp::{Qmp, QmpEvent, RunState};

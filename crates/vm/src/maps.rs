@@ -1,0 +1,397 @@
+//! A QEMU process's memory map, and which of its mappings are guest RAM.
+//!
+//! The kernel's map says of each mapping where it lies and what stands behind it, but not
+//! what it is for. QEMU's command line says how large each RAM backend is. A mapping
+//! of exactly that length that can be read and written but not executed is taken for it; of
+//! several, one whose backing fits the backend's kind, then the one whose
+//! file was made first. Only where no length agrees (huge pages round up, and
+//! the kernel joins neighbouring anonymous mappings) the largest that is long
+//! enough is taken.
+//!
+//! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
+
+use std::collections::BTreeMap;
+
+use plimsoll_flow::{RamBacking, RamMapping};
+
+use crate::VmError;
+use crate::command_line::{BackendKind, CommandLine};
+
+/// One mapping of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapEntry {
+    /// First address.
+    pub start: u64,
+    /// First address after it; above `start`.
+    pub end: u64,
+    /// Whether it can be read and written, but not executed: as guest RAM is.
+    pub is_data: bool,
+    /// Whether writes reach the file behind it.
+    pub is_shared: bool,
+    /// Where in the file it begins, in bytes.
+    pub offset_bytes: u64,
+    /// Device of the file, major and minor number; 0, 0 if there is none.
+    pub device: (u32, u32),
+    /// Inode of the file; 0 if there is none.
+    pub inode: u64,
+    /// Path of the file as the kernel shows it, or a name in brackets, or nothing.
+    pub path: String,
+}
+
+impl MapEntry {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Reads a line of maps; `None` if it is none.
+    fn parse(line: &str) -> Option<Self> {
+        let mut rest = line;
+        let mut field = || {
+            let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
+            rest = after;
+            field
+        };
+        let (start, end) = field().split_once('-')?;
+        let (permissions, offset, device, inode) = (field(), field(), field(), field());
+        let (major, minor) = device.split_once(':')?;
+        let permissions: [u8; 4] = permissions.as_bytes().try_into().ok()?;
+        let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
+        let entry = Self {
+            start: hexadecimal(start)?,
+            end: hexadecimal(end)?,
+            is_data: permissions.starts_with(b"rw-"),
+            is_shared: permissions[3] == b's',
+            offset_bytes: hexadecimal(offset)?,
+            device: (
+                u32::from_str_radix(major, 16).ok()?,
+                u32::from_str_radix(minor, 16).ok()?,
+            ),
+            inode: inode.parse().ok()?,
+            path: rest.trim_start().to_owned(),
+        };
+        (entry.start < entry.end).then_some(entry)
+    }
+
+    /// Whether `next` carries on where this one ends, in memory and in its file.
+    fn continues_in(&self, next: &Self) -> bool {
+        self.end == next.start
+            && self.inode != 0
+            && (self.device, self.inode) == (next.device, next.inode)
+            && (self.is_data, self.is_shared) == (next.is_data, next.is_shared)
+            && self.offset_bytes.checked_add(self.len_bytes()) == Some(next.offset_bytes)
+    }
+}
+
+/// Reads `/proc/PID/maps`.
+///
+/// # Errors
+///
+/// [`VmError::Maps`] at the first line that is not one of such a file.
+pub fn parse_maps(text: &str) -> Result<Vec<MapEntry>, VmError> {
+    let entry = |(index, line): (usize, &str)| {
+        MapEntry::parse(line).ok_or_else(|| VmError::Maps {
+            line: index + 1,
+            text: line.chars().take(120).collect(),
+        })
+    };
+    text.lines().enumerate().map(entry).collect()
+}
+
+/// What the kernel says of a RAM mapping that decides whether it can be traced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RamState {
+    /// Some of it is locked into memory (mlock): its pages cannot be taken away.
+    pub locked: bool,
+    /// Some of it is registered with a userfaultfd: another tracer, or a migration.
+    pub userfaultfd: bool,
+}
+
+/// Returns the state of a mapping from the text of `/proc/PID/smaps`.
+///
+/// Lines that are neither a mapping nor its flags are passed over.
+#[must_use]
+pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
+    let ram_end = ram.address.saturating_add(ram.len_bytes);
+    let (mut state, mut within) = (RamState::default(), false);
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if within {
+                for flag in flags.split_ascii_whitespace() {
+                    match flag {
+                        "lo" => state.locked = true,
+                        "um" | "uw" | "ui" => state.userfaultfd = true,
+                        _ => {}
+                    }
+                }
+            }
+        } else if let Some(entry) = MapEntry::parse(line) {
+            within = entry.start < ram_end && ram.address < entry.end;
+        }
+    }
+    state
+}
+
+/// File systems by device number.
+#[derive(Debug, Clone, Default)]
+pub struct FileSystems(BTreeMap<(u32, u32), String>);
+
+impl FileSystems {
+    /// Reads `/proc/PID/mountinfo`; lines that are not of such a file are passed over.
+    #[must_use]
+    pub fn parse(mountinfo: &str) -> Self {
+        let of_line = |line: &str| {
+            let (mount, source) = line.split_once(" - ")?;
+            let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
+            let kind = source.split(' ').next()?;
+            Some(((major.parse().ok()?, minor.parse().ok()?), kind.to_owned()))
+        };
+        Self(mountinfo.lines().filter_map(of_line).collect())
+    }
+
+    fn kind(&self, device: (u32, u32)) -> &str {
+        self.0.get(&device).map_or("", String::as_str)
+    }
+}
+
+/// Finds the mappings of a QEMU process that are guest RAM, one for each RAM backend,
+/// in the order of the command line; empty if none can be.
+#[must_use]
+pub fn guest_ram(
+    entries: &[MapEntry],
+    file_systems: &FileSystems,
+    command_line: &CommandLine,
+) -> Vec<RamMapping> {
+    let mut candidates: Vec<(MapEntry, RamBacking)> = joined(entries)
+        .into_iter()
+        .filter_map(|entry| {
+            let backing = backing(&entry, file_systems)?;
+            Some((entry, backing))
+        })
+        .collect();
+    // A file's inode number rises with the order of making, an address need not.
+    candidates.sort_by_key(|(entry, _)| (entry.inode, entry.start));
+    let mut ram = Vec::new();
+    for backend in command_line.ram() {
+        let exact = (0..candidates.len())
+            .filter(|&nth| candidates[nth].0.len_bytes() == backend.size_bytes)
+            .min_by_key(|&nth| !fits(&candidates[nth].0, backend.kind));
+        let chosen = exact.or_else(|| {
+            (0..candidates.len())
+                .filter(|&nth| candidates[nth].0.len_bytes() > backend.size_bytes)
+                .max_by_key(|&nth| {
+                    let entry = &candidates[nth].0;
+                    (fits(entry, backend.kind), entry.len_bytes())
+                })
+        });
+        if let Some(nth) = chosen {
+            let (entry, mut backing) = candidates.remove(nth);
+            // Huge pages behind a memfd do not show in the map.
+            if backend.huge_pages && backing == RamBacking::SharedMemfd {
+                backing = RamBacking::HugeTlb;
+            }
+            ram.push(RamMapping {
+                address: entry.start,
+                len_bytes: entry.len_bytes(),
+                file_offset_bytes: entry.offset_bytes,
+                backing,
+            });
+        }
+    }
+    ram
+}
+
+/// Joins what the kernel split because parts were treated differently.
+fn joined(entries: &[MapEntry]) -> Vec<MapEntry> {
+    let mut joined: Vec<MapEntry> = Vec::new();
+    for entry in entries {
+        match joined.last_mut() {
+            Some(last) if last.continues_in(entry) => last.end = entry.end,
+            _ => joined.push(entry.clone()),
+        }
+    }
+    joined
+}
+
+/// What stands behind a mapping that may be guest RAM; `None` if it cannot be.
+fn backing(entry: &MapEntry, file_systems: &FileSystems) -> Option<RamBacking> {
+    if !entry.is_data {
+        return None;
+    }
+    let path = entry.path.as_str();
+    let kind = file_systems.kind(entry.device);
+    if path.is_empty() || path.starts_with("[anon") {
+        Some(RamBacking::Private)
+    } else if !path.starts_with('/') || kind == "devtmpfs" {
+        // The heap, a stack, a device's registers.
+        None
+    } else if kind == "hugetlbfs" {
+        Some(RamBacking::HugeTlb)
+    } else if !entry.is_shared {
+        Some(RamBacking::Private)
+    } else if path.starts_with("/memfd:") {
+        Some(RamBacking::SharedMemfd)
+    } else if kind == "tmpfs" || path == "/dev/zero (deleted)" {
+        Some(RamBacking::SharedTmpfs)
+    } else {
+        Some(RamBacking::File(path.to_owned()))
+    }
+}
+
+/// Whether a backend of this kind makes such mappings.
+fn fits(entry: &MapEntry, kind: BackendKind) -> bool {
+    let is_memfd = entry.path.starts_with("/memfd:");
+    let is_anonymous = entry.inode == 0 || entry.path == "/dev/zero (deleted)";
+    match kind {
+        BackendKind::Memfd => is_memfd,
+        BackendKind::File => !is_memfd && !is_anonymous,
+        BackendKind::Anonymous => is_anonymous,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MAPS: &str = "\
+555555554000-555555a00000 r--p 00000000 fe:00 1234                       /usr/bin/qemu-system-x86_64
+555556800000-555556a00000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0040000000 rwxp 00000000 00:00 0 
+7f0048000000-7f0050000000 rw-s 00000000 00:01 2060                       /memfd:memory-backend-memfd (deleted)
+7f0050000000-7f0058000000 rw-s 08000000 00:01 2060                       /memfd:memory-backend-memfd (deleted)
+7f0060000000-7f0070000000 rw-s 00000000 00:01 2050                       /memfd:memory-backend-memfd (deleted)
+7f0080000000-7f0090000000 rw-p 00000000 00:00 0 
+7f00a0000000-7f00b0000000 rw-s 00000000 00:19 77                         /dev/shm/two words
+7f00c0000000-7f00d0000000 rw-s 00000000 00:2d 78                         /dev/hugepages/ram
+7ffffffde000-7ffffffff000 rw-p 00000000 00:00 0                          [stack]
+";
+    const MOUNTS: &str = "\
+24 29 0:25 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,inode64
+31 24 0:45 / /dev/hugepages rw,relatime shared:16 - hugetlbfs hugetlbfs rw,pagesize=2M
+";
+
+    fn found(arguments: &[&str]) -> Vec<(u64, RamBacking)> {
+        let entries = parse_maps(MAPS).unwrap();
+        let command_line = CommandLine::parse(arguments);
+        guest_ram(&entries, &FileSystems::parse(MOUNTS), &command_line)
+            .into_iter()
+            .map(|ram| {
+                assert_eq!(ram.len_bytes, 256 << 20);
+                (ram.address, ram.backing)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_backends_kind_decides_among_mappings_of_one_length() {
+        let memfd = "memory-backend-memfd,id=ram,size=256M,share=on";
+        let file = "memory-backend-file,id=ram,size=256M,mem-path=/dev/shm/x,share=on";
+        let with = |object| found(&["-object", object, "-machine", "q35,memory-backend=ram"]);
+        assert_eq!(with(memfd), [(0x7f00_6000_0000, RamBacking::SharedMemfd)]);
+        assert_eq!(with(file), [(0x7f00_a000_0000, RamBacking::SharedTmpfs)]);
+        assert_eq!(
+            found(&["-m", "256"]),
+            [(0x7f00_8000_0000, RamBacking::Private)]
+        );
+    }
+
+    #[test]
+    fn several_backends_are_found_in_the_order_they_were_made() {
+        let node = |id| format!("memory-backend-memfd,id={id},size=268435456,share=on");
+        let found = found(&[
+            "-m",
+            "512",
+            "-object",
+            &node("a"),
+            "-object",
+            &node("b"),
+            "-numa",
+            "node,memdev=a",
+            "-numa",
+            "node,memdev=b",
+        ]);
+        // The second of them is one mapping that the kernel shows in two parts.
+        let addresses: Vec<_> = found.iter().map(|(address, _)| *address).collect();
+        assert_eq!(addresses, [0x7f00_6000_0000, 0x7f00_4800_0000]);
+    }
+
+    #[test]
+    fn executable_memory_is_never_guest_ram() {
+        let entries = parse_maps(MAPS).unwrap();
+        let ram = guest_ram(
+            &entries,
+            &FileSystems::parse(MOUNTS),
+            &CommandLine::parse(&["-m", "1G"]),
+        );
+        assert_eq!(ram, []);
+    }
+
+    #[test]
+    fn the_largest_mapping_stands_in_where_no_length_agrees() {
+        let found = found(&["-m", "200"]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].1, RamBacking::Private);
+    }
+
+    #[test]
+    fn tmpfs_and_huge_pages_are_known_by_their_device() {
+        let entries = parse_maps(MAPS).unwrap();
+        let file_systems = FileSystems::parse(MOUNTS);
+        let of = |path: &str| {
+            let entry = entries.iter().find(|entry| entry.path == path).unwrap();
+            backing(entry, &file_systems)
+        };
+        assert_eq!(of("/dev/shm/two words"), Some(RamBacking::SharedTmpfs));
+        assert_eq!(of("/dev/hugepages/ram"), Some(RamBacking::HugeTlb));
+        assert_eq!(of("[heap]"), None);
+    }
+
+    #[test]
+    fn flags_of_any_part_of_the_ram_count() {
+        let smaps = "\
+1000-3000 rw-s 00000000 00:01 5 /memfd:a (deleted)
+Size:                  8 kB
+VmFlags: rd wr sh mr mw me ms sd 
+3000-5000 rw-s 00002000 00:01 5 /memfd:a (deleted)
+VmFlags: rd wr sh mr mw me ms lo ui sd 
+";
+        let ram = |address, len_bytes| RamMapping {
+            address,
+            len_bytes,
+            file_offset_bytes: 0,
+            backing: RamBacking::SharedMemfd,
+        };
+        assert_eq!(ram_state(smaps, &ram(0x1000, 0x2000)), RamState::default());
+        let both = RamState {
+            locked: true,
+            userfaultfd: true,
+        };
+        assert_eq!(ram_state(smaps, &ram(0x1000, 0x4000)), both);
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_named() {
+        let error = parse_maps("1000-2000 rw-p 00000000 00:00 0\n2000-1000 rw-p 0 00:00 0\n");
+        assert!(matches!(error, Err(VmError::Maps { line: 2, .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(
+            text in "([0-9a-f]{1,16}-[0-9a-f]{1,16} [rwxps-]{3,4} [0-9a-f]{1,16} [0-9a-f:]{1,6} [0-9]{1,20} ?.{0,9}\n|.{0,20}\n){0,8}",
+            mib in 0u64..8,
+        ) {
+            let ram = RamMapping {
+                address: u64::MAX - 1, len_bytes: 4, file_offset_bytes: 0, backing: RamBacking::Private,
+            };
+            let _ = ram_state(&text, &ram);
+            let file_systems = FileSystems::parse(&text);
+            if let Ok(entries) = parse_maps(&text) {
+                let command_line = CommandLine::parse(&["-m", &mib.to_string()]);
+                let _ = guest_ram(&entries, &file_systems, &command_line);
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! QEMU processes of this host, as the kernel shows them under `/proc`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use plimsoll_flow::{RamMapping, VmId};
+
+use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
+use crate::{Accelerator, CommandLine, Qmp, VmError};
+
+/// How long a monitor is given to say which threads are virtual CPUs.
+const VCPU_QUERY_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// A virtual CPU and the thread that runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vcpu {
+    /// Its number in the VM, from 0.
+    pub index: u32,
+    /// Its thread on the host.
+    pub thread_id: u32,
+}
+
+/// A running VM, as it was when it was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QemuVm {
+    /// The QEMU process.
+    pub pid: u32,
+    /// The VM's name; `qemu-PID` if it was given none.
+    pub id: VmId,
+    /// What runs its instructions; `None` if it could not be told.
+    pub accelerator: Option<Accelerator>,
+    /// Its RAM by the command line, in bytes.
+    pub memory_bytes: u64,
+    /// Its RAM in the process's address space, one mapping for each backend in the
+    /// command line's order; empty if no mapping can be guest RAM.
+    pub ram: Vec<RamMapping>,
+    /// Its virtual CPUs, by index; empty if they could not be told. Under
+    /// single-threaded TCG one thread runs all of them and is listed once, as CPU 0.
+    pub vcpus: Vec<Vcpu>,
+    /// Where its monitor listens, if it does so at a Unix socket known by path.
+    pub qmp_socket: Option<PathBuf>,
+}
+
+impl QemuVm {
+    /// Describes a QEMU process. Reading its memory map takes the right to trace it
+    /// (same user, or `CAP_SYS_PTRACE`).
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchProcess`], [`VmError::NotQemu`], and [`VmError::NotPermitted`] if the
+    /// kernel hides the map from this user.
+    pub fn of_pid(pid: u32) -> Result<Self, VmError> {
+        let program = program(pid)?;
+        if !is_qemu(&program) {
+            return Err(VmError::NotQemu { pid, program });
+        }
+        let process = Process { pid };
+        let arguments = process.read("cmdline")?;
+        let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
+        let command_line = CommandLine::parse(&arguments);
+        let entries = parse_maps(&process.read("maps")?)?;
+        if entries.is_empty() {
+            // Its memory is already gone, and it will be.
+            return Err(VmError::NoSuchProcess { pid });
+        }
+        let file_systems = FileSystems::parse(&process.read("mountinfo")?);
+        // A relative path is relative to the folder QEMU was started in.
+        let qmp_socket = command_line.qmp_socket.as_ref().map(|socket| {
+            let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
+            folder.join(socket)
+        });
+        let threads = process.threads()?;
+        let mut vcpus: Vec<Vcpu> = threads.iter().filter_map(vcpu_of_thread).collect();
+        if vcpus.is_empty()
+            && let Some(socket) = &qmp_socket
+        {
+            vcpus = vcpus_by_monitor(socket, &threads);
+        }
+        vcpus.sort_by_key(|vcpu| vcpu.index);
+        let name = command_line.name.clone();
+        Ok(Self {
+            pid,
+            id: VmId(name.unwrap_or_else(|| format!("qemu-{pid}"))),
+            accelerator: process.accelerator(&command_line, &threads),
+            memory_bytes: command_line.ram().iter().map(|ram| ram.size_bytes).sum(),
+            ram: guest_ram(&entries, &file_systems, &command_line),
+            vcpus,
+            qmp_socket,
+        })
+    }
+
+    /// Returns the state of each mapping of [`ram`](Self::ram), read anew.
+    ///
+    /// Costs a walk over the process's page tables: about 10 ms for each GiB of RAM.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchProcess`] if the VM has ended, [`VmError::NotPermitted`].
+    pub fn ram_states(&self) -> Result<Vec<RamState>, VmError> {
+        let smaps = Process { pid: self.pid }.read("smaps")?;
+        Ok(self.ram.iter().map(|ram| ram_state(&smaps, ram)).collect())
+    }
+}
+
+/// Returns the QEMU system emulators that run on this host, by process id, rising.
+///
+/// # Errors
+///
+/// [`VmError::File`] if `/proc` cannot be read.
+pub fn qemu_pids() -> Result<Vec<u32>, VmError> {
+    let listing = fs::read_dir("/proc").map_err(|source| VmError::of_file("/proc", source))?;
+    let mut pids: Vec<u32> = listing
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        // A process that ends meanwhile is none.
+        .filter(|&pid| program(pid).is_ok_and(|program| is_qemu(&program)))
+        .collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// Describes all QEMU processes of this host, by process id, rising. Those that end
+/// meanwhile are left out.
+///
+/// # Errors
+///
+/// [`VmError::NotPermitted`] at the first VM whose memory map the kernel hides
+/// from this user; [`qemu_pids`] and [`QemuVm::of_pid`] list the others.
+pub fn running() -> Result<Vec<QemuVm>, VmError> {
+    qemu_pids()?
+        .into_iter()
+        .map(QemuVm::of_pid)
+        .filter(|vm| {
+            use VmError::{NoSuchProcess, NotQemu};
+            !matches!(vm, Err(NoSuchProcess { .. } | NotQemu { .. }))
+        })
+        .collect()
+}
+
+/// Finds a running VM by its process id or, if that is no number, by its name.
+///
+/// # Errors
+///
+/// [`VmError::NoSuchName`] and [`VmError::AmbiguousName`], both of which list what there is;
+/// [`VmError::NoGuestRam`]; those of [`QemuVm::of_pid`].
+pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
+    let vm = match pid_or_name.parse() {
+        Ok(pid) => QemuVm::of_pid(pid)?,
+        Err(_) => QemuVm::of_pid(pid_of_name(pid_or_name)?)?,
+    };
+    if vm.ram.is_empty() {
+        return Err(VmError::NoGuestRam {
+            pid: vm.pid,
+            expected_mib: vm.memory_bytes >> 20,
+        });
+    }
+    Ok(vm)
+}
+
+fn pid_of_name(name: &str) -> Result<u32, VmError> {
+    // Names are open to all users, so VMs of others do not stand in the way.
+    let named: Vec<(u32, String)> = qemu_pids()?
+        .into_iter()
+        .filter_map(|pid| {
+            let arguments = Process { pid }.read("cmdline").ok()?;
+            let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
+            let name = CommandLine::parse(&arguments).name;
+            Some((pid, name.unwrap_or_else(|| format!("qemu-{pid}"))))
+        })
+        .collect();
+    let pids: Vec<u32> = named
+        .iter()
+        .filter(|(_, its)| its == name)
+        .map(|&(pid, _)| pid)
+        .collect();
+    match pids[..] {
+        [pid] => Ok(pid),
+        [] => Err(VmError::NoSuchName {
+            name: name.to_owned(),
+            running: named.into_iter().map(|(_, name)| name).collect(),
+        }),
+        _ => Err(VmError::AmbiguousName {
+            name: name.to_owned(),
+            pids,
+        }),
+    }
+}
+
+/// A thread and its name.
+struct Thread {
+    id: u32,
+    name: String,
+}
+
+/// A folder of `/proc`.
+struct Process {
+    pid: u32,
+}
+
+impl Process {
+    fn path(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.pid))
+    }
+
+    fn error(&self, path: PathBuf, source: io::Error) -> VmError {
+        // It ended while the file was open, or has ended but was not waited for yet: then
+        // the kernel has no mounts to show.
+        const ENDED: [i32; 2] = [3, 22]; // ESRCH, EINVAL
+        let code = source.raw_os_error().unwrap_or(0);
+        if source.kind() == io::ErrorKind::NotFound || ENDED.contains(&code) {
+            VmError::NoSuchProcess { pid: self.pid }
+        } else {
+            VmError::of_file(path, source)
+        }
+    }
+
+    fn read(&self, file: &str) -> Result<String, VmError> {
+        let path = self.path(file);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(source) => Err(self.error(path, source)),
+        }
+    }
+
+    fn threads(&self) -> Result<Vec<Thread>, VmError> {
+        let path = self.path("task");
+        let listing = fs::read_dir(&path).map_err(|source| self.error(path.clone(), source))?;
+        let thread = |entry: fs::DirEntry| {
+            let id = entry.file_name().to_str()?.parse().ok()?;
+            let name = fs::read_to_string(entry.path().join("comm")).ok()?;
+            Some(Thread {
+                id,
+                name: name.trim_end().to_owned(),
+            })
+        };
+        Ok(listing.flatten().filter_map(thread).collect())
+    }
+
+    /// Tells the accelerator by the surest sign there is: an open VM of KVM, the names of
+    /// the threads, and last the command line, where a first choice may have failed.
+    fn accelerator(&self, command_line: &CommandLine, threads: &[Thread]) -> Option<Accelerator> {
+        if let Ok(files) = fs::read_dir(self.path("fd")) {
+            let is_kvm = files.flatten().any(|file| {
+                fs::read_link(file.path())
+                    .is_ok_and(|target| target == Path::new("anon_inode:kvm-vm"))
+            });
+            if is_kvm {
+                return Some(Accelerator::Kvm);
+            }
+        }
+        let by_thread = threads.iter().find_map(|thread| {
+            match thread
+                .name
+                .strip_prefix("CPU ")
+                .or(thread.name.strip_prefix("ALL CPUs"))?
+                .split_once('/')?
+                .1
+            {
+                "KVM" => Some(Accelerator::Kvm),
+                "TCG" => Some(Accelerator::Tcg),
+                _ => None,
+            }
+        });
+        by_thread.or(match command_line.accelerators[..] {
+            [] => Some(Accelerator::Tcg),
+            [only] => Some(only),
+            _ => None,
+        })
+    }
+}
+
+/// The program a process runs, without its folder.
+fn program(pid: u32) -> Result<String, VmError> {
+    let process = Process { pid };
+    match fs::read_link(process.path("exe")) {
+        Ok(target) => {
+            let name = target.file_name().unwrap_or_default().to_string_lossy();
+            Ok(name.trim_end_matches(" (deleted)").to_owned())
+        }
+        // Another user's process still shows its arguments; a kernel thread, and a process
+        // that has ended but was not waited for, only a name.
+        Err(_) => {
+            let arguments = process.read("cmdline")?;
+            let first = arguments.split('\0').next().unwrap_or_default();
+            match Path::new(first).file_name() {
+                Some(name) => Ok(name.to_string_lossy().into_owned()),
+                None => Ok(format!("[{}]", process.read("comm")?.trim_end())),
+            }
+        }
+    }
+}
+
+fn is_qemu(program: &str) -> bool {
+    program.starts_with("qemu-system-") || program == "qemu-kvm"
+}
+
+/// Reads the names QEMU gives its threads under `debug-threads=on`.
+fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
+    let index = match thread.name.strip_prefix("CPU ") {
+        Some(rest) => rest.split_once('/')?.0.parse().ok()?,
+        None if thread.name.starts_with("ALL CPUs/") => 0,
+        None => return None,
+    };
+    Some(Vcpu {
+        index,
+        thread_id: thread.id,
+    })
+}
+
+/// Asks the monitor, if it is free; what it says is believed only of threads of the process.
+fn vcpus_by_monitor(socket: &Path, threads: &[Thread]) -> Vec<Vcpu> {
+    let answer = Qmp::connect(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
+    let mut vcpus = answer.unwrap_or_default();
+    vcpus.retain(|vcpu| threads.iter().any(|thread| thread.id == vcpu.thread_id));
+    vcpus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_tell_their_cpu_by_name() {
+        let index = |name: &str| {
+            let thread = Thread {
+                id: 9,
+                name: name.into(),
+            };
+            vcpu_of_thread(&thread).map(|vcpu| vcpu.index)
+        };
+        assert_eq!(index("CPU 0/KVM"), Some(0));
+        assert_eq!(index("CPU 12/TCG"), Some(12));
+        assert_eq!(index("ALL CPUs/TCG"), Some(0));
+        for other in [
+            "CPU x/KVM",
+            "worker",
+            "qemu-system-x86",
+            "CPU 4294967296/KVM",
+        ] {
+            assert_eq!(index(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn this_test_is_a_process_but_not_qemu() {
+        let error = find(&std::process::id().to_string()).unwrap_err();
+        assert!(matches!(error, VmError::NotQemu { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_said_not_to_be() {
+        // Process ids end at 2^22 on Linux.
+        let error = find("4194305").unwrap_err();
+        assert!(matches!(error, VmError::NoSuchProcess { pid: 4_194_305 }));
+    }
+
+    #[test]
+    fn a_name_nobody_has_is_said_to_be_unknown() {
+        let error = find("a name nobody has").unwrap_err();
+        assert!(matches!(error, VmError::NoSuchName { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_system_emulators_are_vms() {
+        assert!(["qemu-system-x86_64", "qemu-kvm"].into_iter().all(is_qemu));
+        assert!(!["qemu-img", "qemu-x86_64", "bash"].into_iter().any(is_qemu));
+    }
+}

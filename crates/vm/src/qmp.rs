@@ -1,0 +1,375 @@
+//! A small client of QEMU's monitor protocol (QMP) over a Unix socket.
+//!
+//! A monitor speaks JSON, one object a line: a greeting, then answers to commands, with
+//! events between them at any time. A monitor serves one client at a time: a second one
+//! connects but is not greeted. What it sends is untrusted (a VM may have taken its QEMU over):
+//! lines are bounded, waits end, and of events only the newest are kept.
+//!
+//! Source: QEMU, docs/interop/qmp-spec.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{Vcpu, VmError};
+
+/// Longest line taken; QEMU's longest answers (its own schema) stay under 1 MiB.
+const LINE_BYTES_MAX: usize = 4 << 20;
+/// Events kept until they are asked for.
+const EVENTS_MAX: usize = 256;
+
+/// Something that happened in a VM.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QmpEvent {
+    /// Its name, as `SHUTDOWN` or `BALLOON_CHANGE`.
+    pub name: String,
+    /// What QEMU says of it; null if nothing.
+    pub data: Value,
+}
+
+/// Whether a VM runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunState {
+    /// Whether its virtual CPUs run.
+    pub running: bool,
+    /// QEMU's word for the state, as `running`, `paused`, `shutdown`.
+    pub status: String,
+}
+
+/// A connection to a VM's monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: UnixStream,
+    /// Bytes received that do not make a line yet.
+    received: Vec<u8>,
+    events: VecDeque<QmpEvent>,
+    /// Longest wait for an answer.
+    timeout: Duration,
+    /// Number of the next command, which its answer repeats.
+    next_id: u64,
+}
+
+impl Qmp {
+    /// Connects and ends the negotiation; every later command is given `timeout` as well.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::QmpConnect`] if nobody listens or greets (another client may be connected), and
+    /// those of [`execute`](Self::execute).
+    pub fn connect(socket: &Path, timeout: Duration) -> Result<Self, VmError> {
+        let failed = |source| VmError::QmpConnect {
+            socket: socket.to_owned(),
+            source,
+        };
+        let stream = UnixStream::connect(socket).map_err(failed)?;
+        let mut qmp = Self {
+            stream,
+            received: Vec::new(),
+            events: VecDeque::new(),
+            timeout,
+            next_id: 0,
+        };
+        let greeting = qmp
+            .receive(Instant::now() + timeout)
+            .map_err(|error| match error {
+                Receive::Io(source) => failed(source),
+                Receive::Protocol(what) => VmError::QmpProtocol { what },
+            })?;
+        if greeting.get("QMP").is_none() {
+            return Err(VmError::QmpProtocol {
+                what: "it does not greet".into(),
+            });
+        }
+        qmp.execute("qmp_capabilities", Value::Null)?;
+        Ok(qmp)
+    }
+
+    /// Runs a command and returns its answer; `arguments` is an object, or null for none.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::QmpRefused`] if QEMU says no, [`VmError::QmpTimeout`],
+    /// [`VmError::QmpBroken`], [`VmError::QmpProtocol`].
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, VmError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut request = json!({ "execute": command, "id": id });
+        if !arguments.is_null() {
+            request["arguments"] = arguments;
+        }
+        let deadline = Instant::now() + self.timeout;
+        let broken = |source: io::Error, timeout| match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => VmError::QmpTimeout {
+                command: command.to_owned(),
+                timeout,
+            },
+            _ => VmError::QmpBroken {
+                command: command.to_owned(),
+                source,
+            },
+        };
+        self.stream
+            .set_write_timeout(Some(self.timeout.max(Duration::from_millis(1))))
+            .and_then(|()| self.stream.write_all(format!("{request}\n").as_bytes()))
+            .map_err(|source| broken(source, self.timeout))?;
+        loop {
+            let mut answer = self.receive(deadline).map_err(|error| match error {
+                Receive::Io(source) => broken(source, self.timeout),
+                Receive::Protocol(what) => VmError::QmpProtocol { what },
+            })?;
+            if self.keep_event(&mut answer) || answer["id"] != id {
+                // An event, or the late answer to a command whose time was over.
+                continue;
+            }
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+            let error = &answer["error"];
+            let text = |key: &str| error[key].as_str().unwrap_or("unknown").to_owned();
+            return Err(VmError::QmpRefused {
+                command: command.to_owned(),
+                class: text("class"),
+                description: text("desc"),
+            });
+        }
+    }
+
+    /// Takes the events that came with the answers so far, oldest first, at most the last 256.
+    pub fn take_events(&mut self) -> Vec<QmpEvent> {
+        self.events.drain(..).collect()
+    }
+
+    /// Stops the virtual CPUs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute); so for all commands below.
+    pub fn stop(&mut self) -> Result<(), VmError> {
+        self.execute("stop", Value::Null).map(drop)
+    }
+
+    /// Lets the virtual CPUs go on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn cont(&mut self) -> Result<(), VmError> {
+        self.execute("cont", Value::Null).map(drop)
+    }
+
+    /// Presses the VM's power button; the guest may or may not heed it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn system_powerdown(&mut self) -> Result<(), VmError> {
+        self.execute("system_powerdown", Value::Null).map(drop)
+    }
+
+    /// Ends QEMU at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn quit(&mut self) -> Result<(), VmError> {
+        self.execute("quit", Value::Null).map(drop)
+    }
+
+    /// Asks whether the VM runs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn status(&mut self) -> Result<RunState, VmError> {
+        let answer = self.execute("query-status", Value::Null)?;
+        match (answer["running"].as_bool(), answer["status"].as_str()) {
+            (Some(running), Some(status)) => Ok(RunState {
+                running,
+                status: status.to_owned(),
+            }),
+            _ => Err(VmError::QmpProtocol {
+                what: "query-status does not say whether the VM runs".into(),
+            }),
+        }
+    }
+
+    /// Asks which threads run the virtual CPUs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn vcpus(&mut self) -> Result<Vec<Vcpu>, VmError> {
+        let answer = self.execute("query-cpus-fast", Value::Null)?;
+        let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+        let vcpu = |cpu: &Value| {
+            Some(Vcpu {
+                index: number(&cpu["cpu-index"])?,
+                thread_id: number(&cpu["thread-id"])?,
+            })
+        };
+        answer
+            .as_array()
+            .and_then(|cpus| cpus.iter().map(vcpu).collect())
+            .ok_or_else(|| VmError::QmpProtocol {
+                what: "query-cpus-fast does not list CPUs and threads".into(),
+            })
+    }
+
+    /// Puts an event aside; false if it is none.
+    fn keep_event(&mut self, message: &mut Value) -> bool {
+        let Some(name) = message["event"].as_str().map(str::to_owned) else {
+            return false;
+        };
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        let data = message["data"].take();
+        self.events.push_back(QmpEvent { name, data });
+        true
+    }
+
+    /// Waits for a whole line and reads it.
+    fn receive(&mut self, deadline: Instant) -> Result<Value, Receive> {
+        let mut searched = 0;
+        loop {
+            let newline = self.received[searched..]
+                .iter()
+                .position(|&byte| byte == b'\n');
+            if let Some(at) = newline {
+                let line: Vec<u8> = self.received.drain(..=searched + at).collect();
+                let value: Value = serde_json::from_slice(&line)
+                    .map_err(|error| Receive::Protocol(error.to_string()))?;
+                return match value {
+                    Value::Object(_) => Ok(value),
+                    _ => Err(Receive::Protocol("a line is no object".into())),
+                };
+            }
+            searched = self.received.len();
+            if searched > LINE_BYTES_MAX {
+                return Err(Receive::Protocol(format!(
+                    "a line has more than {LINE_BYTES_MAX} bytes"
+                )));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Receive::Io(io::ErrorKind::TimedOut.into()));
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(Receive::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(read) => self.received.extend(&chunk[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Why no line came.
+enum Receive {
+    Io(io::Error),
+    Protocol(String),
+}
+
+impl From<io::Error> for Receive {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+    use std::thread;
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// A monitor that sends `greeting`, then one of `answers` for each line it gets,
+    /// and then falls silent.
+    fn monitor(greeting: &str, answers: &[&str]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let greeting = greeting.to_owned();
+        let answers: Vec<String> = answers.iter().map(|&answer| answer.to_owned()).collect();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut send = |text: &str| drop(stream.write_all(text.as_bytes()));
+            send(&greeting);
+            for answer in answers {
+                lines.next();
+                send(&answer);
+            }
+            while lines.next().is_some_and(|line| line.is_ok()) {}
+        });
+        (folder, socket)
+    }
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
+    const AGREED: &str = "{\"return\": {}, \"id\": 0}\r\n";
+
+    #[test]
+    fn an_answer_is_found_among_events_and_late_answers() {
+        let answer = "{\"event\": \"STOP\", \"timestamp\": {}}\n\
+             {\"return\": {\"late\": true}, \"id\": 77}\n\
+             {\"return\": {\"running\": false, \"status\": \"paused\"}, \"id\": 1}\n";
+        let (_folder, socket) = monitor(GREETING, &[AGREED, answer]);
+        let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
+        let expected = RunState {
+            running: false,
+            status: "paused".into(),
+        };
+        assert_eq!(qmp.status().unwrap(), expected);
+        let names: Vec<_> = qmp
+            .take_events()
+            .into_iter()
+            .map(|event| event.name)
+            .collect();
+        assert_eq!(names, ["STOP"]);
+        assert!(qmp.take_events().is_empty());
+    }
+
+    #[test]
+    fn a_refusal_carries_qemus_words() {
+        let refusal =
+            "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no such\"}, \"id\": 1}\n";
+        let (_folder, socket) = monitor(GREETING, &[AGREED, refusal]);
+        let error = Qmp::connect(&socket, TIMEOUT).unwrap().stop().unwrap_err();
+        let expected = "QMP command \"stop\" was refused: no such (CommandNotFound)";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn a_monitor_that_is_taken_does_not_keep_us() {
+        let (_folder, socket) = monitor("", &[]);
+        let error = Qmp::connect(&socket, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, VmError::QmpConnect { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_command_without_an_answer_ends_by_time() {
+        let (_folder, socket) = monitor(GREETING, &[AGREED, "{\"ret"]);
+        let mut qmp = Qmp::connect(&socket, Duration::from_millis(200)).unwrap();
+        let error = qmp.cont().unwrap_err();
+        assert!(matches!(error, VmError::QmpTimeout { .. }), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_qmp_is_refused() {
+        let endless = "x".repeat(LINE_BYTES_MAX + 8192);
+        for greeting in ["SSH-2.0\n", "[]\n", "{}\n", "\u{0}\n", &endless] {
+            let (_folder, socket) = monitor(greeting, &[]);
+            let error = Qmp::connect(&socket, TIMEOUT).unwrap_err();
+            assert!(matches!(error, VmError::QmpProtocol { .. }), "{error}");
+        }
+    }
+}
