@@ -1,0 +1,95 @@
+//! Making pages inaccessible, and accessible again.
+//!
+//! There are several ways to do that to a running VM, and more are coming; the tracer
+//! knows only this trait. Remote `MADV_PAGEOUT` ([`RemotePageout`]) needs no code in the target.
+//! A tracer inside the target can use `MADV_DONTNEED`, which is cheaper and does not mind
+//! a second mapping of the RAM; userfaultfd's read-write protection, once kernels have it,
+//! needs neither. A presence scan raises the barrier alike and later asks which pages
+//! were mapped again, instead of waiting for the accesses.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::ram::Presence;
+use crate::sys::{self, AddressRange};
+use crate::userfault::Userfault;
+
+/// Most ranges in one call: the kernel's limit of a vector (`UIO_MAXIOV`).
+pub const RANGES_MAX: usize = 1024;
+
+/// A way of making pages of a VM inaccessible.
+pub trait PageBarrier {
+    /// Makes the pages of `ranges` (at most [`RANGES_MAX`]) inaccessible: the next access to each
+    /// waits in `userfault`.
+    ///
+    /// This is a request: a page in use by the kernel at that moment can stay accessible
+    /// without an error. [`for_each_down`](Self::for_each_down) tells.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; some of the pages may be inaccessible then.
+    fn raise(&mut self, ranges: &[AddressRange]) -> io::Result<()>;
+
+    /// Calls `visit` with the index, from 0, of each page of `range` that is accessible.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; `visit` has been called for the pages before.
+    fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()>;
+
+    /// Makes the pages of `range` accessible again and lets waiting accesses go on.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; the pages before the one that failed are accessible.
+    fn lower(&mut self, userfault: &Userfault, range: AddressRange) -> io::Result<()>;
+}
+
+/// Page-table entries dropped from outside by `process_madvise(MADV_PAGEOUT)`; for shared
+/// memory of a process without swap.
+#[derive(Debug)]
+pub struct RemotePageout {
+    pidfd: OwnedFd,
+    presence: Presence,
+}
+
+impl RemotePageout {
+    /// Works on the process behind `pidfd`, whose pagemap is `presence`.
+    #[must_use]
+    pub fn new(pidfd: OwnedFd, presence: Presence) -> Self {
+        Self { pidfd, presence }
+    }
+}
+
+impl PageBarrier for RemotePageout {
+    fn raise(&mut self, ranges: &[AddressRange]) -> io::Result<()> {
+        let mut rest = ranges.to_vec();
+        let mut rest = rest.as_mut_slice();
+        while !rest.is_empty() {
+            let mut done_bytes = sys::process_pageout(self.pidfd.as_fd(), rest)?;
+            if done_bytes == 0 {
+                return Err(io::Error::other("process_madvise() went through no page"));
+            }
+            let done = rest.iter().take_while(|range| {
+                let whole = range.len_bytes <= done_bytes;
+                done_bytes -= if whole { range.len_bytes } else { 0 };
+                whole
+            });
+            let done = done.count();
+            rest = &mut rest[done..];
+            if let Some(cut) = rest.first_mut() {
+                cut.start += done_bytes;
+                cut.len_bytes -= done_bytes;
+            }
+        }
+        Ok(())
+    }
+
+    fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()> {
+        self.presence.for_each_present(range, visit)
+    }
+
+    fn lower(&mut self, userfault: &Userfault, range: AddressRange) -> io::Result<()> {
+        userfault.resolve(range)
+    }
+}

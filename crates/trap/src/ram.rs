@@ -1,0 +1,246 @@
+//! Where a VM's pages lie: page numbers to addresses and back, populated pages, presence.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use plimsoll_flow::{PageNumber, RamMapping};
+
+use crate::sys::AddressRange;
+
+/// Bytes in a page as this crate traps them; x86-64 has no smaller one.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// A number of pages or bytes of this address space, as an index: the same width on x86-64.
+pub fn usize_of(value: u64) -> usize {
+    const _: () = assert!(size_of::<usize>() == size_of::<u64>());
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "of the same width, asserted above"
+    )]
+    {
+        value as usize
+    }
+}
+
+/// Consecutive pages, the end excluded.
+pub type PageRange = Range<u64>;
+
+/// One mapping, with the number its first page has.
+#[derive(Debug, Clone, Copy)]
+struct Region {
+    first_page: u64,
+    range: AddressRange,
+}
+
+impl Region {
+    fn pages(&self) -> PageRange {
+        self.first_page..self.first_page + self.range.len_bytes / PAGE_BYTES
+    }
+}
+
+/// The RAM of a VM as one run of pages, numbered through its mappings in order.
+#[derive(Debug, Clone)]
+pub struct RamLayout {
+    regions: Vec<Region>,
+}
+
+impl RamLayout {
+    /// Numbers the pages of `ranges` from 0.
+    pub fn new(ranges: impl IntoIterator<Item = AddressRange>) -> Self {
+        let mut first_page = 0;
+        let regions = ranges.into_iter().map(|range| {
+            let region = Region { first_page, range };
+            first_page = region.pages().end;
+            region
+        });
+        Self {
+            regions: regions.collect(),
+        }
+    }
+
+    /// Pages in all.
+    pub fn pages(&self) -> u64 {
+        self.regions.last().map_or(0, |region| region.pages().end)
+    }
+
+    /// The mappings' addresses.
+    pub fn ranges(&self) -> impl Iterator<Item = AddressRange> + '_ {
+        self.regions.iter().map(|region| region.range)
+    }
+
+    /// The page at an address, if it belongs to the RAM.
+    pub fn page_at(&self, address: u64) -> Option<PageNumber> {
+        self.regions.iter().find_map(|region| {
+            let offset = address.checked_sub(region.range.start)?;
+            (offset < region.range.len_bytes)
+                .then(|| PageNumber(region.first_page + offset / PAGE_BYTES))
+        })
+    }
+
+    /// The addresses of `pages`, one range for each mapping they lie in.
+    pub fn addresses(&self, pages: &PageRange) -> impl Iterator<Item = AddressRange> + '_ {
+        let pages = pages.clone();
+        self.regions.iter().filter_map(move |region| {
+            let whole = region.pages();
+            let (start, end) = (pages.start.max(whole.start), pages.end.min(whole.end));
+            (start < end).then(|| AddressRange {
+                start: region.range.start + (start - whole.start) * PAGE_BYTES,
+                len_bytes: (end - start) * PAGE_BYTES,
+            })
+        })
+    }
+}
+
+/// Which pages the files behind a VM's RAM hold; the others were never touched.
+#[derive(Debug)]
+pub struct Populated {
+    files: Vec<(PageRange, u64, File)>,
+}
+
+impl Populated {
+    /// Opens the files behind the mappings of process `pid`.
+    pub fn open(pid: u32, layout: &RamLayout, mappings: &[RamMapping]) -> io::Result<Self> {
+        let folder = format!("/proc/{pid}/map_files");
+        let names: Vec<_> = fs::read_dir(&folder)?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        let mut files = Vec::new();
+        for (region, mapping) in layout.regions.iter().zip(mappings) {
+            let prefix = format!("{:x}-", mapping.address);
+            let name = names
+                .iter()
+                .find(|name| name.starts_with(&prefix))
+                .ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::NotFound, format!("{folder}/{prefix}*"))
+                })?;
+            let file = File::open(format!("{folder}/{name}"))?;
+            files.push((region.pages(), mapping.file_offset_bytes, file));
+        }
+        Ok(Self { files })
+    }
+
+    /// Looks at one file that holds all pages from its start on.
+    #[cfg(test)]
+    pub fn of_file(layout: &RamLayout, file: File) -> Self {
+        Self {
+            files: vec![(0..layout.pages(), 0, file)],
+        }
+    }
+
+    /// Lists the runs of populated pages, rising.
+    pub fn runs(&self) -> io::Result<Vec<PageRange>> {
+        use rustix::fs::{SeekFrom, seek};
+        let mut runs = Vec::new();
+        for (pages, offset_bytes, file) in &self.files {
+            let end_bytes = offset_bytes + (pages.end - pages.start) * PAGE_BYTES;
+            let page_at =
+                |bytes: u64| pages.start + (bytes.min(end_bytes) - offset_bytes) / PAGE_BYTES;
+            let mut at = *offset_bytes;
+            while at < end_bytes {
+                let start = match seek(file.as_fd(), SeekFrom::Data(at)) {
+                    Ok(start) => start,
+                    Err(rustix::io::Errno::NXIO) => break,
+                    Err(error) => return Err(error.into()),
+                };
+                if start >= end_bytes {
+                    break;
+                }
+                at = seek(file.as_fd(), SeekFrom::Hole(start))?;
+                runs.push(page_at(start)..page_at(at));
+            }
+        }
+        Ok(runs)
+    }
+}
+
+/// Which pages a process has mapped at this moment, from its pagemap.
+#[derive(Debug)]
+pub struct Presence {
+    pagemap: File,
+    entries: Vec<u8>,
+}
+
+impl Presence {
+    /// Opens the pagemap of process `pid`.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self {
+            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            entries: Vec::new(),
+        })
+    }
+
+    /// Calls `visit` with the number of each page of `range` that is mapped, from 0.
+    pub fn for_each_present(
+        &mut self,
+        range: AddressRange,
+        mut visit: impl FnMut(u64),
+    ) -> io::Result<()> {
+        const ENTRY_BYTES: usize = 8;
+        const CHUNK_PAGES: u64 = 8192;
+        let pages = range.len_bytes / PAGE_BYTES;
+        let mut first = 0;
+        while first < pages {
+            let count = CHUNK_PAGES.min(pages - first);
+            self.entries.resize(usize_of(count) * ENTRY_BYTES, 0);
+            let offset = (range.start / PAGE_BYTES + first) * ENTRY_BYTES as u64;
+            self.pagemap.read_exact_at(&mut self.entries, offset)?;
+            for (index, entry) in self.entries.chunks_exact(ENTRY_BYTES).enumerate() {
+                // Bit 63 of the little-endian entry: the page is mapped.
+                if entry[ENTRY_BYTES - 1] & 0x80 != 0 {
+                    visit(first + index as u64);
+                }
+            }
+            first += count;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> RamLayout {
+        RamLayout::new([
+            AddressRange {
+                start: 0x10_0000,
+                len_bytes: 4 * PAGE_BYTES,
+            },
+            AddressRange {
+                start: 0x80_0000,
+                len_bytes: 2 * PAGE_BYTES,
+            },
+        ])
+    }
+
+    #[test]
+    fn pages_are_numbered_through_all_mappings() {
+        let layout = layout();
+        assert_eq!(layout.pages(), 6);
+        assert_eq!(layout.page_at(0x10_0000), Some(PageNumber(0)));
+        assert_eq!(layout.page_at(0x10_3fff), Some(PageNumber(3)));
+        assert_eq!(layout.page_at(0x10_4000), None);
+        assert_eq!(layout.page_at(0x80_1000), Some(PageNumber(5)));
+    }
+
+    #[test]
+    fn a_run_over_two_mappings_has_two_address_ranges() {
+        let ranges: Vec<_> = layout().addresses(&(3..5)).collect();
+        assert_eq!(
+            ranges,
+            [
+                AddressRange {
+                    start: 0x10_3000,
+                    len_bytes: PAGE_BYTES
+                },
+                AddressRange {
+                    start: 0x80_0000,
+                    len_bytes: PAGE_BYTES
+                },
+            ]
+        );
+    }
+}

@@ -1,0 +1,391 @@
+//! Every system call of this crate that Rust cannot check: userfaultfd, ptrace,
+//! `process_madvise`. One safe function each; layouts are asserted.
+#![allow(unsafe_code)]
+
+#[cfg(test)]
+use crate::ram::usize_of;
+use std::io;
+use std::mem;
+#[cfg(test)]
+use std::os::fd::AsFd;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A range of addresses in the process that is looked at, not in ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct AddressRange {
+    /// First address, page-aligned.
+    pub start: u64,
+    /// Length in bytes, a whole number of pages.
+    pub len_bytes: u64,
+}
+
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioRegister {
+    range: AddressRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioContinue {
+    range: AddressRange,
+    mode: u64,
+    mapped: i64,
+}
+
+// As in <linux/userfaultfd.h>.
+const _: () = assert!(size_of::<UffdioApi>() == 24);
+const _: () = assert!(size_of::<UffdioRegister>() == 32);
+const _: () = assert!(size_of::<UffdioContinue>() == 32);
+// `AddressRange` is handed to process_madvise as an array of iovec.
+const _: () = assert!(size_of::<AddressRange>() == size_of::<libc::iovec>());
+const _: () = assert!(size_of::<usize>() == size_of::<u64>());
+
+const UFFD_API: u64 = 0xAA;
+const UFFDIO_API: libc::c_ulong = 0xC018_AA3F;
+const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
+const UFFDIO_CONTINUE: libc::c_ulong = 0xC020_AA07;
+/// Request to a userfaultfd device node for a new descriptor.
+pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
+
+const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const UFFDIO_REGISTER_MODE_MINOR: u64 = 1 << 2;
+
+/// One message of a userfaultfd, in bytes.
+pub const UFFD_MESSAGE_BYTES: usize = 32;
+/// Event number of a page fault.
+pub const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
+/// Flag of a page fault by a write.
+pub const UFFD_PAGEFAULT_FLAG_WRITE: u64 = 1;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Opens a userfaultfd on our own address space.
+pub fn userfaultfd() -> io::Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: userfaultfd(2) takes one integer and touches no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let fd = libc::c_int::try_from(fd).map_err(io::Error::other)?;
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is open and nobody else's yet.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Agrees with the kernel on the userfaultfd interface, with minor faults on shared memory.
+pub fn uffd_api(uffd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut api = UffdioApi {
+        api: UFFD_API,
+        features: UFFD_FEATURE_MINOR_SHMEM,
+        ioctls: 0,
+    };
+    // SAFETY: UFFDIO_API reads and writes the 24 bytes of `api`, which we borrow mutably.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &raw mut api) })?;
+    Ok(())
+}
+
+/// Lets accesses in `range` whose page is in the page cache but not mapped wait for us.
+///
+/// `range` lies in the address space that `uffd` was opened on.
+pub fn uffd_register_minor(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+    let mut register = UffdioRegister {
+        range,
+        mode: UFFDIO_REGISTER_MODE_MINOR,
+        ioctls: 0,
+    };
+    // SAFETY: UFFDIO_REGISTER reads and writes the 32 bytes of `register`, which we
+    // borrow mutably. It changes how faults in `range` are served, not what memory holds.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) })?;
+    Ok(())
+}
+
+/// Gives `range` back to the kernel and wakes whoever waits in it.
+pub fn uffd_unregister(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+    // SAFETY: UFFDIO_UNREGISTER only reads the 16 bytes of `range`.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER, &raw const range) })?;
+    Ok(())
+}
+
+/// Wakes whoever waits in `range`; the access is tried again.
+pub fn uffd_wake(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+    // SAFETY: UFFDIO_WAKE only reads the 16 bytes of `range`.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE, &raw const range) })?;
+    Ok(())
+}
+
+/// Maps the page-cache pages of `range` and wakes whoever waits for them.
+///
+/// Returns the bytes mapped before the first page that could not be, with its error.
+pub fn uffd_continue(uffd: BorrowedFd<'_>, range: AddressRange) -> (u64, io::Result<()>) {
+    let mut request = UffdioContinue {
+        range,
+        mode: 0,
+        mapped: 0,
+    };
+    // SAFETY: UFFDIO_CONTINUE reads and writes the 32 bytes of `request`, which we borrow
+    // mutably. It maps pages that the file behind the range already holds, so what
+    // memory contains does not change.
+    let result = check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_CONTINUE, &raw mut request) });
+    (u64::try_from(request.mapped).unwrap_or(0), result.map(drop))
+}
+
+/// Drops the page-table entries of another process for `ranges` (at most 1024).
+///
+/// On shared memory without swap the contents stay in the page cache. Returns the
+/// bytes the kernel went through; fewer than asked for when it stopped early.
+pub fn process_pageout(pidfd: BorrowedFd<'_>, ranges: &[AddressRange]) -> io::Result<u64> {
+    // SAFETY: process_madvise(2) reads `ranges.len()` iovecs from `ranges`, which has the
+    // layout of an iovec array (asserted above). The addresses belong to the other
+    // process; MADV_PAGEOUT never changes what its memory contains.
+    let advised = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            pidfd.as_raw_fd(),
+            ranges.as_ptr(),
+            ranges.len(),
+            libc::MADV_PAGEOUT,
+            0,
+        )
+    };
+    u64::try_from(advised).map_err(|_| io::Error::last_os_error())
+}
+
+/// The registers of a stopped thread.
+#[derive(Clone, Copy)]
+pub struct Registers(pub libc::user_regs_struct);
+
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+
+fn ptrace(
+    request: libc::c_uint,
+    tid: libc::pid_t,
+    address: usize,
+    data: *mut libc::c_void,
+) -> io::Result<()> {
+    // SAFETY: private to this file; each caller below passes as `data` either a plain number
+    // where its request takes one, or a pointer to memory of the size that it reads or writes.
+    let result = unsafe { libc::ptrace(request, tid, address, data) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Becomes the tracer of a thread without stopping it.
+pub fn ptrace_seize(tid: libc::pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_SEIZE, tid, 0, ptr::null_mut())
+}
+
+/// Asks a seized thread to stop.
+pub fn ptrace_interrupt(tid: libc::pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0, ptr::null_mut())
+}
+
+/// Lets a stopped thread go on, with `signal` (0 for none).
+pub fn ptrace_continue(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+    let signal = usize::try_from(signal).unwrap_or(0);
+    ptrace(
+        libc::PTRACE_CONT,
+        tid,
+        0,
+        ptr::without_provenance_mut(signal),
+    )
+}
+
+/// Lets a stopped thread execute one instruction.
+pub fn ptrace_step(tid: libc::pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_SINGLESTEP, tid, 0, ptr::null_mut())
+}
+
+/// Lets a stopped thread go on and is its tracer no more.
+pub fn ptrace_detach(tid: libc::pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, ptr::null_mut())
+}
+
+/// Reads the registers of a stopped thread.
+pub fn ptrace_registers(tid: libc::pid_t) -> io::Result<Registers> {
+    // SAFETY: the struct holds only integers, for which all-zero bytes are a value.
+    let mut registers: libc::user_regs_struct = unsafe { mem::zeroed() };
+    // PTRACE_GETREGS writes one user_regs_struct.
+    ptrace(libc::PTRACE_GETREGS, tid, 0, (&raw mut registers).cast())?;
+    Ok(Registers(registers))
+}
+
+/// Sets the registers of a stopped thread.
+pub fn ptrace_set_registers(tid: libc::pid_t, registers: &Registers) -> io::Result<()> {
+    // PTRACE_SETREGS reads one user_regs_struct.
+    ptrace(
+        libc::PTRACE_SETREGS,
+        tid,
+        0,
+        (&raw const registers.0).cast_mut().cast(),
+    )
+}
+
+/// Reads which signals a stopped thread blocks, bit `n - 1` for signal `n`.
+pub fn ptrace_signal_mask(tid: libc::pid_t) -> io::Result<u64> {
+    let mut mask = 0u64;
+    // PTRACE_GETSIGMASK writes as many bytes as its address argument says.
+    ptrace(
+        PTRACE_GETSIGMASK,
+        tid,
+        size_of::<u64>(),
+        (&raw mut mask).cast(),
+    )?;
+    Ok(mask)
+}
+
+/// Sets which signals a stopped thread blocks.
+pub fn ptrace_set_signal_mask(tid: libc::pid_t, mask: u64) -> io::Result<()> {
+    // PTRACE_SETSIGMASK reads as many bytes as its address argument says.
+    ptrace(
+        PTRACE_SETSIGMASK,
+        tid,
+        size_of::<u64>(),
+        (&raw const mask).cast_mut().cast(),
+    )
+}
+
+/// Waits until a traced thread changes state; returns the status as wait(2) encodes it.
+pub fn wait_for_thread(tid: libc::pid_t) -> io::Result<libc::c_int> {
+    let mut status = 0;
+    loop {
+        // SAFETY: waitpid(2) writes one int to `status`, which we borrow mutably.
+        match check(unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) }) {
+            Ok(_) => return Ok(status),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Shared memory of our own, mapped, on which a host's ability to trap is tried out.
+#[derive(Debug)]
+pub struct SharedMemory {
+    address: *mut libc::c_void,
+    len_bytes: usize,
+    #[cfg(test)]
+    file: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to the value alone, may be reached from any thread, and is
+// only ever accessed through atomics.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above; every access through a shared borrow is atomic.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Maps `pages` pages of a new memfd, each written once: a page that was only read is dropped
+    /// from the page cache, rather than unmapped, when it is made inaccessible.
+    pub fn new(pages: usize) -> io::Result<Self> {
+        let len_bytes = pages * 4096;
+        let file = rustix::fs::memfd_create("plimsoll-trial", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, len_bytes as u64)?;
+        // SAFETY: asks for a new mapping at an address of the kernel's choice, so it
+        // overlaps nothing; `file` is open and as long as the mapping.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = Self {
+            address,
+            len_bytes,
+            #[cfg(test)]
+            file,
+        };
+        for page in 0..pages {
+            memory.word(page).store(0, Ordering::Relaxed);
+        }
+        Ok(memory)
+    }
+
+    /// Where the memory lies in our address space.
+    pub fn range(&self) -> AddressRange {
+        AddressRange {
+            start: self.address.addr() as u64,
+            len_bytes: self.len_bytes as u64,
+        }
+    }
+
+    /// The file behind it.
+    #[cfg(test)]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The first word of a page, through which it can be read and written.
+    ///
+    /// # Panics
+    ///
+    /// If the mapping has no page `page`.
+    pub fn word(&self, page: usize) -> &AtomicU64 {
+        assert!(
+            page < self.len_bytes / 4096,
+            "page {page} is outside the mapping"
+        );
+        // SAFETY: the word lies inside the mapping (asserted), which lives as long as
+        // `self`; it is aligned, and all access to the mapping goes through atomics.
+        unsafe { &*self.address.cast::<AtomicU64>().add(page * 512) }
+    }
+
+    /// Drops the page-table entries of `range`, which must lie inside; contents stay in the file.
+    ///
+    /// # Panics
+    ///
+    /// If `range` is not inside the mapping.
+    #[cfg(test)]
+    pub fn dontneed(&self, range: AddressRange) -> io::Result<()> {
+        let whole = self.range();
+        assert!(
+            range.start >= whole.start
+                && range.start + range.len_bytes <= whole.start + whole.len_bytes
+        );
+        let offset = usize_of(range.start - whole.start);
+        // SAFETY: the range lies inside our mapping (asserted). MADV_DONTNEED on a shared
+        // file mapping only drops page-table entries: the next access finds the same bytes.
+        check(unsafe {
+            libc::madvise(
+                self.address.byte_add(offset),
+                usize_of(range.len_bytes),
+                libc::MADV_DONTNEED,
+            )
+        })?;
+        Ok(())
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length and no borrow of it
+        // outlives `self`. Failure would only leave it mapped.
+        unsafe { libc::munmap(self.address, self.len_bytes) };
+    }
+}
