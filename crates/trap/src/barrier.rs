@@ -37,6 +37,9 @@ pub trait PageBarrier {
     /// The system call's; `visit` has been called for the pages before.
     fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()>;
 
+    /// Called on a CPU that the tracer is about to leave, which may hold things of the barrier's.
+    fn leave_cpu(&mut self) {}
+
     /// Makes the pages of `range` accessible again and lets waiting accesses go on.
     ///
     /// # Errors
@@ -47,22 +50,33 @@ pub trait PageBarrier {
 
 /// Page-table entries dropped from outside by `process_madvise(MADV_PAGEOUT)`; for shared
 /// memory of a process without swap.
+///
+/// The kernel takes a page off its list of pages while it drops the entries, puts it back by
+/// way of a short queue of the CPU it runs on, and cannot take a page that is still in such a
+/// queue. Each call empties the queue of its own CPU first. So a tracer that changes CPUs
+/// must make one more call before it goes, lest pages stay behind that nobody can make inaccessible.
 #[derive(Debug)]
 pub struct RemotePageout {
     pidfd: OwnedFd,
     presence: Presence,
+    last: Option<AddressRange>,
 }
 
 impl RemotePageout {
     /// Works on the process behind `pidfd`, whose pagemap is `presence`.
     #[must_use]
     pub fn new(pidfd: OwnedFd, presence: Presence) -> Self {
-        Self { pidfd, presence }
+        Self {
+            pidfd,
+            presence,
+            last: None,
+        }
     }
 }
 
 impl PageBarrier for RemotePageout {
     fn raise(&mut self, ranges: &[AddressRange]) -> io::Result<()> {
+        self.last = ranges.last().copied();
         let mut rest = ranges.to_vec();
         let mut rest = rest.as_mut_slice();
         while !rest.is_empty() {
@@ -87,6 +101,14 @@ impl PageBarrier for RemotePageout {
 
     fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()> {
         self.presence.for_each_present(range, visit)
+    }
+
+    fn leave_cpu(&mut self) {
+        if let Some(last) = self.last {
+            // For the queue's sake; whether the range still had entries does not matter, and a
+            // target that is gone shows at the next call.
+            let _ = sys::process_pageout(self.pidfd.as_fd(), &[last]);
+        }
     }
 
     fn lower(&mut self, userfault: &Userfault, range: AddressRange) -> io::Result<()> {

@@ -29,6 +29,8 @@ pub struct Placement {
     threads: Vec<(String, u64)>,
     before: Option<CpuSet>,
     looked: Option<Instant>,
+    /// Where the thread was moved last.
+    cpu: Option<usize>,
 }
 
 impl Placement {
@@ -48,11 +50,14 @@ impl Placement {
                 .then(|| sched_getaffinity(None).ok())
                 .flatten(),
             looked: None,
+            cpu: None,
         }
     }
 
     /// Moves the calling thread to the busiest thread's CPU; looks at most every 50 ms.
-    pub fn follow(&mut self) {
+    ///
+    /// Calls `leave` while still on a CPU that is about to be left.
+    pub fn follow(&mut self, leave: impl FnOnce()) {
         let due = self
             .looked
             .is_none_or(|looked| looked.elapsed() >= INTERVAL);
@@ -80,6 +85,10 @@ impl Placement {
         };
         // Not where an administrator does not want us.
         if before.is_set(cpu) {
+            if self.cpu.replace(cpu) == Some(cpu) {
+                return;
+            }
+            leave();
             let mut only = CpuSet::new();
             only.set(cpu);
             // A CPU that just went offline: stay where we are until the next look.

@@ -19,8 +19,8 @@ const STEP_UP: f64 = 128.0;
 /// Step by which they raise it.
 const STEP_DOWN: u32 = 64;
 /// Share of the affordable traps that first touches may take; see [`RateRule::Budget`].
-/// A quarter leaves room for a working set that grows threefold between two periods.
-const FIRST_TOUCH_SHARE: f64 = 0.25;
+/// A fifth leaves room for a working set that grows threefold between two periods.
+const FIRST_TOUCH_SHARE: f64 = 0.2;
 /// How much the budget rule widens the rate when a window closed before any reuse was seen.
 const WIDEN: u32 = 4;
 /// Largest T: beyond it a page stands for a GiB.
@@ -176,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_rule_aims_at_a_quarter_of_the_traps_it_can_pay_for() {
+    fn the_budget_rule_aims_at_a_fifth_of_the_traps_it_can_pay_for() {
         let mut control = RateControl::new(RateRule::Budget, 128, 100);
-        // 64 000 pages touched, 250 watched pages wanted.
+        // 64 000 pages touched, 200 watched pages wanted.
         control.adapt(&cost(900, 500));
-        assert_eq!(control.scale(), 256);
+        assert_eq!(control.scale(), 320);
     }
 
     #[test]

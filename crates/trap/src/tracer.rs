@@ -130,7 +130,8 @@ impl TraceConfig {
 pub struct Losses {
     /// Sampled pages that could not be made inaccessible at the start.
     pub stayed_accessible: u64,
-    /// Pages that left the hot set and could not be made inaccessible.
+    /// Times that a page left the hot set and could not be made inaccessible at once; it was
+    /// tried again every 50 ms.
     pub left_hot_set_accessible: u64,
     /// Pages of the VM, sampled or not, touched for the first time since the period before:
     /// the first touch of a page that holds nothing does not trap.
@@ -205,6 +206,8 @@ pub struct Tracer<B: PageBarrier = RemotePageout> {
     hot: HotSet,
     /// Pages made inaccessible and not known to be accessible again.
     raised: PageBits,
+    /// Pages that left the hot set and could not be made inaccessible yet.
+    stuck: Vec<u64>,
     /// Pages that trapped in this window.
     trapped: PageBits,
     batch: ReferenceBatch,
@@ -314,6 +317,7 @@ impl<B: PageBarrier> Tracer<B> {
             recording: false,
             hot: HotSet::new(config.hot_set_pages as usize, pages),
             raised: PageBits::new(pages),
+            stuck: Vec::new(),
             trapped: PageBits::new(pages),
             batch: ReferenceBatch::new(),
             faults: Vec::new(),
@@ -373,7 +377,7 @@ impl<B: PageBarrier> Tracer<B> {
         let end = start + self.config.period;
         let scale = self.rate.scale();
         self.counts = Counts::default();
-        self.placement.follow();
+        self.placement.follow(|| self.barrier.leave_cpu());
         let (populated_pages, collect_time) = self.collect(scale)?;
 
         let window_start = Instant::now();
@@ -518,6 +522,7 @@ impl<B: PageBarrier> Tracer<B> {
         end: Instant,
         sink: Sink<'_>,
     ) -> Result<bool, TrapError> {
+        let mut retried = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -529,7 +534,11 @@ impl<B: PageBarrier> Tracer<B> {
             {
                 return Ok(true);
             }
-            self.placement.follow();
+            self.placement.follow(|| self.barrier.leave_cpu());
+            if retried.elapsed() >= PATIENCE && !self.stuck.is_empty() {
+                self.rearm_stuck()?;
+                retried = Instant::now();
+            }
             self.serve(left.min(PATIENCE), sink)?;
         }
         Ok(false)
@@ -615,28 +624,47 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Makes the page that leaves the hot set inaccessible.
     fn rearm_head(&mut self, head: u64) -> Result<(), TrapError> {
-        let run = head..head + 1;
-        let ranges: Vec<_> = self.layout.addresses(&run).collect();
-        self.raised.set(head, true);
         self.counts.rearmed_pages += 1;
-        // A page in use by the kernel at that moment stays accessible: once more.
-        for _ in 0..2 {
-            self.barrier
-                .raise(&ranges)
-                .map_err(self.failed("process_madvise(MADV_PAGEOUT)"))?;
-            let mut accessible = false;
-            for &range in &ranges {
-                self.barrier
-                    .for_each_down(range, &mut |_| accessible = true)
-                    .map_err(self.failed("reading pagemap"))?;
-            }
-            if !accessible {
-                return Ok(());
-            }
+        // A page in use by the kernel at that moment stays accessible: once more, then later.
+        if !self.try_rearm(head)? && !self.try_rearm(head)? {
+            self.counts.losses.left_hot_set_accessible += 1;
+            self.stuck.push(head);
         }
-        self.raised.set(head, false);
-        self.counts.losses.left_hot_set_accessible += 1;
         Ok(())
+    }
+
+    /// Tries again with the pages that could not be made inaccessible when they left the hot set.
+    fn rearm_stuck(&mut self) -> Result<(), TrapError> {
+        let start = Instant::now();
+        let mut stuck = std::mem::take(&mut self.stuck);
+        let mut failed = Ok(());
+        stuck.retain(|&page| match self.try_rearm(page) {
+            Ok(done) => !done,
+            Err(error) => {
+                failed = Err(error);
+                true
+            }
+        });
+        self.stuck = stuck;
+        self.counts.rearm_time += start.elapsed();
+        failed
+    }
+
+    /// Makes a page inaccessible; tells whether it is.
+    fn try_rearm(&mut self, page: u64) -> Result<bool, TrapError> {
+        let run = page..page + 1;
+        let ranges: Vec<_> = self.layout.addresses(&run).collect();
+        self.barrier
+            .raise(&ranges)
+            .map_err(self.failed("process_madvise(MADV_PAGEOUT)"))?;
+        let mut accessible = false;
+        for &range in &ranges {
+            self.barrier
+                .for_each_down(range, &mut |_| accessible = true)
+                .map_err(self.failed("reading pagemap"))?;
+        }
+        self.raised.set(page, !accessible);
+        Ok(!accessible)
     }
 
     /// Makes the window's pages accessible again.
@@ -663,6 +691,7 @@ impl<B: PageBarrier> Tracer<B> {
             self.serve(Duration::ZERO, sink)?;
         }
         self.raised.clear();
+        self.stuck.clear();
         self.trapped.clear();
         self.hot.clear();
         Ok(())

@@ -97,7 +97,7 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
             let mut placement = Placement::new(cpu, pid, &[thread]);
             let mut faults = Vec::new();
             while !toucher.is_finished() {
-                placement.follow();
+                placement.follow(|| ());
                 wait_readable(&userfault)?;
                 userfault.read_faults(&mut faults)?;
                 for fault in &faults {
