@@ -25,6 +25,15 @@ impl HotSet {
         }
     }
 
+    /// Lets at most `pages` be in from now on; the set must be empty.
+    pub fn set_capacity(&mut self, pages: u32) {
+        assert!(
+            self.queue.is_empty(),
+            "pages would stay in beyond the new capacity"
+        );
+        self.capacity = pages as usize;
+    }
+
     /// Whether `page` is in.
     pub fn contains(&self, page: u64) -> bool {
         self.member.get(page)

@@ -44,6 +44,8 @@ use crate::userfault::{Fault, Userfault};
 const PATIENCE: Duration = Duration::from_millis(50);
 /// Pages made inaccessible, or accessible, before waiting accesses are served again.
 const CHUNK_PAGES: u64 = 512;
+/// Least pages that an adapted hot set has.
+const HOT_SET_PAGES_MIN: u32 = 16;
 /// Share of the time budget that making pages inaccessible may take; the rest is for traps.
 const ARMING_SHARE: f64 = 0.4;
 
@@ -58,7 +60,9 @@ pub struct TraceConfig {
     pub scale: u32,
     /// How T follows the VM.
     pub rate_rule: RateRule,
-    /// Pages of the hot set, 1 to 4096, \[AET\] §3.2.
+    /// Pages of the hot set, 1 to 4096, \[AET\] §3.2. Under [`RateRule::Budget`] it has at most a quarter
+    /// of the pages that trapped in the period before (and 16), so that a working set which shrinks
+    /// to a third does not vanish in it.
     pub hot_set_pages: u32,
     /// Aligned neighbours that are sampled together, 1 to 512.
     pub group_pages: u32,
@@ -157,6 +161,11 @@ pub struct PeriodReport {
     pub window: Duration,
     /// T: one page in so many was watched.
     pub scale: u32,
+    /// Pages of the hot set in this period.
+    pub hot_set_pages: u32,
+    /// References of the period for which one recorded stands: T, for the pages not sampled, times
+    /// the time the VM ran in the period over that in the window. Stops in traps are not running.
+    pub weight: f64,
     /// Pages of the VM that hold something.
     pub populated_pages: u64,
     /// Watched pages.
@@ -214,6 +223,8 @@ pub struct Tracer<B: PageBarrier = RemotePageout> {
     faults: Vec<Fault>,
     periods: u64,
     populated_pages_before: Option<u64>,
+    /// Pages that trapped in the last period that saw any.
+    distinct_pages_before: Option<u64>,
     /// Running mean of what arming and disarming one page takes.
     arming_seconds_per_page: f64,
     counts: Counts,
@@ -323,6 +334,7 @@ impl<B: PageBarrier> Tracer<B> {
             faults: Vec::new(),
             periods: 0,
             populated_pages_before: None,
+            distinct_pages_before: None,
             arming_seconds_per_page: 2e-6,
             counts: Counts::default(),
             layout: parts.layout,
@@ -344,28 +356,34 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Traces one period and hands its references to `sink`, in order.
     ///
-    /// Ends early, with a report on what was, when `stop` becomes true.
+    /// Ends early, with a report on what was, when `stop` becomes true or the VM ends.
     ///
     /// # Errors
     ///
-    /// [`TrapError::VmGone`] when the VM has ended, [`TrapError::StayedAccessible`] when its pages
-    /// cannot be trapped, [`TrapError::Call`] for what should not happen. References up to
-    /// there have been handed over.
+    /// [`TrapError::VmGone`] when the VM has ended before anything was seen in this period,
+    /// [`TrapError::StayedAccessible`] when its pages cannot be trapped, [`TrapError::Call`] for
+    /// what should not happen. References up to there have been handed over.
     pub fn run_period(
         &mut self,
         stop: &AtomicBool,
         sink: Sink<'_>,
     ) -> Result<PeriodReport, TrapError> {
+        if has_ended(self.pidfd.as_fd()) {
+            return Err(TrapError::VmGone { pid: self.pid });
+        }
         let report = self.run_period_unchecked(stop, sink);
-        // The address space of an ending process fails in many ways before it is gone.
-        let report = match report {
+        self.flush(sink);
+        report
+    }
+
+    /// The address space of an ending process fails in many ways before it is gone.
+    fn gone_if_it_ends<T>(&self, result: Result<T, TrapError>) -> Result<T, TrapError> {
+        match result {
             Err(TrapError::Call { .. }) if self.ends_soon() => {
                 Err(TrapError::VmGone { pid: self.pid })
             }
             other => other,
-        };
-        self.flush(sink);
-        report
+        }
     }
 
     fn run_period_unchecked(
@@ -378,17 +396,28 @@ impl<B: PageBarrier> Tracer<B> {
         let scale = self.rate.scale();
         self.counts = Counts::default();
         self.placement.follow(|| self.barrier.leave_cpu());
-        let (populated_pages, collect_time) = self.collect(scale)?;
+        let collected = self.collect(scale);
+        let hot_set_pages = self.hot_set_pages();
+        self.hot.set_capacity(hot_set_pages);
+        let (populated_pages, collect_time) = self.gone_if_it_ends(collected)?;
 
         let window_start = Instant::now();
         self.recording = true;
-        self.arm(sink)?;
-        let budget_ran_out = self.watch(stop, end, sink)?;
+        let armed = self.arm(sink);
+        let watched = armed.and_then(|()| self.watch(stop, end, sink));
         let window = window_start.elapsed();
         self.recording = false;
-        self.disarm(sink)?;
-        self.flush(sink);
-        self.rest(stop, end)?;
+        let rested = watched.and_then(|budget_ran_out| {
+            self.disarm(sink)?;
+            self.flush(sink);
+            self.rest(stop, end)?;
+            Ok(budget_ran_out)
+        });
+        let budget_ran_out = match self.gone_if_it_ends(rested) {
+            // What was seen of it stands; the next period tells that it is gone.
+            Err(TrapError::VmGone { .. }) if self.counts.traps > 0 => false,
+            other => other?,
+        };
 
         let tracked_pages = self.watched.iter().map(|run| run.end - run.start).sum();
         let length = start.elapsed();
@@ -398,6 +427,8 @@ impl<B: PageBarrier> Tracer<B> {
             length,
             window,
             scale,
+            hot_set_pages,
+            weight: self.weight(scale, length, window),
             populated_pages,
             tracked_pages,
             distinct_pages: self.counts.distinct_pages,
@@ -415,6 +446,29 @@ impl<B: PageBarrier> Tracer<B> {
         self.periods += 1;
         self.adapt(&report);
         Ok(report)
+    }
+
+    /// Pages of this period's hot set; see [`TraceConfig::hot_set_pages`].
+    fn hot_set_pages(&self) -> u32 {
+        match (self.config.rate_rule, self.distinct_pages_before) {
+            (RateRule::Budget, Some(pages)) => {
+                let quarter = u32::try_from(pages / 4)
+                    .unwrap_or(u32::MAX)
+                    .max(HOT_SET_PAGES_MIN);
+                quarter.min(self.config.hot_set_pages)
+            }
+            _ => self.config.hot_set_pages,
+        }
+    }
+
+    /// References of the period for which one recorded in its window stands.
+    fn weight(&self, scale: u32, length: Duration, window: Duration) -> f64 {
+        let stopped = self.counts.trap_time.as_secs_f64() / self.vcpus as f64;
+        let window = window.as_secs_f64();
+        // What a trap costs is known only so well: never less than a twentieth ran.
+        let ran_in_window = (window - stopped).max(window / 20.0).max(1e-9);
+        let ran = length.as_secs_f64() - window + ran_in_window;
+        f64::from(scale) * ran / ran_in_window
     }
 
     /// Phase 3: finds the pages that hold something and draws this period's sample of them.
@@ -710,6 +764,7 @@ impl<B: PageBarrier> Tracer<B> {
     }
 
     fn adapt(&mut self, report: &PeriodReport) {
+        self.distinct_pages_before = Some(report.distinct_pages).filter(|&pages| pages > 0);
         if report.tracked_pages > 0 {
             let latest = report.rearm_time.as_secs_f64() / report.tracked_pages as f64;
             self.arming_seconds_per_page += (latest - self.arming_seconds_per_page) / 4.0;

@@ -1,0 +1,687 @@
+//! `plimsoll attach`: trace a running VM and print what it needs, period by period.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet, WorkingSetBound};
+use plimsoll_trap::{HandlerCpu, PeriodReport, RateRule, SCALE_MAX, TraceConfig, TrapError};
+use plimsoll_vm::QemuVm;
+use serde::Serialize;
+
+use crate::bail_usage;
+use crate::curve_json::{CurveJson, SCHEMA};
+use crate::observe::{Curves, LiveEstimator, Observer, Period};
+use crate::output::{Format, OutputArgs};
+use crate::plot::{Axis, Chart, Marker, Series, Shade, Unit, grouped, svg_to_png};
+use crate::size::{ByteSize, Interval, Rate};
+
+/// Points of a curve in JSON.
+const POINTS: usize = 1000;
+const POINTS_OF_TABLE: usize = 16;
+const PNG_SCALE: f32 = 2.0;
+
+/// Trace a running VM: its working set period by period, its miss-ratio curve at the end.
+///
+/// Works on an unmodified QEMU whose RAM is shared memory, without stopping it for more than a moment.
+/// Ends after --periods, when the VM ends, or at Ctrl-C; the VM runs on as if nothing had been.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The VM: process id or name
+    #[arg(value_name = "PID|NAME")]
+    vm: String,
+    #[command(flatten)]
+    tracing: TracingArgs,
+    /// By what the curve is made
+    #[arg(long, value_enum, default_value_t = LiveEstimator::Lru)]
+    estimator: LiveEstimator,
+    /// Show AET and exact LRU side by side on the same references, with their distance
+    #[arg(long)]
+    compare: bool,
+    /// End after so many periods
+    #[arg(long, value_name = "N")]
+    periods: Option<u64>,
+    /// With -o json, give each period's curve too
+    #[arg(long)]
+    curve: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// How to trace; shared by all verbs that do.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TracingArgs {
+    /// How pages are watched
+    #[arg(long, value_enum, default_value_t = Backend::Trap)]
+    backend: Backend,
+    /// Length of a period
+    #[arg(long, default_value = "5s")]
+    period: Interval,
+    /// Most that tracing may take of the VM's CPU time; "none" for no bound
+    #[arg(long, default_value = "1%")]
+    budget: Budget,
+    /// Share of the pages watched in the first period, such as 1/128
+    #[arg(long, default_value = "1/128")]
+    rate: Rate,
+    /// How that share follows the VM
+    #[arg(long, value_enum, default_value_t = Rule::Budget)]
+    rate_rule: Rule,
+    /// Most pages of the hot set, which are left accessible after a trap
+    #[arg(long, default_value_t = 64, value_name = "PAGES")]
+    hot_set: u32,
+    /// Neighbouring pages that are sampled together
+    #[arg(long, default_value_t = 1, value_name = "PAGES")]
+    group: u32,
+    /// Watched pages that should trap in a period; fewer raise the rate
+    #[arg(long, default_value_t = 128, value_name = "PAGES")]
+    least_pages: u64,
+    /// Let the trap handler run on any CPU instead of the busiest vCPU's
+    #[arg(long)]
+    any_cpu: bool,
+    /// Seed of the samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// How pages are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// By traps: every reference in order
+    Trap,
+}
+
+/// How the share of pages that is watched follows the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Rule {
+    /// It stays
+    Fixed,
+    /// 128 pages more stand for one when a period was too dear, 64 fewer when it saw too little
+    Linear,
+    /// Likewise, by steps that grow with the logarithm of the excess
+    Log,
+    /// Straight to what the time budget pays for
+    Budget,
+}
+
+/// A bound of the time taken, or none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Budget(Option<f64>);
+
+impl std::str::FromStr for Budget {
+    type Err = crate::size::QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse::<Rate>().map(|share| Self(Some(share.get())))
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(share) => write!(f, "{} %", share * 100.0),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+impl TracingArgs {
+    /// The tracer's settings.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`](crate::exit::UsageError) for a rate that no whole number of pages stands for.
+    pub fn config(&self) -> anyhow::Result<TraceConfig> {
+        let Backend::Trap = self.backend;
+        let scale = (1.0 / self.rate.get()).round();
+        if scale > f64::from(SCALE_MAX) {
+            bail_usage!("--rate {}: the least is 1/{SCALE_MAX}", self.rate);
+        }
+        if self.budget.0.is_none() && self.rate_rule == Rule::Budget {
+            bail_usage!(
+                "--budget none leaves --rate-rule budget nothing to follow: add --rate-rule fixed"
+            );
+        }
+        Ok(TraceConfig {
+            period: self.period.get(),
+            budget: self.budget.0,
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rate is above 0 and at most 1, and SCALE_MAX was checked"
+            )]
+            scale: scale as u32,
+            rate_rule: match self.rate_rule {
+                Rule::Fixed => RateRule::Fixed,
+                Rule::Linear => RateRule::Linear,
+                Rule::Log => RateRule::Log,
+                Rule::Budget => RateRule::Budget,
+            },
+            hot_set_pages: self.hot_set,
+            group_pages: self.group,
+            least_pages: self.least_pages,
+            seed: self.seed,
+            handler_cpu: if self.any_cpu {
+                HandlerCpu::Any
+            } else {
+                HandlerCpu::Follow
+            },
+        })
+    }
+}
+
+/// Returns a flag that becomes true at SIGINT or SIGTERM; a second signal ends the process.
+///
+/// # Errors
+///
+/// The system's, if it takes no handler.
+pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // In this order: the second signal finds the flag set.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](crate::exit::UsageError) for options that do not go together, why there is no
+/// such VM, and why it cannot be traced. A VM that ends while it is traced is no error: what was
+/// seen up to there is given.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.output.check()?;
+    let config = args.tracing.config()?;
+    let format = args.output.format();
+    if args.curve && format != Format::Json {
+        bail_usage!("--curve goes with -o json, which has room for a curve a period");
+    }
+    let stop = stop_flag()?;
+    let vm = plimsoll_vm::find(&args.vm)?;
+    let mut observer = Observer::attach(&vm, config, args.estimator)?;
+
+    let picture = matches!(format, Format::Svg | Format::Png);
+    let mut file = match args.output.path().filter(|_| !picture) {
+        Some(path) => {
+            Some(File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?)
+        }
+        None => None,
+    };
+    let mut nowhere = std::io::sink();
+    let rows: &mut dyn Write = match &mut file {
+        Some(file) => file,
+        // A picture on standard output stands there alone.
+        None if picture && args.output.path().is_none() => &mut nowhere,
+        None => out,
+    };
+    let mut report = Report {
+        args,
+        vm: &vm,
+        totals: Totals::default(),
+    };
+    report.begin(format, &observer, rows)?;
+    let ended = loop {
+        if stop.load(Ordering::Relaxed) || args.periods == Some(report.totals.periods) {
+            break None;
+        }
+        match observer.period(&stop) {
+            Ok(period) => report.period(format, &period, rows)?,
+            Err(end @ TrapError::VmGone { .. }) => break Some(end),
+            Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
+        }
+    };
+    let curves = observer.curves();
+    match ended {
+        // What was seen stands; there is nothing to detach from.
+        Some(end) => eprintln!("plimsoll: {end}"),
+        None => observer.detach()?,
+    }
+    report.end(format, curves.as_ref(), rows)?;
+    if picture {
+        let curves = curves.context("no page was used twice while the VM was traced: no curve")?;
+        let svg = report.chart(&curves).to_svg();
+        let content = match format {
+            Format::Png => svg_to_png(&svg, PNG_SCALE)?,
+            _ => svg.into_bytes(),
+        };
+        args.output.write(&content, out)?;
+    }
+    Ok(())
+}
+
+/// Writes what is seen of a VM, in the form asked for.
+struct Report<'a> {
+    args: &'a Args,
+    vm: &'a QemuVm,
+    totals: Totals,
+}
+
+/// Sums over all periods.
+#[derive(Debug, Default)]
+struct Totals {
+    periods: u64,
+    traps: u64,
+    rearmed_pages: u64,
+    lost: u64,
+    first_touches_unseen: u64,
+    length: Duration,
+    trap_time: Duration,
+    rearm_time: Duration,
+    collect_time: Duration,
+    overhead_seconds: f64,
+    /// The least that a hot set stood for so far, in pages: below that no curve says anything.
+    hidden_pages: Option<u64>,
+}
+
+impl Totals {
+    fn add(&mut self, report: &PeriodReport) {
+        self.periods += 1;
+        self.traps += report.traps;
+        self.rearmed_pages += report.rearmed_pages;
+        self.lost += report.losses.lost();
+        self.first_touches_unseen += report.losses.first_touches_unseen;
+        self.length += report.length;
+        self.trap_time += report.trap_time;
+        self.rearm_time += report.rearm_time;
+        self.collect_time += report.collect_time;
+        self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
+        let hidden = u64::from(report.hot_set_pages) * u64::from(report.scale);
+        self.hidden_pages = Some(self.hidden_pages.map_or(hidden, |pages| pages.min(hidden)));
+    }
+
+    fn overhead_ratio(&self) -> f64 {
+        self.overhead_seconds / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}
+
+/// One line of `-o json`.
+#[derive(Serialize)]
+struct PeriodJson<'a> {
+    schema: u32,
+    vm: &'a str,
+    period: u64,
+    seconds: f64,
+    window_seconds: f64,
+    working_set_pages: Option<u64>,
+    working_set_bound: Option<String>,
+    tracking_rate: f64,
+    hot_set_pages: u32,
+    populated_pages: u64,
+    tracked_pages: u64,
+    distinct_pages: u64,
+    traps: u64,
+    write_traps: u64,
+    stray_traps: u64,
+    rearmed_pages: u64,
+    trap_seconds: f64,
+    rearm_seconds: f64,
+    collect_seconds: f64,
+    overhead_ratio: f64,
+    budget_ran_out: bool,
+    lost: u64,
+    first_touches_unseen: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_absolute_error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    curve: Option<CurveJson>,
+}
+
+/// The last line of `-o json`.
+#[derive(Serialize)]
+struct EndJson<'a> {
+    schema: u32,
+    vm: &'a str,
+    #[serde(rename = "final")]
+    is_final: bool,
+    periods: u64,
+    traps: u64,
+    overhead_ratio: f64,
+    lost: u64,
+    curve: Option<CurveJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aet_curve: Option<CurveJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_absolute_error: Option<f64>,
+}
+
+impl Report<'_> {
+    fn ram(&self) -> PageCount {
+        let bytes = self.vm.ram.iter().map(|ram| ram.len_bytes).sum();
+        PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
+    }
+
+    fn curve_json(&self, curve: &MissRatioCurve) -> CurveJson {
+        let curve = curve.thinned(POINTS);
+        CurveJson::new(&self.vm.id.0, PageSize::FOUR_KIB, Some(self.ram()), &curve)
+    }
+
+    fn begin(
+        &self,
+        format: Format,
+        observer: &Observer,
+        rows: &mut dyn Write,
+    ) -> std::io::Result<()> {
+        match format {
+            Format::Json => {}
+            Format::Csv => writeln!(
+                rows,
+                "period,seconds,working_set_pages,working_set_bound,tracking_rate,tracked_pages,\
+                 traps,overhead_ratio,lost"
+            )?,
+            Format::Table | Format::Svg | Format::Png => {
+                let vcpus = self.vm.vcpus.len().max(1);
+                let accelerator = self.vm.accelerator.map_or_else(
+                    || "accelerator unknown".to_owned(),
+                    |accelerator| accelerator.to_string(),
+                );
+                writeln!(
+                    rows,
+                    "VM {} (process {}): {} of RAM, {vcpus} vCPU{}, {accelerator}",
+                    self.vm.id,
+                    self.vm.pid,
+                    size(self.ram()),
+                    if vcpus == 1 { "" } else { "s" },
+                )?;
+                writeln!(
+                    rows,
+                    "A trap costs {:.0} µs on this host. Period {}, hot set up to {} pages, budget {}.\n",
+                    observer.tracer().trap_cost().whole.as_secs_f64() * 1e6,
+                    self.args.tracing.period,
+                    self.args.tracing.hot_set,
+                    self.args.tracing.budget,
+                )?;
+                let compare = if self.args.compare {
+                    "  AET-LRU MAE"
+                } else {
+                    ""
+                };
+                writeln!(
+                    rows,
+                    "period  working set    rate    tracked   traps/s  overhead  watched  lost{compare}"
+                )?;
+            }
+        }
+        rows.flush()
+    }
+
+    fn period(
+        &mut self,
+        format: Format,
+        period: &Period,
+        rows: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let report = &period.report;
+        self.totals.add(report);
+        let seconds = report.length.as_secs_f64();
+        match format {
+            Format::Json => {
+                let json = self.period_json(period);
+                writeln!(rows, "{}", serde_json::to_string(&json)?)?;
+            }
+            Format::Csv => {
+                let set = period.working_set;
+                writeln!(
+                    rows,
+                    "{},{seconds:.3},{},{},{},{},{},{:.6},{}",
+                    report.period,
+                    set.map(|set| set.size.to_string()).unwrap_or_default(),
+                    set.map(|set| set.bound.to_string()).unwrap_or_default(),
+                    1.0 / f64::from(report.scale),
+                    report.tracked_pages,
+                    report.traps,
+                    report.overhead_ratio,
+                    report.losses.lost(),
+                )?;
+            }
+            Format::Table | Format::Svg | Format::Png => {
+                let compare = match period.distance {
+                    Some(distance) if self.args.compare => {
+                        format!("  {:>11.4}", distance.mean_absolute_error)
+                    }
+                    None if self.args.compare => format!("  {:>11}", "-"),
+                    _ => String::new(),
+                };
+                writeln!(
+                    rows,
+                    "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{compare}",
+                    report.period,
+                    working_set(period.working_set),
+                    report.scale,
+                    grouped(report.tracked_pages as f64),
+                    report.traps as f64 / seconds,
+                    report.overhead_ratio * 100.0,
+                    report.window.as_secs_f64() / seconds * 100.0,
+                    report.losses.lost(),
+                )?;
+            }
+        }
+        rows.flush()?;
+        Ok(())
+    }
+
+    fn period_json(&self, period: &Period) -> PeriodJson<'_> {
+        let report = &period.report;
+        PeriodJson {
+            schema: SCHEMA,
+            vm: &self.vm.id.0,
+            period: report.period,
+            seconds: report.length.as_secs_f64(),
+            window_seconds: report.window.as_secs_f64(),
+            working_set_pages: period.working_set.map(|set| set.size.0),
+            working_set_bound: period.working_set.map(|set| set.bound.to_string()),
+            tracking_rate: 1.0 / f64::from(report.scale),
+            hot_set_pages: report.hot_set_pages,
+            populated_pages: report.populated_pages,
+            tracked_pages: report.tracked_pages,
+            distinct_pages: report.distinct_pages,
+            traps: report.traps,
+            write_traps: report.write_traps,
+            stray_traps: report.stray_traps,
+            rearmed_pages: report.rearmed_pages,
+            trap_seconds: report.trap_time.as_secs_f64(),
+            rearm_seconds: report.rearm_time.as_secs_f64(),
+            collect_seconds: report.collect_time.as_secs_f64(),
+            overhead_ratio: report.overhead_ratio,
+            budget_ran_out: report.budget_ran_out,
+            lost: report.losses.lost(),
+            first_touches_unseen: report.losses.first_touches_unseen,
+            mean_absolute_error: period
+                .distance
+                .filter(|_| self.args.compare)
+                .map(|distance| distance.mean_absolute_error),
+            curve: period
+                .curve
+                .as_ref()
+                .filter(|_| self.args.curve)
+                .map(|curve| self.curve_json(curve)),
+        }
+    }
+
+    fn end(
+        &self,
+        format: Format,
+        curves: Option<&Curves>,
+        rows: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let chosen = curves.map(|curves| curves.by(self.args.estimator));
+        let compared = curves.filter(|_| self.args.compare);
+        let distance = compared.and_then(Curves::distance);
+        match format {
+            Format::Csv => {}
+            Format::Json => {
+                let json = EndJson {
+                    schema: SCHEMA,
+                    vm: &self.vm.id.0,
+                    is_final: true,
+                    periods: self.totals.periods,
+                    traps: self.totals.traps,
+                    overhead_ratio: self.totals.overhead_ratio(),
+                    lost: self.totals.lost,
+                    curve: chosen.map(|curve| self.curve_json(curve)),
+                    aet_curve: compared.map(|curves| self.curve_json(&curves.aet)),
+                    mean_absolute_error: distance.map(|distance| distance.mean_absolute_error),
+                };
+                writeln!(rows, "{}", serde_json::to_string(&json)?)?;
+            }
+            Format::Table | Format::Svg | Format::Png => {
+                self.costs(rows)?;
+                match chosen {
+                    Some(curve) => self.curve_table(curve, compared, rows)?,
+                    None => writeln!(
+                        rows,
+                        "\nNo curve: no page was used twice while the VM was traced."
+                    )?,
+                }
+                if let Some(distance) = distance {
+                    writeln!(
+                        rows,
+                        "\nAET against exact LRU on the same references: mean absolute error {:.4}, \
+                         largest {:.4} at {}.",
+                        distance.mean_absolute_error,
+                        distance.max_absolute_error,
+                        size(distance.max_at),
+                    )?;
+                }
+            }
+        }
+        rows.flush()?;
+        Ok(())
+    }
+
+    /// The stages' cost, [AET] §4.3.
+    fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
+        let totals = &self.totals;
+        writeln!(
+            rows,
+            "\n{} periods in {:.1} s: {} traps, {} pages re-armed, {} lost, {} first touches unseen.",
+            totals.periods,
+            totals.length.as_secs_f64(),
+            grouped(totals.traps as f64),
+            grouped(totals.rearmed_pages as f64),
+            grouped(totals.lost as f64),
+            grouped(totals.first_touches_unseen as f64),
+        )?;
+        writeln!(
+            rows,
+            "Time: traps {:.3} s, re-arming {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
+            totals.trap_time.as_secs_f64(),
+            totals.rearm_time.as_secs_f64(),
+            totals.collect_time.as_secs_f64(),
+            totals.overhead_ratio() * 100.0,
+        )
+    }
+
+    fn curve_table(
+        &self,
+        curve: &MissRatioCurve,
+        compared: Option<&Curves>,
+        rows: &mut dyn Write,
+    ) -> std::io::Result<()> {
+        let heads = if compared.is_some() {
+            "       LRU       AET"
+        } else {
+            "  miss ratio"
+        };
+        writeln!(
+            rows,
+            "\nCurve of {} references past the hot set:\n\n       size{heads}",
+            grouped(curve.references() as f64)
+        )?;
+        for point in curve.thinned(POINTS_OF_TABLE).points() {
+            match compared {
+                Some(curves) => writeln!(
+                    rows,
+                    "{:>11}  {:>6.2} %  {:>6.2} %",
+                    size(point.size),
+                    curves.lru.miss_ratio(point.size) * 100.0,
+                    curves.aet.miss_ratio(point.size) * 100.0,
+                )?,
+                None => writeln!(
+                    rows,
+                    "{:>11}  {:>8.2} %",
+                    size(point.size),
+                    point.miss_ratio * 100.0
+                )?,
+            }
+        }
+        let set = curve.size_for(WorkingSet::MISS_RATIO);
+        match set {
+            Some(set) => writeln!(
+                rows,
+                "\nWorking set over the whole run: {} (5 % misses).",
+                size(set)
+            ),
+            None => writeln!(rows, "\nMore than 5 % miss at every size that was seen."),
+        }
+    }
+
+    fn chart(&self, curves: &Curves) -> Chart {
+        let chosen = curves.by(self.args.estimator);
+        let last = chosen
+            .points()
+            .last()
+            .map_or(PageCount(0), |point| point.size);
+        let bytes = |pages: PageCount| pages.to_bytes(PageSize::FOUR_KIB);
+        let until = bytes(PageCount(last.0 + last.0 / 25 + 1));
+        let of_curve = |name: &str, curve| Series::of_curve(name, curve, PageSize::FOUR_KIB, until);
+        let series = if self.args.compare {
+            vec![
+                of_curve("exact LRU", &curves.lru),
+                of_curve("AET", &curves.aet),
+            ]
+        } else {
+            vec![of_curve("", chosen)]
+        };
+        let hidden = PageCount(self.totals.hidden_pages.unwrap_or_default());
+        let markers = chosen.size_for(WorkingSet::MISS_RATIO).map(|set| Marker {
+            x: bytes(set) as f64,
+            label: format!("working set {} (5 %)", size(set)),
+        });
+        Chart {
+            title: format!("Miss-ratio curve of VM {}", self.vm.id),
+            subtitle: format!(
+                "traced for {:.0} s from outside · {} references past the hot set · overhead {:.2} %",
+                self.totals.length.as_secs_f64(),
+                grouped(chosen.references() as f64),
+                self.totals.overhead_ratio() * 100.0,
+            ),
+            x: Axis::new("Memory size", Unit::Bytes).up_to(until as f64),
+            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
+            shades: vec![Shade {
+                from: 0.0,
+                to: bytes(hidden).min(until) as f64,
+                label: "hidden by the hot set".to_owned(),
+            }],
+            series,
+            markers: markers.into_iter().collect(),
+        }
+    }
+}
+
+/// A size for a reader.
+pub(crate) fn size(pages: PageCount) -> String {
+    ByteSize(pages.to_bytes(PageSize::FOUR_KIB)).rounded()
+}
+
+/// A working set for a reader, with the sign of a bound.
+pub(crate) fn working_set(set: Option<WorkingSet>) -> String {
+    let Some(set) = set else {
+        return "idle".to_owned();
+    };
+    let sign = match set.bound {
+        WorkingSetBound::Estimate => "",
+        WorkingSetBound::AtLeast => "≥ ",
+        WorkingSetBound::AtMost => "≤ ",
+    };
+    format!("{sign}{}", size(set.size))
+}

@@ -1,0 +1,96 @@
+//! What only a try can tell: whether a page of our own traps, and whether a guest runs.
+//!
+//! A trap is tried on memory of this process, as the tracer sets it on a VM's. KVM is
+//! believed after a guest has booted by it; that takes up to 8 s where it does not.
+
+use std::path::Path;
+use std::process::Command;
+
+use plimsoll_trap::{HandlerCpu, TrapError, measure_trap_cost};
+use plimsoll_vm::{Accelerator, GuestImage, VmError, detect};
+
+use super::{Chapter, Finding};
+use crate::exit::with_causes;
+
+/// Name of the emulator that runs VMs.
+const QEMU: &str = "qemu-system-x86_64";
+
+/// Tries what there is to try on this host.
+#[must_use]
+pub fn examine() -> Chapter {
+    Chapter {
+        title: "Tried out",
+        findings: vec![trap(), qemu(), kvm(Path::new("/dev/kvm"))],
+    }
+}
+
+fn trap() -> Finding {
+    let subject = "a trap";
+    match measure_trap_cost(HandlerCpu::Any) {
+        Ok(cost) => Finding::ok(
+            subject,
+            format!("works, and takes {} us", cost.whole.as_micros()),
+        ),
+        Err(error @ TrapError::NoPrivilege { .. }) => {
+            Finding::no(subject, with_causes(&error), "run as root")
+        }
+        Err(error @ TrapError::KernelTooOld { .. }) => {
+            Finding::no(subject, with_causes(&error), "use a newer kernel")
+        }
+        Err(error) => Finding::no(subject, with_causes(&error), "no VM can be traced as it is"),
+    }
+}
+
+fn qemu() -> Finding {
+    let subject = "QEMU";
+    let advice = "install QEMU for x86-64 (Debian: qemu-system-x86) to start VMs here";
+    match Command::new(QEMU).arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let version = text.lines().next().unwrap_or_default();
+            let version = version.trim_start_matches("QEMU emulator version ");
+            Finding::ok(subject, version.to_owned())
+        }
+        Ok(output) => Finding::no(subject, format!("{QEMU}: {}", output.status), advice),
+        Err(error) => Finding::no(subject, format!("{QEMU}: {error}"), advice),
+    }
+}
+
+fn kvm(device: &Path) -> Finding {
+    let subject = "KVM";
+    let slow = "guests run by emulation, about ten times slower";
+    if !device.exists() {
+        return Finding::limited(subject, format!("no {}", device.display()), slow);
+    }
+    let image = match GuestImage::locate() {
+        Ok(image) => image,
+        Err(VmError::NoImage { .. }) => {
+            return Finding::limited(
+                subject,
+                format!("{} is there; not tried", device.display()),
+                "'./dev setup' makes the guest image that tells whether it runs guests",
+            );
+        }
+        Err(error) => {
+            return Finding::limited(subject, with_causes(&error), "'./dev setup' repairs it");
+        }
+    };
+    let detection = detect(&image);
+    match detection.accelerator {
+        Accelerator::Kvm => Finding::ok(subject, detection.reason),
+        Accelerator::Tcg => Finding::limited(subject, detection.reason, slow),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+
+    #[test]
+    fn a_host_without_kvm_still_runs_guests() {
+        let finding = kvm(Path::new("/nonexistent/kvm"));
+        assert_eq!(finding.verdict, Verdict::Limited);
+        assert_eq!(finding.found, "no /nonexistent/kvm");
+    }
+}

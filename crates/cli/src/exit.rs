@@ -1,0 +1,171 @@
+//! How a run of `plimsoll` ends: its exit code and what it says on standard error.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done; also when the reader of standard output went away early |
+//! | 1 | failed |
+//! | 2 | asked for in a way that cannot be |
+//!
+//! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2,
+//! every other with 1. Only standard output's own broken pipe is quiet: a
+//! socket that breaks inside a verb is a failure like any other.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+
+/// A request that cannot be carried out as it was put; nothing was done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Fails with a [`UsageError`] made from a format string, as [`anyhow::bail!`] does with a failure.
+#[macro_export]
+macro_rules! bail_usage {
+    ($($argument:tt)*) => {
+        return Err($crate::exit::UsageError(format!($($argument)*)).into())
+    };
+}
+
+/// Standard output that remembers whether its reader has gone.
+#[derive(Debug)]
+pub struct Output<W> {
+    inner: W,
+    reader_gone: bool,
+}
+
+impl<W: Write> Output<W> {
+    /// Wraps a writer.
+    pub fn new(inner: W) -> Self {
+        Self {
+            inner,
+            reader_gone: false,
+        }
+    }
+
+    fn watch<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result {
+            self.reader_gone |= error.kind() == io::ErrorKind::BrokenPipe;
+        }
+        result
+    }
+
+    /// Ends the run: reports an error to `complaints` unless the reader of this output went away.
+    pub fn finish(mut self, result: anyhow::Result<()>, complaints: &mut dyn Write) -> ExitCode {
+        let result = result.and_then(|()| Ok(self.flush()?));
+        match result {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) if self.reader_gone => ExitCode::SUCCESS,
+            Err(error) => {
+                // Standard error may be closed too; the exit code still tells.
+                let _ = writeln!(
+                    complaints,
+                    "plimsoll: error: {}",
+                    with_causes(error.as_ref())
+                );
+                if error.downcast_ref::<UsageError>().is_some() {
+                    ExitCode::from(2)
+                } else {
+                    ExitCode::FAILURE
+                }
+            }
+        }
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = self.inner.write(bytes);
+        self.watch(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.inner.flush();
+        self.watch(result)
+    }
+}
+
+/// Ends the run of a command line that does not parse, or that asks for help or the version.
+#[must_use]
+pub fn not_understood(error: &clap::Error) -> ExitCode {
+    // Nobody is left to tell if either stream is closed; the exit code still tells.
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = write!(io::stderr(), "plimsoll: {}", error.render());
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Says an error with its causes in one line, each once: some libraries repeat the cause in their
+/// own message.
+#[must_use]
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !said.ends_with(&text) {
+            said += ": ";
+            said += &text;
+        }
+        cause = error.source();
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    struct Broken;
+
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn finish(result: anyhow::Result<()>) -> (ExitCode, String) {
+        let mut complaints = Vec::new();
+        let code = Output::new(Vec::new()).finish(result, &mut complaints);
+        (code, String::from_utf8(complaints).unwrap())
+    }
+
+    #[test]
+    fn the_exit_code_tells_usage_from_failure() {
+        assert_eq!(finish(Ok(())), (ExitCode::SUCCESS, String::new()));
+        let failed = finish(Err(anyhow!("no such trace").context("cannot read 'x'")));
+        let said = "plimsoll: error: cannot read 'x': no such trace\n";
+        assert_eq!(failed, (ExitCode::FAILURE, said.to_owned()));
+        let usage = || -> anyhow::Result<()> { bail_usage!("--rate {} is too much", 2) };
+        let said = "plimsoll: error: --rate 2 is too much\n".to_owned();
+        assert_eq!(finish(usage()), (ExitCode::from(2), said));
+        assert_eq!(finish(usage().context("mrc")).0, ExitCode::from(2));
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_no_failure_but_a_broken_socket_is() {
+        let mut output = Output::new(Broken);
+        let result = writeln!(output, "line").map_err(anyhow::Error::from);
+        let mut complaints = Vec::new();
+        assert_eq!(output.finish(result, &mut complaints), ExitCode::SUCCESS);
+        assert!(complaints.is_empty());
+        let socket = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(finish(Err(socket.into())).0, ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn a_cause_its_error_already_names_is_said_once() {
+        let cause = io::Error::other("disk on fire");
+        let repeated = anyhow::Error::new(cause).context("cannot read: disk on fire");
+        assert_eq!(with_causes(repeated.as_ref()), "cannot read: disk on fire");
+    }
+}

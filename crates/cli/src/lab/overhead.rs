@@ -1,0 +1,134 @@
+//! What tracing takes from a VM: the guest's own speed, traced and untraced in turn.
+//!
+//! One guest; windows of equal length alternate, each traced one attached and detached anew at
+//! the given settings. The slowdown of a pair is one minus the ratio of the guest's
+//! visits a second in the traced window to the mean of its two untraced neighbours, so
+//! that drift of a shared machine cancels; the figure is the median over pairs.
+
+use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use plimsoll_vm::{GuestConfig, GuestImage};
+
+use crate::attach::TracingArgs;
+use crate::experiment::Subject;
+
+use super::median;
+
+/// Measure how much slower a guest runs while it is traced.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What the guests run, in words of their workload
+    #[arg(long, default_values_t = default_workloads())]
+    workload: Vec<String>,
+    /// Memory of the guests, in MiB
+    #[arg(long, default_value_t = 256)]
+    memory_mib: u64,
+    /// Pairs of windows
+    #[arg(long, default_value_t = 12)]
+    pairs: u32,
+    /// Periods in a traced window; the untraced ones are as long
+    #[arg(long, default_value_t = 1)]
+    periods: u32,
+    #[command(flatten)]
+    tracing: TracingArgs,
+}
+
+fn default_workloads() -> Vec<String> {
+    ["zipf", "uniform", "sequential"]
+        .map(|name| format!("workload={name} mib=128"))
+        .to_vec()
+}
+
+/// Runs the experiment.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let image = GuestImage::locate()?;
+    let config = args.tracing.config()?;
+    let length = config.period * args.periods;
+    for workload in &args.workload {
+        let guest = GuestConfig {
+            memory_mib: args.memory_mib,
+            ..GuestConfig::new("overhead", workload)
+        };
+        let mut subject = Subject::boot(&image, &guest)?;
+        let mut untraced = vec![untraced_window(&mut subject, length)?];
+        let mut traced = Vec::new();
+        let mut estimated = Vec::new();
+        for _ in 0..args.pairs {
+            let start = Instant::now();
+            let stop = AtomicBool::new(false);
+            let limit = length.saturating_sub(config.period / 2);
+            let observed = subject.trace(config.clone(), limit, &stop, &mut |_| ())?;
+            traced.push(visits_per_second(&mut subject, start, Instant::now())?);
+            estimated.extend(
+                observed
+                    .periods
+                    .iter()
+                    .map(|traced| traced.period.report.overhead_ratio),
+            );
+            untraced.push(untraced_window(&mut subject, length)?);
+        }
+        let beside = untraced
+            .windows(2)
+            .map(|pair| f64::midpoint(pair[0], pair[1]));
+        let slowdowns: Vec<f64> = traced
+            .iter()
+            .zip(beside)
+            .map(|(traced, beside)| 1.0 - traced / beside)
+            .collect();
+        // The same measure on windows of which none is traced tells what noise alone gives.
+        let noise = untraced
+            .windows(3)
+            .map(|three| 1.0 - three[1] / f64::midpoint(three[0], three[2]));
+        let noise: Vec<f64> = noise.map(f64::abs).collect();
+        writeln!(
+            out,
+            "{workload} under {}, {} windows of {length:?} each way",
+            subject.accelerator(),
+            args.pairs
+        )?;
+        let percent = |values: &[f64]| {
+            values
+                .iter()
+                .map(|value| format!("{:+.1}", value * 100.0))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        writeln!(out, "  slowdown of each pair, %: {}", percent(&slowdowns))?;
+        writeln!(
+            out,
+            "  median slowdown          {:+.2} %",
+            median(slowdowns) * 100.0
+        )?;
+        if !noise.is_empty() {
+            writeln!(
+                out,
+                "  median between untraced  ±{:.2} %",
+                median(noise) * 100.0
+            )?;
+        }
+        writeln!(
+            out,
+            "  the tracer's own estimate {:.2} %",
+            median(estimated) * 100.0
+        )?;
+        writeln!(
+            out,
+            "  pages the guest found wrong: {}",
+            subject.mismatches()?
+        )?;
+    }
+    Ok(())
+}
+
+fn untraced_window(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    std::thread::sleep(length);
+    visits_per_second(subject, start, Instant::now())
+}
+
+fn visits_per_second(subject: &mut Subject, from: Instant, to: Instant) -> anyhow::Result<f64> {
+    let (visits, took) = subject.visits(from, to)?;
+    Ok(visits as f64 / took.as_secs_f64().max(1e-9))
+}

@@ -1,0 +1,131 @@
+//! The step benchmark of [AET] §4.2: is the working set found, and how soon after it changed?
+
+use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_trap::TraceConfig;
+use plimsoll_vm::{GuestConfig, GuestImage};
+
+use crate::attach::TracingArgs;
+use crate::experiment::{Subject, Traced, judge};
+use crate::size::ByteSize;
+
+use super::median;
+
+/// Trace a guest that scans 32, 96, 160, 224, 160, 96, 32 MiB and hold the working set found against that.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How long the guest stays at each size, in periods
+    #[arg(long, default_value_t = 4)]
+    periods_per_step: u32,
+    #[command(flatten)]
+    tracing: TracingArgs,
+}
+
+/// Working sets of the benchmark in turn.
+pub const STEPS_MIB: [u64; 7] = [32, 96, 160, 224, 160, 96, 32];
+
+/// Configures a guest that steps through `steps_mib`, staying `step` at each.
+pub fn stepping_guest(name: &str, steps_mib: &[u64], step: Duration) -> GuestConfig {
+    let list: Vec<_> = steps_mib.iter().map(u64::to_string).collect();
+    let workload = format!(
+        "workload=steps steps_mib={} step_ms={}",
+        list.join(","),
+        step.as_millis()
+    );
+    let largest = steps_mib.iter().copied().max().unwrap_or_default();
+    GuestConfig {
+        memory_mib: largest + 96,
+        ..GuestConfig::new(name, &workload)
+    }
+}
+
+/// Runs the experiment.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let config: TraceConfig = args.tracing.config()?;
+    let step = config.period * args.periods_per_step;
+    let guest = stepping_guest("steps", &STEPS_MIB, step);
+    let mut subject = Subject::boot(&GuestImage::locate()?, &guest)?;
+    writeln!(
+        out,
+        "Step benchmark under {}: {} s at each size, period {:?}\n",
+        subject.accelerator(),
+        step.as_secs(),
+        config.period
+    )?;
+    let limit = step * u32::try_from(STEPS_MIB.len())? - config.period / 2;
+    let observed = subject.trace(config, limit, &AtomicBool::new(false), &mut |_: &Traced| ())?;
+    let judged = judge(&observed.periods, &subject.steps()?);
+
+    writeln!(out, "true size      found    error")?;
+    for period in &judged {
+        let size = |pages: PageCount| ByteSize(pages.to_bytes(PageSize::FOUR_KIB)).rounded();
+        let found = period.found.map_or_else(|| "bound only".to_owned(), size);
+        let error = period
+            .error()
+            .map_or_else(String::new, |error| format!("{:+.1} %", error * 100.0));
+        let first = if period.first {
+            "  first period after the change"
+        } else {
+            ""
+        };
+        writeln!(
+            out,
+            "{:>9}  {found:>9}  {error:>7}{first}",
+            size(period.truth)
+        )?;
+    }
+    let errors: Vec<f64> = judged
+        .iter()
+        .filter_map(|period| Some(period.error()?.abs()))
+        .collect();
+    let within = |wanted: &dyn Fn(bool) -> bool| {
+        let all: Vec<_> = judged
+            .iter()
+            .filter(|period| wanted(period.first))
+            .collect();
+        let good = all
+            .iter()
+            .filter(|period| period.error().is_some_and(|error| error.abs() <= 0.05));
+        format!("{} of {}", good.count(), all.len())
+    };
+    writeln!(
+        out,
+        "\nwithin 5 % of the truth: {} steady periods",
+        within(&|_| true)
+    )?;
+    writeln!(
+        out,
+        "  of the first after a change: {}",
+        within(&|first| first)
+    )?;
+    if !errors.is_empty() {
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        writeln!(
+            out,
+            "median error {:.2} %, worst {:.2} %",
+            median(errors) * 100.0,
+            worst * 100.0
+        )?;
+    }
+    let overhead: Vec<f64> = observed
+        .periods
+        .iter()
+        .map(|traced| traced.period.report.overhead_ratio)
+        .collect();
+    if !overhead.is_empty() {
+        writeln!(
+            out,
+            "tracing took {:.2} % of the VM's CPU time (median of periods)",
+            median(overhead) * 100.0
+        )?;
+    }
+    writeln!(
+        out,
+        "pages the guest found wrong: {}",
+        subject.mismatches()?
+    )?;
+    Ok(())
+}

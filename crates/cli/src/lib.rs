@@ -1,0 +1,25 @@
+//! The command line of Plimsoll: one file per verb, and what verbs share.
+//!
+//! Each verb is a module with its `Args` and `run(&Args, &mut dyn Write)`, which
+//! writes to the output it is handed, so that tests can read it. The program
+//! `plimsoll` is only the table of verbs.
+//!
+//! Not here: any algorithm. A verb joins a source to an estimator and draws
+//! what comes out.
+#![forbid(unsafe_code)]
+
+pub mod attach;
+pub mod curve_json;
+pub mod demo;
+pub mod doctor;
+pub mod exit;
+pub mod experiment;
+pub mod lab;
+pub mod mrc;
+pub mod observe;
+pub mod output;
+pub mod plot;
+pub mod progress_bar;
+pub mod size;
+pub mod trace;
+pub mod trace_args;

@@ -1,0 +1,229 @@
+//! A running VM under observation: its references, traced period by period, become curves
+//! and working sets. This is where source and estimator meet for the live verbs.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use plimsoll_estimator::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
+use plimsoll_flow::{
+    CurveDistance, MissRatioCurve, PageCount, ReferenceBatch, VmId, WorkingSet, WorkingSetBound,
+};
+use plimsoll_trap::{PeriodReport, TraceConfig, TraceTarget, Tracer, TrapError};
+use plimsoll_vm::QemuVm;
+
+/// By what a live curve is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum LiveEstimator {
+    /// Exact reuse distances of the traced references
+    #[default]
+    Lru,
+    /// Reuse times by the AET model
+    Aet,
+}
+
+/// A VM being traced, with what was seen of it so far.
+#[derive(Debug)]
+pub struct Observer {
+    /// Name of the VM.
+    pub vm: VmId,
+    tracer: Tracer,
+    estimator: LiveEstimator,
+    lru: Whole<WindowLru>,
+    aet: Whole<WindowAet>,
+}
+
+/// An estimator of windows, and all windows so far.
+#[derive(Debug, Default)]
+struct Whole<Window> {
+    window: Window,
+    pooled: Survival,
+}
+
+/// What one period showed.
+#[derive(Debug)]
+pub struct Period {
+    /// What it did and cost.
+    pub report: PeriodReport,
+    /// The working set; `None` if nothing was touched.
+    pub working_set: Option<WorkingSet>,
+    /// The period's curve by the chosen estimator; `None` if it saw no reuse.
+    pub curve: Option<MissRatioCurve>,
+    /// How far AET and exact LRU lie apart on the period's references.
+    pub distance: Option<CurveDistance>,
+}
+
+/// The curves of all periods together.
+#[derive(Debug)]
+pub struct Curves {
+    /// By exact reuse distances.
+    pub lru: MissRatioCurve,
+    /// By reuse times.
+    pub aet: MissRatioCurve,
+}
+
+impl Curves {
+    /// The one by `estimator`.
+    #[must_use]
+    pub fn by(&self, estimator: LiveEstimator) -> &MissRatioCurve {
+        match estimator {
+            LiveEstimator::Lru => &self.lru,
+            LiveEstimator::Aet => &self.aet,
+        }
+    }
+
+    /// How far the two lie apart over the sizes at which either has a step.
+    #[must_use]
+    pub fn distance(&self) -> Option<CurveDistance> {
+        let first = self
+            .lru
+            .points()
+            .first()?
+            .size
+            .max(self.aet.points().first()?.size);
+        let last = self
+            .lru
+            .points()
+            .last()?
+            .size
+            .max(self.aet.points().last()?.size);
+        self.lru.distance(&self.aet, even_sizes(first, last))
+    }
+}
+
+/// At most 1000 sizes from `first` to `last`, evenly spaced.
+pub fn even_sizes(first: PageCount, last: PageCount) -> impl Iterator<Item = PageCount> {
+    let width = last.0.saturating_sub(first.0);
+    let step = width.div_ceil(1000).max(1);
+    (0..=width / step).map(move |index| PageCount(first.0 + index * step))
+}
+
+impl Observer {
+    /// Attaches to a running VM.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be traced, and what to do; the VM is as it was.
+    pub fn attach(
+        vm: &QemuVm,
+        config: TraceConfig,
+        estimator: LiveEstimator,
+    ) -> anyhow::Result<Self> {
+        let states = vm
+            .ram_states()
+            .with_context(|| format!("cannot look at VM {}", vm.id))?;
+        let target = TraceTarget {
+            pid: vm.pid,
+            ram: vm.ram.clone(),
+            locked: states.iter().any(|state| state.locked),
+            vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
+        };
+        let tracer = Tracer::attach(&target, config)
+            .with_context(|| format!("cannot trace VM {}", vm.id))?;
+        Ok(Self {
+            vm: vm.id.clone(),
+            tracer,
+            estimator,
+            lru: Whole::default(),
+            aet: Whole::default(),
+        })
+    }
+
+    /// The tracer.
+    #[must_use]
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
+    /// Traces one period.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tracer::run_period`]; what was seen up to there counts in [`curves`](Self::curves).
+    pub fn period(&mut self, stop: &AtomicBool) -> Result<Period, TrapError> {
+        let (lru, aet) = (&mut self.lru.window, &mut self.aet.window);
+        let report = self
+            .tracer
+            .run_period(stop, &mut |batch: &ReferenceBatch| {
+                lru.observe(batch.pages());
+                aet.observe(batch.pages());
+            })?;
+        let scale = u64::from(report.scale);
+        let (lru, aet) = (self.lru.window.finish(scale), self.aet.window.finish(scale));
+        self.lru.pooled.merge(&lru, report.weight);
+        self.aet.pooled.merge(&aet, report.weight);
+
+        let curves = curves(&lru, &aet);
+        let curve = curves
+            .as_ref()
+            .map(|curves| curves.by(self.estimator).clone());
+        Ok(Period {
+            working_set: working_set_of(&report, curve.as_ref()),
+            distance: curves.as_ref().and_then(Curves::distance),
+            curve,
+            report,
+        })
+    }
+
+    /// The curves of all periods so far; `None` if no page was used twice.
+    #[must_use]
+    pub fn curves(&self) -> Option<Curves> {
+        curves(&self.lru.pooled, &self.aet.pooled)
+    }
+
+    /// Removes the traps and ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tracer::detach`].
+    pub fn detach(self) -> Result<(), TrapError> {
+        self.tracer.detach()
+    }
+}
+
+/// Reads the working set off a period's curve; without one, off the pages touched.
+fn working_set_of(report: &PeriodReport, curve: Option<&MissRatioCurve>) -> Option<WorkingSet> {
+    if report.distinct_pages == 0 {
+        return None;
+    }
+    let size = PageCount(report.distinct_pages * u64::from(report.scale));
+    let hot_set_pages = u64::from(report.hot_set_pages);
+    Some(match curve {
+        Some(curve) => working_set(curve),
+        // All that was touched fits into what the hot set hides.
+        None if report.distinct_pages <= hot_set_pages && !report.budget_ran_out => WorkingSet {
+            size,
+            bound: WorkingSetBound::AtMost,
+        },
+        None => WorkingSet {
+            size,
+            bound: WorkingSetBound::AtLeast,
+        },
+    })
+}
+
+fn curves(lru: &Survival, aet: &Survival) -> Option<Curves> {
+    if lru.events() == 0 {
+        return None;
+    }
+    Some(Curves {
+        lru: lru_curve(lru).ok()?,
+        aet: aet_curve(aet).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_sizes_begin_and_end_where_they_should() {
+        let sizes = |first, last| even_sizes(PageCount(first), PageCount(last)).map(|size| size.0);
+        assert_eq!(sizes(3, 6).collect::<Vec<_>>(), [3, 4, 5, 6]);
+        let many: Vec<_> = sizes(64, 100_000).collect();
+        assert!(
+            many.len() <= 1001 && many[0] == 64 && many.last().is_some_and(|&size| size > 99_800)
+        );
+        assert_eq!(sizes(5, 5).collect::<Vec<_>>(), [5]);
+    }
+}

@@ -1,0 +1,25 @@
+//! Pictures of curves, of time series and of costs, fit for a paper.
+//!
+//! There is one way to a picture: [`Chart::to_svg`] or [`BarChart::to_svg`] writes
+//! scalable vector graphics, and [`svg_to_png`] turns those same graphics into pixels.
+//! Text is measured and rasterised with a font inside the program, so that a
+//! machine without fonts draws the same picture.
+//!
+//! Colours are those of Okabe and Ito, which stay apart for colour-blind readers
+//! and in print. What belongs to the reader's orientation (legend, names of
+//! markers) stands above the data, never over it.
+//!
+//! Values are in base units: bytes, seconds, shares of 1. Axes choose their own
+//! units and round ticks. Points that are not finite are left out.
+
+mod axis;
+mod bars;
+mod chart;
+mod png;
+mod svg;
+
+pub use axis::{Axis, Unit, grouped};
+pub use bars::{Bar, BarChart};
+pub use chart::{Chart, Look, Marker, Point, Series, Shade};
+pub use png::{PlotError, svg_to_png};
+pub(crate) use svg::Escaped;

@@ -1,0 +1,546 @@
+//! `plimsoll trace`: what is in a trace, traces in another format, traces made up.
+//!
+//! `info` and `convert` read a trace once, batch by batch; `info` keeps one entry a
+//! distinct page. `generate` writes a workload whose curve is known in closed form,
+//! and that curve.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch};
+use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
+use plimsoll_source::{
+    Compression, Format, Source, SourceError, TraceWriter, WriteOptions, create,
+};
+use serde::Serialize;
+
+use crate::bail_usage;
+use crate::exit::UsageError;
+use crate::output::write_file;
+use crate::progress_bar::ReadingBar;
+use crate::trace_args::{TraceArgs, format_parser, parse_page_size};
+
+/// Look into traces, convert them, make them up.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    Info(InfoArgs),
+    Convert(ConvertArgs),
+    Generate(GenerateArgs),
+}
+
+/// Tell a trace's format, length, pages and kinds of access.
+#[derive(Debug, clap::Args)]
+struct InfoArgs {
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Form of the result
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = InfoFormat::Table)]
+    #[arg(value_name = "FORMAT")]
+    output: InfoFormat,
+}
+
+/// Forms of what `info` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum InfoFormat {
+    /// One fact a line
+    Table,
+    /// A header and a line
+    Csv,
+    /// One JSON object with "schema": 1
+    Json,
+}
+
+/// Write a trace in another format.
+///
+/// Of each reference the page is kept, and the kind where the new format has room for it (csv).
+#[derive(Debug, clap::Args)]
+struct ConvertArgs {
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Trace to write, compressed if it ends in .gz or .zst; `-` is standard output
+    out: PathBuf,
+    /// Format to write: ids, csv or oracle-general; by default told from the name, else ids
+    #[arg(long, value_parser = format_parser())]
+    to: Option<Format>,
+}
+
+/// Make a trace up whose miss-ratio curve is known in closed form.
+#[derive(Debug, clap::Args)]
+struct GenerateArgs {
+    /// Which pages are referenced, in which order
+    #[arg(value_enum)]
+    kind: Kind,
+    /// How many pages
+    #[arg(long)]
+    pages: Option<u64>,
+    /// How many references (loop, uniform, zipf, class)
+    #[arg(long)]
+    references: Option<NonZeroU64>,
+    /// Exponent of Zipf's law, from 0 [default: 1]
+    #[arg(long)]
+    alpha: Option<f64>,
+    /// Sizes of the steps, in pages: 100,300,500
+    #[arg(long, value_delimiter = ',', value_name = "PAGES")]
+    steps: Vec<u64>,
+    /// Rounds over each step, or over the array [default: 4]
+    #[arg(long)]
+    rounds: Option<NonZeroU64>,
+    /// Which rounds over the array read and which write [default: rwrw]
+    #[arg(long, value_parser = program_parser())]
+    program: Option<Program>,
+    /// Share of references that write, 0 to 1; kept by csv [default: 0]
+    #[arg(long)]
+    write_ratio: Option<f64>,
+    /// Where all randomness comes from
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Renumber the pages at random, so that neighbours are no longer alike
+    #[arg(long)]
+    scramble: bool,
+    /// Trace to write, compressed if it ends in .gz or .zst; `-` is standard output
+    #[arg(long, required_unless_present = "curve")]
+    out: Option<PathBuf>,
+    /// Format to write: ids, csv or oracle-general; by default told from the name, else ids
+    #[arg(long, value_parser = format_parser())]
+    to: Option<Format>,
+    /// Bytes in a page, which oracle-general records as each object's size
+    #[arg(long, default_value = "4096", value_parser = parse_page_size)]
+    page_bytes: PageSize,
+    /// CSV file for the curve in closed form: size_pages,miss_ratio
+    #[arg(long, value_name = "FILE")]
+    curve: Option<PathBuf>,
+}
+
+/// Patterns of references.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Pages in turn, again and again
+    Loop,
+    /// Every page equally likely
+    Uniform,
+    /// Page of rank k with a probability ~ 1/k^alpha
+    Zipf,
+    /// A tenth of the pages ten times as likely as the rest
+    Class,
+    /// Loops over one size after the other
+    Steps,
+    /// Loops of reads and of writes
+    Arrays,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`] for options that do not go together or that no workload has, and
+/// what the traces say.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    match &args.action {
+        Action::Info(args) => info(args, out),
+        Action::Convert(args) => convert(args, out),
+        Action::Generate(args) => generate(args, out),
+    }
+}
+
+fn program_parser() -> impl TypedValueParser<Value = Program> {
+    PossibleValuesParser::new(Program::ALL.map(Program::name))
+        .try_map(|name| name.parse::<Program>())
+}
+
+/// What `info` tells.
+#[derive(Debug, Serialize)]
+struct Info {
+    schema: u32,
+    format: &'static str,
+    compression: String,
+    references: u64,
+    distinct_pages: u64,
+    footprint_bytes: u64,
+    reads: u64,
+    writes: u64,
+    unknown: u64,
+    first_page: Option<u64>,
+    last_page: Option<u64>,
+    lowest_page: Option<u64>,
+    highest_page: Option<u64>,
+}
+
+impl Info {
+    /// The facts in order, by name; empty where there is none.
+    fn facts(&self) -> [(&'static str, String); 12] {
+        let page = |page: Option<u64>| page.map_or_else(String::new, |page| page.to_string());
+        [
+            ("format", self.format.to_owned()),
+            ("compression", self.compression.clone()),
+            ("references", self.references.to_string()),
+            ("distinct_pages", self.distinct_pages.to_string()),
+            ("footprint_bytes", self.footprint_bytes.to_string()),
+            ("reads", self.reads.to_string()),
+            ("writes", self.writes.to_string()),
+            ("unknown", self.unknown.to_string()),
+            ("first_page", page(self.first_page)),
+            ("last_page", page(self.last_page)),
+            ("lowest_page", page(self.lowest_page)),
+            ("highest_page", page(self.highest_page)),
+        ]
+    }
+}
+
+fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut trace = args.trace.open()?;
+    let bar = ReadingBar::new(trace.progress());
+    let mut batch = ReferenceBatch::new();
+    let mut pages = HashSet::new();
+    let mut references = 0;
+    let (mut reads, mut writes) = (0, 0);
+    let (mut first_page, mut last_page) = (None, None);
+    while trace.next_batch(&mut batch)? {
+        references += batch.len() as u64;
+        pages.extend(batch.pages().iter().copied());
+        for kind in batch.kinds() {
+            match kind {
+                AccessKind::Read => reads += 1,
+                AccessKind::Write => writes += 1,
+                AccessKind::Unknown => {}
+            }
+        }
+        first_page = first_page.or(batch.pages().first().copied());
+        last_page = batch.pages().last().copied().or(last_page);
+        bar.update();
+    }
+    drop(bar);
+    let number = |page: PageNumber| page.0;
+    let distinct = PageCount(pages.len() as u64);
+    let info = Info {
+        schema: 1,
+        format: trace.format().name(),
+        compression: trace.compression().to_string(),
+        references,
+        distinct_pages: distinct.0,
+        footprint_bytes: distinct.to_bytes(args.trace.page_bytes),
+        reads,
+        writes,
+        unknown: references - reads - writes,
+        first_page: first_page.map(number),
+        last_page: last_page.map(number),
+        lowest_page: pages.iter().min().copied().map(number),
+        highest_page: pages.iter().max().copied().map(number),
+    };
+    match args.output {
+        InfoFormat::Table => {
+            for (name, value) in info.facts() {
+                let value = if value.is_empty() { "none" } else { &value };
+                writeln!(out, "{:<16} {value}", name.replace('_', " "))?;
+            }
+        }
+        InfoFormat::Csv => {
+            let (names, values): (Vec<_>, Vec<_>) = info.facts().into_iter().unzip();
+            writeln!(out, "{}\n{}", names.join(","), values.join(","))?;
+        }
+        InfoFormat::Json => writeln!(out, "{}", serde_json::to_string(&info)?)?,
+    }
+    Ok(())
+}
+
+fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    if canonical(&args.out).is_some_and(|out| canonical(&args.trace.trace) == Some(out)) {
+        bail_usage!("a trace cannot be converted onto itself");
+    }
+    let mut trace = args.trace.open()?;
+    let bar = ReadingBar::new(trace.progress());
+    let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
+    let mut batch = ReferenceBatch::new();
+    while trace
+        .next_batch(&mut batch)
+        .with_context(|| format!("'{}' is incomplete", args.out.display()))?
+    {
+        writer.write(&batch)?;
+        bar.update();
+    }
+    Ok(writer.finish()?)
+}
+
+fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let workload = args.workload()?;
+    let usage = |error: SourceError| UsageError(error.to_string());
+    let mut source = workload.source().map_err(usage)?;
+    if let Some(path) = &args.curve {
+        let sizes = curve_sizes(workload.pattern.pages());
+        let curve = workload.expected_curve(&sizes).map_err(usage)?;
+        write_file(path, curve_csv(&curve).as_bytes())?;
+    }
+    let Some(path) = &args.out else {
+        return Ok(());
+    };
+    let mut writer = trace_writer(path, args.to, args.page_bytes, out)?;
+    let mut batch = ReferenceBatch::new();
+    while source.next_batch(&mut batch)? {
+        writer.write(&batch)?;
+    }
+    Ok(writer.finish()?)
+}
+
+/// Opens a trace for writing, which is `out` if its path is `-`.
+fn trace_writer<'a>(
+    path: &Path,
+    format: Option<Format>,
+    page_size: PageSize,
+    out: &'a mut dyn Write,
+) -> anyhow::Result<TraceWriter<'a>> {
+    let writer = if path == Path::new("-") {
+        let options = WriteOptions {
+            format: format.unwrap_or(Format::Ids),
+            compression: Compression::Plain,
+            page_size,
+        };
+        plimsoll_source::write(out, "standard output", &options)
+    } else {
+        create(path, format, page_size)
+    };
+    writer.map_err(|error| match error {
+        SourceError::NotWritten { .. } | SourceError::CompressionNotWritten { .. } => {
+            UsageError(error.to_string()).into()
+        }
+        error => error.into(),
+    })
+}
+
+fn curve_csv(curve: &MissRatioCurve) -> String {
+    let mut text = "size_pages,miss_ratio\n".to_owned();
+    for point in curve.points() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{},{}", point.size, point.miss_ratio);
+    }
+    text
+}
+
+impl GenerateArgs {
+    fn workload(&self) -> anyhow::Result<Workload> {
+        Ok(Workload {
+            pattern: self.pattern()?,
+            seed: self.seed,
+            write_ratio: self.write_ratio.unwrap_or(0.0),
+            scrambled: self.scramble,
+        })
+    }
+
+    fn pattern(&self) -> anyhow::Result<Pattern> {
+        self.refuse_needless()?;
+        let pages = || self.need("--pages", self.pages).map(PageCount);
+        let references = || {
+            self.need("--references", self.references)
+                .map(NonZeroU64::get)
+        };
+        let rounds = self.rounds.map_or(4, NonZeroU64::get);
+        Ok(match self.kind {
+            Kind::Loop => Pattern::Loop {
+                pages: pages()?,
+                references: references()?,
+            },
+            Kind::Uniform => Pattern::Uniform {
+                pages: pages()?,
+                references: references()?,
+            },
+            Kind::Zipf => Pattern::Zipf {
+                pages: pages()?,
+                alpha: self.alpha.unwrap_or(1.0),
+                references: references()?,
+            },
+            Kind::Class => Pattern::Class {
+                pages: pages()?,
+                references: references()?,
+            },
+            Kind::Steps => {
+                let sizes = Some(&self.steps).filter(|sizes| !sizes.is_empty());
+                let sizes = self.need("--steps", sizes)?;
+                Pattern::Steps {
+                    sizes: sizes.iter().copied().map(PageCount).collect(),
+                    rounds,
+                }
+            }
+            Kind::Arrays => Pattern::Arrays {
+                pages: pages()?,
+                program: self.program.unwrap_or(Program::Rwrw),
+                rounds,
+            },
+        })
+    }
+
+    fn need<T>(&self, flag: &str, value: Option<T>) -> anyhow::Result<T> {
+        match value {
+            Some(value) => Ok(value),
+            None => bail_usage!("{} needs {flag}", self.kind_name()),
+        }
+    }
+
+    /// Refuses flags that the pattern would ignore.
+    fn refuse_needless(&self) -> anyhow::Result<()> {
+        let by_rounds = matches!(self.kind, Kind::Steps | Kind::Arrays);
+        for (flag, given, used) in [
+            ("--pages", self.pages.is_some(), self.kind != Kind::Steps),
+            ("--references", self.references.is_some(), !by_rounds),
+            ("--rounds", self.rounds.is_some(), by_rounds),
+            ("--alpha", self.alpha.is_some(), self.kind == Kind::Zipf),
+            ("--steps", !self.steps.is_empty(), self.kind == Kind::Steps),
+            (
+                "--program",
+                self.program.is_some(),
+                self.kind == Kind::Arrays,
+            ),
+            (
+                "--write-ratio",
+                self.write_ratio.is_some(),
+                self.kind != Kind::Arrays,
+            ),
+        ] {
+            if given && !used {
+                bail_usage!("{flag} says nothing about {}", self.kind_name());
+            }
+        }
+        Ok(())
+    }
+
+    fn kind_name(&self) -> String {
+        let value = self.kind.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::fs;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn trace(arguments: &[&str]) -> anyhow::Result<String> {
+        let command = Command::try_parse_from([&["trace"], arguments].concat())?;
+        let mut out = Vec::new();
+        run(&command.args, &mut out)?;
+        Ok(String::from_utf8(out)?)
+    }
+
+    fn usage_error(arguments: &[&str]) -> String {
+        let error = trace(arguments).unwrap_err();
+        error.downcast::<UsageError>().unwrap().0
+    }
+
+    #[test]
+    fn info_counts_references_pages_and_kinds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.csv");
+        fs::write(&path, "page,op\n7,r\n3,w\n7,w\n9,\n").unwrap();
+        let path = path.to_str().unwrap();
+        let csv = trace(&["info", path, "-o", "csv"]).unwrap();
+        assert_eq!(
+            csv,
+            "format,compression,references,distinct_pages,footprint_bytes,reads,writes,unknown,\
+             first_page,last_page,lowest_page,highest_page\n\
+             csv,none,4,3,12288,1,2,1,7,9,3,9\n"
+        );
+        let json = trace(&["info", path, "-o", "json", "--page-bytes", "2M"]).unwrap();
+        assert!(json.starts_with(r#"{"schema":1,"format":"csv","#), "{json}");
+        assert!(json.contains(r#""footprint_bytes":6291456,"#), "{json}");
+        let table = trace(&["info", path]).unwrap();
+        assert!(table.contains("distinct pages   3\n"), "{table}");
+    }
+
+    #[test]
+    fn an_empty_trace_has_no_first_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.ids");
+        fs::write(&path, "# nothing\n").unwrap();
+        let table = trace(&["info", path.to_str().unwrap()]).unwrap();
+        assert!(table.contains("first page       none\n"), "{table}");
+    }
+
+    #[test]
+    fn a_trace_survives_conversion_through_every_format() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let zipf = [
+            "generate",
+            "zipf",
+            "--pages",
+            "100",
+            "--references",
+            "50000",
+        ];
+        let ids = trace(&[&zipf[..], &["--write-ratio", "0.5", "--out", "-"]].concat()).unwrap();
+        assert_eq!(ids.lines().count(), 50_000);
+        let csv = path("t.csv.zst");
+        trace(&[&zipf[..], &["--write-ratio", "0.5", "--out", &csv]].concat()).unwrap();
+        let oracle = path("t.oracleGeneral.bin.gz");
+        trace(&["convert", &csv, &oracle]).unwrap();
+        assert_eq!(trace(&["convert", &oracle, "-"]).unwrap(), ids);
+        let renamed = path("t.dat");
+        fs::rename(&oracle, &renamed).unwrap();
+        let back = trace(&["convert", "--from", "oracle-general", &renamed, "-"]).unwrap();
+        assert_eq!(back, ids);
+        let again = usage_error(&["convert", &csv, &csv]);
+        assert_eq!(again, "a trace cannot be converted onto itself");
+    }
+
+    #[test]
+    fn the_curve_of_steps_is_written_beside_the_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let curve = folder.path().join("curve.csv");
+        let arguments = [
+            "generate", "steps", "--steps", "3,1", "--rounds", "2", "--curve",
+        ];
+        let arguments = [&arguments[..], &[curve.to_str().unwrap(), "--out", "-"]].concat();
+        assert_eq!(trace(&arguments).unwrap(), "0\n1\n2\n0\n1\n2\n0\n0\n");
+        let expected = "size_pages,miss_ratio\n0,1\n1,0.875\n3,0.375\n";
+        assert_eq!(fs::read_to_string(curve).unwrap(), expected);
+    }
+
+    #[test]
+    fn flags_that_do_not_fit_the_workload_are_usage_errors() {
+        let error =
+            |arguments: &[&str]| usage_error(&[&["generate"], arguments, &["--out", "-"]].concat());
+        assert_eq!(error(&["loop", "--references", "9"]), "loop needs --pages");
+        assert_eq!(error(&["zipf", "--pages", "9"]), "zipf needs --references");
+        assert_eq!(error(&["steps"]), "steps needs --steps");
+        let loops = ["loop", "--pages", "9", "--references", "9"];
+        let with = |more: &[&'static str]| [&loops[..], more].concat();
+        let alpha = error(&with(&["--alpha", "1"]));
+        assert_eq!(alpha, "--alpha says nothing about loop");
+        let ratio = error(&with(&["--write-ratio", "1.5"]));
+        assert!(
+            ratio.contains("a write ratio lies within 0 and 1, not at 1.5"),
+            "{ratio}"
+        );
+        let format = error(&with(&["--to", "lackey"]));
+        assert_eq!(format, "lackey traces are read, but not written");
+    }
+
+    #[test]
+    fn a_broken_trace_is_named_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.ids");
+        fs::write(&path, "1\nx\n").unwrap();
+        let error = trace(&["info", path.to_str().unwrap()]).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("line 2: expected a page number"),
+            "{error:#}"
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! The flags that say how a recorded trace is to be read, shared by every verb that reads one.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use plimsoll_flow::PageSize;
+use plimsoll_source::{Column, Format, Options, SourceError, Trace};
+
+use crate::size::ByteSize;
+
+/// A trace and how to read it. Flatten it into a verb's `Args`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TraceArgs {
+    /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input
+    pub trace: PathBuf,
+    /// Format of the trace; by default told from its name and its first bytes
+    #[arg(long, visible_alias = "from", value_parser = format_parser())]
+    pub format: Option<Format>,
+    /// Bytes in a page, for formats that record addresses: 4096, 64K, 2MiB
+    #[arg(long, default_value = "4096", value_parser = parse_page_size)]
+    pub page_bytes: PageSize,
+    /// CSV column that holds the page: its name, or its place counted from 1
+    #[arg(long)]
+    pub page_column: Option<Column>,
+    /// CSV column that tells reads from writes: its name, or its place counted from 1
+    #[arg(long)]
+    pub op_column: Option<Column>,
+    /// Count instruction fetches of a lackey trace as reads; by default only data counts
+    #[arg(long)]
+    pub instructions: bool,
+}
+
+impl TraceArgs {
+    /// Opens the trace.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`plimsoll_source::open`], each of which names the trace.
+    pub fn open(&self) -> Result<Trace<'static>, SourceError> {
+        plimsoll_source::open(&self.trace, &self.options())
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            format: self.format,
+            page_size: self.page_bytes,
+            page_column: self.page_column.clone(),
+            op_column: self.op_column.clone(),
+            instructions: self.instructions,
+        }
+    }
+}
+
+/// Parses the name of a trace format; the help lists them all.
+pub(crate) fn format_parser() -> impl clap::builder::TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(Format::ALL.map(Format::name)).try_map(|name| name.parse::<Format>())
+}
+
+/// Parses the size of a page.
+pub(crate) fn parse_page_size(text: &str) -> anyhow::Result<PageSize> {
+    let ByteSize(bytes) = text.parse()?;
+    Ok(PageSize::new(bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_size_is_a_size_that_is_a_power_of_two() {
+        let bytes = |text| parse_page_size(text).map(PageSize::bytes).ok();
+        assert_eq!(bytes("4096"), Some(4096));
+        assert_eq!(bytes("2MiB"), Some(2 << 20));
+        for wrong in ["", "4097", "0", "-1", "3K"] {
+            assert_eq!(bytes(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The program as its users meet it: what it writes where, and how it ends.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use plimsoll::curve_json::CurveJson;
+use tempfile::TempDir;
+
+/// A folder with traces whose curves are known, and the program.
+struct Desk(TempDir);
+
+impl Desk {
+    /// `loop.ids` is 4 pages, 100 times over: at 4 pages only the first round misses.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("loop.ids"), "1\n2\n3\n4\n".repeat(100)).unwrap();
+        fs::write(folder.path().join("empty.ids"), "# nothing\n").unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.current_dir(self.0.path()).args(line.split(' '));
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// Runs what must succeed in silence, and returns what it wrote.
+    fn stdout(&self, line: &str) -> Vec<u8> {
+        let output = self.run(line);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*complaint), (Some(0), ""), "{line}");
+        output.stdout
+    }
+
+    fn text(&self, line: &str) -> String {
+        String::from_utf8(self.stdout(line)).unwrap()
+    }
+
+    /// Runs what must fail with `code` and without output, and returns the complaint.
+    fn complaint(&self, line: &str, code: i32) -> String {
+        let output = self.run(line);
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {complaint}");
+        assert!(output.stdout.is_empty(), "{line}");
+        assert!(
+            complaint.starts_with("plimsoll: error: "),
+            "{line}: {complaint}"
+        );
+        complaint
+    }
+}
+
+#[test]
+fn csv_gives_the_ratio_at_exactly_the_sizes_asked_for() {
+    let desk = Desk::new();
+    let known = "size_pages,miss_ratio,low,high\n3,1,1,1\n4,0.01,0.01,0.01\n9,0.01,0.01,0.01\n";
+    assert_eq!(desk.text("mrc loop.ids --sizes 3,4,9 -o csv"), known);
+    assert_eq!(desk.text("mrc loop.ids --sizes 9,12K,4,4 -o csv"), known);
+    assert_eq!(
+        desk.text("mrc loop.ids --sizes 3,4,9 --format ids -o csv"),
+        known
+    );
+    let all = desk.text("mrc loop.ids -o csv");
+    assert!(all.starts_with("size_pages,miss_ratio,low,high\n"), "{all}");
+    assert!(all.ends_with("4,0.01,0.01,0.01\n"), "{all}");
+}
+
+#[test]
+fn json_is_the_curve_of_schema_1() {
+    let json = Desk::new().text("mrc loop.ids --sizes 4 -o json");
+    let curve: CurveJson = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (curve.schema, curve.page_bytes, curve.references),
+        (1, 4096, 400)
+    );
+    assert_eq!((&*curve.vm, curve.baseline_pages), ("loop", None));
+    assert_eq!(curve.points.len(), 1);
+    assert_eq!(curve.points[0].miss_ratio, 0.01);
+}
+
+#[test]
+fn the_table_says_what_a_reader_asks_first() {
+    let table = Desk::new().text("mrc loop.ids --sizes 3,4");
+    assert_eq!(
+        table,
+        "trace       loop\n\
+         estimator   exact LRU\n\
+         references  400\n\
+         page        4 KiB\n\
+         working set 4 pages, 16 KiB (5 % misses)\n\
+         \n\
+         \x20 size (pages)         size  miss ratio\n\
+         \x20            3       12 KiB    100.00 %\n\
+         \x20            4       16 KiB      1.00 %\n"
+    );
+}
+
+#[test]
+fn pictures_are_of_their_kind_and_files_are_written_whole() {
+    let desk = Desk::new();
+    let svg = desk.text("mrc loop.ids -o svg");
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(svg.contains("Miss-ratio curve of loop"));
+    assert!(
+        desk.stdout("mrc loop.ids -o png")
+            .starts_with(b"\x89PNG\r\n")
+    );
+    // The ending of the file says the form; what was there is replaced.
+    for (line, file, begins) in [
+        ("mrc loop.ids --out a.svg", "a.svg", "<svg "),
+        ("mrc loop.ids --out a.csv", "a.csv", "size_pages,"),
+        (
+            "mrc loop.ids -o json --out a.csv",
+            "a.csv",
+            "{\"schema\":1,",
+        ),
+    ] {
+        assert_eq!(desk.text(line), "");
+        let written = fs::read_to_string(desk.path(file)).unwrap();
+        assert!(written.starts_with(begins), "{line}: {written}");
+    }
+    let files = fs::read_dir(desk.0.path()).unwrap().count();
+    assert_eq!(files, 4, "two traces and two results, nothing else");
+}
+
+#[test]
+fn every_estimator_gives_a_curve_and_its_seed_repeats_it() {
+    let desk = Desk::new();
+    let pages: String = (0..40_000u64)
+        .map(|i| format!("{}\n", i * i % 3001))
+        .collect();
+    fs::write(desk.path("squares.ids"), pages).unwrap();
+    for flags in [
+        "lru",
+        "aet",
+        "aet --rate 1/10 --seed 3",
+        "shards --rate 50% --seed 3",
+    ] {
+        let line = format!("mrc squares.ids -o csv --points 100 --estimator {flags}");
+        let csv = desk.text(&line);
+        assert!((2..=101).contains(&csv.lines().count()), "{flags}: {csv}");
+        assert_eq!(csv, desk.text(&line), "{flags}");
+    }
+    let table = desk.text("mrc squares.ids --estimator shards --rate 0.5");
+    assert!(table.contains("SHARDS at rate 1/2\n"), "{table}");
+    assert!(table.contains("of which"), "{table}");
+}
+
+#[test]
+fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
+    let desk = Desk::new();
+    let known = [
+        ("mrc loop.ids --format punchcard", "oracle-general"),
+        ("mrc loop.ids --estimator magic", "shards"),
+        (
+            "mrc loop.ids -o pdf",
+            "possible values: table, csv, json, svg, png",
+        ),
+        (
+            "mrc loop.ids --estimator shards --rate 2",
+            "such as 1/128, 0.01 or 1%",
+        ),
+        (
+            "mrc loop.ids --estimator shards --rate 0",
+            "above 0 and at most 1",
+        ),
+        ("mrc loop.ids --rate 0.5", "lru looks at every reference"),
+        ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
+        ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),
+        ("mrc loop.ids --points 0", "--points"),
+        ("mrc loop.ids --out nowhere/a.csv", "no such folder"),
+        ("mrc", "required"),
+        ("mrk loop.ids", "mrc"),
+    ];
+    for (line, part) in known {
+        let complaint = desk.complaint(line, 2);
+        assert!(complaint.contains(part), "{line}: {complaint}");
+    }
+}
+
+#[test]
+fn what_fails_ends_with_1_and_names_the_trace_and_the_cause() {
+    let desk = Desk::new();
+    fs::write(desk.path("broken.ids"), "1\n2\nthree\n").unwrap();
+    let known = [
+        ("mrc missing.ids", "missing.ids", "No such file"),
+        ("mrc .", "'.'", "directory"),
+        ("mrc empty.ids", "empty.ids", "nothing was observed"),
+        ("mrc broken.ids", "broken.ids", "line 3"),
+        ("mrc loop.ids --out .", "'.'", "directory"),
+        (
+            "mrc loop.ids --estimator shards --rate 0.0000001",
+            "400 references",
+            "higher --rate",
+        ),
+    ];
+    for (line, name, cause) in known {
+        let complaint = desk.complaint(line, 1);
+        assert!(complaint.contains(name), "{line}: {complaint}");
+        assert!(
+            complaint.to_lowercase().contains(&cause.to_lowercase()),
+            "{line}: {complaint}"
+        );
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let desk = Desk::new();
+    let pages: String = (0..400_000)
+        .map(|page| format!("{}\n", page % 90_001))
+        .collect();
+    fs::write(desk.path("long.ids"), pages).unwrap();
+    let sizes: Vec<_> = (1..20_000).map(|size| size.to_string()).collect();
+    let mut program = desk
+        .command(&format!("mrc long.ids -o csv --sizes {}", sizes.join(",")))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 10];
+    program
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut first)
+        .unwrap();
+    assert_eq!(&first, b"size_pages");
+    let output = program.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn a_trace_may_come_through_a_pipe() {
+    let mut program = Desk::new()
+        .command("mrc - --sizes 1 -o csv")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    program
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"7\n7\n7\n7\n")
+        .unwrap();
+    let output = program.wait_with_output().unwrap();
+    let csv = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(csv, "size_pages,miss_ratio,low,high\n1,0.25,0.25,0.25\n");
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    let desk = Desk::new();
+    let version = concat!("plimsoll ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(desk.text("--version"), version);
+    let help = desk.text("--help");
+    for verb in ["mrc", "doctor"] {
+        assert!(help.contains(verb), "{help}");
+        assert!(
+            desk.text(&format!("{verb} --help"))
+                .contains("Usage: plimsoll")
+        );
+    }
+}
+
+#[test]
+fn the_doctor_finds_this_host_in_either_form() {
+    let desk = Desk::new();
+    let table = desk.text("doctor");
+    assert!(table.contains("kernel"), "{table}");
+    let json: serde_json::Value = serde_json::from_str(&desk.text("doctor -o json")).unwrap();
+    assert_eq!(json["schema"], 1);
+    let first = &json["chapters"][0]["findings"][0];
+    assert_eq!(first["subject"], "kernel");
+    assert!(["ok", "limited", "no"].contains(&first["verdict"].as_str().unwrap()));
+}

@@ -1,0 +1,218 @@
+//! Holds what ARCHITECTURE.md says of the crates: who may use whom, where unsafe code may stand,
+//! and that every crate takes the workspace's lints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cargo_metadata::{DependencyKind, MetadataCommand, Package};
+
+/// Which of our crates each of our crates may use; dev-dependencies are free.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("plimsoll-flow", &[]),
+    ("plimsoll-source", &["plimsoll-flow"]),
+    ("plimsoll-estimator", &["plimsoll-flow"]),
+    ("plimsoll-trap", &["plimsoll-flow", "plimsoll-source"]),
+    ("plimsoll-vm", &["plimsoll-flow"]),
+    (
+        "plimsoll",
+        &[
+            "plimsoll-flow",
+            "plimsoll-source",
+            "plimsoll-estimator",
+            "plimsoll-trap",
+            "plimsoll-vm",
+        ],
+    ),
+    ("plimsoll-workload", &[]),
+];
+
+/// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
+const WITH_UNSAFE: &[&str] = &["plimsoll-trap", "plimsoll-workload"];
+
+/// What the rules look at in a crate.
+struct Member {
+    name: String,
+    /// Names of the crates it uses to be built and run.
+    uses: Vec<String>,
+    /// Text of its Cargo.toml.
+    manifest: String,
+    /// Name and text of each source file.
+    sources: Vec<(PathBuf, String)>,
+    /// Those of `sources` that a target begins with.
+    roots: Vec<PathBuf>,
+}
+
+impl Member {
+    fn of(package: &Package) -> Self {
+        let uses = package
+            .dependencies
+            .iter()
+            .filter(|dependency| dependency.kind != DependencyKind::Development)
+            .map(|dependency| dependency.name.clone());
+        let folder = package.manifest_path.parent().unwrap();
+        let mut sources = Vec::new();
+        read_sources(folder.as_std_path(), &mut sources);
+        let roots = package
+            .targets
+            .iter()
+            .filter(|target| target.is_lib() || target.is_bin());
+        Self {
+            name: package.name.to_string(),
+            uses: uses.collect(),
+            manifest: fs::read_to_string(&package.manifest_path).unwrap(),
+            sources,
+            roots: roots.map(|root| root.src_path.clone().into()).collect(),
+        }
+    }
+
+    /// What the crate breaks, in words.
+    fn violations(&self, ours: &[String]) -> Vec<String> {
+        let mut found = Vec::new();
+        let allowed = ALLOWED.iter().find(|(name, _)| *name == self.name);
+        match allowed {
+            None => found.push("is not in the table of allowed dependencies".to_owned()),
+            Some((_, allowed)) => found.extend(
+                self.uses
+                    .iter()
+                    .filter(|name| ours.contains(name) && !allowed.contains(&name.as_str()))
+                    .map(|name| format!("may not use {name}")),
+            ),
+        }
+        if !takes_workspace_lints(&self.manifest) {
+            found.push("does not take the workspace's lints".to_owned());
+        }
+        let may_be_unsafe = WITH_UNSAFE.contains(&self.name.as_str());
+        for (path, text) in &self.sources {
+            let in_sys = path.file_name().is_some_and(|name| name == "sys.rs");
+            if has_unsafe_code(text) && !(may_be_unsafe && in_sys) {
+                found.push(format!("has unsafe code in {}", path.display()));
+            }
+            let forbids = text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+            if self.roots.contains(path) && !may_be_unsafe && !forbids {
+                found.push(format!("does not forbid unsafe code in {}", path.display()));
+            }
+        }
+        found
+    }
+}
+
+fn read_sources(folder: &Path, sources: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            sources.push((path, text));
+        }
+    }
+}
+
+fn takes_workspace_lints(manifest: &str) -> bool {
+    let mut lines = manifest.lines().map(str::trim);
+    lines.any(|line| line == "[lints]")
+        && lines
+            .take_while(|line| !line.starts_with('['))
+            .any(|line| line == "workspace = true")
+}
+
+/// Whether a text opens a block, function, trait or the like as unsafe, outside of line comments.
+fn has_unsafe_code(text: &str) -> bool {
+    text.lines().any(|line| {
+        let code = line.split("//").next().unwrap_or_default();
+        code.match_indices(concat!("uns", "afe")).any(|(at, word)| {
+            let begins = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let rest = code[at + word.len()..].trim_start();
+            let opens = ["{", "(", "fn ", "impl", "trait ", "extern"];
+            begins && (rest.is_empty() || opens.iter().any(|next| rest.starts_with(next)))
+        })
+    })
+}
+
+#[test]
+fn every_crate_keeps_to_the_architecture() {
+    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+    let members: Vec<_> = metadata.packages.iter().map(Member::of).collect();
+    let ours: Vec<_> = members.iter().map(|member| member.name.clone()).collect();
+    let violations: Vec<_> = members
+        .iter()
+        .flat_map(|member| {
+            let found = member.violations(&ours).into_iter();
+            found.map(|violation| format!("{} {violation}", member.name))
+        })
+        .collect();
+    assert!(violations.is_empty(), "{violations:#?}");
+    assert!(members.len() >= 6, "{ours:?}");
+}
+
+/// A crate that breaks nothing.
+fn estimator() -> Member {
+    Member {
+        name: "plimsoll-estimator".to_owned(),
+        uses: vec!["plimsoll-flow".to_owned(), "thiserror".to_owned()],
+        manifest: "[lints]\nworkspace = true\n\n[dependencies]\n".to_owned(),
+        sources: vec![(
+            PathBuf::from("lib.rs"),
+            "#![forbid(unsafe_code)]\n".to_owned(),
+        )],
+        roots: vec![PathBuf::from("lib.rs")],
+    }
+}
+
+fn violations(member: &Member) -> Vec<String> {
+    member.violations(&["plimsoll-flow", "plimsoll-source"].map(str::to_owned))
+}
+
+#[test]
+fn a_forbidden_dependency_is_seen() {
+    assert_eq!(violations(&estimator()), [""; 0]);
+    let mut member = estimator();
+    member.uses.push("plimsoll-source".to_owned());
+    assert_eq!(violations(&member), ["may not use plimsoll-source"]);
+    member.name = "plimsoll-stranger".to_owned();
+    let unknown = "is not in the table of allowed dependencies";
+    assert_eq!(violations(&member), [unknown]);
+}
+
+#[test]
+fn lints_that_are_not_inherited_are_seen() {
+    for manifest in [
+        "[dependencies]\n",
+        "[lints]\nworkspace = false\n",
+        "[lints]\n[other]\nworkspace = true\n",
+    ] {
+        let mut member = estimator();
+        member.manifest = manifest.to_owned();
+        assert_eq!(violations(&member), ["does not take the workspace's lints"]);
+    }
+}
+
+#[test]
+fn unsafe_code_out_of_its_place_is_seen() {
+    let block = concat!("let x = uns", "afe { f() };\n");
+    for text in [
+        block,
+        concat!("pub uns", "afe fn f() {}\n"),
+        concat!("#[uns", "afe(no_mangle)]\n"),
+        concat!("uns", "afe\n{ f() }\n"),
+    ] {
+        let mut member = estimator();
+        member
+            .sources
+            .push((PathBuf::from("sys.rs"), text.to_owned()));
+        assert_eq!(violations(&member), ["has unsafe code in sys.rs"]);
+        member.name = "plimsoll-trap".to_owned();
+        assert_eq!(violations(&member), [""; 0]);
+        member.sources[1].0 = PathBuf::from("tracer.rs");
+        assert_eq!(violations(&member), ["has unsafe code in tracer.rs"]);
+    }
+    assert!(!has_unsafe_code(
+        "// an unsafe { block } is not here\n#![forbid(unsafe_code)]\n"
+    ));
+    let mut member = estimator();
+    member.sources[0].1.clear();
+    assert_eq!(
+        violations(&member),
+        ["does not forbid unsafe code in lib.rs"]
+    );
+}

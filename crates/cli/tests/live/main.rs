@@ -1,0 +1,11 @@
+//! Running VMs, traced by the program as users run it: what is found, and what is left behind.
+//!
+//! Every test boots guests of its own under QEMU and says SKIPPED where none can be traced. The
+//! guests verify their memory as they go, so a page that tracing spoilt is told by the guest
+//! itself. They run one test at a time, whatever the number of test threads.
+#![forbid(unsafe_code)]
+
+mod endings;
+mod findings;
+mod refusals;
+mod rig;

@@ -1,0 +1,242 @@
+//! What cannot be traced is refused in words that say why, and goes on as if nobody had asked;
+//! and what can be, though it takes a detour.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use plimsoll_vm::GuestConfig;
+
+use crate::rig::{
+    Attach, BareGuest, EVERYTHING, Footprint, Ground, PLIMSOLL, ground, make_readable,
+};
+
+/// Fails unless the command ends with 1, without output and in words that hold all of `words`.
+fn assert_refused(attach: Attach, words: &[&str]) {
+    let ended = attach.end();
+    let complaint = &ended.complaint;
+    assert_eq!(ended.code, Some(1), "{complaint}");
+    assert!(ended.lines.is_empty(), "{:?}", ended.lines);
+    assert!(complaint.starts_with("plimsoll: error: "), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    for word in words {
+        assert!(complaint.contains(word), "{word:?} is not in: {complaint}");
+    }
+}
+
+/// A workload that verifies all it touches.
+const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
+
+#[test]
+fn private_ram_is_refused_with_the_way_to_start_the_vm() {
+    let Some(ground) = ground() else { return };
+    let mut guest = BareGuest::boot(&ground, &[], &["-m", "192M"], WORKLOAD);
+    let footprint = Footprint::of(guest.pid());
+    assert_refused(
+        Attach::start(&guest.pid().to_string(), ""),
+        &["private memory", "-object memory-backend-memfd", "share=on"],
+    );
+    assert_eq!(Footprint::of(guest.pid()), footprint);
+    guest.assert_goes_on();
+}
+
+#[test]
+fn locked_ram_is_refused() {
+    let Some(ground) = ground() else { return };
+    let config = GuestConfig {
+        extra_arguments: ["-overcommit", "mem-lock=on"].map(str::to_owned).to_vec(),
+        ..ground.guest("locked", WORKLOAD)
+    };
+    let mut subject = ground.boot_as(&config);
+    let footprint = subject.footprint();
+    assert_refused(
+        Attach::start(&subject.pid(), ""),
+        &["locked in memory", "mem-lock=on"],
+    );
+    assert_eq!(subject.footprint(), footprint);
+    subject.assert_no_trap_is_left();
+    subject.assert_goes_on();
+}
+
+#[test]
+fn a_second_tracer_is_refused_and_the_first_goes_on() {
+    let Some(ground) = ground() else { return };
+    let mut subject = ground.boot("second", WORKLOAD);
+    let footprint = subject.footprint();
+    let first = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 500ms"));
+    first.next();
+    assert_refused(
+        Attach::start(&subject.pid(), ""),
+        &["another userfaultfd", "wait for it to end"],
+    );
+    // The one under way when the other came, and one after it.
+    for _ in 0..2 {
+        let period = first.next();
+        assert!(period.number("traps") > 0.0, "{}", period.json);
+    }
+    first.interrupt();
+    first.end().assert_quiet_success();
+    assert_eq!(subject.footprint(), footprint);
+    subject.assert_goes_on();
+    subject.assert_no_trap_is_left();
+}
+
+#[test]
+fn what_is_no_vm_is_refused_by_name() {
+    assert_refused(
+        Attach::start("a-name-nobody-has", ""),
+        &["no running VM is named \"a-name-nobody-has\"", "running: "],
+    );
+    let this = std::process::id().to_string();
+    let said = format!("process {this} is not a QEMU system emulator but live-");
+    assert_refused(Attach::start(&this, ""), &[&said]);
+    // Process ids end at 2^22 on Linux.
+    assert_refused(
+        Attach::start("4194305", ""),
+        &["there is no process 4194305"],
+    );
+}
+
+/// Words before a command that make it run as a user without any privilege.
+const AS_NOBODY: [&str; 4] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+];
+
+/// Whether commands can be run as another user; says so if not.
+fn has_setpriv() -> bool {
+    let version = Command::new("setpriv").arg("--version").output();
+    if let Err(error) = &version {
+        eprintln!("SKIPPED: setpriv: {error}");
+    }
+    version.is_ok()
+}
+
+#[test]
+fn a_user_without_privilege_is_refused_and_told_which_to_take() {
+    let Some(ground) = ground() else { return };
+    if !has_setpriv() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    make_readable(folder.path(), 0o755);
+    let program = folder.path().join("plimsoll");
+    fs::copy(PLIMSOLL, &program).unwrap();
+    make_readable(&program, 0o755);
+    let as_nobody = |vm: &str| {
+        let mut command = Command::new(AS_NOBODY[0]);
+        command.args(&AS_NOBODY[1..]).arg(&program);
+        Attach::spawn(command.args(["attach", vm, "-o", "json"]))
+    };
+
+    // Another user's VM hides its memory map.
+    let mut subject = ground.boot("not-root", WORKLOAD);
+    let footprint = subject.footprint();
+    assert_refused(
+        as_nobody(&subject.pid()),
+        &["not permitted to read /proc/", "run as root"],
+    );
+    assert_eq!(subject.footprint(), footprint);
+    subject.assert_goes_on();
+    drop(subject);
+
+    // The user's own VM does not, but traps take more.
+    let mut guest = boot_as_nobody(&ground);
+    let footprint = Footprint::of(guest.pid());
+    assert_refused(
+        as_nobody(&guest.pid().to_string()),
+        &["no privilege to", "run as root or with CAP_SYS_PTRACE"],
+    );
+    assert_eq!(Footprint::of(guest.pid()), footprint);
+    guest.assert_goes_on();
+}
+
+fn boot_as_nobody(ground: &Ground) -> BareGuest {
+    let arguments = [
+        "-machine",
+        "q35,memory-backend=ram",
+        "-m",
+        "192M",
+        "-object",
+        "memory-backend-memfd,id=ram,size=192M,share=on",
+    ];
+    BareGuest::boot(ground, &AS_NOBODY, &arguments, WORKLOAD)
+}
+
+/// What a tracer put where device nodes could be made for a process of another user.
+fn left_behind() -> Vec<String> {
+    let names = ["/dev", "/run", "/dev/shm", "/tmp", "/var/tmp"]
+        .iter()
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flatten()
+        .map(|entry| entry.unwrap().path().display().to_string());
+    names.filter(|name| name.contains(".plimsoll")).collect()
+}
+
+#[test]
+fn a_qemu_of_another_user_is_traced_by_way_of_a_device_node_that_is_gone_after() {
+    let Some(ground) = ground() else { return };
+    if !has_setpriv() {
+        return;
+    }
+    let may_all = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if may_all.is_ok_and(|text| text.trim() == "1") {
+        eprintln!("SKIPPED: any user may call userfaultfd() here");
+        return;
+    }
+    if !Path::new("/dev/userfaultfd").exists() {
+        eprintln!("SKIPPED: this host has no /dev/userfaultfd");
+        return;
+    }
+    let mut guest = boot_as_nobody(&ground);
+    let footprint = Footprint::of(guest.pid());
+    let options = "--budget 20% --period 1s --periods 2";
+    let ended = Attach::start(&guest.pid().to_string(), options).end();
+    ended.assert_quiet_success();
+    assert!(ended.periods().all(|period| period.number("traps") > 0.0));
+    assert_eq!(Footprint::of(guest.pid()), footprint);
+    assert_eq!(left_behind(), [""; 0]);
+    guest.assert_goes_on();
+}
+
+/// Turns a swap file on for as long as a command runs, and off again even if this test is killed.
+const WITH_SWAP: &str = r#"
+    swap=$1; shift
+    dd if=/dev/zero of="$swap" bs=4096 count=16 2>/dev/null
+    chmod 600 "$swap"
+    mkswap "$swap" >/dev/null 2>&1 && swapon "$swap" 2>/dev/null || exit 77
+    trap 'swapoff "$swap"' EXIT
+    "$@"
+"#;
+
+#[test]
+fn a_vm_that_may_swap_is_refused() {
+    let Some(ground) = ground() else { return };
+    let mut subject = ground.boot("swap", WORKLOAD);
+    let footprint = subject.footprint();
+    let folder = tempfile::tempdir().unwrap();
+    let swap = folder.path().join("swap");
+    let with_swap = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", WITH_SWAP, "sh"]).arg(&swap);
+        command
+    };
+    let tried = with_swap().arg("true").status().unwrap();
+    if tried.code() == Some(77) {
+        eprintln!("SKIPPED: no swap file can be turned on here");
+        return;
+    }
+    let mut command = with_swap();
+    command.args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
+    assert_refused(
+        Attach::spawn(&mut command),
+        &["swap is on", &swap.display().to_string(), "memory.swap.max"],
+    );
+    let swaps = fs::read_to_string("/proc/swaps").unwrap();
+    assert_eq!(swaps.lines().count(), 1, "swap is left on: {swaps}");
+    assert_eq!(subject.footprint(), footprint);
+    subject.assert_no_trap_is_left();
+    subject.assert_goes_on();
+}
