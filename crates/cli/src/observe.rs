@@ -53,7 +53,7 @@ pub struct Period {
     pub distance: Option<CurveDistance>,
 }
 
-/// The curves of all periods together.
+/// The curves of all periods together, each counted by its length.
 #[derive(Debug)]
 pub struct Curves {
     /// By exact reuse distances.
@@ -150,8 +150,12 @@ impl Observer {
             })?;
         let scale = u64::from(report.scale);
         let (lru, aet) = (self.lru.window.finish(scale), self.aet.window.finish(scale));
-        self.lru.pooled.merge(&lru, report.weight);
-        self.aet.pooled.merge(&aet, report.weight);
+        // Over the run every period counts by its length: how many references the VM made
+        // in it nobody can tell from outside. Each is resolved by itself, as the VM may
+        // be in another phase in the next.
+        let seconds = report.length.as_secs_f64();
+        self.lru.pooled.merge(&lru.resolved(), seconds);
+        self.aet.pooled.merge(&aet.resolved(), seconds);
 
         let curves = curves(&lru, &aet);
         let curve = curves

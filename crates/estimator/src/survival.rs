@@ -143,6 +143,30 @@ impl Survival {
         self.largest = self.largest.max(other.largest);
     }
 
+    /// Returns the estimate itself as observations, of weight 1 in all: each step as a value of its
+    /// share, and what is left above all of them as one cut-off at the largest.
+    ///
+    /// This is what to [`merge`](Self::merge) when observations come from different circumstances, as
+    /// from phases of a VM. A cut-off then tells by its value which circumstance it belongs to, and
+    /// must be resolved among its own; only what those could not resolve is left to all of them.
+    #[must_use]
+    pub fn resolved(&self) -> Self {
+        let mut resolved = Self::new();
+        let mut above = 1.0;
+        for step in self.steps() {
+            resolved.record(step.value, above - step.share_above);
+            above = step.share_above;
+        }
+        resolved.record_censored(self.largest, above);
+        Self {
+            observations: self.observations,
+            events: self.events,
+            largest: self.largest,
+            parts: self.parts.iter().map(Self::resolved).collect(),
+            ..resolved
+        }
+    }
+
     /// Whether nothing was observed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -304,6 +328,44 @@ mod tests {
     }
 
     #[test]
+    fn phases_are_mixed_by_weight_once_each_is_resolved_by_itself() {
+        // Half the time 10 pages are used over and over, half the time 100: each window begins
+        // with as many cut-offs.
+        let window = |pages: u64| {
+            let mut window = Survival::new();
+            (0..pages).for_each(|seen| window.record_censored(seen, 1.0));
+            window.record_repeatedly(pages, 1.0, 3 * pages);
+            window
+        };
+        let mut mixed = Survival::new();
+        mixed.merge(&window(10).resolved(), 5.0);
+        mixed.merge(&window(100).resolved(), 5.0);
+        assert_eq!(mixed.tail(), [(10, 0.5), (100, 0.0)]);
+        assert_eq!((mixed.observations(), mixed.events()), (440, 330));
+        // Cut-offs of one phase spread over both are a different thing.
+        let mut spread = window(10);
+        spread.merge(&window(100), 0.1);
+        assert!((share_above(&spread, 10) - 0.5).abs() > 0.01);
+    }
+
+    #[test]
+    fn what_a_window_cannot_resolve_is_left_to_the_others() {
+        let mut short = Survival::new();
+        short.record(10, 1.0);
+        short.record_censored(20, 1.0);
+        let mut long = Survival::new();
+        long.record(30, 3.0);
+        long.record(40, 1.0);
+        let mut mixed = Survival::new();
+        mixed.merge(&short.resolved(), 1.0);
+        mixed.merge(&long.resolved(), 1.0);
+        // Of the half of the short window that lies above 20, three quarters end at 30.
+        for (value, expected) in [(10, 0.75), (30, 0.1875), (40, 0.0)] {
+            assert!((share_above(&mixed, value) - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
     fn what_has_no_weight_is_no_observation() {
         let mut survival = Survival::new();
         for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -319,6 +381,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_resolved_has_the_same_estimate(observations in observations()) {
+            let survival = survival_of(&observations);
+            let resolved = survival.resolved();
+            for value in 0..60 {
+                let (before, after) = (share_above(&survival, value), share_above(&resolved, value));
+                prop_assert!((before - after).abs() < 1e-9);
+            }
+            prop_assert!((survival.unresolved() - resolved.unresolved()).abs() < 1e-9);
+        }
+
         #[test]
         fn the_estimate_agrees_with_its_definition(observations in observations()) {
             let survival = survival_of(&observations);

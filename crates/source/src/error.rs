@@ -12,7 +12,7 @@ use crate::Format;
 #[non_exhaustive]
 pub enum SourceError {
     /// The trace could not be opened; nothing was read.
-    #[error("cannot open {name}: {source}")]
+    #[error("cannot open '{name}': {source}")]
     Open {
         /// The trace.
         name: String,
@@ -20,7 +20,7 @@ pub enum SourceError {
         source: io::Error,
     },
     /// The bytes stopped coming, or could not be decompressed.
-    #[error("{name}: cannot read on after {offset_bytes} bytes (decompressed): {source}")]
+    #[error("cannot read '{name}' after {offset_bytes} bytes (decompressed): {source}")]
     Read {
         /// The trace.
         name: String,
@@ -96,7 +96,7 @@ pub enum SourceError {
         name: String,
     },
     /// The output could not be created.
-    #[error("cannot create {name}: {source}")]
+    #[error("cannot create '{name}': {source}")]
     Create {
         /// The output.
         name: String,

@@ -206,7 +206,7 @@ mod tests {
         assert!(
             missing
                 .to_string()
-                .starts_with("cannot open /no/such/trace: ")
+                .starts_with("cannot open '/no/such/trace': ")
         );
     }
 

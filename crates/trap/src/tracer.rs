@@ -163,9 +163,6 @@ pub struct PeriodReport {
     pub scale: u32,
     /// Pages of the hot set in this period.
     pub hot_set_pages: u32,
-    /// References of the period for which one recorded stands: T, for the pages not sampled, times
-    /// the time the VM ran in the period over that in the window. Stops in traps are not running.
-    pub weight: f64,
     /// Pages of the VM that hold something.
     pub populated_pages: u64,
     /// Watched pages.
@@ -428,7 +425,6 @@ impl<B: PageBarrier> Tracer<B> {
             window,
             scale,
             hot_set_pages,
-            weight: self.weight(scale, length, window),
             populated_pages,
             tracked_pages,
             distinct_pages: self.counts.distinct_pages,
@@ -459,16 +455,6 @@ impl<B: PageBarrier> Tracer<B> {
             }
             _ => self.config.hot_set_pages,
         }
-    }
-
-    /// References of the period for which one recorded in its window stands.
-    fn weight(&self, scale: u32, length: Duration, window: Duration) -> f64 {
-        let stopped = self.counts.trap_time.as_secs_f64() / self.vcpus as f64;
-        let window = window.as_secs_f64();
-        // What a trap costs is known only so well: never less than a twentieth ran.
-        let ran_in_window = (window - stopped).max(window / 20.0).max(1e-9);
-        let ran = length.as_secs_f64() - window + ran_in_window;
-        f64::from(scale) * ran / ran_in_window
     }
 
     /// Phase 3: finds the pages that hold something and draws this period's sample of them.

@@ -4,8 +4,8 @@
 //! changes from period to period. Over a run, the share of those that an LRU memory of c pages misses is
 //!
 //! ```text
-//!     Zipf:   m(c) / mean of f(h) over the periods, by their length; for c above the largest h
-//!     steps:  visits while the scanned size was above c / visits while it was above h
+//!     Zipf:   mean of m(c) / f(h) over the periods, by their length; for c above the largest h
+//!     steps:  time at which the scanned size was above c / time at which it was above h
 //! ```
 //!
 //! with m the closed form of LRU and f that of a queue (`lab::curves`). A cyclic scan larger than a
@@ -13,11 +13,13 @@
 //! reach further back and are left out of account.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, WorkingSet, WorkingSetBound,
 };
+
+use plimsoll_trap::PeriodReport;
 
 use crate::attach::size;
 use crate::experiment::{Judged, Observed, Traced, judge};
@@ -270,9 +272,9 @@ impl OfGuest {
         guest: &Watched,
         truth: impl Fn(&Recording, &MissRatioCurve, PageCount) -> Option<MissRatioCurve>,
     ) -> Self {
-        let hidden = scales(&guest.observed)
-            .last()
-            .map_or(PageCount(0), |&scale| hidden_by(recording, scale));
+        let periods = guest.observed.periods.iter();
+        let hidden = periods.map(|traced| hidden_by(&traced.period.report)).max();
+        let hidden = hidden.unwrap_or_default();
         let curve = guest.observed.curves.as_ref().map(|curves| {
             let found = curves.lru.clone();
             let truth = truth(recording, &found, hidden);
@@ -304,9 +306,9 @@ fn percent(share: Option<f64>) -> String {
     )
 }
 
-/// Pages that the hot set stands for at one page in `scale`.
-fn hidden_by(recording: &Recording, scale: u32) -> PageCount {
-    PageCount(u64::from(recording.config.hot_set_pages) * u64::from(scale))
+/// Pages that a period's hot set stood for.
+fn hidden_by(report: &PeriodReport) -> PageCount {
+    PageCount(u64::from(report.hot_set_pages) * u64::from(report.scale))
 }
 
 /// The tracking rates of a run, each once, rising in T.
@@ -374,27 +376,25 @@ fn truth_of_law(
     hidden: PageCount,
 ) -> Option<MissRatioCurve> {
     let pages = recording.law_pages;
-    let mut seconds_by_scale = BTreeMap::new();
+    let mut seconds_by_queue = BTreeMap::new();
     for traced in &recording.zipf.observed.periods {
         let report = &traced.period.report;
-        *seconds_by_scale.entry(report.scale).or_insert(0.0) += report.length.as_secs_f64();
+        *seconds_by_queue.entry(hidden_by(report)).or_insert(0.0) += report.length.as_secs_f64();
     }
-    let seconds: f64 = seconds_by_scale.values().sum();
-    let past_hot_set: f64 = seconds_by_scale
+    // The curve is the mean over the periods of m(c) / f(h), each by its length.
+    let seconds: f64 = seconds_by_queue.values().sum();
+    let per_miss: f64 = seconds_by_queue
         .iter()
-        .map(|(&scale, seconds)| {
-            let queue = hidden_by(recording, scale);
-            seconds * recording.law.queue_miss_ratio(pages, queue)
-        })
+        .map(|(&queue, seconds)| seconds / recording.law.queue_miss_ratio(pages, queue))
         .sum::<f64>()
         / seconds;
-    if hidden >= pages || past_hot_set <= 0.0 {
+    if hidden >= pages || !per_miss.is_finite() {
         return None;
     }
     let lru = recording.law.lru_curve(pages).ok()?;
     let points = even_sizes(hidden, pages)
         .chain([pages])
-        .map(|size| CurvePoint::exact(size, (lru.miss_ratio(size) / past_hot_set).min(1.0)));
+        .map(|size| CurvePoint::exact(size, (lru.miss_ratio(size) * per_miss).min(1.0)));
     curve_of(points, found.references())
 }
 
@@ -405,21 +405,22 @@ fn truth_of_steps(
     hidden: PageCount,
 ) -> Option<MissRatioCurve> {
     let guest = &recording.steps;
-    let mut visits_by_pages = BTreeMap::new();
+    let mut time_by_pages = BTreeMap::new();
     for traced in &guest.observed.periods {
-        let queue = hidden_by(recording, traced.period.report.scale);
+        let queue = hidden_by(&traced.period.report);
         for round in guest.console.rounds(traced.start, traced.end) {
             if round.pages > queue {
-                *visits_by_pages.entry(round.pages).or_insert(0) += round.visits;
+                *time_by_pages.entry(round.pages).or_insert(Duration::ZERO) +=
+                    round.end - round.start;
             }
         }
     }
-    let all: u64 = visits_by_pages.values().sum();
+    let all: Duration = time_by_pages.values().sum();
     let mut left = all;
     let first = CurvePoint::exact(PageCount(0), 1.0);
-    let points = visits_by_pages.into_iter().map(|(pages, visits)| {
-        left -= visits;
-        CurvePoint::exact(pages, left as f64 / all as f64)
+    let points = time_by_pages.into_iter().map(|(pages, time)| {
+        left -= time;
+        CurvePoint::exact(pages, left.div_duration_f64(all))
     });
     let curve = curve_of([first].into_iter().chain(points), found.references())?;
     curve.points().last().filter(|last| last.size > hidden)?;

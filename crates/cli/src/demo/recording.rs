@@ -179,7 +179,6 @@ pub(super) mod made_up {
                     window: SECOND,
                     scale,
                     hot_set_pages: 64,
-                    weight: f64::from(scale),
                     populated_pages: 1 << 16,
                     tracked_pages: 512,
                     distinct_pages: 256,

@@ -42,12 +42,14 @@ fn after_detach_the_guest_is_as_it_was() {
     subject.assert_goes_on();
 }
 
+/// Not shown here: a tracer killed within the fraction of a millisecond in which it borrows a
+/// thread of QEMU to open the userfaultfd.
 #[test]
-fn a_tracer_killed_at_any_moment_leaves_the_guest_running_and_right() {
+fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot(
         "killed",
-        "workload=uniform mib=64 write_ratio=0.5 seconds=25",
+        "workload=uniform mib=64 write_ratio=0.5 seconds=22",
     );
     let footprint = subject.footprint();
     let options = format!("{EVERYTHING} --period 500ms");

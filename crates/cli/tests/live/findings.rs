@@ -103,7 +103,7 @@ fn two_guests_traced_at_once_are_told_apart() {
         let workload = format!("workload=uniform mib={mib} write_ratio=0.5");
         (mib, ground.boot(&format!("uniform-{mib}"), &workload))
     };
-    let options = "--rate 1/16 --rate-rule fixed --budget none --period 2s --periods 6";
+    let options = "--rate 1/16 --rate-rule fixed --budget none --period 2s --periods 5";
     let subjects = [boot(24), boot(64)];
     let tracers = subjects.each_ref().map(|(_, subject)| {
         let name = &subject.vm.id.0;
@@ -152,7 +152,7 @@ fn two_vcpus_traced_at_every_page_keep_their_memory() {
 fn the_cost_of_tracing_stays_within_its_budget() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot("budget", "workload=sequential mib=64");
-    let ended = Attach::start(&subject.pid(), "--period 1s --periods 10").end();
+    let ended = Attach::start(&subject.pid(), "--period 1s --periods 8").end();
     ended.assert_quiet_success();
     let ratios: Vec<f64> = ended
         .periods()
