@@ -332,8 +332,9 @@ struct PeriodJson<'a> {
     first_touches_unseen: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     mean_absolute_error: Option<f64>,
+    /// There if asked for; `null` if the period saw no reuse.
     #[serde(skip_serializing_if = "Option::is_none")]
-    curve: Option<CurveJson>,
+    curve: Option<Option<CurveJson>>,
 }
 
 /// The last line of `-o json`.
@@ -499,11 +500,10 @@ impl Report<'_> {
                 .distance
                 .filter(|_| self.args.compare)
                 .map(|distance| distance.mean_absolute_error),
-            curve: period
+            curve: self
+                .args
                 .curve
-                .as_ref()
-                .filter(|_| self.args.curve)
-                .map(|curve| self.curve_json(curve)),
+                .then(|| period.curve.as_ref().map(|curve| self.curve_json(curve))),
         }
     }
 

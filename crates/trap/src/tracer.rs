@@ -179,7 +179,7 @@ pub struct PeriodReport {
     pub rearmed_pages: u64,
     /// Time of the VM spent in traps (phase 1 and the context switches of \[AET\] §4.3).
     pub trap_time: Duration,
-    /// Time spent making pages inaccessible and accessible again (phase 2).
+    /// CPU time spent making pages inaccessible and accessible again (phase 2).
     pub rearm_time: Duration,
     /// Time spent finding the VM's pages (phase 3).
     pub collect_time: Duration,
@@ -513,7 +513,7 @@ impl<B: PageBarrier> Tracer<B> {
     }
 
     fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
-        let start = Instant::now();
+        let start = cpu_time();
         let ranges: Vec<_> = runs
             .iter()
             .flat_map(|run| self.layout.addresses(run))
@@ -526,13 +526,13 @@ impl<B: PageBarrier> Tracer<B> {
         for page in runs.iter().cloned().flatten() {
             self.counts.rearmed_pages += u64::from(self.raised.set(page, true));
         }
-        self.counts.rearm_time += start.elapsed();
+        self.counts.rearm_time += cpu_time().saturating_sub(start);
         Ok(())
     }
 
     /// Lists the pages of `runs` that should be inaccessible and are not.
     fn accessible_of(&mut self, runs: &[PageRange]) -> Result<Vec<PageRange>, TrapError> {
-        let start = Instant::now();
+        let start = cpu_time();
         let mut accessible = Vec::new();
         for run in runs {
             for range in self.layout.addresses(run) {
@@ -550,7 +550,7 @@ impl<B: PageBarrier> Tracer<B> {
                     .map_err(self.failed("reading pagemap"))?;
             }
         }
-        self.counts.rearm_time += start.elapsed();
+        self.counts.rearm_time += cpu_time().saturating_sub(start);
         Ok(accessible)
     }
 
@@ -675,7 +675,7 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Tries again with the pages that could not be made inaccessible when they left the hot set.
     fn rearm_stuck(&mut self) -> Result<(), TrapError> {
-        let start = Instant::now();
+        let start = cpu_time();
         let mut stuck = std::mem::take(&mut self.stuck);
         let mut failed = Ok(());
         stuck.retain(|&page| match self.try_rearm(page) {
@@ -686,7 +686,7 @@ impl<B: PageBarrier> Tracer<B> {
             }
         });
         self.stuck = stuck;
-        self.counts.rearm_time += start.elapsed();
+        self.counts.rearm_time += cpu_time().saturating_sub(start);
         failed
     }
 
@@ -719,7 +719,7 @@ impl<B: PageBarrier> Tracer<B> {
             .collect();
         self.watched = watched;
         for chunk in chunks(&still) {
-            let start = Instant::now();
+            let start = cpu_time();
             for run in join_neighbours(&chunk) {
                 for range in self.layout.addresses(&run) {
                     self.barrier
@@ -727,7 +727,7 @@ impl<B: PageBarrier> Tracer<B> {
                         .map_err(self.failed("making pages accessible again"))?;
                 }
             }
-            self.counts.rearm_time += start.elapsed();
+            self.counts.rearm_time += cpu_time().saturating_sub(start);
             self.serve(Duration::ZERO, sink)?;
         }
         self.raised.clear();
@@ -829,6 +829,14 @@ impl<B: PageBarrier> Tracer<B> {
         }
         false
     }
+}
+
+/// CPU time of the calling thread: what it takes from a vCPU whose CPU it shares. Time in which
+/// the host ran something else is not the tracer's.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // A CPU time is never negative.
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Cuts runs into lists of at most [`CHUNK_PAGES`] pages and [`RANGES_MAX`] runs.

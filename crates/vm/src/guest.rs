@@ -102,8 +102,10 @@ impl GuestConfig {
             ));
         }
         // Quiet keeps the kernel's lines from running into ours; huge pages would hide
-        // which pages are used; a panic must end QEMU, not wait.
-        let mut line = String::from("console=ttyS0 quiet panic=-1 transparent_hugepage=never");
+        // which pages are used; a panic must end QEMU, not wait; and on a loaded host an emulated
+        // timer may be late, which the kernel's check would take for a broken one.
+        let mut line =
+            String::from("console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check");
         for word in self.workload.split_ascii_whitespace() {
             if !word
                 .chars()

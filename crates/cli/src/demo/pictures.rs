@@ -43,8 +43,7 @@ pub(super) fn all(recording: &Recording, findings: &Findings) -> Vec<Picture> {
             &recording.steps,
             &findings.steps,
             "A cyclic scan of S pages misses at every size below S and hits from S on, so the truth has a cliff at \
-             each size the guest scanned, as high as its share of the visits. How much each period counts for is extrapolated from its window, which moves \
-             the plateaus up or down, not the cliffs. Scans that fit into the hot set leave no trace.",
+             each size the guest scanned, as high as its share of the time. Scans that fit into the hot set leave no trace.",
         ),
     ];
     for (name, guest, figures, caption) in curves {
