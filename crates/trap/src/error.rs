@@ -109,7 +109,7 @@ pub enum TrapError {
         /// Process of the VM.
         pid: u32,
         /// The step that failed.
-        step: &'static str,
+        step: String,
         /// How.
         #[source]
         source: io::Error,

@@ -9,15 +9,18 @@
 //! gets EPERM. It is then made to open a userfaultfd device node, put into its
 //! view of the file system for that moment, which gives the same descriptor.
 //!
-//! The thread stands still for about a millisecond. Signals other than those it
-//! cannot block wait until it goes on. Should this process be killed within that moment, the
-//! target would go on with borrowed registers: the moment is kept as short as the calls.
+//! The thread stands still for about a millisecond. Signals other than those it cannot block wait until
+//! it goes on. Were the one who stopped it killed within that moment, it would go on with
+//! borrowed registers. So a child process does it, which outlives us and sets the thread back
+//! whatever becomes of us; only what kills every process of ours at once can come between.
 
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use crate::error::TrapError;
@@ -33,6 +36,97 @@ const DEVICE: &str = "/dev/userfaultfd";
 
 /// Takes a userfaultfd on the address space of `pid`.
 pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, TrapError> {
+    let failed = |step: &str| {
+        let step = step.to_owned();
+        move |source| TrapError::Injection { pid, step, source }
+    };
+    let (ours, mut theirs) = UnixStream::pair().map_err(failed("making a pair of sockets"))?;
+    let mut ours = Some(ours);
+    let child = sys::fork(|| {
+        // The child's copy, which would keep it from hearing that ours is closed.
+        ours.take();
+        let taken = take_as_tracer(pid, pidfd);
+        // If nobody reads, there is nobody to take the descriptor: it goes with this process.
+        let told = theirs.write_all(&Answer::of(&taken).to_bytes());
+        let told = told.and_then(|()| theirs.shutdown(Shutdown::Write));
+        // The other end closes when the descriptor has been copied.
+        let _ = told.and_then(|()| theirs.read(&mut [0]));
+    })
+    .map_err(failed("forking"))?;
+    drop(theirs);
+    let mut bytes = Vec::new();
+    let read = ours
+        .as_mut()
+        .map_or(Ok(0), |ours| ours.read_to_end(&mut bytes));
+    let taken = match read.ok().and_then(|_| Answer::from_bytes(&bytes)) {
+        Some(Answer::Taken(theirs)) => {
+            let copied = open_pidfd(child.unsigned_abs()).and_then(|child| {
+                pidfd_getfd(child.as_fd(), theirs).map_err(failed("pidfd_getfd()"))
+            });
+            Some(copied)
+        }
+        Some(Answer::Failed { errno, step }) => Some(Err(injection_error(
+            pid,
+            step,
+            io::Error::from_raw_os_error(errno),
+        ))),
+        None => None,
+    };
+    drop(ours);
+    sys::wait_for_thread(child).map_err(failed("waiting for the child process"))?;
+    taken.unwrap_or_else(|| {
+        Err(failed("a child process")(io::Error::other(
+            "it ended before it was done",
+        )))
+    })
+}
+
+/// What the child process tells.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// The number of the descriptor, in the child.
+    Taken(u64),
+    /// The step that failed and how.
+    Failed { errno: i32, step: String },
+}
+
+impl Answer {
+    fn of(taken: &Result<OwnedFd, StepError>) -> Self {
+        match taken {
+            Ok(descriptor) => Self::Taken(u64::from(descriptor.as_raw_fd().unsigned_abs())),
+            Err(StepError { step, source }) => Self::Failed {
+                errno: source.raw_os_error().unwrap_or(libc::EIO),
+                step: (*step).to_owned(),
+            },
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Taken(descriptor) => format!("taken {descriptor}").into_bytes(),
+            Self::Failed { errno, step } => format!("failed {errno} {step}").into_bytes(),
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(bytes).ok()?;
+        let (what, rest) = text.split_once(' ')?;
+        match what {
+            "taken" => rest.parse().ok().map(Self::Taken),
+            "failed" => {
+                let (errno, step) = rest.split_once(' ')?;
+                Some(Self::Failed {
+                    errno: errno.parse().ok()?,
+                    step: step.to_owned(),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Takes the descriptor as the tracer of the target's main thread; names the step that failed.
+fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
     let mut thread = StoppedThread::stop(pid)?;
     let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
     let opened = thread.call(libc::SYS_userfaultfd, [flags, 0, 0, 0])?;
@@ -40,22 +134,26 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => thread.open_by_device(flags)?,
         other => other,
     };
-    let remote = opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENOSYS) => TrapError::KernelTooOld {
-            missing: "userfaultfd",
-            source,
-        },
-        Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
-            what: format!("open a userfaultfd in process {pid}"),
-            source,
-        },
-        _ => thread.failed("userfaultfd()", source),
-    })?;
+    let remote = opened.map_err(at(USERFAULTFD))?;
     let ours = pidfd_getfd(pidfd, remote);
     thread.close(remote)?;
-    let ours = ours.map_err(|source| thread.failed("pidfd_getfd()", source))?;
-    thread.release()?;
+    let ours = ours.map_err(at("pidfd_getfd()"))?;
+    thread.restore().map_err(at("setting its thread back"))?;
     Ok(ours)
+}
+
+/// The step of the call itself, which tells by its error what the host can do.
+const USERFAULTFD: &str = "userfaultfd()";
+
+/// An error and the step it belongs to.
+struct StepError {
+    step: &'static str,
+    source: io::Error,
+}
+
+/// Names the step that an error belongs to.
+fn at(step: &'static str) -> impl FnOnce(io::Error) -> StepError + Copy {
+    move |source| StepError { step, source }
 }
 
 fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
@@ -79,18 +177,18 @@ struct StoppedThread {
 }
 
 impl StoppedThread {
-    fn stop(pid: u32) -> Result<Self, TrapError> {
-        let failed = |step| move |source| injection_error(pid, step, source);
+    fn stop(pid: u32) -> Result<Self, StepError> {
         let tid = libc::pid_t::try_from(pid)
-            .map_err(|error| injection_error(pid, "its number", io::Error::other(error)))?;
+            .map_err(io::Error::other)
+            .map_err(at("its number"))?;
         let memory = File::options()
             .read(true)
             .write(true)
             .open(format!("/proc/{pid}/mem"))
-            .map_err(failed("opening its memory"))?;
+            .map_err(at("opening its memory"))?;
         let syscall_address =
-            find_syscall(pid, &memory).map_err(failed("finding a syscall instruction"))?;
-        sys::ptrace_seize(tid).map_err(failed("ptrace(SEIZE)"))?;
+            find_syscall(pid, &memory).map_err(at("finding a syscall instruction"))?;
+        sys::ptrace_seize(tid).map_err(at("ptrace(SEIZE)"))?;
         let stopped = stop_seized(tid);
         let state = stopped.and_then(|()| {
             let saved = sys::ptrace_registers(tid)?;
@@ -113,19 +211,15 @@ impl StoppedThread {
             Err(source) => {
                 // Nothing was set yet, so letting go restores all. Fails if the thread is gone.
                 let _ = sys::ptrace_detach(tid);
-                Err(injection_error(pid, "stopping its main thread", source))
+                Err(at("stopping its main thread")(source))
             }
         }
     }
 
-    fn failed(&self, step: &'static str, source: io::Error) -> TrapError {
-        injection_error(self.pid, step, source)
-    }
-
     /// Makes the thread do one system call; the inner result is the call's own.
-    fn call(&mut self, number: libc::c_long, args: [u64; 4]) -> Result<io::Result<u64>, TrapError> {
+    fn call(&mut self, number: libc::c_long, args: [u64; 4]) -> Result<io::Result<u64>, StepError> {
         self.step_over_syscall(number, args)
-            .map_err(|source| injection_error(self.pid, "a step over a system call", source))
+            .map_err(at("a step over a system call"))
     }
 
     fn step_over_syscall(
@@ -165,14 +259,14 @@ impl StoppedThread {
         })
     }
 
-    fn close(&mut self, descriptor: u64) -> Result<(), TrapError> {
+    fn close(&mut self, descriptor: u64) -> Result<(), StepError> {
         self.call(libc::SYS_close, [descriptor, 0, 0, 0])?
             .map(drop)
-            .map_err(|source| self.failed("close()", source))
+            .map_err(at("close()"))
     }
 
     /// Opens a userfaultfd by a device node the target can reach.
-    fn open_by_device(&mut self, flags: u64) -> Result<io::Result<u64>, TrapError> {
+    fn open_by_device(&mut self, flags: u64) -> Result<io::Result<u64>, StepError> {
         let mut answer = self.open_by_node(Path::new(DEVICE), flags)?;
         for folder in ["/dev", "/run", "/dev/shm", "/tmp", "/var/tmp"] {
             if answer.is_ok() {
@@ -186,7 +280,7 @@ impl StoppedThread {
         Ok(answer)
     }
 
-    fn open_by_node(&mut self, node: &Path, flags: u64) -> Result<io::Result<u64>, TrapError> {
+    fn open_by_node(&mut self, node: &Path, flags: u64) -> Result<io::Result<u64>, StepError> {
         let device = match self.open_in_target(node)? {
             Ok(device) => device,
             Err(error) => return Ok(Err(error)),
@@ -200,34 +294,28 @@ impl StoppedThread {
     }
 
     /// Makes the target open `path`, which lies on its stack for that moment.
-    fn open_in_target(&mut self, path: &Path) -> Result<io::Result<u64>, TrapError> {
+    fn open_in_target(&mut self, path: &Path) -> Result<io::Result<u64>, StepError> {
         let path = CString::new(path.as_os_str().as_encoded_bytes())
             .ok()
             .filter(|path| path.as_bytes_with_nul().len() <= PATH_BYTES)
-            .ok_or_else(|| self.failed("passing a path", io::ErrorKind::InvalidInput.into()))?;
+            .ok_or_else(|| at("passing a path")(io::ErrorKind::InvalidInput.into()))?;
         let address = (self.saved.0.rsp - RED_ZONE_BYTES - PATH_BYTES as u64) & !0xf;
         let mut before = [0; PATH_BYTES];
-        let failed = |source| injection_error(self.pid, "lending its stack", source);
         self.memory
             .read_exact_at(&mut before, address)
-            .map_err(failed)?;
+            .map_err(at("lending its stack"))?;
         self.memory
             .write_all_at(path.as_bytes_with_nul(), address)
-            .map_err(failed)?;
+            .map_err(at("lending its stack"))?;
         let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
         let at_fdcwd = i64::from(libc::AT_FDCWD).cast_unsigned();
         let opened = self.call(libc::SYS_openat, [at_fdcwd, address, flags, 0]);
         let restored = self.memory.write_all_at(&before, address);
-        restored.map_err(|source| self.failed("giving its stack back", source))?;
+        restored.map_err(at("giving its stack back"))?;
         opened
     }
 
     /// Lets the thread go on where it was.
-    fn release(mut self) -> Result<(), TrapError> {
-        self.restore()
-            .map_err(|source| self.failed("setting its thread back", source))
-    }
-
     fn restore(&mut self) -> io::Result<()> {
         if !self.stopped {
             return Ok(());
@@ -248,8 +336,17 @@ impl Drop for StoppedThread {
     }
 }
 
-fn injection_error(pid: u32, step: &'static str, source: io::Error) -> TrapError {
+/// What a failed step means to the one who wants to trace.
+fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
     match source.raw_os_error() {
+        Some(libc::ENOSYS) if step == USERFAULTFD => TrapError::KernelTooOld {
+            missing: "userfaultfd",
+            source,
+        },
+        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => TrapError::NoPrivilege {
+            what: format!("open a userfaultfd in process {pid}"),
+            source,
+        },
         Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
             what: format!("trace process {pid} ({step})"),
             source,
@@ -400,4 +497,35 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
         tv_nsec: 0,
     };
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_child_process_tells_is_read_back() {
+        let failed = Answer::Failed {
+            errno: libc::EPERM,
+            step: "ptrace(SEIZE)".to_owned(),
+        };
+        for answer in [Answer::Taken(7), failed] {
+            assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
+        }
+        for cut_short in ["", "taken", "taken x", "failed 1", "other 1 2"] {
+            assert_eq!(Answer::from_bytes(cut_short.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn a_failed_step_says_what_it_means() {
+        let meaning = |step: &str, errno| {
+            injection_error(42, step.to_owned(), io::Error::from_raw_os_error(errno)).to_string()
+        };
+        assert!(meaning(USERFAULTFD, libc::ENOSYS).contains("kernel has no userfaultfd"));
+        assert!(meaning(USERFAULTFD, libc::EPERM).contains("open a userfaultfd in process 42"));
+        assert!(meaning("ptrace(SEIZE)", libc::EPERM).contains("ptrace(SEIZE)"));
+        assert!(meaning("ptrace(SEIZE)", libc::ESRCH).contains("is gone"));
+        assert!(meaning("close()", libc::EIO).contains("goes on as before"));
+    }
 }

@@ -265,6 +265,37 @@ pub fn ptrace_set_signal_mask(tid: libc::pid_t, mask: u64) -> io::Result<()> {
     )
 }
 
+/// Runs `work` in a child process, which ends with it; returns the child's process id.
+///
+/// The child has all signals blocked that can be, and a session of its own, so that what ends us
+/// does not end it.
+pub fn fork(work: impl FnOnce()) -> io::Result<libc::pid_t> {
+    // SAFETY: a sigset is plain bytes, for which zero is a value, and is filled before use;
+    // both calls only read and write the two sets, which we own.
+    let before = unsafe {
+        let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    };
+    // SAFETY: in the child only this thread goes on. What it may use there is what no other
+    // thread can have left locked: system calls, and memory from malloc, which glibc
+    // makes usable again in the child. It leaves by _exit, so nothing of ours is cleaned up twice.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::setsid();
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(i32::from(done.is_err()));
+        }
+        child
+    };
+    let forked = check(child);
+    // SAFETY: only reads the set that was filled above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    forked
+}
+
 /// Waits until a traced thread changes state; returns the status as wait(2) encodes it.
 pub fn wait_for_thread(tid: libc::pid_t) -> io::Result<libc::c_int> {
     let mut status = 0;

@@ -1,8 +1,9 @@
 //! How tracing ends: what is left in the VM, and what is said, whoever ends first.
 
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_trap::{TraceConfig, TraceTarget, Tracer};
 
@@ -42,8 +43,34 @@ fn after_detach_the_guest_is_as_it_was() {
     subject.assert_goes_on();
 }
 
-/// Not shown here: a tracer killed within the fraction of a millisecond in which it borrows a
-/// thread of QEMU to open the userfaultfd.
+/// A child process of the tracer borrows a thread of QEMU to open the userfaultfd; as soon as
+/// there is one, the tracer is killed.
+#[test]
+fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
+    let own = std::process::id();
+    if !Path::new(&format!("/proc/{own}/task/{own}/children")).exists() {
+        println!("SKIPPED: this kernel does not list the children of a process");
+        return;
+    }
+    let Some(ground) = ground() else { return };
+    let mut subject = ground.boot("attaching", "workload=uniform mib=32 write_ratio=0.5");
+    let footprint = subject.footprint();
+    let mut killed_in_time = 0;
+    for _ in 0..40 {
+        let tracer = Attach::start(&subject.pid(), EVERYTHING);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !tracer.has_child() && Instant::now() < deadline {}
+        killed_in_time += u32::from(tracer.has_child());
+        drop(tracer);
+        subject.wait_until_untraced();
+        assert_eq!(subject.footprint(), footprint);
+    }
+    println!("{killed_in_time} of 40 tracers killed while a thread was borrowed");
+    assert!(killed_in_time > 0);
+    subject.assert_goes_on();
+    assert_traceable(&subject);
+}
+
 #[test]
 fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
     let Some(ground) = ground() else { return };

@@ -189,6 +189,30 @@ impl Subject {
         Footprint::of(self.vm.pid)
     }
 
+    /// Waits until nobody traces the VM's process, by ptrace or by traps.
+    pub fn wait_until_untraced(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = format!("/proc/{}/status", self.vm.pid);
+        let traced = || {
+            let borrowed = !fs::read_to_string(&status)
+                .unwrap()
+                .contains("TracerPid:\t0\n");
+            borrowed
+                || self
+                    .vm
+                    .ram_states()
+                    .unwrap()
+                    .iter()
+                    .any(|state| state.userfaultfd)
+        };
+        while traced() {
+            assert!(
+                Instant::now() < deadline,
+                "the VM's process is still traced"
+            );
+        }
+    }
+
     fn wait_until(&mut self, mut enough: impl FnMut(&[(Instant, ConsoleEvent)]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !enough(self.told()) {
@@ -364,6 +388,13 @@ impl Attach {
     /// The next line.
     pub fn next(&self) -> Line {
         self.lines.recv_timeout(PATIENCE).expect("another line")
+    }
+
+    /// Whether it runs a child process.
+    pub fn has_child(&self) -> bool {
+        let pid = self.child.id();
+        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+            .is_ok_and(|children| !children.trim().is_empty())
     }
 
     /// Presses Ctrl-C.
