@@ -45,7 +45,7 @@ pub enum RateRule {
 pub struct PeriodCost {
     /// Time that traps took over the time they may take, had the whole period been watched.
     pub pressure: f64,
-    /// Traps that the time budget of a period pays for.
+    /// Traps that the time budget of a period pays for, besides making the sample inaccessible.
     pub affordable_traps: f64,
     /// Traps taken.
     pub traps: u64,

@@ -47,7 +47,7 @@ const CHUNK_PAGES: u64 = 512;
 /// Least pages that an adapted hot set has.
 const HOT_SET_PAGES_MIN: u32 = 16;
 /// Share of the time budget that making pages inaccessible may take; the rest is for traps.
-const ARMING_SHARE: f64 = 0.4;
+const ARMING_SHARE: f64 = 0.25;
 
 /// How a VM is traced.
 #[derive(Debug, Clone)]
@@ -776,7 +776,8 @@ impl<B: PageBarrier> Tracer<B> {
         let scale_min = (arming_seconds / (budget * ARMING_SHARE)).clamp(1.0, f64::from(SCALE_MAX));
         self.rate.adapt(&PeriodCost {
             pressure: report.trap_time.as_secs_f64() * whole_period / budget,
-            affordable_traps: budget / seconds_per_trap,
+            affordable_traps: (budget - report.rearm_time.as_secs_f64()).max(0.0)
+                / seconds_per_trap,
             traps: report.traps,
             distinct_pages: report.distinct_pages,
             budget_ran_out: report.budget_ran_out,

@@ -3,7 +3,10 @@
 //! The tracer sees the references that miss its hot set, a queue that stands for h pages. So the
 //! traced curve at a size c above h is the share, of those, that an LRU memory of c pages
 //! misses: m(c) / f(h), with m the closed form of LRU and f that of a queue (FIFO),
-//! both by the law of the references. Beside it stands the absolute form, where the references
+//! both by the law of the references. Pages in constant use beside the law's own (a kernel's, a stack)
+//! trap each time they have been through the queue, at sizes little above h; taken from 2h on, as
+//! shares of the references that reach past 2h, both sides are free of them and of f: the
+//! second column. The third is the absolute form, where the references
 //! are counted by the guest itself: traps times T, times the curve, over the guest's visits, against m(c).
 
 use std::io::Write;
@@ -115,7 +118,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let pages = PageCount(args.mib * 256);
     writeln!(
         out,
-        "guest      rate    hidden    MAE past hot set   MAE of all references   references   past h   f(h)   lost   slowed to"
+        "{:33}mean absolute error of the curve{:17}past h\n\
+         guest     rate   h        past h  past 2h   of all  references  traced   f(h)  lost  slowed to",
+        "", ""
     )?;
     for (name, law) in [("uniform", Law::Uniform), ("zipf", Law::Zipf(1.0))] {
         let guest = GuestConfig {
@@ -158,22 +163,27 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let visits_per_second = visits as f64 / took.as_secs_f64();
             let past_hot_set =
                 traps as f64 * f64::from(scale) / (visits_per_second * window.as_secs_f64());
-            let mut errors = (0.0, 0.0, 0.0);
-            for size in even_sizes(hidden, pages) {
-                let (found, wanted) = (curve.miss_ratio(size), truth.miss_ratio(size));
-                errors.0 += (found - (wanted / queue).min(1.0)).abs();
-                errors.1 += (found * past_hot_set - wanted).abs();
-                errors.2 += 1.0;
-            }
+            let mean = |from: u64, error: &dyn Fn(PageCount) -> f64| {
+                let errors: Vec<f64> = even_sizes(PageCount(from), pages).map(error).collect();
+                errors.iter().sum::<f64>() / errors.len() as f64
+            };
+            let (found, wanted) = (|size| curve.miss_ratio(size), |size| truth.miss_ratio(size));
+            let twice = PageCount(hidden.0 * 2);
+            let past_h = mean(hidden.0, &|size| {
+                (found(size) - (wanted(size) / queue).min(1.0)).abs()
+            });
+            let past_2h = mean(twice.0, &|size| {
+                (found(size) / found(twice) - wanted(size) / wanted(twice)).abs()
+            });
+            let of_all = mean(hidden.0, &|size| {
+                (found(size) * past_hot_set - wanted(size)).abs()
+            });
             writeln!(
                 out,
-                "{name:<9}  1/{scale:<4}  {:>4} MiB  {:>16.4}  {:>21.4}  {:>11}  {:>6.3}  {:>5.3}  {:>5}  {:>8.0} %",
+                "{name:<9} 1/{scale:<4} {:>4} MiB {past_h:>8.4} {past_2h:>8.4} {of_all:>8.4} \
+                 {:>11} {past_hot_set:>7.3} {queue:>6.3} {:>5} {:>8.0} %",
                 hidden.0 / 256,
-                errors.0 / errors.2,
-                errors.1 / errors.2,
                 curve.references(),
-                past_hot_set,
-                queue,
                 observed
                     .periods
                     .iter()
