@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt as _};
 
 use plimsoll_flow::{PageNumber, RamMapping};
 
@@ -95,10 +95,22 @@ impl RamLayout {
 }
 
 /// Which pages the files behind a VM's RAM hold; the others were never touched.
+///
+/// Listing them takes the kernel a walk over all (12 ms a GiB), so it is done anew only
+/// when the files' number of blocks has changed, and now and then in case that a page came
+/// for one that went.
 #[derive(Debug)]
 pub struct Populated {
     files: Vec<(PageRange, u64, File)>,
+    /// Blocks of each file when the runs were listed.
+    blocks: Vec<u64>,
+    runs: Vec<PageRange>,
+    /// How often the runs have been given since.
+    uses: u32,
 }
+
+/// How often runs are given before they are listed anew: five minutes of the usual periods.
+const USES_MAX: u32 = 60;
 
 impl Populated {
     /// Opens the files behind the mappings of process `pid`.
@@ -119,19 +131,41 @@ impl Populated {
             let file = File::open(format!("{folder}/{name}"))?;
             files.push((region.pages(), mapping.file_offset_bytes, file));
         }
-        Ok(Self { files })
+        Ok(Self::of_files(files))
     }
 
     /// Looks at one file that holds all pages from its start on.
     #[cfg(test)]
     pub fn of_file(layout: &RamLayout, file: File) -> Self {
+        Self::of_files(vec![(0..layout.pages(), 0, file)])
+    }
+
+    fn of_files(files: Vec<(PageRange, u64, File)>) -> Self {
         Self {
-            files: vec![(0..layout.pages(), 0, file)],
+            files,
+            blocks: Vec::new(),
+            runs: Vec::new(),
+            uses: USES_MAX,
         }
     }
 
-    /// Lists the runs of populated pages, rising.
-    pub fn runs(&self) -> io::Result<Vec<PageRange>> {
+    /// The runs of populated pages, rising.
+    pub fn runs(&mut self) -> io::Result<&[PageRange]> {
+        let blocks = self
+            .files
+            .iter()
+            .map(|(_, _, file)| Ok(file.metadata()?.blocks()));
+        let blocks = blocks.collect::<io::Result<Vec<_>>>()?;
+        if blocks != self.blocks || self.uses >= USES_MAX {
+            self.runs = self.list()?;
+            self.blocks = blocks;
+            self.uses = 0;
+        }
+        self.uses += 1;
+        Ok(&self.runs)
+    }
+
+    fn list(&self) -> io::Result<Vec<PageRange>> {
         use rustix::fs::{SeekFrom, seek};
         let mut runs = Vec::new();
         for (pages, offset_bytes, file) in &self.files {
@@ -224,6 +258,26 @@ mod tests {
         assert_eq!(layout.page_at(0x10_3fff), Some(PageNumber(3)));
         assert_eq!(layout.page_at(0x10_4000), None);
         assert_eq!(layout.page_at(0x80_1000), Some(PageNumber(5)));
+    }
+
+    #[test]
+    fn pages_that_come_and_go_are_noticed() {
+        use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+        let file = File::from(memfd_create("pages", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, 8 * PAGE_BYTES).unwrap();
+        let layout = RamLayout::new([AddressRange {
+            start: 0,
+            len_bytes: 8 * PAGE_BYTES,
+        }]);
+        let mut populated = Populated::of_file(&layout, file.try_clone().unwrap());
+        assert!(populated.runs().unwrap().is_empty());
+        for page in [1, 2, 6] {
+            file.write_all_at(&[1], page * PAGE_BYTES).unwrap();
+        }
+        assert_eq!(populated.runs().unwrap(), [1..3, 6..7]);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, punch, PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert_eq!(populated.runs().unwrap(), [2..3, 6..7]);
     }
 
     #[test]

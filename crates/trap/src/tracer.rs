@@ -462,14 +462,12 @@ impl<B: PageBarrier> Tracer<B> {
         let start = Instant::now();
         let salt = mix(self.config.seed ^ mix(self.periods + 1));
         self.sample = Sample::new(scale, self.config.group_pages, salt);
-        let runs = self
-            .populated
-            .runs()
-            .map_err(self.failed("finding populated pages"))?;
+        let failed = self.failed("finding populated pages");
+        let runs = self.populated.runs().map_err(failed)?;
         let populated_pages = runs.iter().map(|run| run.end - run.start).sum();
         self.watched.clear();
         for run in runs {
-            self.watched.extend(self.sample.runs_in(run));
+            self.watched.extend(self.sample.runs_in(run.clone()));
         }
         let before = self.populated_pages_before.replace(populated_pages);
         self.counts.losses.first_touches_unseen =
