@@ -61,7 +61,7 @@ pub struct TraceConfig {
     /// How T follows the VM.
     pub rate_rule: RateRule,
     /// Pages of the hot set, 1 to 4096, \[AET\] §3.2. Under [`RateRule::Budget`] it has at most a quarter
-    /// of the pages that trapped in the period before (and 16), so that a working set which shrinks
+    /// of the pages that trapped in the period before (and 16, as in the first), so that a working set which shrinks
     /// to a third does not vanish in it.
     pub hot_set_pages: u32,
     /// Aligned neighbours that are sampled together, 1 to 512.
@@ -446,15 +446,14 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Pages of this period's hot set; see [`TraceConfig::hot_set_pages`].
     fn hot_set_pages(&self) -> u32 {
-        match (self.config.rate_rule, self.distinct_pages_before) {
-            (RateRule::Budget, Some(pages)) => {
-                let quarter = u32::try_from(pages / 4)
-                    .unwrap_or(u32::MAX)
-                    .max(HOT_SET_PAGES_MIN);
-                quarter.min(self.config.hot_set_pages)
-            }
-            _ => self.config.hot_set_pages,
+        if self.config.rate_rule != RateRule::Budget {
+            return self.config.hot_set_pages;
         }
+        let quarter = self.distinct_pages_before.unwrap_or_default() / 4;
+        let quarter = u32::try_from(quarter).unwrap_or(u32::MAX);
+        quarter
+            .max(HOT_SET_PAGES_MIN)
+            .min(self.config.hot_set_pages)
     }
 
     /// Phase 3: finds the pages that hold something and draws this period's sample of them.
