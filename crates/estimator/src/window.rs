@@ -15,9 +15,9 @@
 //!
 //! A window must be longer than the largest distance it shall resolve; up to
 //! there it need see no page more than twice. Where the estimate ends with a share
-//! unresolved, the curve stays flat. Windows of different
-//! scale are pooled by [`Survival::merge`]; a reference in a sample of one in `scale` stands for
-//! `scale` references, which is the factor there.
+//! unresolved, the curve stays flat. Windows of one phase are pooled by [`Survival::merge`]; a reference
+//! in a sample of one in `scale` stands for `scale` references, which is the factor there. Windows that
+//! may belong to different phases are resolved first ([`Survival::resolved`]) and mixed by the time each stands for.
 //!
 //! **Band.** A window is kept in 16 parts by a hash of the page's neighbourhood (64 pages:
 //! neighbours are alike, and tracers may sample them together), each with a stack or a clock of its

@@ -64,8 +64,7 @@ pub struct RemotePageout {
 
 impl RemotePageout {
     /// Works on the process behind `pidfd`, whose pagemap is `presence`.
-    #[must_use]
-    pub fn new(pidfd: OwnedFd, presence: Presence) -> Self {
+    pub(crate) fn new(pidfd: OwnedFd, presence: Presence) -> Self {
         Self {
             pidfd,
             presence,

@@ -25,12 +25,11 @@ impl HotSet {
         }
     }
 
-    /// Lets at most `pages` be in from now on; the set must be empty.
-    pub fn set_capacity(&mut self, pages: u32) {
-        assert!(
-            self.queue.is_empty(),
-            "pages would stay in beyond the new capacity"
-        );
+    /// Empties the set, which has room for `pages` from then on.
+    pub fn restart(&mut self, pages: u32) {
+        for page in self.queue.drain(..) {
+            self.member.set(page, false);
+        }
         self.capacity = pages as usize;
     }
 
@@ -49,13 +48,6 @@ impl HotSet {
         let head = self.queue.pop_front()?;
         self.member.set(head, false);
         Some(head)
-    }
-
-    /// Empties the set.
-    pub fn clear(&mut self) {
-        for page in self.queue.drain(..) {
-            self.member.set(page, false);
-        }
     }
 }
 
@@ -105,9 +97,9 @@ mod tests {
             [7, 3, 9].map(|page| hot.contains(page)),
             [false, true, true]
         );
-        hot.clear();
+        hot.restart(1);
         assert!(!hot.contains(9));
-        assert_eq!(hot.enter(7), None);
+        assert_eq!([7, 3].map(|page| hot.enter(page)), [None, Some(7)]);
     }
 
     #[test]

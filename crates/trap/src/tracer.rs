@@ -395,7 +395,7 @@ impl<B: PageBarrier> Tracer<B> {
         self.placement.follow(|| self.barrier.leave_cpu());
         let collected = self.collect(scale);
         let hot_set_pages = self.hot_set_pages();
-        self.hot.set_capacity(hot_set_pages);
+        self.hot.restart(hot_set_pages);
         let (populated_pages, collect_time) = self.gone_if_it_ends(collected)?;
 
         let window_start = Instant::now();
@@ -730,7 +730,6 @@ impl<B: PageBarrier> Tracer<B> {
         self.raised.clear();
         self.stuck.clear();
         self.trapped.clear();
-        self.hot.clear();
         Ok(())
     }
 

@@ -1,13 +1,10 @@
 //! Bars from left to right: a few costs beside each other and beside a bound.
 
 use super::axis::{Axis, End, Scale};
-use super::svg::{Anchor, FAINT_INK, GRID, INK, PALETTE, Svg, text_width};
+use super::svg::{Anchor, FAINT_INK, GRID, INK, MARGIN, PALETTE, SMALL, Svg, WIDTH, text_width};
 
-const WIDTH: f64 = 760.0;
-const MARGIN: f64 = 24.0;
 const ROW: f64 = 34.0;
 const BAR: f64 = 18.0;
-const SMALL: f64 = 12.0;
 
 /// A few values of one kind, each a bar with its number.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,12 +3,9 @@
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 
 use super::axis::{Axis, End, Scale};
-use super::svg::{Anchor, FAINT_INK, GRID, INK, PALETTE, Svg, text_width};
+use super::svg::{Anchor, FAINT_INK, GRID, INK, MARGIN, PALETTE, SMALL, Svg, WIDTH, text_width};
 
-const WIDTH: f64 = 760.0;
 const PLOT_HEIGHT: f64 = 330.0;
-const MARGIN: f64 = 24.0;
-const SMALL: f64 = 12.0;
 const LEGEND_ROW: f64 = 20.0;
 const MARKER_ROW: f64 = 16.0;
 

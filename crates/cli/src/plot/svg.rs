@@ -9,6 +9,13 @@ use std::sync::LazyLock;
 use skrifa::instance::{LocationRef, Size};
 use skrifa::{FontRef, MetadataProvider};
 
+/// Width of every picture, in pixels.
+pub(super) const WIDTH: f64 = 760.0;
+/// Room around it.
+pub(super) const MARGIN: f64 = 24.0;
+/// Size of all text but the heading's.
+pub(super) const SMALL: f64 = 12.0;
+
 /// The font inside the program; its family is called [`FONT_FAMILY`].
 pub(super) const FONT: &[u8] = epaint_default_fonts::UBUNTU_LIGHT;
 /// Family of [`FONT`], as viewers name it.
