@@ -89,6 +89,32 @@ pub struct CurveDistance {
     pub max_at: PageCount,
 }
 
+/// Where a curve falls steepest, as a loop's does when it begins to fit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cliff {
+    /// The size at which the ratio has fallen half of the way.
+    pub size: PageCount,
+    /// Miss ratio before the fall, 0.0 to 1.0.
+    pub from: f64,
+    /// Miss ratio after it, 0.0 to `from`.
+    pub to: f64,
+}
+
+impl Cliff {
+    /// The least fall that is a cliff, in miss ratio.
+    pub const FALL_MIN: f64 = 0.05;
+    /// The share of the size within which it falls that far.
+    pub const WIDTH: f64 = 0.02;
+    /// Below this, a step of one page is wider than that share and no cliff is told.
+    pub const SIZE_MIN: PageCount = PageCount(100);
+
+    /// The ratio half of the way down.
+    #[must_use]
+    pub fn middle(&self) -> f64 {
+        f64::midpoint(self.from, self.to)
+    }
+}
+
 impl MissRatioCurve {
     /// Builds a curve from its points and the number of references behind it.
     ///
@@ -174,6 +200,38 @@ impl MissRatioCurve {
         self.points.get(index).map(|point| point.size)
     }
 
+    /// Returns the steepest fall within 2 % of the size, if it is a cliff: at least
+    /// [`Cliff::FALL_MIN`], at [`Cliff::SIZE_MIN`] or above.
+    #[must_use]
+    pub fn cliff(&self) -> Option<Cliff> {
+        let mut before = 0;
+        let mut steepest: Option<Cliff> = None;
+        for (index, point) in self.points.iter().enumerate() {
+            if point.size < Cliff::SIZE_MIN {
+                continue;
+            }
+            // The ratio that held where the fall may have begun.
+            let begin = point.size.scaled(1.0 - Cliff::WIDTH);
+            while before < index && self.points[before].size <= begin {
+                before += 1;
+            }
+            let from = before
+                .checked_sub(1)
+                .map_or(1.0, |at| self.points[at].miss_ratio);
+            let least = steepest.map_or(Cliff::FALL_MIN, |steepest| steepest.from - steepest.to);
+            if from - point.miss_ratio > least {
+                steepest = Some(Cliff {
+                    size: point.size,
+                    from,
+                    to: point.miss_ratio,
+                });
+            }
+        }
+        let cliff = steepest?;
+        let size = self.size_for(cliff.middle())?;
+        Some(Cliff { size, ..cliff })
+    }
+
     /// Compares two curves at each of `sizes`; `None` if there are none.
     #[must_use]
     pub fn distance(
@@ -181,11 +239,27 @@ impl MissRatioCurve {
         other: &Self,
         sizes: impl IntoIterator<Item = PageCount>,
     ) -> Option<CurveDistance> {
+        self.distance_up_to(other, sizes, 0.0)
+    }
+
+    /// Compares the curve with a true one as [`distance`](Self::distance) does, forgiving sizes
+    /// that are off by a share `slack`, 0.0 to 1.0: no difference counts between the ratios that `truth` has that much
+    /// below and above a size. So a cliff that stands a little beside its place is no error of its whole height.
+    #[must_use]
+    pub fn distance_up_to(
+        &self,
+        truth: &Self,
+        sizes: impl IntoIterator<Item = PageCount>,
+        slack: f64,
+    ) -> Option<CurveDistance> {
         let mut sum = 0.0;
         let mut count = 0.0;
         let mut max = (0.0, None);
         for size in sizes {
-            let difference = (self.miss_ratio(size) - other.miss_ratio(size)).abs();
+            let ratio = self.miss_ratio(size);
+            let high = truth.miss_ratio(size.scaled(1.0 - slack));
+            let low = truth.miss_ratio(size.scaled(1.0 + slack));
+            let difference = (ratio - high).max(low - ratio).max(0.0);
             sum += difference;
             count += 1.0;
             if max.1.is_none() || difference > max.0 {
@@ -256,6 +330,43 @@ mod tests {
             .iter()
             .map(|&(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
         MissRatioCurve::new(points.collect(), 100).unwrap()
+    }
+
+    #[test]
+    fn a_cliff_is_a_fall_within_a_fiftieth_of_its_size() {
+        let slope = curve(&[(1000, 0.7), (1100, 0.5), (1200, 0.3)]);
+        assert_eq!(slope.cliff().map(|cliff| cliff.size), Some(PageCount(1000)));
+        let gentle: Vec<_> = (0..100)
+            .map(|i| (200 + 10 * i, 0.9 - 0.009 * i as f64))
+            .collect();
+        let mut points = vec![(1, 0.9)];
+        points.extend(&gentle);
+        assert_eq!(curve(&points).cliff(), None);
+        points.extend([(5000, 0.008), (5050, 0.005)]);
+        points.retain(|point| point.0 < 700 || point.0 > 1190);
+        // From 0.459 at 690 pages to what stands at 5000.
+        let cliff = curve(&points).cliff().unwrap();
+        assert!(
+            (cliff.from - 0.459).abs() < 1e-12 && cliff.to < 0.01,
+            "{cliff:?}"
+        );
+        assert_eq!(curve(&[(99, 0.1)]).cliff(), None);
+        assert_eq!(
+            curve(&[(100, 0.1)]).cliff().map(|cliff| cliff.size),
+            Some(PageCount(100))
+        );
+    }
+
+    #[test]
+    fn a_cliff_beside_its_place_is_forgiven_up_to_the_slack() {
+        let (truth, late) = (curve(&[(1000, 0.1)]), curve(&[(1010, 0.1)]));
+        let sizes = || (900..1100).map(PageCount);
+        let strict = late.distance(&truth, sizes()).unwrap();
+        assert!((strict.max_absolute_error - 0.9).abs() < 1e-12);
+        let forgiving = late.distance_up_to(&truth, sizes(), 0.011).unwrap();
+        assert_eq!(forgiving.max_absolute_error, 0.0);
+        let wrong = late.distance_up_to(&truth, sizes(), 0.005).unwrap();
+        assert!((wrong.max_absolute_error - 0.9).abs() < 1e-12);
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod reference;
 mod vm;
 mod working_set;
 
-pub use curve::{CurveDistance, CurveError, CurvePoint, MissRatioCurve};
+pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
 pub use vm::{RamBacking, RamMapping, VmId};

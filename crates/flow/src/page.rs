@@ -32,6 +32,22 @@ impl PageCount {
     pub fn from_bytes(bytes: u64, page_size: PageSize) -> Self {
         Self(bytes / page_size.bytes())
     }
+
+    /// Returns the size times a factor that is not negative, rounded down to whole pages.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        // Exactly itself, which a trip through a float would not be from 2^53 on.
+        if factor == 1.0 {
+            return self;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and beyond 2^64 pages the largest size stands"
+        )]
+        let scaled = (self.0 as f64 * factor) as u64;
+        Self(scaled)
+    }
 }
 
 impl fmt::Display for PageCount {

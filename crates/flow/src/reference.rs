@@ -59,6 +59,21 @@ impl ReferenceBatch {
         self.kinds.push(kind);
     }
 
+    /// Appends many references at once, as fast as their columns can be copied.
+    ///
+    /// Pages without a kind are of kind [`AccessKind::Unknown`]; kinds without a page are left over.
+    #[inline]
+    pub fn extend(
+        &mut self,
+        pages: impl IntoIterator<Item = PageNumber>,
+        kinds: impl IntoIterator<Item = AccessKind>,
+    ) {
+        self.pages.extend(pages);
+        let added = self.pages.len() - self.kinds.len();
+        self.kinds.extend(kinds.into_iter().take(added));
+        self.kinds.resize(self.pages.len(), AccessKind::Unknown);
+    }
+
     /// Empties the batch for the references that come next in the stream.
     pub fn advance(&mut self) {
         self.start.0 += self.pages.len() as u64;
@@ -139,5 +154,18 @@ mod tests {
                 time: LogicalTime(2),
             }]
         );
+    }
+
+    #[test]
+    fn extending_is_pushing_one_by_one_and_the_columns_stay_equally_long() {
+        use AccessKind::{Read, Unknown, Write};
+        let mut batch = ReferenceBatch::new();
+        batch.push(PageNumber(1), Write);
+        batch.extend([2, 3].map(PageNumber), [Read, Write, Read]);
+        batch.extend([4, 5].map(PageNumber), [Write]);
+        batch.extend([], [Write]);
+        batch.extend([6].map(PageNumber), []);
+        assert_eq!(batch.pages(), [1, 2, 3, 4, 5, 6].map(PageNumber));
+        assert_eq!(batch.kinds(), [Write, Read, Write, Write, Unknown, Unknown]);
     }
 }

@@ -11,14 +11,18 @@ use std::str::FromStr;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
 
 use crate::lines::{LINE_BYTES_MAX, Lines, parse_number};
+use crate::spans::Reading;
 use crate::{Options, Source, SourceError};
+
+/// UTF-8's byte-order mark, which may stand before a text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Columns a record may have.
 const COLUMNS_MAX: usize = 4096;
 
 /// The columns we write, and look for where none are asked for.
-const PAGE: &str = "page";
-const OP: &str = "op";
+pub(crate) const PAGE: &str = "page";
+pub(crate) const OP: &str = "op";
 
 /// Which column of a CSV file.
 ///
@@ -120,6 +124,7 @@ impl<R: Read> Reader<R> {
     /// Reads the next record that is not a blank line; `false` at the end.
     fn next_record(&mut self) -> Result<bool, SourceError> {
         while let Some(line) = self.lines.next()? {
+            let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
             if line.trim_ascii().is_empty() {
                 continue;
             }
@@ -161,12 +166,16 @@ impl<R: Read> Source for Reader<R> {
     }
 }
 
+impl<R: Read> Reading for Reader<R> {}
+
 /// The fields of one record.
 struct Record {
     parser: csv_core::Reader,
     bytes: Box<[u8]>,
     ends: Box<[usize]>,
     len: usize,
+    /// Bytes between the end of a field and the start of the next.
+    gap: usize,
 }
 
 impl Record {
@@ -176,11 +185,16 @@ impl Record {
             bytes: vec![0; LINE_BYTES_MAX].into_boxed_slice(),
             ends: vec![0; COLUMNS_MAX].into_boxed_slice(),
             len: 0,
+            gap: 0,
         }
     }
 
     /// Takes a line apart; `false` if it has too many fields.
     fn parse(&mut self, line: &[u8]) -> bool {
+        if self.parse_plain(line) {
+            return true;
+        }
+        self.gap = 0;
         self.parser.reset();
         let (_, _, bytes, fields) = self
             .parser
@@ -193,6 +207,35 @@ impl Record {
         matches!(result, csv_core::ReadRecordResult::Record)
     }
 
+    /// Cuts a line at its commas, if that is all there is to it: no quotes, no carriage return
+    /// within, not too many fields.
+    fn parse_plain(&mut self, line: &[u8]) -> bool {
+        if line.len() > self.bytes.len() {
+            return false;
+        }
+        self.len = 0;
+        for (place, &byte) in line.iter().enumerate() {
+            if matches!(byte, b'"' | b'\r') {
+                return false;
+            }
+            if byte == b',' {
+                let Some(end) = self.ends.get_mut(self.len) else {
+                    return false;
+                };
+                *end = place;
+                self.len += 1;
+            }
+        }
+        let Some(end) = self.ends.get_mut(self.len) else {
+            return false;
+        };
+        *end = line.len();
+        self.len += 1;
+        self.gap = 1;
+        self.bytes[..line.len()].copy_from_slice(line);
+        true
+    }
+
     fn len(&self) -> usize {
         self.len
     }
@@ -201,7 +244,9 @@ impl Record {
     fn get(&self, index: usize) -> Option<&[u8]> {
         let ends = &self.ends[..self.len];
         let end = *ends.get(index)?;
-        let start = index.checked_sub(1).map_or(0, |before| ends[before]);
+        let start = index
+            .checked_sub(1)
+            .map_or(0, |before| ends[before] + self.gap);
         Some(self.bytes[start..end].trim_ascii())
     }
 
@@ -219,20 +264,20 @@ impl Record {
 }
 
 /// Tells reads from writes by the words and SCSI operation codes that traces use.
-fn kind_of(op: &[u8]) -> AccessKind {
-    const READS: [&str; 10] = [
-        "r", "read", "rd", "l", "load", "get", "08", "28", "88", "a8",
-    ];
-    const WRITES: [&str; 11] = [
-        "w", "write", "wr", "s", "store", "set", "put", "0a", "2a", "8a", "aa",
-    ];
-    let is = |word: &&str| op.eq_ignore_ascii_case(word.as_bytes());
-    if READS.iter().any(is) {
-        AccessKind::Read
-    } else if WRITES.iter().any(is) {
-        AccessKind::Write
-    } else {
-        AccessKind::Unknown
+pub(crate) fn kind_of(op: &[u8]) -> AccessKind {
+    let mut lower = [0; 5];
+    let Some(lower) = lower.get_mut(..op.len()) else {
+        return AccessKind::Unknown;
+    };
+    lower.copy_from_slice(op);
+    lower.make_ascii_lowercase();
+    match &*lower {
+        b"r" | b"read" | b"rd" | b"l" | b"load" | b"get" | b"08" | b"28" | b"88" | b"a8" => {
+            AccessKind::Read
+        }
+        b"w" | b"write" | b"wr" | b"s" | b"store" | b"set" | b"put" | b"0a" | b"2a" | b"8a"
+        | b"aa" => AccessKind::Write,
+        _ => AccessKind::Unknown,
     }
 }
 
@@ -316,6 +361,14 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_field() {
+        assert_eq!(read("\u{feff}page,op\n1,r\n", None, None).unwrap(), [(1, R)]);
+        assert_eq!(read("\u{feff}\n1\n", None, None).unwrap(), [(1, U)]);
+        assert_eq!(read("\u{feff}", None, None).unwrap(), []);
+        assert_eq!(read("\u{feff}\"page\"\n7\n", None, None).unwrap(), [(7, U)]);
+    }
+
+    #[test]
     fn a_missing_column_is_named() {
         let error = |page, op| read(TRACE, page, op).unwrap_err().to_string();
         assert!(error(Some("lba"), None).contains("expected a column 'lba', found 'version,time,"));
@@ -353,7 +406,32 @@ mod tests {
         assert_eq!(read(&widest, Some("1"), None).unwrap(), [(1, U)]);
     }
 
+    /// The fields of a record, or `None` if it has too many.
+    fn fields_of(record: &mut Record, parse: impl Fn(&mut Record) -> bool) -> Option<Vec<Vec<u8>>> {
+        parse(record).then(|| {
+            let fields = (0..record.len()).filter_map(|index| record.get(index));
+            fields.map(<[u8]>::to_vec).collect()
+        })
+    }
+
     proptest! {
+        #[test]
+        fn a_line_without_quotes_is_cut_as_the_csv_parser_cuts_it(
+            line in "[a, ]{0,30}|,{4090,4100}",
+        ) {
+            let mut record = Record::new();
+            let cut = fields_of(&mut record, |record| record.parse(line.as_bytes()));
+            // A quote in a field that is added makes the line one for the parser.
+            let quoted = format!("{line},\"\"");
+            let parsed = fields_of(&mut record, |record| record.parse(quoted.as_bytes()));
+            if let (Some(cut), Some(mut parsed)) = (cut, parsed) {
+                prop_assert_eq!(parsed.pop(), Some(vec![]));
+                prop_assert_eq!(cut, parsed);
+            } else {
+                prop_assert!(line.len() >= 4094);
+            }
+        }
+
         #[test]
         fn what_is_written_is_read(
             references in prop::collection::vec(

@@ -66,6 +66,36 @@ pub enum SourceError {
         /// Bytes in a whole record.
         expected_bytes: usize,
     },
+    /// A part of a binary trace is not what its format asks for.
+    #[error("{name}, byte {offset_bytes}: expected {expected}, found {found}")]
+    Record {
+        /// The trace.
+        name: String,
+        /// Where the part starts, in bytes after decompression, from 0.
+        offset_bytes: u64,
+        /// What the format asks for.
+        expected: String,
+        /// What stands there: escaped, quoted, cut to a short excerpt.
+        found: String,
+    },
+    /// A table cannot be read on.
+    #[error("{name}, row {row}: {reason}")]
+    Table {
+        /// The trace.
+        name: String,
+        /// The row that could not be read, from 1; 0 stands for all of the table.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A format that is read from its end, given as a stream; nothing was read.
+    #[error("{name}: {format} is read from its end: give a file, not compressed and no pipe")]
+    NotSeekable {
+        /// The trace.
+        name: String,
+        /// The format.
+        format: Format,
+    },
     /// Neither the name nor the first bytes tell the format.
     #[error(
         "{name}: cannot tell the format, it begins with {found}; name one of: {}",
@@ -103,8 +133,9 @@ pub enum SourceError {
         /// What the system said.
         source: io::Error,
     },
-    /// The output could not be written; it is left incomplete.
-    #[error("{name}: cannot write, the trace there is incomplete: {source}")]
+    /// The output could not be written. A file of that name is as it was before; a pipe has
+    /// an incomplete trace.
+    #[error("{name}: cannot write the trace: {source}")]
     Write {
         /// The output.
         name: String,

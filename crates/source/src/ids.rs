@@ -7,7 +7,8 @@ use std::io::{self, Read, Write};
 
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
 
-use crate::lines::{Lines, parse_number};
+use crate::lines::{DIGITS_THAT_FIT, Lines, parse_number};
+use crate::spans::Reading;
 use crate::{Source, SourceError};
 
 /// Reads `ids`.
@@ -27,6 +28,11 @@ impl<R: Read> Source for Reader<R> {
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {
+            let (lines, length) = push_plain_lines(self.lines.unread(), batch);
+            self.lines.pass(lines, length);
+            if batch.is_full() {
+                break;
+            }
             let Some(line) = self.lines.next()? else {
                 break;
             };
@@ -43,6 +49,35 @@ impl<R: Read> Source for Reader<R> {
         }
         Ok(!batch.is_empty())
     }
+}
+
+impl<R: Read> Reading for Reader<R> {}
+
+/// Takes the lines at the beginning of `text` that are a decimal number and nothing else, as most
+/// are, until the batch is full or a line needs a closer look. Returns how many lines and bytes those are.
+fn push_plain_lines(text: &[u8], batch: &mut ReferenceBatch) -> (u64, usize) {
+    let mut lines = 0;
+    let mut passed = 0;
+    let mut page = 0u64;
+    let mut digits = 0;
+    for (place, byte) in text.iter().enumerate() {
+        let digit = byte.wrapping_sub(b'0');
+        if digit < 10 && digits < DIGITS_THAT_FIT {
+            page = page.wrapping_mul(10).wrapping_add(digit.into());
+            digits += 1;
+        } else if *byte == b'\n' && digits > 0 {
+            batch.push(PageNumber(page), AccessKind::Unknown);
+            lines += 1;
+            passed = place + 1;
+            (page, digits) = (0, 0);
+            if batch.is_full() {
+                break;
+            }
+        } else {
+            break;
+        }
+    }
+    (lines, passed)
 }
 
 /// Writes one reference.
@@ -106,7 +141,35 @@ mod tests {
         }
     }
 
+    /// Reads each line by itself, so that none is beside a simpler one.
+    fn read_line_by_line(text: &str) -> Result<Vec<u64>, SourceError> {
+        let lines = text
+            .split('\n')
+            .map(|line| read(&format!("# {line}\n {line}")));
+        lines
+            .collect::<Result<Vec<_>, _>>()
+            .map(|pages| pages.concat())
+    }
+
     proptest! {
+        #[test]
+        fn simple_lines_beside_others_are_read_as_by_themselves(
+            lines in prop::collection::vec("[0-9]{1,21}|0x[0-9a-f]{1,3}|[0-9]{2} ?#|\\*|[0-9]\r|7x", 0..40),
+            end in "\n?",
+        ) {
+            let text = lines.join("\n") + &end;
+            let expected = read_line_by_line(&text);
+            match read(&text) {
+                Ok(pages) => prop_assert_eq!(pages, expected.unwrap()),
+                Err(SourceError::Line { line, .. }) => {
+                    let line = usize::try_from(line).unwrap() - 1;
+                    prop_assert!(read(&lines[line]).is_err());
+                    prop_assert!(read_line_by_line(&lines[..line].join("\n")).is_ok());
+                }
+                Err(error) => return Err(TestCaseError::fail(error.to_string())),
+            }
+        }
+
         #[test]
         fn what_is_written_is_read(pages in prop::collection::vec(any::<u64>(), 0..300)) {
             let mut text = Vec::new();

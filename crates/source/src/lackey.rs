@@ -15,10 +15,11 @@
 
 use std::io::Read;
 
-use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageSize};
 
 use crate::lines::{Lines, parse_digits};
-use crate::{Options, Source, SourceError};
+use crate::spans::{Span, Spans};
+use crate::{Options, SourceError};
 
 /// Bytes one access may have: far above any instruction's, and a bound for what one line can cause.
 const ACCESS_BYTES_MAX: u64 = 1 << 20;
@@ -31,15 +32,6 @@ pub(crate) struct Reader<R> {
     lines: Lines<R>,
     page_size: PageSize,
     instructions: bool,
-    /// References of an access that did not fit into the batch.
-    pending: Option<Access>,
-}
-
-/// The pages of one access that are yet to be handed out.
-struct Access {
-    kind: AccessKind,
-    next: PageNumber,
-    last: PageNumber,
 }
 
 impl<R: Read> Reader<R> {
@@ -48,12 +40,12 @@ impl<R: Read> Reader<R> {
             lines: Lines::new(input, name),
             page_size: options.page_size,
             instructions: options.instructions,
-            pending: None,
         }
     }
+}
 
-    /// Returns the next access that counts.
-    fn next_access(&mut self) -> Result<Option<Access>, SourceError> {
+impl<R: Read> Spans for Reader<R> {
+    fn next_span(&mut self) -> Result<Option<Span>, SourceError> {
         while let Some(line) = self.lines.next()? {
             if line.trim_ascii().is_empty() || is_of_valgrind(line) {
                 continue;
@@ -67,36 +59,9 @@ impl<R: Read> Reader<R> {
                 Operation::Fetch | Operation::Load => AccessKind::Read,
                 Operation::Store | Operation::Modify => AccessKind::Write,
             };
-            return Ok(Some(Access {
-                kind,
-                next: self.page_size.page_of(first),
-                last: self.page_size.page_of(last),
-            }));
+            return Ok(Some(Span::of_bytes(kind, first, last, self.page_size)));
         }
         Ok(None)
-    }
-}
-
-impl<R: Read> Source for Reader<R> {
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
-        batch.advance();
-        while !batch.is_full() {
-            let access = match self.pending.take() {
-                Some(access) => access,
-                None => match self.next_access()? {
-                    Some(access) => access,
-                    None => break,
-                },
-            };
-            batch.push(access.next, access.kind);
-            if access.next < access.last {
-                self.pending = Some(Access {
-                    next: PageNumber(access.next.0 + 1),
-                    ..access
-                });
-            }
-        }
-        Ok(!batch.is_empty())
     }
 }
 
@@ -138,10 +103,13 @@ fn parse_access(line: &[u8]) -> Option<(Operation, u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Source;
+    use crate::spans::SpanSource;
     use AccessKind::{Read as R, Write as W};
+    use plimsoll_flow::ReferenceBatch;
 
     fn read(text: &str, options: &Options) -> Result<Vec<(u64, AccessKind)>, SourceError> {
-        let mut reader = Reader::new(text.as_bytes(), "t", options);
+        let mut reader = SpanSource::new(Reader::new(text.as_bytes(), "t", options));
         let mut batch = ReferenceBatch::new();
         let mut all = Vec::new();
         while reader.next_batch(&mut batch)? {

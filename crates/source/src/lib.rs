@@ -12,21 +12,30 @@
 //! that looks at more than one reference at a time.
 #![forbid(unsafe_code)]
 
+mod blkparse;
+mod bytes;
 mod compression;
 mod csv;
+mod disk_csv;
 mod error;
 mod format;
 mod ids;
 mod lackey;
 mod lines;
 mod oracle_general;
+mod parquet;
+mod plimsoll;
 mod progress;
+mod requests;
+mod spans;
 pub mod synthetic;
 mod trace;
+mod vscsi;
 mod writer;
 
 use plimsoll_flow::ReferenceBatch;
 
+pub use blkparse::BlockEvent;
 pub use compression::Compression;
 pub use csv::Column;
 pub use error::SourceError;

@@ -8,6 +8,9 @@ use crate::error::excerpt;
 /// Bytes a line may have, its end not counted.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
 
+/// Bytes read at a time, with room for a line that is yet to end.
+const BUFFER_BYTES: usize = 4 * LINE_BYTES_MAX;
+
 /// Cuts a text into lines, whatever pieces it arrives in.
 ///
 /// A line ends with `\n` or `\r\n`, the last one also with the text.
@@ -30,7 +33,7 @@ impl<R: Read> Lines<R> {
         Self {
             input,
             name: name.to_owned(),
-            buffer: vec![0; 2 * LINE_BYTES_MAX].into_boxed_slice(),
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             unread: 0..0,
             scanned: 0,
             offset_bytes: 0,
@@ -57,6 +60,20 @@ impl<R: Read> Lines<R> {
                 };
             }
         }
+    }
+
+    /// Returns what is read, but not yet handed out: perhaps many lines, the last perhaps in part.
+    ///
+    /// For formats that take simple lines apart faster than they are cut; see [`Self::pass`].
+    pub(crate) fn unread(&self) -> &[u8] {
+        &self.buffer[self.unread.clone()]
+    }
+
+    /// Passes over whole lines at the beginning of what is unread.
+    pub(crate) fn pass(&mut self, lines: u64, length: usize) {
+        self.unread.start = self.unread.end.min(self.unread.start + length);
+        self.scanned = 0;
+        self.line += lines;
     }
 
     /// Makes the error that says what was expected of the line handed out last.
@@ -141,10 +158,19 @@ pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
     }
 }
 
+/// Decimal digits of which any number fits 64 bits.
+pub(crate) const DIGITS_THAT_FIT: usize = 19;
+
 /// Parses an unsigned number of 64 bits to base 10 or 16.
 pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     if text.is_empty() {
         return None;
+    }
+    if radix == 10 && text.len() <= DIGITS_THAT_FIT {
+        return text.iter().try_fold(0u64, |number, byte| {
+            let digit = byte.wrapping_sub(b'0');
+            (digit < 10).then(|| number.wrapping_mul(10).wrapping_add(digit.into()))
+        });
     }
     text.iter().try_fold(0u64, |number, &byte| {
         let digit = char::from(byte).to_digit(radix)?;
@@ -219,6 +245,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn numbers_are_what_the_standard_library_says(
+            text in "[0-9]{0,22}|[0-9a-g+ -]{0,20}|000[0-9]{16,20}",
+        ) {
+            let expected = text.parse::<u64>().ok().filter(|_| !text.starts_with('+'));
+            prop_assert_eq!(parse_digits(text.as_bytes(), 10), expected);
+        }
+
         #[test]
         fn lines_do_not_depend_on_the_pieces_they_arrive_in(
             text in "[ab\r\n]{0,200}",

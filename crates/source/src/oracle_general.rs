@@ -16,6 +16,7 @@ use std::io::{self, Read, Write};
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
 
 use crate::lines::read_full;
+use crate::spans::Reading;
 use crate::{Source, SourceError};
 
 const RECORD_BYTES: usize = 24;
@@ -46,11 +47,11 @@ impl<R: Read> Source for Reader<R> {
         batch.advance();
         let (filled, result) = read_full(&mut self.input, &mut self.buffer);
         let (records, rest) = self.buffer[..filled].as_chunks::<RECORD_BYTES>();
-        for record in records {
+        let pages = records.iter().map(|record| {
             let [_, _, _, _, a, b, c, d, e, f, g, h, ..] = *record;
-            let page = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-            batch.push(PageNumber(page), AccessKind::Unknown);
-        }
+            PageNumber(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+        });
+        batch.extend(pages, std::iter::repeat(AccessKind::Unknown));
         self.offset_bytes += filled as u64;
         if let Err(source) = result {
             return Err(SourceError::Read {
@@ -70,6 +71,8 @@ impl<R: Read> Source for Reader<R> {
         Ok(!batch.is_empty())
     }
 }
+
+impl<R: Read> Reading for Reader<R> {}
 
 /// The records of a trace to be written, collected until their future is known.
 #[derive(Default)]

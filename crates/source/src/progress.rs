@@ -30,6 +30,17 @@ impl Progress {
     pub fn total_bytes(&self) -> Option<u64> {
         self.total_bytes
     }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Everything that was to be read has been.
+    pub(crate) fn complete(&self) {
+        if let Some(total_bytes) = self.total_bytes {
+            self.read_bytes.store(total_bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A reader that counts into a [`Progress`].
@@ -41,9 +52,7 @@ pub(crate) struct Counted<R> {
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.input.read(buffer)?;
-        self.progress
-            .read_bytes
-            .fetch_add(read as u64, Ordering::Relaxed);
+        self.progress.add(read as u64);
         Ok(read)
     }
 }

@@ -2,15 +2,20 @@
 
 use std::fs::File;
 use std::io::{self, Cursor, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use plimsoll_flow::{PageSize, ReferenceBatch};
 
-use crate::compression::{Compression, decompressed};
+use crate::blkparse::BlockEvent;
+use crate::compression::{Compression, Decompressed, decompressed};
+use crate::disk_csv::Layout;
 use crate::error::excerpt;
 use crate::lines::read_full;
 use crate::progress::{Counted, Progress};
-use crate::{Column, Format, Source, SourceError, csv, ids, lackey, oracle_general};
+use crate::spans::{Reading, SpanSource};
+use crate::{Column, Format, Source, SourceError};
+use crate::{blkparse, csv, disk_csv, ids, lackey, oracle_general, parquet, plimsoll, vscsi};
 
 /// Bytes of a trace that are looked at to tell its format.
 const HEAD_BYTES: usize = 4096;
@@ -20,19 +25,24 @@ const HEAD_BYTES: usize = 4096;
 pub struct Options {
     /// The format; `None` tells it from the file's name, then from its first bytes.
     pub format: Option<Format>,
-    /// Page size by which addresses become pages (`lackey`).
+    /// Page size by which addresses and offsets become pages (`lackey` and block I/O).
     pub page_size: PageSize,
-    /// Which CSV column is the page; `None` takes the one named `page`, or the only one.
+    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, or the only one.
     pub page_column: Option<Column>,
-    /// Which CSV column tells reads from writes; `None` takes the one named `op`, if any.
+    /// Which column tells reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if any.
     pub op_column: Option<Column>,
     /// Whether instruction fetches count, as reads (`lackey`).
     pub instructions: bool,
+    /// The only device whose requests count, as the trace names it (`msr`, `alibaba`, `tencent`,
+    /// `blkparse`); `None` takes all, with pages apart.
+    pub device: Option<String>,
+    /// Which event of a request is its reference (`blkparse`).
+    pub block_event: BlockEvent,
 }
 
 /// A recorded trace, opened: a [`Source`] that knows what it reads.
 pub struct Trace<'a> {
-    source: Box<dyn Source + Send + 'a>,
+    source: Box<dyn Reading + Send + 'a>,
     format: Format,
     compression: Compression,
     progress: Progress,
@@ -50,6 +60,13 @@ impl Trace<'_> {
     #[must_use]
     pub fn compression(&self) -> Compression {
         self.compression
+    }
+
+    /// How many requests have made no reference so far: they neither read nor wrote, or had no
+    /// bytes. Requests of devices and events that were not asked for do not count.
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        self.source.skipped()
     }
 
     /// Shows how much of the trace has been read, from now on.
@@ -99,7 +116,21 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
     let file = File::open(path).map_err(of)?;
     let metadata = file.metadata().map_err(of)?;
     let length = metadata.is_file().then_some(metadata.len());
-    read_counted(file, length, &name, Format::of_name(path), options)
+    let format_of_name = Format::of_name(path);
+    if let Some(length) = length
+        && is_parquet(&file, format_of_name, options).map_err(of)?
+    {
+        let progress = Progress::of(Some(length));
+        let reader = parquet::Reader::new(file, length, &name, &progress, options)?;
+        return Ok(Trace {
+            source: Box::new(reader),
+            format: Format::Parquet,
+            compression: Compression::Plain,
+            progress,
+            at_end: false,
+        });
+    }
+    read_counted(file, length, &name, format_of_name, options)
 }
 
 /// Reads a trace from any reader; `name` stands for it in errors.
@@ -107,14 +138,27 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
 /// # Errors
 ///
 /// [`SourceError::UnknownFormat`] if the format is neither given nor told by the
-/// first bytes, [`SourceError::Read`] if those cannot be read, and for CSV
-/// [`SourceError::Line`] if the columns asked for are not there.
+/// first bytes, [`SourceError::Read`] if those cannot be read,
+/// [`SourceError::NotSeekable`] for `parquet`, and for CSV [`SourceError::Line`] if
+/// the columns asked for are not there.
 pub fn read<'a>(
     input: impl Read + Send + 'a,
     name: &str,
     options: &Options,
 ) -> Result<Trace<'a>, SourceError> {
     read_counted(input, None, name, None, options)
+}
+
+/// Whether a file is to be read by seeking. One named `.parquet` that is compressed as a whole is not.
+fn is_parquet(file: &File, format_of_name: Option<Format>, options: &Options) -> io::Result<bool> {
+    match options.format.or(format_of_name) {
+        Some(Format::Parquet) => {}
+        Some(_) => return Ok(false),
+        None => {}
+    }
+    let mut head = parquet::MAGIC;
+    let length = file.read_at(&mut head, 0)?;
+    Ok(length == head.len() && head == parquet::MAGIC)
 }
 
 fn read_counted<'a>(
@@ -135,14 +179,20 @@ fn read_counted<'a>(
         progress: progress.clone(),
     };
     let (mut input, compression) = decompressed(counted).map_err(failed)?;
-    let format = match options.format.or(format_of_name) {
-        Some(format) => format,
-        None => {
+    let format = match (options.format, format_of_name) {
+        (Some(format), _) => format,
+        (None, Some(format)) if format != Format::Csv => format,
+        (None, of_name) => {
             let mut head = vec![0; HEAD_BYTES];
             let (length, result) = read_full(&mut input, &mut head);
             result.map_err(failed)?;
             head.truncate(length);
-            let format = Format::of_head(&head).ok_or_else(|| SourceError::UnknownFormat {
+            let told = match of_name {
+                Some(csv) if options.page_column.is_some() => Some(csv),
+                Some(csv) => Some(Format::of_csv_head(&head).unwrap_or(csv)),
+                None => Format::of_head(&head),
+            };
+            let format = told.ok_or_else(|| SourceError::UnknownFormat {
                 name: name.to_owned(),
                 found: excerpt(&head),
             })?;
@@ -150,11 +200,23 @@ fn read_counted<'a>(
             format
         }
     };
-    let source: Box<dyn Source + Send + 'a> = match format {
+    let source: Box<dyn Reading + Send + 'a> = match format {
         Format::Ids => Box::new(ids::Reader::new(input, name)),
         Format::Csv => Box::new(csv::Reader::new(input, name, options)?),
         Format::OracleGeneral => Box::new(oracle_general::Reader::new(input, name)),
-        Format::Lackey => Box::new(lackey::Reader::new(input, name, options)),
+        Format::Lackey => Box::new(SpanSource::new(lackey::Reader::new(input, name, options))),
+        Format::Vscsi => Box::new(SpanSource::new(vscsi::Reader::new(input, name, options)?)),
+        Format::Msr => disk_csv(input, name, Layout::Msr, options),
+        Format::Alibaba => disk_csv(input, name, Layout::Alibaba, options),
+        Format::Tencent => disk_csv(input, name, Layout::Tencent, options),
+        Format::Blkparse => Box::new(SpanSource::new(blkparse::Reader::new(input, name, options))),
+        Format::Parquet => {
+            return Err(SourceError::NotSeekable {
+                name: name.to_owned(),
+                format,
+            });
+        }
+        Format::Plimsoll => Box::new(plimsoll::Reader::new(input, name)?),
     };
     Ok(Trace {
         source,
@@ -163,6 +225,16 @@ fn read_counted<'a>(
         progress,
         at_end: false,
     })
+}
+
+fn disk_csv<'a>(
+    input: Decompressed<'a>,
+    name: &str,
+    layout: Layout,
+    options: &Options,
+) -> Box<dyn Reading + Send + 'a> {
+    let reader = disk_csv::Reader::new(input, name, layout, options);
+    Box::new(SpanSource::new(reader))
 }
 
 #[cfg(test)]
@@ -200,7 +272,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "prog: cannot tell the format, it begins with '\\x7fELF\\x00'; \
-             name one of: ids, csv, oracle-general, lackey"
+             name one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
+             blkparse, parquet, plimsoll"
         );
         let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();
         assert!(

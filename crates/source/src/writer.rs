@@ -1,15 +1,21 @@
-//! Writing traces: `ids`, `csv` and `oracle-general`, plain, gzip or zstd.
+//! Writing traces: `ids`, `csv`, `oracle-general` and `plimsoll`, plain, gzip or zstd.
+//!
+//! A file gets its name only when it is whole: until then it is written under another
+//! beside it, which goes away with the writer. Nothing here waits for the disk, so a
+//! crash of the machine may still leave less.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use flate2::write::GzEncoder;
 use plimsoll_flow::{PageSize, ReferenceBatch};
+use tempfile::TempPath;
 
 use crate::oracle_general::Records;
-use crate::{Compression, Format, SourceError, csv, ids};
+use crate::{Compression, Format, SourceError, csv, ids, plimsoll};
 
 /// How to write a trace.
 #[derive(Debug, Clone, Copy)]
@@ -23,11 +29,19 @@ pub struct WriteOptions {
     pub page_size: PageSize,
 }
 
-/// A trace being written. Unless [`finish`](Self::finish) is called, it is left incomplete.
+/// A trace being written. Unless [`finish`](Self::finish) is called, a file of that name is left
+/// as it was, and any other writer with an incomplete trace.
 pub struct TraceWriter<'a> {
     name: String,
     out: Packed<'a>,
     content: Content,
+    partial: Option<Partial>,
+}
+
+/// A file that has not got its name yet; removed unless it gets it.
+struct Partial {
+    file: TempPath,
+    path: PathBuf,
 }
 
 /// The formats, with what each keeps between references.
@@ -35,6 +49,7 @@ enum Content {
     Ids,
     Csv,
     OracleGeneral { records: Records, page_bytes: u32 },
+    Plimsoll(Box<plimsoll::Writer>),
 }
 
 /// The compressors.
@@ -90,10 +105,46 @@ pub fn create(
         page_size,
     };
     check(&name, &options)?;
-    match File::create(path) {
-        Ok(file) => write(file, &name, &options),
-        Err(source) => Err(SourceError::Create { name, source }),
+    let (file, partial) = match create_file(path) {
+        Ok(created) => created,
+        Err(source) => return Err(SourceError::Create { name, source }),
+    };
+    let mut writer = write(file, &name, &options)?;
+    writer.partial = partial;
+    Ok(writer)
+}
+
+/// Opens what is at `path` if that is no plain file (a pipe, a device); else a new file beside it.
+fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
+    // A link stays one: what it points to is replaced.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut permissions = Permissions::from_mode(0o666);
+    match path.metadata() {
+        Ok(there) if !there.is_file() => return Ok((File::create(&path)?, None)),
+        Ok(there) => permissions = there.permissions(),
+        Err(_) => {}
     }
+    if path.exists() {
+        // What may not be written may not be replaced.
+        OpenOptions::new().write(true).open(&path)?;
+    }
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let partial = tempfile::Builder::new()
+        .prefix(".")
+        .suffix(".partial")
+        .permissions(permissions)
+        .tempfile_in(folder)?;
+    let (file, partial) = partial.into_parts();
+    Ok((
+        file,
+        Some(Partial {
+            file: partial,
+            path,
+        }),
+    ))
 }
 
 /// Writes a trace to any writer; `name` stands for it in errors.
@@ -108,17 +159,18 @@ pub fn write<'a>(
     options: &WriteOptions,
 ) -> Result<TraceWriter<'a>, SourceError> {
     check(name, options)?;
+    let failed = |source| SourceError::Write {
+        name: name.to_owned(),
+        source,
+    };
     let content = match options.format {
+        Format::Plimsoll => Content::Plimsoll(Box::new(plimsoll::Writer::new().map_err(failed)?)),
         Format::Csv => Content::Csv,
         Format::OracleGeneral => Content::OracleGeneral {
             records: Records::default(),
             page_bytes: u32::try_from(options.page_size.bytes()).unwrap_or(u32::MAX),
         },
         _ => Content::Ids,
-    };
-    let failed = |source| SourceError::Write {
-        name: name.to_owned(),
-        source,
     };
     let out: Box<dyn Write + 'a> = Box::new(BufWriter::new(out));
     let mut out = match options.compression {
@@ -128,18 +180,22 @@ pub fn write<'a>(
         }
         _ => Packed::Plain(out),
     };
-    if let Content::Csv = content {
-        csv::write_header(out.writer()).map_err(failed)?;
+    match content {
+        Content::Csv => csv::write_header(out.writer()),
+        Content::Plimsoll(_) => plimsoll::Writer::write_header(out.writer()),
+        Content::Ids | Content::OracleGeneral { .. } => Ok(()),
     }
+    .map_err(failed)?;
     Ok(TraceWriter {
         name: name.to_owned(),
         out,
         content,
+        partial: None,
     })
 }
 
 fn check(name: &str, options: &WriteOptions) -> Result<(), SourceError> {
-    if options.format == Format::Lackey {
+    if !options.format.is_written() {
         return Err(SourceError::NotWritten {
             format: options.format,
         });
@@ -170,6 +226,7 @@ impl TraceWriter<'_> {
                 references.for_each(|(&page, _)| records.push(page));
                 Ok(())
             }
+            Content::Plimsoll(writer) => writer.write(batch, out),
         };
         result.map_err(|source| SourceError::Write {
             name: self.name.clone(),
@@ -183,15 +240,21 @@ impl TraceWriter<'_> {
     ///
     /// [`SourceError::Write`]; the trace is then of no use.
     pub fn finish(mut self) -> Result<(), SourceError> {
-        let held_back = match &self.content {
+        let out = self.out.writer();
+        let held_back = match &mut self.content {
             Content::OracleGeneral {
                 records,
                 page_bytes,
-            } => records.write(*page_bytes, self.out.writer()),
+            } => records.write(*page_bytes, out),
+            Content::Plimsoll(writer) => writer.finish(out),
             Content::Ids | Content::Csv => Ok(()),
         };
-        held_back
-            .and_then(|()| self.out.finish())
+        let finished = held_back.and_then(|()| self.out.finish());
+        finished
+            .and_then(|()| match self.partial {
+                Some(partial) => partial.file.persist(partial.path).map_err(|e| e.error),
+                None => Ok(()),
+            })
             .map_err(|source| SourceError::Write {
                 name: self.name,
                 source,
@@ -231,6 +294,8 @@ mod tests {
             ("t.csv.gz", true),
             ("t.oracleGeneral.bin.zst", false),
             ("t.unknown", false),
+            ("t.plimsoll", true),
+            ("t.plimsoll.gz", true),
         ] {
             let path = folder.path().join(name);
             let mut writer = create(&path, None, PageSize::default()).unwrap();
@@ -257,13 +322,79 @@ mod tests {
         }
     }
 
+    fn files_in(folder: &Path) -> Vec<String> {
+        let files = std::fs::read_dir(folder).unwrap();
+        files
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect()
+    }
+
+    fn batch_of(page: u64) -> ReferenceBatch {
+        let mut batch = ReferenceBatch::new();
+        batch.push(PageNumber(page), AccessKind::Read);
+        batch
+    }
+
+    #[test]
+    fn a_trace_gets_its_name_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.ids");
+        let mut writer = create(&path, None, PageSize::default()).unwrap();
+        writer.write(&batch_of(7)).unwrap();
+        assert!(!path.exists());
+        drop(writer);
+        assert!(files_in(folder.path()).is_empty());
+        for page in [7, 8] {
+            let mut writer = create(&path, None, PageSize::default()).unwrap();
+            writer.write(&batch_of(page)).unwrap();
+            writer.finish().unwrap();
+            let mut writer = create(&path, None, PageSize::default()).unwrap();
+            writer.write(&batch_of(9)).unwrap();
+            drop(writer);
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(text, format!("{page}\n"));
+            assert_eq!(files_in(folder.path()), ["t.ids"]);
+        }
+    }
+
+    #[test]
+    fn a_link_stays_one_and_a_file_keeps_its_permissions() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.ids");
+        let link = folder.path().join("link.ids");
+        std::fs::write(&path, "1\n").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let mut writer = create(&link, None, PageSize::default()).unwrap();
+        writer.write(&batch_of(5)).unwrap();
+        writer.finish().unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "5\n");
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_written_to_as_it_is() {
+        let null = Path::new("/dev/null");
+        let mut writer = create(null, Some(Format::Plimsoll), PageSize::default()).unwrap();
+        writer.write(&batch_of(5)).unwrap();
+        writer.finish().unwrap();
+        assert!(!std::fs::metadata(null).unwrap().is_file());
+        let nowhere = create(Path::new("/no/such/folder/t"), None, PageSize::default());
+        assert!(matches!(nowhere, Err(SourceError::Create { .. })));
+    }
+
     #[test]
     fn what_is_only_read_is_refused_before_anything_is_created() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["t.lackey", "t.ids.xz"] {
-            let path = folder.path().join(name);
-            assert!(create(&path, None, PageSize::default()).is_err());
-            assert!(!path.exists());
+        let path = folder.path().join("t.ids.xz");
+        assert!(create(&path, None, PageSize::default()).is_err());
+        for format in Format::ALL {
+            let path = folder.path().join(format.name());
+            let refused = create(&path, Some(format), PageSize::default()).is_err();
+            assert_eq!(refused, !format.is_written(), "{format}");
         }
+        assert!(files_in(folder.path()).is_empty());
     }
 }

@@ -1,0 +1,161 @@
+//! Binary traces piece by piece, in bounded memory.
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use crate::SourceError;
+use crate::error::excerpt;
+use crate::lines::read_some;
+
+/// A window on the bytes of a trace that moves forward.
+pub(crate) struct Bytes<R> {
+    input: R,
+    name: String,
+    buffer: Box<[u8]>,
+    /// What of the buffer is yet to be taken.
+    unread: Range<usize>,
+    /// Bytes that came before the buffer's first.
+    offset_bytes: u64,
+    /// Why no more bytes come; told when the ones that did come do not suffice.
+    fault: Option<io::Error>,
+}
+
+impl<R: Read> Bytes<R> {
+    /// Looks at `input` through a window of `capacity` bytes.
+    pub(crate) fn new(input: R, name: &str, capacity: usize) -> Self {
+        Self {
+            input,
+            name: name.to_owned(),
+            buffer: vec![0; capacity].into_boxed_slice(),
+            unread: 0..0,
+            offset_bytes: 0,
+            fault: None,
+        }
+    }
+
+    /// Returns the bytes that come next: at least `wanted`, which must not exceed
+    /// the window, and fewer only if the trace ends with them.
+    pub(crate) fn at_least(&mut self, wanted: usize) -> Result<&[u8], SourceError> {
+        if self.unread.len() < wanted {
+            self.refill(wanted);
+        }
+        if self.unread.len() < wanted
+            && let Some(source) = self.fault.take()
+        {
+            return Err(SourceError::Read {
+                name: self.name.clone(),
+                offset_bytes: self.offset_bytes + self.unread.end as u64,
+                source,
+            });
+        }
+        Ok(&self.buffer[self.unread.clone()])
+    }
+
+    /// Passes over bytes that were looked at.
+    pub(crate) fn take(&mut self, length: usize) {
+        self.unread.start = self.unread.end.min(self.unread.start + length);
+    }
+
+    /// Makes the error of a record at the window's start that has bytes, but not the expected ones.
+    pub(crate) fn unexpected(&self, expected: impl Into<String>, length: usize) -> SourceError {
+        let unread = &self.buffer[self.unread.clone()];
+        SourceError::Record {
+            name: self.name.clone(),
+            offset_bytes: self.offset_bytes + self.unread.start as u64,
+            expected: expected.into(),
+            found: excerpt(&unread[..length.min(unread.len())]),
+        }
+    }
+
+    /// Makes the error of a record at the window's start that the trace's end cuts short.
+    pub(crate) fn truncated(&self, expected_bytes: usize) -> SourceError {
+        SourceError::Truncated {
+            name: self.name.clone(),
+            offset_bytes: self.offset_bytes + self.unread.start as u64,
+            found_bytes: self.unread.len(),
+            expected_bytes,
+        }
+    }
+
+    /// Reads until `wanted` bytes are there or no more come.
+    fn refill(&mut self, wanted: usize) {
+        self.offset_bytes += self.unread.start as u64;
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        while self.unread.len() < wanted && self.fault.is_none() {
+            match read_some(&mut self.input, &mut self.buffer[self.unread.end..]) {
+                Ok(0) => break,
+                Ok(read) => self.unread.end += read,
+                Err(fault) => self.fault = Some(fault),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Yields bytes in pieces, then fails.
+    struct Failing<'a>(&'a [u8], usize);
+
+    impl Read for Failing<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            if self.0.is_empty() {
+                return Err(io::Error::other("broken"));
+            }
+            let length = self.1.min(buffer.len());
+            self.0.read(&mut buffer[..length])
+        }
+    }
+
+    #[test]
+    fn what_came_before_a_fault_is_handed_out_before_it() {
+        let mut bytes = Bytes::new(Failing(b"abcde", 2), "t", 4);
+        assert!(bytes.at_least(4).unwrap().starts_with(b"abcd"));
+        bytes.take(4);
+        assert_eq!(bytes.at_least(1).unwrap(), b"e");
+        let error = bytes.at_least(2).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                SourceError::Read {
+                    offset_bytes: 5,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_passes_once(
+            text in prop::collection::vec(any::<u8>(), 0..200),
+            piece in 1usize..20,
+            takes in prop::collection::vec(1usize..16, 1..8),
+        ) {
+            struct Pieces<'a>(&'a [u8], usize);
+            impl Read for Pieces<'_> {
+                fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                    let length = self.1.min(buffer.len());
+                    self.0.read(&mut buffer[..length])
+                }
+            }
+            let mut bytes = Bytes::new(Pieces(&text, piece), "t", 16);
+            let mut passed = Vec::new();
+            for &take in takes.iter().cycle() {
+                let window = bytes.at_least(take).unwrap();
+                let is_last = window.len() < take;
+                let taken = take.min(window.len());
+                passed.extend_from_slice(&window[..taken]);
+                bytes.take(taken);
+                if is_last {
+                    break;
+                }
+            }
+            prop_assert_eq!(passed, text);
+        }
+    }
+}

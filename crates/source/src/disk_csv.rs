@@ -1,0 +1,302 @@
+//! Comma-separated requests to block devices, as data centres publish them.
+//!
+//! | layout | fields of a line | offset and length | device |
+//! |---|---|---|---|
+//! | `msr` | `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime` | bytes | `Hostname,DiskNumber` |
+//! | `alibaba` | `device_id,opcode,offset,length,timestamp` | bytes | `device_id` |
+//! | `tencent` | `Timestamp,Offset,Size,IOType,VolumeID` | sectors of 512 bytes | `VolumeID` |
+//!
+//! The traces have no header; one with these names is skipped if it is there. Nothing
+//! is quoted. Times are not looked at: the order of the lines is the order of the requests.
+//!
+//! Source: the descriptions published with the traces (`docs/formats.md`).
+
+use std::io::Read;
+
+use plimsoll_flow::AccessKind;
+
+use crate::lines::{Lines, parse_digits};
+use crate::requests::{Request, Requests, SECTOR_BYTES};
+use crate::spans::{Span, Spans};
+use crate::{Options, SourceError};
+
+/// Which fields a line has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// MSR Cambridge, SNIA's IOTTA repository.
+    Msr,
+    /// Alibaba's block traces of 2020.
+    Alibaba,
+    /// Tencent's block traces of 2018.
+    Tencent,
+}
+
+impl Layout {
+    const ALL: [Self; 3] = [Self::Msr, Self::Alibaba, Self::Tencent];
+
+    fn header(self) -> &'static str {
+        match self {
+            Self::Msr => "Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime",
+            Self::Alibaba => "device_id,opcode,offset,length,timestamp",
+            Self::Tencent => "Timestamp,Offset,Size,IOType,VolumeID",
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Msr => {
+                "a request like '128166372003061629,usr,0,Read,7014609920,24576,41286': \
+                 time, host, disk, Read or Write, offset, size, response time"
+            }
+            Self::Alibaba => {
+                "a request like '419,W,8792731648,16384,1577808144360767': \
+                 device, R or W, offset, length, time"
+            }
+            Self::Tencent => {
+                "a request like '1538323200,12910952,128,0,1063': \
+                 time, offset and size in sectors, 0 or 1, volume"
+            }
+        }
+    }
+
+    /// Tells the layout from a line, header or request; no line is of two layouts.
+    pub(crate) fn of_line(line: &[u8]) -> Option<Self> {
+        let line = line.trim_ascii();
+        Self::ALL.into_iter().find(|&layout| {
+            layout.is_header(line) || layout.request(line).is_some() && layout.is_typical(line)
+        })
+    }
+
+    fn is_header(self, line: &[u8]) -> bool {
+        line.trim_ascii()
+            .eq_ignore_ascii_case(self.header().as_bytes())
+    }
+
+    /// Whether a request could be of no other kind of CSV: five numbers are Tencent's only
+    /// if the first is a time in seconds after the year 2001.
+    fn is_typical(self, line: &[u8]) -> bool {
+        let of_ten_digits = |time: &[u8]| time.len() == 10 && time.iter().all(u8::is_ascii_digit);
+        match self {
+            Self::Msr | Self::Alibaba => true,
+            Self::Tencent => fields::<5>(line).is_some_and(|[time, ..]| of_ten_digits(time)),
+        }
+    }
+
+    /// Takes a line apart.
+    fn request(self, line: &[u8]) -> Option<Request<'_>> {
+        let number = |field: &[u8]| parse_digits(field.trim_ascii(), 10);
+        let sectors = |field: &[u8]| number(field)?.checked_mul(SECTOR_BYTES);
+        let request = match self {
+            Self::Msr => {
+                let [time, host, disk, kind, offset, size, _] = fields(line)?;
+                number(disk)?;
+                let device = &line[time.len() + 1..][..host.len() + 1 + disk.len()];
+                Request {
+                    device,
+                    kind: Some(kind_of(kind, b"read", b"write")?),
+                    offset_bytes: number(offset)?,
+                    length_bytes: number(size)?,
+                }
+            }
+            Self::Alibaba => {
+                let [device, kind, offset, length, _] = fields(line)?;
+                number(device)?;
+                Request {
+                    device,
+                    kind: Some(kind_of(kind, b"r", b"w")?),
+                    offset_bytes: number(offset)?,
+                    length_bytes: number(length)?,
+                }
+            }
+            Self::Tencent => {
+                let [_, offset, size, kind, device] = fields(line)?;
+                number(device)?;
+                Request {
+                    device,
+                    kind: Some(kind_of(kind, b"0", b"1")?),
+                    offset_bytes: sectors(offset)?,
+                    length_bytes: sectors(size)?,
+                }
+            }
+        };
+        Some(Request {
+            device: request.device.trim_ascii(),
+            ..request
+        })
+    }
+}
+
+/// Cuts a line at its commas into exactly `N` fields.
+fn fields<const N: usize>(line: &[u8]) -> Option<[&[u8]; N]> {
+    let mut fields = [&b""[..]; N];
+    let mut rest = Some(line);
+    for field in &mut fields {
+        let here = rest?;
+        let end = here.iter().position(|&byte| byte == b',');
+        *field = &here[..end.unwrap_or(here.len())];
+        rest = end.map(|end| &here[end + 1..]);
+    }
+    rest.is_none().then_some(fields)
+}
+
+fn kind_of(field: &[u8], read: &[u8], write: &[u8]) -> Option<AccessKind> {
+    let field = field.trim_ascii();
+    if field.eq_ignore_ascii_case(read) {
+        Some(AccessKind::Read)
+    } else if field.eq_ignore_ascii_case(write) {
+        Some(AccessKind::Write)
+    } else {
+        None
+    }
+}
+
+/// Reads requests of one layout.
+pub(crate) struct Reader<R> {
+    lines: Lines<R>,
+    layout: Layout,
+    requests: Requests,
+    is_first: bool,
+}
+
+impl<R: Read> Reader<R> {
+    pub(crate) fn new(input: R, name: &str, layout: Layout, options: &Options) -> Self {
+        Self {
+            lines: Lines::new(input, name),
+            layout,
+            requests: Requests::new(options.page_size, options.device.as_deref()),
+            is_first: true,
+        }
+    }
+}
+
+impl<R: Read> Spans for Reader<R> {
+    fn next_span(&mut self) -> Result<Option<Span>, SourceError> {
+        while let Some(line) = self.lines.next()? {
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            if std::mem::take(&mut self.is_first) && self.layout.is_header(line) {
+                continue;
+            }
+            let placed = match self.layout.request(line) {
+                Some(request) => self.requests.place(request),
+                None => Err(self.layout.expected().to_owned()),
+            };
+            match placed {
+                Ok(None) => {}
+                Ok(span) => return Ok(span),
+                Err(expected) => {
+                    let found = line.to_vec();
+                    return Err(self.lines.unexpected(expected, &found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn skipped(&self) -> u64 {
+        self.requests.skipped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+    use crate::spans::{Reading, SpanSource};
+    use AccessKind::{Read as R, Write as W};
+    use plimsoll_flow::ReferenceBatch;
+
+    fn read(
+        text: &str,
+        layout: Layout,
+        device: Option<&str>,
+    ) -> Result<(Vec<(u64, AccessKind)>, u64), SourceError> {
+        let options = Options {
+            device: device.map(str::to_owned),
+            ..Options::default()
+        };
+        let reader = Reader::new(text.as_bytes(), "t.csv", layout, &options);
+        let mut source = SpanSource::new(reader);
+        let mut batch = ReferenceBatch::new();
+        let mut all = Vec::new();
+        while source.next_batch(&mut batch)? {
+            all.extend(
+                batch
+                    .iter()
+                    .map(|reference| (reference.page.0, reference.kind)),
+            );
+        }
+        Ok((all, source.skipped()))
+    }
+
+    const OTHER: u64 = 1 << 48;
+
+    #[test]
+    fn the_same_requests_read_alike_in_every_layout() {
+        let msr = "128166372003061629,usr,0,Read,4096,8192,41286\r\n\
+                   128166372003061630,usr,1,Write,512,512,1\r\n\
+                   128166372003061631,usr,1,write,0,0,1\r\n\
+                   128166372003061632,usr,0,READ,4095,1,1\r\n";
+        let alibaba = "3,R,4096,8192,1577808000000626\n\n7,W,512,512,1577808000000627\n\
+                       7,W,0,0,1577808000000627\n3,r,0,4096,1577808000000629\n";
+        let tencent = "1538323200,8,16,0,1063\n1538323200,1,1,1,1064\n\
+                       1538323200,1,0,1,1064\n 1538323201 , 0 , 8 , 0 , 1063 ";
+        let expected = vec![(1, R), (2, R), (OTHER, W), (0, R)];
+        for (layout, text, device) in [
+            (Layout::Msr, msr, "usr,1"),
+            (Layout::Alibaba, alibaba, "7"),
+            (Layout::Tencent, tencent, "1064"),
+        ] {
+            let whole = (expected.clone(), 1);
+            assert_eq!(read(text, layout, None).unwrap(), whole, "{layout:?}");
+            let header = format!("{}\n{text}", layout.header());
+            assert_eq!(read(&header, layout, None).unwrap(), whole, "{layout:?}");
+            let one = (vec![(0, W)], 1);
+            assert_eq!(read(text, layout, Some(device)).unwrap(), one, "{layout:?}");
+            assert_eq!(read("", layout, None).unwrap(), (vec![], 0));
+            for line in [text, &header] {
+                let line = line.lines().next().unwrap();
+                assert_eq!(Layout::of_line(line.as_bytes()), Some(layout), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_of_another_shape_is_named() {
+        let error = read("3,R,0,1,2\n3,T,0,1,2\n", Layout::Alibaba, None).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "t.csv, line 2: expected a request like '419,W,8792731648,16384,1577808144360767': \
+             device, R or W, offset, length, time, found '3,T,0,1,2'"
+        );
+        for (layout, wrong) in [
+            (Layout::Msr, "1,usr,0,Read,0,1"),
+            (Layout::Msr, "1,usr,0,Read,0,1,2,3"),
+            (Layout::Msr, "1,usr,x,Read,0,1,2"),
+            (Layout::Msr, "1,usr,0,Read,-1,1,2"),
+            (Layout::Msr, "1,usr,0,Read,18446744073709551615,2,2"),
+            (Layout::Alibaba, "3,R,0,4294967296,2"),
+            (Layout::Alibaba, "3,R,1152921504606846976,1,2"),
+            (Layout::Tencent, "1,36028797018963968,1,0,2"),
+            (Layout::Tencent, "1,0,1,2,2"),
+            (Layout::Tencent, "Timestamp"),
+        ] {
+            assert!(read(wrong, layout, None).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn other_comma_separated_lines_are_none_of_these() {
+        for line in [
+            "version,time,op,size,lbn",
+            "1,5633898,2a,512,42932745",
+            "page,op",
+            "1,2,3,0,5",
+            "1538323200,8,16,2,1063",
+            "",
+        ] {
+            assert_eq!(Layout::of_line(line.as_bytes()), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,593 @@
+//! `parquet`: a column of page numbers, and perhaps one of operations.
+//!
+//! The pages are 32- or 64-bit integers, at the top of the schema, never null. The
+//! operations are strings as in `csv`; null is unknown. Any other column is left alone.
+//!
+//! A parquet file is read from its end, so it must be a file: neither a pipe nor
+//! compressed as a whole. Row groups are read one after the other and their columns
+//! page by page. A page is in memory as a whole, and the format lets one have 2 GiB;
+//! what writers make has about 1 MiB.
+//!
+//! Decoding is the crate `parquet`'s. Should it panic on a damaged file, that is an error here.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use ::parquet::basic::{ConvertedType, LogicalType, Type};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
+use ::parquet::errors::{ParquetError, Result as ParquetResult};
+use ::parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use ::parquet::schema::types::ColumnDescriptor;
+use bytes::Bytes;
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+
+use crate::csv::{OP, PAGE, kind_of};
+use crate::progress::Progress;
+use crate::spans::Reading;
+use crate::{Column, Options, Source, SourceError};
+
+/// How a parquet file begins and ends.
+pub(crate) const MAGIC: [u8; 4] = *b"PAR1";
+
+/// A file that counts what is read of it and reads nothing that is not there.
+struct Chunks {
+    file: Arc<File>,
+    length_bytes: u64,
+    progress: Progress,
+}
+
+/// A reader of the file from a place on.
+struct From {
+    file: Arc<File>,
+    offset_bytes: u64,
+}
+
+impl Read for From {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.offset_bytes)?;
+        self.offset_bytes += read as u64;
+        Ok(read)
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.length_bytes
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<From>;
+
+    fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
+        Ok(BufReader::new(From {
+            file: self.file.clone(),
+            offset_bytes: start,
+        }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        let end = start.checked_add(length as u64);
+        if end.is_none_or(|end| end > self.length_bytes) {
+            return Err(ParquetError::General(format!(
+                "it has {length} bytes at {start}, beyond the file's end"
+            )));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        self.progress.add(length as u64);
+        Ok(bytes.into())
+    }
+}
+
+/// A column of the file, checked.
+#[derive(Debug, Clone, Copy)]
+struct Leaf {
+    index: usize,
+    /// Whether the numbers have no sign.
+    unsigned: bool,
+    /// The definition level of what is not null.
+    defined: i16,
+}
+
+/// Reads `parquet`.
+pub(crate) struct Reader {
+    name: String,
+    file: SerializedFileReader<Chunks>,
+    page: Leaf,
+    op: Option<Leaf>,
+    next_group: usize,
+    group: Option<Group>,
+    /// Rows handed out.
+    rows: u64,
+    progress: Progress,
+    // Room for what is read of the columns.
+    numbers: Vec<i64>,
+    small_numbers: Vec<i32>,
+    words: Vec<ByteArray>,
+    levels: Vec<i16>,
+}
+
+/// The columns of a row group, being read.
+struct Group {
+    page: ColumnReader,
+    op: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// Rows that are yet to be read.
+    rows: usize,
+}
+
+impl Reader {
+    /// Reads the schema and finds the columns in it.
+    pub(crate) fn new(
+        file: File,
+        length_bytes: u64,
+        name: &str,
+        progress: &Progress,
+        options: &Options,
+    ) -> Result<Self, SourceError> {
+        let chunks = Chunks {
+            file: Arc::new(file),
+            length_bytes,
+            progress: progress.clone(),
+        };
+        let failed = |reason| SourceError::Table {
+            name: name.to_owned(),
+            row: 0,
+            reason,
+        };
+        let file = contained(|| SerializedFileReader::new(chunks)).map_err(failed)?;
+        let page = options.page_column.clone();
+        let page = page.unwrap_or_else(|| Column::Name(PAGE.to_owned()));
+        let op = options.op_column.clone();
+        let (page, op) = contained(|| {
+            let integers = [Type::INT32, Type::INT64];
+            let page = find(&file, &page, &integers)?
+                .ok_or_else(|| general(format!("there is no column {page}")))?;
+            let op = match op {
+                Some(op) => Some(
+                    find(&file, &op, &[Type::BYTE_ARRAY])?
+                        .ok_or_else(|| general(format!("there is no column {op}")))?,
+                ),
+                None => find(&file, &Column::Name(OP.to_owned()), &[Type::BYTE_ARRAY])?,
+            };
+            Ok((page, op))
+        })
+        .map_err(failed)?;
+        Ok(Self {
+            name: name.to_owned(),
+            file,
+            page,
+            op,
+            next_group: 0,
+            group: None,
+            rows: 0,
+            progress: progress.clone(),
+            numbers: Vec::new(),
+            small_numbers: Vec::new(),
+            words: Vec::new(),
+            levels: Vec::new(),
+        })
+    }
+
+    /// Reads rows of the present row group, or begins the next one; `false` after the last.
+    fn advance(&mut self, batch: &mut ReferenceBatch) -> ParquetResult<bool> {
+        let Some(group) = self.group.as_mut().filter(|group| group.rows > 0) else {
+            return self.next_group();
+        };
+        let wanted = group.rows.min(ReferenceBatch::CAPACITY - batch.len());
+        self.numbers.clear();
+        self.small_numbers.clear();
+        let levels = &mut self.levels;
+        let read = match &mut group.page {
+            ColumnReader::Int64ColumnReader(column) => {
+                rows_of(column, wanted, &mut self.numbers, levels)?
+            }
+            ColumnReader::Int32ColumnReader(column) => {
+                rows_of(column, wanted, &mut self.small_numbers, levels)?
+            }
+            _ => return Err(general("its pages are no integers".to_owned())),
+        };
+        if read == 0 {
+            return Err(general(format!("{} rows are missing", group.rows)));
+        }
+        let unsigned = self.page.unsigned;
+        let small = self.small_numbers.iter().map(|&number| match unsigned {
+            true => i64::from(number.cast_unsigned()),
+            false => i64::from(number),
+        });
+        self.numbers.extend(small);
+        let whole = self.numbers.len() == read;
+        if !whole || !unsigned && self.numbers.iter().any(|&number| number < 0) {
+            return Err(general("a page is null or negative".to_owned()));
+        }
+        let pages = self
+            .numbers
+            .iter()
+            .map(|&number| PageNumber(number.cast_unsigned()));
+        match (&mut group.op, self.op) {
+            (Some(column), Some(op)) => {
+                self.words.clear();
+                if rows_of(column, read, &mut self.words, levels)? != read {
+                    return Err(general("it has fewer operations than pages".to_owned()));
+                }
+                let mut words = self.words.iter();
+                let mut kind = || {
+                    words
+                        .next()
+                        .map_or(AccessKind::Unknown, |op| kind_of(op.data()))
+                };
+                if levels.is_empty() {
+                    batch.extend(pages, std::iter::repeat_with(kind));
+                } else {
+                    let kinds = levels.iter().map(|&level| {
+                        if level == op.defined {
+                            kind()
+                        } else {
+                            AccessKind::Unknown
+                        }
+                    });
+                    batch.extend(pages, kinds);
+                }
+            }
+            _ => batch.extend(pages, std::iter::repeat(AccessKind::Unknown)),
+        }
+        group.rows -= read;
+        self.rows += read as u64;
+        Ok(true)
+    }
+
+    fn next_group(&mut self) -> ParquetResult<bool> {
+        if self.next_group >= self.file.num_row_groups() {
+            return Ok(false);
+        }
+        let group = self.file.get_row_group(self.next_group)?;
+        let op = match self.op {
+            Some(op) => match group.get_column_reader(op.index)? {
+                ColumnReader::ByteArrayColumnReader(column) => Some(column),
+                _ => return Err(general("its operations are no strings".to_owned())),
+            },
+            None => None,
+        };
+        let rows = usize::try_from(group.metadata().num_rows());
+        self.group = Some(Group {
+            page: group.get_column_reader(self.page.index)?,
+            op,
+            rows: rows.map_err(|_| general("a row group has fewer than no rows".to_owned()))?,
+        });
+        self.next_group += 1;
+        Ok(true)
+    }
+}
+
+impl Source for Reader {
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+        batch.advance();
+        while !batch.is_full() {
+            match contained(|| self.advance(batch)) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.progress.complete();
+                    break;
+                }
+                Err(reason) => {
+                    return Err(SourceError::Table {
+                        name: self.name.clone(),
+                        row: self.rows + 1,
+                        reason,
+                    });
+                }
+            }
+        }
+        Ok(!batch.is_empty())
+    }
+}
+
+impl Reading for Reader {}
+
+fn general(reason: String) -> ParquetError {
+    ParquetError::General(reason)
+}
+
+/// Runs what decodes foreign bytes; its panic is an error like any other.
+fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
+    // What a panic leaves half done is never looked at again: the trace is at its end then.
+    match catch_unwind(AssertUnwindSafe(decode)) {
+        Ok(result) => result.map_err(|error| match error {
+            ParquetError::General(reason) => reason,
+            error => error.to_string(),
+        }),
+        Err(_) => Err("it is damaged: the decoder panicked".to_owned()),
+    }
+}
+
+/// Finds a column, or says why it is not one of those types.
+fn find(
+    file: &SerializedFileReader<Chunks>,
+    column: &Column,
+    types: &[Type],
+) -> ParquetResult<Option<Leaf>> {
+    let schema = file.metadata().file_metadata().schema_descr();
+    let is_it = |index: usize, descriptor: &ColumnDescriptor| match column {
+        Column::Name(name) => descriptor.path().string().eq_ignore_ascii_case(name),
+        Column::Place(place) => index + 1 == *place,
+    };
+    let mut columns = schema.columns().iter().enumerate();
+    let Some((index, found)) = columns.find(|(index, found)| is_it(*index, found)) else {
+        return Ok(None);
+    };
+    if found.max_rep_level() > 0 || !types.contains(&found.physical_type()) {
+        let wanted = if types.contains(&Type::INT64) {
+            "an integer"
+        } else {
+            "a string"
+        };
+        return Err(general(format!(
+            "column {column} is not {wanted} in each row"
+        )));
+    }
+    let converted = matches!(
+        found.converted_type(),
+        ConvertedType::UINT_8
+            | ConvertedType::UINT_16
+            | ConvertedType::UINT_32
+            | ConvertedType::UINT_64
+    );
+    let logical = match found.logical_type_ref() {
+        Some(LogicalType::Integer(integer)) => !integer.is_signed,
+        _ => false,
+    };
+    Ok(Some(Leaf {
+        index,
+        unsigned: converted || logical,
+        defined: found.max_def_level(),
+    }))
+}
+
+/// Reads rows of a column: its values, and which of the rows have one if any may have none.
+fn rows_of<T: DataType>(
+    column: &mut ColumnReaderImpl<T>,
+    wanted: usize,
+    values: &mut Vec<T::T>,
+    levels: &mut Vec<i16>,
+) -> ParquetResult<usize> {
+    levels.clear();
+    let (rows, ..) = column.read_records(wanted, Some(levels), None, values)?;
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Format, open, read};
+    use ::parquet::basic::Compression;
+    use ::parquet::column::writer::ColumnWriter;
+    use ::parquet::file::properties::WriterProperties;
+    use ::parquet::file::writer::SerializedFileWriter;
+    use ::parquet::schema::parser::parse_message_type;
+    use AccessKind::{Read as R, Unknown as U, Write as W};
+    use std::io::Write as _;
+
+    /// A column's values; `None` is null.
+    enum Values {
+        Long(Vec<Option<i64>>),
+        Short(Vec<Option<i32>>),
+        Words(Vec<Option<&'static str>>),
+    }
+
+    /// Writes the same rows into two row groups.
+    fn file_of(
+        schema: &str,
+        columns: &[Values],
+        compression: Compression,
+    ) -> tempfile::NamedTempFile {
+        let file = tempfile::Builder::new()
+            .suffix(".parquet")
+            .tempfile()
+            .unwrap();
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .build();
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let out = file.reopen().unwrap();
+        let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties)).unwrap();
+        for _ in 0..2 {
+            let mut group = writer.next_row_group().unwrap();
+            for column in columns {
+                let mut out = group.next_column().unwrap().unwrap();
+                fn levels<T>(values: &[Option<T>]) -> Vec<i16> {
+                    values
+                        .iter()
+                        .map(|value| i16::from(value.is_some()))
+                        .collect()
+                }
+                match (out.untyped(), column) {
+                    (ColumnWriter::Int64ColumnWriter(out), Values::Long(values)) => {
+                        let some: Vec<_> = values.iter().flatten().copied().collect();
+                        out.write_batch(&some, Some(&levels(values)), None).unwrap();
+                    }
+                    (ColumnWriter::Int32ColumnWriter(out), Values::Short(values)) => {
+                        let some: Vec<_> = values.iter().flatten().copied().collect();
+                        out.write_batch(&some, Some(&levels(values)), None).unwrap();
+                    }
+                    (ColumnWriter::ByteArrayColumnWriter(out), Values::Words(values)) => {
+                        let some: Vec<_> =
+                            values.iter().flatten().map(|&word| word.into()).collect();
+                        out.write_batch(&some, Some(&levels(values)), None).unwrap();
+                    }
+                    _ => panic!("the schema has another type"),
+                }
+                out.close().unwrap();
+            }
+            group.close().unwrap();
+        }
+        writer.close().unwrap();
+        file
+    }
+
+    fn references(
+        file: &tempfile::NamedTempFile,
+        options: &Options,
+    ) -> Result<Vec<(u64, AccessKind)>, SourceError> {
+        let mut trace = open(file.path(), options)?;
+        assert_eq!(trace.format(), Format::Parquet);
+        let progress = trace.progress();
+        let mut batch = ReferenceBatch::new();
+        let mut all = Vec::new();
+        while trace.next_batch(&mut batch)? {
+            all.extend(
+                batch
+                    .iter()
+                    .map(|reference| (reference.page.0, reference.kind)),
+            );
+        }
+        assert_eq!(Some(progress.read_bytes()), progress.total_bytes());
+        Ok(all)
+    }
+
+    #[test]
+    fn pages_and_operations_are_read_from_every_row_group() {
+        let schema = "message t { required binary note (UTF8); required int64 page; \
+                      optional binary op (UTF8); }";
+        let pages: Vec<_> = (0..40_000i64).map(|n| Some(n * n % 1009)).collect();
+        let ops: Vec<_> = (0..40_000)
+            .map(|n| [Some("read"), None, Some("W")][n % 3])
+            .collect();
+        let notes = vec![Some("x"); pages.len()];
+        let group = pages
+            .iter()
+            .enumerate()
+            .map(|(n, page)| (page.unwrap().cast_unsigned(), [R, U, W][n % 3]));
+        let expected: Vec<_> = group.clone().chain(group).collect();
+        let columns = [
+            Values::Words(notes),
+            Values::Long(pages),
+            Values::Words(ops),
+        ];
+        for compression in [
+            Compression::UNCOMPRESSED,
+            Compression::SNAPPY,
+            Compression::GZIP(Default::default()),
+            Compression::ZSTD(Default::default()),
+        ] {
+            let file = file_of(schema, &columns, compression);
+            assert!(references(&file, &Options::default()).unwrap() == expected);
+        }
+        let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
+        let options = Options {
+            page_column: Some(Column::Place(2)),
+            op_column: Some(Column::Name("note".to_owned())),
+            ..Options::default()
+        };
+        let unknown: Vec<_> = expected.iter().map(|&(page, _)| (page, U)).collect();
+        assert!(references(&file, &options).unwrap() == unknown);
+    }
+
+    #[test]
+    fn numbers_without_a_sign_reach_the_last_page() {
+        let long = [Values::Long(vec![Some(-1), Some(0)])];
+        let short = [Values::Short(vec![Some(-1), Some(0)])];
+        let plain = Compression::UNCOMPRESSED;
+        let all =
+            |schema, columns| references(&file_of(schema, columns, plain), &Options::default());
+        let unsigned = all("message t { required int64 Page (UINT_64); }", &long).unwrap();
+        assert_eq!(unsigned, [(u64::MAX, U), (0, U), (u64::MAX, U), (0, U)]);
+        let unsigned = all(
+            "message t { required int32 page (INTEGER(32,false)); }",
+            &short,
+        )
+        .unwrap();
+        assert_eq!(unsigned[0], (u64::from(u32::MAX), U));
+        for (schema, columns) in [
+            ("message t { required int64 page; }", &long),
+            ("message t { required int32 page; }", &short),
+        ] {
+            let error = all(schema, columns).unwrap_err().to_string();
+            assert!(
+                error.ends_with(", row 1: a page is null or negative"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_null_page_and_columns_of_other_types_are_refused() {
+        let plain = Compression::UNCOMPRESSED;
+        let error = |schema, column| {
+            let file = file_of(schema, &[column], plain);
+            references(&file, &Options::default())
+                .unwrap_err()
+                .to_string()
+        };
+        let null = error(
+            "message t { optional int64 page; }",
+            Values::Long(vec![Some(1), None]),
+        );
+        assert!(
+            null.ends_with(", row 1: a page is null or negative"),
+            "{null}"
+        );
+        let word = error(
+            "message t { required binary page; }",
+            Values::Words(vec![Some("1")]),
+        );
+        assert!(
+            word.ends_with("column 'page' is not an integer in each row"),
+            "{word}"
+        );
+        let other = error(
+            "message t { required int64 id; }",
+            Values::Long(vec![Some(1)]),
+        );
+        assert!(
+            other.ends_with(", row 0: there is no column 'page'"),
+            "{other}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_sought_in_is_refused_with_the_reason() {
+        let options = Options {
+            format: Some(Format::Parquet),
+            ..Options::default()
+        };
+        for error in [
+            read(&b"PAR1"[..], "pipe", &Options::default()).unwrap_err(),
+            read(&b"1\n"[..], "pipe", &options).unwrap_err(),
+        ] {
+            assert_eq!(
+                error.to_string(),
+                "pipe: parquet is read from its end: give a file, not compressed and no pipe"
+            );
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_never_a_panic() {
+        let pages = Values::Long((0..500).map(Some).collect());
+        let ops = Values::Words((0..500).map(|n| Some(["r", "w"][n % 2])).collect());
+        let schema = "message t { required int64 page; required binary op; }";
+        let file = file_of(schema, &[pages, ops], Compression::SNAPPY);
+        let whole = std::fs::read(file.path()).unwrap();
+        let mut damaged = tempfile::NamedTempFile::new().unwrap();
+        for place in (4..whole.len()).step_by(5) {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1 << (place % 8);
+            damaged.as_file().set_len(0).unwrap();
+            std::io::Seek::rewind(&mut damaged).unwrap();
+            damaged.write_all(&bytes).unwrap();
+            let mut batch = ReferenceBatch::new();
+            if let Ok(mut trace) = open(damaged.path(), &Options::default()) {
+                while let Ok(true) = trace.next_batch(&mut batch) {}
+            }
+            damaged.as_file().set_len(place as u64).unwrap();
+            assert!(
+                open(damaged.path(), &Options::default()).is_err(),
+                "{place}"
+            );
+        }
+    }
+}

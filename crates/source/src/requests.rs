@@ -1,0 +1,218 @@
+//! Requests to block devices, as spans of pages: what all formats of block I/O share.
+//!
+//! The page of byte `b` of a device is `device * 2^48 + b / page size`. Devices are
+//! numbered from 0 in the order in which the trace first mentions them, so pages of
+//! different devices never meet and the pages of a trace of one device are those of
+//! its offsets. A trace read for one device only numbers that one 0.
+//!
+//! A request that neither reads nor writes, or of no bytes, makes no reference and is counted.
+
+use std::collections::HashMap;
+
+use plimsoll_flow::{AccessKind, PageNumber, PageSize};
+
+use crate::spans::Span;
+
+/// Bits of a page number that tell the page within its device.
+const PAGE_BITS: u32 = 48;
+
+/// Devices a trace may have: as many as the other bits can number.
+const DEVICES_MAX: usize = 1 << (u64::BITS - PAGE_BITS);
+
+/// Bytes in the name of a device.
+const DEVICE_BYTES_MAX: usize = 128;
+
+/// Bytes one request may have: what a length of 32 bits can say, a bound for what one line can cause.
+pub(crate) const REQUEST_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// Bytes in a sector, the unit of block offsets.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+
+/// A request as a trace tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Request<'a> {
+    /// The device as it is named.
+    pub(crate) device: &'a [u8],
+    /// `None` for what neither reads nor writes.
+    pub(crate) kind: Option<AccessKind>,
+    pub(crate) offset_bytes: u64,
+    pub(crate) length_bytes: u64,
+}
+
+/// Places requests.
+pub(crate) struct Requests {
+    page_size: PageSize,
+    /// The only device whose requests count.
+    only: Option<Vec<u8>>,
+    numbers: HashMap<Vec<u8>, u64>,
+    /// The device of the last request and its number.
+    last: (Vec<u8>, u64),
+    skipped: u64,
+}
+
+impl Requests {
+    pub(crate) fn new(page_size: PageSize, only: Option<&str>) -> Self {
+        Self {
+            page_size,
+            only: only.map(|device| device.as_bytes().to_vec()),
+            numbers: HashMap::new(),
+            last: (Vec::new(), 0),
+            skipped: 0,
+        }
+    }
+
+    /// How many requests made no reference; those of other devices than the only one do not count.
+    pub(crate) fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Returns the pages of a request, or `None` if it touches none.
+    ///
+    /// # Errors
+    ///
+    /// What was expected, in words, if no device has such a request.
+    pub(crate) fn place(&mut self, request: Request) -> Result<Option<Span>, String> {
+        let Some(device) = self.number_of(request.device)? else {
+            return Ok(None);
+        };
+        let (Some(kind), Some(more)) = (request.kind, request.length_bytes.checked_sub(1)) else {
+            self.skipped += 1;
+            return Ok(None);
+        };
+        let last = request.offset_bytes.checked_add(more);
+        let span = last
+            .filter(|_| more < REQUEST_BYTES_MAX)
+            .map(|last| Span::of_bytes(kind, request.offset_bytes, last, self.page_size));
+        let Some(span) = span.filter(|span| span.last.0 >> PAGE_BITS == 0) else {
+            return Err(format!(
+                "a request of at most {REQUEST_BYTES_MAX} bytes within the first 2^{PAGE_BITS} \
+                 pages of its device"
+            ));
+        };
+        let base = device << PAGE_BITS;
+        Ok(Some(Span {
+            next: PageNumber(base | span.next.0),
+            last: PageNumber(base | span.last.0),
+            ..span
+        }))
+    }
+
+    /// Returns the number of a device, or `None` if its requests do not count.
+    fn number_of(&mut self, device: &[u8]) -> Result<Option<u64>, String> {
+        if let Some(only) = &self.only {
+            return Ok((only == device).then_some(0));
+        }
+        // Lengths first: formats of one device name it by nothing, and to compare nothing
+        // with nothing by memcmp can cost 100 ns (a masked load from no address).
+        let alike =
+            device.len() == self.last.0.len() && (device.is_empty() || device == self.last.0);
+        if alike && !self.numbers.is_empty() {
+            return Ok(Some(self.last.1));
+        }
+        let number = match self.numbers.get(device) {
+            Some(&number) => number,
+            None => self.add(device)?,
+        };
+        self.last.0.clear();
+        self.last.0.extend_from_slice(device);
+        self.last.1 = number;
+        Ok(Some(number))
+    }
+
+    fn add(&mut self, device: &[u8]) -> Result<u64, String> {
+        if device.len() > DEVICE_BYTES_MAX {
+            return Err(format!(
+                "the name of a device to have at most {DEVICE_BYTES_MAX} bytes"
+            ));
+        }
+        let number = self.numbers.len();
+        if number >= DEVICES_MAX {
+            return Err(format!(
+                "at most {DEVICES_MAX} devices; read the trace for one of them"
+            ));
+        }
+        let number = number as u64;
+        self.numbers.insert(device.to_vec(), number);
+        Ok(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(device: &str, offset_bytes: u64, length_bytes: u64) -> Request<'_> {
+        Request {
+            device: device.as_bytes(),
+            kind: Some(AccessKind::Read),
+            offset_bytes,
+            length_bytes,
+        }
+    }
+
+    fn pages(requests: &mut Requests, request: Request) -> Option<(u64, u64)> {
+        let span = requests.place(request).unwrap();
+        span.map(|span| (span.next.0, span.last.0))
+    }
+
+    #[test]
+    fn a_request_touches_the_pages_its_bytes_lie_in() {
+        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        assert_eq!(pages(&mut requests, request("a", 0, 1)), Some((0, 0)));
+        assert_eq!(pages(&mut requests, request("a", 4095, 2)), Some((0, 1)));
+        assert_eq!(pages(&mut requests, request("a", 4096, 8192)), Some((1, 2)));
+        assert_eq!(pages(&mut requests, request("a", 4096, 0)), None);
+        let trim = Request {
+            kind: None,
+            ..request("a", 0, 4096)
+        };
+        assert_eq!(pages(&mut requests, trim), None);
+        assert_eq!(requests.skipped(), 2);
+    }
+
+    #[test]
+    fn pages_of_devices_never_meet() {
+        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let page = |number: u64| Some(((number << 48) + 7, (number << 48) + 7));
+        for (device, number) in [("a", 0), ("", 1), ("a", 0), ("b", 2), ("b", 2), ("", 1)] {
+            let placed = pages(&mut requests, request(device, 7 << 12, 9));
+            assert_eq!(placed, page(number), "{device}");
+        }
+        let mut only = Requests::new(PageSize::FOUR_KIB, Some("b"));
+        assert_eq!(pages(&mut only, request("a", 7 << 12, 9)), None);
+        assert_eq!(pages(&mut only, request("b", 7 << 12, 9)), page(0));
+        assert_eq!(only.skipped(), 0);
+    }
+
+    #[test]
+    fn what_no_device_has_is_refused() {
+        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let last = (1 << 60) - 1;
+        assert!(requests.place(request("a", last, 1)).is_ok());
+        for wrong in [
+            request("a", last, 2),
+            request("a", u64::MAX, 2),
+            request("a", 0, REQUEST_BYTES_MAX + 1),
+            request(&"n".repeat(129), 0, 1),
+        ] {
+            assert!(requests.place(wrong).is_err(), "{wrong:?}");
+        }
+        let whole = request("a", 0, REQUEST_BYTES_MAX);
+        assert_eq!(pages(&mut requests, whole), Some((0, (1 << 20) - 1)));
+    }
+
+    #[test]
+    fn there_are_as_many_devices_as_numbers() {
+        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        for device in 0..DEVICES_MAX {
+            let name = device.to_string();
+            let page = (device as u64) << 48;
+            assert_eq!(
+                pages(&mut requests, request(&name, 0, 1)),
+                Some((page, page))
+            );
+        }
+        let error = requests.place(request("one more", 0, 1)).unwrap_err();
+        assert!(error.starts_with("at most 65536 devices"), "{error}");
+    }
+}
