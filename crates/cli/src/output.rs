@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use tempfile::NamedTempFile;
 
 use crate::bail_usage;
 
@@ -105,21 +106,84 @@ impl OutputArgs {
 ///
 /// The cause with the file's name; an older file of that name is then as it was.
 pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
-    let write = || -> anyhow::Result<()> {
-        if fs::metadata(path).is_ok_and(|old| !old.is_file()) {
-            return Ok(File::options().write(true).open(path)?.write_all(content)?);
+    let mut file = AtomicFile::create(path)?;
+    let written = file.write_all(content);
+    written.with_context(|| cannot_write(path))?;
+    file.persist()
+}
+
+/// A file being written that takes its name when it is whole; until then an older one of that name stays.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Beside the file that it will replace.
+    Beside(NamedTempFile, PathBuf),
+    /// Straight into what is no ordinary file.
+    Straight(File),
+}
+
+impl AtomicFile {
+    /// Begins a file that will be at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The cause with the file's name.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let place = || -> std::io::Result<Place> {
+            if fs::metadata(path).is_ok_and(|old| !old.is_file()) {
+                return Ok(Place::Straight(File::options().write(true).open(path)?));
+            }
+            // Through a symbolic link, so that the link stays and what it names is replaced.
+            let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let file = tempfile::Builder::new()
+                .prefix(".plimsoll-")
+                .permissions(Permissions::from_mode(0o666))
+                .tempfile_in(folder_of(&target))?;
+            Ok(Place::Beside(file, target))
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            place: place().with_context(|| cannot_write(path))?,
+        })
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    ///
+    /// The cause with the file's name; an older file of that name is then as it was.
+    pub fn persist(self) -> anyhow::Result<()> {
+        if let Place::Beside(file, target) = self.place {
+            file.persist(target)
+                .with_context(|| cannot_write(&self.path))?;
         }
-        // Through a symbolic link, so that the link stays and what it names is replaced.
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut file = tempfile::Builder::new()
-            .prefix(".plimsoll-")
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder_of(&target))?;
-        file.write_all(content)?;
-        file.persist(&target)?;
         Ok(())
-    };
-    write().with_context(|| format!("cannot write '{}'", path.display()))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.place {
+            Place::Beside(file, _) => file.write(bytes),
+            Place::Straight(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match &mut self.place {
+            Place::Beside(file, _) => file.flush(),
+            Place::Straight(file) => file.flush(),
+        }
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write '{}'", path.display())
 }
 
 fn folder_of(path: &Path) -> &Path {

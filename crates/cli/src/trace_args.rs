@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_flow::PageSize;
-use plimsoll_source::{Column, Format, Options, SourceError, Trace};
+use plimsoll_source::{BlockEvent, Column, Format, Options, SourceError, Trace};
 
 use crate::size::ByteSize;
 
@@ -14,9 +14,9 @@ pub struct TraceArgs {
     /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input
     pub trace: PathBuf,
     /// Format of the trace; by default told from its name and its first bytes
-    #[arg(long, visible_alias = "from", value_parser = format_parser())]
+    #[arg(long, visible_alias = "from", value_parser = format_parser(&Format::ALL))]
     pub format: Option<Format>,
-    /// Bytes in a page, for formats that record addresses: 4096, 64K, 2MiB
+    /// Bytes in a page, for formats that record addresses or offsets: 4096, 64K, 2MiB
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
     pub page_bytes: PageSize,
     /// CSV column that holds the page: its name, or its place counted from 1
@@ -28,6 +28,12 @@ pub struct TraceArgs {
     /// Count instruction fetches of a lackey trace as reads; by default only data counts
     #[arg(long)]
     pub instructions: bool,
+    /// Count only this device's requests, by its name in a trace of several disks; by default all, with pages apart
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Event of a blkparse trace that is a reference: queued, issued or completed
+    #[arg(long, default_value = "Q", value_parser = event_parser())]
+    pub event: BlockEvent,
 }
 
 impl TraceArgs {
@@ -47,13 +53,24 @@ impl TraceArgs {
             page_column: self.page_column.clone(),
             op_column: self.op_column.clone(),
             instructions: self.instructions,
+            device: self.device.clone(),
+            block_event: self.event,
         }
     }
 }
 
-/// Parses the name of a trace format; the help lists them all.
-pub(crate) fn format_parser() -> impl clap::builder::TypedValueParser<Value = Format> {
-    PossibleValuesParser::new(Format::ALL.map(Format::name)).try_map(|name| name.parse::<Format>())
+/// Parses the name of one of the formats, which the help lists.
+pub(crate) fn format_parser(
+    formats: &[Format],
+) -> impl clap::builder::TypedValueParser<Value = Format> + use<> {
+    let names = formats.iter().map(|format| format.name());
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<Format>())
+}
+
+/// Parses the letter of a block request's event.
+fn event_parser() -> impl clap::builder::TypedValueParser<Value = BlockEvent> {
+    PossibleValuesParser::new(BlockEvent::ALL.map(BlockEvent::name))
+        .try_map(|name| name.parse::<BlockEvent>())
 }
 
 /// Parses the size of a page.

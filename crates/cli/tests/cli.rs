@@ -143,8 +143,14 @@ fn every_estimator_gives_a_curve_and_its_seed_repeats_it() {
     for flags in [
         "lru",
         "aet",
+        "lru --threads 2",
         "aet --rate 1/10 --seed 3",
+        "aet --rate 1/10 --seed 3 --sample pages",
         "shards --rate 50% --seed 3",
+        "shards-max --max-samples 100 --seed 3",
+        "counter-stacks --seed 3",
+        "footprint",
+        "ghost --direct 100 --ghost 4M",
     ] {
         let line = format!("mrc squares.ids -o csv --points 100 --estimator {flags}");
         let csv = desk.text(&line);
@@ -154,6 +160,54 @@ fn every_estimator_gives_a_curve_and_its_seed_repeats_it() {
     let table = desk.text("mrc squares.ids --estimator shards --rate 0.5");
     assert!(table.contains("SHARDS at rate 1/2\n"), "{table}");
     assert!(table.contains("of which"), "{table}");
+}
+
+#[test]
+fn a_comparison_is_one_table_with_a_line_for_each_estimator() {
+    let desk = Desk::new();
+    let pages: String = (0..40_000u64)
+        .map(|i| format!("{}\n", i * i % 3001))
+        .collect();
+    fs::write(desk.path("squares.ids"), pages).unwrap();
+    let table = desk.text("mrc squares.ids --estimator all --compare --rate 1/2 --direct 100");
+    for name in [
+        "MAE",
+        "max err",
+        "cliff",
+        "peak memory",
+        "exact LRU ",
+        "SHARDS at rate 1/2 ",
+        "SHARDS of 8192 pages ",
+        "AET ",
+        "AET at rate 1/2 ",
+        "AET of 1/2 of the pages ",
+        "Counter Stacks ",
+        "average footprint ",
+        "ghost behind 100 pages ",
+    ] {
+        assert!(table.contains(name), "{name}: {table}");
+    }
+    let json = desk.text("mrc squares.ids --estimator all --compare -o json");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["schema"], 1);
+    assert_eq!(json["references"], 40_000);
+    let rows = json["estimators"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    assert_eq!(rows[0]["estimator"], "exact LRU");
+    assert_eq!(rows[0]["mean_absolute_error"], 0.0);
+    for row in rows {
+        assert!(
+            row["references_per_second"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+        assert!(row["peak_memory_bytes"].as_u64().unwrap() > 0, "{row}");
+        assert!(row["mean_absolute_error"].as_f64().unwrap() < 0.5, "{row}");
+    }
+    let csv = desk.text("mrc squares.ids --estimator aet --compare -o csv");
+    assert_eq!(csv.lines().count(), 2, "{csv}");
+    assert!(csv.starts_with("estimator,mean_absolute_error,max_error,"));
+    let svg = desk.text("mrc squares.ids --estimator all -o svg");
+    assert!(svg.starts_with("<svg") && svg.contains("Counter Stacks"));
 }
 
 #[test]
@@ -175,6 +229,19 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "above 0 and at most 1",
         ),
         ("mrc loop.ids --rate 0.5", "lru looks at every reference"),
+        (
+            "mrc loop.ids --max-samples 9",
+            "lru does not take it; shards-max does",
+        ),
+        ("mrc loop.ids --estimator aet --threads 2", "lru does"),
+        ("mrc loop.ids --threads 0", "--threads"),
+        (
+            "mrc loop.ids --estimator shards-max --max-samples 0",
+            "--max-samples",
+        ),
+        ("mrc loop.ids --estimator ghost", "--direct SIZE"),
+        ("mrc loop.ids --estimator aet --sample pages", "--rate"),
+        ("mrc loop.ids --compare --sizes 10", "leave out --sizes"),
         ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
         ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),
         ("mrc loop.ids --points 0", "--points"),

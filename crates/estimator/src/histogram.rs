@@ -5,8 +5,11 @@
 //! mean of what fell into it: off by less than 1/1024, and not at all if that was
 //! one number only, as the reuse times of a loop are.
 //!
-//! Cost: O(1) to count; 16 bytes a bucket up to the largest number seen: 160 KiB for 10^6,
-//! 320 KiB for 10^9.
+//! Numbers that come in batches are first counted in one word a bucket, count and mean together, and
+//! moved on before either can overflow.
+//!
+//! Cost: O(1) to count, about 1 ns in a batch; 16 bytes a bucket up to the largest number seen: 160 KiB for 10^6,
+//! 320 KiB for 10^9; half as much again for batches.
 
 const BUCKET_BITS: u32 = 10;
 const BUCKETS: u64 = 1 << BUCKET_BITS;
@@ -38,9 +41,73 @@ struct Bucket {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Histogram {
     buckets: Vec<Bucket>,
+    /// Of batches: for each bucket its count, times 2^40, and its excess. Empty if there never was one.
+    packed: Vec<u64>,
+    /// Numbers in `packed`.
+    pending: u32,
 }
 
+/// Bits below the count in a packed word.
+const EXCESS_BITS: u32 = 40;
+
+/// Numbers that `packed` may hold: so many excesses, each below 2^21, do not reach its count.
+const PENDING_MAX: u32 = 1 << 18;
+
+/// Buckets of numbers below 2^32.
+const PACKED: usize = 23 << BUCKET_BITS;
+
 impl Histogram {
+    /// Counts the numbers of a batch that are not 0.
+    pub(crate) fn record_batch(&mut self, values: &[u32]) {
+        for values in values.chunks(PENDING_MAX as usize) {
+            let count = u32::try_from(values.len()).expect("a chunk is no longer than its limit");
+            if self.packed.is_empty() {
+                self.packed.resize(PACKED, 0);
+            } else if self.pending + count > PENDING_MAX {
+                self.unpack();
+            }
+            self.pending += count;
+            for &value in values {
+                let shift =
+                    u64::BITS - 1 - BUCKET_BITS - (u64::from(value) | BUCKETS).leading_zeros();
+                let leading = value >> (shift & 31);
+                let excess = value & !(leading << (shift & 31));
+                let bucket = (shift << BUCKET_BITS).wrapping_add(leading) as usize;
+                let word = &mut self.packed[bucket];
+                *word = word.wrapping_add(1 << EXCESS_BITS | u64::from(excess));
+            }
+        }
+    }
+
+    /// Moves what batches counted to the buckets.
+    fn unpack(&mut self) {
+        // No number is counted as a 0.
+        self.packed[0] = 0;
+        let used = self.packed.iter().rposition(|&word| word != 0);
+        let used = used.map_or(0, |last| last + 1);
+        if used > self.buckets.len() {
+            self.buckets.resize(used, Bucket::default());
+        }
+        for (bucket, word) in self.buckets.iter_mut().zip(&mut self.packed[..used]) {
+            bucket.count += *word >> EXCESS_BITS;
+            bucket.excess += *word & ((1 << EXCESS_BITS) - 1);
+            *word = 0;
+        }
+        self.pending = 0;
+    }
+
+    /// Makes all that was counted visible to [`counts`](Self::counts).
+    pub(crate) fn settle(&mut self) {
+        if self.pending > 0 {
+            self.unpack();
+        }
+    }
+
+    /// Bytes of heap held now.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.buckets.capacity() * size_of::<Bucket>() + self.packed.capacity() * size_of::<u64>()
+    }
+
     pub(crate) fn record(&mut self, value: u64) {
         let index = bucket_of(value);
         if index >= self.buckets.len() {
@@ -51,19 +118,11 @@ impl Histogram {
         bucket.excess += value - floor_of(index);
     }
 
-    /// Adds another's counts to these.
-    pub(crate) fn add(&mut self, other: &Self) {
-        let buckets = self.buckets.len().max(other.buckets.len());
-        self.buckets.resize(buckets, Bucket::default());
-        for (bucket, other) in self.buckets.iter_mut().zip(&other.buckets) {
-            bucket.count += other.count;
-            bucket.excess += other.excess;
-        }
-    }
-
     /// Forgets all counts, keeping the memory.
     pub(crate) fn clear(&mut self) {
         self.buckets.clear();
+        self.packed.fill(0);
+        self.pending = 0;
     }
 
     /// The numbers counted, rising, each with its count.
@@ -90,6 +149,19 @@ mod tests {
         assert_eq!(bucket_of(2_048), bucket_of(2_049));
     }
 
+    #[test]
+    fn the_largest_numbers_overflow_nothing() {
+        // More of the largest excess than a packed word has room for.
+        let value = u32::MAX;
+        let mut histogram = Histogram::default();
+        let values = vec![value; 2 * PENDING_MAX as usize + 3];
+        histogram.record_batch(&values);
+        histogram.settle();
+        let counts: Vec<_> = histogram.counts().collect();
+        assert_eq!(counts, [(u64::from(value), values.len() as u64)]);
+        assert_eq!(bucket_of(u64::from(value)), PACKED - 1);
+    }
+
     proptest! {
         #[test]
         fn a_bucket_holds_numbers_within_a_thousandth(value in any::<u64>(), shift in 0_u32..64) {
@@ -104,13 +176,30 @@ mod tests {
         }
 
         #[test]
+        fn a_batch_counts_as_its_numbers_one_by_one(
+            values in prop::collection::vec((any::<u32>(), 0_u32..32), 0..500),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let values: Vec<_> = values.into_iter().map(|(value, shift)| value >> shift).collect();
+            let (mut single, mut batch) = (Histogram::default(), Histogram::default());
+            let counted = values.iter().filter(|&&value| value > 0);
+            counted.for_each(|&value| single.record(u64::from(value)));
+            let (head, tail) = values.split_at(cut.index(values.len() + 1).min(values.len()));
+            batch.record_batch(head);
+            batch.settle();
+            batch.record_batch(tail);
+            batch.settle();
+            let single: Vec<_> = single.counts().collect();
+            let batch: Vec<_> = batch.counts().collect();
+            prop_assert_eq!(single, batch);
+        }
+
+        #[test]
         fn one_number_is_kept_however_often(value in 0_u64..1 << 50, times in 1_u64..100) {
             let mut histogram = Histogram::default();
             (0..times).for_each(|_| histogram.record(value));
-            let mut twice = histogram.clone();
-            twice.add(&histogram);
-            let counts: Vec<_> = twice.counts().collect();
-            prop_assert_eq!(counts, [(value, 2 * times)]);
+            let counts: Vec<_> = histogram.counts().collect();
+            prop_assert_eq!(counts, [(value, times)]);
         }
     }
 }

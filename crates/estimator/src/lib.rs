@@ -4,7 +4,9 @@
 //! |---|---|---|---|
 //! | [`ExactLru`] | a whole stream | the LRU curve, exactly | `lru` |
 //! | [`Shards`] | a share of its pages | the LRU curve, with a band | `shards` |
+//! | [`FixedSizeShards`] | a bounded number of its pages | the same in bounded memory | `fixed_size` |
 //! | [`Aet`], [`SampledAet`] | all references, or a share | the LRU curve by a model of reuse times | `aet` |
+//! | [`CounterStacks`] | all references | the LRU curve from counts of distinct pages, and of any window | `counter_stacks` |
 //! | [`WindowLru`], [`WindowAet`] | a sample of pages, for a while | a [`Survival`], poolable, and from it the curve | `window` |
 //!
 //! The first three take a stream from its beginning and share the trait [`Estimator`]; first
@@ -31,7 +33,6 @@
 //! ```
 //!
 //! Not here: where references come from, and what is decided from a curve. No I/O.
-#![forbid(unsafe_code)]
 #![cfg_attr(
     test,
     expect(
@@ -42,24 +43,55 @@
 )]
 
 mod aet;
+mod bursts;
+mod counter_stacks;
+mod filter;
+mod fixed_size;
+mod footprint;
+mod ghost;
 mod hash;
 mod histogram;
 mod last_use;
 mod lru;
 mod moments;
+mod parallel;
+mod reuse_times;
+mod reuses;
+mod row;
+mod sampled_aet;
+mod sampled_stack;
 mod shards;
+mod shared;
+mod spatial_aet;
 mod steps;
 mod survival;
+mod sys;
+mod watch;
 mod window;
+mod witness;
 
 #[cfg(test)]
 mod naive;
 #[cfg(test)]
 mod streams;
 
-pub use aet::{Aet, SampledAet};
+pub use aet::Aet;
+pub use counter_stacks::{
+    CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,
+    StreamWriter,
+};
+pub use fixed_size::FixedSizeShards;
+pub use footprint::{
+    AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint, ScanFootprint,
+};
+pub use ghost::{GhostBuffer, GhostError, GhostLru, GhostOptions};
 pub use lru::{ExactLru, LruStack};
+pub use parallel::ParallelLru;
+pub use reuse_times::ReuseTimes;
+pub use sampled_aet::SampledAet;
 pub use shards::Shards;
+pub use shared::{Share, SharedError, SharedMemory, SharedVm, shared_curve};
+pub use spatial_aet::SpatialAet;
 pub use survival::Survival;
 pub use window::{WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 
@@ -75,7 +107,10 @@ pub trait Estimator {
     /// # Errors
     ///
     /// [`CurveError::Empty`] if no reference was seen (or sampled).
-    fn curve(&self) -> Result<MissRatioCurve, CurveError>;
+    fn curve(&mut self) -> Result<MissRatioCurve, CurveError>;
+
+    /// Bytes of heap that the estimator holds now, by its own account.
+    fn memory_bytes(&self) -> usize;
 }
 
 /// Why an estimator was not built. Nothing was observed and nothing is left behind.

@@ -1,5 +1,7 @@
 //! Twins of the estimators: straight from the definitions, slow, sharing no code with them.
 
+use std::collections::BTreeSet;
+
 /// An LRU stack as a list, most recent first.
 #[derive(Default)]
 pub(crate) struct NaiveStack {
@@ -15,6 +17,11 @@ impl NaiveStack {
         }
         self.pages.insert(0, page);
         depth.map(|depth| depth as u64)
+    }
+
+    /// The pages used last, at most `count` of them.
+    pub(crate) fn top(&self, count: usize) -> &[u64] {
+        &self.pages[..count.min(self.pages.len())]
     }
 
     /// Runs an LRU memory of `size` pages and counts its misses.
@@ -35,7 +42,8 @@ impl NaiveStack {
     }
 }
 
-/// [AET] by its definition: walks the time axis until the area under P is `size`.
+/// [AET] by its definition, but for the beginning of the stream: walks the time axis until the area is `size`.
+/// The area is that under the share, of references with `time` others before them, not used within `time`.
 pub(crate) fn aet_miss_ratio(pages: &[u64], size: u64) -> f64 {
     let reuse_times: Vec<Option<usize>> = (0..pages.len())
         .map(|now| {
@@ -43,19 +51,21 @@ pub(crate) fn aet_miss_ratio(pages: &[u64], size: u64) -> f64 {
             before.map(|before| now - before)
         })
         .collect();
-    let longer = |time: usize| {
-        let longer = reuse_times.iter().filter(|&&t| t.is_none_or(|t| t > time));
-        longer.count() as u64
+    let longer = |from: usize, time: usize| {
+        let longer = reuse_times[from..]
+            .iter()
+            .filter(|&&t| t.is_none_or(|t| t > time));
+        longer.count() as f64
     };
-    // In units of one reference, so that the area is a whole number.
-    let wanted = size * pages.len() as u64;
-    let mut area = 0;
+    let mut area = 0.0;
     for time in 0..=pages.len() {
-        // P is flat from `time` to `time + 1`: is the area reached before its end?
-        if area + longer(time) > wanted || time == pages.len() {
-            return longer(time) as f64 / pages.len() as f64;
+        if time < pages.len() {
+            area += longer(time, time) / (pages.len() - time) as f64;
         }
-        area += longer(time);
+        // The share is flat from `time` to `time + 1`: is the area reached before its end?
+        if area * (1.0 - 1e-10) > size as f64 || time == pages.len() {
+            return longer(0, time) / pages.len() as f64;
+        }
     }
     unreachable!("the last time returns")
 }
@@ -71,4 +81,38 @@ pub(crate) fn product_limit(observations: &[(u64, bool)], value: u64) -> f64 {
         }
     }
     share
+}
+
+/// [Wires14] by its definition, with sets for counters: one begins every `interval` references, none is ever
+/// dropped. Returns the fewest and the most misses of an LRU memory of `size` pages that their sizes at
+/// the intervals' borders leave possible.
+pub(crate) fn counter_stack_misses(pages: &[u64], interval: usize, size: usize) -> (usize, usize) {
+    let distinct = |pages: &[u64]| pages.iter().collect::<BTreeSet<_>>().len();
+    let (mut fewest, mut most) = (0, 0);
+    for from in (0..pages.len()).step_by(interval) {
+        let until = pages.len().min(from + interval);
+        let counters = (0..=from).step_by(interval).map(|start| {
+            let before = distinct(&pages[start..from]);
+            let after = distinct(&pages[start..until]);
+            (before, after)
+        });
+        let counters: Vec<_> = counters.collect();
+        // What the stream's first counter never saw misses everywhere.
+        let cold = counters[0].1 - counters[0].0;
+        let missed = counters.iter().filter(|&&(before, _)| before >= size);
+        fewest += missed.map(|(b, a)| a - b).max().unwrap_or(0).max(cold);
+        let missed = counters.iter().filter(|&&(_, after)| after <= size);
+        most += missed.map(|(b, a)| a - b).min().unwrap_or(until - from);
+    }
+    (fewest, most)
+}
+
+/// Distinct pages in every window of `window` references, summed up, and how many windows there are.
+pub(crate) fn window_pages(pages: &[u64], window: usize) -> (usize, usize) {
+    let windows = pages.len() + 1 - window;
+    let distinct = |start: usize| {
+        let window = &pages[start..start + window];
+        window.iter().collect::<BTreeSet<_>>().len()
+    };
+    ((0..windows).map(distinct).sum(), windows)
 }

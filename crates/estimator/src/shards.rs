@@ -21,49 +21,59 @@
 //!   of the pages drawn: fully when all are equally popular, hardly when a few are hot.
 //! - It misses at size `c` as references do that are weighted by their page's popularity.
 //!   These misses are taken off.
-//! - A deficit of three standard deviations (`sqrt(sum(r^2))`) and more is that of hot pages that were
+//! - A deficit of three and a half standard deviations (`sqrt(sum(r^2))`) and more is that of hot pages that were
 //!   not drawn, of which the sample can say nothing. They hit everywhere, as in SHARDS-adj.
 //!
-//! Mean absolute error over 20 seeds, at `R` = 1/100 of 100 000 pages in 2 million references, at 600 sizes
-//! up to 1.2 times the footprint; *held* is the share of sizes whose truth lay in the band of 95 %:
+//! **Near references.** Of sizes below a few hundred pages a sample of one in a hundred says little, and
+//! whether the hottest pages are in it decides how many references it has. `bursts` sees those sizes
+//! directly. So the stream is divided into near references (distances up to 512 pages, more at low rates), whose
+//! share and sizes the bursts tell, and far ones, to which the sample and its correction apply. Where the sample
+//! knows the share better, as in streams that change faster than bursts come, the two are weighted by
+//! their variances. Rates below 1/1024 have no bursts: there the sample stands alone.
 //!
-//! | stream | uncorrected | SHARDS-adj | here | held |
-//! |---|---|---|---|---|
-//! | even | 0.0090 | 0.0196 | 0.0029 | 0.99 |
-//! | Zipf 0.6 | 0.0210 | 0.0142 | 0.0138 | 0.96 |
-//! | Zipf 0.8 | 0.0375 | 0.0086 | 0.0092 | 0.99 |
-//! | Zipf 1.0 | 0.0516 | 0.0050 | 0.0055 | 0.98 |
-//! | Zipf 1.2 | 0.0564 | 0.0019 | 0.0020 | 0.99 |
-//! | loop | 0.0173 | 0.0174 | 0.0001 | 1.00 |
-//! | a tenth ten times as popular | 0.0093 | 0.0124 | 0.0088 | 0.89 |
-//! | half loop, half Zipf 1.0 | 0.0860 | 0.0216 | 0.0233 | 0.96 |
+//! Mean absolute error over 20 seeds of 100 000 pages in 2 million references, at 600 sizes up to 1.2 times the
+//! footprint, at the fixed rate of 1/100 and the fixed size of 1000 (`fixed_size`); *held* is the share of sizes
+//! whose truth lay in the band of 95 %, *width* half its mean width. The ignored test
+//! `print_the_table_of_accuracy` prints it:
+//!
+//! | stream | fixed rate | held | width | fixed size | held | width |
+//! |---|---|---|---|---|---|---|
+//! | even | 0.0029 | 1.00 | 0.0121 | 0.0031 | 0.99 | 0.0119 |
+//! | Zipf 0.6 | 0.0123 | 0.99 | 0.0396 | 0.0121 | 0.99 | 0.0391 |
+//! | Zipf 0.8 | 0.0076 | 0.99 | 0.0365 | 0.0072 | 0.99 | 0.0349 |
+//! | Zipf 1.0 | 0.0046 | 0.99 | 0.0205 | 0.0041 | 0.99 | 0.0171 |
+//! | Zipf 1.2 | 0.0014 | 0.99 | 0.0079 | 0.0011 | 1.00 | 0.0047 |
+//! | loop | 0.0000 | 1.00 | 0.0000 | 0.0005 | 1.00 | 0.0005 |
+//! | sawtooth | 0.0002 | 1.00 | 0.0017 | 0.0006 | 0.82 | 0.0024 |
+//! | a tenth ten times as popular | 0.0078 | 0.99 | 0.0312 | 0.0076 | 0.97 | 0.0301 |
+//! | half loop, half Zipf 1.0 | 0.0203 | 0.97 | 0.0585 | 0.0190 | 0.96 | 0.0560 |
 //!
 //! **Band.** The sample is split by hash into 16 of a sixteenth of the rate, each with
-//! a stack of its own; their spread gives the band (`steps`). At `R = 1` it has no width.
+//! distances of its own, and bursts go to them in turn; their spread gives the band (`steps`). At `R = 1` it has
+//! no width.
 //!
 //! Source: [Waldspurger15] for sampling and SHARDS-adj; the correction here is ours: the difference
 //! estimator of survey sampling, pages drawn independently (Särndal, Swensson, Wretman 1992).
-//! Cost: one hash a reference; `R` times the pages, and three stacks' work for `R` of the references.
-//! Not here: a bound on the number of sampled pages (fixed-size SHARDS).
+//! Cost: one hash a reference, in vectors (`filter`); for `R` of the references one table slot and two distances.
+//! Memory for `R` of the pages, some 100 bytes each, and about 1 MB of counts.
+//! Not here: a bound on the number of sampled pages (`fixed_size`).
+
+use std::ops::Range;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
 
-use crate::hash::{PageMap, PageSample, page_map};
-use crate::lru::LruStack;
-use crate::steps::{REPLICATES, Steps, replicate_of};
+use crate::bursts::{Bursts, Reaching};
+use crate::hash::{FILTER_PAGES, PageSample, SampledPage};
+use crate::lru::count_reuse;
+use crate::reuses::{Reference, Reuses, Stream};
+use crate::sampled_stack::{Distances, SampledStack};
+use crate::steps::{REPLICATES, replicate_of};
 use crate::{Estimator, EstimatorError};
 
 /// Fixed-rate SHARDS.
 #[derive(Debug, Clone)]
 pub struct Shards {
-    sample: PageSample,
-    /// References to each sampled page.
-    popularity: PageMap<u64>,
-    whole: Sample,
-    /// Disjoint parts of the whole; none if the whole is everything.
-    parts: Vec<Sample>,
-    /// References seen, sampled or not.
-    references: u64,
+    pages: PagesSampled,
 }
 
 impl Shards {
@@ -74,142 +84,380 @@ impl Shards {
     /// [`EstimatorError::RateOutOfRange`] for any other rate.
     pub fn new(rate: f64, seed: u64) -> Result<Self, EstimatorError> {
         let sample = PageSample::new(rate, seed)?;
-        let rate = sample.rate();
-        let parts = if rate < 1.0 { REPLICATES } else { 0 };
+        let bursts = Bursts::new(seed, near_for(sample.rate()));
         Ok(Self {
-            sample,
-            popularity: page_map(),
-            whole: Sample::new(rate),
-            parts: vec![Sample::new(rate / REPLICATES as f64); parts],
-            references: 0,
+            pages: PagesSampled::new(sample, usize::MAX, WHOLE_BITS, bursts),
         })
     }
 
     /// How many references were to sampled pages.
     #[must_use]
     pub fn sampled(&self) -> u64 {
-        self.whole.references
+        self.pages.sampled()
     }
 }
 
 impl Estimator for Shards {
     fn observe(&mut self, batch: &ReferenceBatch) {
-        for &page in batch.pages() {
-            let Some(hash) = self.sample.hash_if_sampled(page) else {
-                continue;
-            };
-            let use_count = self.popularity.entry(page).or_insert(0);
-            *use_count += 1;
-            let distance = self.whole.stack.touch(page);
-            self.whole.count(distance, *use_count);
-            if !self.parts.is_empty() {
-                let part = &mut self.parts[replicate_of(hash)];
-                let distance = part.stack.touch(page);
-                part.count(distance, *use_count);
-            }
+        self.pages.observe(batch);
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.pages.memory_bytes()
+    }
+
+    fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
+        self.pages.curve()
+    }
+}
+
+/// Buckets to a doubling of the size, as a power of two: of a fixed rate, where memory has no bound,
+const WHOLE_BITS: u32 = 10;
+
+/// and of a part of the sample, of which the band is made.
+const PART_BITS: u32 = 5;
+
+/// A rate has bursts only if the distances they tell are this long in the sample.
+const NEAR_DISTANCE_MIN: f64 = 2.0;
+
+/// Smallest and largest distance in pages up to which bursts tell.
+const NEAR_MIN: usize = 512;
+const NEAR_MAX: usize = 2048;
+
+/// A burst has missed the near references if it saw less than this share of what the sample says.
+const LUMPED: f64 = 0.1;
+
+/// The distance up to which bursts tell at a rate, 0 for no bursts: a sample at that rate must
+/// be able to tell near references from far ones.
+fn near_for(rate: f64) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at least 2, and beyond the largest as good as the largest"
+    )]
+    let near = (NEAR_DISTANCE_MIN / rate).ceil() as usize;
+    if near > NEAR_MAX {
+        0
+    } else {
+        near.max(NEAR_MIN)
+    }
+}
+
+/// Slots asked for ahead of their use.
+const PREFETCHED: usize = 8;
+
+/// The references to a sample of the pages, whose rate falls when there are too many.
+#[derive(Debug, Clone)]
+pub(crate) struct PagesSampled {
+    sample: PageSample,
+    /// Most pages that the sample may have.
+    pages_max: usize,
+    stack: SampledStack,
+    /// Reuses by distance while the sample was everything.
+    exact: Vec<u64>,
+    exact_references: u64,
+    whole: Reuses,
+    parts: Vec<Part>,
+    /// Of the references since the sample is not everything.
+    bursts: Bursts,
+    burst_references: u64,
+    /// References seen, sampled or not.
+    references: u64,
+    /// The sampled ones at hand.
+    chosen: Vec<SampledPage>,
+}
+
+/// A part of the sample: one of the replicates.
+#[derive(Debug, Clone)]
+struct Part {
+    reuses: Reuses,
+    references: u64,
+}
+
+impl PagesSampled {
+    pub(crate) fn new(
+        sample: PageSample,
+        pages_max: usize,
+        whole_bits: u32,
+        bursts: Bursts,
+    ) -> Self {
+        let part = Part {
+            reuses: Reuses::new(PART_BITS),
+            references: 0,
+        };
+        Self {
+            sample,
+            pages_max,
+            stack: SampledStack::new(),
+            exact: Vec::new(),
+            exact_references: 0,
+            whole: Reuses::new(whole_bits),
+            parts: vec![part; REPLICATES],
+            bursts,
+            burst_references: 0,
+            references: 0,
+            chosen: Vec::new(),
         }
+    }
+
+    /// The share of pages sampled now.
+    pub(crate) fn rate(&self) -> f64 {
+        self.sample.rate()
+    }
+
+    /// How many pages are sampled.
+    #[cfg(test)]
+    pub(crate) fn pages(&self) -> usize {
+        self.stack.pages()
+    }
+
+    /// How many references were to pages sampled at their time.
+    pub(crate) fn sampled(&self) -> u64 {
+        let parts = self.parts.iter().map(|part| part.references);
+        self.exact_references + parts.sum::<u64>()
+    }
+
+    pub(crate) fn observe(&mut self, batch: &ReferenceBatch) {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for pages in batch.pages().chunks(FILTER_PAGES) {
+            self.sample.select(pages, &mut chosen);
+            let burst_pages = self.observe_chosen(&chosen, pages.len());
+            self.burst_references += burst_pages.len() as u64;
+            self.bursts.observe(&pages[burst_pages]);
+        }
+        self.chosen = chosen;
         self.references += batch.len() as u64;
     }
 
-    fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        let mut steps = self.whole.steps(self.references);
-        if !self.parts.is_empty() {
-            let parts = self.parts.iter();
-            let curves = parts.map(|part| part.steps(self.references).into_curve(part.references));
-            let curves: Vec<_> = curves.flatten().collect();
-            steps.band(&curves, 1.0 - self.whole.rate);
-        }
-        steps.into_curve(self.whole.references)
-    }
-}
-
-/// Deficits of this many standard deviations are none of the sampled pages' own;
-/// those of one less are wholly.
-const DEFICIT_DISMISSED: f64 = 3.0;
-
-/// References at one distance, counted, and weighted by how popular their page is.
-#[derive(Debug, Clone, Copy, Default)]
-struct Reuses {
-    references: u64,
-    weight: f64,
-}
-
-/// The references to one sample of the pages.
-#[derive(Debug, Clone)]
-struct Sample {
-    /// Share of all pages that the sample was drawn with.
-    rate: f64,
-    stack: LruStack,
-    /// By distance within the sample.
-    reuses: Vec<Reuses>,
-    references: u64,
-    /// Sum of the weights of all reuses.
-    reuse_weight: f64,
-}
-
-impl Sample {
-    fn new(rate: f64) -> Self {
-        Self {
-            rate,
-            stack: LruStack::new(),
-            reuses: Vec::new(),
-            references: 0,
-            reuse_weight: 0.0,
-        }
-    }
-
-    /// Counts a page's `use_count`-th reference.
-    ///
-    /// A page of `r` references has `r * r` pairs of them, and `r` of these belong to its first.
-    /// The rest is counted as it comes, two pairs with each reference before. So
-    /// weighting by popularity needs no second pass over the stream.
-    fn count(&mut self, distance: Option<u64>, use_count: u64) {
-        self.references += 1;
-        let Some(distance) = distance else {
-            return;
-        };
-        let weight = 2.0 * (use_count - 1) as f64;
-        self.reuse_weight += weight;
-        let distance = usize::try_from(distance).expect("a distance counts pages in memory");
-        if distance >= self.reuses.len() {
-            self.reuses.resize(distance + 1, Reuses::default());
-        }
-        self.reuses[distance].references += 1;
-        self.reuses[distance].weight += weight;
-    }
-
-    /// Returns the curve of a stream of `seen` references.
-    fn steps(&self, seen: u64) -> Steps {
-        let mut steps = Steps::new();
-        let expected = self.rate * seen as f64;
-        // Sum over the pages of their references squared; first references weigh their page's.
-        let weight = self.reuse_weight + self.references as f64;
-        let surplus = self.references as f64 - expected;
-        // A deficit that the sampled pages' own popularity makes unlikely speaks of
-        // hotter pages left out: those hit everywhere, and nothing is to be divided.
-        let deviations = surplus / weight.sqrt();
-        let surplus = surplus * (DEFICIT_DISMISSED + deviations).clamp(0.0, 1.0);
-        let pages_too_many = surplus * self.references as f64 / weight;
-        let pages = self.stack.distinct() as f64;
-        let pages_per_distance = (1.0 - pages_too_many / pages) / self.rate;
-        let mut misses = self.references;
-        let mut miss_weight = weight;
-        for (distance, reuses) in self.reuses.iter().enumerate() {
-            if reuses.references == 0 {
+    /// Takes in the sampled ones of `count` references. Returns which of all were in the time of bursts.
+    fn observe_chosen(&mut self, chosen: &[SampledPage], count: usize) -> Range<usize> {
+        let mut scale = self.scale();
+        let mut begin = if scale.near.is_some() { 0 } else { count };
+        let mut end = count;
+        for (index, page) in chosen.iter().enumerate() {
+            if let Some(ahead) = chosen.get(index + PREFETCHED) {
+                self.stack.prefetch(ahead.hash);
+            }
+            if scale.is_exact() {
+                self.touch_exactly(page.hash);
+            } else if self.sample.contains_hash(page.hash) {
+                self.touch(page.hash, scale);
+            } else {
+                // The rate has fallen since the page was chosen.
                 continue;
             }
-            misses -= reuses.references;
-            miss_weight = (miss_weight - reuses.weight).max(0.0);
-            let size = (distance as f64 + 0.5) * pages_per_distance + 0.5;
-            let corrected = misses as f64 - surplus * miss_weight / weight;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-            )]
-            steps.down_to(size.round() as u64, corrected / expected, 0.0);
+            if self.stack.pages() > self.pages_max {
+                let before = scale.near.is_some();
+                self.lower_rate();
+                scale = self.scale();
+                match (before, scale.near.is_some()) {
+                    (false, true) => begin = page.place + 1,
+                    (true, false) => end = page.place + 1,
+                    _ => {}
+                }
+            }
         }
-        steps
+        begin..end
+    }
+
+    /// What a reference counts at the rate of now.
+    fn scale(&self) -> Scale {
+        let rate = self.sample.rate();
+        let near = self.bursts.distance_max() as f64 * rate - 0.5;
+        let count = 1.0 / rate;
+        let excess = count - 1.0;
+        Scale {
+            count,
+            excess,
+            #[expect(clippy::cast_possible_truncation, reason = "in digits only")]
+            weight: excess as f32,
+            own: count * excess,
+            near: (rate < 1.0 && near + 0.5 >= NEAR_DISTANCE_MIN).then_some(near),
+        }
+    }
+
+    /// Counts a reference while every page is sampled.
+    fn touch_exactly(&mut self, hash: u64) {
+        self.exact_references += 1;
+        if let Some(Distances { whole, .. }) = self.stack.touch(hash).distances {
+            count_reuse(&mut self.exact, whole as u64);
+        }
+    }
+
+    /// Counts a reference to one of a part of the pages.
+    #[inline]
+    fn touch(&mut self, hash: u64, scale: Scale) {
+        let part = &mut self.parts[replicate_of(hash)];
+        part.references += 1;
+        let found = self.stack.touch(hash);
+        let size_of = |distance: usize, scale: f64| (distance as f64 + 0.5) * scale + 0.5;
+        let sizes = found.distances.map(|Distances { whole, part }| {
+            (
+                size_of(whole, scale.count),
+                size_of(part, scale.count * REPLICATES as f64),
+            )
+        });
+        let twice = 2.0 * scale.count;
+        let reference = Reference {
+            count: scale.count,
+            own: scale.own,
+            with_earlier: twice * f64::from(found.weights.all),
+            with_earlier_far: twice * f64::from(found.weights.far),
+        };
+        found.weights.all += scale.weight;
+        let mut far_share = 1.0;
+        if let Some(near) = scale.near {
+            let distance = found
+                .distances
+                .map_or(f64::INFINITY, |found| found.whole as f64);
+            far_share = (distance - near).clamp(0.0, 1.0);
+            self.whole.record_stratum(reference, 1.0 - far_share);
+            part.reuses.record_stratum(reference, 1.0 - far_share);
+            if far_share == 0.0 {
+                return; // Which sizes these need, the bursts know better.
+            }
+        }
+        let far = reference.times(far_share);
+        #[expect(clippy::cast_possible_truncation, reason = "in digits only")]
+        let weight = (scale.excess * far_share) as f32;
+        found.weights.far += weight;
+        self.whole.record(far, sizes.map(|(whole, _)| whole));
+        part.reuses.record(far, sizes.map(|(_, part)| part));
+    }
+
+    /// Drops the pages with the largest hashes, an eighth of those allowed. The ones that stay are a
+    /// sample at the rate at which the first of the dropped ones would just not be in it.
+    #[cold]
+    fn lower_rate(&mut self) {
+        let keep = self.pages_max - self.pages_max / 8;
+        self.sample.shrink_below(self.stack.keep_smallest(keep));
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let parts = self.parts.iter().map(|part| part.reuses.memory_bytes());
+        self.stack.memory_bytes()
+            + self.exact.capacity() * size_of::<u64>()
+            + self.whole.memory_bytes()
+            + parts.sum::<usize>()
+            + self.parts.capacity() * size_of::<Part>()
+            + self.bursts.memory_bytes()
+            + self.chosen.capacity() * size_of::<SampledPage>()
+    }
+
+    /// Returns the shares of references that reach each near distance, and those of every part.
+    ///
+    /// Bursts give all of them. For the last one the sample has an opinion, too, which is
+    /// better where the stream changes faster than bursts come. Both vary from part to part; they are weighted
+    /// by the inverse of their variances, and the shares before follow in proportion.
+    fn reaching(&self) -> (Reaching, Vec<Reaching>) {
+        let (bursts, by_part) = self.bursts.reaching();
+        let last = bursts.len() - 1;
+        let others = self.burst_references as f64;
+        let far_of = |part: &Part| part.reuses.far_share(others, REPLICATES as f64);
+        let fars: Vec<_> = self.parts.iter().map(far_of).collect();
+        let sample_variance = variance_of_mean(fars.iter().flatten().copied());
+        let far = self.whole.far_share(others, 1.0).unwrap_or(bursts[last]);
+        let burst_fars = by_part.iter().flatten().map(|part| part[last]);
+        // Where near references come in lumps that most bursts miss, the spread of the bursts says
+        // nothing of how many were missed. Those that miss them count as all or nothing.
+        let seen = burst_fars.clone().count() as f64;
+        let misses = burst_fars
+            .clone()
+            .filter(|&share| 1.0 - share < LUMPED * (1.0 - far));
+        let missing = misses.count() as f64 / seen;
+        let burst_variance = variance_of_mean(burst_fars) + missing * far * (1.0 - far) / seen;
+        // If both are 0 or infinite, both are as good.
+        let weight = sample_variance / (sample_variance + burst_variance);
+        let weight = if weight.is_nan() { 0.5 } else { weight };
+        let together = |reaching: Reaching, sample: f64| {
+            let far = weight * reaching[last] + (1.0 - weight) * sample;
+            scaled(reaching, far)
+        };
+        let parts = fars.into_iter().zip(by_part).map(|(part_far, reaching)| {
+            let reaching = reaching.unwrap_or_else(|| bursts.clone());
+            together(reaching, part_far.unwrap_or(far))
+        });
+        let parts = parts.collect();
+        (together(bursts, far), parts)
+    }
+
+    pub(crate) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
+        let (reaching, part_reaching) = self.reaching();
+        let stream = Stream {
+            references: self.references,
+            exact_references: self.exact_references,
+            burst_references: self.burst_references,
+            exact: &self.exact,
+            reaching: &reaching,
+        };
+        let rate = self.rate();
+        let pages = self.stack.pages() as f64 / rate;
+        let mut steps = self.whole.steps(stream, 1.0, pages);
+        if rate < 1.0 {
+            let parts = self.parts.iter().zip(self.stack.part_pages());
+            let curves = parts.zip(&part_reaching).map(|((part, pages), reaching)| {
+                let scale = REPLICATES as f64;
+                let pages = scale * pages as f64 / rate;
+                let stream = Stream { reaching, ..stream };
+                let steps = part.reuses.steps(stream, scale, pages);
+                steps.into_curve(part.references)
+            });
+            let curves: Vec<_> = curves.flatten().collect();
+            steps.band(&curves, 1.0 - rate);
+        }
+        steps.into_curve(self.sampled())
+    }
+}
+
+/// Returns `reaching` with the last share at `far`, and those before in proportion.
+fn scaled(mut reaching: Reaching, far: f64) -> Reaching {
+    let last = reaching.len() - 1;
+    let nearer = 1.0 - reaching[last];
+    if nearer > 0.0 {
+        let factor = (1.0 - far) / nearer;
+        for share in &mut reaching {
+            *share = 1.0 - (1.0 - *share) * factor;
+        }
+    }
+    reaching[last] = far;
+    reaching
+}
+
+/// The variance of the mean of the values as their spread tells it; infinite for fewer than two.
+fn variance_of_mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = values.clone().count() as f64;
+    if count < 2.0 {
+        return f64::INFINITY;
+    }
+    let mean = values.clone().sum::<f64>() / count;
+    let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
+    squares / (count - 1.0) / count
+}
+
+/// What a reference counts at one rate.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    /// `1 / R`: the pages and references that a sampled one stands for.
+    count: f64,
+    /// `1 / R - 1`: the covariance of its count with that of a later reference to its page.
+    excess: f64,
+    /// The same at half the width.
+    weight: f32,
+    /// `(1 / R - 1) / R`: the variance of its count, as the sample estimates it.
+    own: f64,
+    /// In the time of bursts, the distance in the sample up to which references are near ones; those
+    /// of one more are far ones.
+    ///
+    /// A reference that needs `c` pages has a distance of `c R` on average, but the share of
+    /// references with distances below `k` in the sample is, where needs vary smoothly, the share that
+    /// needs less than `(k - 1/2) / R`. So those in between are divided, and near are those that
+    /// need no more than the bursts' largest distance.
+    near: Option<f64>,
+}
+
+impl Scale {
+    fn is_exact(self) -> bool {
+        self.excess == 0.0
     }
 }
 
@@ -217,7 +465,7 @@ impl Sample {
 mod tests {
     use super::*;
     use crate::lru::ExactLru;
-    use crate::streams::{curve_of, cycle, uniform, zipf};
+    use crate::streams::{Random, batch_of, curve_of, cycle, uniform, zipf};
     use plimsoll_flow::PageCount;
     use proptest::prelude::*;
 
@@ -249,6 +497,87 @@ mod tests {
         (error, coverage)
     }
 
+    /// What the module's table says; run with `--ignored --nocapture` in a release build.
+    #[test]
+    #[ignore = "a table to be read, not a test"]
+    fn print_the_table_of_accuracy() {
+        const PAGES: u64 = 100_000;
+        const REFERENCES: usize = 2_000_000;
+        const SEEDS: u64 = 20;
+        let class = || {
+            let mut random = Random::new(7);
+            let hot = move |page: u64| {
+                if random.share() < 0.526 {
+                    page % 10_000
+                } else {
+                    page
+                }
+            };
+            uniform(PAGES, 1).map(hot)
+        };
+        let half = || {
+            let (mut random, mut cycle) = (Random::new(9), cycle(PAGES / 2));
+            let or_loop = move |page| {
+                let next =
+                    |cycle: &mut dyn Iterator<Item = u64>| cycle.next().map(|n| n + PAGES / 2);
+                if random.share() < 0.5 {
+                    page
+                } else {
+                    next(&mut cycle).unwrap_or(page)
+                }
+            };
+            zipf(PAGES / 2, 1.0, 1).map(or_loop)
+        };
+        let sawtooth = || cycle(2 * PAGES).map(|n| n.min(2 * PAGES - 1 - n));
+        let streams: [(&str, Box<dyn Iterator<Item = u64>>); 9] = [
+            ("even", Box::new(uniform(PAGES, 1))),
+            ("Zipf 0.6", Box::new(zipf(PAGES, 0.6, 1))),
+            ("Zipf 0.8", Box::new(zipf(PAGES, 0.8, 1))),
+            ("Zipf 1.0", Box::new(zipf(PAGES, 1.0, 1))),
+            ("Zipf 1.2", Box::new(zipf(PAGES, 1.2, 1))),
+            ("loop", Box::new(cycle(PAGES))),
+            ("sawtooth", Box::new(sawtooth())),
+            ("a tenth ten times as popular", Box::new(class())),
+            ("half loop, half Zipf 1.0", Box::new(half())),
+        ];
+        println!("| stream | fixed rate | held | width | fixed size | held | width |");
+        for (name, stream) in streams {
+            let pages: Vec<_> = stream.take(REFERENCES).collect();
+            let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
+            let sizes: Vec<_> = (1..=600)
+                .map(|step| PageCount(step * PAGES / 500))
+                .collect();
+            print!("| {name} |");
+            for fixed_size in [false, true] {
+                let (mut error, mut held, mut width) = (0.0, 0.0, 0.0);
+                for seed in 0..SEEDS {
+                    let mut estimator: Box<dyn Estimator> = if fixed_size {
+                        let samples = std::num::NonZeroUsize::new(1_000).unwrap();
+                        Box::new(crate::FixedSizeShards::new(samples, seed))
+                    } else {
+                        Box::new(Shards::new(0.01, seed).unwrap())
+                    };
+                    let curve = curve_of(&mut *estimator, pages.iter().copied());
+                    for &size in &sizes {
+                        let (point, truth) = (curve.at(size), exact.miss_ratio(size));
+                        error += (point.miss_ratio - truth).abs();
+                        let holds = point.low - 1e-9 <= truth && truth <= point.high + 1e-9;
+                        held += f64::from(u8::from(holds));
+                        width += (point.high - point.low) / 2.0;
+                    }
+                }
+                let all = SEEDS as f64 * sizes.len() as f64;
+                print!(
+                    " {:.4} | {:.2} | {:.4} |",
+                    error / all,
+                    held / all,
+                    width / all
+                );
+            }
+            println!();
+        }
+    }
+
     #[test]
     fn even_streams_are_right_to_half_a_percent() {
         let pages: Vec<_> = uniform(PAGES, 1).take(REFERENCES).collect();
@@ -262,7 +591,7 @@ mod tests {
         let pages: Vec<_> = zipf(PAGES, 1.0, 1).take(REFERENCES).collect();
         let (error, coverage) = error_and_coverage(&pages);
         assert!(error <= 0.010, "{error}");
-        assert!(coverage >= 0.85, "{coverage}");
+        assert!(coverage >= 0.95, "{coverage}");
     }
 
     #[test]
@@ -297,6 +626,23 @@ mod tests {
         ) {
             let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
             prop_assert_eq!(shards(1.0, seed, pages), exact);
+        }
+
+        #[test]
+        fn batches_do_not_matter(
+            pages in prop::collection::vec(
+                prop_oneof![0_u64..300, (0_u64..300).prop_map(|n| u64::MAX - n)],
+                1..2_000,
+            ),
+            batch in 1_usize..700,
+            seed in any::<u64>(),
+        ) {
+            let (mut whole, mut cut) = (Shards::new(0.3, seed).unwrap(), Shards::new(0.3, seed).unwrap());
+            whole.observe(&batch_of(pages.iter().copied()));
+            for pages in pages.chunks(batch) {
+                cut.observe(&batch_of(pages.iter().copied()));
+            }
+            prop_assert_eq!(whole.curve(), cut.curve());
         }
 
         #[test]

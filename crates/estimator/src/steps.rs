@@ -30,6 +30,11 @@ const STUDENT: [f64; REPLICATES - 1] = [
     2.145, 2.131,
 ];
 
+/// How much wider than Student's a band is. That is right for replicates spread as by a normal law; those of
+/// a sample of pages are skewed by the few hot ones, and a spread too small comes with an error too large.
+/// By measurement on the streams of the table in `shards`; without it bands of 95 % held 85 % of some.
+const SKEWED: f64 = 1.3;
+
 /// The steps of a curve to be, from size 0 (where everything misses) upward.
 pub(crate) struct Steps {
     points: Vec<CurvePoint>,
@@ -95,7 +100,7 @@ impl Steps {
             }
             let half_width = if quantile.is_finite() {
                 let variance = (squares - sum * sum / count).max(0.0) / (count - 1.0);
-                quantile * (variance / count * unsampled).sqrt()
+                SKEWED * quantile * (variance / count * unsampled).sqrt()
             } else {
                 1.0
             };
@@ -183,8 +188,9 @@ mod tests {
         steps.band(&[curve(&[(10, 0.49)]), curve(&[(10, 0.51)])], 1.0);
         let point = steps.points[1];
         // Standard error of their mean: 0.01.
-        assert!((point.high - (0.5 + 0.127_06)).abs() < 1e-9);
-        assert!((point.low - (0.5 - 0.127_06)).abs() < 1e-9);
+        let half_width = SKEWED * 0.127_06;
+        assert!((point.high - (0.5 + half_width)).abs() < 1e-9);
+        assert!((point.low - (0.5 - half_width)).abs() < 1e-9);
     }
 
     #[test]

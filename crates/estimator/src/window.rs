@@ -44,11 +44,11 @@ use plimsoll_flow::{
     CurveError, MissRatioCurve, PageCount, PageNumber, WorkingSet, WorkingSetBound,
 };
 
-use crate::aet::{Tail, steps_of_tail};
 use crate::hash::PageHash;
 use crate::histogram::Histogram;
 use crate::last_use::LastUse;
 use crate::lru::{LruStack, count_reuse};
+use crate::reuse_times::{Tail, steps_of_tail};
 use crate::steps::{REPLICATES, Steps, replicate_of};
 use crate::survival::Survival;
 

@@ -5,7 +5,6 @@
 
 pub(crate) mod curves;
 mod overhead;
-mod speed;
 pub(crate) mod steps;
 
 use std::io::Write;
@@ -24,7 +23,6 @@ enum Experiment {
     Steps(steps::Args),
     Curves(curves::Args),
     Overhead(overhead::Args),
-    Speed(speed::Args),
 }
 
 /// Runs the experiment; `out` is standard output, or a buffer in tests.
@@ -37,7 +35,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Experiment::Steps(args) => steps::run(args, out),
         Experiment::Curves(args) => curves::run(args, out),
         Experiment::Overhead(args) => overhead::run(args, out),
-        Experiment::Speed(args) => speed::run(args, out),
     }
 }
 

@@ -1,0 +1,77 @@
+//! How fast and how exact Plimsoll's estimators and readers are, beside yardsticks in the same run.
+//!
+//! Every figure is measured here and now: references a second of CPU time (of wall time where
+//! threads are the point), the median of several runs, from pages in memory to the finished curve. What
+//! a line's bar asks for stands beside it. `docs/performance.md` says what bounds each.
+#![forbid(unsafe_code)]
+
+mod estimators;
+mod long;
+mod measure;
+mod reading;
+mod trap;
+mod workload;
+mod yardsticks;
+
+use std::io::Write;
+
+use clap::{Parser, Subcommand};
+
+/// Measure estimators and readers beside yardsticks.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll-bench")]
+struct Cli {
+    #[command(subcommand)]
+    part: Option<Part>,
+    /// References in each run, in millions
+    #[arg(long, default_value_t = 20, global = true)]
+    millions: u64,
+    /// Runs of each line, the median of which counts; sampling estimators take another seed in each
+    #[arg(long, default_value_t = 5, global = true)]
+    runs: u32,
+    /// Only lines whose name holds this
+    #[arg(long, global = true)]
+    only: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+enum Part {
+    /// Curves from pages in memory
+    Estimators,
+    /// Traces from files in the page cache
+    Reading,
+    /// More than 2^32 references of a loop, whose curve is known
+    Long,
+    /// What a trap costs
+    Trap,
+}
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    let mut out = std::io::stdout().lock();
+    match cli.part {
+        Some(Part::Estimators) => estimators::run(&cli, &mut out),
+        Some(Part::Reading) => reading::run(&cli, &mut out),
+        Some(Part::Long) => long::run(&mut out),
+        Some(Part::Trap) => trap::run(&mut out),
+        None => {
+            estimators::run(&cli, &mut out)?;
+            reading::run(&cli, &mut out)?;
+            long::run(&mut out)?;
+            trap::run(&mut out)
+        }
+    }
+}
+
+impl Cli {
+    fn wants(&self, name: &str) -> bool {
+        self.only
+            .as_ref()
+            .is_none_or(|only| name.contains(only.as_str()))
+    }
+}
+
+/// Writes a part's title.
+fn title(out: &mut dyn Write, text: &str) -> std::io::Result<()> {
+    writeln!(out, "\n{text}\n{}", "-".repeat(text.chars().count()))
+}

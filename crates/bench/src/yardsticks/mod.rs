@@ -1,0 +1,116 @@
+//! The same work done plainly: what each estimator of ours is measured beside.
+//!
+//! These are the textbook forms, as public curve engines have them, over a fast hash table
+//! (`hashbrown`) and with the usual structures. They stand here and not in `estimator` because nobody should use them.
+
+mod aet;
+mod counter_stacks;
+mod fenwick;
+mod inversions;
+mod olken;
+mod shards;
+
+pub(crate) use aet::PlainAet;
+pub(crate) use counter_stacks::PlainCounterStacks;
+pub(crate) use fenwick::FenwickLru;
+pub(crate) use inversions::InversionLru;
+pub(crate) use olken::OlkenLru;
+pub(crate) use shards::{PlainFixedSizeShards, PlainShards};
+
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+
+/// Weights by size in pages from which references hit, as a histogram whose steps make the curve.
+#[derive(Debug, Clone, Default)]
+struct Hits {
+    /// By the smallest memory that hits.
+    weights: Vec<f64>,
+}
+
+impl Hits {
+    fn add(&mut self, size_pages: usize, weight: f64) {
+        if size_pages >= self.weights.len() {
+            self.weights.resize(size_pages + 1, 0.0);
+        }
+        self.weights[size_pages] += weight;
+    }
+
+    /// The curve of a stream of `references`, which may be a corrected number.
+    fn curve(&self, references: f64) -> Result<MissRatioCurve, CurveError> {
+        let mut points = vec![CurvePoint::exact(PageCount(0), 1.0)];
+        let mut misses = references;
+        let mut last: f64 = 1.0;
+        for (size, &weight) in self.weights.iter().enumerate().skip(1) {
+            misses -= weight;
+            let ratio = (misses / references).clamp(0.0, last);
+            if ratio < last {
+                points.push(CurvePoint::exact(PageCount(size as u64), ratio));
+                last = ratio;
+            }
+        }
+        MissRatioCurve::new(points, u64::from(references > 0.0))
+    }
+}
+
+/// The finaliser of `SplitMix64`, as a hash.
+fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_estimator::{Estimator, ExactLru};
+    use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+
+    fn batch() -> ReferenceBatch {
+        let mut batch = ReferenceBatch::new();
+        for i in 0..60_000_u64 {
+            batch.push(
+                PageNumber(mix(i) % 700 * (mix(i * 3) % 5)),
+                AccessKind::Unknown,
+            );
+        }
+        batch
+    }
+
+    #[test]
+    fn the_exact_ones_are_exact() {
+        let mut exact = ExactLru::new();
+        exact.observe(&batch());
+        let exact = exact.curve().unwrap();
+        let yardsticks: [Box<dyn Estimator>; 5] = [
+            Box::new(OlkenLru::new()),
+            Box::new(FenwickLru::new()),
+            Box::new(InversionLru::new()),
+            Box::new(PlainShards::new(1.0)),
+            Box::new(PlainFixedSizeShards::new(1 << 20)),
+        ];
+        for (index, mut yardstick) in yardsticks.into_iter().enumerate() {
+            yardstick.observe(&batch());
+            let curve = yardstick.curve().unwrap();
+            let sizes = (0..4_000).map(PageCount);
+            let error = curve.distance(&exact, sizes).unwrap().max_absolute_error;
+            assert!(error < 1e-9, "yardstick {index}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_others_are_close() {
+        let mut exact = ExactLru::new();
+        exact.observe(&batch());
+        let exact = exact.curve().unwrap();
+        let yardsticks: [(Box<dyn Estimator>, f64); 2] = [
+            (Box::new(PlainAet::new()), 0.01),
+            (Box::new(PlainCounterStacks::new(12, 100)), 0.1),
+        ];
+        for (index, (mut yardstick, bound)) in yardsticks.into_iter().enumerate() {
+            yardstick.observe(&batch());
+            let curve = yardstick.curve().unwrap();
+            let sizes = (1..1_400).map(PageCount);
+            let error = curve.distance(&exact, sizes).unwrap().mean_absolute_error;
+            assert!(error < bound, "yardstick {index}: {error}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! `plimsoll mrc`: the miss-ratio curve of a recorded trace.
+//!
+//! Reads the trace once, batch by batch, into the estimator asked for, and gives
+//! the curve as a table, CSV, JSON or a picture. Memory is the estimator's alone.
+//! `--compare` puts estimators beside the exact curve instead.
+
+mod choice;
+mod compare;
+mod recorded;
+mod report;
+
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use plimsoll_estimator::Estimator;
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, ReferenceBatch, WorkingSet};
+use plimsoll_source::{Source, Trace};
+
+use crate::bail_usage;
+use crate::output::{Format, OutputArgs};
+use crate::plot::svg_to_png;
+use crate::progress_bar::ReadingBar;
+use crate::size::{ByteSize, QuantityError};
+use crate::trace_args::TraceArgs;
+use choice::EstimatorArgs;
+use report::Report;
+
+/// Print the miss-ratio curve of a recorded trace.
+///
+/// The miss ratio at a size is the share of references that an LRU memory of that
+/// size would miss, first references included.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
+    estimator: EstimatorArgs,
+    /// Compare with the exact curve: error, speed and memory of the estimator, or of all
+    #[arg(long)]
+    compare: bool,
+    /// Give the curve of this part of a recorded stream of counters: FROM..TO, in references
+    #[arg(long, value_name = "WINDOW")]
+    window: Option<recorded::Window>,
+    /// Most points to give, set where the curve moves [default: 20 in a table, else 1000]
+    #[arg(long, conflicts_with = "sizes", value_name = "N")]
+    points: Option<NonZeroUsize>,
+    /// Give the ratio at exactly these sizes: pages, or bytes with a unit (1000,512M)
+    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
+    sizes: Vec<CurveSize>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+const POINTS_OF_TABLE: usize = 20;
+const POINTS: usize = 1000;
+const PNG_SCALE: f32 = 2.0;
+
+/// A size at which the curve is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CurveSize {
+    /// In pages.
+    Pages(PageCount),
+    /// In bytes.
+    Bytes(ByteSize),
+}
+
+impl CurveSize {
+    /// The size in whole pages.
+    #[must_use]
+    pub fn to_pages(self, page_size: PageSize) -> PageCount {
+        match self {
+            Self::Pages(pages) => pages,
+            Self::Bytes(ByteSize(bytes)) => PageCount::from_bytes(bytes, page_size),
+        }
+    }
+}
+
+impl FromStr for CurveSize {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        match text.trim().parse() {
+            Ok(pages) => Ok(Self::Pages(PageCount(pages))),
+            Err(_) => text.parse().map(Self::Bytes),
+        }
+    }
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](crate::exit::UsageError) for options that do not go together; what the trace,
+/// the estimator or the output file says; and that there was nothing to observe.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.output.check()?;
+    let page_size = args.trace.page_bytes;
+    if let Some(stream) = recorded::open(&args.trace.trace)? {
+        return recorded::show(args, &stream, out);
+    }
+    if args.window.is_some() {
+        bail_usage!(
+            "--window: '{}' is no stream recorded by --stream",
+            args.trace.trace.display()
+        );
+    }
+    let contestants = args.estimator.contestants(page_size)?;
+    if args.compare || args.estimator.is_all() {
+        return compare::run(args, contestants, out);
+    }
+    if let Some(path) = args.estimator.stream() {
+        return recorded::record(args, path, out);
+    }
+    let mut trace = args.trace.open()?;
+    for mut contestant in contestants {
+        let estimator = &mut *contestant.estimator;
+        let references = read(&mut trace, |batch| estimator.observe(batch))?;
+        let curve = args.curve_of(estimator, references)?;
+        let report = Report {
+            name: args.name(),
+            method: contestant.name,
+            references,
+            page_size,
+            working_set: curve.size_for(WorkingSet::MISS_RATIO),
+            curve: args.select(&curve)?,
+        };
+        args.write(&report, out)?;
+    }
+    Ok(())
+}
+
+/// Hands a trace's batches on to its end, with a bar; returns the number of references.
+fn read(trace: &mut Trace, mut observe: impl FnMut(&ReferenceBatch)) -> anyhow::Result<u64> {
+    let mut bar = ReadingBar::new(trace.progress());
+    let mut batch = ReferenceBatch::new();
+    let mut references = 0;
+    while trace.next_batch(&mut batch)? {
+        observe(&batch);
+        references += batch.len() as u64;
+        bar.update(references);
+    }
+    Ok(references)
+}
+
+impl Args {
+    /// Gives a report in the form asked for.
+    fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+        let content = match self.output.format() {
+            Format::Table => report.to_table().into_bytes(),
+            Format::Csv => report.to_csv().into_bytes(),
+            Format::Json => report.to_json()?.into_bytes(),
+            Format::Svg => report.to_chart().to_svg().into_bytes(),
+            Format::Png => svg_to_png(&report.to_chart().to_svg(), PNG_SCALE)?,
+        };
+        self.output.write(&content, out)
+    }
+
+    /// The estimator's curve, or why there is none.
+    fn curve_of(
+        &self,
+        estimator: &mut dyn Estimator,
+        references: u64,
+    ) -> anyhow::Result<MissRatioCurve> {
+        estimator.curve().map_err(|error| match error {
+            CurveError::Empty if references > 0 => anyhow::anyhow!(
+                "none of the trace's {references} references was sampled: a higher --rate sees more"
+            ),
+            error => anyhow::Error::new(error)
+                .context(format!("no curve of '{}'", self.trace.trace.display())),
+        })
+    }
+
+    /// The trace's name without folder and ending.
+    fn name(&self) -> String {
+        let name = self.trace.trace.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        match name.split('.').next() {
+            Some(stem) if !stem.is_empty() => stem.to_owned(),
+            _ => name.into_owned(),
+        }
+    }
+
+    /// Cuts the curve down to the points asked for.
+    fn select(&self, curve: &MissRatioCurve) -> anyhow::Result<MissRatioCurve> {
+        if self.sizes.is_empty() {
+            let default = match self.output.format() {
+                Format::Table => POINTS_OF_TABLE,
+                _ => POINTS,
+            };
+            return Ok(curve.thinned(self.points.map_or(default, NonZeroUsize::get)));
+        }
+        let page_size = self.trace.page_bytes;
+        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
+        let mut sizes: Vec<_> = sizes.collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ok(curve.at_sizes(&sizes)?)
+    }
+}

@@ -1,0 +1,141 @@
+//! Counter stacks on disk: recording a trace's, and the curve of any window from the record.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read as _, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::Context;
+use plimsoll_estimator::{CounterStream, Estimator, StreamWriter};
+use plimsoll_flow::WorkingSet;
+
+use super::report::Report;
+use super::{Args, read};
+use crate::bail_usage;
+use crate::output::AtomicFile;
+use crate::plot::grouped;
+
+/// A window of a stream, in references from its beginning: `FROM..TO`, either of which may be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Window {
+    from: u64,
+    to: Option<u64>,
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| match text {
+            "" => Ok(None),
+            text => text.parse().map(Some),
+        };
+        text.split_once("..")
+            .and_then(|(from, to)| Some((number(from).ok()?, number(to).ok()?)))
+            .map(|(from, to)| Self {
+                from: from.unwrap_or(0),
+                to,
+            })
+            .ok_or_else(|| format!("'{text}' is no window such as 0..1000000 or 500000.."))
+    }
+}
+
+/// Reads the trace into counters that are recorded at `path`, and gives the whole trace's curve.
+pub(super) fn record(args: &Args, path: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
+    let options = args.estimator.counter_stacks_options();
+    let mut trace = args.trace.open()?;
+    let file = AtomicFile::create(path)?;
+    let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
+    let references = read(&mut trace, |batch| writer.observe(batch))?;
+    let curve = args.curve_of(&mut writer, references)?;
+    let not_written = || format!("cannot write '{}'", path.display());
+    let file = writer.finish().with_context(not_written)?;
+    let file = file
+        .into_inner()
+        .map_err(std::io::IntoInnerError::into_error);
+    file.with_context(not_written)?.persist()?;
+    let report = Report {
+        name: args.name(),
+        method: "Counter Stacks".to_owned(),
+        references,
+        page_size: args.trace.page_bytes,
+        working_set: curve.size_for(WorkingSet::MISS_RATIO),
+        curve: args.select(&curve)?,
+    };
+    args.write(&report, out)
+}
+
+/// Opens a record of counters; `None` if the file is none.
+///
+/// # Errors
+///
+/// That the file begins as one and cannot be read as one.
+pub(super) fn open(path: &Path) -> anyhow::Result<Option<CounterStream>> {
+    let mut head = [0; CounterStream::MAGIC.len()];
+    // A pipe is not looked into: what is read from it would be missing in the trace.
+    let is_record = path.is_file()
+        && File::open(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok())
+        && head == *CounterStream::MAGIC;
+    if !is_record {
+        return Ok(None);
+    }
+    let failed = || format!("cannot read '{}'", path.display());
+    let file = File::open(path).with_context(failed)?;
+    let stream = CounterStream::open(BufReader::new(file)).with_context(failed)?;
+    Ok(Some(stream))
+}
+
+/// Gives the curve of a window of a record.
+pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> anyhow::Result<()> {
+    let path = args.trace.trace.display();
+    if !args.estimator.is_default() || args.compare {
+        bail_usage!(
+            "'{path}' is a record of counters, which holds no trace: leave out the options of estimators"
+        );
+    }
+    if stream.lost_bytes() > 0 {
+        eprintln!(
+            "plimsoll: '{path}' is damaged: its last {} bytes could not be read, {} references before them could",
+            stream.lost_bytes(),
+            stream.references()
+        );
+    } else if !stream.is_finished() {
+        eprintln!("plimsoll: '{path}' was not finished: what came last is roughly counted");
+    }
+    let window = args.window.unwrap_or(Window { from: 0, to: None });
+    let Range { start, end } = window.from..window.to.unwrap_or(stream.references());
+    let curve = stream
+        .curve(start..end)
+        .with_context(|| format!("no curve of '{path}'"))?;
+    let report = Report {
+        name: args.name(),
+        method: format!(
+            "Counter Stacks, references {} to {}",
+            grouped(start as f64),
+            grouped(end as f64)
+        ),
+        references: end - start,
+        page_size: args.trace.page_bytes,
+        working_set: curve.size_for(WorkingSet::MISS_RATIO),
+        curve: args.select(&curve)?,
+    };
+    args.write(&report, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_may_be_open_at_either_end() {
+        let window = |from, to| Ok(Window { from, to });
+        assert_eq!("10..20".parse(), window(10, Some(20)));
+        assert_eq!("..20".parse(), window(0, Some(20)));
+        assert_eq!("10..".parse(), window(10, None));
+        assert_eq!("..".parse(), window(0, None));
+        for wrong in ["", "10", "a..b", "1..2..3", "-1..2"] {
+            assert!(wrong.parse::<Window>().is_err(), "{wrong}");
+        }
+    }
+}
