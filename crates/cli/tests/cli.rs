@@ -211,6 +211,68 @@ fn a_comparison_is_one_table_with_a_line_for_each_estimator() {
 }
 
 #[test]
+fn recorded_counters_give_the_curve_of_any_window() {
+    let desk = Desk::new();
+    // A loop over 500 pages, then one over 2000.
+    let loops = (0..40_960u64).map(|i| i % 500);
+    let loops = loops.chain((0..40_960u64).map(|i| 10_000 + i % 2_000));
+    let pages: String = loops.map(|page| format!("{page}\n")).collect();
+    fs::write(desk.path("two.ids"), pages).unwrap();
+    let flags = "-o csv --sizes 400,600,1800,2400 --interval 1024 --estimator counter-stacks";
+    let whole = desk.text(&format!("mrc two.ids {flags} --stream two.counters"));
+    assert_eq!(whole, desk.text(&format!("mrc two.ids {flags}")));
+    let sizes = "-o csv --sizes 400,600,1800,2400";
+    // Sums in another order differ in their last digits.
+    let rounded = |csv: &str| -> Vec<String> {
+        let fields = csv.lines().skip(1).flat_map(|row| row.split(','));
+        fields
+            .map(|field| format!("{:.9}", field.parse::<f64>().unwrap()))
+            .collect()
+    };
+    let recorded = desk.text(&format!("mrc two.counters {sizes}"));
+    assert_eq!(rounded(&whole), rounded(&recorded));
+    let ratios = |window: &str| -> Vec<f64> {
+        let csv = desk.text(&format!("mrc two.counters --window {window} {sizes}"));
+        let rows = csv.lines().skip(1);
+        rows.map(|row| row.split(',').nth(1).unwrap().parse().unwrap())
+            .collect()
+    };
+    let first = ratios("..40960");
+    assert!(first[0] > 0.6 && first[1] < 0.05, "{first:?}");
+    let second = ratios("40960..");
+    assert!(second[1] > 0.9 && second[3] < 0.1, "{second:?}");
+
+    let usage = [
+        (
+            "mrc two.ids --window 0..4096",
+            "no stream recorded by --stream",
+        ),
+        ("mrc two.counters --estimator aet", "leave out the options"),
+        ("mrc two.counters --window 3", "no window"),
+        (
+            "mrc two.ids --estimator all --stream x",
+            "counter-stacks alone",
+        ),
+        ("mrc two.ids --stream x", "counter-stacks does"),
+    ];
+    for (line, part) in usage {
+        let complaint = desk.complaint(line, 2);
+        assert!(complaint.contains(part), "{line}: {complaint}");
+    }
+    let inside = desk.complaint("mrc two.counters --window 5..4096", 1);
+    assert!(inside.contains("inside an interval of 1024"), "{inside}");
+    // What is left of a record that was cut short is given, and what is lost is said.
+    let record = fs::read(desk.path("two.counters")).unwrap();
+    fs::write(desk.path("cut.counters"), &record[..record.len() - 9]).unwrap();
+    let cut = desk.run("mrc cut.counters --sizes 600");
+    let said = String::from_utf8(cut.stderr).unwrap();
+    assert!(
+        cut.status.success() && said.contains("is damaged: its last"),
+        "{said}"
+    );
+}
+
+#[test]
 fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
     let desk = Desk::new();
     let known = [

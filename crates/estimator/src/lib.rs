@@ -3,15 +3,21 @@
 //! | estimator | sees | says | file |
 //! |---|---|---|---|
 //! | [`ExactLru`] | a whole stream | the LRU curve, exactly | `lru` |
+//! | [`ParallelLru`] | the same, on several threads | the same | `parallel` |
 //! | [`Shards`] | a share of its pages | the LRU curve, with a band | `shards` |
 //! | [`FixedSizeShards`] | a bounded number of its pages | the same in bounded memory | `fixed_size` |
-//! | [`Aet`], [`SampledAet`] | all references, or a share | the LRU curve by a model of reuse times | `aet` |
+//! | [`Aet`] | all references | the LRU curve by a model of reuse times | `aet` |
+//! | [`SampledAet`], [`SpatialAet`] | a share of references, or of pages | the same | `sampled_aet`, `spatial_aet` |
+//! | [`shared_curve`] | the [`ReuseTimes`] of several streams | the curve of a memory that they share | `shared` |
 //! | [`CounterStacks`] | all references | the LRU curve from counts of distinct pages, and of any window | `counter_stacks` |
+//! | [`AverageFootprint`] | all references | the LRU curve from the footprint of all windows | `footprint` |
+//! | [`ScanFootprint`] | which pages were touched between scans | the same, with what scans leave open in its band | `footprint` |
+//! | [`GhostLru`], [`GhostBuffer`] | what a memory evicts and misses | the curve from that memory's size up | `ghost` |
 //! | [`WindowLru`], [`WindowAet`] | a sample of pages, for a while | a [`Survival`], poolable, and from it the curve | `window` |
 //!
-//! The first three take a stream from its beginning and share the trait [`Estimator`]; first
-//! references miss at every size there. The last take a running VM in windows, where
-//! a first reference only says that its page was not used for a while.
+//! All but the last take a stream from its beginning, and what takes references shares the trait
+//! [`Estimator`]; first references miss at every size there. The last take a running VM in windows,
+//! where a first reference only says that its page was not used for a while.
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};

@@ -17,7 +17,7 @@ use super::choice::Contestant;
 use super::{Args, PNG_SCALE, read};
 use crate::bail_usage;
 use crate::output::Format;
-use crate::plot::{Axis, Chart, Look, Series, Unit, grouped, svg_to_png};
+use crate::plot::{Axis, Chart, Look, Point, Series, Unit, grouped, svg_to_png};
 use crate::size::ByteSize;
 
 /// Sizes at which curves are compared.
@@ -269,13 +269,13 @@ impl Comparison<'_> {
             ..Series::of_curve("exact", self.exact, page_size, until)
         };
         let curves = entries.iter().filter_map(|entry| {
-            let curve = entry.curve.as_ref()?;
-            Some(Series::of_curve(
-                &entry.contestant.name,
-                curve,
-                page_size,
-                until,
-            ))
+            let curve = entry.curve.as_ref().filter(|&curve| curve != self.exact)?;
+            let name = &entry.contestant.name;
+            let mut series = Series::of_curve(name, curve, page_size, until);
+            series.points.retain(|point| point.x <= until as f64);
+            // Bands over one another show nothing.
+            series.points = series.points.iter().map(|p| Point::new(p.x, p.y)).collect();
+            Some(series)
         });
         Chart {
             title: format!("Estimated miss-ratio curves of {}", self.name),

@@ -28,8 +28,8 @@ pub(super) const FAINT_INK: &str = "#555555";
 /// Lines one should be able to overlook.
 pub(super) const GRID: &str = "#e4e4e4";
 /// Colours of series in order, after Okabe and Ito; the light yellow is left out.
-pub(super) const PALETTE: [&str; 6] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00",
+pub(super) const PALETTE: [&str; 8] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#8a6d3b",
 ];
 
 /// Where a text stands from its point.
