@@ -33,7 +33,7 @@ use plimsoll_flow::{
 use crate::Estimator;
 use crate::hash::{PageMap, page_map};
 use crate::histogram::Histogram;
-use crate::last_use::map_bytes;
+use crate::last_use::{LastUse, map_bytes};
 use crate::steps::Steps;
 use crate::witness::Witness;
 
@@ -659,10 +659,15 @@ impl ScanFootprint {
 pub struct AverageFootprint {
     /// Without the last gaps, which every reference changes.
     footprint: Footprint,
-    last_use: PageMap<u64>,
+    last_use: LastUse,
     references: u64,
+    /// Reuse times of the references at hand; only room to work in.
+    piece: Vec<u32>,
     witness: Witness,
 }
+
+/// References looked up at once, so that their reuse times stay in a core's first-level cache.
+const PIECE: usize = 4096;
 
 /// Which pages the witness follows: any number does.
 const WITNESS_SEED: u64 = 0x666f_6f74;
@@ -673,8 +678,9 @@ impl AverageFootprint {
     pub fn new() -> Self {
         Self {
             footprint: Footprint::new(),
-            last_use: page_map(),
+            last_use: LastUse::new(),
             references: 0,
+            piece: Vec::new(),
             witness: Witness::new(WITNESS_SEED),
         }
     }
@@ -686,8 +692,9 @@ impl AverageFootprint {
     /// [`FootprintError::Empty`] if there was none.
     pub fn average(&self) -> Result<AverageWindow, FootprintError> {
         let mut footprint = self.footprint.clone();
-        for &moment in self.last_use.values() {
-            let since = self.references - moment;
+        footprint.reuses.known.settle();
+        for moment in self.last_use.moments() {
+            let since = self.references - 1 - moment;
             footprint.record_last(since, since + 1)?;
         }
         footprint.over(self.references)
@@ -702,17 +709,21 @@ impl Default for AverageFootprint {
 
 impl Estimator for AverageFootprint {
     fn observe(&mut self, batch: &ReferenceBatch) {
-        for &page in batch.pages() {
-            self.references += 1;
-            let now = self.references;
-            match self.last_use.insert(page, now) {
-                None => self.footprint.firsts.known.record(now),
-                Some(before) => self.footprint.reuses.known.record(now - before),
-            }
+        let Footprint { firsts, reuses, .. } = &mut self.footprint;
+        for pages in batch.pages().chunks(PIECE) {
+            let others = |now, time: Option<u64>| match time {
+                Some(time) => reuses.known.record(time),
+                None => {
+                    firsts.known.record(now + 1);
+                    firsts.count += 1;
+                }
+            };
+            self.last_use
+                .reuse_times(pages, self.references, &mut self.piece, others);
+            reuses.known.record_batch(&self.piece);
+            self.references += pages.len() as u64;
         }
-        let pages = self.last_use.len() as u64;
-        self.footprint.firsts.count = pages;
-        self.footprint.reuses.count = self.references - pages;
+        reuses.count = self.references - firsts.count;
         self.witness.observe(batch);
     }
 
@@ -722,7 +733,10 @@ impl Estimator for AverageFootprint {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.footprint.memory_bytes() + map_bytes(&self.last_use) + self.witness.memory_bytes()
+        self.footprint.memory_bytes()
+            + self.last_use.memory_bytes()
+            + self.piece.capacity() * size_of::<u32>()
+            + self.witness.memory_bytes()
     }
 }
 
@@ -950,7 +964,7 @@ mod tests {
             assert_eq!(parts.curve().as_ref(), Ok(&curve));
             assert_eq!(curve.references(), pages.len() as u64);
             assert_eq!(curve.miss_ratio(PageCount(0)), 1.0);
-            let distinct = whole.last_use.len() as f64;
+            let distinct = whole.footprint.pages().0 as f64;
             assert_eq!(
                 curve.miss_ratio(PageCount(u64::MAX)),
                 distinct / pages.len() as f64

@@ -2,7 +2,8 @@
 //!
 //! At a million pages the table outgrows a core's caches, and a look-up costs a trip to memory. So every
 //! page has one cache line to look at, and a batch's lines are asked for some dozens
-//! of references before they are needed: trips overlap instead of queueing.
+//! of references before they are needed: trips overlap instead of queueing. Where the line has come and the page is
+//! not in it, the next line is asked for, still ahead of its need.
 //!
 //! - **Moments** are 4 bytes: what lies 2^32 references back or more is moved to a table of
 //!   *elders* of 8 bytes, in one sweep every 2^31 references. No reuse is rounded or lost.
@@ -18,6 +19,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::ops::Range;
 
 use plimsoll_flow::PageNumber;
 
@@ -30,9 +32,15 @@ pub(crate) const NEVER: u32 = u32::MAX;
 /// How many references ahead a line is asked for.
 const AHEAD: usize = 64;
 
+/// How many references ahead the line is looked at: late enough to have come, early enough for another one.
+const SEEN_AHEAD: usize = 24;
+
 /// Pages looked up between two checks for room: few against those there, so that small tables stay small.
 const STRETCH_MIN: usize = 64;
 const STRETCH_MAX: usize = 4096;
+
+/// Pages in buckets that a core's first-level cache has at hand unasked.
+const BUCKETED_NEAR: usize = 1024;
 
 /// Pages that always are in the array. Page 0 must be: it marks free places in buckets.
 const ARRAY_MIN: usize = 64;
@@ -42,6 +50,9 @@ const ARRAY_PER_PAGE: usize = 4;
 
 /// Pages in a bucket.
 const PLACES: usize = 5;
+
+#[expect(clippy::cast_possible_truncation, reason = "a small number")]
+const NO_PLACE: u8 = PLACES as u8;
 
 /// Pages a bucket may have on average, in fifths of [`PLACES`].
 const FIFTHS_MAX: usize = 4;
@@ -125,7 +136,20 @@ impl LastUse {
         debug_assert!(self.base == 0 && self.elders.is_empty());
         before.clear();
         before.reserve(pages.len());
-        self.replace_young_batch(pages, now, |_, moment| before.push(moment));
+        let uses = |index| (pages[index], nth_moment(now, index));
+        self.replace_young_batch(pages.len(), uses, |_, _, moment| before.push(moment));
+    }
+
+    /// Sets the moment of a page for each of so many `uses`, in order; `before` is told the number of the use and the
+    /// page's moment before it, [`NEVER`] if it had none. Moments are as for [`replace_batch`](Self::replace_batch).
+    pub(crate) fn replace_uses(
+        &mut self,
+        count: usize,
+        uses: impl Fn(usize) -> (PageNumber, u32),
+        mut before: impl FnMut(usize, u32),
+    ) {
+        debug_assert!(self.base == 0 && self.elders.is_empty());
+        self.replace_young_batch(count, uses, |index, _, moment| before(index, moment));
     }
 
     /// Sets the moments of `pages` to `now`, `now + 1`, ..; `times` gets one entry for each: how long ago
@@ -145,26 +169,20 @@ impl LastUse {
         for pages in pages.chunks((self.horizon / 2).max(1) as usize) {
             let young = self.young(now, pages.len() as u64);
             let known = times.len();
-            self.replace_young_batch(pages, young, |moment, before| {
+            let uses = |index| (pages[index], nth_moment(young, index));
+            self.replace_young_batch(pages.len(), uses, |_, moment, before| {
                 let time = moment.wrapping_sub(before);
                 times.push(if before == NEVER { 0 } else { time });
             });
             if times[known..].contains(&0) {
                 let unknown = (now..).zip(pages).zip(&times[known..]);
-                for ((now, page), _) in unknown.filter(|&(_, &time)| time == 0) {
+                for ((now, &page), _) in unknown.filter(|&(_, &time)| time == 0) {
                     // Its first use here also ended any wait among the elders.
-                    let before = self.elders.remove(page);
+                    let before = self.with_elders(page, NEVER);
                     others(now, before.map(|before| now - before));
                 }
             }
             now += pages.len() as u64;
-        }
-    }
-
-    /// Brings the places of `pages` on their way from memory, all at once.
-    pub(crate) fn fetch(&self, pages: &[PageNumber]) {
-        for &page in pages {
-            self.fetch_page(page.0);
         }
     }
 
@@ -176,6 +194,15 @@ impl LastUse {
             .flat_map(|bucket| &mut bucket.moments);
         let moments = self.array.iter_mut().chain(bucketed);
         moments.filter(|moment| **moment != NEVER)
+    }
+
+    /// The moments of all pages, in no order.
+    pub(crate) fn moments(&self) -> impl Iterator<Item = u64> {
+        let bucketed = self.buckets.iter().flat_map(|bucket| &bucket.moments);
+        let young = self.array.iter().chain(bucketed);
+        let young = young.filter(|&&moment| moment != NEVER);
+        let young = young.map(|&moment| self.base + u64::from(moment));
+        young.chain(self.elders.values().copied())
     }
 
     /// Forgets every page, keeping the memory.
@@ -197,32 +224,106 @@ impl LastUse {
     #[inline(always)]
     fn replace_young_batch(
         &mut self,
-        pages: &[PageNumber],
-        now: u32,
-        mut each: impl FnMut(u32, u32),
+        count: usize,
+        uses: impl Fn(usize) -> (PageNumber, u32),
+        mut each: impl FnMut(usize, u32, u32),
     ) {
-        let mut moment = now;
-        let mut rest = pages;
-        while !rest.is_empty() {
+        let mut start = 0;
+        while start < count {
             let stretch = (self.bucketed / 4).clamp(STRETCH_MIN, STRETCH_MAX);
-            let (pages, later) = rest.split_at(stretch.min(rest.len()));
-            rest = later;
-            // No growth from here to the end of the stretch: homes stay what they are.
-            self.reserve(pages.len());
-            let mut homes = [0_usize; AHEAD];
-            for (home, page) in homes.iter_mut().zip(pages) {
-                *home = self.fetch_page(page.0);
+            let end = count.min(start + stretch);
+            // No growth from here to the end of the stretch: pages stay where they are.
+            self.reserve(end - start);
+            if self.bucketed <= BUCKETED_NEAR {
+                self.replace_near(start..end, &uses, &mut each);
+            } else {
+                self.replace_far(start..end, &uses, &mut each);
             }
-            for (index, &page) in pages.iter().enumerate() {
-                let home = homes[index % AHEAD];
-                if let Some(page) = pages.get(index.wrapping_add(AHEAD)) {
-                    homes[index % AHEAD] = self.fetch_page(page.0);
-                }
-                let before = self.replace_young(page.0, home, moment);
-                each(moment, before);
-                moment = moment.wrapping_add(1);
-            }
+            start = end;
         }
+    }
+
+    /// For a stretch while buckets are few: only the array is asked for ahead.
+    #[inline(always)]
+    fn replace_near(
+        &mut self,
+        stretch: Range<usize>,
+        uses: &impl Fn(usize) -> (PageNumber, u32),
+        each: &mut impl FnMut(usize, u32, u32),
+    ) {
+        let Range { start, end } = stretch;
+        for index in start..end.min(start + AHEAD) {
+            self.fetch_entry(uses(index).0.0);
+        }
+        for index in start..end {
+            let ahead = index.wrapping_add(AHEAD);
+            if ahead < end {
+                self.fetch_entry(uses(ahead).0.0);
+            }
+            let (PageNumber(page), moment) = uses(index);
+            let before = if let Some(index) = self.array_index(page) {
+                std::mem::replace(&mut self.array[index], moment)
+            } else {
+                self.replace_young(page, self.home_of(page), moment)
+            };
+            each(index, moment, before);
+        }
+    }
+
+    /// For a stretch when lines are far: three references are in work at once, far apart: for one a line is asked for, in the line of one it is seen
+    /// where the page is, and the moment of one is replaced. So a full bucket's neighbour is asked for ahead, too.
+    #[inline(always)]
+    fn replace_far(
+        &mut self,
+        stretch: Range<usize>,
+        uses: &impl Fn(usize) -> (PageNumber, u32),
+        each: &mut impl FnMut(usize, u32, u32),
+    ) {
+        let page = |index| uses(index).0.0;
+        let Range { start, end } = stretch;
+        let mut homes = [0_usize; AHEAD];
+        let mut places = [NO_PLACE; AHEAD];
+        for index in start..end.min(start + AHEAD) {
+            homes[index % AHEAD] = self.fetch_page(page(index));
+        }
+        for index in start..end.min(start + SEEN_AHEAD) {
+            places[index % AHEAD] = self.see_page(page(index), homes[index % AHEAD]);
+        }
+        for index in start..end {
+            let (home, place) = (homes[index % AHEAD], places[index % AHEAD]);
+            let ahead = index.wrapping_add(AHEAD);
+            if ahead < end {
+                homes[ahead % AHEAD] = self.fetch_page(page(ahead));
+            }
+            let seen = index.wrapping_add(SEEN_AHEAD);
+            if seen < end {
+                places[seen % AHEAD] = self.see_page(page(seen), homes[seen % AHEAD]);
+            }
+            let (page, moment) = uses(index);
+            let before = if let Some(index) = self.array_index(page.0) {
+                std::mem::replace(&mut self.array[index], moment)
+            } else if let Some(known) = self.buckets[home].moments.get_mut(usize::from(place)) {
+                std::mem::replace(known, moment)
+            } else {
+                self.replace_or_add(page.0, home, moment)
+            };
+            each(index, moment, before);
+        }
+    }
+
+    /// Looks for a page in the bucket where its search begins: its place there, or [`NO_PLACE`]. If
+    /// it is not there it may be in the next one, which is asked for.
+    #[inline(always)]
+    fn see_page(&self, page: u64, home: usize) -> u8 {
+        if self.array_index(page).is_some() {
+            return NO_PLACE;
+        }
+        let place = self.buckets[home].place_of(page);
+        // Without a branch; for most the line that is there already.
+        prefetch(&self.buckets, home + usize::from(place == PLACES));
+        #[expect(clippy::cast_possible_truncation, reason = "at most PLACES")]
+        let place = place as u8;
+        place
     }
 
     /// Asks for the page's line; returns the bucket where a search begins.
@@ -235,6 +336,16 @@ impl LastUse {
         let home = self.home_of(page);
         prefetch(&self.buckets, home);
         home
+    }
+
+    /// Asks for the page's entry in the array, if it has one.
+    #[inline(always)]
+    fn fetch_entry(&self, page: u64) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a hint, for which any index will do"
+        )]
+        prefetch(&self.array, page as usize);
     }
 
     #[inline(always)]
@@ -411,6 +522,17 @@ impl LastUse {
     }
 }
 
+/// The moment of the use of this index, the first one's being `now`.
+#[inline(always)]
+fn nth_moment(now: u32, index: usize) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a batch has room below the horizon"
+    )]
+    let index = index as u32;
+    now.wrapping_add(index)
+}
+
 /// A moment counted from a later base, which is not after it.
 fn lowered(moment: u32, by: u64) -> u32 {
     u32::try_from(u64::from(moment) - by).expect("less than before")
@@ -425,6 +547,7 @@ pub(crate) fn map_bytes<V>(map: &PageMap<V>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::streams::Random;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -504,9 +627,45 @@ mod tests {
                     now += 1;
                 }
             }
+            for table in [&table, &one_by_one] {
+                let mut moments: Vec<_> = table.moments().collect();
+                moments.sort_unstable();
+                let mut last: Vec<_> = map.values().copied().collect();
+                last.sort_unstable();
+                prop_assert_eq!(moments, last);
+            }
             found.sort_unstable();
             expected.sort_unstable();
             prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_batch_agrees_with_an_ordered_map_also_where_buckets_are_many() {
+        for seed in 1..=5 {
+            let mut random = Random::new(seed);
+            let (mut table, mut map) = (LastUse::new(), BTreeMap::new());
+            let (mut now, mut before) = (0, Vec::new());
+            for batch in [1, 63, 64, 65, 1_000, 16_384, 30_000, 16_384] {
+                let page = |_| {
+                    let page = random.next() % 20_000;
+                    // Some are neighbours, some far apart; the latter used again soon as well as late.
+                    let page = match random.next() % 8 {
+                        0 => page,
+                        1 => (page % 30) << 32,
+                        _ => page.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                    };
+                    PageNumber(page)
+                };
+                let pages: Vec<_> = (0..batch).map(page).collect();
+                table.replace_batch(&pages, now, &mut before);
+                assert_eq!(before.len(), pages.len());
+                for (&page, &before) in pages.iter().zip(&before) {
+                    assert_eq!(before, map.insert(page, now).unwrap_or(NEVER));
+                    now += 1;
+                }
+            }
+            assert!(table.bucketed > BUCKETED_NEAR);
         }
     }
 

@@ -44,9 +44,6 @@ const SEGMENT_REFERENCES: usize = 1 << 19;
 /// Tables for each thread, so that threads end at about the same time.
 const TABLES_PER_THREAD: usize = 4;
 
-/// How many references ahead a table is asked for a page.
-const AHEAD: usize = 32;
-
 /// Each segment of a wave is so much shorter than the one before: one part in 8.
 const SHORTER: usize = 8;
 
@@ -358,17 +355,13 @@ fn share_out(shares: &mut [Vec<Reference>], hash: PageHash, start: u32, pages: &
 
 /// Looks up the references of a share in its table, and sets their moments to `now` and on.
 fn look_up_share(table: &mut LastUse, share: &[Reference], now: u32, before: &[AtomicU32]) {
-    for (index, reference) in share.iter().enumerate() {
-        if let Some(ahead) = share.get(index.wrapping_add(AHEAD)) {
-            table.fetch(std::slice::from_ref(&ahead.page));
-        }
-        let moment = u64::from(now.wrapping_add(reference.place));
-        let found = table.replace(reference.page, moment);
-        let found = found.map_or(NEVER, |moment| {
-            u32::try_from(moment).expect("moments are below 2^32")
-        });
-        before[reference.place as usize].store(found, Ordering::Relaxed);
-    }
+    let uses = |index: usize| {
+        let reference: Reference = share[index];
+        (reference.page, now.wrapping_add(reference.place))
+    };
+    table.replace_uses(share.len(), uses, |index, moment| {
+        before[share[index].place as usize].store(moment, Ordering::Relaxed);
+    });
 }
 
 /// Where each segment of so many references begins, and the end.
