@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_flow::AccessKind;
-use plimsoll_fuzz::{is_skippable_frame, naive_number, outcome};
+use plimsoll_fuzz::{is_skippable_frame, naive_number, outcome, text_of};
 use plimsoll_source::{Column, Format, Options};
 
 const BLANKS: [char; 4] = [' ', '\t', '\r', '\x0c'];
@@ -61,7 +61,7 @@ fuzz_target!(|bytes: &[u8]| {
     options.page_column = Some(Column::Place(1));
     options.op_column = Some(Column::Place(2));
     let (outcome, line) = outcome(bytes, &options);
-    let Ok(text) = std::str::from_utf8(bytes) else {
+    let Some(text) = text_of(bytes) else {
         return;
     };
     // A carriage return within a line ends a record for some readers, a byte-order mark is skipped.

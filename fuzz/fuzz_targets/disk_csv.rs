@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_flow::AccessKind;
-use plimsoll_fuzz::{REFERENCES_MAX, is_skippable_frame, outcome};
+use plimsoll_fuzz::{REFERENCES_MAX, is_skippable_frame, outcome, text_of};
 use plimsoll_source::{Format, Options};
 
 const BLANKS: [char; 4] = [' ', '\t', '\r', '\x0c'];
@@ -99,7 +99,7 @@ fuzz_target!(|bytes: &[u8]| {
             ..Options::default()
         };
         let (outcome, line) = outcome(bytes, &options);
-        let Ok(text) = std::str::from_utf8(bytes) else {
+        let Some(text) = text_of(bytes) else {
             return;
         };
         if is_skippable_frame(bytes) || outcome.references.len() > REFERENCES_MAX {

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_flow::AccessKind;
-use plimsoll_fuzz::{is_skippable_frame, naive_number, outcome};
+use plimsoll_fuzz::{is_skippable_frame, naive_number, outcome, text_of};
 use plimsoll_source::{Format, Options};
 
 /// Returns the pages before the first line that is none, and that line's number.
@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..Options::default()
     };
     let (outcome, line) = outcome(bytes, &options);
-    let Ok(text) = std::str::from_utf8(bytes) else {
+    let Some(text) = text_of(bytes) else {
         return;
     };
     if is_skippable_frame(bytes) {

@@ -20,6 +20,6 @@ fuzz_target!(|data: &[u8]| {
         assert!(mapping.len_bytes > 0);
         assert!(entries.iter().any(|entry| entry.start <= mapping.address && mapping.address < entry.end));
         assert!(entries.iter().any(|entry| entry.start < end && end <= entry.end));
-        ram_state(&text, &mapping);
+        let _ = ram_state(&text, &mapping);
     }
 });

@@ -269,7 +269,7 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut references = 0;
     while trace
         .next_batch(&mut batch)
-        .with_context(|| format!("'{}' is incomplete", args.out.display()))?
+        .with_context(|| format!("no whole trace was written to '{}'", args.out.display()))?
     {
         writer.write(&batch)?;
         references += batch.len() as u64;

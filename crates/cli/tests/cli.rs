@@ -416,3 +416,250 @@ fn the_doctor_finds_this_host_in_either_form() {
     assert_eq!(first["subject"], "kernel");
     assert!(["ok", "limited", "no"].contains(&first["verdict"].as_str().unwrap()));
 }
+
+/// Requests of one disk, each of a page, in every format that is read from a stream, and the
+/// pages that they are.
+fn streams() -> Vec<(&'static str, Vec<u8>)> {
+    let pages: Vec<u64> = (0..30_000u64).map(|n| n * n % 3001).collect();
+    let lines = |line: fn(u64) -> String| {
+        let lines: String = pages.iter().map(|&page| line(page)).collect();
+        lines.into_bytes()
+    };
+    let records =
+        |record: fn(u64) -> Vec<u8>| pages.iter().flat_map(|&page| record(page)).collect();
+    vec![
+        ("ids", lines(|page| format!("{page}\n"))),
+        ("csv", lines(|page| format!("{page},r\n"))),
+        ("lackey", lines(|page| format!(" L {:x},8\n", page * 4096))),
+        (
+            "msr",
+            lines(|page| format!("1,usr,0,Read,{},4096,5\n", page * 4096)),
+        ),
+        (
+            "alibaba",
+            lines(|page| format!("4,R,{},4096,1\n", page * 4096)),
+        ),
+        (
+            "tencent",
+            lines(|page| format!("1538323200,{},8,0,1063\n", page * 8)),
+        ),
+        (
+            "blkparse",
+            lines(|page| format!("8,0 1 1 0.1 7 Q R {} + 8 [x]\n", page * 8)),
+        ),
+        (
+            "oracle-general",
+            records(|page| {
+                let (page, next) = (page.to_le_bytes(), (-1i64).to_le_bytes());
+                [&[0; 4], &page[..], &[0, 16, 0, 0], &next].concat()
+            }),
+        ),
+        (
+            "vscsi",
+            records(|page| {
+                let (length, block) = (4096u32.to_le_bytes(), (page * 8).to_le_bytes());
+                [
+                    &[0; 4],
+                    &length[..],
+                    &[0; 4],
+                    &[0x28, 0, 0, 1],
+                    &block,
+                    &[0; 8],
+                ]
+                .concat()
+            }),
+        ),
+    ]
+}
+
+impl Desk {
+    /// Runs the program with `input` on standard input, through a pipe.
+    fn piped(&self, line: &str, input: &[u8]) -> Output {
+        let mut program = self
+            .command(line)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut pipe = program.stdin.take().unwrap();
+        std::thread::scope(|scope| {
+            // The program may have seen enough: then the pipe is closed.
+            scope.spawn(move || pipe.write_all(input));
+            program.wait_with_output().unwrap()
+        })
+    }
+
+    /// Compresses what stands in a file by the system's tool; `None` if there is none.
+    fn compressed(&self, tool: &str, name: &str) -> Option<Vec<u8>> {
+        let mut command = Command::new(tool);
+        command.current_dir(self.0.path()).args(["-c", name]);
+        let output = command.output().ok()?;
+        output.status.success().then_some(output.stdout)
+    }
+}
+
+#[test]
+fn every_format_but_parquet_is_read_from_standard_input_compressed_or_not() {
+    let desk = Desk::new();
+    let mut streams = streams();
+    fs::write(desk.path("t.ids"), &streams[0].1).unwrap();
+    let known = desk.text("mrc t.ids -o csv --sizes 100,1000,1501");
+    assert_eq!(desk.text("trace convert t.ids t.plimsoll"), "");
+    streams.push(("plimsoll", fs::read(desk.path("t.plimsoll")).unwrap()));
+    for (format, bytes) in streams {
+        // More than a pipe holds.
+        assert!(bytes.len() > 1 << 16 || format == "plimsoll", "{format}");
+        fs::write(desk.path("stream"), &bytes).unwrap();
+        let column = if format == "csv" {
+            " --page-column 1"
+        } else {
+            ""
+        };
+        let line = format!("mrc - -o csv --sizes 100,1000,1501 --format {format}{column}");
+        let mut inputs = vec![("plain", bytes)];
+        for tool in ["gzip", "xz", "zstd"] {
+            match desk.compressed(tool, "stream") {
+                Some(packed) => inputs.push((tool, packed)),
+                None => println!("SKIPPED: {format} by {tool}, which is not on this machine"),
+            }
+        }
+        for (how, input) in inputs {
+            let output = desk.piped(&line, &input);
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(complaint, "", "{format}, {how}");
+            let curve = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(curve, known, "{format}, {how}");
+        }
+    }
+    for (line, input) in [
+        ("mrc -", &b"PAR1PAR1"[..]),
+        ("mrc - --format parquet", b"1\n2\n"),
+        ("trace info - --format parquet", b""),
+    ] {
+        let output = desk.piped(line, input);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{complaint}");
+        assert_eq!(
+            complaint,
+            "plimsoll: error: standard input: parquet is read from its end: give a file, \
+             not compressed and no pipe\n"
+        );
+    }
+}
+
+#[test]
+fn formats_are_told_from_standard_input() {
+    let desk = Desk::new();
+    for (format, bytes) in streams() {
+        // Neither has anything to be told by but a name or a header.
+        if matches!(format, "oracle-general" | "csv") {
+            continue;
+        }
+        let output = desk.piped("trace info - -o json", &bytes);
+        let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(info["format"], format);
+        assert_eq!(info["references"], 30_000, "{format}");
+    }
+}
+
+#[test]
+fn input_that_is_cut_short_or_damaged_ends_with_1_and_names_the_place() {
+    let desk = Desk::new();
+    let mut streams = streams();
+    fs::write(desk.path("t.ids"), &streams[0].1).unwrap();
+    desk.text("trace convert t.ids t.plimsoll");
+    streams.push(("plimsoll", fs::read(desk.path("t.plimsoll")).unwrap()));
+    for (format, mut bytes) in streams {
+        let place = match format {
+            "oracle-general" | "vscsi" | "plimsoll" => {
+                bytes.truncate(bytes.len() - 9);
+                "standard input, byte "
+            }
+            // A text may end anywhere, but not in what is no reference.
+            _ => {
+                bytes.extend_from_slice(b"?");
+                "standard input, line 30001: "
+            }
+        };
+        let column = if format == "csv" {
+            " --page-column 1"
+        } else {
+            ""
+        };
+        for verb in ["mrc", "trace info", "trace convert"] {
+            let to = if verb == "trace convert" {
+                " copy.ids"
+            } else {
+                ""
+            };
+            let line = format!("{verb} -{to} --format {format}{column}");
+            let output = desk.piped(&line, &bytes);
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{line}: {complaint}");
+            assert!(complaint.contains(place), "{line}: {complaint}");
+            assert!(output.stdout.is_empty(), "{line}");
+            assert!(!desk.path("copy.ids").exists(), "{line}");
+        }
+    }
+    for tool in ["gzip", "xz", "zstd"] {
+        let Some(mut packed) = desk.compressed(tool, "t.ids") else {
+            println!("SKIPPED: {tool} is not on this machine");
+            continue;
+        };
+        packed.truncate(packed.len() / 2);
+        let output = desk.piped("mrc -", &packed);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{tool}: {complaint}");
+        let place = "cannot read 'standard input' after ";
+        assert!(complaint.contains(place), "{tool}: {complaint}");
+    }
+}
+
+#[test]
+fn odd_but_legal_input_gives_the_curve_of_its_references() {
+    let desk = Desk::new();
+    for (text, references) in [
+        (&b"\xef\xbb\xbf1\r\n2\r\n1"[..], 3),
+        (b"18446744073709551615\n0\n", 2),
+        (b"\xef\xbb\xbfpage,op\r\n7,r\r\n", 1),
+        (b"page,op\n", 0),
+        (b"\xef\xbb\xbf", 0),
+        (b"", 0),
+        (b"419,R,18446744073709551615,0,1\n419,R,0,1,1\n", 1),
+    ] {
+        let output = desk.piped("trace info - -o json", text);
+        let info: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        assert_eq!(info["references"], references, "{}", text.escape_ascii());
+    }
+    // A request that passes the end of all addresses is none.
+    let beyond = desk.piped("mrc -", b"419,R,18446744073709551615,2,1\n");
+    let complaint = String::from_utf8_lossy(&beyond.stderr);
+    assert!(complaint.contains("standard input, line 1: expected a request of at most"));
+    assert_eq!(beyond.status.code(), Some(1));
+    let complaint = desk.complaint("mrc loop.ids --page-bytes 0", 2);
+    assert!(complaint.contains("--page-bytes"), "{complaint}");
+}
+
+#[test]
+fn a_trace_is_not_lost_to_its_own_result() {
+    let desk = Desk::new();
+    let before = fs::read(desk.path("loop.ids")).unwrap();
+    for (line, part) in [
+        ("mrc loop.ids --out ./loop.ids", "--out: that is the trace"),
+        (
+            "mrc loop.ids --estimator counter-stacks --stream loop.ids",
+            "--stream: that is the trace",
+        ),
+        (
+            "mrc loop.ids --estimator counter-stacks --compare --stream new",
+            "a comparison records nothing",
+        ),
+        ("trace convert loop.ids loop.ids", "onto itself"),
+    ] {
+        let complaint = desk.complaint(line, 2);
+        assert!(complaint.contains(part), "{line}: {complaint}");
+    }
+    assert_eq!(fs::read(desk.path("loop.ids")).unwrap(), before);
+}

@@ -14,9 +14,6 @@ use crate::lines::{LINE_BYTES_MAX, Lines, parse_number};
 use crate::spans::Reading;
 use crate::{Options, Source, SourceError};
 
-/// UTF-8's byte-order mark, which may stand before a text.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-
 /// Columns a record may have.
 const COLUMNS_MAX: usize = 4096;
 
@@ -124,7 +121,6 @@ impl<R: Read> Reader<R> {
     /// Reads the next record that is not a blank line; `false` at the end.
     fn next_record(&mut self) -> Result<bool, SourceError> {
         while let Some(line) = self.lines.next()? {
-            let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
             if line.trim_ascii().is_empty() {
                 continue;
             }
@@ -362,7 +358,10 @@ mod tests {
 
     #[test]
     fn a_byte_order_mark_is_no_part_of_the_first_field() {
-        assert_eq!(read("\u{feff}page,op\n1,r\n", None, None).unwrap(), [(1, R)]);
+        assert_eq!(
+            read("\u{feff}page,op\n1,r\n", None, None).unwrap(),
+            [(1, R)]
+        );
         assert_eq!(read("\u{feff}\n1\n", None, None).unwrap(), [(1, U)]);
         assert_eq!(read("\u{feff}", None, None).unwrap(), []);
         assert_eq!(read("\u{feff}\"page\"\n7\n", None, None).unwrap(), [(7, U)]);

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use crate::SourceError;
 use crate::disk_csv::Layout;
 use crate::error::excerpt;
+use crate::lines::BYTE_ORDER_MARK;
 use crate::{blkparse, ids, lackey, parquet, plimsoll, vscsi};
 
 /// How a trace is laid out; `docs/formats.md` has the grammars.
@@ -122,6 +123,8 @@ impl Format {
             return None;
         }
         let line = head
+            .strip_prefix(BYTE_ORDER_MARK)
+            .unwrap_or(head)
             .split(|&byte| byte == b'\n')
             .find(|line| !ids::is_empty_line(line) && !line.starts_with(b"Input file "));
         match line {
@@ -206,6 +209,8 @@ mod tests {
         let of_head = |head: &str| Format::of_head(head.as_bytes());
         assert_eq!(of_head("# pages\n\n12\n"), Some(Format::Ids));
         assert_eq!(of_head("  0x1f"), Some(Format::Ids));
+        assert_eq!(of_head("\u{feff}12\n"), Some(Format::Ids));
+        assert_eq!(of_head("\u{feff}1,usr,0,Read,7,2,4\n"), Some(Format::Msr));
         assert_eq!(of_head(""), Some(Format::Ids));
         assert_eq!(of_head("page,op\n1,r\n"), Some(Format::Csv));
         assert_eq!(of_head("==12== Lackey\n"), Some(Format::Lackey));

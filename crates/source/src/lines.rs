@@ -8,12 +8,16 @@ use crate::error::excerpt;
 /// Bytes a line may have, its end not counted.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
 
+/// UTF-8's byte-order mark, which may stand before a text.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Bytes read at a time, with room for a line that is yet to end.
 const BUFFER_BYTES: usize = 4 * LINE_BYTES_MAX;
 
 /// Cuts a text into lines, whatever pieces it arrives in.
 ///
-/// A line ends with `\n` or `\r\n`, the last one also with the text.
+/// A line ends with `\n` or `\r\n`, the last one also with the text. A byte-order mark before the
+/// first is no part of it.
 pub(crate) struct Lines<R> {
     input: R,
     name: String,
@@ -26,6 +30,8 @@ pub(crate) struct Lines<R> {
     offset_bytes: u64,
     /// Number of the line handed out last, from 1.
     line: u64,
+    /// Whether a byte-order mark may yet come.
+    at_start: bool,
 }
 
 impl<R: Read> Lines<R> {
@@ -38,6 +44,7 @@ impl<R: Read> Lines<R> {
             scanned: 0,
             offset_bytes: 0,
             line: 0,
+            at_start: true,
         }
     }
 
@@ -123,6 +130,14 @@ impl<R: Read> Lines<R> {
                 }
             })?;
         self.unread.end += read;
+        // The first line has no end before its third byte if it begins with the mark.
+        if self.line == 0 && self.at_start && self.unread.len() >= BYTE_ORDER_MARK.len() {
+            self.at_start = false;
+            if self.unread().starts_with(BYTE_ORDER_MARK) {
+                self.unread.start += BYTE_ORDER_MARK.len();
+                self.scanned = 0;
+            }
+        }
         Ok(read)
     }
 }
@@ -241,6 +256,28 @@ mod tests {
             "18446744073709551616",
         ] {
             assert_eq!(parse_number(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped_where_it_stands_first() {
+        for (text, lines) in [
+            ("\u{feff}1\n2", vec!["1", "2"]),
+            ("\u{feff}", vec![]),
+            ("\u{feff}\n1\n", vec!["", "1"]),
+            ("1\n\u{feff}2\n", vec!["1", "\u{feff}2"]),
+            ("\n\u{feff}2\n", vec!["", "\u{feff}2"]),
+            ("\u{feff}\u{feff}2", vec!["\u{feff}2"]),
+            ("\u{fefe}2", vec!["\u{fefe}2"]),
+        ] {
+            let lines: Vec<_> = lines.iter().map(|line| line.as_bytes().to_vec()).collect();
+            for piece in 1..9 {
+                assert_eq!(
+                    lines_of(text.as_bytes(), piece),
+                    lines,
+                    "{text:?} by {piece}"
+                );
+            }
         }
     }
 

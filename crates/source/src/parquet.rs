@@ -5,33 +5,42 @@
 //!
 //! A parquet file is read from its end, so it must be a file: neither a pipe nor
 //! compressed as a whole. Row groups are read one after the other and their columns
-//! page by page. A page is in memory as a whole, and the format lets one have 2 GiB;
-//! what writers make has about 1 MiB.
+//! page by page, each at most [`PAGE_BYTES_MAX`] (`pages`); what writers make has about 1 MiB.
 //!
-//! Decoding is the crate `parquet`'s. Should it panic on a damaged file, that is an error here.
+//! Footers and values are decoded by the crate `parquet`. Should it panic on a damaged
+//! file, that is an error here, and nothing is printed.
 
+mod pages;
+
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once};
 
 use ::parquet::basic::{ConvertedType, LogicalType, Type};
-use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use ::parquet::errors::{ParquetError, Result as ParquetResult};
-use ::parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
+use ::parquet::file::reader::{ChunkReader, Length};
 use ::parquet::schema::types::ColumnDescriptor;
 use bytes::Bytes;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
 
 use crate::csv::{OP, PAGE, kind_of};
+use crate::lines::read_full;
 use crate::progress::Progress;
 use crate::spans::Reading;
 use crate::{Column, Options, Source, SourceError};
+use pages::{PAGE_BYTES_MAX, Pages, is_footer};
 
 /// How a parquet file begins and ends.
 pub(crate) const MAGIC: [u8; 4] = *b"PAR1";
+
+/// Bytes of the footer's length and the magic number after it.
+const FOOTER_END_BYTES: usize = 8;
 
 /// A file that counts what is read of it and reads nothing that is not there.
 struct Chunks {
@@ -71,6 +80,11 @@ impl ChunkReader for Chunks {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        if length > PAGE_BYTES_MAX {
+            return Err(general(format!(
+                "it has {length} bytes at {start} in one piece; at most {PAGE_BYTES_MAX} are read"
+            )));
+        }
         let end = start.checked_add(length as u64);
         if end.is_none_or(|end| end > self.length_bytes) {
             return Err(ParquetError::General(format!(
@@ -81,6 +95,39 @@ impl ChunkReader for Chunks {
         self.file.read_exact_at(&mut bytes, start)?;
         self.progress.add(length as u64);
         Ok(bytes.into())
+    }
+}
+
+impl Chunks {
+    /// The bytes from a place on, fewer than `length` if the file ends before.
+    fn head(&self, start: u64, length: usize) -> ParquetResult<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let input = &mut From {
+            file: self.file.clone(),
+            offset_bytes: start,
+        };
+        let (filled, result) = read_full(input, &mut bytes);
+        result?;
+        bytes.truncate(filled);
+        Ok(bytes)
+    }
+
+    /// Refuses a footer that would take long to decode; what else is wrong with it, its decoder says.
+    fn check_footer(&self) -> ParquetResult<()> {
+        let Some(end) = self.length_bytes.checked_sub(FOOTER_END_BYTES as u64) else {
+            return Ok(());
+        };
+        let tail = self.get_bytes(end, FOOTER_END_BYTES)?;
+        let length = tail
+            .first_chunk()
+            .map_or(0, |length| u32::from_le_bytes(*length));
+        let Some(start) = end.checked_sub(length.into()) else {
+            return Ok(());
+        };
+        if !tail.ends_with(&MAGIC) || is_footer(&self.get_bytes(start, usize::try_from(length)?)?) {
+            return Ok(());
+        }
+        Err(general("its footer is damaged".to_owned()))
     }
 }
 
@@ -97,7 +144,8 @@ struct Leaf {
 /// Reads `parquet`.
 pub(crate) struct Reader {
     name: String,
-    file: SerializedFileReader<Chunks>,
+    chunks: Arc<Chunks>,
+    metadata: ParquetMetaData,
     page: Leaf,
     op: Option<Leaf>,
     next_group: usize,
@@ -129,37 +177,44 @@ impl Reader {
         progress: &Progress,
         options: &Options,
     ) -> Result<Self, SourceError> {
-        let chunks = Chunks {
+        let chunks = Arc::new(Chunks {
             file: Arc::new(file),
             length_bytes,
             progress: progress.clone(),
-        };
+        });
         let failed = |reason| SourceError::Table {
             name: name.to_owned(),
             row: 0,
             reason,
         };
-        let file = contained(|| SerializedFileReader::new(chunks)).map_err(failed)?;
+        let metadata = contained(|| {
+            chunks.check_footer()?;
+            ParquetMetaDataReader::new().parse_and_finish(&*chunks)
+        })
+        .map_err(failed)?;
         let page = options.page_column.clone();
         let page = page.unwrap_or_else(|| Column::Name(PAGE.to_owned()));
         let op = options.op_column.clone();
         let (page, op) = contained(|| {
             let integers = [Type::INT32, Type::INT64];
-            let page = find(&file, &page, &integers)?
+            let page = find(&metadata, &page, &integers)?
                 .ok_or_else(|| general(format!("there is no column {page}")))?;
             let op = match op {
                 Some(op) => Some(
-                    find(&file, &op, &[Type::BYTE_ARRAY])?
+                    find(&metadata, &op, &[Type::BYTE_ARRAY])?
                         .ok_or_else(|| general(format!("there is no column {op}")))?,
                 ),
-                None => find(&file, &Column::Name(OP.to_owned()), &[Type::BYTE_ARRAY])?,
+                // One of that name that was not asked for may as well be something else.
+                None => find(&metadata, &Column::Name(OP.to_owned()), &[Type::BYTE_ARRAY])
+                    .unwrap_or(None),
             };
             Ok((page, op))
         })
         .map_err(failed)?;
         Ok(Self {
             name: name.to_owned(),
-            file,
+            chunks,
+            metadata,
             page,
             op,
             next_group: 0,
@@ -240,21 +295,31 @@ impl Reader {
         Ok(true)
     }
 
+    /// Opens a column of a row group.
+    fn column(&self, group: &RowGroupMetaData, leaf: Leaf) -> ParquetResult<ColumnReader> {
+        let column = group.columns().get(leaf.index);
+        let column = column.ok_or_else(|| general("a row group lacks a column".to_owned()))?;
+        let pages = Pages::new(&self.chunks, column);
+        Ok(get_column_reader(
+            column.column_descr_ptr(),
+            Box::new(pages),
+        ))
+    }
+
     fn next_group(&mut self) -> ParquetResult<bool> {
-        if self.next_group >= self.file.num_row_groups() {
+        let Some(group) = self.metadata.row_groups().get(self.next_group) else {
             return Ok(false);
-        }
-        let group = self.file.get_row_group(self.next_group)?;
+        };
         let op = match self.op {
-            Some(op) => match group.get_column_reader(op.index)? {
+            Some(op) => match self.column(group, op)? {
                 ColumnReader::ByteArrayColumnReader(column) => Some(column),
                 _ => return Err(general("its operations are no strings".to_owned())),
             },
             None => None,
         };
-        let rows = usize::try_from(group.metadata().num_rows());
+        let rows = usize::try_from(group.num_rows());
         self.group = Some(Group {
-            page: group.get_column_reader(self.page.index)?,
+            page: self.column(group, self.page)?,
             op,
             rows: rows.map_err(|_| general("a row group has fewer than no rows".to_owned()))?,
         });
@@ -292,10 +357,28 @@ fn general(reason: String) -> ParquetError {
     ParquetError::General(reason)
 }
 
-/// Runs what decodes foreign bytes; its panic is an error like any other.
+thread_local! {
+    /// Whether a panic of this thread is contained, so that nobody need hear of it.
+    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs what decodes foreign bytes; its panic is an error like any other, and is not printed.
 fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            // A thread that has no variables any more is not reading a trace.
+            if !CONTAINED.try_with(Cell::get).unwrap_or(false) {
+                before(panic);
+            }
+        }));
+    });
     // What a panic leaves half done is never looked at again: the trace is at its end then.
-    match catch_unwind(AssertUnwindSafe(decode)) {
+    CONTAINED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(decode));
+    CONTAINED.set(false);
+    match result {
         Ok(result) => result.map_err(|error| match error {
             ParquetError::General(reason) => reason,
             error => error.to_string(),
@@ -306,11 +389,11 @@ fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> 
 
 /// Finds a column, or says why it is not one of those types.
 fn find(
-    file: &SerializedFileReader<Chunks>,
+    metadata: &ParquetMetaData,
     column: &Column,
     types: &[Type],
 ) -> ParquetResult<Option<Leaf>> {
-    let schema = file.metadata().file_metadata().schema_descr();
+    let schema = metadata.file_metadata().schema_descr();
     let is_it = |index: usize, descriptor: &ColumnDescriptor| match column {
         Column::Name(name) => descriptor.path().string().eq_ignore_ascii_case(name),
         Column::Place(place) => index + 1 == *place,
@@ -365,7 +448,7 @@ mod tests {
     use crate::{Format, open, read};
     use ::parquet::basic::Compression;
     use ::parquet::column::writer::ColumnWriter;
-    use ::parquet::file::properties::WriterProperties;
+    use ::parquet::file::properties::{WriterProperties, WriterVersion};
     use ::parquet::file::writer::SerializedFileWriter;
     use ::parquet::schema::parser::parse_message_type;
     use AccessKind::{Read as R, Unknown as U, Write as W};
@@ -378,19 +461,25 @@ mod tests {
         Words(Vec<Option<&'static str>>),
     }
 
-    /// Writes the same rows into two row groups.
     fn file_of(
         schema: &str,
         columns: &[Values],
         compression: Compression,
     ) -> tempfile::NamedTempFile {
+        let properties = WriterProperties::builder().set_compression(compression);
+        file_with(schema, columns, properties.build())
+    }
+
+    /// Writes the same rows into two row groups.
+    fn file_with(
+        schema: &str,
+        columns: &[Values],
+        properties: WriterProperties,
+    ) -> tempfile::NamedTempFile {
         let file = tempfile::Builder::new()
             .suffix(".parquet")
             .tempfile()
             .unwrap();
-        let properties = WriterProperties::builder()
-            .set_compression(compression)
-            .build();
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let out = file.reopen().unwrap();
         let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties)).unwrap();
@@ -473,8 +562,19 @@ mod tests {
             Compression::GZIP(Default::default()),
             Compression::ZSTD(Default::default()),
         ] {
-            let file = file_of(schema, &columns, compression);
-            assert!(references(&file, &Options::default()).unwrap() == expected);
+            for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+                for dictionary in [true, false] {
+                    // Pages of many sizes; strings without a dictionary only as version 1 has them.
+                    let properties = WriterProperties::builder()
+                        .set_compression(compression)
+                        .set_writer_version(version)
+                        .set_data_page_size_limit(7000)
+                        .set_column_dictionary_enabled("page".into(), dictionary)
+                        .build();
+                    let file = file_with(schema, &columns, properties);
+                    assert!(references(&file, &Options::default()).unwrap() == expected);
+                }
+            }
         }
         let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
         let options = Options {
@@ -484,6 +584,23 @@ mod tests {
         };
         let unknown: Vec<_> = expected.iter().map(|&(page, _)| (page, U)).collect();
         assert!(references(&file, &options).unwrap() == unknown);
+    }
+
+    #[test]
+    fn a_column_of_the_default_name_that_is_no_operation_is_left_alone() {
+        let schema = "message t { required int64 page; required int32 op; }";
+        let columns = [Values::Long(vec![Some(7)]), Values::Short(vec![Some(1)])];
+        let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
+        assert_eq!(
+            references(&file, &Options::default()).unwrap(),
+            [(7, U), (7, U)]
+        );
+        let options = Options {
+            op_column: Some(Column::Name("op".to_owned())),
+            ..Options::default()
+        };
+        let error = references(&file, &options).unwrap_err().to_string();
+        assert!(error.contains("column 'op' is not a string"), "{error}");
     }
 
     #[test]
@@ -563,6 +680,23 @@ mod tests {
                 "pipe: parquet is read from its end: give a file, not compressed and no pipe"
             );
         }
+    }
+
+    #[test]
+    fn a_footer_that_claims_what_is_not_there_is_refused_at_once() {
+        // Field 1: a list of 2^31 - 1 booleans, of which there are none.
+        let footer = [0x19, 0xf1, 0xff, 0xff, 0xff, 0xff, 0x07, 0];
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let length = u32::try_from(footer.len()).unwrap().to_le_bytes();
+        let bytes = [&MAGIC[..], &footer, &length, &MAGIC].concat();
+        file.write_all(&bytes).unwrap();
+        let error = open(file.path(), &Options::default()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with(", row 0: its footer is damaged"),
+            "{error}"
+        );
     }
 
     #[test]

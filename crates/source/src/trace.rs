@@ -27,9 +27,11 @@ pub struct Options {
     pub format: Option<Format>,
     /// Page size by which addresses and offsets become pages (`lackey` and block I/O).
     pub page_size: PageSize,
-    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, or the only one.
+    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, in `csv` also
+    /// the only one.
     pub page_column: Option<Column>,
-    /// Which column tells reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if any.
+    /// Which column tells reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if
+    /// any (in `parquet`, of strings).
     pub op_column: Option<Column>,
     /// Whether instruction fetches count, as reads (`lackey`).
     pub instructions: bool,
@@ -210,6 +212,13 @@ fn read_counted<'a>(
         Format::Alibaba => disk_csv(input, name, Layout::Alibaba, options),
         Format::Tencent => disk_csv(input, name, Layout::Tencent, options),
         Format::Blkparse => Box::new(SpanSource::new(blkparse::Reader::new(input, name, options))),
+        Format::Parquet if length_bytes.is_some() && compression == Compression::Plain => {
+            return Err(SourceError::Table {
+                name: name.to_owned(),
+                row: 0,
+                reason: "it does not begin as a parquet file does, with 'PAR1'".to_owned(),
+            });
+        }
         Format::Parquet => {
             return Err(SourceError::NotSeekable {
                 name: name.to_owned(),
@@ -281,6 +290,36 @@ mod tests {
                 .to_string()
                 .starts_with("cannot open '/no/such/trace': ")
         );
+    }
+
+    #[test]
+    fn a_file_that_is_parquet_by_name_alone_is_no_matter_of_pipes() {
+        let mut file = tempfile::Builder::new()
+            .suffix(".parquet")
+            .tempfile()
+            .unwrap();
+        for (text, fault) in [
+            (
+                &b""[..],
+                "row 0: it does not begin as a parquet file does, with 'PAR1'",
+            ),
+            (
+                b"1\n2\n",
+                "row 0: it does not begin as a parquet file does, with 'PAR1'",
+            ),
+            (
+                b"\x1f\x8b\x08",
+                "parquet is read from its end: give a file, not compressed and no pipe",
+            ),
+        ] {
+            file.as_file().set_len(0).unwrap();
+            std::io::Seek::rewind(&mut file).unwrap();
+            file.write_all(text).unwrap();
+            let error = open(file.path(), &Options::default())
+                .unwrap_err()
+                .to_string();
+            assert!(error.ends_with(fault), "{error}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod report;
 
 use std::io::Write;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::str::FromStr;
 
 use plimsoll_estimator::Estimator;
@@ -95,6 +96,7 @@ impl FromStr for CurveSize {
 /// the estimator or the output file says; and that there was nothing to observe.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
+    args.check_files()?;
     let page_size = args.trace.page_bytes;
     if let Some(stream) = recorded::open(&args.trace.trace)? {
         return recorded::show(args, &stream, out);
@@ -107,6 +109,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let contestants = args.estimator.contestants(page_size)?;
     if args.compare || args.estimator.is_all() {
+        if args.estimator.stream().is_some() {
+            bail_usage!("--stream: a comparison records nothing; leave out --compare");
+        }
         return compare::run(args, contestants, out);
     }
     if let Some(path) = args.estimator.stream() {
@@ -144,6 +149,21 @@ fn read(trace: &mut Trace, mut observe: impl FnMut(&ReferenceBatch)) -> anyhow::
 }
 
 impl Args {
+    /// Refuses to replace the trace by what is found out about it.
+    fn check_files(&self) -> anyhow::Result<()> {
+        let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
+        let trace = canonical(&self.trace.trace);
+        for (option, path) in [
+            ("--out", self.output.path()),
+            ("--stream", self.estimator.stream()),
+        ] {
+            if trace.is_some() && path.and_then(canonical) == trace {
+                bail_usage!("{option}: that is the trace, which would be lost");
+            }
+        }
+        Ok(())
+    }
+
     /// Gives a report in the form asked for.
     fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
         let content = match self.output.format() {
@@ -166,13 +186,25 @@ impl Args {
             CurveError::Empty if references > 0 => anyhow::anyhow!(
                 "none of the trace's {references} references was sampled: a higher --rate sees more"
             ),
-            error => anyhow::Error::new(error)
-                .context(format!("no curve of '{}'", self.trace.trace.display())),
+            error => {
+                anyhow::Error::new(error).context(format!("no curve of '{}'", self.trace_name()))
+            }
         })
+    }
+
+    /// What errors call the trace.
+    fn trace_name(&self) -> String {
+        match self.trace.trace.to_str() {
+            Some("-") => "standard input".to_owned(),
+            _ => self.trace.trace.display().to_string(),
+        }
     }
 
     /// The trace's name without folder and ending.
     fn name(&self) -> String {
+        if self.trace.trace == Path::new("-") {
+            return self.trace_name();
+        }
         let name = self.trace.trace.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         match name.split('.').next() {

@@ -74,7 +74,8 @@ pub(super) fn record(args: &Args, path: &Path, out: &mut dyn Write) -> anyhow::R
 pub(super) fn open(path: &Path) -> anyhow::Result<Option<CounterStream>> {
     let mut head = [0; CounterStream::MAGIC.len()];
     // A pipe is not looked into: what is read from it would be missing in the trace.
-    let is_record = path.is_file()
+    let is_record = path != Path::new("-")
+        && path.is_file()
         && File::open(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok())
         && head == *CounterStream::MAGIC;
     if !is_record {
