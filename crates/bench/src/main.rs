@@ -5,6 +5,7 @@
 //! a line's bar asks for stands beside it. `docs/performance.md` says what bounds each.
 #![forbid(unsafe_code)]
 
+mod bands;
 mod estimators;
 mod long;
 mod measure;
@@ -34,7 +35,7 @@ struct Cli {
     only: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 enum Part {
     /// Curves from pages in memory
     Estimators,
@@ -42,6 +43,8 @@ enum Part {
     Reading,
     /// More than 2^32 references of a loop, whose curve is known
     Long,
+    /// How often bands hold the exact curve, and how wide they are
+    Bands(bands::Args),
     /// What a trap costs
     Trap,
 }
@@ -49,15 +52,17 @@ enum Part {
 fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
     let mut out = std::io::stdout().lock();
-    match cli.part {
+    match &cli.part {
         Some(Part::Estimators) => estimators::run(&cli, &mut out),
         Some(Part::Reading) => reading::run(&cli, &mut out),
         Some(Part::Long) => long::run(&mut out),
+        Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
         None => {
             estimators::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
             long::run(&mut out)?;
+            bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)
         }
     }

@@ -19,7 +19,7 @@ use crate::histogram::Histogram;
 use crate::last_use::LastUse;
 use crate::reuse_times::ReuseTimes;
 use crate::sampled_aet::SampledAet;
-use crate::witness::Witness;
+use crate::witness::{Certain, Witness};
 use crate::{Estimator, EstimatorError};
 
 /// References looked up at once, so that their reuse times stay in a core's first-level cache.
@@ -112,8 +112,12 @@ impl Estimator for Aet {
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
-        let estimate = self.reuse_times().curve()?;
-        self.witness.widen(&estimate)
+        let times = self.reuse_times();
+        let certain = Certain {
+            first_references: self.firsts.counts().map(|(_, count)| count).sum(),
+            references: self.references,
+        };
+        certain.narrow(&self.witness.widen(&times.curve()?)?)
     }
 }
 

@@ -36,8 +36,32 @@ const STRETCH_MAX: u64 = 128;
 /// Stretches grow by a burst at a time with bursts of so many references, and faster with longer ones.
 const GROWTH_REFERENCES: usize = 4096;
 
+/// What is not seen in `n` looks is less frequent than this over `n`, with a chance of 95 %.
+const UNSEEN: f64 = 3.0;
+
 /// Shares of references whose distance is at least 0, 1, .. pages.
 pub(crate) type Reaching = Vec<f64>;
+
+/// What of a share of references bursts cannot see.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unseen {
+    /// May hit without that any did in a burst: up to three of those looked at, with a chance of 95 %, each counting
+    /// for as many as the longest stretch says; and all, where none is looked at.
+    pub(crate) below: f64,
+    /// May miss though it seems to hit: of those cut off it is only assumed that they go on as the others do, but
+    /// the pages that a burst sees first late may be those that are used seldom.
+    pub(crate) above: f64,
+}
+
+/// What the bursts saw.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shares {
+    pub(crate) all: Reaching,
+    /// By replicate; none of those without a burst.
+    pub(crate) parts: Vec<Option<Reaching>>,
+    /// As many replicates of equal weight would vary as much.
+    pub(crate) effective: f64,
+}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Bursts {
@@ -173,8 +197,9 @@ impl Bursts {
 
     /// Returns the shares of all references that reach each distance, and those of
     /// every replicate, none if it had no burst.
-    pub(crate) fn reaching(&self) -> (Reaching, Vec<Option<Reaching>>) {
+    pub(crate) fn reaching(&self) -> Shares {
         let mut all = vec![(0.0, 0.0); self.groups[0].len()];
+        let (mut sum, mut squares) = (0.0, 0.0);
         let parts = self.groups.iter().map(|group| {
             let weights = group.iter();
             let weights = weights.map(|risk| (risk.ended as f64, risk.cut_off as f64));
@@ -183,13 +208,50 @@ impl Bursts {
                 sum.0 += weights.0;
                 sum.1 += weights.1;
             }
-            let seen = weights
-                .iter()
-                .any(|&(ended, cut_off)| ended + cut_off > 0.0);
-            seen.then(|| product_limit(&weights))
+            let total: f64 = weights.iter().map(|(ended, cut_off)| ended + cut_off).sum();
+            sum += total;
+            squares += total * total;
+            (total > 0.0).then(|| product_limit(&weights))
         });
         let parts = parts.collect();
-        (product_limit(&all), parts)
+        Shares {
+            parts,
+            all: product_limit(&all),
+            effective: if squares > 0.0 {
+                sum * sum / squares
+            } else {
+                0.0
+            },
+        }
+    }
+
+    /// Returns how far the share of references that miss may be from the one that reaches, at each size from 0.
+    pub(crate) fn unseen(&self) -> Vec<Unseen> {
+        let risks = (0..self.groups[0].len()).map(|distance| {
+            let risks = self.groups.iter().map(|group| group[distance]);
+            risks.fold((0.0, 0.0), |(ended, cut_off), risk| {
+                (ended + risk.ended as f64, cut_off + risk.cut_off as f64)
+            })
+        });
+        let risks: Vec<_> = risks.collect();
+        let all: f64 = risks.iter().map(|(ended, cut_off)| ended + cut_off).sum();
+        let reaching = product_limit(&risks);
+        let (mut at_risk, mut surviving, mut below) = (all, all, 0.0_f64);
+        let unseen = reaching
+            .iter()
+            .zip(&risks)
+            .map(|(&share, (ended, cut_off))| {
+                // A size hits those of shorter distances.
+                let above = (surviving / all.max(1.0) - share).max(0.0);
+                let unseen = Unseen { below, above };
+                at_risk -= cut_off;
+                let chance = UNSEEN * self.weight as f64 / at_risk.max(f64::MIN_POSITIVE);
+                below = below.max(share * chance.min(1.0));
+                at_risk -= ended;
+                surviving -= ended;
+                unseen
+            });
+        unseen.collect()
     }
 
     /// Bytes of heap held.
@@ -252,7 +314,7 @@ mod tests {
             let observations: Vec<_> = observations
                 .map(|(distance, cut_off)| (2 * distance + u64::from(!cut_off), cut_off))
                 .collect();
-            let (reaching, by_part) = bursts.reaching();
+            let Shares { all: reaching, parts: by_part, .. } = bursts.reaching();
             for (distance, share) in reaching.iter().enumerate() {
                 let expected = naive::product_limit(&observations, 2 * distance as u64);
                 prop_assert!((share - expected).abs() < 1e-9, "{}: {} {}", distance, share, expected);
@@ -286,7 +348,11 @@ mod tests {
         for seed in 0..5 {
             let mut bursts = Bursts::new(seed, 512);
             bursts.observe(&pages_of(uniform(1_024, seed).take(1_000_000)));
-            let (reaching, by_part) = bursts.reaching();
+            let Shares {
+                all: reaching,
+                parts: by_part,
+                ..
+            } = bursts.reaching();
             assert_eq!(by_part.iter().flatten().count(), REPLICATES);
             for distance in [0, 1, 100, 512] {
                 let expected = 1.0 - distance as f64 / 1_024.0;
@@ -299,6 +365,6 @@ mod tests {
     fn without_distances_nothing_is_looked_at() {
         let mut bursts = Bursts::new(1, 0);
         bursts.observe(&pages_of(0..1_000));
-        assert_eq!(bursts.reaching().0, [1.0]);
+        assert_eq!(bursts.reaching().all, [1.0]);
     }
 }

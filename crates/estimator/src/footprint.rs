@@ -35,7 +35,7 @@ use crate::hash::{PageMap, page_map};
 use crate::histogram::Histogram;
 use crate::last_use::{LastUse, map_bytes};
 use crate::steps::Steps;
-use crate::witness::Witness;
+use crate::witness::{Certain, Witness};
 
 /// Why times were not taken in, or no average could be made of them. What was taken in before stays.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -729,7 +729,11 @@ impl Estimator for AverageFootprint {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let average = self.average().map_err(|_| CurveError::Empty)?;
-        self.witness.widen(&average.curve(None)?)
+        let certain = Certain {
+            first_references: self.footprint.pages().0,
+            references: self.references,
+        };
+        certain.narrow(&self.witness.widen(&average.curve(None)?)?)
     }
 
     fn memory_bytes(&self) -> usize {

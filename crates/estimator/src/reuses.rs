@@ -57,6 +57,14 @@ struct Bucket {
     size_pages: f64,
 }
 
+/// Reuses of one size.
+#[derive(Debug, Clone, Copy)]
+struct AtSize {
+    bucket: Bucket,
+    /// Whether they are the sample's, and not known otherwise.
+    is_far: bool,
+}
+
 /// References in the time of bursts, by their counts and covariances: all, and the near ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strata {
@@ -77,6 +85,15 @@ pub(crate) struct Reuses {
     covariance: f64,
     /// Near and far ones in the time of bursts.
     bursts: Strata,
+}
+
+/// How unlike the sampled pages are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spread {
+    /// As many equally popular pages would vary as much.
+    pub(crate) effective_pages: f64,
+    /// Of the variance of the number of sampled pages, what the number of references does not tell; 0.0 to 1.0.
+    pub(crate) unexplained: f64,
 }
 
 /// What is known beside the counts.
@@ -183,6 +200,27 @@ impl Reuses {
         Some(far.clamp(0.0, 1.0))
     }
 
+    /// Returns by which share the references in the time of bursts are not as many as the sample says.
+    pub(crate) fn surplus_share(&self, references: f64) -> f64 {
+        (self.bursts.count / references.max(1.0) - 1.0)
+            .abs()
+            .min(1.0)
+    }
+
+    /// Returns the number of equally popular pages that would vary as much as the sampled ones, and the
+    /// share of the number of pages' variance that is not the surplus's, and so stays when that is known.
+    ///
+    /// `rate` is that of the sample, which has `pages` by its own estimate.
+    pub(crate) fn spread(&self, rate: f64, pages: f64) -> Spread {
+        let variance = pages * (1.0 - rate) / rate;
+        let explained = self.own * self.own / (self.covariance * variance).max(f64::MIN_POSITIVE);
+        let explained = explained.clamp(0.0, 1.0);
+        Spread {
+            effective_pages: pages * rate * explained,
+            unexplained: 1.0 - explained,
+        }
+    }
+
     /// Returns the curve. The sample is one of `scale` equal ones that the counts are
     /// those of together, and has `pages` pages by its own estimate.
     pub(crate) fn steps(&self, stream: Stream<'_>, scale: f64, pages: f64) -> Steps {
@@ -195,16 +233,28 @@ impl Reuses {
             surplus = own_surplus(estimated - expected, scale, self.covariance);
             shrink = (1.0 - surplus * self.own / self.covariance / pages).max(0.0);
         }
-        let mut misses = stream.exact_references as f64 + (others - expected) + estimated;
-        let mut covariance = self.covariance;
+        // What is known, and the far ones. Their number is known as well; a deficit that is not the sampled pages'
+        // own hits at once, but not at sizes of which the bursts tell.
+        let mut known = stream.references as f64 - expected;
+        let (mut far, mut covariance) = (estimated, self.covariance);
+        let near = (stream.reaching.len() - 1) as f64;
         let mut steps = Steps::new();
         for (size, reuses) in self.by_size(stream, scale, shrink) {
-            misses -= reuses.count;
-            covariance = (covariance - reuses.covariance).max(0.0);
+            if reuses.is_far {
+                far -= reuses.bucket.count;
+            } else {
+                known -= reuses.bucket.count;
+            }
+            covariance = (covariance - reuses.bucket.covariance).max(0.0);
             let share = if surplus == 0.0 {
                 0.0
             } else {
                 covariance / self.covariance
+            };
+            let corrected = if size <= near && !reuses.is_far {
+                expected
+            } else {
+                far - surplus * share
             };
             #[expect(
                 clippy::cast_possible_truncation,
@@ -212,20 +262,21 @@ impl Reuses {
                 reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
             )]
             let size = size.round() as u64;
-            let corrected = (misses - surplus * share) / stream.references as f64;
+            let corrected = (known + corrected) / stream.references as f64;
             steps.down_to(size, corrected, 0.0);
         }
         steps
     }
 
     /// The reuses by the size at which they begin to hit, rising.
-    fn by_size(&self, stream: Stream<'_>, scale: f64, shrink: f64) -> Vec<(f64, Bucket)> {
+    fn by_size(&self, stream: Stream<'_>, scale: f64, shrink: f64) -> Vec<(f64, AtSize)> {
         let counted = |size: f64, count: f64| {
             let bucket = Bucket {
                 count,
                 ..Bucket::default()
             };
-            (size, bucket)
+            let is_far = false;
+            (size, AtSize { bucket, is_far })
         };
         let exact = (1_u64..).zip(stream.exact).filter(|&(_, &count)| count > 0);
         let exact = exact.map(|(size, &count)| counted(size as f64, count as f64));
@@ -241,9 +292,10 @@ impl Reuses {
                 count: bucket.count * scale,
                 ..*bucket
             };
-            (size.max(size_min), bucket)
+            let is_far = true;
+            (size.max(size_min), AtSize { bucket, is_far })
         });
-        let near = near.filter(|(_, bucket)| bucket.count > 0.0);
+        let near = near.filter(|(_, at)| at.bucket.count > 0.0);
         let mut all: Vec<_> = exact.chain(near).chain(far).collect();
         all.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         all

@@ -62,12 +62,12 @@ use std::ops::Range;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
 
-use crate::bursts::{Bursts, Reaching};
+use crate::bursts::{Bursts, Reaching, Shares};
 use crate::hash::{FILTER_PAGES, PageSample, SampledPage};
 use crate::lru::count_reuse;
 use crate::reuses::{Reference, Reuses, Stream};
 use crate::sampled_stack::{Distances, SampledStack};
-use crate::steps::{REPLICATES, replicate_of};
+use crate::steps::{NORMAL, REPLICATES, quantile_of, replicate_of};
 use crate::{Estimator, EstimatorError};
 
 /// Fixed-rate SHARDS.
@@ -349,40 +349,74 @@ impl PagesSampled {
     /// Bursts give all of them. For the last one the sample has an opinion, too, which is
     /// better where the stream changes faster than bursts come. Both vary from part to part; they are weighted
     /// by the inverse of their variances, and the shares before follow in proportion.
-    fn reaching(&self) -> (Reaching, Vec<Reaching>) {
-        let (bursts, by_part) = self.bursts.reaching();
+    fn reaching(&self) -> Near {
+        let Shares {
+            all: bursts,
+            parts: by_part,
+            effective,
+        } = self.bursts.reaching();
         let last = bursts.len() - 1;
         let others = self.burst_references as f64;
         let far_of = |part: &Part| part.reuses.far_share(others, REPLICATES as f64);
         let fars: Vec<_> = self.parts.iter().map(far_of).collect();
         let sample_variance = variance_of_mean(fars.iter().flatten().copied());
-        let far = self.whole.far_share(others, 1.0).unwrap_or(bursts[last]);
+        let burst_far = bursts[last];
+        // If the hottest pages are in no part, all parts agree, and all are wrong: how the surplus is divided
+        // between near and far is a model. It can be wrong by as much as it divides.
+        let sample_far = self.whole.far_share(others, 1.0).unwrap_or(burst_far);
+        let divided = sample_far * (1.0 - sample_far) * self.whole.surplus_share(others);
+        let division_variance = divided * divided;
         let burst_fars = by_part.iter().flatten().map(|part| part[last]);
         // Where near references come in lumps that most bursts miss, the spread of the bursts says
         // nothing of how many were missed. Those that miss them count as all or nothing.
         let seen = burst_fars.clone().count() as f64;
         let misses = burst_fars
             .clone()
-            .filter(|&share| 1.0 - share < LUMPED * (1.0 - far));
+            .filter(|&share| 1.0 - share < LUMPED * (1.0 - sample_far));
         let missing = misses.count() as f64 / seen;
-        let burst_variance = variance_of_mean(burst_fars) + missing * far * (1.0 - far) / seen;
+        let lumps = missing * sample_far * (1.0 - sample_far);
+        let burst_variance = variance_of_mean(burst_fars) * seen / effective + lumps / effective;
         // If both are 0 or infinite, both are as good.
-        let weight = sample_variance / (sample_variance + burst_variance);
+        let sample_variance = sample_variance + division_variance;
+        let variance = sample_variance + burst_variance;
+        let weight = sample_variance / variance;
         let weight = if weight.is_nan() { 0.5 } else { weight };
         let together = |reaching: Reaching, sample: f64| {
             let far = weight * reaching[last] + (1.0 - weight) * sample;
             scaled(reaching, far)
         };
-        let parts = fars.into_iter().zip(by_part).map(|(part_far, reaching)| {
-            let reaching = reaching.unwrap_or_else(|| bursts.clone());
-            together(reaching, part_far.unwrap_or(far))
+        // A few bursts are fewer than the parts: they take turns, and differ the more.
+        let seen: Vec<_> = by_part.into_iter().flatten().collect();
+        let stretch = (REPLICATES as f64 / effective).sqrt();
+        let mut in_turn = seen.iter().cycle();
+        let parts = fars.into_iter().map(|part_far| {
+            let differing =
+                |(all, part): (&f64, &f64)| (all + stretch * (part - all)).clamp(0.0, 1.0);
+            let reaching = match in_turn.next() {
+                Some(part) => bursts.iter().zip(part).map(differing).collect(),
+                None => bursts.clone(),
+            };
+            together(reaching, part_far.unwrap_or(sample_far))
         });
         let parts = parts.collect();
-        (together(bursts, far), parts)
+        let differ = (burst_far - sample_far).powi(2) > NORMAL * NORMAL * variance;
+        Near {
+            parts,
+            reaching: together(bursts, sample_far),
+            unknown: if missing.is_nan() { 0.0 } else { missing },
+            effective,
+            others: differ.then_some((burst_far.min(sample_far), burst_far.max(sample_far))),
+        }
     }
 
     pub(crate) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        let (reaching, part_reaching) = self.reaching();
+        let Near {
+            reaching,
+            parts: part_reaching,
+            unknown,
+            effective,
+            others,
+        } = self.reaching();
         let stream = Stream {
             references: self.references,
             exact_references: self.exact_references,
@@ -403,10 +437,48 @@ impl PagesSampled {
                 steps.into_curve(part.references)
             });
             let curves: Vec<_> = curves.flatten().collect();
-            steps.band(&curves, 1.0 - rate);
+            // A burst looks at a share of the time, whatever the share of the pages is.
+            let has_bursts = self.burst_references > 0;
+            let unsampled = if has_bursts { 1.0 } else { 1.0 - rate };
+            let spread = self.whole.spread(rate, pages);
+            let mut from = 0;
+            if !has_bursts {
+                steps.band_of(&curves, unsampled, spread.effective_pages);
+            } else {
+                let effective = spread.effective_pages.min(effective);
+                steps.band_of(&curves, unsampled, effective);
+                from = self.bursts.distance_max() as u64;
+                let share = self.burst_references as f64 / self.references as f64;
+                steps.widen_near(&self.bursts.unseen(), share, unknown);
+                if let Some((low, high)) = others {
+                    let far = reaching[reaching.len() - 1];
+                    steps.widen_to(from, far, share * (far - low), share * (high - far));
+                }
+            }
+            let variance = spread.unexplained * (1.0 - rate) / rate;
+            steps.slide(
+                from,
+                0.5 / rate,
+                quantile_of(spread.effective_pages) * variance.sqrt(),
+            );
         }
         steps.into_curve(self.sampled())
     }
+}
+
+/// What is known of near references.
+#[derive(Debug)]
+struct Near {
+    /// Shares of references that reach each near distance,
+    reaching: Reaching,
+    /// and those of every part.
+    parts: Vec<Reaching>,
+    /// The share of bursts that missed them, 0.0 to 1.0: so much of the shares below the last is not known.
+    unknown: f64,
+    /// As many replicates of equal weight would vary as the bursts do.
+    effective: f64,
+    /// The last share as bursts and sample have it, the lower one first, if they contradict each other.
+    others: Option<(f64, f64)>,
 }
 
 /// Returns `reaching` with the last share at `far`, and those before in proportion.

@@ -11,6 +11,8 @@
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
+use crate::bursts::Unseen;
+
 /// How many replicates a sample is split into.
 pub(crate) const REPLICATES: usize = 16;
 
@@ -22,7 +24,7 @@ pub(crate) fn replicate_of(number: u64) -> usize {
 }
 
 /// 97.5 % quantile of the normal distribution.
-const NORMAL: f64 = 1.960;
+pub(crate) const NORMAL: f64 = 1.960;
 
 /// 97.5 % quantiles of Student's distribution with 1, 2, .. 15 degrees of freedom.
 const STUDENT: [f64; REPLICATES - 1] = [
@@ -34,6 +36,34 @@ const STUDENT: [f64; REPLICATES - 1] = [
 /// a sample of pages are skewed by the few hot ones, and a spread too small comes with an error too large.
 /// By measurement on the streams of the table in `shards`; without it bands of 95 % held 85 % of some.
 const SKEWED: f64 = 1.3;
+
+/// 97.5 % quantile of Student's distribution; with less than one degree of freedom, that of one.
+fn student(degrees: f64) -> f64 {
+    let largest = STUDENT.len();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 1 and 15"
+    )]
+    let degrees = degrees.clamp(1.0, largest as f64) as usize;
+    STUDENT[degrees - 1]
+}
+
+/// Standard errors in a band of 95 %, of a sample as unlike as so many equally popular pages.
+pub(crate) fn quantile_of(effective: f64) -> f64 {
+    SKEWED * student(effective - 1.0)
+}
+
+/// Whole pages, rounded up.
+fn ceiled(pages: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
+    )]
+    let pages = pages.ceil() as u64;
+    pages
+}
 
 /// The steps of a curve to be, from size 0 (where everything misses) upward.
 pub(crate) struct Steps {
@@ -74,23 +104,32 @@ impl Steps {
         }
     }
 
+    /// Replaces the band by the spread of `replicates`, as [`band_of`](Self::band_of) with pages enough.
+    pub(crate) fn band(&mut self, replicates: &[MissRatioCurve], unsampled: f64) {
+        self.band_of(replicates, unsampled, f64::INFINITY);
+    }
+
     /// Replaces the band by the spread of `replicates`; `unsampled` is the share
-    /// of the population outside the sample, 0.0 to 1.0, which is what it can err in.
+    /// of the population outside the sample, 0.0 to 1.0, which is what it can err in, and `effective` the number of
+    /// equally popular pages that would vary as much as the sampled ones do. When these are few, so are the
+    /// degrees of freedom, however many replicates there are.
     ///
     /// Between its points a replicate is read as a straight line: its steps are
     /// as many times coarser than the curve's as there are replicates. With fewer
     /// than two, nothing is known and the band is everything.
-    pub(crate) fn band(&mut self, replicates: &[MissRatioCurve], unsampled: f64) {
+    pub(crate) fn band_of(
+        &mut self,
+        replicates: &[MissRatioCurve],
+        unsampled: f64,
+        effective: f64,
+    ) {
         if unsampled == 0.0 {
             return;
         }
         let mut lines: Vec<_> = replicates.iter().map(Line::new).collect();
         let count = lines.len() as f64;
-        let quantile = match lines.len() {
-            0 | 1 => f64::INFINITY,
-            several => STUDENT[several.min(REPLICATES) - 2],
-        };
-        for point in &mut self.points {
+        let quantile = quantile_of(count.min(effective));
+        for point in &mut self.points[1..] {
             let (mut sum, mut squares) = (0.0, 0.0);
             for line in &mut lines {
                 // As differences from the curve itself, which keeps the digits.
@@ -98,14 +137,130 @@ impl Steps {
                 sum += difference;
                 squares += difference * difference;
             }
-            let half_width = if quantile.is_finite() {
+            let half_width = if count > 1.0 {
                 let variance = (squares - sum * sum / count).max(0.0) / (count - 1.0);
-                SKEWED * quantile * (variance / count * unsampled).sqrt()
+                quantile * (variance / count * unsampled).sqrt()
             } else {
                 1.0
             };
             *point = banded(point.size, point.miss_ratio, half_width);
         }
+    }
+
+    /// Widens the band for what cannot be seen of sizes up to `unseen`'s last, one entry for each from 0: by these
+    /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, to wherever a curve may run that ends there.
+    pub(crate) fn widen_near(&mut self, unseen: &[Unseen], share: f64, unknown: f64) {
+        let near = unseen.len() as u64 - 1;
+        let borders = (0..64).map(|bit| 1 << bit).take_while(|&size| size < near);
+        self.cut(borders.chain([near]).collect());
+        let is_near = |point: &CurvePoint| point.size.0 < near;
+        let lowest = self.points.iter().find(|point| !is_near(point));
+        let lowest = lowest.map_or(0.0, |point| point.low);
+        let ends: Vec<u64> = self.points[1..].iter().map(|point| point.size.0).collect();
+        for (point, end) in self.points.iter_mut().zip(ends).skip(1) {
+            if !is_near(point) {
+                break;
+            }
+            // Of the sizes for which the point stands, the last.
+            let last = unseen[usize::try_from(end.min(near)).unwrap_or(0)];
+            let below = (point.low - lowest).max(0.0);
+            point.low = (point.low - unknown * below - share * last.below).max(0.0);
+            point.high = (point.high + share * last.above).min(1.0);
+            point.high += unknown * (1.0 - point.high);
+        }
+    }
+
+    /// Widens the band for a share `far` of references beyond the size `near` that may be `below` less or `above` more:
+    /// by these at that size, and in proportion at smaller sizes to what hits, at larger ones to what misses.
+    pub(crate) fn widen_to(&mut self, near: u64, far: f64, below: f64, above: f64) {
+        for point in &mut self.points[1..] {
+            let part = if point.size.0 < near {
+                (1.0 - point.miss_ratio) / (1.0 - far).max(f64::MIN_POSITIVE)
+            } else {
+                point.miss_ratio / far.max(f64::MIN_POSITIVE)
+            };
+            let part = part.min(1.0);
+            point.low = (point.low - part * below).max(0.0);
+            point.high = (point.high + part * above).min(1.0);
+        }
+    }
+
+    /// Widens the band for sizes that may be off, from size `from` on: the whole band may stand `quantum` pages
+    /// beside its place, and the curve itself `drift * sqrt(size)` pages more.
+    pub(crate) fn slide(&mut self, from: u64, quantum: f64, drift: f64) {
+        let reach = |size: u64| quantum + drift * (size as f64).sqrt();
+        let less = |size: u64, by: f64| size.saturating_sub(ceiled(by));
+        let more = |size: u64, by: f64| size.saturating_add(ceiled(by));
+        let mut cuts = vec![from.max(1)];
+        for (at, point) in self.points.iter().enumerate().skip(1) {
+            let size = point.size.0;
+            let before = less(size, reach(size));
+            if before > self.points[at - 1].size.0 {
+                cuts.push(before);
+            }
+            let after = more(size, reach(size));
+            if self
+                .points
+                .get(at + 1)
+                .is_none_or(|next| after < next.size.0)
+            {
+                cuts.push(after);
+            }
+        }
+        let points = self.points.clone();
+        self.cut(cuts);
+        let ends: Vec<u64> = self.points[1..].iter().map(|point| point.size.0).collect();
+        // Of `points`: the first that stands within the quantum before, and the first beyond the one after.
+        let (mut first, mut end) = (0, 0);
+        for (at, point) in self.points.iter_mut().enumerate().skip(1) {
+            let size = point.size.0;
+            if size < from {
+                continue;
+            }
+            let last = ends.get(at).map_or(size, |end| end - 1);
+            let earliest = less(size, quantum);
+            while points.get(first + 1).is_some_and(|p| p.size.0 <= earliest) {
+                first += 1;
+            }
+            end = end.max(first);
+            while points
+                .get(end)
+                .is_some_and(|p| p.size.0 <= more(last, quantum))
+            {
+                end += 1;
+            }
+            for (index, other) in points[first..end].iter().enumerate() {
+                if other.size.0 <= last {
+                    point.high = point.high.max(other.high);
+                }
+                let next = points.get(first + index + 1);
+                if next.is_none_or(|next| next.size.0 > size) {
+                    point.low = point.low.min(other.low);
+                }
+            }
+            let standing = |size: u64| points[points.partition_point(|p| p.size.0 <= size) - 1];
+            point.high = point.high.max(standing(less(size, reach(last))).miss_ratio);
+            point.low = point.low.min(standing(more(last, reach(last))).miss_ratio);
+        }
+    }
+
+    /// Puts points at `sizes` as well, where there are none.
+    fn cut(&mut self, mut sizes: Vec<u64>) {
+        sizes.sort_unstable();
+        let mut points: Vec<CurvePoint> = Vec::with_capacity(self.points.len() + sizes.len());
+        let mut sizes = sizes.into_iter().peekable();
+        for (at, &point) in self.points.iter().enumerate() {
+            points.push(point);
+            let next = self.points.get(at + 1).map(|next| next.size.0);
+            while let Some(size) = sizes.next_if(|&size| next.is_none_or(|next| size < next)) {
+                if points.last().is_some_and(|last| last.size.0 < size) {
+                    let size = PageCount(size);
+                    // A memory without a page misses for certain, and says nothing of others.
+                    points.push(CurvePoint { size, ..point });
+                }
+            }
+        }
+        self.points = points;
     }
 
     /// # Errors

@@ -62,6 +62,35 @@ impl Witness {
     }
 }
 
+/// What an estimator that looks at every reference knows for certain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Certain {
+    /// First references, which are as many as there are pages.
+    pub(crate) first_references: u64,
+    /// All of them.
+    pub(crate) references: u64,
+}
+
+impl Certain {
+    /// First references miss at every size, and no others where every page fits: narrows a band to that.
+    pub(crate) fn narrow(self, curve: &MissRatioCurve) -> Result<MissRatioCurve, CurveError> {
+        let cold = self.first_references as f64 / self.references as f64;
+        let footprint = PageCount(self.first_references);
+        let mut points = curve.points().to_vec();
+        let at = points.partition_point(|point| point.size < footprint);
+        if at > 0 && points.get(at).is_none_or(|point| point.size > footprint) {
+            points.insert(at, curve.at(footprint));
+        }
+        for point in &mut points {
+            point.low = point.low.max(cold.min(point.miss_ratio));
+            if point.size >= footprint {
+                point.high = point.miss_ratio.max(cold);
+            }
+        }
+        MissRatioCurve::new(points, curve.references())
+    }
+}
+
 /// The steps of `estimate`, cut also where `seen` steps, with a band that holds both.
 fn hull(estimate: &[CurvePoint], seen: &[CurvePoint]) -> Vec<CurvePoint> {
     let certain_miss = CurvePoint::exact(PageCount(0), 1.0);
@@ -135,6 +164,30 @@ mod tests {
             let coverage = f64::from(held) / f64::from(all);
             assert!(coverage >= 0.95, "{name}: {coverage}");
         }
+    }
+
+    #[test]
+    fn what_is_certain_narrows_a_band_and_no_more() {
+        let wide = |size, miss_ratio| CurvePoint {
+            size: PageCount(size),
+            miss_ratio,
+            low: 0.0,
+            high: 1.0,
+        };
+        let curve = MissRatioCurve::new(vec![wide(0, 1.0), wide(10, 0.5), wide(90, 0.2)], 100);
+        let certain = Certain {
+            first_references: 40,
+            references: 200,
+        };
+        let narrowed = certain.narrow(&curve.unwrap()).unwrap();
+        let band = |size| {
+            let point = narrowed.at(PageCount(size));
+            (point.low, point.miss_ratio, point.high)
+        };
+        assert_eq!(band(5), (0.2, 1.0, 1.0));
+        assert_eq!(band(39), (0.2, 0.5, 1.0));
+        assert_eq!(band(40), (0.2, 0.5, 0.5));
+        assert_eq!(band(90), (0.2, 0.2, 0.2));
     }
 
     #[test]
