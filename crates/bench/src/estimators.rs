@@ -39,7 +39,12 @@ struct Line {
     streams: Vec<(Kind, Bar)>,
     yardsticks: Vec<(&'static str, Make)>,
     clock: Clock,
+    /// Below this size the estimator says nothing.
+    from: PageCount,
 }
+
+/// Memory in front of the ghost, and all that it says nothing of.
+const DIRECT: PageCount = PageCount(256 << 10);
 
 const fn zipf(pages: u64) -> Kind {
     Kind {
@@ -130,6 +135,7 @@ fn lines() -> Vec<Line> {
             streams: exact_streams,
             yardsticks: exact(),
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "exact LRU, offline, 1 thread (wall)",
@@ -140,6 +146,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: offline(),
             clock: Clock::Wall,
+            from: PageCount(0),
         },
         Line {
             name: "exact LRU, offline, 2 threads (wall)",
@@ -150,6 +157,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: Vec::new(),
             clock: Clock::Wall,
+            from: PageCount(0),
         },
         Line {
             name: "SHARDS at 1/100",
@@ -161,6 +169,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: vec![("SHARDS-adj, plain", boxed(|_| PlainShards::new(0.01)))],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "SHARDS at 1/1000",
@@ -172,6 +181,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: vec![("SHARDS-adj, plain", boxed(|_| PlainShards::new(0.001)))],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "SHARDS of 8192 pages",
@@ -192,6 +202,7 @@ fn lines() -> Vec<Line> {
                 boxed(|_| PlainFixedSizeShards::new(8192)),
             )],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "SHARDS of 65536 pages",
@@ -202,6 +213,7 @@ fn lines() -> Vec<Line> {
                 boxed(|_| PlainFixedSizeShards::new(65536)),
             )],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "AET",
@@ -216,6 +228,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: vec![("hash table and histogram", boxed(|_| PlainAet::new()))],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "AET of 1/1000 of the references",
@@ -226,6 +239,7 @@ fn lines() -> Vec<Line> {
             ],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "AET of 1/100 of the pages",
@@ -233,6 +247,7 @@ fn lines() -> Vec<Line> {
             streams: vec![(zipf(4 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "Counter Stacks",
@@ -260,6 +275,7 @@ fn lines() -> Vec<Line> {
                 boxed(|_| PlainCounterStacks::new(12, 100_000)),
             )],
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "average footprint",
@@ -267,12 +283,13 @@ fn lines() -> Vec<Line> {
             streams: vec![(zipf(2 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
+            from: PageCount(0),
         },
         Line {
             name: "ghost of 1 M pages behind 256 K",
             make: boxed(|_| {
                 GhostLru::new(GhostOptions {
-                    direct: PageCount(256 << 10),
+                    direct: DIRECT,
                     ghost: PageCount(1 << 20),
                     segment: PageCount(1024),
                 })
@@ -281,6 +298,7 @@ fn lines() -> Vec<Line> {
             streams: vec![(zipf(2 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
+            from: DIRECT,
         },
     ]
 }
@@ -326,11 +344,11 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             let Some((_, bar)) = line.streams.iter().find(|(other, _)| *other == kind) else {
                 continue;
             };
-            let ours = measured(&stream, cli.runs, line.clock, &line.make)?;
+            let ours = measured(&stream, cli.runs, line.clock, line.from, &line.make)?;
             write_row(out, line.name, &ours, &verdict(&ours, bar))?;
             for (name, make) in &line.yardsticks {
                 // A yardstick's speed varies little beside its distance, and it is slow.
-                let result = measured(&stream, 1, line.clock, make)?;
+                let result = measured(&stream, 1, line.clock, line.from, make)?;
                 let ratio = format!("ours is {:.1} x as fast", ours.speed / result.speed);
                 write_row(out, &format!("  beside: {name}"), &result, &ratio)?;
             }

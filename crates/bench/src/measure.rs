@@ -76,9 +76,10 @@ impl Stream {
         })
     }
 
-    /// A thousand even sizes up to the footprint.
-    fn sizes(&self) -> impl Iterator<Item = PageCount> {
-        (1..=1000).map(|step| PageCount(self.footprint * step / 1000))
+    /// Even sizes up to the footprint, a thousand less those below `from`.
+    fn sizes(&self, from: PageCount) -> impl Iterator<Item = PageCount> {
+        let sizes = (1..=1000).map(|step| PageCount(self.footprint * step / 1000));
+        sizes.filter(move |&size| size >= from)
     }
 }
 
@@ -93,11 +94,13 @@ pub(crate) struct Result {
     pub(crate) memory_bytes: usize,
 }
 
-/// Runs an estimator on a stream `runs` times; `make` gets the number of the run.
+/// Runs an estimator on a stream `runs` times, and compares its curve at sizes `from` up; `make` gets the
+/// number of the run.
 pub(crate) fn run(
     stream: &Stream,
     runs: u32,
     clock: Clock,
+    from: PageCount,
     make: &dyn Fn(u64) -> Box<dyn Estimator>,
 ) -> anyhow::Result<Result> {
     let runs = runs.max(1);
@@ -118,8 +121,8 @@ pub(crate) fn run(
         let curve = estimator.curve()?;
         speeds.push(stream.references as f64 / 1e6 / watch.seconds());
         result.memory_bytes = result.memory_bytes.max(estimator.memory_bytes());
-        let strict = curve.distance(&stream.exact, stream.sizes());
-        let forgiving = curve.distance_up_to(&stream.exact, stream.sizes(), 0.01);
+        let strict = curve.distance(&stream.exact, stream.sizes(from));
+        let forgiving = curve.distance_up_to(&stream.exact, stream.sizes(from), 0.01);
         if let (Some(strict), Some(forgiving)) = (strict, forgiving) {
             result.mean_absolute_error += strict.mean_absolute_error / f64::from(runs);
             result.max_error += forgiving.max_absolute_error / f64::from(runs);
