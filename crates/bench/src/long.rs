@@ -1,4 +1,4 @@
-//! More than 2^32 references: a loop, whose curve is known, through every estimator's counters.
+//! More than 2^32 references: a loop, whose curve is known, through the counters of exact LRU, AET and SHARDS.
 
 use std::io::Write;
 use std::num::NonZeroUsize;

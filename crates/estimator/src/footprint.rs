@@ -34,6 +34,7 @@ use crate::Estimator;
 use crate::hash::{PageMap, page_map};
 use crate::histogram::Histogram;
 use crate::last_use::{LastUse, map_bytes};
+use crate::reuse_times::whole_pages;
 use crate::steps::Steps;
 use crate::witness::{Certain, Witness};
 
@@ -496,16 +497,6 @@ fn sizes_below(pages: u64) -> Vec<u64> {
         .take_while(|&size| size < step);
     let even = (1..).map(|nth| nth * step).take_while(|&size| size < pages);
     powers.chain(even).filter(|&size| size < pages).collect()
-}
-
-/// The smallest whole size that is not under `pages`, but for the rounding of sums.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-)]
-fn whole_pages(pages: f64) -> u64 {
-    (pages * (1.0 - 1e-10)).ceil() as u64
 }
 
 /// The footprint of scans: at the end of every interval, which pages were touched during it.

@@ -13,7 +13,7 @@
 //! one that was, so entering costs nothing but the next number; leaving takes one off every later sum
 //! within its node on each level of a tree of 32 children a node: a few vector additions, whatever the depth. Depths
 //! are exact, so at every border of a segment the curve is exact too. (No list that answers for
-//! exact depths can be O(1): Fredman and Saks 1989. Four levels do for 2^30 pages.) When
+//! exact depths can be O(1): Fredman and Saks 1989. Four levels do for a million pages.) When
 //! the moments are used up, those standing are numbered anew: O(1) a reference, spread out.
 //!
 //! **What is not known** is in the band. Below `direct` the curve stands at 1, with a band down to the
@@ -23,7 +23,7 @@
 //!
 //! Source: [LS07] §4.1 for counts by segment behind a memory, [Patterson95] and [Jones06] for the ghost
 //! buffer itself. Departs in how the segment is found.
-//! Cost: O(levels of the tree) a reference with one trip to memory for the page, two for a page that falls off the end; 53
+//! Cost: O(levels of the tree), and of a sum for every 2^20 pages, a reference with one trip to memory for the page, two for a page that falls off the end; 53
 //! bytes a page, all of it allocated at the start.
 //! Not here: the cache and its contents; memories smaller than the direct one (`lru`, `shards`).
 

@@ -38,6 +38,9 @@ use crate::last_use::{LastUse, NEVER};
 use crate::lru::{BLOCK, Distances, moments_for};
 use crate::moments::Moments;
 
+/// The most threads that are used, of whatever number is asked for; fewer gain as much.
+const THREADS_MAX: usize = 256;
+
 /// References of a wave for each thread, unless there is a reason for another number.
 const SEGMENT_REFERENCES: usize = 1 << 19;
 
@@ -75,11 +78,11 @@ pub struct ParallelLru {
 }
 
 impl ParallelLru {
-    /// Returns an estimator that has seen nothing and will use so many threads, the caller's among them.
+    /// Returns an estimator that has seen nothing and will use so many threads, at most 256, the caller's among them.
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
         Self {
-            waves: Waves::new(threads.get(), SEGMENT_REFERENCES),
+            waves: Waves::new(threads.get().min(THREADS_MAX), SEGMENT_REFERENCES),
         }
     }
 

@@ -221,8 +221,8 @@ impl ReuseTimes {
                 }
             };
             // One by one where times are counted one by one, else by trapezes.
-            let piece = match age {
-                ..2048 => 1,
+            let piece = match next {
+                ..=2048 => 1,
                 _ => (next - age).div_ceil(PIECES),
             };
             let mut from = age;

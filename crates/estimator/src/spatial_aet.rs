@@ -178,6 +178,8 @@ impl Estimator for SpatialAet {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let estimate = self.reuse_times().curve()?;
+        // The references seen, not those that they stand for.
+        let estimate = MissRatioCurve::new(estimate.points().to_vec(), self.sampled())?;
         self.witness.widen(&estimate)
     }
 }

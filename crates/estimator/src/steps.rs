@@ -255,7 +255,6 @@ impl Steps {
             while let Some(size) = sizes.next_if(|&size| next.is_none_or(|next| size < next)) {
                 if points.last().is_some_and(|last| last.size.0 < size) {
                     let size = PageCount(size);
-                    // A memory without a page misses for certain, and says nothing of others.
                     points.push(CurvePoint { size, ..point });
                 }
             }

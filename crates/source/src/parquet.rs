@@ -34,7 +34,7 @@ use crate::lines::read_full;
 use crate::progress::Progress;
 use crate::spans::Reading;
 use crate::{Column, Options, Source, SourceError};
-use pages::{PAGE_BYTES_MAX, Pages, is_footer};
+use pages::{FOOTER_BYTES_MAX, PAGE_BYTES_MAX, Pages, is_footer};
 
 /// How a parquet file begins and ends.
 pub(crate) const MAGIC: [u8; 4] = *b"PAR1";
@@ -124,6 +124,11 @@ impl Chunks {
         let Some(start) = end.checked_sub(length.into()) else {
             return Ok(());
         };
+        if usize::try_from(length)? > FOOTER_BYTES_MAX {
+            return Err(general(format!(
+                "its footer has {length} bytes; at most {FOOTER_BYTES_MAX} are read"
+            )));
+        }
         if !tail.ends_with(&MAGIC) || is_footer(&self.get_bytes(start, usize::try_from(length)?)?) {
             return Ok(());
         }

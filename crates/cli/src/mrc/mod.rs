@@ -161,6 +161,9 @@ impl Args {
                 bail_usage!("{option}: that is the trace, which would be lost");
             }
         }
+        if self.output.path().is_some() && self.output.path() == self.estimator.stream() {
+            bail_usage!("--stream and --out name one file: one of them would be lost");
+        }
         Ok(())
     }
 

@@ -114,7 +114,7 @@ impl Report {
             .saturating_add(last / 25)
             .saturating_add(self.page_size.bytes());
         let name = if self.banded() {
-            "miss ratio with its 95 % band"
+            "miss ratio with its band"
         } else {
             ""
         };

@@ -24,6 +24,9 @@ use super::{Chunks, general};
 /// Bytes a page may have, before and after decompression, and the footer of a file.
 pub(super) const PAGE_BYTES_MAX: usize = 64 << 20;
 
+/// Bytes a footer may have: each may claim an element of a list, for which the `parquet` crate makes some hundred bytes of room.
+pub(super) const FOOTER_BYTES_MAX: usize = 4 << 20;
+
 /// Bytes a dictionary may have: its values take a multiple of that once they are decoded.
 const DICTIONARY_BYTES_MAX: usize = 16 << 20;
 
