@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_flow::AccessKind;
-use plimsoll_fuzz::{REFERENCES_MAX, is_skippable_frame, outcome, text_of};
+use plimsoll_fuzz::{REFERENCES_MAX, is_skippable_frame, naive_request_pages, outcome, text_of};
 use plimsoll_source::{Format, Options};
 
 const BLANKS: [char; 4] = [' ', '\t', '\r', '\x0c'];
@@ -79,12 +79,9 @@ fn naive(text: &str, format: Format) -> (Vec<(u64, AccessKind)>, Option<u64>) {
         if length == 0 {
             continue;
         }
-        let last = (offset + length - 1) / 4096;
-        if length > u128::from(u32::MAX) || offset + length > 1 << 64 || last >= 1 << 48 {
+        if naive_request_pages(&mut references, device, kind, offset, length).is_none() {
             return (references, fault);
         }
-        let pages = offset / 4096..=last;
-        references.extend(pages.map(|page| (u64::try_from(device << 48 | page).unwrap(), kind)));
         if references.len() > 2 * REFERENCES_MAX {
             return (references, None);
         }

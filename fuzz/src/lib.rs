@@ -133,3 +133,21 @@ pub fn naive_number(text: &str) -> Option<u64> {
 pub fn is_skippable_frame(bytes: &[u8]) -> bool {
     matches!(bytes, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
+
+/// Appends what a request for bytes of a disk touches: its pages of 4096 bytes, with the disk's number in the
+/// sixteen highest bits. `None` if such a request is none.
+pub fn naive_request_pages(
+    references: &mut Vec<(u64, AccessKind)>,
+    device: u128,
+    kind: AccessKind,
+    offset: u128,
+    length: u128,
+) -> Option<()> {
+    let last = (offset + length - 1) / 4096;
+    if length > u128::from(u32::MAX) || offset + length > 1 << 64 || last >= 1 << 48 {
+        return None;
+    }
+    let page = |page| u64::try_from(device << 48 | page).expect("48 bits and 16");
+    references.extend((offset / 4096..=last).map(|at| (page(at), kind)));
+    Some(())
+}

@@ -216,10 +216,9 @@ fn kind_of(letters: &[u8]) -> Option<AccessKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
+    use crate::drained::references_of;
     use crate::spans::{Reading, SpanSource};
     use AccessKind::{Read as R, Write as W};
-    use plimsoll_flow::ReferenceBatch;
 
     fn read(
         text: &str,
@@ -232,15 +231,7 @@ mod tests {
             ..Options::default()
         };
         let mut source = SpanSource::new(Reader::new(text.as_bytes(), "t.blkparse", &options));
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while source.next_batch(&mut batch)? {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
+        let all = references_of(&mut source)?;
         Ok((all, source.skipped()))
     }
 

@@ -299,6 +299,7 @@ pub(crate) fn write_reference(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drained::references_of;
     use AccessKind::{Read as R, Unknown as U, Write as W};
     use proptest::prelude::*;
 
@@ -313,16 +314,7 @@ mod tests {
             ..Options::default()
         };
         let mut reader = Reader::new(text.as_bytes(), "t.csv", &options)?;
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while reader.next_batch(&mut batch)? {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
-        Ok(all)
+        references_of(&mut reader)
     }
 
     const TRACE: &str = "version,time,op,lbn\r\n1,5,2a,0x10\r\n1,6, 28 ,17\r\n\r\n1,7,ff,18";

@@ -202,10 +202,9 @@ impl<R: Read> Spans for Reader<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
+    use crate::drained::references_of;
     use crate::spans::{Reading, SpanSource};
     use AccessKind::{Read as R, Write as W};
-    use plimsoll_flow::ReferenceBatch;
 
     fn read(
         text: &str,
@@ -218,15 +217,7 @@ mod tests {
         };
         let reader = Reader::new(text.as_bytes(), "t.csv", layout, &options);
         let mut source = SpanSource::new(reader);
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while source.next_batch(&mut batch)? {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
+        let all = references_of(&mut source)?;
         Ok((all, source.skipped()))
     }
 

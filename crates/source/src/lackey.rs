@@ -103,24 +103,13 @@ fn parse_access(line: &[u8]) -> Option<(Operation, u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
+    use crate::drained::references_of;
     use crate::spans::SpanSource;
     use AccessKind::{Read as R, Write as W};
-    use plimsoll_flow::ReferenceBatch;
 
     fn read(text: &str, options: &Options) -> Result<Vec<(u64, AccessKind)>, SourceError> {
         let mut reader = SpanSource::new(Reader::new(text.as_bytes(), "t", options));
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while reader.next_batch(&mut batch)? {
-            assert!(batch.len() <= ReferenceBatch::CAPACITY);
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
-        Ok(all)
+        references_of(&mut reader)
     }
 
     const TRACE: &str = "==7== Lackey, an example Valgrind tool\n\

@@ -17,6 +17,8 @@ mod bytes;
 mod compression;
 mod csv;
 mod disk_csv;
+#[cfg(test)]
+mod drained;
 mod error;
 mod format;
 mod ids;

@@ -450,6 +450,7 @@ fn rows_of<T: DataType>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drained::references_of;
     use crate::{Format, open, read};
     use ::parquet::basic::Compression;
     use ::parquet::column::writer::ColumnWriter;
@@ -529,15 +530,7 @@ mod tests {
         let mut trace = open(file.path(), options)?;
         assert_eq!(trace.format(), Format::Parquet);
         let progress = trace.progress();
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while trace.next_batch(&mut batch)? {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
+        let all = references_of(&mut trace)?;
         assert_eq!(Some(progress.read_bytes()), progress.total_bytes());
         Ok(all)
     }

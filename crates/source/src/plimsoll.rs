@@ -516,9 +516,8 @@ fn write_summed(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drained::{References, drained};
     use proptest::prelude::*;
-
-    type References = Vec<(u64, AccessKind)>;
 
     fn batches_of(references: &[(u64, AccessKind)], length: usize) -> Vec<ReferenceBatch> {
         let batch_of = |references: &[(u64, AccessKind)]| {
@@ -544,21 +543,7 @@ mod tests {
 
     fn read(bytes: &[u8]) -> (References, Option<SourceError>) {
         let mut reader = Reader::new(bytes, "t.plimsoll").unwrap();
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        loop {
-            let result = reader.next_batch(&mut batch);
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-            match result {
-                Ok(true) => {}
-                Ok(false) => return (all, None),
-                Err(error) => return (all, Some(error)),
-            }
-        }
+        drained(&mut reader)
     }
 
     /// Reads a trace that is in order, by the table of the format, one number at a time.

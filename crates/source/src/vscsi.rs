@@ -189,10 +189,10 @@ impl<R: Read> Spans for Reader<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
+    use crate::drained::references_of;
     use crate::spans::{Reading, SpanSource};
     use AccessKind::{Read as R, Write as W};
-    use plimsoll_flow::{PageSize, ReferenceBatch};
+    use plimsoll_flow::PageSize;
 
     fn record(version: u8, operation: u16, length: u32, block: u64) -> Vec<u8> {
         let operation = operation.to_le_bytes();
@@ -230,15 +230,7 @@ mod tests {
             ..Options::default()
         };
         let mut source = SpanSource::new(Reader::new(bytes, "t.vscsi", &options)?);
-        let mut batch = ReferenceBatch::new();
-        let mut all = Vec::new();
-        while source.next_batch(&mut batch)? {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|reference| (reference.page.0, reference.kind)),
-            );
-        }
+        let all = references_of(&mut source)?;
         Ok((all, source.skipped()))
     }
 

@@ -118,19 +118,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return recorded::record(args, path, out);
     }
     let mut trace = args.trace.open()?;
+    // Just one: where there are several, they were compared.
     for mut contestant in contestants {
         let estimator = &mut *contestant.estimator;
         let references = read(&mut trace, |batch| estimator.observe(batch))?;
         let curve = args.curve_of(estimator, references)?;
-        let report = Report {
-            name: args.name(),
-            method: contestant.name,
-            references,
-            page_size,
-            working_set: curve.size_for(WorkingSet::MISS_RATIO),
-            curve: args.select(&curve)?,
-        };
-        args.write(&report, out)?;
+        args.write(contestant.name, references, &curve, out)?;
     }
     Ok(())
 }
@@ -167,8 +160,22 @@ impl Args {
         Ok(())
     }
 
-    /// Gives a report in the form asked for.
-    fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+    /// Gives the curve of so many references in the form asked for; `method` says how it was found.
+    fn write(
+        &self,
+        method: String,
+        references: u64,
+        curve: &MissRatioCurve,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let report = Report {
+            name: self.name(),
+            method,
+            references,
+            page_size: self.trace.page_bytes,
+            working_set: curve.size_for(WorkingSet::MISS_RATIO),
+            curve: self.select(curve)?,
+        };
         let content = match self.output.format() {
             Format::Table => report.to_table().into_bytes(),
             Format::Csv => report.to_csv().into_bytes(),

@@ -8,9 +8,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use plimsoll_estimator::{CounterStream, Estimator, StreamWriter};
-use plimsoll_flow::WorkingSet;
 
-use super::report::Report;
 use super::{Args, read};
 use crate::bail_usage;
 use crate::output::AtomicFile;
@@ -55,15 +53,7 @@ pub(super) fn record(args: &Args, path: &Path, out: &mut dyn Write) -> anyhow::R
         .into_inner()
         .map_err(std::io::IntoInnerError::into_error);
     file.with_context(not_written)?.persist()?;
-    let report = Report {
-        name: args.name(),
-        method: "Counter Stacks".to_owned(),
-        references,
-        page_size: args.trace.page_bytes,
-        working_set: curve.size_for(WorkingSet::MISS_RATIO),
-        curve: args.select(&curve)?,
-    };
-    args.write(&report, out)
+    args.write("Counter Stacks".to_owned(), references, &curve, out)
 }
 
 /// Opens a record of counters; `None` if the file is none.
@@ -109,19 +99,12 @@ pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> 
     let curve = stream
         .curve(start..end)
         .with_context(|| format!("no curve of '{path}'"))?;
-    let report = Report {
-        name: args.name(),
-        method: format!(
-            "Counter Stacks, references {} to {}",
-            grouped(start as f64),
-            grouped(end as f64)
-        ),
-        references: end - start,
-        page_size: args.trace.page_bytes,
-        working_set: curve.size_for(WorkingSet::MISS_RATIO),
-        curve: args.select(&curve)?,
-    };
-    args.write(&report, out)
+    let method = format!(
+        "Counter Stacks, references {} to {}",
+        grouped(start as f64),
+        grouped(end as f64)
+    );
+    args.write(method, end - start, &curve, out)
 }
 
 #[cfg(test)]

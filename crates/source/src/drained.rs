@@ -1,0 +1,36 @@
+//! For tests: a source read to its end.
+
+use plimsoll_flow::{AccessKind, ReferenceBatch};
+
+use crate::{Source, SourceError};
+
+/// References as pages and kinds.
+pub(crate) type References = Vec<(u64, AccessKind)>;
+
+/// Returns all references, or the fault that ended them.
+pub(crate) fn references_of(source: &mut impl Source) -> Result<References, SourceError> {
+    match drained(source) {
+        (all, None) => Ok(all),
+        (_, Some(fault)) => Err(fault),
+    }
+}
+
+/// Returns the references before the end or a fault, and that.
+pub(crate) fn drained(source: &mut impl Source) -> (References, Option<SourceError>) {
+    let mut batch = ReferenceBatch::new();
+    let mut all = Vec::new();
+    loop {
+        let result = source.next_batch(&mut batch);
+        assert!(batch.len() <= ReferenceBatch::CAPACITY);
+        all.extend(
+            batch
+                .iter()
+                .map(|reference| (reference.page.0, reference.kind)),
+        );
+        match result {
+            Ok(true) => {}
+            Ok(false) => return (all, None),
+            Err(fault) => return (all, Some(fault)),
+        }
+    }
+}
