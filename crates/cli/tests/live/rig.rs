@@ -390,11 +390,11 @@ impl Attach {
         self.lines.recv_timeout(PATIENCE).expect("another line")
     }
 
-    /// Whether it runs a child process.
-    pub fn has_child(&self) -> bool {
+    /// The process that it runs as a child, if any.
+    pub fn child(&self) -> Option<u32> {
         let pid = self.child.id();
-        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
-            .is_ok_and(|children| !children.trim().is_empty())
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
     }
 
     /// Presses Ctrl-C.
@@ -423,6 +423,19 @@ impl Attach {
             lines,
             complaint: complaint.unwrap_or_default(),
         }
+    }
+}
+
+/// Waits until a process has ended, whether or not its parent has taken note.
+pub fn wait_until_ended(pid: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    let runs = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        status.is_ok_and(|status| !status.contains("State:\tZ"))
+    };
+    while runs() {
+        assert!(Instant::now() < deadline, "process {pid} goes on");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
