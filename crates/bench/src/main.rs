@@ -7,6 +7,7 @@
 
 mod bands;
 mod estimators;
+mod hcache;
 mod long;
 mod measure;
 mod reading;
@@ -47,6 +48,21 @@ enum Part {
     Bands(bands::Args),
     /// What a trap costs
     Trap,
+    /// Pages in hcache beside copies and other caches
+    Hcache(hcache::Args),
+    /// hcache's server beside redis and memcached
+    HcacheServer(hcache::ServerArgs),
+    /// Ten minutes of clients that come, go and are killed, every page checked
+    HcacheSoak(hcache::SoakArgs),
+    /// One cache, for `hcache`
+    #[command(hide = true)]
+    HcacheCache(hcache::CacheArgs),
+    /// A server, for `hcache-server` and `hcache-soak`
+    #[command(hide = true)]
+    HcacheServe(hcache::ServeArgs),
+    /// A client, for `hcache-soak`
+    #[command(hide = true)]
+    HcacheSoakClient(hcache::SoakClientArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -58,12 +74,20 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
+        Some(Part::Hcache(args)) => hcache::run(&cli, args, &mut out),
+        Some(Part::HcacheServer(args)) => hcache::run_server(&cli, args, &mut out),
+        Some(Part::HcacheServe(args)) => hcache::serve(args),
+        Some(Part::HcacheSoak(args)) => hcache::run_soak(args, &mut out),
+        Some(Part::HcacheSoakClient(args)) => hcache::run_soak_client(args, &mut out),
+        Some(Part::HcacheCache(args)) => hcache::run_one_cache(args, &mut out),
         None => {
             estimators::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
             long::run(&mut out)?;
             bands::run(&cli, &bands::Args::default(), &mut out)?;
-            trap::run(&mut out)
+            trap::run(&mut out)?;
+            hcache::run(&cli, &hcache::Args::default(), &mut out)?;
+            hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)
         }
     }
 }

@@ -5,9 +5,10 @@
 //! | 0 | done; also when the reader of standard output went away early |
 //! | 1 | failed |
 //! | 2 | asked for in a way that cannot be |
+//! | 3 | the server that was to answer is not there |
 //!
-//! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2,
-//! every other with 1. Only standard output's own broken pipe is quiet: a
+//! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2, one that holds
+//! [`Unreachable`] with 3, every other with 1. Only standard output's own broken pipe is quiet: a
 //! socket that breaks inside a verb is a failure like any other.
 
 use std::error::Error;
@@ -20,6 +21,11 @@ use clap::error::ErrorKind;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
+
+/// The server that a verb speaks to does not answer; the cause says which.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Unreachable(pub anyhow::Error);
 
 /// Fails with a [`UsageError`] made from a format string, as [`anyhow::bail!`] does with a failure.
 #[macro_export]
@@ -67,6 +73,8 @@ impl<W: Write> Output<W> {
                 );
                 if error.downcast_ref::<UsageError>().is_some() {
                     ExitCode::from(2)
+                } else if error.downcast_ref::<Unreachable>().is_some() {
+                    ExitCode::from(3)
                 } else {
                     ExitCode::FAILURE
                 }
@@ -149,6 +157,9 @@ mod tests {
         let said = "plimsoll: error: --rate 2 is too much\n".to_owned();
         assert_eq!(finish(usage()), (ExitCode::from(2), said));
         assert_eq!(finish(usage().context("mrc")).0, ExitCode::from(2));
+        let gone = Unreachable(anyhow!("nobody").context("no server"));
+        let said = "plimsoll: error: no server: nobody\n".to_owned();
+        assert_eq!(finish(Err(gone.into())), (ExitCode::from(3), said));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod demo;
 pub mod doctor;
 pub mod exit;
 pub mod experiment;
+pub mod hcache;
 pub mod lab;
 pub mod mrc;
 pub mod observe;

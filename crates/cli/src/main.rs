@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use plimsoll::exit::{self, Output};
-use plimsoll::{attach, demo, doctor, lab, mrc, trace};
+use plimsoll::{attach, demo, doctor, hcache, lab, mrc, trace};
 
 /// How far a host's memory may safely be loaded, VM by VM.
 #[derive(Debug, Parser)]
@@ -21,6 +21,7 @@ enum Verb {
     Mrc(mrc::Args),
     Trace(trace::Args),
     Attach(attach::Args),
+    Hcache(hcache::Args),
     Doctor(doctor::Args),
     Lab(lab::Args),
     Demo(demo::Args),
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Verb::Mrc(args) => mrc::run(args, &mut out),
         Verb::Trace(args) => trace::run(args, &mut out),
         Verb::Attach(args) => attach::run(args, &mut out),
+        Verb::Hcache(args) => hcache::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
         Verb::Lab(args) => lab::run(args, &mut out),
         Verb::Demo(args) => demo::run(args, &mut out),

@@ -13,6 +13,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-estimator", &["plimsoll-flow"]),
     ("plimsoll-trap", &["plimsoll-flow", "plimsoll-source"]),
     ("plimsoll-vm", &["plimsoll-flow"]),
+    ("plimsoll-hcache", &[]),
+    ("plimsoll-ring", &["plimsoll-hcache"]),
     (
         "plimsoll-bench",
         &[
@@ -20,6 +22,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-hcache",
+            "plimsoll-ring",
         ],
     ),
     (
@@ -30,13 +34,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-estimator",
             "plimsoll-trap",
             "plimsoll-vm",
+            "plimsoll-hcache",
+            "plimsoll-ring",
         ],
     ),
     ("plimsoll-workload", &[]),
 ];
 
 /// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
-const WITH_UNSAFE: &[&str] = &["plimsoll-estimator", "plimsoll-trap", "plimsoll-workload"];
+const WITH_UNSAFE: &[&str] = &[
+    "plimsoll-estimator",
+    "plimsoll-trap",
+    "plimsoll-hcache",
+    "plimsoll-ring",
+    "plimsoll-workload",
+];
 
 /// What the rules look at in a crate.
 struct Member {

@@ -1,0 +1,400 @@
+//! What more or less capacity would bring each client of a store.
+//!
+//! A client's own memory lies in front of the store: a page it puts has just left that memory, a
+//! page it gets is on its way back. So the order of its puts is an LRU list without contents, and a get whose page is at
+//! depth `d` of it hits in every store that gives the client more than `d` pages. That is a
+//! [`GhostBuffer`] behind a cache of unknown size, which is counted as none.
+//! It says nothing of the present capacity and so answers for all below and above alike.
+//!
+//! The store shows a sample of its pages, chosen by hash; sizes are scaled up by it (\\[Waldspurger15\\]).
+//! The band is that of the list, not of the sample.
+//!
+//! Ghosts count in the store's bound: memory is taken off it by [`settle`](Ghosts::settle) before a ghost may be made.
+//!
+//! Departs from the store in that a page taken out leaves no free place to the pages before it: right where each page
+//! that comes back drives out another, optimistic while a client grows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_hcache::{ClientId, Error, Event, EventKind, Observer, Store};
+
+/// Most pages that a ghost keeps in order, unless told otherwise: 0.4 MiB.
+const GHOST_PAGES: u64 = 8192;
+/// Most steps of a client's curve.
+const SEGMENTS: u64 = 512;
+/// Share of the capacity that all ghosts may take.
+const MEMORY_SHARE: u64 = 16;
+/// Ghosts whose memory is set aside for clients to come.
+const SPARE: usize = 2;
+
+/// The sizes of the ghosts of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GhostPlan {
+    /// One in so many pages is modelled, a power of two.
+    pub one_in: u32,
+    /// Sizes of a ghost, in sampled pages.
+    options: GhostOptions,
+}
+
+impl GhostPlan {
+    /// Plans for curves up to `reach_pages`, modelling one in `one_in` pages (a power of two) or, if that is `None`,
+    /// as many as a ghost of 8192 pages takes.
+    #[must_use]
+    pub fn new(reach_pages: u64, one_in: Option<u32>) -> Self {
+        let fitting = reach_pages.div_ceil(GHOST_PAGES).next_power_of_two();
+        let one_in = one_in.unwrap_or(u32::try_from(fitting).unwrap_or(1 << 31));
+        let ghost = reach_pages.div_ceil(one_in.into()).max(1);
+        Self {
+            one_in,
+            options: GhostOptions {
+                direct: PageCount(0),
+                ghost: PageCount(ghost),
+                segment: PageCount(ghost.div_ceil(SEGMENTS)),
+            },
+        }
+    }
+
+    /// Pages from one point of a curve to the next.
+    #[must_use]
+    pub fn segment_pages(&self) -> u64 {
+        self.options.segment.0 * u64::from(self.one_in)
+    }
+}
+
+/// The ghosts of all clients.
+#[derive(Debug)]
+pub struct Ghosts {
+    plan: GhostPlan,
+    /// Bytes of one ghost.
+    ghost_bytes: u64,
+    /// Most ghosts that may be.
+    ghosts_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    ghosts: BTreeMap<ClientId, GhostBuffer>,
+    /// Ghosts for which memory was set aside, those there are included.
+    granted: usize,
+    unseen_events: u64,
+}
+
+impl Ghosts {
+    /// Returns ghosts for a store of `capacity_bytes`, of which they take at most a sixteenth.
+    ///
+    /// # Errors
+    ///
+    /// [`GhostError`] if a ghost of these sizes cannot be.
+    pub fn new(plan: GhostPlan, capacity_bytes: u64) -> Result<Self, GhostError> {
+        let ghost_bytes = GhostBuffer::new(plan.options)?.memory_bytes() as u64;
+        let ghosts_max = capacity_bytes / MEMORY_SHARE / ghost_bytes;
+        Ok(Self {
+            plan,
+            ghost_bytes,
+            ghosts_max: usize::try_from(ghosts_max).unwrap_or(usize::MAX),
+            inner: Mutex::default(),
+        })
+    }
+
+    /// Their sizes.
+    #[must_use]
+    pub fn plan(&self) -> GhostPlan {
+        self.plan
+    }
+
+    /// Bytes set aside for ghosts.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.lock().granted as u64 * self.ghost_bytes
+    }
+
+    /// Events of clients that had no ghost (yet).
+    #[must_use]
+    pub fn unseen_events(&self) -> u64 {
+        self.lock().unseen_events
+    }
+
+    /// Drops the ghosts of clients that left, and sets memory aside for those to come. To be
+    /// called at the start and about once a second.
+    ///
+    /// # Errors
+    ///
+    /// The store's, if it cannot give the memory; then no ghost is added.
+    pub fn settle(&self, store: &Store) -> Result<(), Error> {
+        let known: BTreeSet<_> = self.lock().ghosts.keys().copied().collect();
+        // A client that comes from here on is not known yet, and keeps its ghost.
+        let present: BTreeSet<_> = store.stats().clients.iter().map(|c| c.id).collect();
+        let wanted = (present.len() + SPARE).min(self.ghosts_max);
+        let granted = {
+            let mut inner = self.lock();
+            inner
+                .ghosts
+                .retain(|id, _| present.contains(id) || !known.contains(id));
+            let granted = wanted.max(inner.ghosts.len());
+            if granted == inner.granted {
+                return Ok(());
+            }
+            // The store never knows of less than there may be.
+            inner.granted = inner.granted.min(granted);
+            granted
+        };
+        store.set_outside_bytes(granted as u64 * self.ghost_bytes)?;
+        self.lock().granted = granted;
+        Ok(())
+    }
+
+    /// The curve of a client over all it did: the share of its gets that miss if it had so many pages of the store.
+    /// `None` for a client that got nothing or has no ghost.
+    #[must_use]
+    pub fn curve(&self, client: ClientId) -> Option<MissRatioCurve> {
+        let curve = self.lock().ghosts.get(&client)?.curve().ok()?;
+        let scale = u64::from(self.plan.one_in);
+        let points = curve.points().iter().map(|point| CurvePoint {
+            size: PageCount(point.size.0.saturating_mul(scale)),
+            ..*point
+        });
+        MissRatioCurve::new(points.collect(), curve.references()).ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Counts only: a ghost that a panic left half done is a ghost all the same.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Observer for Ghosts {
+    fn observe(&self, events: &[Event]) {
+        let mut inner = self.lock();
+        for event in events {
+            let Some(ghost) = inner.ghost_of(event.client, self.plan.options) else {
+                inner.unseen_events += 1;
+                continue;
+            };
+            let page = PageNumber(event.page);
+            match event.kind {
+                EventKind::Hit | EventKind::Missed => {
+                    // Depths count from the list's head: the memory in front is none.
+                    ghost.set_cached(PageCount(0));
+                    ghost.missed(page);
+                }
+                EventKind::Kept => {
+                    // Back to the head, as in a store that is one LRU list.
+                    ghost.set_cached(PageCount(0));
+                    ghost.missed(page);
+                    ghost.evicted(page);
+                }
+                EventKind::Put => ghost.evicted(page),
+                EventKind::Flushed => ghost.released(page),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The client's ghost, made now if there is memory for it.
+    fn ghost_of(&mut self, client: ClientId, options: GhostOptions) -> Option<&mut GhostBuffer> {
+        if !self.ghosts.contains_key(&client) {
+            if self.ghosts.len() >= self.granted {
+                return None;
+            }
+            self.ghosts.insert(client, GhostBuffer::new(options).ok()?);
+        }
+        self.ghosts.get_mut(&client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_hcache::{ClientOptions, StoreOptions};
+    use proptest::prelude::*;
+
+    const CLIENT: ClientId = ClientId(1);
+
+    fn event(kind: EventKind, page: u64) -> Event {
+        Event {
+            client: CLIENT,
+            page,
+            kind,
+        }
+    }
+
+    /// Ghosts that reach to so many pages, with memory set aside for any.
+    fn ghosts(reach_pages: u64, one_in: u32) -> Ghosts {
+        let ghosts = Ghosts::new(GhostPlan::new(reach_pages, Some(one_in)), 1 << 30).unwrap();
+        ghosts.lock().granted = 2;
+        ghosts
+    }
+
+    #[test]
+    fn a_loop_hits_from_its_own_size_on() {
+        let ghosts = ghosts(400, 1);
+        for round in 0..10 {
+            for page in 0..100 {
+                let found = if round > 0 {
+                    EventKind::Hit
+                } else {
+                    EventKind::Missed
+                };
+                ghosts.observe(&[event(found, page), event(EventKind::Put, page)]);
+            }
+        }
+        let curve = ghosts.curve(CLIENT).unwrap();
+        assert_eq!(curve.references(), 1000);
+        assert_eq!(curve.miss_ratio(PageCount(99)), 1.0);
+        assert_eq!(curve.miss_ratio(PageCount(100)), 0.1);
+        assert_eq!(
+            curve.at(PageCount(300)),
+            CurvePoint::exact(PageCount(300), 0.1)
+        );
+        assert_eq!(ghosts.curve(ClientId(2)), None);
+    }
+
+    #[test]
+    fn flushed_pages_are_known_to_no_store() {
+        let ghosts = ghosts(8, 1);
+        for page in 0..4 {
+            ghosts.observe(&[event(EventKind::Put, page)]);
+        }
+        ghosts.observe(&[event(EventKind::Flushed, 3), event(EventKind::Missed, 3)]);
+        ghosts.observe(&[event(EventKind::Hit, 2)]);
+        let curve = ghosts.curve(CLIENT).unwrap();
+        assert_eq!(
+            (
+                curve.miss_ratio(PageCount(1)),
+                curve.miss_ratio(PageCount(8))
+            ),
+            (0.5, 0.5)
+        );
+    }
+
+    #[test]
+    fn a_shared_pools_page_stays_when_it_is_got() {
+        let ghosts = ghosts(8, 1);
+        for page in 0..3 {
+            ghosts.observe(&[event(EventKind::Missed, page), event(EventKind::Put, page)]);
+        }
+        for page in [0, 0, 2, 0] {
+            ghosts.observe(&[event(EventKind::Kept, page)]);
+        }
+        let curve = ghosts.curve(CLIENT).unwrap();
+        let hits = [1, 2, 3].map(|size| 7.0 * (1.0 - curve.miss_ratio(PageCount(size))));
+        // At depths 2, 0, 1, 1.
+        assert_eq!(hits.map(f64::round), [1.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn sizes_are_those_of_all_pages_when_a_sample_is_seen() {
+        let ghosts = ghosts(4096, 16);
+        for _ in 0..5 {
+            for page in 0..100 {
+                ghosts.observe(&[event(EventKind::Missed, page), event(EventKind::Put, page)]);
+            }
+        }
+        let curve = ghosts.curve(CLIENT).unwrap();
+        assert_eq!(curve.miss_ratio(PageCount(1599)), 1.0);
+        assert_eq!(curve.miss_ratio(PageCount(1600)), 0.2);
+    }
+
+    #[test]
+    fn a_plan_keeps_ghosts_small_and_reaches_as_far_as_asked() {
+        for (reach_pages, one_in, ghost, segment) in [
+            (512, 1, 512, 1),
+            (8192, 1, 8192, 16),
+            (8193, 2, 4097, 9),
+            (262_144, 32, 8192, 16),
+            (0, 1, 1, 1),
+        ] {
+            let plan = GhostPlan::new(reach_pages, None);
+            assert_eq!((plan.one_in, plan.options.ghost.0), (one_in, ghost));
+            assert_eq!(plan.segment_pages(), segment * u64::from(one_in));
+        }
+        let plan = GhostPlan::new(1 << 20, Some(16));
+        assert_eq!((plan.one_in, plan.options.ghost.0), (16, 1 << 16));
+        assert!(GhostPlan::new(u64::MAX, None).one_in.is_power_of_two());
+    }
+
+    #[test]
+    fn a_ghost_is_made_only_from_memory_set_aside_and_goes_with_its_client() {
+        let store = Store::new(StoreOptions::new(16 << 20)).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(8192, None), 16 << 20).unwrap();
+        // 434 KiB each, of a sixteenth of 16 MiB.
+        assert_eq!(ghosts.ghosts_max, 2);
+        let put = |client| {
+            let kind = EventKind::Put;
+            ghosts.observe(&[Event {
+                client,
+                page: 1,
+                kind,
+            }]);
+        };
+        let clients: Vec<_> = (0..3)
+            .map(|_| store.create_client(ClientOptions::new("c")).unwrap())
+            .collect();
+        put(clients[0].id());
+        assert_eq!((ghosts.unseen_events(), ghosts.memory_bytes()), (1, 0));
+        ghosts.settle(&store).unwrap();
+        assert_eq!(ghosts.memory_bytes(), 2 * ghosts.ghost_bytes);
+        for client in &clients {
+            put(client.id());
+        }
+        assert_eq!((ghosts.unseen_events(), ghosts.lock().ghosts.len()), (2, 2));
+        let last = clients.into_iter().next_back().unwrap();
+        ghosts.settle(&store).unwrap();
+        put(last.id());
+        assert_eq!((ghosts.unseen_events(), ghosts.lock().ghosts.len()), (2, 1));
+        drop(last);
+        ghosts.settle(&store).unwrap();
+        assert_eq!(ghosts.lock().ghosts.len(), 0);
+    }
+
+    proptest! {
+        /// A client that fetches a page and gives another back, as a memory that is full does.
+        #[test]
+        fn the_curve_is_that_of_stores_of_every_size(
+            pages in prop::collection::vec(0_u64..40, 1..400),
+            memory in 1_usize..8,
+        ) {
+            let ghosts = ghosts(64, 1);
+            let mut misses = [0_u32; 41];
+            let mut gets = 0;
+            let mut own = std::collections::VecDeque::new();
+            let mut stores = vec![Vec::new(); misses.len()];
+            for page in pages {
+                if let Some(place) = own.iter().position(|&other| other == page) {
+                    own.remove(place);
+                    own.push_back(page);
+                    continue;
+                }
+                gets += 1;
+                ghosts.observe(&[event(EventKind::Missed, page)]);
+                for (misses, store) in misses.iter_mut().zip(&mut stores) {
+                    match store.iter().position(|&other| other == page) {
+                        Some(place) => drop(store.remove(place)),
+                        None => *misses += 1,
+                    }
+                }
+                own.push_back(page);
+                if own.len() > memory {
+                    let given: u64 = own.pop_front().unwrap();
+                    ghosts.observe(&[event(EventKind::Put, given)]);
+                    for (size, store) in stores.iter_mut().enumerate() {
+                        store.push(given);
+                        if store.len() > size {
+                            store.remove(0);
+                        }
+                    }
+                }
+            }
+            let curve = ghosts.curve(CLIENT).unwrap();
+            for (size, misses) in misses.iter().enumerate() {
+                let expected = f64::from(*misses) / f64::from(gets);
+                prop_assert_eq!(curve.miss_ratio(PageCount(size as u64)), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `plimsoll hcache`: a page store that processes share, and a look at it.
+
+mod bench;
+pub mod ghosts;
+pub mod metrics;
+pub mod report;
+mod resize;
+mod serve;
+mod stat;
+pub mod table;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Subcommand;
+
+use crate::exit::Unreachable;
+
+/// Serve pages that processes put aside, and look at who keeps what.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Serve(serve::Args),
+    Stat(stat::Args),
+    Resize(resize::Args),
+    Bench(bench::Args),
+}
+
+/// The socket of a server.
+#[derive(Debug, Clone, clap::Args)]
+struct SocketArgs {
+    /// Socket of the server
+    #[arg(long, value_name = "PATH", default_value = "/run/plimsoll-hcache.sock")]
+    socket: PathBuf,
+}
+
+/// How long a server may take to answer; to drop the pages of a large store takes a while.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](crate::exit::UsageError) for what cannot be asked for, [`Unreachable`] if no
+/// server answers, and why something failed.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    match &args.verb {
+        Verb::Serve(args) => serve::run(args, out),
+        Verb::Stat(args) => stat::run(args, out),
+        Verb::Resize(args) => resize::run(args, out),
+        Verb::Bench(args) => bench::run(args, out),
+    }
+}
+
+/// Tells a server that is not there from one that fails.
+fn told(error: plimsoll_ring::Error) -> anyhow::Error {
+    match error {
+        plimsoll_ring::Error::Unreachable { .. } => Unreachable(error.into()).into(),
+        error => error.into(),
+    }
+}

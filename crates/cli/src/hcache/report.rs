@@ -1,0 +1,419 @@
+//! What a server says of its store, schema 1: what `hcache stat -o json` writes.
+//!
+//! Sizes are in bytes or pages, times in seconds, as the name says; counters rise from the start of
+//! the store, client or pool they are in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_hcache::{ClientStats, Counters, PoolKind, PoolStats, Sharing, StoreStats};
+use serde::{Deserialize, Serialize};
+
+use super::ghosts::Ghosts;
+use crate::curve_json::{CurveJson, SCHEMA};
+
+/// Points of a client's curve.
+const POINTS: usize = 100;
+/// Capacities in question, as shares of the client's present pages.
+const RATIOS: [f64; 3] = [0.75, 1.0, 1.25];
+/// Gets in the sample below which nothing is told of other capacities.
+const GETS_MIN: u64 = 100;
+
+/// A store and its clients.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The whole.
+    pub store: StoreReport,
+    /// Counters of the server, by name.
+    pub server: BTreeMap<String, u64>,
+    /// How curves are made; `null` if they are not.
+    pub ghosts: Option<GhostsReport>,
+    /// Its clients, by number.
+    pub clients: Vec<ClientReport>,
+}
+
+/// The whole store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `StoreStats`")]
+pub struct StoreReport {
+    pub age_seconds: f64,
+    pub workers: u64,
+    pub compression: bool,
+    /// `off`, `client` or `all`.
+    pub sharing: String,
+    pub capacity_bytes: u64,
+    pub max_capacity_bytes: u64,
+    pub used_bytes: u64,
+    pub metadata_bytes: u64,
+    pub compressed_frame_bytes: u64,
+    pub compressed_raw_bytes: u64,
+    pub pages: u64,
+    pub dirty_pages: u64,
+    pub deduplicated_pages: u64,
+    pub counters: CountersReport,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `Counters`")]
+pub struct CountersReport {
+    pub puts: u64,
+    pub puts_replaced: u64,
+    pub puts_refused: u64,
+    pub gets: u64,
+    pub hits: u64,
+    pub flushes: u64,
+    pub flushed_pages: u64,
+    pub evicted_pages: u64,
+    pub compressed_pages: u64,
+    pub decompressed_pages: u64,
+    pub incompressible_pages: u64,
+    pub shared_pages: u64,
+}
+
+/// How curves are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GhostsReport {
+    /// One in so many pages is modelled.
+    pub one_in: u32,
+    /// Pages from one point of a curve to the next.
+    pub segment_pages: u64,
+    /// Memory set aside for it, part of the store's metadata.
+    pub memory_bytes: u64,
+    /// Events of clients for whose curve there was no memory.
+    pub unseen_events: u64,
+}
+
+/// One client.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `ClientStats`")]
+pub struct ClientReport {
+    pub id: u32,
+    pub name: String,
+    /// User that it runs as.
+    pub uid: u64,
+    pub weight: u32,
+    pub floor_bytes: u64,
+    pub ceiling_bytes: Option<u64>,
+    pub target_bytes: u64,
+    pub used_bytes: u64,
+    pub pages: u64,
+    /// Gets a second, decayed.
+    pub activity: f64,
+    /// How long ago it came.
+    pub age_seconds: f64,
+    /// How long ago it last put or got.
+    pub idle_seconds: f64,
+    pub counters: CountersReport,
+    pub pools: Vec<PoolReport>,
+    /// What it would get from other capacities, rising; `null` if that is not known (yet).
+    pub expected: Option<Vec<Expected>>,
+    /// Share of its gets that miss by the pages it may have; there if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub curve: Option<CurveJson>,
+}
+
+/// What another capacity would bring.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Expected {
+    /// Share of the client's present pages.
+    pub ratio: f64,
+    /// So many pages.
+    pub size_pages: u64,
+    /// Share of gets that would hit, over all the client did so far.
+    pub hit_ratio: f64,
+}
+
+/// One pool. It stands with the client it is charged to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in `PoolStats`")]
+pub struct PoolReport {
+    pub id: u32,
+    /// `private` or `shared`.
+    pub kind: String,
+    /// Clients that hold it, the one it is charged to first.
+    pub members: Vec<u32>,
+    pub capacity_pages: Option<u64>,
+    pub pages: u64,
+    pub dirty_pages: u64,
+    pub compressed_pages: u64,
+    pub objects: u64,
+    /// How long ago its oldest page was last used.
+    pub oldest_age_seconds: Option<f64>,
+    pub age_seconds: f64,
+    pub counters: CountersReport,
+}
+
+/// What a server knows beside the store.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// Threads that serve.
+    pub workers: u64,
+    /// Whether pages are compressed.
+    pub compression: bool,
+    /// Which pages are kept once.
+    pub sharing: Sharing,
+    /// Counters of the server.
+    pub server: BTreeMap<String, u64>,
+}
+
+impl Report {
+    /// Gathers what there is to say.
+    #[must_use]
+    pub fn new(stats: &StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
+        let age = stats.age;
+        let clients = stats
+            .clients
+            .iter()
+            .map(|client| ClientReport::new(client, age, ghosts))
+            .collect();
+        Self {
+            schema: SCHEMA,
+            store: StoreReport {
+                age_seconds: age.as_secs_f64(),
+                workers: surroundings.workers,
+                compression: surroundings.compression,
+                sharing: match surroundings.sharing {
+                    Sharing::Off => "off",
+                    Sharing::WithinClient => "client",
+                    Sharing::AcrossClients => "all",
+                }
+                .to_owned(),
+                capacity_bytes: stats.capacity_bytes,
+                max_capacity_bytes: stats.max_capacity_bytes,
+                used_bytes: stats.used_bytes,
+                metadata_bytes: stats.metadata_bytes,
+                compressed_frame_bytes: stats.compressed_frame_bytes,
+                compressed_raw_bytes: stats.compressed_raw_bytes,
+                pages: stats.pages,
+                dirty_pages: stats.dirty_pages,
+                deduplicated_pages: stats.deduplicated_pages,
+                counters: (&stats.counters).into(),
+            },
+            server: surroundings.server,
+            ghosts: ghosts.map(|ghosts| GhostsReport {
+                one_in: ghosts.plan().one_in,
+                segment_pages: ghosts.plan().segment_pages(),
+                memory_bytes: ghosts.memory_bytes(),
+                unseen_events: ghosts.unseen_events(),
+            }),
+            clients,
+        }
+    }
+}
+
+impl ClientReport {
+    fn new(client: &ClientStats, age: Duration, ghosts: Option<&Ghosts>) -> Self {
+        let curve = ghosts.and_then(|ghosts| Some((ghosts.plan(), ghosts.curve(client.id)?)));
+        let expected = curve
+            .as_ref()
+            .filter(|(_, curve)| curve.references() >= GETS_MIN && client.pages > 0)
+            .map(|(plan, curve)| {
+                // The curve knows whole segments: one page less than a loop is not a loop lost.
+                let segment = plan.segment_pages();
+                let present = client.pages.next_multiple_of(segment);
+                let at = |ratio| {
+                    let size = PageCount(present).scaled(ratio);
+                    Expected {
+                        ratio,
+                        size_pages: size.0,
+                        hit_ratio: 1.0 - curve.miss_ratio(size),
+                    }
+                };
+                RATIOS.map(at).to_vec()
+            });
+        Self {
+            id: client.id.0,
+            name: client.name.clone(),
+            uid: client.group,
+            weight: client.weight,
+            floor_bytes: client.floor_bytes,
+            ceiling_bytes: client.ceiling_bytes,
+            target_bytes: client.target_bytes,
+            used_bytes: client.used_bytes,
+            pages: client.pages,
+            activity: client.activity,
+            age_seconds: since(client.created, age),
+            idle_seconds: since(client.last_active, age),
+            counters: (&client.counters).into(),
+            pools: client
+                .pools
+                .iter()
+                .map(|pool| PoolReport::new(pool, age))
+                .collect(),
+            expected,
+            curve: curve.map(|(_, curve)| {
+                CurveJson::new(
+                    &*client.name,
+                    PageSize::FOUR_KIB,
+                    Some(PageCount(client.pages)),
+                    &curve.thinned(POINTS),
+                )
+            }),
+        }
+    }
+}
+
+impl PoolReport {
+    fn new(pool: &PoolStats, age: Duration) -> Self {
+        Self {
+            id: pool.id.0,
+            // The key lets others of the same group in: it stays in the store.
+            kind: match pool.kind {
+                PoolKind::PrivateExclusive => "private",
+                PoolKind::SharedInclusive { .. } => "shared",
+            }
+            .to_owned(),
+            members: pool.members.iter().map(|client| client.0).collect(),
+            capacity_pages: pool.capacity_pages,
+            pages: pool.pages,
+            dirty_pages: pool.dirty_pages,
+            compressed_pages: pool.compressed_pages,
+            objects: pool.objects,
+            oldest_age_seconds: pool.oldest_age.map(|age| age.as_secs_f64()),
+            age_seconds: since(pool.created, age),
+            counters: (&pool.counters).into(),
+        }
+    }
+}
+
+impl CountersReport {
+    /// Share of gets that hit; `None` without gets.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.gets > 0).then(|| self.hits as f64 / self.gets as f64)
+    }
+}
+
+impl From<&Counters> for CountersReport {
+    fn from(counters: &Counters) -> Self {
+        let &Counters {
+            puts,
+            puts_replaced,
+            puts_refused,
+            gets,
+            hits,
+            flushes,
+            flushed_pages,
+            evicted_pages,
+            compressed_pages,
+            decompressed_pages,
+            incompressible_pages,
+            shared_pages,
+        } = counters;
+        Self {
+            puts,
+            puts_replaced,
+            puts_refused,
+            gets,
+            hits,
+            flushes,
+            flushed_pages,
+            evicted_pages,
+            compressed_pages,
+            decompressed_pages,
+            incompressible_pages,
+            shared_pages,
+        }
+    }
+}
+
+fn since(moment: Duration, now: Duration) -> f64 {
+    now.saturating_sub(moment).as_secs_f64()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use plimsoll_hcache::{ClientId, PoolId};
+
+    /// A store with a busy client of an awkward name and an idle one.
+    pub fn example() -> Report {
+        let counters = Counters {
+            puts: 2_345_678,
+            gets: 2_000_000,
+            hits: 1_500_000,
+            evicted_pages: 9_999,
+            ..Counters::default()
+        };
+        let client = |id, name: &str, counters| ClientStats {
+            id: ClientId(id),
+            name: name.to_owned(),
+            group: 1000,
+            weight: 100,
+            floor_bytes: 1 << 20,
+            ceiling_bytes: None,
+            target_bytes: 400 << 20,
+            used_bytes: 399 << 20,
+            pages: 102_000,
+            activity: 12.5,
+            created: Duration::from_secs(10),
+            last_active: Duration::from_secs(7190),
+            counters,
+            pools: vec![PoolStats {
+                id: PoolId(id + 1),
+                kind: PoolKind::SharedInclusive { key: 0xfeed_beef },
+                members: vec![ClientId(id)],
+                capacity_pages: None,
+                pages: 102_000,
+                dirty_pages: 0,
+                compressed_pages: 5,
+                objects: 12,
+                oldest_age: Some(Duration::from_secs(60)),
+                created: Duration::from_secs(11),
+                counters,
+            }],
+        };
+        let stats = StoreStats {
+            capacity_bytes: 512 << 20,
+            max_capacity_bytes: 2 << 30,
+            used_bytes: 500 << 20,
+            metadata_bytes: 4 << 20,
+            compressed_frame_bytes: 100 << 20,
+            compressed_raw_bytes: 230 << 20,
+            pages: 160_000,
+            dirty_pages: 0,
+            deduplicated_pages: 7,
+            age: Duration::from_secs(7200),
+            counters,
+            clients: vec![
+                client(1, "we\"b\\\n\u{1b}[2J of a long name", counters),
+                client(2, "idle", Counters::default()),
+            ],
+        };
+        let surroundings = Surroundings {
+            workers: 2,
+            compression: true,
+            sharing: Sharing::WithinClient,
+            server: [("connections".to_owned(), 3)].into(),
+        };
+        let mut report = Report::new(&stats, None, surroundings);
+        report.clients[0].expected = Some(vec![
+            expected(0.75, 0.669),
+            expected(1.0, 0.75),
+            expected(1.25, 0.75),
+        ]);
+        report
+    }
+
+    fn expected(ratio: f64, hit_ratio: f64) -> Expected {
+        Expected {
+            ratio,
+            size_pages: PageCount(102_000).scaled(ratio).0,
+            hit_ratio,
+        }
+    }
+
+    #[test]
+    fn json_survives_being_written_and_read_and_tells_no_key() {
+        let report = example();
+        let text = serde_json::to_string(&report).unwrap();
+        assert!(text.starts_with(r#"{"schema":1,"store":{"age_seconds":7200.0,"workers":2,"#));
+        assert!(text.contains(r#""idle_seconds":10.0"#) && text.contains(r#""sharing":"client""#));
+        assert!(!text.contains("4276993775") && !text.contains("feedbeef"));
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    }
+}

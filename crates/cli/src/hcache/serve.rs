@@ -1,0 +1,263 @@
+//! `plimsoll hcache serve`: a store for the processes of this machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::{panic, thread};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use plimsoll_hcache::{PAGE_BYTES, Sharing, Store, StoreOptions};
+use plimsoll_ring::{Server, ServerOptions};
+
+use super::ghosts::{GhostPlan, Ghosts};
+use super::report::{Report, Surroundings};
+use crate::attach::stop_flag;
+use crate::bail_usage;
+use crate::size::{ByteSize, Rate};
+
+/// How often the ghosts are brought in line with the clients, and the signals looked at.
+const TURN: Duration = Duration::from_millis(100);
+const TURNS_OF_A_SECOND: u64 = 10;
+
+/// Serve a page store to the processes of this machine, until Ctrl-C or SIGTERM.
+///
+/// Clients put pages aside and get them back, if they are still there: docs/hcache.md. What the store takes,
+/// its own bookkeeping included, never exceeds --capacity.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Socket to listen on; an old one that nobody serves is replaced
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Bound of all memory the store takes, such as 512M
+    #[arg(long, value_name = "SIZE")]
+    capacity: ByteSize,
+    /// Largest capacity `hcache resize` may give [default: --capacity]
+    #[arg(long, value_name = "SIZE")]
+    max_capacity: Option<ByteSize>,
+    /// Keep cold pages compressed (LZ4)
+    #[arg(long)]
+    compress: bool,
+    /// Whose pages of the same content are kept once
+    #[arg(long, value_enum, default_value_t = Share::Off)]
+    share: Share,
+    /// Threads that serve [default: one for two CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: Option<u16>,
+    /// How long a thread looks for work before it sleeps, in microseconds
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    spin_us: u64,
+    /// Most that one client may hold
+    #[arg(long, value_name = "SIZE")]
+    client_max: Option<ByteSize>,
+    /// Most clients at a time [default: 256, of one user 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_clients: Option<u16>,
+    /// User who may connect, by number, beside root and the one who runs this; may be given again
+    #[arg(long, value_name = "UID")]
+    allow_uid: Vec<u32>,
+    /// Permissions of the socket, in octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    mode: u32,
+    /// Share of the pages modelled to tell what other capacities would bring: 1, 1/2, 1/4 ..
+    /// [default: what takes 0.4 MiB a client]
+    #[arg(long, value_name = "RATE", conflicts_with = "no_ghost")]
+    ghost_rate: Option<Rate>,
+    /// Do without telling what other capacities would bring
+    #[arg(long)]
+    no_ghost: bool,
+}
+
+/// Whose pages of the same content are kept once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Share {
+    /// Nobody's
+    Off,
+    /// Those of one client
+    Client,
+    /// Those of all: a client can then find out what pages others hold
+    All,
+}
+
+impl From<Share> for Sharing {
+    fn from(share: Share) -> Self {
+        match share {
+            Share::Off => Self::Off,
+            Share::Client => Self::WithinClient,
+            Share::All => Self::AcrossClients,
+        }
+    }
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok();
+    mode.filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| format!("'{text}' is no mode: write it in octal, such as 600 or 660"))
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let max_capacity = args.check()?;
+    let stop = stop_flag()?;
+    let ghosts = args.ghosts(max_capacity)?.map(Arc::new);
+    let mut options = StoreOptions::new(args.capacity.0);
+    options.max_capacity_bytes = max_capacity.0;
+    options.compression = args.compress;
+    options.sharing = args.share.into();
+    if let Some(ghosts) = &ghosts {
+        options.observe_one_in = ghosts.plan().one_in;
+        options.observer = Some(Arc::<Ghosts>::clone(ghosts));
+    }
+    let store = Store::new(options)?;
+    if let Some(ghosts) = &ghosts {
+        ghosts.settle(&store)?;
+    }
+    let server_options = args.server_options();
+    let workers = server_options.workers;
+    let server = Server::bind(&args.socket, store.clone(), server_options)
+        .with_context(|| format!("cannot serve at {}", args.socket.display()))?;
+    writeln!(
+        out,
+        "hcache: serving at {}, capacity {}{}, {}{}",
+        args.socket.display(),
+        args.capacity.rounded(),
+        if max_capacity > args.capacity {
+            format!(" (up to {})", max_capacity.rounded())
+        } else {
+            String::new()
+        },
+        match workers {
+            1 => "1 worker".to_owned(),
+            _ => format!("{workers} workers"),
+        },
+        if args.compress {
+            ", LZ4 compression"
+        } else {
+            ", no compression"
+        },
+    )?;
+    out.flush()?;
+
+    let report = || {
+        let surroundings = Surroundings {
+            workers: workers as u64,
+            compression: args.compress,
+            sharing: args.share.into(),
+            server: named(&server),
+        };
+        let report = Report::new(&store.stats(), ghosts.as_deref(), surroundings);
+        serde_json::to_string(&report).expect("a report has no keys but texts")
+    };
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| server.run(&report));
+        let mut turns = 0_u64;
+        while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
+            thread::sleep(TURN);
+            turns += 1;
+            if let Some(ghosts) = ghosts
+                .as_ref()
+                .filter(|_| turns.is_multiple_of(TURNS_OF_A_SECOND))
+            {
+                // Without more memory there are no more curves, which the report tells.
+                let _ = ghosts.settle(&store);
+            }
+        }
+        server.stop_handle().stop();
+        serving
+            .join()
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+    })?;
+    Ok(())
+}
+
+fn named(server: &Server) -> BTreeMap<String, u64> {
+    let named = server.counters().named().into_iter();
+    named
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+impl Args {
+    /// Refuses what cannot be, and returns the largest capacity.
+    fn check(&self) -> anyhow::Result<ByteSize> {
+        let least = ByteSize(StoreOptions::MIN_CAPACITY_BYTES);
+        let most = self.max_capacity.unwrap_or(self.capacity);
+        if self.capacity < least {
+            bail_usage!("--capacity {}: the least is {least}", self.capacity);
+        }
+        if most < self.capacity {
+            bail_usage!(
+                "--max-capacity {most} is less than --capacity {}",
+                self.capacity
+            );
+        }
+        let memory = memory()?;
+        for (option, size) in [("--capacity", self.capacity), ("--max-capacity", most)] {
+            if size > memory {
+                bail_usage!(
+                    "{option} {size} is more than this machine's memory, {}",
+                    memory.rounded()
+                );
+            }
+        }
+        Ok(most)
+    }
+
+    fn ghosts(&self, max_capacity: ByteSize) -> anyhow::Result<Option<Ghosts>> {
+        if self.no_ghost {
+            return Ok(None);
+        }
+        let one_in = self.ghost_rate.map(one_in).transpose()?;
+        // Curves reach to twice what there can be, and compressed pages take half as much or less.
+        let times = if self.compress { 4 } else { 2 };
+        let reach_pages = max_capacity.0 / PAGE_BYTES as u64 * times;
+        let plan = GhostPlan::new(reach_pages, one_in);
+        let ghosts = Ghosts::new(plan, self.capacity.0).context("no ghosts")?;
+        Ok(Some(ghosts))
+    }
+
+    fn server_options(&self) -> ServerOptions {
+        let mut options = ServerOptions::default();
+        if let Some(workers) = self.workers {
+            options.workers = workers.into();
+        }
+        options.spin = Duration::from_micros(self.spin_us);
+        options.mode = self.mode;
+        options.allowed_uids.extend(&self.allow_uid);
+        options.limits.ceiling_bytes = self.client_max.map(|size| size.0);
+        if let Some(clients) = self.max_clients {
+            options.max_clients = clients.into();
+            options.limits.max_clients = clients.into();
+        }
+        options
+    }
+}
+
+/// The number of pages that one stands for.
+fn one_in(rate: Rate) -> anyhow::Result<u32> {
+    let whole = rate.to_string();
+    let parts = match whole.strip_prefix("1/") {
+        Some(parts) => parts.parse().ok(),
+        None => (rate == Rate::ONE).then_some(1),
+    };
+    match parts {
+        Some(parts) if u32::is_power_of_two(parts) => Ok(parts),
+        _ => {
+            bail_usage!("--ghost-rate {rate}: it must be 1 over a power of two, such as 1 or 1/16")
+        }
+    }
+}
+
+/// This machine's memory.
+fn memory() -> anyhow::Result<ByteSize> {
+    const FILE: &str = "/proc/meminfo";
+    let text = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let kib = kib.with_context(|| format!("{FILE} does not say MemTotal"))?;
+    Ok(ByteSize(kib << 10))
+}

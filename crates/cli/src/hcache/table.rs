@@ -1,0 +1,328 @@
+//! A [`Report`] for a reader, within 100 columns.
+
+use std::fmt::Write;
+
+use plimsoll_flow::PageSize;
+
+use super::report::{ClientReport, CountersReport, Report};
+use crate::curve_json::CurveJson;
+use crate::size::ByteSize;
+
+/// Lines of a client's curve.
+const CURVE_LINES: u64 = 16;
+
+/// Returns the report as lines. With an earlier one, puts and gets are those of a second in between, and hits those in
+/// between.
+#[must_use]
+pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
+    let mut text = String::new();
+    store(report, earlier, &mut text);
+    clients(report, earlier, &mut text);
+    if curves {
+        for client in &report.clients {
+            let (id, name) = (client.id, printable(&client.name));
+            match &client.curve {
+                Some(json) => {
+                    let _ = writeln!(text, "\nclient {id} {name}: hit ratio by share");
+                    curve(json, &mut text);
+                }
+                None => {
+                    let _ = writeln!(text, "\nclient {id} {name}: no curve {}", why(report));
+                }
+            }
+        }
+    }
+    text
+}
+
+fn why(report: &Report) -> &'static str {
+    if report.ghosts.is_some() {
+        "yet"
+    } else {
+        "(the server runs with --no-ghost)"
+    }
+}
+
+fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
+    let store = &report.store;
+    let size = |bytes| ByteSize(bytes).rounded();
+    let _ = write!(text, "capacity  {}", size(store.capacity_bytes));
+    if store.max_capacity_bytes > store.capacity_bytes {
+        let _ = write!(text, " (up to {})", size(store.max_capacity_bytes));
+    }
+    let _ = writeln!(
+        text,
+        ", used {} ({}), of it metadata {}",
+        size(store.used_bytes),
+        percent(store.used_bytes as f64 / (store.capacity_bytes as f64).max(1.0)),
+        size(store.metadata_bytes),
+    );
+    let _ = write!(text, "pages     {}", store.pages);
+    for (count, what) in [
+        (store.dirty_pages, "dirty"),
+        (store.deduplicated_pages, "without a frame of their own"),
+    ] {
+        if count > 0 {
+            let _ = write!(text, ", {count} {what}");
+        }
+    }
+    text.push('\n');
+    if store.compression {
+        let (raw, frames) = (store.compressed_raw_bytes, store.compressed_frame_bytes);
+        let _ = if frames > 0 {
+            let ratio = raw as f64 / frames as f64;
+            writeln!(
+                text,
+                "LZ4       {} in {}, {ratio:.2} : 1",
+                size(raw),
+                size(frames)
+            )
+        } else {
+            writeln!(text, "LZ4       nothing compressed")
+        };
+    }
+    let counters = since(
+        &store.counters,
+        earlier.map(|earlier| &earlier.store.counters),
+    );
+    let before_seconds = earlier.map_or(0.0, |earlier| earlier.store.age_seconds);
+    let _ = writeln!(
+        text,
+        "gets      {}, {} hit; {} puts, {} refused, {} evicted; in {}",
+        short(counters.gets as f64),
+        counters.hit_ratio().map_or("-".to_owned(), percent),
+        short(counters.puts as f64),
+        short(counters.puts_refused as f64),
+        short(counters.evicted_pages as f64),
+        duration(store.age_seconds - before_seconds),
+    );
+}
+
+fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
+    if report.clients.is_empty() {
+        text.push_str("no clients\n");
+        return;
+    }
+    let (puts, gets) = match earlier {
+        Some(_) => ("puts/s", "gets/s"),
+        None => ("puts", "gets"),
+    };
+    let _ = writeln!(
+        text,
+        "\n{:>4} {:<12} {:>6} {:>6} {:>9} {:>9} {:>8} {:>6} {puts:>7} {gets:>7} {:>6} {:>6}",
+        "id", "name", "uid", "weight", "target", "used", "pages", "hit %", "-25 %", "+25 %",
+    );
+    for client in &report.clients {
+        let before = earlier.map(|earlier| {
+            let same = earlier.clients.iter().find(|other| other.id == client.id);
+            same.map_or_else(CountersReport::default, |same| same.counters)
+        });
+        let counters = since(&client.counters, before.as_ref());
+        let seconds = earlier.map_or(1.0, |earlier| {
+            (report.store.age_seconds - earlier.store.age_seconds).max(f64::MIN_POSITIVE)
+        });
+        let _ = writeln!(
+            text,
+            "{:>4} {:<12} {:>6} {:>6} {:>9} {:>9} {:>8} {:>6} {:>7} {:>7} {:>6} {:>6}",
+            client.id,
+            cut(&printable(&client.name), 12),
+            client.uid,
+            client.weight,
+            ByteSize(client.target_bytes).rounded(),
+            ByteSize(client.used_bytes).rounded(),
+            client.pages,
+            counters
+                .hit_ratio()
+                .map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
+            short(counters.puts as f64 / seconds),
+            short(counters.gets as f64 / seconds),
+            change(client, 0.75),
+            change(client, 1.25),
+        );
+    }
+    if report
+        .clients
+        .iter()
+        .any(|client| client.expected.is_some())
+    {
+        text.push_str("\n-25 %, +25 %: what that much less or more would change in hit %\n");
+    }
+}
+
+/// What another share would change of the hit ratio, in points of percent.
+fn change(client: &ClientReport, ratio: f64) -> String {
+    let at = |ratio: f64| {
+        let mut all = client.expected.iter().flatten();
+        all.find(|expected| expected.ratio == ratio)
+            .map(|expected| expected.hit_ratio)
+    };
+    match (at(ratio), at(1.0)) {
+        (Some(then), Some(now)) => format!("{:+.1}", (then - now) * 100.0 + 0.0),
+        _ => "-".to_owned(),
+    }
+}
+
+fn curve(json: &CurveJson, text: &mut String) {
+    let last = json.points.last().map_or(0, |point| point.size_pages);
+    let baseline = json.baseline_pages.unwrap_or(0);
+    let step = (last / CURVE_LINES).max(1);
+    let mut sizes: Vec<_> = (1..=CURVE_LINES).map(|line| line * step).collect();
+    if baseline > 0 && !sizes.contains(&baseline) {
+        sizes.push(baseline);
+        sizes.sort_unstable();
+    }
+    for size in sizes {
+        let at = json
+            .points
+            .partition_point(|point| point.size_pages <= size);
+        let misses = at
+            .checked_sub(1)
+            .map_or(1.0, |at| json.points[at].miss_ratio);
+        let bytes = size.saturating_mul(PageSize::FOUR_KIB.bytes());
+        let _ = writeln!(
+            text,
+            "{:>12} {:>8}{}",
+            ByteSize(bytes).rounded(),
+            percent(1.0 - misses),
+            if size == baseline { "  now" } else { "" }
+        );
+    }
+}
+
+/// What was counted from `earlier` on; a store that began anew counts from its start.
+fn since(now: &CountersReport, earlier: Option<&CountersReport>) -> CountersReport {
+    let Some(earlier) = earlier else { return *now };
+    CountersReport {
+        puts: now.puts.saturating_sub(earlier.puts),
+        puts_refused: now.puts_refused.saturating_sub(earlier.puts_refused),
+        gets: now.gets.saturating_sub(earlier.gets),
+        hits: now.hits.saturating_sub(earlier.hits),
+        evicted_pages: now.evicted_pages.saturating_sub(earlier.evicted_pages),
+        ..*now
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A count in at most six characters.
+fn short(count: f64) -> String {
+    for (unit, name) in [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")] {
+        if count >= unit {
+            let unit = if name == "k" { 1e3 } else { unit };
+            return format!("{:.1}{name}", count / unit);
+        }
+    }
+    format!("{count:.0}")
+}
+
+fn duration(seconds: f64) -> String {
+    for (unit, name) in [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")] {
+        if seconds >= 2.0 * unit {
+            return format!("{:.0} {name}", seconds / unit);
+        }
+    }
+    format!("{seconds:.0} s")
+}
+
+/// A client's name, which is its own choice, without what would move a terminal's cursor.
+pub(super) fn printable(name: &str) -> String {
+    let shown = |letter: char| {
+        if letter.is_control() {
+            '\u{fffd}'
+        } else {
+            letter
+        }
+    };
+    name.chars().map(shown).collect()
+}
+
+fn cut(text: &str, letters: usize) -> String {
+    if text.chars().count() <= letters {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(letters - 1).collect();
+    cut.push('…');
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::example;
+    use super::*;
+    use crate::curve_json::PointJson;
+
+    #[test]
+    fn the_table_is_the_documented_one() {
+        let expected = "\
+capacity  512 MiB (up to 2 GiB), used 500 MiB (97.7 %), of it metadata 4 MiB
+pages     160000, 7 without a frame of their own
+LZ4       230 MiB in 100 MiB, 2.30 : 1
+gets      2.0M, 75.0 % hit; 2.3M puts, 0 refused, 9999 evicted; in 2 h
+
+  id name            uid weight    target      used    pages  hit %    puts    gets  -25 %  +25 %
+   1 we\"b\\\u{fffd}\u{fffd}[2J …   1000    100   400 MiB   399 MiB   102000   75.0    2.3M    2.0M   -8.1   +0.0
+   2 idle           1000    100   400 MiB   399 MiB   102000      -       0       0      -      -
+
+-25 %, +25 %: what that much less or more would change in hit %
+";
+        assert_eq!(text(&example(), None, false), expected);
+        assert!(expected.lines().all(|line| line.chars().count() <= 100));
+    }
+
+    #[test]
+    fn between_two_reports_counts_are_rates() {
+        let (earlier, mut now) = (example(), example());
+        now.store.age_seconds += 2.0;
+        let counters = &mut now.clients[0].counters;
+        counters.puts += 5_000;
+        counters.gets += 400;
+        counters.hits += 100;
+        // One that came in between counts from its own start.
+        now.clients[1].id = 3;
+        now.clients[1].counters.gets = 84;
+        let text = text(&now, Some(&earlier), false);
+        let words = |line: &str| -> Vec<String> {
+            let line = text.lines().find(|other| other.contains(line)).unwrap();
+            line.split_whitespace().map(str::to_owned).collect()
+        };
+        assert_eq!(words("idle")[9..], ["0.0", "0", "42", "-", "-"]);
+        assert_eq!(words("name")[7..11], ["hit", "%", "puts/s", "gets/s"]);
+        assert!(text.contains("   25.0    2500     200   -8.1"), "{text}");
+        assert!(
+            text.contains("gets      0, - hit; 0 puts, 0 refused, 0 evicted; in 2 s\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_curve_is_a_line_for_each_size_with_the_present_one_among_them() {
+        let point = |size_pages, miss_ratio| PointJson {
+            size_pages,
+            miss_ratio,
+            low: miss_ratio,
+            high: miss_ratio,
+        };
+        let mut report = example();
+        report.clients[0].curve = Some(CurveJson {
+            schema: 1,
+            vm: "web".to_owned(),
+            page_bytes: 4096,
+            references: 9,
+            baseline_pages: Some(300),
+            points: vec![point(0, 1.0), point(256, 0.5), point(4096, 0.25)],
+        });
+        let text = text(&report, None, true);
+        assert!(
+            text.contains(
+                "\n       1 MiB   50.0 %\n    1.17 MiB   50.0 %  now\n       2 MiB   50.0 %\n"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("      16 MiB   75.0 %\n\nclient 2 idle: no curve"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,215 @@
+//! What all parts of the store know of a client and of a pool.
+
+use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordering, lock};
+use crate::{ClientId, ClientOptions, PoolId};
+
+/// Stamp of the oldest page where there is none.
+pub(crate) const NONE_OLD: u64 = u64::MAX;
+
+/// No limit.
+const UNLIMITED: u64 = u64::MAX;
+
+/// A client, as the one who is charged.
+#[repr(align(128))] // a line of its own: all threads of the client write `used_bytes`
+pub(crate) struct Account {
+    used_bytes: AtomicI64,
+    pub(crate) id: ClientId,
+    pub(crate) group: u64,
+    ceiling_bytes: AtomicU64,
+    floor_bytes: AtomicU64,
+    target_bytes: AtomicU64,
+    pub(crate) options: Mutex<ClientOptions>,
+    /// Pools whose pages are charged to it.
+    pub(crate) pools: Mutex<Vec<Arc<PoolTotals>>>,
+}
+
+impl Account {
+    pub(crate) fn new(id: ClientId, options: ClientOptions) -> Self {
+        Self {
+            used_bytes: AtomicI64::new(0),
+            id,
+            group: options.group,
+            ceiling_bytes: AtomicU64::new(options.ceiling_bytes.unwrap_or(UNLIMITED)),
+            floor_bytes: AtomicU64::new(options.floor_bytes),
+            target_bytes: AtomicU64::new(options.floor_bytes),
+            options: Mutex::new(options),
+            pools: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn set_options(&self, options: ClientOptions) {
+        let ceiling = options.ceiling_bytes.unwrap_or(UNLIMITED);
+        self.ceiling_bytes.store(ceiling, Ordering::Relaxed);
+        self.floor_bytes
+            .store(options.floor_bytes, Ordering::Relaxed);
+        *lock(&self.options) = options;
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes
+            .load(Ordering::Relaxed)
+            .max(0)
+            .cast_unsigned()
+    }
+
+    pub(crate) fn floor_bytes(&self) -> u64 {
+        self.floor_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn target_bytes(&self) -> u64 {
+        self.target_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_target_bytes(&self, bytes: u64) {
+        self.target_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether it holds more than it may.
+    pub(crate) fn is_above_ceiling(&self) -> bool {
+        self.used_bytes() > self.ceiling_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Where the oldest page that is charged to it and not dirty is.
+    pub(crate) fn oldest(&self) -> Option<Oldest> {
+        let pools = lock(&self.pools);
+        let oldest = pools.iter().filter_map(|pool| Oldest::of(pool, true));
+        oldest.min_by_key(|oldest| oldest.stamp)
+    }
+
+    /// Charges, or gives back where `bytes` is negative.
+    #[inline(always)]
+    pub(crate) fn charge(&self, bytes: i64) {
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Charges if that stays below the ceiling.
+    #[inline(always)]
+    pub(crate) fn try_charge(&self, bytes: u64) -> bool {
+        let ceiling = self.ceiling_bytes.load(Ordering::Relaxed);
+        let bytes = bytes.cast_signed();
+        if ceiling == UNLIMITED {
+            self.charge(bytes);
+            return true;
+        }
+        let within = |used: i64| {
+            let after = used + bytes;
+            (after.max(0).cast_unsigned() <= ceiling).then_some(after)
+        };
+        self.used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .is_ok()
+    }
+}
+
+/// A pool, all parts together.
+pub(crate) struct PoolTotals {
+    pub(crate) id: PoolId,
+    pages: AtomicU64,
+    capacity_pages: AtomicU64,
+    /// An object has had pages beyond its first chunk, so it may be in several parts.
+    large: AtomicBool,
+    /// For each part the stamps of the oldest page, and of the oldest that is not dirty.
+    oldest: Box<[[AtomicU64; 2]]>,
+}
+
+impl PoolTotals {
+    pub(crate) fn new(id: PoolId, capacity_pages: Option<u64>, shards: usize) -> Self {
+        Self {
+            id,
+            pages: AtomicU64::new(0),
+            capacity_pages: AtomicU64::new(capacity_pages.unwrap_or(UNLIMITED)),
+            large: AtomicBool::new(false),
+            oldest: (0..shards)
+                .map(|_| [AtomicU64::new(NONE_OLD), AtomicU64::new(NONE_OLD)])
+                .collect(),
+        }
+    }
+
+    /// Bytes it takes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of::<Self>() + self.oldest.len() * size_of::<[AtomicU64; 2]>()
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn capacity_pages(&self) -> Option<u64> {
+        let capacity = self.capacity_pages.load(Ordering::Relaxed);
+        (capacity != UNLIMITED).then_some(capacity)
+    }
+
+    pub(crate) fn set_capacity_pages(&self, pages: Option<u64>) {
+        self.capacity_pages
+            .store(pages.unwrap_or(UNLIMITED), Ordering::Relaxed);
+    }
+
+    /// Counts a page, if the pool may have it.
+    #[inline(always)]
+    pub(crate) fn try_add_page(&self) -> bool {
+        let capacity = self.capacity_pages.load(Ordering::Relaxed);
+        if capacity == UNLIMITED {
+            self.pages.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        let within = |pages: u64| (pages < capacity).then_some(pages + 1);
+        self.pages
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .is_ok()
+    }
+
+    #[inline(always)]
+    pub(crate) fn remove_page(&self) {
+        self.remove_pages(1);
+    }
+
+    #[inline(always)]
+    pub(crate) fn remove_pages(&self, pages: u64) {
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_large(&self) -> bool {
+        self.large.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_large(&self) {
+        self.large.store(true, Ordering::Release);
+    }
+
+    /// Tells the stamps of a part's oldest page and of its oldest clean one.
+    pub(crate) fn publish(&self, shard: usize, any: u64, clean: u64) {
+        self.oldest[shard][0].store(any, Ordering::Relaxed);
+        self.oldest[shard][1].store(clean, Ordering::Relaxed);
+    }
+}
+
+/// Where the oldest page of a pool is.
+pub(crate) struct Oldest {
+    pub(crate) pool: Arc<PoolTotals>,
+    pub(crate) part: usize,
+    pub(crate) stamp: u64,
+    /// Stamp of the oldest page of the other parts.
+    pub(crate) next: u64,
+}
+
+impl Oldest {
+    /// The oldest page of a pool, of those that are not dirty if `clean`.
+    pub(crate) fn of(pool: &Arc<PoolTotals>, clean: bool) -> Option<Self> {
+        let (mut part, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);
+        for (number, stamps) in pool.oldest.iter().enumerate() {
+            let other = stamps[usize::from(clean)].load(Ordering::Relaxed);
+            if other < stamp {
+                (part, next, stamp) = (number, stamp, other);
+            } else {
+                next = next.min(other);
+            }
+        }
+        let pool = pool.clone();
+        (stamp != NONE_OLD).then_some(Self {
+            pool,
+            part,
+            stamp,
+            next,
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! Items named by small numbers, in frames of the store's own slab: so metadata is counted in the
+//! store's bound as pages are.
+
+use std::ops::{Index, IndexMut};
+
+use crate::sync::Arc;
+use crate::sys::{Block, Slab};
+
+/// No item.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// Where frames come from and go to.
+pub(crate) trait Frames {
+    /// The slab they are of.
+    fn slab(&self) -> &Arc<Slab>;
+    /// Takes a frame, if there is one.
+    fn take(&mut self) -> Option<u32>;
+    /// Gives a frame up.
+    fn give(&mut self, frame: u32);
+}
+
+/// There was no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoFrame;
+
+/// What an arena can hold: items that can name the next free one.
+pub(crate) trait Slot: Copy {
+    /// What a block is filled with.
+    const EMPTY: Self;
+    /// In a free item, the next free one.
+    fn next_free(&self) -> u32;
+    /// Makes the item a free one.
+    fn set_free(&mut self, next: u32);
+}
+
+/// Items of one type, numbered from 0.
+pub(crate) struct Arena<T: Slot> {
+    blocks: Vec<Block<T>>,
+    /// Number behind the highest one ever given out.
+    end: u32,
+    /// First of the free items below `end`.
+    free: u32,
+    live: u32,
+}
+
+impl<T: Slot> Arena<T> {
+    #[expect(clippy::cast_possible_truncation, reason = "4096 at most")]
+    const ITEMS: u32 = Block::<T>::ITEMS as u32;
+
+    /// Returns an arena without a frame.
+    pub(crate) fn new() -> Self {
+        Self {
+            blocks: Vec::new(),
+            end: 0,
+            free: NIL,
+            live: 0,
+        }
+    }
+
+    /// Items in use.
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Frames it holds.
+    pub(crate) fn frames(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Frames it would hold if none were wasted.
+    pub(crate) fn frames_needed(&self) -> usize {
+        self.live.div_ceil(Self::ITEMS) as usize
+    }
+
+    /// Bytes it takes outside its frames.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.blocks.capacity() * size_of::<Block<T>>()
+    }
+
+    /// Sees to it that `count` items can be inserted.
+    #[inline(always)]
+    pub(crate) fn ensure(&mut self, count: u32, frames: &mut impl Frames) -> Result<(), NoFrame> {
+        while self.blocks.len() as u64 * u64::from(Self::ITEMS)
+            < u64::from(self.live) + u64::from(count)
+        {
+            let frame = frames.take().ok_or(NoFrame)?;
+            self.blocks.push(Block::new(frames.slab(), frame, T::EMPTY));
+        }
+        Ok(())
+    }
+
+    /// Inserts an item; room for it was [ensured](Self::ensure).
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, item: T) -> u32 {
+        self.live += 1;
+        if self.free == NIL {
+            let id = self.end;
+            self.end += 1;
+            self[id] = item;
+            return id;
+        }
+        let id = self.free;
+        self.free = self[id].next_free();
+        self.prefetch(self.free);
+        self[id] = item;
+        id
+    }
+
+    /// Frees an item.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, id: u32) {
+        let next = self.free;
+        self[id].set_free(next);
+        self.free = id;
+        self.live -= 1;
+    }
+
+    /// Asks for an item ahead of its use.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, id: u32) {
+        if let Some(block) = self.blocks.get((id / Self::ITEMS) as usize) {
+            block.prefetch((id % Self::ITEMS) as usize, 0);
+        }
+    }
+
+    /// Asks for a line within an item, so many bytes from its beginning, ahead of its use.
+    #[inline(always)]
+    pub(crate) fn prefetch_within(&self, id: u32, offset_bytes: usize) {
+        if let Some(block) = self.blocks.get((id / Self::ITEMS) as usize) {
+            block.prefetch((id % Self::ITEMS) as usize, offset_bytes);
+        }
+    }
+
+    /// Moves blocks out of frames from `top` on. If frames run out, what was moved stays moved.
+    pub(crate) fn relocate(
+        &mut self,
+        top: u32,
+        mut take: impl FnMut() -> Option<u32>,
+    ) -> Result<(), NoFrame> {
+        for block in self.blocks.iter_mut().filter(|block| block.frame() >= top) {
+            block.relocate(take().ok_or(NoFrame)?);
+        }
+        Ok(())
+    }
+
+    /// Gives all frames up; the items are gone.
+    pub(crate) fn clear(&mut self, frames: &mut impl Frames) {
+        for block in self.blocks.drain(..) {
+            frames.give(block.into_frame());
+        }
+        *self = Self::new();
+    }
+}
+
+impl<T: Slot> Index<u32> for Arena<T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn index(&self, id: u32) -> &T {
+        &self.blocks[(id / Self::ITEMS) as usize][(id % Self::ITEMS) as usize]
+    }
+}
+
+impl<T: Slot> IndexMut<u32> for Arena<T> {
+    #[inline(always)]
+    fn index_mut(&mut self, id: u32) -> &mut T {
+        &mut self.blocks[(id / Self::ITEMS) as usize][(id % Self::ITEMS) as usize]
+    }
+}

@@ -1,0 +1,148 @@
+//! What the store knows of a page: 32 bytes, two to a cache line.
+
+use crate::arena::{NIL, Slot};
+
+/// Where a page's contents are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a frame of its own.
+    Frame(u32),
+    /// Compressed, in a packed frame.
+    Packed(u32),
+    /// In a frame that several pages share: an entry of the table of contents.
+    Shared(u32),
+    /// Nowhere: it is this word repeated.
+    Word(u32),
+}
+
+/// A page of the store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Descriptor {
+    /// Neighbours in the LRU list.
+    pub(crate) older: u32,
+    pub(crate) newer: u32,
+    /// The object it belongs to.
+    pub(crate) object: u32,
+    /// Its index in the object.
+    pub(crate) index: u32,
+    /// Frame, packed place, entry or word, as the flags say.
+    place: u32,
+    /// Tells these contents from others put under the handle, before or after.
+    pub(crate) version: u32,
+    /// Bits 0..2 kind of place, bit 2 dirty, bit 3 incompressible, bit 4 cold, bits 8.. the stamp.
+    bits: u64,
+}
+
+const KIND: u64 = 0b11;
+const DIRTY: u64 = 1 << 2;
+const INCOMPRESSIBLE: u64 = 1 << 3;
+const COLD: u64 = 1 << 4;
+const STAMP_SHIFT: u32 = 8;
+
+impl Descriptor {
+    /// Returns the descriptor of a page that is in no list yet.
+    pub(crate) fn new(object: u32, index: u32, place: Place, stamp: u64, version: u32) -> Self {
+        let mut new = Self {
+            older: NIL,
+            newer: NIL,
+            object,
+            index,
+            place: 0,
+            version,
+            bits: stamp << STAMP_SHIFT,
+        };
+        new.set_place(place);
+        new
+    }
+
+    /// Where its contents are.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> Place {
+        match self.bits & KIND {
+            0 => Place::Frame(self.place),
+            1 => Place::Packed(self.place),
+            2 => Place::Shared(self.place),
+            _ => Place::Word(self.place),
+        }
+    }
+
+    /// Changes where its contents are.
+    #[inline(always)]
+    pub(crate) fn set_place(&mut self, place: Place) {
+        let (kind, number) = match place {
+            Place::Frame(frame) => (0, frame),
+            Place::Packed(place) => (1, place),
+            Place::Shared(entry) => (2, entry),
+            Place::Word(word) => (3, word),
+        };
+        self.place = number;
+        self.bits = self.bits & !KIND | kind;
+    }
+
+    /// Order of last use: rises within a shard.
+    #[inline(always)]
+    pub(crate) fn stamp(&self) -> u64 {
+        self.bits >> STAMP_SHIFT
+    }
+
+    /// Changes the order of last use.
+    #[inline(always)]
+    pub(crate) fn set_stamp(&mut self, stamp: u64) {
+        self.bits = self.bits & ((1 << STAMP_SHIFT) - 1) | stamp << STAMP_SHIFT;
+    }
+
+    /// Whether it may not be dropped.
+    #[inline(always)]
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.bits & DIRTY != 0
+    }
+
+    /// Marks it dirty or clean.
+    pub(crate) fn set_dirty(&mut self, dirty: bool) {
+        self.bits = self.bits & !DIRTY | if dirty { DIRTY } else { 0 };
+    }
+
+    /// Whether it is in its pool's cold list.
+    #[inline(always)]
+    pub(crate) fn is_cold(&self) -> bool {
+        self.bits & COLD != 0
+    }
+
+    /// Remembers which list it is in.
+    pub(crate) fn set_cold(&mut self, cold: bool) {
+        self.bits = self.bits & !COLD | if cold { COLD } else { 0 };
+    }
+
+    /// Whether compressing its contents was tried and did not pay.
+    pub(crate) fn is_incompressible(&self) -> bool {
+        self.bits & INCOMPRESSIBLE != 0
+    }
+
+    /// Remembers that compressing did not pay, or forgets it.
+    pub(crate) fn set_incompressible(&mut self, incompressible: bool) {
+        self.bits = self.bits & !INCOMPRESSIBLE | if incompressible { INCOMPRESSIBLE } else { 0 };
+    }
+}
+
+impl Slot for Descriptor {
+    const EMPTY: Self = Self {
+        older: NIL,
+        newer: NIL,
+        object: NIL,
+        index: 0,
+        place: 0,
+        version: 0,
+        bits: 0,
+    };
+
+    fn next_free(&self) -> u32 {
+        self.newer
+    }
+
+    fn set_free(&mut self, next: u32) {
+        *self = Self {
+            newer: next,
+            ..Self::EMPTY
+        };
+    }
+}

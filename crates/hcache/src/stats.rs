@@ -1,0 +1,130 @@
+//! Counters, and what a store says of itself.
+
+use std::time::Duration;
+
+use crate::{ClientId, PoolId, PoolKind};
+
+/// What happened, counted since a pool, a client or the store began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub puts: u64,
+    pub puts_replaced: u64,
+    pub puts_refused: u64,
+    pub gets: u64,
+    pub hits: u64,
+    pub flushes: u64,
+    pub flushed_pages: u64,
+    pub evicted_pages: u64,
+    pub compressed_pages: u64,
+    pub decompressed_pages: u64,
+    pub incompressible_pages: u64,
+    pub shared_pages: u64,
+}
+
+impl Counters {
+    /// Adds another's counts to these.
+    pub fn add(&mut self, other: &Self) {
+        self.puts += other.puts;
+        self.puts_replaced += other.puts_replaced;
+        self.puts_refused += other.puts_refused;
+        self.gets += other.gets;
+        self.hits += other.hits;
+        self.flushes += other.flushes;
+        self.flushed_pages += other.flushed_pages;
+        self.evicted_pages += other.evicted_pages;
+        self.compressed_pages += other.compressed_pages;
+        self.decompressed_pages += other.decompressed_pages;
+        self.incompressible_pages += other.incompressible_pages;
+        self.shared_pages += other.shared_pages;
+    }
+}
+
+/// What the store says of one pool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolStats {
+    /// Its number.
+    pub id: PoolId,
+    /// Who sees it.
+    pub kind: PoolKind,
+    /// Clients that hold it, the one it is charged to first.
+    pub members: Vec<ClientId>,
+    /// Most pages it may hold.
+    pub capacity_pages: Option<u64>,
+    /// Pages in it.
+    pub pages: u64,
+    /// Of them dirty.
+    pub dirty_pages: u64,
+    /// Of them compressed.
+    pub compressed_pages: u64,
+    /// Objects with a page in it.
+    pub objects: u64,
+    /// How long ago its oldest page was last used, to a turn.
+    pub oldest_age: Option<Duration>,
+    /// When it was made, since the store began.
+    pub created: Duration,
+    /// What happened in it.
+    pub counters: Counters,
+}
+
+/// What the store says of one client.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClientStats {
+    /// Its number.
+    pub id: ClientId,
+    /// Its name.
+    pub name: String,
+    /// Its group (the server's: its user).
+    pub group: u64,
+    /// Its weight.
+    pub weight: u32,
+    /// What others cannot take from it, in bytes.
+    pub floor_bytes: u64,
+    /// Its limit, in bytes.
+    pub ceiling_bytes: Option<u64>,
+    /// What the scheduler allots to it now, in bytes.
+    pub target_bytes: u64,
+    /// What its pages take now, in bytes.
+    pub used_bytes: u64,
+    /// Pages charged to it.
+    pub pages: u64,
+    /// Gets a second, decayed.
+    pub activity: f64,
+    /// When it came, since the store began.
+    pub created: Duration,
+    /// When it last put or got, since the store began, to a turn.
+    pub last_active: Duration,
+    /// What it did.
+    pub counters: Counters,
+    /// Its pools.
+    pub pools: Vec<PoolStats>,
+}
+
+/// What the store says of itself. Sums over parts that are read one after the other: exact when nothing runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoreStats {
+    /// Its bound, in bytes.
+    pub capacity_bytes: u64,
+    /// What it can be resized to, in bytes.
+    pub max_capacity_bytes: u64,
+    /// Memory it holds now, in bytes, metadata included; never above `capacity_bytes`.
+    pub used_bytes: u64,
+    /// Of it metadata, in bytes.
+    pub metadata_bytes: u64,
+    /// Of it frames of compressed pages, in bytes.
+    pub compressed_frame_bytes: u64,
+    /// What those compressed pages would take raw, in bytes.
+    pub compressed_raw_bytes: u64,
+    /// Pages in the store, by handle.
+    pub pages: u64,
+    /// Of them dirty.
+    pub dirty_pages: u64,
+    /// Pages that take no frame of their own, because their content is kept once for several or is one word repeated.
+    pub deduplicated_pages: u64,
+    /// Age of the store at its last turn.
+    pub age: Duration,
+    /// What happened since it began, clients that left included.
+    pub counters: Counters,
+    /// Its clients.
+    pub clients: Vec<ClientStats>,
+}

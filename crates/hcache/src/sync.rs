@@ -1,0 +1,37 @@
+//! Locks and atomics: those of the standard library, or, to explore schedules, of shuttle.
+
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{
+    Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard,
+    atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{
+    Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard,
+    atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+/// Locks; a lock poisoned by a panic in a caller's closure is taken all the same, because what it guards
+/// is consistent before such a closure is called.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Shares a lock.
+pub(crate) fn read(guard: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+    guard
+        .read()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits until nobody shares a lock who did when this was called.
+pub(crate) fn wait_for_readers(guard: &RwLock<()>) {
+    drop(
+        guard
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner),
+    );
+}

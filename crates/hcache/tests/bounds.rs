@@ -1,0 +1,704 @@
+//! The store stays within its bounds, clients within theirs, and bad options have an answer.
+
+#[path = "common/content.rs"]
+mod content;
+#[path = "common/random.rs"]
+mod random;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use content::Content;
+use plimsoll_hcache::{
+    Client, ClientId, ClientOptions, ClientStats, Error, Handle, PAGE_BYTES, Page, PoolId,
+    PoolOptions, PutOutcome, Sharing, Store, StoreOptions, Version,
+};
+use random::mixed;
+
+const MIB: u64 = 1 << 20;
+const PAGES_IN_MIB: u64 = MIB / PAGE_BYTES as u64;
+
+fn store(capacity_bytes: u64) -> Store {
+    Store::new(StoreOptions::new(capacity_bytes)).unwrap()
+}
+
+fn client(store: &Store, options: ClientOptions) -> (Client, PoolId) {
+    let client = store.create_client(options).unwrap();
+    let pool = client.create_pool(PoolOptions::private()).unwrap();
+    (client, pool)
+}
+
+/// Handle of one of a pool's pages, 64 to an object.
+fn handle(pool: PoolId, page: u64) -> Handle {
+    Handle {
+        pool,
+        object: page / 64,
+        index: u32::try_from(page % 64).expect("less than 64"),
+    }
+}
+
+/// Puts noise under each number.
+fn fill(client: &Client, pool: PoolId, pages: std::ops::Range<u64>) {
+    for page in pages {
+        client
+            .put(handle(pool, page), &Content::Noise(page).page())
+            .unwrap();
+    }
+}
+
+/// Reads a page as a cache is used: gets it, or else puts it.
+fn read(client: &Client, pool: PoolId, number: u64) {
+    let (handle, expected) = (handle(pool, number), Content::Noise(number).page());
+    let mut page = [0; PAGE_BYTES];
+    if client.get(handle, &mut page).unwrap() {
+        assert!(page == expected, "page {number} is wrong");
+    }
+    client.put(handle, &expected).unwrap();
+}
+
+fn stats_of(store: &Store, id: ClientId) -> ClientStats {
+    let mut clients = store.stats().clients.into_iter();
+    clients.find(|client| client.id == id).expect("it is there")
+}
+
+/// Runs `load` in three threads, each called with its number and a count, until `main` is done.
+fn under_load(load: impl Fn(u64, u64) + Sync, main: impl FnOnce()) {
+    let is_over = AtomicBool::new(false);
+    /// Says that it is over even if `main` panics: the threads would run for ever.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    thread::scope(|scope| {
+        let _over = Over(&is_over);
+        for thread in 0..3 {
+            let (load, is_over) = (&load, &is_over);
+            scope.spawn(move || {
+                let counts = (0..).take_while(|_| !is_over.load(Ordering::Relaxed));
+                counts.for_each(|count| load(thread, count));
+            });
+        }
+        main();
+    });
+}
+
+/// Options of each configuration that treats memory in its own way.
+fn configurations(capacity_bytes: u64) -> impl Iterator<Item = StoreOptions> {
+    let configurations = [
+        (1, false, Sharing::Off),
+        (64, false, Sharing::Off),
+        (64, true, Sharing::Off),
+        (64, true, Sharing::AcrossClients),
+        (1024, false, Sharing::WithinClient),
+    ];
+    configurations
+        .into_iter()
+        .map(move |(shards, compression, sharing)| StoreOptions {
+            shards,
+            compression,
+            sharing,
+            ..StoreOptions::new(capacity_bytes)
+        })
+}
+
+#[test]
+fn memory_in_use_is_never_above_the_capacity() {
+    for options in configurations(16 * MIB) {
+        let store = Store::new(options).unwrap();
+        let clients: Vec<_> = (0..3)
+            .map(|_| client(&store, ClientOptions::new("load")))
+            .collect();
+        let load = |thread: u64, count: u64| {
+            let (client, pool) = &clients[usize::try_from(thread).expect("one of three")];
+            let page = mixed(thread << 60 ^ count) % (32 * PAGES_IN_MIB);
+            let content = Content::new(mixed(page).to_le_bytes()[0], page);
+            client.put(handle(*pool, page), &content.page()).unwrap();
+            if count % 4096 == 4095 {
+                client.flush_pool(*pool).unwrap();
+            }
+        };
+        under_load(load, || {
+            let mut most = 0;
+            for turn in 0..400 {
+                let stats = store.stats();
+                assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
+                assert!(stats.metadata_bytes <= stats.used_bytes);
+                most = most.max(stats.used_bytes);
+                store.turn(Duration::from_millis(100 * turn));
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(most > 0);
+        });
+    }
+}
+
+#[test]
+fn a_resize_returns_when_the_memory_is_given_back() {
+    for options in configurations(32 * MIB) {
+        let store = Store::new(options).unwrap();
+        let (client, pool) = client(&store, ClientOptions::new("load"));
+        let load = |thread: u64, count: u64| {
+            read(
+                &client,
+                pool,
+                mixed(thread << 60 ^ count) % (64 * PAGES_IN_MIB),
+            );
+        };
+        under_load(load, || {
+            for capacity_mib in [16, 32, 4, 8, 2, 24, 3, 32].repeat(4) {
+                store.resize(capacity_mib * MIB).unwrap();
+                let stats = store.stats();
+                assert_eq!(stats.capacity_bytes, capacity_mib * MIB);
+                assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
+                thread::sleep(Duration::from_millis(5));
+                assert!(store.stats().used_bytes <= capacity_mib * MIB);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_store_can_be_filled_to_nearly_its_capacity() {
+    let store = store(64 * MIB);
+    let (client, pool) = client(&store, ClientOptions::new("fills"));
+    fill(&client, pool, 0..32 * PAGES_IN_MIB);
+    let stats = store.stats();
+    assert_eq!(stats.pages, 32 * PAGES_IN_MIB, "all of the first half");
+    fill(&client, pool, 0..128 * PAGES_IN_MIB);
+    let stats = store.stats();
+    assert!(
+        stats.pages * PAGE_BYTES as u64 > stats.capacity_bytes * 95 / 100,
+        "{stats:?}"
+    );
+    assert!(stats.used_bytes <= stats.capacity_bytes);
+    assert!(stats.metadata_bytes > 0);
+}
+
+#[test]
+fn capacities_out_of_range_are_refused() {
+    let least_bytes = StoreOptions::MIN_CAPACITY_BYTES;
+    for asked_bytes in [0, 1, 4096, least_bytes - 1] {
+        let error = Error::CapacityTooSmall {
+            asked_bytes,
+            least_bytes,
+        };
+        assert_eq!(
+            Store::new(StoreOptions::new(asked_bytes)).err(),
+            Some(error.clone())
+        );
+        let store = store(2 * least_bytes);
+        assert_eq!(store.resize(asked_bytes), Err(error));
+        assert_eq!(store.stats().capacity_bytes, 2 * least_bytes);
+    }
+    let options = StoreOptions {
+        max_capacity_bytes: 4 * MIB,
+        ..StoreOptions::new(2 * MIB)
+    };
+    let store = Store::new(options.clone()).unwrap();
+    assert_eq!(store.resize(4 * MIB), Ok(()));
+    for asked_bytes in [4 * MIB + 1, u64::MAX] {
+        let most_bytes = 4 * MIB;
+        let error = Error::CapacityTooLarge {
+            asked_bytes,
+            most_bytes,
+        };
+        assert_eq!(store.resize(asked_bytes), Err(error));
+        assert_eq!(store.stats().capacity_bytes, 4 * MIB);
+    }
+    let options = StoreOptions {
+        capacity_bytes: 8 * MIB,
+        ..options
+    };
+    let error = Error::CapacityTooLarge {
+        asked_bytes: 8 * MIB,
+        most_bytes: 4 * MIB,
+    };
+    assert_eq!(Store::new(options).err(), Some(error));
+    assert!(Store::new(StoreOptions::new(least_bytes)).is_ok());
+}
+
+#[test]
+fn a_capacity_above_the_machine_is_refused() {
+    for capacity_bytes in [u64::MAX, 1 << 62, 1 << 48] {
+        let error = Store::new(StoreOptions::new(capacity_bytes)).err();
+        let is_refusal = matches!(
+            error,
+            Some(
+                Error::CannotReserve { .. }
+                    | Error::CapacityTooLarge { .. }
+                    | Error::OutOfRange { .. }
+            )
+        );
+        assert!(is_refusal, "{capacity_bytes}: {error:?}");
+    }
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    let out_of_range = |options: StoreOptions, given: u64| {
+        let error = Store::new(options).err();
+        assert!(
+            matches!(error, Some(Error::OutOfRange { value, .. }) if value == given),
+            "{error:?}"
+        );
+    };
+    for shards in [0, 3, 63, 2048, usize::MAX] {
+        let options = StoreOptions {
+            shards,
+            ..StoreOptions::new(MIB)
+        };
+        out_of_range(options, shards as u64);
+    }
+    for observe_one_in in [0, 3, u32::MAX] {
+        let options = StoreOptions {
+            observe_one_in,
+            ..StoreOptions::new(MIB)
+        };
+        out_of_range(options, observe_one_in.into());
+    }
+    let store = store(MIB);
+    let stays = store.create_client(ClientOptions::new("stays")).unwrap();
+    for weight in [0, 1_000_001] {
+        let options = ClientOptions {
+            weight,
+            ..ClientOptions::new("weight")
+        };
+        for error in [
+            store.create_client(options.clone()).err(),
+            store.set_client(stays.id(), options).err(),
+        ] {
+            let is_refusal =
+                matches!(error, Some(Error::OutOfRange { value, .. }) if value == weight.into());
+            assert!(is_refusal, "{error:?}");
+        }
+    }
+    assert_eq!(store.stats().clients.len(), 1);
+    assert_eq!(store.stats().clients[0].weight, ClientOptions::WEIGHT);
+    let gone = ClientId(u32::MAX);
+    let answer = store.set_client(gone, ClientOptions::new("gone"));
+    assert_eq!(answer, Err(Error::NoSuchClient(gone)));
+}
+
+#[test]
+fn too_many_clients_and_pools_are_refused_and_the_bound_holds() {
+    let store = store(8 * MIB);
+    let (client, pool) = client(&store, ClientOptions::new("first"));
+    fill(&client, pool, 0..16 * PAGES_IN_MIB);
+    let mut clients = Vec::new();
+    let error = loop {
+        match store.create_client(ClientOptions::new("one of many")) {
+            Ok(client) => clients.push(client),
+            Err(error) => break error,
+        }
+        assert!(clients.len() < 1 << 20);
+    };
+    assert!(matches!(error, Error::TooManyClients(_)), "{error:?}");
+    assert!(store.stats().used_bytes <= 8 * MIB);
+    assert!(clients.pop().is_some());
+    let last = store
+        .create_client(ClientOptions::new("room for one"))
+        .unwrap();
+    let mut pools = 0;
+    let error = loop {
+        match last.create_pool(PoolOptions::private()) {
+            Ok(_) => pools += 1,
+            Err(error) => break error,
+        }
+        assert!(pools < 1 << 20);
+    };
+    assert!(matches!(error, Error::TooManyPools(_)), "{error:?}");
+    assert!(store.stats().used_bytes <= 8 * MIB);
+    drop((clients, last));
+    fill(&client, pool, 0..16 * PAGES_IN_MIB);
+    let stats = store.stats();
+    assert!(stats.used_bytes <= 8 * MIB);
+    assert!(stats.pages > 7 * PAGES_IN_MIB, "{stats:?}");
+}
+
+#[test]
+fn memory_outside_counts_in_the_bound() {
+    let store = store(16 * MIB);
+    let (client, pool) = client(&store, ClientOptions::new("fills"));
+    fill(&client, pool, 0..32 * PAGES_IN_MIB);
+    store.set_outside_bytes(8 * MIB).unwrap();
+    let stats = store.stats();
+    assert!(
+        stats.used_bytes <= 16 * MIB && stats.pages <= 8 * PAGES_IN_MIB,
+        "{stats:?}"
+    );
+    fill(&client, pool, 0..32 * PAGES_IN_MIB);
+    assert!(store.stats().pages <= 8 * PAGES_IN_MIB);
+    assert!(store.set_outside_bytes(u64::MAX).is_err());
+    store.set_outside_bytes(0).unwrap();
+    fill(&client, pool, 0..32 * PAGES_IN_MIB);
+    assert!(store.stats().pages > 14 * PAGES_IN_MIB);
+}
+
+#[test]
+fn a_million_objects_are_flushed_at_once() {
+    const OBJECTS: u64 = 1_000_000;
+    let options = StoreOptions {
+        sharing: Sharing::WithinClient,
+        ..StoreOptions::new(1024 * MIB)
+    };
+    let store = Store::new(options).unwrap();
+    let (client, pool) = client(&store, ClientOptions::new("many"));
+    let empty = store.stats();
+    for object in 0..OBJECTS {
+        let handle = Handle {
+            pool,
+            object,
+            index: 0,
+        };
+        client.put(handle, &[0; PAGE_BYTES]).unwrap();
+    }
+    let full = store.stats();
+    assert_eq!(full.pages, OBJECTS);
+    assert_eq!(full.clients[0].pools[0].objects, OBJECTS);
+    assert_eq!(client.flush_pool(pool), Ok(OBJECTS));
+    let flushed = store.stats();
+    assert_eq!(flushed.pages, 0);
+    assert_eq!(flushed.clients[0].pools[0].objects, 0);
+    assert_eq!(flushed.clients[0].used_bytes, 0);
+    let grown = flushed.metadata_bytes.saturating_sub(empty.metadata_bytes);
+    let most = full.metadata_bytes / 4;
+    assert!(grown <= most, "{empty:?}, {full:?}, {flushed:?}");
+    // Pages find room again where they were.
+    fill(&client, pool, 0..900 * PAGES_IN_MIB);
+    assert_eq!(store.stats().pages, 900 * PAGES_IN_MIB);
+}
+
+#[test]
+fn a_client_that_goes_gives_all_back() {
+    let store = store(64 * MIB);
+    let (stays, stays_in) = client(&store, ClientOptions::new("stays"));
+    fill(&stays, stays_in, 0..PAGES_IN_MIB);
+    let before = store.stats();
+    let (goes, goes_in) = client(&store, ClientOptions::new("goes"));
+    fill(&goes, goes_in, 0..32 * PAGES_IN_MIB);
+    assert_eq!(store.stats().pages, 33 * PAGES_IN_MIB);
+    drop(goes);
+    let after = store.stats();
+    assert_eq!(after.pages, before.pages);
+    assert!(
+        after.used_bytes <= before.used_bytes + MIB,
+        "{before:?}, {after:?}"
+    );
+    assert_eq!(after.clients.len(), 1);
+    let mut page = [0; PAGE_BYTES];
+    for number in 0..PAGES_IN_MIB {
+        assert_eq!(stays.get(handle(stays_in, number), &mut page), Ok(true));
+        assert!(page == Content::Noise(number).page());
+    }
+}
+
+#[test]
+fn a_flood_takes_nothing_below_a_floor() {
+    for options in configurations(32 * MIB) {
+        let store = Store::new(options).unwrap();
+        let kept = 7 * PAGES_IN_MIB;
+        let options = ClientOptions {
+            floor_bytes: 8 * MIB,
+            ..ClientOptions::new("floor")
+        };
+        let (quiet, quiet_in) = client(&store, options);
+        let (busy, busy_in) = client(&store, ClientOptions::new("floods"));
+        fill(&quiet, quiet_in, 0..kept);
+        for turn in 0..64 {
+            store.turn(Duration::from_secs(10 * turn));
+            let start = turn * PAGES_IN_MIB;
+            (start..start + 2 * PAGES_IN_MIB).for_each(|page| read(&busy, busy_in, 1 << 40 | page));
+        }
+        assert_eq!(stats_of(&store, quiet.id()).pages, kept);
+        let mut page = [0; PAGE_BYTES];
+        for number in 0..kept {
+            assert_eq!(quiet.get(handle(quiet_in, number), &mut page), Ok(true));
+            assert!(page == Content::Noise(number).page());
+        }
+    }
+}
+
+#[test]
+fn no_client_is_above_its_ceiling() {
+    for options in configurations(32 * MIB) {
+        let store = Store::new(options).unwrap();
+        let options = ClientOptions {
+            ceiling_bytes: Some(4 * MIB),
+            ..ClientOptions::new("ceiling")
+        };
+        let (low, pool) = client(&store, options.clone());
+        let load = |thread: u64, count: u64| {
+            read(
+                &low,
+                pool,
+                mixed(thread << 60 ^ count) % (16 * PAGES_IN_MIB),
+            );
+        };
+        under_load(load, || {
+            for turn in 0..100 {
+                store.turn(Duration::from_secs(turn));
+                assert!(stats_of(&store, low.id()).used_bytes <= 4 * MIB);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        fill(&low, pool, 0..16 * PAGES_IN_MIB);
+        let used_bytes = stats_of(&store, low.id()).used_bytes;
+        assert!((3 * MIB..=4 * MIB).contains(&used_bytes), "{used_bytes}");
+        let lower = ClientOptions {
+            ceiling_bytes: Some(MIB),
+            ..options
+        };
+        store.set_client(low.id(), lower).unwrap();
+        fill(&low, pool, 0..PAGES_IN_MIB);
+        assert!(stats_of(&store, low.id()).used_bytes <= MIB);
+    }
+}
+
+/// Reads at random from more than the store holds, as each client's share of `reads` says, for some turns of a second.
+fn play(store: &Store, clients: &[(Client, PoolId)], reads: &[u64], seconds: std::ops::Range<u64>) {
+    for second in seconds {
+        for ((client, pool), reads) in clients.iter().zip(reads) {
+            for read_number in 0..*reads {
+                let random = mixed(second << 32 ^ read_number ^ u64::from(pool.0) << 56);
+                read(client, *pool, random % (48 * PAGES_IN_MIB));
+            }
+        }
+        store.turn(Duration::from_secs(second));
+    }
+}
+
+#[test]
+fn weights_of_1_to_3_give_1_to_3_of_the_memory() {
+    let store = store(32 * MIB);
+    let weighed = |weight| ClientOptions {
+        weight,
+        ..ClientOptions::new("weighed")
+    };
+    let clients = [client(&store, weighed(100)), client(&store, weighed(300))];
+    play(&store, &clients, &[2000, 2000], 1..40);
+    let used = clients
+        .each_ref()
+        .map(|(client, _)| stats_of(&store, client.id()).used_bytes);
+    let ratio = used[1] as f64 / used[0] as f64;
+    assert!((2.7..3.3).contains(&ratio), "{used:?}");
+    assert!(used[0] + used[1] > 30 * MIB, "{used:?}");
+}
+
+#[test]
+fn what_an_idle_client_has_goes_to_a_busy_one_and_back() {
+    let store = store(32 * MIB);
+    let clients = [(); 2].map(|()| client(&store, ClientOptions::new("equal")));
+    let used = || {
+        clients
+            .each_ref()
+            .map(|(client, _)| stats_of(&store, client.id()).used_bytes)
+    };
+    play(&store, &clients, &[2000, 2000], 1..40);
+    let ratio = used()[1] as f64 / used()[0] as f64;
+    assert!((0.9..1.1).contains(&ratio), "{:?}", used());
+    play(&store, &clients, &[2000, 0], 40..60);
+    let soon = used();
+    play(&store, &clients, &[2000, 0], 60..640);
+    let late = used();
+    assert!(late[1] < soon[1], "{soon:?}, {late:?}");
+    assert!(late[1] < 2 * MIB && late[0] > 28 * MIB, "{late:?}");
+    play(&store, &clients, &[2000, 2000], 640..700);
+    let ratio = used()[1] as f64 / used()[0] as f64;
+    assert!((0.9..1.1).contains(&ratio), "{:?}", used());
+}
+
+#[test]
+fn dirty_pages_stay_until_they_are_written_back() {
+    let store = Store::new(StoreOptions {
+        max_capacity_bytes: 8 * MIB,
+        ..StoreOptions::new(8 * MIB)
+    });
+    let store = store.unwrap();
+    let (client, pool) = client(&store, ClientOptions::new("writes"));
+    let mut dirty = Vec::new();
+    for page in 0..16 * PAGES_IN_MIB {
+        let outcome = client.put_dirty(handle(pool, page), &Content::Noise(page).page());
+        match outcome.unwrap() {
+            PutOutcome::Stored { replaced } => {
+                assert!(!replaced);
+                dirty.push(page);
+            }
+            PutOutcome::Refused { flushed } => assert!(!flushed),
+        }
+    }
+    assert!(dirty.len() as u64 > PAGES_IN_MIB, "{}", dirty.len());
+    assert!((dirty.len() as u64) < 8 * PAGES_IN_MIB);
+    fill(&client, pool, 16 * PAGES_IN_MIB..32 * PAGES_IN_MIB);
+    let dirty_pages = dirty.len() as u64;
+    let error = Error::DirtyPages {
+        asked_bytes: MIB,
+        dirty_pages,
+    };
+    assert_eq!(store.resize(MIB), Err(error));
+    let stats = store.stats();
+    assert_eq!(
+        (stats.capacity_bytes, stats.dirty_pages),
+        (8 * MIB, dirty_pages)
+    );
+    let mut page = [0; PAGE_BYTES];
+    for number in dirty {
+        let version = client.peek(handle(pool, number), &mut page).unwrap();
+        assert!(page == Content::Noise(number).page());
+        let version = version.expect("a dirty page is there");
+        assert_eq!(
+            client.mark_clean(handle(pool, number), Version(version.0 + 1)),
+            Ok(false)
+        );
+        assert_eq!(client.mark_clean(handle(pool, number), version), Ok(true));
+    }
+    assert_eq!(store.resize(MIB), Ok(()));
+    assert!(store.stats().used_bytes <= MIB);
+}
+
+#[test]
+fn a_panic_in_a_closure_leaves_no_torn_page() {
+    let store = store(4 * MIB);
+    let (client, pool) = client(&store, ClientOptions::new("panics"));
+    let handle = handle(pool, 0);
+    let mut page = [0; PAGE_BYTES];
+    for there in [false, true] {
+        if there {
+            assert!(client.put(handle, &[1; PAGE_BYTES]).unwrap().is_stored());
+        }
+        let put = || {
+            client.put_with(handle, |frame| {
+                frame[..2048].fill(2);
+                panic!("half-way");
+            })
+        };
+        assert!(catch_unwind(AssertUnwindSafe(put)).is_err());
+        assert_eq!(client.get(handle, &mut page), Ok(false));
+        assert_eq!(store.stats().pages, 0);
+    }
+    assert!(client.put(handle, &[3; PAGE_BYTES]).unwrap().is_stored());
+    let get = || client.get_with(handle, |_| panic!("reading"));
+    assert!(catch_unwind(AssertUnwindSafe(get)).is_err());
+    if client.get(handle, &mut page).unwrap() {
+        assert_eq!(page, [3; PAGE_BYTES]);
+    }
+    assert!(client.put(handle, &[4; PAGE_BYTES]).unwrap().is_stored());
+    assert_eq!(client.get(handle, &mut page), Ok(true));
+    assert_eq!(page, [4; PAGE_BYTES]);
+}
+
+#[test]
+fn a_panic_among_many_pages_loses_and_leaks_nothing() {
+    const PAGES: u64 = 40;
+    for options in configurations(8 * MIB) {
+        let store = Store::new(options).unwrap();
+        let (client, pool) = client(&store, ClientOptions::new("panics"));
+        let empty = store.stats().used_bytes;
+        let handles: Vec<Handle> = (0..PAGES).map(|page| handle(pool, page)).collect();
+        let old = |number: usize| Content::Noise(number as u64).page();
+        let new = |number: usize| Content::Lines(number as u64).page();
+        let mut found = [0; PAGE_BYTES];
+        for at in [0, 7, 15, 16, 39] {
+            client.put_each(&handles, |number, frame| *frame = old(number), |_, _| {});
+            assert_eq!(store.stats().pages, PAGES);
+            let put = || {
+                let fill = |number: usize, frame: &mut Page| {
+                    frame.fill(0xee);
+                    assert_ne!(number, at, "half-way");
+                    *frame = new(number);
+                };
+                client.put_each(&handles, fill, |_, _| {});
+            };
+            assert!(catch_unwind(AssertUnwindSafe(put)).is_err());
+            let left = store.stats();
+            let there = |number: &usize| {
+                let version = client.peek(handles[*number], &mut found).unwrap();
+                assert!(version.is_none() || found == old(*number) || found == new(*number));
+                version.is_some()
+            };
+            let there = (0..handles.len()).filter(there).count() as u64;
+            assert!(there >= PAGES - 1, "{there} are left");
+            assert_eq!(left.pages, there);
+            assert!(left.clients[0].used_bytes >= there * 40);
+
+            // Those of the call that were not read yet are gone, as if they had been.
+            let get = || client.get_each(&handles, |number, _| assert_ne!(number, at, "half-way"));
+            assert!(catch_unwind(AssertUnwindSafe(get)).is_err());
+            let left = store.stats();
+            let mut hits = 0;
+            client.get_each(&handles, |number, page| {
+                if let Some(page) = page.unwrap() {
+                    assert!(*page == old(number) || *page == new(number));
+                    hits += 1;
+                }
+            });
+            assert_eq!(left.pages, hits);
+
+            // One is told of each put that was made.
+            let mut told = 0;
+            let put = || {
+                let done = |number, outcome: Result<PutOutcome, Error>| {
+                    told += u64::from(outcome.unwrap().is_stored());
+                    assert_ne!(number, at, "half-way");
+                };
+                client.put_each(&handles, |number, frame| *frame = old(number), done);
+            };
+            assert!(catch_unwind(AssertUnwindSafe(put)).is_err());
+            let pages = store.stats().pages;
+            assert!(pages >= told && pages <= PAGES);
+            assert_eq!(client.flush_pool(pool), Ok(pages));
+
+            let stats = store.stats();
+            assert_eq!((stats.pages, stats.clients[0].used_bytes), (0, 0));
+            assert_eq!(stats.used_bytes, stats.metadata_bytes);
+            assert!(stats.used_bytes <= empty + MIB / 4, "{stats:?}");
+        }
+        // No frame was lost either: as many find room as ever.
+        fill(&client, pool, 0..16 * PAGES_IN_MIB);
+        let full = store.stats();
+        let free_bytes = full.capacity_bytes - full.used_bytes;
+        assert!(free_bytes < MIB, "{full:?}");
+        store.resize(4 * MIB).unwrap();
+        assert!(store.stats().used_bytes <= 4 * MIB);
+    }
+}
+
+#[test]
+fn frames_on_their_way_are_within_the_bound_when_a_resize_returns() {
+    for options in configurations(16 * MIB) {
+        let store = Store::new(options).unwrap();
+        let (client, pool) = client(&store, ClientOptions::new("load"));
+        let load = |thread: u64, count: u64| {
+            let numbers = (0..48).map(|page| mixed(thread << 60 ^ count << 8 ^ page));
+            let numbers: Vec<u64> = numbers.map(|random| random % (32 * PAGES_IN_MIB)).collect();
+            let handles: Vec<Handle> = numbers.iter().map(|page| handle(pool, *page)).collect();
+            client.get_each(&handles, |number, page| {
+                if let Some(page) = page.unwrap() {
+                    assert!(*page == Content::Noise(numbers[number]).page());
+                }
+            });
+            let fill =
+                |number: usize, frame: &mut Page| *frame = Content::Noise(numbers[number]).page();
+            client.put_each(&handles, fill, |_, outcome| assert!(outcome.is_ok()));
+        };
+        under_load(load, || {
+            for capacity_mib in [8, 16, 2, 12, 3, 16].repeat(3) {
+                store.resize(capacity_mib * MIB).unwrap();
+                for _ in 0..5 {
+                    let stats = store.stats();
+                    assert!(stats.used_bytes <= capacity_mib * MIB, "{stats:?}");
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        let pages = store.stats().pages;
+        assert!(pages > 12 * PAGES_IN_MIB, "{pages}");
+        assert_eq!(client.flush_pool(pool), Ok(pages));
+        let stats = store.stats();
+        assert_eq!(stats.clients[0].used_bytes, 0);
+        assert_eq!(stats.used_bytes, stats.metadata_bytes);
+    }
+}

@@ -1,0 +1,400 @@
+//! Histories of calls that overlap, and whether an order explains them.
+//!
+//! A history of one handle is *linearizable* if each call can be given a moment between its invocation and its response
+//! so that the answers are those of calls made one after another at these moments, on a place that holds a page or
+//! none: a put fills it, a get empties it (a private pool, the page clean) or leaves it, a flush empties it. In a store
+//! that is short of room the place may also lose a clean page at any moment, and a put may empty it instead.
+//!
+//! The search for such an order is that of Wing and Gong (1993), with Lowe's memory of what was seen (2017): try each
+//! call that no other one precedes wholly, next. It is complete: it finds an order if there is one.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use plimsoll_hcache::{Client, Error, Handle, PAGE_BYTES, Page, PoolId, PutOutcome, Version};
+
+use crate::random::mixed;
+
+/// What was called, and the answer. A page is known by its number, told from its contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// A put, of a dirty page or a clean one.
+    Put {
+        page: u64,
+        dirty: bool,
+        outcome: PutOutcome,
+    },
+    /// A get and what it found.
+    Get(Option<u64>),
+    /// A peek and what it found.
+    Peek(Option<u64>),
+    /// A flush, and whether the page was there, if it told.
+    Flush(Option<bool>),
+    /// A flush of the whole pool, which may leave a page whose put had not returned when it began.
+    FlushPool,
+    /// A page made the most recently used one, if it was there.
+    MoveToTail(bool),
+    /// A page marked dirty, if it was there.
+    MarkDirty(bool),
+    /// This page marked clean, if it was still there.
+    MarkClean(u64, bool),
+    /// This page taken from the head of its pool.
+    Take { page: u64, dirty: bool },
+}
+
+/// A call, and its place in time.
+#[derive(Debug, Clone, Copy)]
+pub struct Operation {
+    pub start: u64,
+    pub end: u64,
+    pub call: Call,
+    /// The page whose put comes before this one in the same call.
+    pub after: Option<u64>,
+}
+
+/// Returns a call that nothing orders but time.
+pub fn operation(start: u64, end: u64, call: Call) -> Operation {
+    Operation {
+        start,
+        end,
+        call,
+        after: None,
+    }
+}
+
+/// What the pool and the store may do.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// A get leaves the page there.
+    pub shared: bool,
+    /// Clean pages may go at any moment, and puts be refused.
+    pub drops: bool,
+}
+
+/// The page under a handle, and whether it is dirty.
+type State = Option<(u64, bool)>;
+
+impl Rules {
+    /// Returns what a call with its answer leaves of a state, `None` if it cannot give that answer.
+    fn after(self, state: State, call: Call) -> Option<State> {
+        let page = state.map(|(page, _)| page);
+        match call {
+            Call::Put {
+                page,
+                dirty,
+                outcome: PutOutcome::Stored { replaced },
+            } => (state.is_some() == replaced).then_some(Some((page, dirty))),
+            Call::Put {
+                outcome: PutOutcome::Refused { flushed },
+                ..
+            } => (self.drops && state.is_some() == flushed).then_some(None),
+            Call::Get(found) => {
+                let left = state.filter(|(_, dirty)| self.shared || *dirty);
+                (page == found).then_some(left)
+            }
+            Call::Peek(found) => (page == found).then_some(state),
+            Call::Flush(there) => there
+                .is_none_or(|there| state.is_some() == there)
+                .then_some(None),
+            Call::FlushPool => Some(None),
+            Call::MoveToTail(there) => (state.is_some() == there).then_some(state),
+            Call::MarkDirty(there) => {
+                (state.is_some() == there).then_some(page.map(|page| (page, true)))
+            }
+            Call::MarkClean(expected, true) => {
+                (page == Some(expected)).then_some(Some((expected, false)))
+            }
+            Call::MarkClean(expected, false) => (page != Some(expected)).then_some(state),
+            Call::Take { page, dirty } => (state == Some((page, dirty))).then_some(None),
+        }
+    }
+
+    /// Whether a history of one handle, empty before it, is linearizable.
+    pub fn explain(self, history: &[Operation]) -> bool {
+        assert!(history.len() <= 128, "a history of {} calls", history.len());
+        let all = (0..history.len()).fold(0, |all, at| all | 1 << at);
+        let is_young = |state: State, moment: u64| {
+            let put = |operation: &&Operation| matches!(operation.call, Call::Put { page, .. } if Some(page) == state.map(|(page, _)| page));
+            history.iter().find(put).is_some_and(|put| put.end > moment)
+        };
+        let (mut seen, mut left) = (HashSet::new(), vec![(0u128, State::None)]);
+        while let Some((done, state)) = left.pop() {
+            if done == all {
+                return true;
+            }
+            if !seen.insert((done, state)) {
+                continue;
+            }
+            let to_do = || (0..history.len()).filter(|at| done & (1 << at) == 0);
+            let first_end = to_do().map(|at| history[at].end).min();
+            let is_next = |at: &usize| {
+                let Operation { start, after, .. } = history[*at];
+                let is_before = |other: usize| matches!(history[other].call, Call::Put { page, .. } if Some(page) == after);
+                Some(start) < first_end && !to_do().any(is_before)
+            };
+            for at in to_do().filter(is_next) {
+                let (operation, done) = (history[at], done | 1 << at);
+                let may_drop = self.drops && state.is_some_and(|(_, dirty)| !dirty);
+                let states = [Some(state), may_drop.then_some(None)];
+                let after = |state| self.after(state, operation.call);
+                left.extend(
+                    states
+                        .into_iter()
+                        .flatten()
+                        .filter_map(after)
+                        .map(|state| (done, state)),
+                );
+                if operation.call == Call::FlushPool && is_young(state, operation.start) {
+                    left.push((done, state));
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Returns the page of that number: the number in each second word, noise or always the same between.
+fn page_of(number: u64) -> Page {
+    let mut page = [0; PAGE_BYTES];
+    for (at, bytes) in (0u64..).zip(page.chunks_exact_mut(8)) {
+        let word = match number % 4 {
+            _ if at.is_multiple_of(2) => number,
+            0 => number,
+            1 => at,
+            _ => mixed(number ^ at),
+        };
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    page
+}
+
+/// Returns the number of a page.
+///
+/// # Panics
+///
+/// If the page is no one number's, because it is torn.
+fn number_of(page: &Page) -> u64 {
+    let number = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
+    assert!(*page == page_of(number), "page {number} is torn");
+    number
+}
+
+/// The order of moments in all threads, and numbers for pages.
+#[derive(Debug, Default)]
+pub struct Clock(AtomicU64);
+
+impl Clock {
+    fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+/// Calls a client and writes down what it answers; one for each thread.
+pub struct Recorder<'a> {
+    clock: &'a Clock,
+    client: &'a Client,
+    page: Page,
+    operations: Vec<(Handle, Operation)>,
+    versions: Vec<(Handle, Version, u64)>,
+}
+
+/// What was written down in one thread.
+#[derive(Debug, Default)]
+pub struct Record {
+    operations: Vec<(Handle, Operation)>,
+    versions: Vec<(Handle, Version, u64)>,
+}
+
+impl<'a> Recorder<'a> {
+    /// Returns one that calls that client.
+    pub fn new(clock: &'a Clock, client: &'a Client) -> Self {
+        Self {
+            clock,
+            client,
+            page: [0; PAGE_BYTES],
+            operations: Vec::new(),
+            versions: Vec::new(),
+        }
+    }
+
+    /// Returns what was written down.
+    pub fn finish(self) -> Record {
+        Record {
+            operations: self.operations,
+            versions: self.versions,
+        }
+    }
+
+    fn record(&mut self, handle: Handle, start: u64, call: Call) {
+        let end = self.clock.next();
+        self.operations.push((handle, operation(start, end, call)));
+    }
+
+    /// Puts a page of a number never used before.
+    pub fn put(&mut self, handle: Handle, dirty: bool) {
+        let number = self.clock.next();
+        let page = page_of(number);
+        let start = self.clock.next();
+        let outcome = if dirty {
+            self.client.put_dirty(handle, &page)
+        } else {
+            self.client.put(handle, &page)
+        };
+        let call = Call::Put {
+            page: number,
+            dirty,
+            outcome: outcome.unwrap(),
+        };
+        self.record(handle, start, call);
+    }
+
+    /// Gets a page.
+    pub fn get(&mut self, handle: Handle) -> Option<u64> {
+        let start = self.clock.next();
+        let hit = self.client.get(handle, &mut self.page).unwrap();
+        let found = hit.then(|| number_of(&self.page));
+        self.record(handle, start, Call::Get(found));
+        found
+    }
+
+    /// Puts pages of numbers never used before in one call; those of one handle in their order. None of a `foreign` pool.
+    pub fn put_each(&mut self, handles: &[Handle], foreign: PoolId) {
+        let numbers: Vec<u64> = handles.iter().map(|_| self.clock.next()).collect();
+        let start = self.clock.next();
+        let mut last = HashMap::new();
+        let fill = |at: usize, frame: &mut Page| *frame = page_of(numbers[at]);
+        let (clock, operations) = (self.clock, &mut self.operations);
+        let done = |at: usize, outcome: Result<PutOutcome, Error>| {
+            let handle = handles[at];
+            if handle.pool == foreign {
+                return assert_eq!(outcome, Err(Error::NoSuchPool(foreign)));
+            }
+            let call = Call::Put {
+                page: numbers[at],
+                dirty: false,
+                outcome: outcome.unwrap(),
+            };
+            let put = Operation {
+                after: last.insert(handle, numbers[at]),
+                ..operation(start, clock.next(), call)
+            };
+            operations.push((handle, put));
+        };
+        self.client.put_each(handles, fill, done);
+    }
+
+    /// Gets pages in one call, in any order. None of a `foreign` pool.
+    pub fn get_each(&mut self, handles: &[Handle], foreign: PoolId) {
+        let start = self.clock.next();
+        let (clock, operations) = (self.clock, &mut self.operations);
+        self.client.get_each(handles, |at, page| {
+            let handle = handles[at];
+            if handle.pool == foreign {
+                return assert_eq!(page, Err(Error::NoSuchPool(foreign)));
+            }
+            let call = Call::Get(page.unwrap().map(number_of));
+            operations.push((handle, operation(start, clock.next(), call)));
+        });
+    }
+
+    /// Peeks at a page.
+    pub fn peek(&mut self, handle: Handle) -> Option<(Version, u64)> {
+        let start = self.clock.next();
+        let version = self.client.peek(handle, &mut self.page).unwrap();
+        let found = version.map(|version| (version, number_of(&self.page)));
+        self.record(handle, start, Call::Peek(found.map(|found| found.1)));
+        if let Some((version, number)) = found {
+            self.versions.push((handle, version, number));
+        }
+        found
+    }
+
+    /// Flushes a page.
+    pub fn flush(&mut self, handle: Handle) {
+        let start = self.clock.next();
+        let there = self.client.flush(handle).unwrap();
+        self.record(handle, start, Call::Flush(Some(there)));
+    }
+
+    /// Flushes pages by `flush`, which returns how many there were: one `call` of each.
+    pub fn flush_all(
+        &mut self,
+        handles: &[Handle],
+        call: Call,
+        flush: impl FnOnce(&Client) -> u64,
+    ) -> u64 {
+        let start = self.clock.next();
+        let count = flush(self.client);
+        let end = self.clock.next();
+        for handle in handles {
+            self.operations.push((*handle, operation(start, end, call)));
+        }
+        count
+    }
+
+    /// Makes a page the most recently used one.
+    pub fn move_to_tail(&mut self, handle: Handle) {
+        let start = self.clock.next();
+        let there = self.client.move_to_tail(handle).unwrap();
+        self.record(handle, start, Call::MoveToTail(there));
+    }
+
+    /// Marks a page dirty.
+    pub fn mark_dirty(&mut self, handle: Handle) {
+        let start = self.clock.next();
+        let there = self.client.mark_dirty(handle).unwrap();
+        self.record(handle, start, Call::MarkDirty(there));
+    }
+
+    /// Marks a page clean that a peek found.
+    pub fn mark_clean(&mut self, handle: Handle, (version, number): (Version, u64)) {
+        let start = self.clock.next();
+        let done = self.client.mark_clean(handle, version).unwrap();
+        self.record(handle, start, Call::MarkClean(number, done));
+    }
+
+    /// Takes the head of the pool that `handle` is in.
+    pub fn take_head(&mut self, handle: Handle) {
+        let start = self.clock.next();
+        let taken = self.client.take_head(handle.pool, &mut self.page).unwrap();
+        if let Some(taken) = taken {
+            let call = Call::Take {
+                page: number_of(&self.page),
+                dirty: taken.dirty,
+            };
+            self.record(taken.handle, start, call);
+        }
+    }
+}
+
+/// Makes sure that the records of all threads are linearizable for each handle, and that no version stands for two pages.
+///
+/// # Panics
+///
+/// If they are not, with the history that is not.
+pub fn check(records: Vec<Record>, rules: Rules) {
+    let mut histories: BTreeMap<Handle, Vec<Operation>> = BTreeMap::new();
+    let mut versions = HashMap::new();
+    for record in records {
+        for (handle, operation) in record.operations {
+            histories.entry(handle).or_default().push(operation);
+        }
+        for (handle, version, number) in record.versions {
+            let known = versions.entry((handle, version)).or_insert(number);
+            assert_eq!(
+                *known, number,
+                "pages of one version {version:?} of {handle:?}"
+            );
+        }
+    }
+    for (handle, mut history) in histories {
+        history.sort_by_key(|operation| operation.start);
+        if !rules.explain(&history) {
+            let lines = history.iter().map(|call| format!("{call:?}\n"));
+            panic!(
+                "no order explains {handle:?}, {rules:?}:\n{}",
+                lines.collect::<String>()
+            );
+        }
+    }
+}

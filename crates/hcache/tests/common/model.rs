@@ -1,0 +1,1256 @@
+//! The naive twin of the store: what was last put under each handle, in maps, and which answers that allows.
+//!
+//! A store may refuse puts and drop clean pages, so most of its answers are not determined; but each must be one that
+//! *some* such store gives:
+//!
+//! - A hit is the page last put under the handle, every byte of it, not flushed, got out or missed since. A miss is
+//!   remembered: what missed once does not come back.
+//! - A dirty page is never missed.
+//! - Counts and outcomes that tell of a page's presence agree with that.
+//! - With one shard, pages leave a pool in LRU order: whatever is found older than a page that left is an error.
+//!   (Not so with compression, where a page that shares its frame may leave with another.)
+//! - Counters are the sums of the answers given, and account for each page: what came in is there or went out, by a
+//!   way that is counted.
+//!
+//! Where nothing can push a page out (`Rules::roomy`), answers are determined, and must be those.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use plimsoll_hcache::{
+    Client, ClientId, ClientOptions, Counters, Error, Handle, PAGE_BYTES, Page, PoolId, PoolKind,
+    PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats, Version,
+};
+
+use crate::content::Content;
+use crate::random::mixed;
+
+/// Client slots.
+const CLIENTS: usize = 4;
+
+/// Pools in existence, at most.
+const POOLS: usize = 8;
+
+/// Handles of one call, at most: some more than go through a store together.
+const EACH: u8 = 40;
+
+/// What a store charges a page beside its contents, in bytes.
+const DESCRIPTION_BYTES: u64 = 40;
+
+/// Dirty pages in existence, at most: a few short of 1 MiB of them.
+const DIRTY_PAGES: u64 = 100;
+
+const OBJECTS: [u64; 8] = [0, 1, 2, 255, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX];
+
+/// Indices about the ends of a radix tree's nodes of any width; others are dense from 0.
+const INDICES: [u32; 32] = {
+    let mut indices = [0; 32];
+    let mut bit = 0;
+    while bit < 32 {
+        indices[bit] = match bit % 3 {
+            0 => u32::MAX >> bit,
+            1 => (1 << bit) + 250,
+            _ => (1 << (bit - 1)) - 1 + (1 << 16),
+        };
+        bit += 1;
+    }
+    indices
+};
+
+fn index_of(byte: u8) -> u32 {
+    match byte.checked_sub(224) {
+        Some(sparse) => INDICES[usize::from(sparse)],
+        None => u32::from(byte),
+    }
+}
+
+/// What the twin may take for granted.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// All pages fit, so that none leaves unasked and no put is refused but for its pool's capacity.
+    pub roomy: bool,
+    /// There is one shard.
+    pub one_shard: bool,
+    /// Compression is on.
+    pub compression: bool,
+    /// A frame is charged to each of those who share it.
+    pub charged_each: bool,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Put,
+    PutRun,
+    PutEach,
+    PutDirty,
+    Get,
+    GetRun,
+    GetEach,
+    Peek,
+    Flush,
+    FlushRange,
+    FlushObject,
+    FlushPool,
+    MoveToTail,
+    TakeHead,
+    MarkDirty,
+    MarkClean,
+    WriteBack,
+    CreatePool,
+    DestroyPool,
+    SetPoolCapacity,
+    Resize,
+    Turn,
+    DropClient,
+    SetClient,
+    Stats,
+}
+
+/// How often each is done, of the sum.
+pub type Weights = [(Kind, u16)];
+
+/// For short sequences: everything happens.
+pub const EVEN: &Weights = &[
+    (Kind::Put, 12),
+    (Kind::PutRun, 4),
+    (Kind::PutEach, 3),
+    (Kind::Get, 12),
+    (Kind::GetRun, 1),
+    (Kind::GetEach, 3),
+    (Kind::Peek, 6),
+    (Kind::Flush, 3),
+    (Kind::FlushRange, 3),
+    (Kind::FlushObject, 1),
+    (Kind::FlushPool, 1),
+    (Kind::MoveToTail, 4),
+    (Kind::TakeHead, 4),
+    (Kind::PutDirty, 3),
+    (Kind::MarkDirty, 2),
+    (Kind::MarkClean, 4),
+    (Kind::WriteBack, 1),
+    (Kind::CreatePool, 2),
+    (Kind::DestroyPool, 1),
+    (Kind::SetPoolCapacity, 2),
+    (Kind::Resize, 2),
+    (Kind::Turn, 2),
+    (Kind::DropClient, 1),
+    (Kind::SetClient, 1),
+    (Kind::Stats, 2),
+];
+
+/// One thing to do, and to what.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    kind: Kind,
+    client: u8,
+    pool: u8,
+    object: u8,
+    index: u8,
+    content: u8,
+}
+
+impl Step {
+    /// Returns the step that 64 bits stand for.
+    pub fn new(bits: u64, weights: &Weights) -> Self {
+        let [low, high, client, pool, object, index, content, _] = bits.to_le_bytes();
+        let sum: u16 = weights.iter().map(|weight| weight.1).sum();
+        let mut left = u16::from_le_bytes([low, high]) % sum;
+        let chosen = weights.iter().find(|(_, weight)| {
+            let here = left < *weight;
+            left = left.saturating_sub(*weight);
+            here
+        });
+        Self {
+            kind: chosen.expect("less than the sum").0,
+            client,
+            pool,
+            object,
+            index,
+            content,
+        }
+    }
+}
+
+type Key = (u64, u32);
+
+/// A page that was put and is, or may be, there.
+#[derive(Debug)]
+struct Entry {
+    content: Content,
+    dirty: bool,
+    /// When it was last used: its place in LRU order.
+    used: u64,
+    /// As told by a peek.
+    version: Option<Version>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    id: PoolId,
+    kind: PoolKind,
+    group: u64,
+    /// Slots, longest in it first.
+    members: Vec<usize>,
+    capacity: Option<u64>,
+    /// Every entry is there.
+    exact: bool,
+    entries: BTreeMap<Key, Entry>,
+    order: BTreeMap<u64, Key>,
+    dirty_pages: u64,
+    /// Most that were: so many may be above a capacity even when they are clean, until a put.
+    most_dirty_pages: u64,
+    /// Versions of pages that are no more.
+    stale: HashMap<Key, Version>,
+    /// What it should have counted; `evicted_pages` only if `exact`.
+    counters: Counters,
+    /// Pages put where there was none, less those known to have gone.
+    balance: u64,
+}
+
+impl Pool {
+    fn is_private(&self) -> bool {
+        self.kind == PoolKind::PrivateExclusive
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        self.order.remove(&entry.used);
+        self.dirty_pages -= u64::from(entry.dirty);
+        if let Some(version) = entry.version {
+            self.stale.insert(key, version);
+        }
+        Some(entry)
+    }
+
+    fn insert(&mut self, key: Key, content: Content, dirty: bool, now: u64) {
+        self.remove(key);
+        let entry = Entry {
+            content,
+            dirty,
+            used: now,
+            version: None,
+        };
+        self.entries.insert(key, entry);
+        self.order.insert(now, key);
+        self.dirty_pages += u64::from(dirty);
+        self.most_dirty_pages = self.most_dirty_pages.max(self.dirty_pages);
+    }
+
+    fn touch(&mut self, key: Key, now: u64) {
+        let entry = self.entries.get_mut(&key).expect("it was just found");
+        self.order.remove(&entry.used);
+        entry.used = now;
+        self.order.insert(now, key);
+    }
+
+    fn set_dirty(&mut self, key: Key, dirty: bool) {
+        let entry = self.entries.get_mut(&key).expect("it was just found");
+        self.dirty_pages -= u64::from(entry.dirty);
+        entry.dirty = dirty;
+        self.dirty_pages += u64::from(dirty);
+        self.most_dirty_pages = self.most_dirty_pages.max(self.dirty_pages);
+    }
+
+    fn oldest_clean(&self) -> Option<Key> {
+        let mut keys = self.order.values();
+        keys.find(|key| !self.entries[key].dirty).copied()
+    }
+
+    /// Takes note of whether a page is there, and makes sure that it may be.
+    fn found(&mut self, key: Key, there: bool) {
+        let Some(entry) = self.entries.get(&key) else {
+            assert!(!there, "{key:?} is there, but was not put, or is gone");
+            return;
+        };
+        if !there {
+            assert!(!entry.dirty, "{key:?} is dirty, and gone");
+            assert!(!self.exact, "{key:?} is gone, and there was room");
+            self.remove(key);
+        }
+    }
+
+    /// As many pages as there can be, and as there must be.
+    fn bounds(&self) -> RangeInclusive<u64> {
+        let most = self.entries.len() as u64;
+        if self.exact {
+            most..=most
+        } else {
+            self.dirty_pages..=most
+        }
+    }
+
+    /// Removes what is there, according to a flush, and makes sure of the number it gave.
+    fn flushed(&mut self, keys: &[Key], count: u64) {
+        let most = keys.len() as u64;
+        let dirty = keys.iter().filter(|key| self.entries[key].dirty);
+        let least = if self.exact {
+            most
+        } else {
+            dirty.count() as u64
+        };
+        assert!(
+            (least..=most).contains(&count),
+            "{count} flushed of {least} to {most}"
+        );
+        for key in keys {
+            self.remove(*key);
+        }
+        self.counters.flushes += 1;
+        self.counters.flushed_pages += count;
+        self.balance -= count;
+    }
+
+    /// Drops the oldest clean pages beyond the capacity, as a pool that is exact does.
+    fn shrink(&mut self, size_pages: u64) {
+        while self.entries.len() as u64 > size_pages {
+            let Some(key) = self.oldest_clean() else {
+                return;
+            };
+            self.remove(key);
+            self.counters.evicted_pages += 1;
+            self.balance -= 1;
+        }
+    }
+}
+
+struct Slot {
+    client: Client,
+    options: ClientOptions,
+    /// What it should have counted.
+    counters: Counters,
+    /// It was never in a shared pool, which counts for all its clients together.
+    alone: bool,
+}
+
+/// A store and what it should be.
+pub struct Twin {
+    store: Store,
+    rules: Rules,
+    clients: [Option<Slot>; CLIENTS],
+    pools: Vec<Pool>,
+    dead: Vec<PoolId>,
+    client_ids: HashSet<ClientId>,
+    pool_ids: HashSet<PoolId>,
+    /// Number of steps, puts of runs counted singly: a time for LRU order, and a signature.
+    now: u64,
+    age: Duration,
+    capacity_bytes: u64,
+    /// Of pools that are no more.
+    past: Counters,
+    /// Handed to gets; holds what the last one left.
+    page: Page,
+}
+
+impl Twin {
+    /// Makes a store of those options, and its twin.
+    pub fn new(options: StoreOptions, roomy: bool) -> Self {
+        let rules = Rules {
+            roomy,
+            one_shard: options.shards == 1,
+            compression: options.compression,
+            charged_each: options.sharing == Sharing::AcrossClients,
+        };
+        let capacity_bytes = options.capacity_bytes;
+        Self {
+            store: Store::new(options).expect("options in their ranges"),
+            rules,
+            clients: [const { None }; CLIENTS],
+            pools: Vec::new(),
+            dead: Vec::new(),
+            client_ids: HashSet::new(),
+            pool_ids: HashSet::new(),
+            now: 0,
+            age: Duration::ZERO,
+            capacity_bytes,
+            past: Counters::default(),
+            page: [0xa5; PAGE_BYTES],
+        }
+    }
+
+    /// Does one step on both.
+    ///
+    /// # Panics
+    ///
+    /// If the store's answer is none that it may give.
+    pub fn step(&mut self, step: Step) {
+        self.now += 1;
+        let slot = usize::from(step.client) % CLIENTS;
+        if self.clients[slot].is_none() {
+            self.create_client(slot, u64::from(step.client / 128));
+        }
+        match step.kind {
+            Kind::CreatePool => return self.create_pool(slot, step),
+            Kind::Resize => return self.resize(step),
+            Kind::PutEach => return self.put_each(slot, step),
+            Kind::GetEach => return self.get_each(slot, step),
+            Kind::Turn => {
+                self.age += Duration::from_millis(500);
+                return self.store.turn(self.age);
+            }
+            Kind::DropClient => return self.drop_client(slot),
+            Kind::SetClient => return self.set_client(slot, step),
+            Kind::Stats => return self.check_stats(),
+            _ => {}
+        }
+        if step.pool >= 248 {
+            return self.foreign(slot, step);
+        }
+        let of_client = |at: &usize| self.pools[*at].members.contains(&slot);
+        let count = (0..self.pools.len()).filter(of_client).count();
+        if count == 0 {
+            return self.create_pool(slot, step);
+        }
+        let mut own = (0..self.pools.len()).filter(of_client);
+        let at = own
+            .nth(usize::from(step.pool) % count)
+            .expect("less than the count");
+        let key = (OBJECTS[usize::from(step.object % 8)], index_of(step.index));
+        match step.kind {
+            Kind::Put => self.put(slot, at, key, step.content, false),
+            Kind::PutDirty => {
+                let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
+                self.put(slot, at, key, step.content, dirty < DIRTY_PAGES);
+            }
+            Kind::PutRun => {
+                for more in 0..u32::from(step.content / 2) {
+                    self.now += 1;
+                    let kind = step.content ^ u8::try_from(more / 4).expect("less than 128");
+                    self.put(slot, at, (key.0, more), kind, false);
+                }
+            }
+            Kind::Get => self.get(slot, at, key, step.content),
+            Kind::GetRun => {
+                for index in 0..=u8::MAX {
+                    self.now += 1;
+                    self.get(slot, at, (key.0, index_of(index)), 0);
+                }
+            }
+            Kind::Peek => self.peek(slot, at, key),
+            Kind::Flush => self.flush(slot, at, key),
+            Kind::FlushRange => {
+                let end = match step.content {
+                    0..64 => u32::from(step.content).wrapping_add(key.1),
+                    _ => index_of(step.content),
+                };
+                self.flush_range(slot, at, key.0, key.1..=end);
+            }
+            Kind::FlushObject => {
+                if step.content.is_multiple_of(2) {
+                    self.flush_range(slot, at, key.0, 0..=u32::MAX);
+                } else {
+                    self.flush_object(slot, at, key.0);
+                }
+            }
+            Kind::FlushPool => self.flush_pool(slot, at),
+            Kind::MoveToTail => self.move_to_tail(slot, at, key),
+            Kind::TakeHead => {
+                self.take(slot, at);
+            }
+            Kind::MarkDirty => self.mark_dirty(slot, at, key),
+            Kind::MarkClean => self.mark_clean(slot, at, key),
+            Kind::WriteBack => self.write_back(slot, at),
+            Kind::DestroyPool => {
+                let id = self.pools[at].id;
+                assert_eq!(self.client(slot).destroy_pool(id), Ok(()));
+                self.leave(slot, at);
+            }
+            Kind::SetPoolCapacity => self.set_pool_capacity(slot, at, step.content),
+            kind => unreachable!("{kind:?} was done above"),
+        }
+    }
+
+    /// Reads all there should be, and makes sure that the store holds nothing else. Returns all that happened.
+    ///
+    /// # Panics
+    ///
+    /// If it is not so.
+    pub fn finish(mut self) -> Counters {
+        self.check_stats();
+        for at in 0..self.pools.len() {
+            let slot = self.pools[at].members[0];
+            let keys: Vec<Key> = self.pools[at].entries.keys().copied().collect();
+            for key in keys {
+                self.peek(slot, at, key);
+            }
+            // Each was looked at, so what is left is there; unless a look made room to decompress into.
+            let pages = self.pools[at].entries.len();
+            let mut taken = 0;
+            while self.take(slot, at) {
+                taken += 1;
+            }
+            assert!(
+                self.rules.compression || taken == pages,
+                "{taken} of {pages}"
+            );
+        }
+        self.check_stats();
+        for slot in 0..CLIENTS {
+            if self.clients[slot].is_some() {
+                self.drop_client(slot);
+            }
+        }
+        let stats = self.store.stats();
+        assert_eq!((stats.pages, stats.dirty_pages), (0, 0));
+        assert_eq!(
+            (stats.compressed_raw_bytes, stats.deduplicated_pages),
+            (0, 0)
+        );
+        assert!(stats.clients.is_empty());
+        // What is left is metadata.
+        assert_eq!(stats.used_bytes, stats.metadata_bytes);
+        stats.counters
+    }
+
+    fn client(&self, slot: usize) -> &Client {
+        &self.clients[slot]
+            .as_ref()
+            .expect("made when chosen")
+            .client
+    }
+
+    fn count(&mut self, slot: usize, at: usize, change: impl Fn(&mut Counters)) {
+        change(&mut self.pools[at].counters);
+        change(
+            &mut self.clients[slot]
+                .as_mut()
+                .expect("made when chosen")
+                .counters,
+        );
+    }
+
+    fn handle(&self, at: usize, key: Key) -> Handle {
+        Handle {
+            pool: self.pools[at].id,
+            object: key.0,
+            index: key.1,
+        }
+    }
+
+    fn create_client(&mut self, slot: usize, group: u64) {
+        let options = ClientOptions {
+            group,
+            ..ClientOptions::new(format!("client {slot}"))
+        };
+        let client = self.store.create_client(options.clone()).unwrap();
+        assert!(self.client_ids.insert(client.id()), "a number used twice");
+        self.clients[slot] = Some(Slot {
+            client,
+            options,
+            counters: Counters::default(),
+            alone: true,
+        });
+    }
+
+    fn drop_client(&mut self, slot: usize) {
+        for at in (0..self.pools.len()).rev() {
+            if self.pools[at].members.contains(&slot) {
+                self.leave(slot, at);
+            }
+        }
+        self.clients[slot] = None;
+    }
+
+    fn leave(&mut self, slot: usize, at: usize) {
+        self.pools[at].members.retain(|member| *member != slot);
+        if self.pools[at].members.is_empty() {
+            let pool = self.pools.swap_remove(at);
+            self.past.add(&pool.counters);
+            self.dead.push(pool.id);
+        }
+    }
+
+    fn set_client(&mut self, slot: usize, step: Step) {
+        let roomy = self.rules.roomy;
+        let slot = self.clients[slot].as_mut().expect("made when chosen");
+        let mut options = slot.options.clone();
+        options.weight = 1 + u32::from(step.content) * 3_000;
+        if !roomy {
+            options.floor_bytes = u64::from(step.object) << 11;
+            options.ceiling_bytes = (step.index < 128).then(|| u64::from(step.index) << 14);
+        }
+        match self.store.set_client(slot.client.id(), options.clone()) {
+            Ok(()) => slot.options = options,
+            // Floors beyond the capacity, or above the ceiling.
+            Err(Error::OutOfRange { .. }) if !roomy => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn create_pool(&mut self, slot: usize, step: Step) {
+        if self.pools.len() == POOLS {
+            return;
+        }
+        let options = if step.content < 128 {
+            PoolOptions::private()
+        } else {
+            PoolOptions::shared(u128::from(step.content % 3) << 100)
+        };
+        let group = self.clients[slot]
+            .as_ref()
+            .expect("made when chosen")
+            .options
+            .group;
+        let id = self.client(slot).create_pool(options).unwrap();
+        let client = self.clients[slot].as_mut().expect("made when chosen");
+        client.alone &= options.kind == PoolKind::PrivateExclusive;
+        let is_same = |pool: &&mut Pool| {
+            !pool.is_private() && pool.kind == options.kind && pool.group == group
+        };
+        if let Some(pool) = self.pools.iter_mut().find(is_same) {
+            assert_eq!(pool.id, id);
+            if !pool.members.contains(&slot) {
+                pool.members.push(slot);
+            }
+            return;
+        }
+        assert!(self.pool_ids.insert(id), "a number used twice");
+        self.pools.push(Pool {
+            id,
+            kind: options.kind,
+            group,
+            members: vec![slot],
+            capacity: None,
+            exact: self.rules.roomy,
+            entries: BTreeMap::new(),
+            order: BTreeMap::new(),
+            dirty_pages: 0,
+            most_dirty_pages: 0,
+            stale: HashMap::new(),
+            counters: Counters::default(),
+            balance: 0,
+        });
+    }
+
+    fn set_pool_capacity(&mut self, slot: usize, at: usize, content: u8) {
+        let capacity = (content < 192).then(|| u64::from(content) * 2);
+        let answer = self
+            .client(slot)
+            .set_pool_capacity(self.pools[at].id, capacity);
+        let pool = &mut self.pools[at];
+        match answer {
+            Ok(()) => {}
+            Err(Error::DirtyPages { dirty_pages, .. }) => {
+                assert_eq!(dirty_pages, pool.dirty_pages);
+                assert!(capacity.is_some_and(|capacity| capacity < dirty_pages));
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        pool.capacity = capacity;
+        if !self.rules.one_shard {
+            // Which pages are the oldest is not determined.
+            pool.exact &= capacity.is_none();
+        }
+        if let (true, Some(capacity)) = (pool.exact, capacity) {
+            pool.shrink(capacity);
+        }
+    }
+
+    fn resize(&mut self, step: Step) {
+        let capacity_bytes = if self.rules.roomy {
+            ROOMY_BYTES - (u64::from(step.content) << 12)
+        } else {
+            (1 << 20) + (u64::from(step.content) << 13)
+        };
+        match self.store.resize(capacity_bytes) {
+            Ok(()) => self.capacity_bytes = capacity_bytes,
+            Err(Error::DirtyPages { dirty_pages, .. }) if !self.rules.roomy => {
+                let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
+                assert_eq!(dirty_pages, dirty);
+                assert!(dirty > 0);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let stats = self.store.stats();
+        assert!(stats.used_bytes <= self.capacity_bytes);
+    }
+
+    /// Does as the step says in a pool that is not the client's, or not any more.
+    fn foreign(&mut self, slot: usize, step: Step) {
+        let of_others = self
+            .pools
+            .iter()
+            .filter(|pool| !pool.members.contains(&slot));
+        let ids = of_others
+            .map(|pool| pool.id)
+            .chain(self.dead.iter().copied());
+        let ids: Vec<PoolId> = ids.chain([PoolId(0), PoolId(u32::MAX)]).collect();
+        let id = ids[usize::from(step.content) % ids.len()];
+        if self
+            .pools
+            .iter()
+            .any(|pool| pool.id == id && pool.members.contains(&slot))
+        {
+            return;
+        }
+        let handle = Handle {
+            pool: id,
+            object: OBJECTS[usize::from(step.object % 8)],
+            index: index_of(step.index),
+        };
+        let mut page = [0x5a; PAGE_BYTES];
+        let client = self.client(slot);
+        let error = Error::NoSuchPool(id);
+        assert_eq!(client.put(handle, &page), Err(error.clone()));
+        assert_eq!(client.put_dirty(handle, &page), Err(error.clone()));
+        assert_eq!(
+            client.put_with(handle, |_| panic!("called")),
+            Err(error.clone())
+        );
+        assert_eq!(client.get(handle, &mut page), Err(error.clone()));
+        assert_eq!(
+            client.get_with(handle, |_| panic!("called")),
+            Err(error.clone())
+        );
+        assert_eq!(client.peek(handle, &mut page), Err(error.clone()));
+        assert_eq!(client.flush(handle), Err(error.clone()));
+        assert_eq!(
+            client.flush_range(id, handle.object, 0..=u32::MAX),
+            Err(error.clone())
+        );
+        assert_eq!(client.flush_object(id, handle.object), Err(error.clone()));
+        assert_eq!(client.flush_pool(id), Err(error.clone()));
+        assert_eq!(client.move_to_tail(handle), Err(error.clone()));
+        assert_eq!(client.take_head(id, &mut page), Err(error.clone()));
+        assert_eq!(client.mark_dirty(handle), Err(error.clone()));
+        assert_eq!(client.mark_clean(handle, Version(1)), Err(error.clone()));
+        assert_eq!(client.set_pool_capacity(id, Some(1)), Err(error.clone()));
+        assert_eq!(client.destroy_pool(id), Err(error));
+        assert_eq!(page, [0x5a; PAGE_BYTES]);
+    }
+
+    fn put(&mut self, slot: usize, at: usize, key: Key, kind: u8, dirty: bool) {
+        let content = Content::new(kind, self.now);
+        let page = content.page();
+        let handle = self.handle(at, key);
+        let outcome = if dirty {
+            self.client(slot).put_dirty(handle, &page)
+        } else if kind.is_multiple_of(8) {
+            self.client(slot).put_with(handle, |frame| *frame = page)
+        } else {
+            self.client(slot).put(handle, &page)
+        };
+        self.was_put(slot, at, key, content, dirty, outcome.unwrap());
+    }
+
+    /// Takes note of what became of a put, and makes sure that it may.
+    fn was_put(
+        &mut self,
+        slot: usize,
+        at: usize,
+        key: Key,
+        content: Content,
+        dirty: bool,
+        outcome: PutOutcome,
+    ) {
+        let now = self.now;
+        let pool = &mut self.pools[at];
+        let size_pages = pool.entries.len() as u64;
+        let (PutOutcome::Stored {
+            replaced: was_there,
+        }
+        | PutOutcome::Refused { flushed: was_there }) = outcome;
+        pool.found(key, was_there);
+        if pool.exact {
+            // Another page than this one must make room, if there is one that may.
+            let is_full = !was_there && pool.capacity.is_some_and(|most| size_pages >= most);
+            if is_full {
+                pool.shrink(pool.capacity.map_or(0, |most| most.saturating_sub(1)));
+            }
+            let over = pool
+                .capacity
+                .map_or(0, |most| size_pages.saturating_sub(most));
+            let fits = was_there
+                || pool
+                    .capacity
+                    .is_none_or(|most| (pool.entries.len() as u64) < most);
+            // A pool that dirty pages hold above its capacity may refuse to replace one.
+            assert!(
+                outcome.is_stored() == fits || was_there && over > 0,
+                "{outcome:?}: {size_pages} pages of {:?}",
+                pool.capacity
+            );
+        }
+        if outcome.is_stored() {
+            pool.balance += u64::from(!was_there);
+            pool.insert(key, content, dirty, now);
+        } else {
+            pool.balance -= u64::from(was_there);
+            pool.remove(key);
+        }
+        self.count(slot, at, |counters| {
+            counters.puts += 1;
+            counters.puts_replaced += u64::from(outcome.is_stored() && was_there);
+            counters.puts_refused += u64::from(!outcome.is_stored());
+            counters.flushed_pages += u64::from(!outcome.is_stored() && was_there);
+        });
+    }
+
+    /// Makes sure that the page in hand is the one under `key`.
+    fn check_page(&self, at: usize, key: Key) {
+        let Some(entry) = self.pools[at].entries.get(&key) else {
+            panic!("{key:?} is there, but was not put, or is gone");
+        };
+        let expected = entry.content.page();
+        if self.page != expected {
+            let wrong = (0..PAGE_BYTES).filter(|byte| self.page[*byte] != expected[*byte]);
+            let wrong: Vec<usize> = wrong.collect();
+            panic!(
+                "{key:?} of {:?}: {} bytes of {:?} are wrong, from {}",
+                self.pools[at].id,
+                wrong.len(),
+                entry.content,
+                wrong[0],
+            );
+        }
+    }
+
+    fn get(&mut self, slot: usize, at: usize, key: Key, how: u8) {
+        let handle = self.handle(at, key);
+        let mut page = self.page;
+        let hit = if how.is_multiple_of(8) {
+            let mut calls = 0;
+            let hit = self.client(slot).get_with(handle, |frame| {
+                page = *frame;
+                calls += 1;
+            });
+            assert_eq!(Ok(calls == 1), hit);
+            hit
+        } else {
+            self.client(slot).get(handle, &mut page)
+        };
+        let hit = hit.unwrap();
+        assert!(hit || self.page == page, "a miss wrote into the page");
+        self.page = page;
+        self.was_got(slot, at, key, hit);
+    }
+
+    /// Takes note of a get, whose page is in hand if it hit, and makes sure that it may.
+    fn was_got(&mut self, slot: usize, at: usize, key: Key, hit: bool) {
+        if hit {
+            self.check_page(at, key);
+        }
+        let now = self.now;
+        let pool = &mut self.pools[at];
+        pool.found(key, hit);
+        if hit && pool.is_private() && !pool.entries[&key].dirty {
+            pool.remove(key);
+            pool.balance -= 1;
+        } else if hit && !pool.is_private() {
+            pool.touch(key, now);
+        }
+        self.count(slot, at, |counters| {
+            counters.gets += 1;
+            counters.hits += u64::from(hit);
+        });
+    }
+
+    /// Handles for one call: of any of the client's pools, some of them twice, and some of pools that are not its own
+    /// (`None`).
+    fn handles_of_each(&self, slot: usize, step: Step) -> Vec<(Handle, Option<(usize, Key)>)> {
+        let of_client = |at: &usize| self.pools[*at].members.contains(&slot);
+        let own: Vec<usize> = (0..self.pools.len()).filter(of_client).collect();
+        let handles = (0..step.content % (EACH + 1)).map(|number| {
+            let [which, pool, object, index, ..] =
+                mixed(self.now << 8 ^ u64::from(number / 2 * u8::from(step.pool % 4 > 0)))
+                    .to_le_bytes();
+            let object = if which < 128 { step.object } else { object };
+            // Neighbours, as a file is read, or far ones.
+            let index = match which % 4 {
+                0 => index,
+                1 => step.index,
+                _ => step.index.wrapping_add(number),
+            };
+            let key = (OBJECTS[usize::from(object % 8)], index_of(index));
+            let place = (which % 32 > 0 && !own.is_empty())
+                .then(|| (own[usize::from(pool) % own.len()], key));
+            let foreign = Handle {
+                pool: PoolId(u32::from(pool % 2)),
+                object: key.0,
+                index: key.1,
+            };
+            let handle = place.map_or(foreign, |(at, key)| self.handle(at, key));
+            (handle, place)
+        });
+        handles.collect()
+    }
+
+    fn put_each(&mut self, slot: usize, step: Step) {
+        let each = self.handles_of_each(slot, step);
+        let handles: Vec<Handle> = each.iter().map(|(handle, _)| *handle).collect();
+        let first = self.now + 1;
+        let contents: Vec<Content> = (0u8..)
+            .zip(first..)
+            .map(|(number, now)| Content::new(step.index.wrapping_add(number / 4), now))
+            .take(each.len())
+            .collect();
+        let mut fills = vec![0; each.len()];
+        let mut outcomes = Vec::new();
+        let fill = |number: usize, frame: &mut Page| {
+            fills[number] += 1;
+            *frame = contents[number].page();
+        };
+        let done = |number, outcome| {
+            assert_eq!(number, outcomes.len(), "puts are done in order");
+            outcomes.push(outcome);
+        };
+        self.client(slot).put_each(&handles, fill, done);
+        assert_eq!(outcomes.len(), each.len());
+        for (number, (outcome, (handle, place))) in outcomes.into_iter().zip(each).enumerate() {
+            self.now += 1;
+            let Some((at, key)) = place else {
+                assert!(fills[number] <= 1);
+                assert_eq!(outcome, Err(Error::NoSuchPool(handle.pool)));
+                continue;
+            };
+            let outcome = outcome.unwrap();
+            assert!(fills[number] == 1 || fills[number] == 0 && !outcome.is_stored());
+            self.was_put(slot, at, key, contents[number], false, outcome);
+        }
+    }
+
+    fn get_each(&mut self, slot: usize, step: Step) {
+        let each = self.handles_of_each(slot, step);
+        let handles: Vec<Handle> = each.iter().map(|(handle, _)| *handle).collect();
+        let mut hits = Vec::new();
+        let mut others = Vec::new();
+        self.client(slot)
+            .get_each(&handles, |number, page| match page {
+                Ok(Some(page)) => hits.push((number, *page)),
+                Ok(None) => others.push((number, None)),
+                Err(error) => others.push((number, Some(error))),
+            });
+        let mut numbers: Vec<usize> = hits.iter().map(|(number, _)| *number).collect();
+        numbers.extend(others.iter().map(|(number, _)| *number));
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..each.len()), "each is read once");
+        // A handle that is there twice may be told of its miss before its hit.
+        for (number, page) in hits {
+            self.now += 1;
+            let (at, key) = each[number].1.expect("no hit in a foreign pool");
+            self.page = page;
+            self.was_got(slot, at, key, true);
+        }
+        for (number, error) in others {
+            let (handle, place) = each[number];
+            match (place, error) {
+                (Some((at, key)), None) => self.was_got(slot, at, key, false),
+                (None, Some(error)) => assert_eq!(error, Error::NoSuchPool(handle.pool)),
+                (_, answer) => panic!("{handle:?}: {answer:?}"),
+            }
+        }
+    }
+
+    fn peek(&mut self, slot: usize, at: usize, key: Key) {
+        let mut page = self.page;
+        let version = self
+            .client(slot)
+            .peek(self.handle(at, key), &mut page)
+            .unwrap();
+        assert!(
+            version.is_some() || self.page == page,
+            "a miss wrote into the page"
+        );
+        self.page = page;
+        if version.is_some() {
+            self.check_page(at, key);
+        }
+        let pool = &mut self.pools[at];
+        pool.found(key, version.is_some());
+        let Some(version) = version else {
+            return;
+        };
+        assert_ne!(
+            pool.stale.get(&key),
+            Some(&version),
+            "an older page's version"
+        );
+        let entry = pool.entries.get_mut(&key).expect("it was just found");
+        assert_eq!(*entry.version.get_or_insert(version), version);
+    }
+
+    fn flush(&mut self, slot: usize, at: usize, key: Key) {
+        let there = self.client(slot).flush(self.handle(at, key)).unwrap();
+        let pool = &mut self.pools[at];
+        pool.found(key, there);
+        pool.remove(key);
+        pool.balance -= u64::from(there);
+        self.count(slot, at, |counters| {
+            counters.flushes += 1;
+            counters.flushed_pages += u64::from(there);
+        });
+    }
+
+    fn flush_range(&mut self, slot: usize, at: usize, object: u64, indices: RangeInclusive<u32>) {
+        let id = self.pools[at].id;
+        let count = self
+            .client(slot)
+            .flush_range(id, object, indices.clone())
+            .unwrap();
+        self.flushed(slot, at, count, |key| {
+            key.0 == object && indices.contains(&key.1)
+        });
+    }
+
+    fn flush_object(&mut self, slot: usize, at: usize, object: u64) {
+        let count = self
+            .client(slot)
+            .flush_object(self.pools[at].id, object)
+            .unwrap();
+        self.flushed(slot, at, count, |key| key.0 == object);
+    }
+
+    fn flush_pool(&mut self, slot: usize, at: usize) {
+        let count = self.client(slot).flush_pool(self.pools[at].id).unwrap();
+        self.flushed(slot, at, count, |_| true);
+        assert_eq!(self.pools[at].balance - self.uncounted(at), 0);
+        if self.pools.iter().all(|pool| pool.entries.is_empty()) {
+            let stats = self.store.stats();
+            assert!(stats.clients.iter().all(|client| client.used_bytes == 0));
+        }
+    }
+
+    fn flushed(&mut self, slot: usize, at: usize, count: u64, covers: impl Fn(&Key) -> bool) {
+        let keys = self.pools[at].entries.keys().copied();
+        let keys: Vec<Key> = keys.filter(covers).collect();
+        self.pools[at].flushed(&keys, count);
+        let slot = self.clients[slot].as_mut().expect("made when chosen");
+        slot.counters.flushes += 1;
+        slot.counters.flushed_pages += count;
+    }
+
+    fn move_to_tail(&mut self, slot: usize, at: usize, key: Key) {
+        let there = self
+            .client(slot)
+            .move_to_tail(self.handle(at, key))
+            .unwrap();
+        let now = self.now;
+        self.pools[at].found(key, there);
+        if there {
+            self.pools[at].touch(key, now);
+        }
+    }
+
+    /// Takes the head, and tells whether there was one.
+    fn take(&mut self, slot: usize, at: usize) -> bool {
+        let mut page = self.page;
+        let taken = self
+            .client(slot)
+            .take_head(self.pools[at].id, &mut page)
+            .unwrap();
+        assert!(
+            taken.is_some() || self.page == page,
+            "a miss wrote into the page"
+        );
+        self.page = page;
+        let Some(taken) = taken else {
+            let pool = &mut self.pools[at];
+            assert_eq!((pool.dirty_pages, *pool.bounds().start()), (0, 0));
+            // None is left, so none may come back.
+            let keys: Vec<Key> = pool.entries.keys().copied().collect();
+            for key in keys {
+                pool.remove(key);
+            }
+            return false;
+        };
+        let key = (taken.handle.object, taken.handle.index);
+        assert_eq!(taken.handle, self.handle(at, key));
+        self.check_page(at, key);
+        let in_order = self.rules.one_shard && (self.pools[at].exact || !self.rules.compression);
+        let pool = &mut self.pools[at];
+        assert_eq!(taken.dirty, pool.entries[&key].dirty);
+        if in_order {
+            let used = pool.entries[&key].used;
+            let older: Vec<Key> = pool.order.range(..used).map(|entry| *entry.1).collect();
+            for key in older {
+                pool.found(key, false);
+            }
+        }
+        pool.remove(key);
+        pool.balance -= 1;
+        true
+    }
+
+    fn mark_dirty(&mut self, slot: usize, at: usize, key: Key) {
+        let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
+        if dirty >= DIRTY_PAGES {
+            return;
+        }
+        let there = match self.client(slot).mark_dirty(self.handle(at, key)) {
+            Err(Error::TooManyDirtyPages(most)) if !self.rules.roomy => {
+                assert!(dirty >= most);
+                return;
+            }
+            answer => answer.unwrap(),
+        };
+        self.pools[at].found(key, there);
+        if there {
+            self.pools[at].set_dirty(key, true);
+        }
+    }
+
+    fn mark_clean(&mut self, slot: usize, at: usize, key: Key) {
+        let handle = self.handle(at, key);
+        let entry = self.pools[at].entries.get(&key);
+        let version = entry.and_then(|entry| entry.version);
+        if let Some(stale) = self.pools[at].stale.get(&key) {
+            assert_eq!(self.client(slot).mark_clean(handle, *stale), Ok(false));
+        }
+        let Some(version) = version else {
+            return;
+        };
+        let done = self.client(slot).mark_clean(handle, version).unwrap();
+        self.pools[at].found(key, done);
+        if done {
+            self.pools[at].set_dirty(key, false);
+        }
+    }
+
+    /// Marks all of a pool's dirty pages clean, the way a disk writes them back.
+    fn write_back(&mut self, slot: usize, at: usize) {
+        let entries = self.pools[at].entries.iter();
+        let keys = entries.filter(|entry| entry.1.dirty).map(|entry| *entry.0);
+        let keys: Vec<Key> = keys.collect();
+        for key in keys {
+            self.peek(slot, at, key);
+            self.mark_clean(slot, at, key);
+        }
+        assert_eq!(self.pools[at].dirty_pages, 0);
+    }
+
+    /// Pages that left a pool unasked, as the store counts them, less those the twin knows of.
+    fn uncounted(&self, at: usize) -> u64 {
+        let pool = &self.pools[at];
+        let stats = self.store.stats();
+        let mut found = stats.clients.iter().flat_map(|client| &client.pools);
+        let found = found
+            .find(|stats| stats.id == pool.id)
+            .expect("it is there");
+        found.counters.evicted_pages - pool.counters.evicted_pages
+    }
+
+    fn check_stats(&mut self) {
+        let stats = self.store.stats();
+        assert_eq!(stats.capacity_bytes, self.capacity_bytes);
+        assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
+        assert!(stats.metadata_bytes <= stats.used_bytes);
+        assert!(stats.compressed_frame_bytes <= stats.used_bytes);
+        assert_eq!(stats.age, self.age);
+        let clients = self.clients.iter().flatten();
+        assert_eq!(stats.clients.len(), clients.count());
+        let mut sums = self.past;
+        let (mut pages, mut dirty_pages) = (0, 0);
+        for (slot, client) in self.clients.iter().enumerate() {
+            let Some(client) = client else {
+                continue;
+            };
+            let mut all = stats.clients.iter();
+            let found = all.find(|stats| stats.id == client.client.id());
+            let found = found.expect("each client has its statistics");
+            let options = &client.options;
+            assert_eq!(found.name, options.name);
+            assert_eq!(found.weight, options.weight);
+            assert_eq!(found.floor_bytes, options.floor_bytes);
+            assert_eq!(found.ceiling_bytes, options.ceiling_bytes);
+            if let Some(ceiling) = options.ceiling_bytes {
+                // Dirty pages may have held it above.
+                let mut pools = self.pools.iter();
+                assert!(
+                    found.used_bytes <= ceiling || pools.any(|pool| pool.most_dirty_pages > 0),
+                    "{found:?}"
+                );
+            }
+            if client.alone {
+                assert_eq!(asked(&found.counters), asked(&client.counters));
+            }
+            let mut charged = 0;
+            for pool in self.pools.iter().filter(|pool| pool.members[0] == slot) {
+                let found = found.pools.iter().find(|stats| stats.id == pool.id);
+                let found = found.expect("each pool has its statistics");
+                let members = pool.members.iter().map(|slot| self.client(*slot).id());
+                assert_eq!(found.members, members.collect::<Vec<_>>());
+                assert_eq!(
+                    (found.kind, found.capacity_pages),
+                    (pool.kind, pool.capacity)
+                );
+                assert!(
+                    pool.bounds().contains(&found.pages),
+                    "{found:?}, {:?}",
+                    pool.bounds()
+                );
+                assert_eq!(found.dirty_pages, pool.dirty_pages);
+                assert!(found.objects <= found.pages);
+                assert!(found.objects > 0 || found.pages == 0);
+                assert!(found.compressed_pages <= found.pages);
+                assert_eq!(found.oldest_age.is_some(), found.pages > 0);
+                let most = pool.capacity.unwrap_or(u64::MAX).max(pool.most_dirty_pages);
+                assert!(found.pages <= most, "{found:?}");
+                assert_eq!(asked(&found.counters), asked(&pool.counters));
+                let gone = found.counters.evicted_pages - pool.counters.evicted_pages;
+                assert_eq!(found.pages + gone, pool.balance, "{found:?}");
+                if pool.exact {
+                    let objects: HashSet<u64> = pool.entries.keys().map(|key| key.0).collect();
+                    let objects = objects.len() as u64;
+                    // One whose pages are in several parts may count in each.
+                    assert!(
+                        found.objects == objects
+                            || !self.rules.one_shard && found.objects > objects
+                    );
+                    assert_eq!(gone, 0);
+                }
+                charged += found.pages;
+                dirty_pages += found.dirty_pages;
+                sums.add(&pool.counters);
+            }
+            assert_eq!(found.pages, charged);
+            pages += charged;
+        }
+        assert_eq!((stats.pages, stats.dirty_pages), (pages, dirty_pages));
+        assert_eq!(asked(&stats.counters), asked(&sums));
+        assert!(stats.counters.evicted_pages >= sums.evicted_pages);
+        check_charges(&stats, self.rules.charged_each);
+    }
+}
+
+/// Makes sure that clients are charged for what the store holds, all of it: frames of their pages to the byte,
+/// compressed pages for no more than their frames.
+pub fn check_charges(stats: &StoreStats, charged_each: bool) {
+    let used = stats.clients.iter().map(|client| client.used_bytes);
+    let charged_bytes = used.sum::<u64>() - stats.pages * DESCRIPTION_BYTES;
+    let held_bytes = stats.used_bytes - stats.metadata_bytes;
+    assert!(
+        charged_bytes + stats.compressed_frame_bytes >= held_bytes,
+        "{charged_bytes} charged of {held_bytes}: {stats:?}"
+    );
+    let shared_bytes = stats.deduplicated_pages * PAGE_BYTES as u64;
+    let most_bytes = held_bytes + if charged_each { shared_bytes } else { 0 };
+    assert!(
+        charged_bytes <= most_bytes,
+        "{charged_bytes} charged of {held_bytes}: {stats:?}"
+    );
+    let compressed = stats.clients.iter().flat_map(|client| &client.pools);
+    let compressed = compressed.map(|pool| pool.compressed_pages).sum::<u64>();
+    assert_eq!(
+        stats.compressed_raw_bytes,
+        compressed * PAGE_BYTES as u64,
+        "{stats:?}"
+    );
+    assert!(stats.compressed_frame_bytes <= stats.compressed_raw_bytes);
+}
+
+/// Capacity in which all pages fit that a twin puts.
+pub const ROOMY_BYTES: u64 = 160 << 20;
+
+/// The counters that answers determine.
+fn asked(counters: &Counters) -> Counters {
+    Counters {
+        evicted_pages: 0,
+        compressed_pages: 0,
+        decompressed_pages: 0,
+        incompressible_pages: 0,
+        shared_pages: 0,
+        ..*counters
+    }
+}

@@ -1,0 +1,491 @@
+//! The control thread: connections, requests on them, the store's turns. No ring is touched here.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::time::{Duration, Instant};
+
+use plimsoll_hcache::ClientOptions;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with,
+    recv, send, sendmsg, sockopt,
+};
+use rustix::process::geteuid;
+
+use crate::executor::Executor;
+use crate::protocol::{
+    Geometry, HEAD_BYTES, NAME_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request, RequestFault, VERSION,
+};
+use crate::sys::Region;
+use crate::worker::{Served, Worker, new_bell};
+use crate::{Refusal, Server};
+
+/// Time between turns of the store.
+const TURN: Duration = Duration::from_secs(1);
+/// Connections beside those of clients.
+const SPARE_CONNECTIONS: usize = 64;
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+
+/// A refusal and its reason in words.
+type Refused = (Refusal, String);
+
+/// One peer.
+struct Connection {
+    socket: Arc<OwnedFd>,
+    uid: u32,
+    /// What came of requests that are not whole yet.
+    input: Vec<u8>,
+    /// What of replies could not be sent yet; nothing more is read before it is.
+    output: Vec<u8>,
+    /// Whether the epoll tells when more can be sent, not when more has come.
+    waits_to_send: bool,
+    /// Whether it is closed when all is sent.
+    closing: bool,
+    /// When it is closed if nothing happens, unless it has a ring.
+    deadline: Instant,
+    /// The ring, if it has one: how to tell its worker of the end.
+    ring: Option<(Arc<AtomicBool>, usize)>,
+}
+
+/// The state of [`Server::run`].
+pub struct Control<'a> {
+    server: &'a Server,
+    workers: &'a [Worker],
+    stats: &'a dyn Fn() -> String,
+    epoll: OwnedFd,
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    /// Whether accepting waits for the next turn, for want of descriptors.
+    accept_paused: bool,
+}
+
+impl<'a> Control<'a> {
+    pub fn new(
+        server: &'a Server,
+        workers: &'a [Worker],
+        stats: &'a dyn Fn() -> String,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (socket, token) in [(&server.listener, LISTENER), (&*server.stop.bell, STOP)] {
+            let data = epoll::EventData::new_u64(token);
+            epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            server,
+            workers,
+            stats,
+            epoll,
+            connections: BTreeMap::new(),
+            next: FIRST_CONNECTION,
+            accept_paused: false,
+        })
+    }
+
+    /// Serves until the server is stopped.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut next_turn = Instant::now() + TURN;
+        let mut events = Vec::with_capacity(64);
+        while !self.server.stop.stopped.load(Acquire) {
+            self.wait(&mut events, next_turn)?;
+            for event in events.drain(..) {
+                let epoll::Event { flags, data } = event;
+                match data.u64() {
+                    LISTENER => self.accept()?,
+                    STOP => (),
+                    token => self.attend(token, flags),
+                }
+            }
+            let now = Instant::now();
+            self.close_silent(now);
+            if now >= next_turn {
+                self.server.store.turn(self.server.begin.elapsed());
+                next_turn = now + TURN;
+                if self.accept_paused {
+                    self.pause_accept(false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, events: &mut Vec<epoll::Event>, next_turn: Instant) -> io::Result<()> {
+        let ringless = self.connections.values().filter(|peer| peer.ring.is_none());
+        let next = ringless
+            .map(|peer| peer.deadline)
+            .fold(next_turn, Instant::min);
+        let timeout = next.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().cast_signed(),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(events),
+            Some(&timeout),
+        ) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn pause_accept(&mut self, pause: bool) -> io::Result<()> {
+        self.accept_paused = pause;
+        let data = epoll::EventData::new_u64(LISTENER);
+        let flags = if pause {
+            epoll::EventFlags::empty()
+        } else {
+            epoll::EventFlags::IN
+        };
+        Ok(epoll::modify(
+            &self.epoll,
+            &self.server.listener,
+            data,
+            flags,
+        )?)
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match accept_with(&self.server.listener, flags) {
+                Ok(socket) => self.admit(socket),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR | Errno::CONNABORTED) => (),
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    self.server.counts.refused(Refusal::Resources);
+                    return self.pause_accept(true);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes up a connection, if its user may connect.
+    fn admit(&mut self, socket: OwnedFd) {
+        let server = self.server;
+        server.counts.connections.fetch_add(1, Relaxed);
+        let Ok(peer) = sockopt::socket_peercred(&socket) else {
+            return server.counts.refused(Refusal::NotAllowed);
+        };
+        let uid = peer.uid.as_raw();
+        let token = self.next;
+        self.next += 1;
+        let data = epoll::EventData::new_u64(token);
+        if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_err() {
+            return server.counts.refused(Refusal::Resources);
+        }
+        let full = self.connections.len() >= server.options.max_clients + SPARE_CONNECTIONS;
+        self.connections.insert(
+            token,
+            Connection {
+                socket: Arc::new(socket),
+                uid,
+                input: Vec::new(),
+                output: Vec::new(),
+                waits_to_send: false,
+                closing: false,
+                deadline: Instant::now() + server.options.idle_timeout,
+                ring: None,
+            },
+        );
+        if !is_privileged(uid) && !server.options.allowed_uids.contains(&uid) {
+            let text = format!("user {uid} may not connect");
+            self.refuse(token, (Refusal::NotAllowed, text));
+        } else if full {
+            let text = "too many connections".to_owned();
+            self.refuse(token, (Refusal::TooManyClients, text));
+        }
+    }
+
+    /// Does what can be done with a connection that is ready.
+    fn attend(&mut self, token: u64, flags: epoll::EventFlags) {
+        let Some(peer) = self.connections.get_mut(&token) else {
+            return;
+        };
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.send(token);
+            return self.answer(token);
+        }
+        if !flags.contains(epoll::EventFlags::IN) {
+            return self.close(token);
+        }
+        let mut buffer = [0; HEAD_BYTES + REQUEST_BYTES_MAX as usize];
+        let length = match recv(&peer.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+            Ok((length, _)) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(_) => 0,
+        };
+        let counts = &self.server.counts;
+        if length == 0 {
+            if !peer.input.is_empty() {
+                counts.closed_torn.fetch_add(1, Relaxed);
+            }
+            return self.close(token);
+        }
+        if peer.ring.is_some() {
+            counts.closed_unexpected.fetch_add(1, Relaxed);
+            return self.close(token);
+        }
+        peer.input.extend_from_slice(&buffer[..length]);
+        self.answer(token);
+    }
+
+    /// Answers the requests that have come, as long as the answers can be sent.
+    fn answer(&mut self, token: u64) {
+        while let Some(peer) = self.connections.get_mut(&token) {
+            if !peer.output.is_empty() || peer.closing {
+                return;
+            }
+            let counts = &self.server.counts;
+            if peer.ring.is_some() {
+                if !peer.input.is_empty() {
+                    counts.closed_unexpected.fetch_add(1, Relaxed);
+                    self.close(token);
+                }
+                return;
+            }
+            let request = match Request::take(&mut peer.input) {
+                Ok(Some(request)) => request,
+                Ok(None) => return,
+                Err(fault) => {
+                    let count = match fault {
+                        RequestFault::Oversized => &counts.closed_oversized,
+                        RequestFault::Unknown => &counts.closed_unknown,
+                        RequestFault::Malformed => &counts.closed_malformed,
+                    };
+                    count.fetch_add(1, Relaxed);
+                    return self.close(token);
+                }
+            };
+            peer.deadline = Instant::now() + self.server.options.idle_timeout;
+            let uid = peer.uid;
+            match request {
+                Request::Hello {
+                    version,
+                    entries,
+                    slots,
+                    flags,
+                    name,
+                } => match self.hello(token, [version, entries, slots, flags], name) {
+                    Ok(()) => (),
+                    Err(refused) => self.refuse(token, refused),
+                },
+                Request::Stats => {
+                    counts.stats.fetch_add(1, Relaxed);
+                    self.reply(token, &Reply::Stats((self.stats)()));
+                }
+                Request::Resize { capacity_bytes } => match self.resize(uid, capacity_bytes) {
+                    Ok(()) => self.reply(token, &Reply::Resized { capacity_bytes }),
+                    Err(refused) => self.refuse(token, refused),
+                },
+            }
+        }
+    }
+
+    fn resize(&self, uid: u32, capacity_bytes: u64) -> Result<(), Refused> {
+        if !is_privileged(uid) {
+            let text = format!("user {uid} may not change the capacity");
+            return Err((Refusal::NotAllowed, text));
+        }
+        let store = &self.server.store;
+        store
+            .resize(capacity_bytes)
+            .map_err(|error| (Refusal::Store, error.to_string()))?;
+        self.server.counts.resizes.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Makes a peer a client with a ring.
+    fn hello(
+        &mut self,
+        token: u64,
+        [version, entries, slots, flags]: [u32; 4],
+        name: Vec<u8>,
+    ) -> Result<(), Refused> {
+        let server = self.server;
+        let options = &server.options;
+        if version != VERSION || flags != 0 {
+            let text = format!("this server speaks version {VERSION} without flags");
+            return Err((Refusal::Version, text));
+        }
+        let geometry = Geometry::new(entries, slots)
+            .filter(|_| entries <= options.max_entries && slots <= options.max_slots)
+            .ok_or_else(|| {
+                let (entries, slots) = (options.max_entries, options.max_slots);
+                let text = format!(
+                    "a ring has a power of two up to {entries} entries and 1 to {slots} slots"
+                );
+                (Refusal::Geometry, text)
+            })?;
+        let name = String::from_utf8(name)
+            .ok()
+            .filter(|name| name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control))
+            .ok_or_else(|| {
+                let text = format!("a name is a line of text of up to {NAME_BYTES_MAX} bytes");
+                (Refusal::Name, text)
+            })?;
+        let clients = self.connections.values().filter(|peer| peer.ring.is_some());
+        let uid = self.connections[&token].uid;
+        let limits = server.limits_of(uid);
+        let (all, own) = clients.fold((0, 0), |(all, own), peer| {
+            (all + 1, own + usize::from(peer.uid == uid))
+        });
+        if all >= options.max_clients {
+            let text = format!("the server has its {all} clients");
+            return Err((Refusal::TooManyClients, text));
+        }
+        if own >= limits.max_clients {
+            let text = format!("user {uid} has its {own} clients");
+            return Err((Refusal::TooManyOfUser, text));
+        }
+        let no_resources = |error: io::Error| (Refusal::Resources, error.to_string());
+        let (region, memory) = Region::create(geometry).map_err(no_resources)?;
+        let bell = new_bell().map_err(no_resources)?;
+        let client = server
+            .store
+            .create_client(ClientOptions {
+                name,
+                weight: limits.weight,
+                floor_bytes: limits.floor_bytes,
+                ceiling_bytes: limits.ceiling_bytes,
+                group: uid.into(),
+            })
+            .map_err(|error| (Refusal::Store, error.to_string()))?;
+        let welcome = Reply::Welcome {
+            client: client.id().0,
+            entries,
+            slots,
+        };
+        let worker = (0..self.workers.len())
+            .min_by_key(|at| self.workers[*at].clients())
+            .expect("at least one worker");
+        let Some(peer) = self.connections.get_mut(&token) else {
+            return Ok(());
+        };
+        if send_with_descriptors(&peer.socket, &welcome.to_bytes(), &memory, &bell).is_err() {
+            // Nothing has been sent to it before, so there was room, and only a peer that has gone has none.
+            self.close(token);
+            return Ok(());
+        }
+        let gone = Arc::<AtomicBool>::default();
+        peer.ring = Some((gone.clone(), worker));
+        let socket = peer.socket.clone();
+        let executor = Executor::new(region, client, limits.max_pools);
+        self.workers[worker].take(Served::new(
+            executor,
+            bell,
+            socket,
+            gone,
+            server.counts.clone(),
+        ));
+        Ok(())
+    }
+
+    /// Says no, counts it and closes.
+    fn refuse(&mut self, token: u64, (refusal, text): Refused) {
+        self.server.counts.refused(refusal);
+        if let Some(peer) = self.connections.get_mut(&token) {
+            peer.closing = true;
+        }
+        self.reply(token, &Reply::Refused(refusal, text));
+    }
+
+    fn reply(&mut self, token: u64, reply: &Reply) {
+        if let Some(peer) = self.connections.get_mut(&token) {
+            peer.output = reply.to_bytes();
+            self.send(token);
+        }
+    }
+
+    /// Sends what can be sent now.
+    fn send(&mut self, token: u64) {
+        let Some(peer) = self.connections.get_mut(&token) else {
+            return;
+        };
+        while !peer.output.is_empty() {
+            match send(
+                &peer.socket,
+                &peer.output,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(length) => drop(peer.output.drain(..length)),
+                Err(Errno::INTR) => (),
+                Err(Errno::AGAIN) => break,
+                Err(_) => return self.close(token),
+            }
+        }
+        let sent = peer.output.is_empty();
+        if sent && peer.closing {
+            return self.close(token);
+        }
+        if sent == peer.waits_to_send {
+            peer.waits_to_send = !sent;
+            let flags = if sent {
+                epoll::EventFlags::IN
+            } else {
+                epoll::EventFlags::OUT
+            };
+            let data = epoll::EventData::new_u64(token);
+            if epoll::modify(&self.epoll, &peer.socket, data, flags).is_err() {
+                self.close(token);
+            }
+        }
+    }
+
+    fn close_silent(&mut self, now: Instant) {
+        let silent = |peer: &Connection| peer.ring.is_none() && peer.deadline <= now;
+        let peers = self.connections.iter().filter(|(_, peer)| silent(peer));
+        let tokens: Vec<_> = peers.map(|(token, _)| *token).collect();
+        for token in tokens {
+            self.server.counts.closed_timeout.fetch_add(1, Relaxed);
+            self.close(token);
+        }
+    }
+
+    fn close(&mut self, token: u64) {
+        let Some(peer) = self.connections.remove(&token) else {
+            return;
+        };
+        // The worker may hold the socket for a moment yet.
+        let _ = epoll::delete(&self.epoll, &peer.socket);
+        if let Some((gone, worker)) = peer.ring {
+            gone.store(true, Release);
+            self.workers[worker].ring();
+        }
+    }
+}
+
+/// Root, and the user the server runs as.
+fn is_privileged(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Sends a whole message with the descriptors of a ring.
+fn send_with_descriptors(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    memory: &OwnedFd,
+    bell: &OwnedFd,
+) -> io::Result<()> {
+    let descriptors = [memory.as_fd(), bell.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags)?;
+    if sent == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
+}

@@ -1,0 +1,101 @@
+//! Why a client does not get what it asked for.
+
+use std::io;
+use std::path::PathBuf;
+
+use plimsoll_hcache::PoolId;
+
+use crate::protocol::Status;
+
+/// Why a server refused a request on the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A reason this version does not know.
+    Other = 0,
+    /// This user may not use the server, or not do this.
+    NotAllowed = 1,
+    /// The server speaks another version.
+    Version = 2,
+    /// More entries or slots than the server gives, or numbers that make no ring.
+    Geometry = 3,
+    /// A name that is too long, or not a line of text.
+    Name = 4,
+    /// The server has all the clients it takes.
+    TooManyClients = 5,
+    /// The server has all the clients it takes of this user.
+    TooManyOfUser = 6,
+    /// The store said no; the text is its reason.
+    Store = 7,
+    /// The server lacks memory or descriptors.
+    Resources = 8,
+}
+
+impl Refusal {
+    /// Returns the refusal of a number.
+    #[must_use]
+    pub fn from_number(number: u32) -> Self {
+        let all = [
+            Self::NotAllowed,
+            Self::Version,
+            Self::Geometry,
+            Self::Name,
+            Self::TooManyClients,
+            Self::TooManyOfUser,
+            Self::Store,
+            Self::Resources,
+        ];
+        let mut all = all.into_iter();
+        all.find(|refusal| *refusal as u32 == number)
+            .unwrap_or(Self::Other)
+    }
+}
+
+/// Why a call of a client failed. Except for `Disconnected`, `Protocol` and `Io` the connection goes on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No server answers at the socket.
+    #[error("no hcache server answers at {}", path.display())]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The server answers, but says no.
+    #[error("the hcache server refuses: {text}")]
+    Refused {
+        /// Why.
+        refusal: Refusal,
+        /// The same in words.
+        text: String,
+    },
+    /// The server has gone, or has closed this client. What was put is gone with it; operations
+    /// without a completion may or may not have been done.
+    #[error("the hcache server has closed the connection")]
+    Disconnected,
+    /// The server breaks the protocol.
+    #[error("the hcache server breaks the protocol: {0}")]
+    Protocol(&'static str),
+    /// A system call failed.
+    #[error("the connection to the hcache server failed")]
+    Io(#[from] io::Error),
+    /// The pool does not exist, or is not this client's (the answer is the same for both).
+    #[error("this client has no pool {0}")]
+    NoSuchPool(PoolId),
+    /// The client has all the pools it gets.
+    #[error("this client gets no more pools")]
+    TooManyPools,
+    /// The server found the entry bad; nothing was done.
+    #[error("the hcache server finds the entry bad: {0:?}")]
+    Bad(Status),
+}
+
+impl From<rustix::io::Errno> for Error {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}

@@ -1,0 +1,46 @@
+//! hcache for other processes: a server and a client, joined by a Unix socket and a ring of shared memory.
+//!
+//! The socket introduces a client and tells of its death; everything else goes through the ring, without a system
+//! call while both sides are busy. docs/hcache-protocol.md has every byte; `include/plimsoll_hcache.h` is the client in C.
+//!
+//! The server believes nothing that a client can write: it reads each shared word once and judges the copy. What a client
+//! breaks is its own ring. Each operation is done as the client that owns the ring, and the store knows whose a pool is: no entry,
+//! however made, reaches another's private pool.
+//!
+//! ```
+//! use plimsoll_hcache::{Handle, PoolOptions, Store, StoreOptions};
+//! use plimsoll_ring::{Connection, ConnectOptions, Server, ServerOptions};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("hcache");
+//! let server = Server::bind(&path, Store::new(StoreOptions::new(16 << 20))?, ServerOptions::default())?;
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| server.run(&|| String::from("{}")));
+//!     let mut connection = Connection::connect(&path, &ConnectOptions::new("web"))?;
+//!     let pool = connection.create_pool(PoolOptions::private())?;
+//!     let handle = Handle { pool, object: 7, index: 3 };
+//!     let mut page = [0; 4096];
+//!     assert!(connection.put(handle, &[9; 4096])?.is_stored());
+//!     assert!(connection.get(handle, &mut page)? && page == [9; 4096]);
+//!     server.stop_handle().stop();
+//!     Ok::<(), plimsoll_ring::Error>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod client;
+mod control;
+mod counters;
+mod error;
+mod executor;
+pub mod protocol;
+mod server;
+mod sys;
+mod worker;
+
+pub use client::{Completion, ConnectOptions, Connection, Slot, resize, stats};
+pub use counters::ServerCounters;
+pub use error::{Error, Refusal};
+pub use executor::{Executor, RingFault, Tally, Turn};
+pub use server::{ClientLimits, Server, ServerOptions, StopHandle};
+pub use sys::{Region, Word};

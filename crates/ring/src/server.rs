@@ -1,0 +1,252 @@
+//! The server: where it listens, whom it lets in, what each client may take.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_hcache::{ClientOptions, Store};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+use crate::control::Control;
+use crate::counters::{Counts, ServerCounters};
+use crate::worker::{Worker, new_bell, ring};
+
+/// What each client of a user may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// Its weight in the store, 1 to 1 000 000.
+    pub weight: u32,
+    /// Bytes of the store that others cannot take from it.
+    pub floor_bytes: u64,
+    /// Bytes of the store it never holds more than, `None` for no limit.
+    pub ceiling_bytes: Option<u64>,
+    /// Clients of the user at the same time.
+    pub max_clients: usize,
+    /// Pools it is in at the same time.
+    pub max_pools: usize,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        Self {
+            weight: ClientOptions::WEIGHT,
+            floor_bytes: 0,
+            ceiling_bytes: None,
+            max_clients: 64,
+            max_pools: 16,
+        }
+    }
+}
+
+/// How a server is to serve.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Mode of the socket's file.
+    pub mode: u32,
+    /// Users who may connect, by number. Root and the server's own may in any case.
+    pub allowed_uids: Vec<u32>,
+    /// What each client may take.
+    pub limits: ClientLimits,
+    /// The same for clients of certain users.
+    pub user_limits: BTreeMap<u32, ClientLimits>,
+    /// Clients at the same time.
+    pub max_clients: usize,
+    /// Most entries of a ring, a power of two.
+    pub max_entries: u32,
+    /// Most slots of a ring, each 4 KiB of memory beside the store's.
+    pub max_slots: u32,
+    /// Threads that serve rings, at least 1.
+    pub workers: usize,
+    /// How long a worker polls idle rings before it sleeps.
+    pub spin: Duration,
+    /// How long a connection that has no ring may be silent.
+    pub idle_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    /// The own user and root, 256 clients, 4096 entries and slots, one worker for two processors.
+    fn default() -> Self {
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self {
+            mode: 0o600,
+            allowed_uids: Vec::new(),
+            limits: ClientLimits::default(),
+            user_limits: BTreeMap::new(),
+            max_clients: 256,
+            max_entries: 4096,
+            max_slots: 4096,
+            workers: processors.div_ceil(2),
+            spin: default_spin(),
+            idle_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How long to poll before sleeping: not at all where the other side cannot run meanwhile.
+pub(crate) fn default_spin() -> Duration {
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    Duration::from_micros(if processors > 1 { 50 } else { 0 })
+}
+
+/// Serves a store to other processes. Dropped, it removes its socket.
+pub struct Server {
+    path: PathBuf,
+    /// Device and inode of the socket's file, to remove no other.
+    file: (u64, u64),
+    pub(crate) listener: OwnedFd,
+    pub(crate) store: Store,
+    pub(crate) options: ServerOptions,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) stop: StopHandle,
+    pub(crate) begin: Instant,
+}
+
+/// Stops a server from another thread, or from a signal handler.
+#[derive(Clone)]
+pub struct StopHandle {
+    pub(crate) stopped: Arc<AtomicBool>,
+    pub(crate) bell: Arc<OwnedFd>,
+}
+
+impl StopHandle {
+    /// Makes [`Server::run`] return. Does nothing the second time.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        ring(&self.bell);
+    }
+}
+
+impl Server {
+    /// Listens at `path`, taking the place of a socket where nobody listens any more.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if a server listens there, `AlreadyExists` if something else than a socket is there; else the kernel's.
+    pub fn bind(path: impl AsRef<Path>, store: Store, options: ServerOptions) -> io::Result<Self> {
+        let path = path.as_ref().to_owned();
+        let stop = StopHandle {
+            stopped: Arc::default(),
+            bell: Arc::new(new_bell()?),
+        };
+        let address = SocketAddrUnix::new(&path)?;
+        let listener = socket()?;
+        match bind(&listener, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(&path, &address)?;
+                bind(&listener, &address)?;
+            }
+            bound => bound?,
+        }
+        // Nobody connects before `listen`, hence none by the mode that the umask left.
+        let entry = fs::symlink_metadata(&path)?;
+        let server = Self {
+            file: (entry.dev(), entry.ino()),
+            path,
+            listener,
+            store,
+            options,
+            counts: Arc::default(),
+            stop,
+            begin: Instant::now(),
+        };
+        fs::set_permissions(&server.path, Permissions::from_mode(server.options.mode))?;
+        listen(&server.listener, 128)?;
+        Ok(server)
+    }
+
+    /// Serves until it is stopped, on this thread and those of its workers; then every client is closed. `stats` makes the text
+    /// that is sent to who asks for statistics. Once a second the store takes its turn.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, if the server cannot go on.
+    ///
+    /// # Panics
+    ///
+    /// If a worker panicked; its clients were closed.
+    pub fn run(&self, stats: &dyn Fn() -> String) -> io::Result<()> {
+        let workers = (0..self.options.workers.max(1)).map(|_| Worker::new());
+        let workers = workers.collect::<io::Result<Vec<_>>>()?;
+        thread::scope(|scope| {
+            for worker in &workers {
+                let on_panic = self.stop.clone();
+                let serve =
+                    move || worker.serve(self.options.spin, &self.counts.worker_sleeps, on_panic);
+                thread::Builder::new()
+                    .name("hcache-worker".to_owned())
+                    .spawn_scoped(scope, serve)
+                    .inspect_err(|_| workers.iter().for_each(Worker::stop))?;
+            }
+            let result = Control::new(self, &workers, stats).and_then(Control::run);
+            workers.iter().for_each(Worker::stop);
+            result
+        })
+    }
+
+    /// Stops it from elsewhere.
+    #[must_use]
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> ServerCounters {
+        self.counts.read()
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What clients of a user may take.
+    pub(crate) fn limits_of(&self, uid: u32) -> &ClientLimits {
+        let own = self.options.user_limits.get(&uid);
+        own.unwrap_or(&self.options.limits)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|entry| (entry.dev(), entry.ino()) == self.file);
+        if ours {
+            // Left behind, it would be replaced by the next server.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Removes a socket at which nobody listens.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        let what = format!("{} is there and no socket", path.display());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    }
+    match connect(&socket()?, address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        Ok(()) | Err(Errno::AGAIN) => {
+            let what = format!("a server listens at {} already", path.display());
+            Err(io::Error::new(io::ErrorKind::AddrInUse, what))
+        }
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,241 @@
+//! The memory a server and a client share: mapping it, and every access to it.
+//!
+//! Whoever maps a region can write all of it at any moment. So words are atomics, each load a copy to be judged, and
+//! pages are copied; no reference to shared bytes is formed, but for the slots a client has to itself
+//! ([`Region::slot_mut`]).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use plimsoll_hcache::{PAGE_BYTES, Page};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::protocol::{COMPLETION_WORDS, Geometry, MAGIC, SUBMISSION_WORDS, VERSION};
+
+/// A 32-bit word of the head of a region, by its offset in bytes. Words that different sides write are a cache line apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Word {
+    /// `HCRG`.
+    Magic = 0,
+    /// Version of the protocol.
+    Version = 4,
+    /// Entries of each ring.
+    Entries = 8,
+    /// Slots.
+    Slots = 12,
+    /// Entries the client has published; the client writes.
+    SubmissionTail = 64,
+    /// Entries the server has taken; the server writes.
+    SubmissionHead = 128,
+    /// Completions the server has published; the server writes.
+    CompletionTail = 192,
+    /// Completions the client has taken; the client writes.
+    CompletionHead = 256,
+    /// Not zero while the server must be woken; both write.
+    ServerSleeping = 320,
+    /// Not zero while the client must be woken; both write.
+    ClientSleeping = 384,
+}
+
+/// A mapping of the memory that a server and a client share.
+pub struct Region {
+    base: NonNull<u8>,
+    geometry: Geometry,
+}
+
+// SAFETY: the mapping belongs to no thread, and what lies in it is only touched through atomics and copies.
+unsafe impl Send for Region {}
+// SAFETY: as above; `slot_mut` needs the region mutably.
+unsafe impl Sync for Region {}
+
+impl Region {
+    const SEALS: SealFlags = SealFlags::SHRINK
+        .union(SealFlags::GROW)
+        .union(SealFlags::SEAL);
+
+    /// Makes a region of zeroes behind its head, of a size that nobody can change any more, and the descriptor to share it by.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, for want of memory or descriptors.
+    pub fn create(geometry: Geometry) -> io::Result<(Self, OwnedFd)> {
+        let memory = memfd_create(
+            "hcache-ring",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        ftruncate(&memory, geometry.region_bytes() as u64)?;
+        fcntl_add_seals(&memory, Self::SEALS)?;
+        let region = Self::map(&memory, geometry)?;
+        for (word, value) in [
+            (Word::Magic, MAGIC),
+            (Word::Version, VERSION),
+            (Word::Entries, geometry.entries()),
+            (Word::Slots, geometry.slots()),
+        ] {
+            region.word(word).store(value, Relaxed);
+        }
+        Ok((region, memory))
+    }
+
+    /// Maps a region that another process made.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if it is not of that geometry, or its size could still be changed; else the kernel's.
+    pub fn map(memory: impl AsFd, geometry: Geometry) -> io::Result<Self> {
+        let bytes = geometry.region_bytes();
+        let seals = fcntl_get_seals(&memory)?;
+        let size = u64::try_from(fstat(&memory)?.st_size).unwrap_or(0);
+        if size != bytes as u64 || !seals.contains(Self::SEALS) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where the kernel likes it touches no memory in use. The file is `bytes` long and sealed
+        // so, hence no access to the mapping is past its end.
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                memory,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, geometry })
+    }
+
+    /// Its geometry, as it was made; whatever its head says by now.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// A word of its head.
+    #[must_use]
+    pub fn word(&self, word: Word) -> &AtomicU32 {
+        // SAFETY: the offset is a multiple of 4 inside the first of the mapping's pages, which lives as long as `self`. All
+        // accesses to it, here and (as far as the protocol goes) on the other side, are atomic.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
+    }
+
+    /// Copies an entry of the submission ring, each of its words read once.
+    #[must_use]
+    pub fn submission(&self, position: u32) -> [u64; SUBMISSION_WORDS] {
+        self.words(self.submission_at(position))
+            .each_ref()
+            .map(|word| word.load(Relaxed))
+    }
+
+    /// Writes an entry of the submission ring.
+    pub fn write_submission(&self, position: u32, entry: &[u64; SUBMISSION_WORDS]) {
+        let words = self.words::<SUBMISSION_WORDS>(self.submission_at(position));
+        words
+            .iter()
+            .zip(entry)
+            .for_each(|(word, value)| word.store(*value, Relaxed));
+    }
+
+    /// Copies an entry of the completion ring, each of its words read once.
+    #[must_use]
+    pub fn completion(&self, position: u32) -> [u64; COMPLETION_WORDS] {
+        self.words(self.completion_at(position))
+            .each_ref()
+            .map(|word| word.load(Relaxed))
+    }
+
+    /// Writes an entry of the completion ring.
+    pub fn write_completion(&self, position: u32, entry: &[u64; COMPLETION_WORDS]) {
+        let words = self.words::<COMPLETION_WORDS>(self.completion_at(position));
+        words
+            .iter()
+            .zip(entry)
+            .for_each(|(word, value)| word.store(*value, Relaxed));
+    }
+
+    fn submission_at(&self, position: u32) -> usize {
+        let place = position & (self.geometry.entries() - 1);
+        Geometry::SUBMISSIONS_AT + place as usize * size_of::<[u64; SUBMISSION_WORDS]>()
+    }
+
+    fn completion_at(&self, position: u32) -> usize {
+        let place = position & (self.geometry.entries() - 1);
+        self.geometry.completions_at() + place as usize * size_of::<[u64; COMPLETION_WORDS]>()
+    }
+
+    fn words<const N: usize>(&self, at: usize) -> &[AtomicU64; N] {
+        assert!(at.is_multiple_of(8) && at + 8 * N <= self.geometry.region_bytes());
+        // SAFETY: aligned and inside the mapping, as just asserted, which lives as long as `self`; atomics have the
+        // layout of their integers, and accesses to them are atomic, as in `word`.
+        unsafe { &*self.base.as_ptr().add(at).cast::<[AtomicU64; N]>() }
+    }
+
+    fn slot_at(&self, slot: u32) -> *mut u8 {
+        assert!(
+            slot < self.geometry.slots(),
+            "slot {slot} of {}",
+            self.geometry.slots()
+        );
+        let at = self.geometry.slots_at() + slot as usize * PAGE_BYTES;
+        // SAFETY: the mapping reaches to the end of the last slot.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+
+    /// Copies a slot into a page.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot; so does [`write_slot`](Self::write_slot).
+    pub fn read_slot(&self, slot: u32, page: &mut Page) {
+        let from = self.slot_at(slot);
+        // SAFETY: 4096 bytes of the mapping, and a page of ours that cannot overlap it. The other process may write the
+        // slot meanwhile: bytes of any value are a page, and they are judged, if at all, where they were copied to.
+        unsafe { ptr::copy_nonoverlapping(from, page.as_mut_ptr(), PAGE_BYTES) }
+    }
+
+    /// Copies a page into a slot.
+    pub fn write_slot(&self, slot: u32, page: &Page) {
+        let to = self.slot_at(slot);
+        // SAFETY: a page of ours, and 4096 bytes of the mapping that cannot overlap it. What the other process reads or
+        // writes there meanwhile is its affair: nothing here reads it back.
+        unsafe { ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE_BYTES) }
+    }
+
+    /// A slot as a page. Only for the client, who trusts the server not to touch a slot between its completion
+    /// and its next submission, and for slots that are in no entry under way.
+    pub(crate) fn slot_mut(&mut self, slot: u32) -> &mut Page {
+        // SAFETY: 4096 bytes of the mapping, alive as long as `self`, which is borrowed mutably, so no other reference to
+        // the region exists in this process. The server writes a slot only while an entry names it, by the protocol.
+        unsafe { &mut *self.slot_at(slot).cast::<Page>() }
+    }
+
+    /// Overwrites bytes anywhere in the region, as a hostile other side can: for tests and fuzzing.
+    ///
+    /// # Panics
+    ///
+    /// If they reach past the end.
+    pub fn overwrite(&self, at: usize, bytes: &[u8]) {
+        assert!(
+            at.checked_add(bytes.len())
+                .is_some_and(|end| end <= self.geometry.region_bytes())
+        );
+        // SAFETY: inside the mapping, as just asserted; `bytes` are ours and do not overlap it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the whole of a mapping that is ours; every reference into it borrowed `self`. munmap(2) of a whole mapping
+        // does not fail.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.geometry.region_bytes()) };
+    }
+}

@@ -1,0 +1,255 @@
+//! Threads that serve rings: each polls those of its clients by turns, and sleeps when all are idle.
+//!
+//! Asleep, a worker waits for events of the clients' eventfds. They are edge-triggered and never read: a client holds the
+//! same file, and could make a read of it block. For the same reason clients are woken by a byte
+//! on their socket, whose other end is theirs alone, and not by an eventfd.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+
+use crate::StopHandle;
+use crate::counters::Counts;
+use crate::executor::{Executor, Tally};
+
+/// Entries of one client that are served before the next client's turn.
+const TURN_ENTRIES: u32 = 64;
+
+/// A client with a ring, in the hands of its worker. Dropped, it gives back its share and closes its socket.
+pub struct Served {
+    executor: Executor,
+    /// What the client rings when the server sleeps.
+    bell: OwnedFd,
+    /// Set when the client is to be dropped.
+    gone: Arc<AtomicBool>,
+    end: End,
+}
+
+/// What is done when all else of a client has been dropped.
+struct End {
+    socket: Arc<OwnedFd>,
+    counts: Arc<Counts>,
+    region_bytes: u64,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // Fails only if the client has gone already, which is as well.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.counts.ring_bytes.fetch_sub(self.region_bytes, Relaxed);
+        self.counts.clients_left.fetch_add(1, Release);
+    }
+}
+
+impl Served {
+    /// Takes up a client.
+    pub fn new(
+        executor: Executor,
+        bell: OwnedFd,
+        socket: Arc<OwnedFd>,
+        gone: Arc<AtomicBool>,
+        counts: Arc<Counts>,
+    ) -> Self {
+        let region_bytes = executor.region().geometry().region_bytes() as u64;
+        counts.ring_bytes.fetch_add(region_bytes, Relaxed);
+        counts.clients_joined.fetch_add(1, Relaxed);
+        let end = End {
+            socket,
+            counts,
+            region_bytes,
+        };
+        Self {
+            executor,
+            bell,
+            gone,
+            end,
+        }
+    }
+
+    /// Serves a turn. Returns whether there was anything to serve, `None` if the ring cannot be served any more.
+    fn turn(&mut self) -> Option<bool> {
+        let mut tally = Tally::default();
+        let counts = &self.end.counts;
+        let Ok(turn) = self.executor.serve(TURN_ENTRIES, &mut tally) else {
+            counts.closed_corrupt_ring.fetch_add(1, Relaxed);
+            return None;
+        };
+        if turn.entries > 0 {
+            counts.add(&tally);
+        }
+        if turn.wake {
+            counts.client_wakes.fetch_add(1, Relaxed);
+            // A full socket holds a byte that will wake the client; a closed one is seen by the control thread.
+            let _ = send(
+                &self.end.socket,
+                &[0],
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            );
+        }
+        Some(turn.entries > 0)
+    }
+}
+
+/// What the control thread and one worker share.
+pub struct Worker {
+    /// Clients it is to take up.
+    inbox: Mutex<Vec<Served>>,
+    /// Set when there is something in the inbox, a client gone, or the end has come.
+    rung: AtomicBool,
+    /// Rung to wake it.
+    bell: OwnedFd,
+    /// Clients it has or will have.
+    clients: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Worker {
+    /// Makes a worker without a thread yet.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            inbox: Mutex::default(),
+            rung: AtomicBool::new(false),
+            bell: new_bell()?,
+            clients: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// Clients it has or will have.
+    pub fn clients(&self) -> usize {
+        self.clients.load(Relaxed)
+    }
+
+    /// Hands it a client.
+    pub fn take(&self, served: Served) {
+        self.clients.fetch_add(1, Relaxed);
+        self.lock_inbox().push(served);
+        self.ring();
+    }
+
+    /// Makes it look at its inbox, and for clients that have gone.
+    pub fn ring(&self) {
+        self.rung.store(true, Release);
+        ring(&self.bell);
+    }
+
+    /// Ends it: it drops its clients and returns.
+    pub fn stop(&self) {
+        self.stop.store(true, Release);
+        self.ring();
+    }
+
+    fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Vec<Served>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves its clients until it is stopped; `spin` is how long it polls idle rings before it sleeps. If it panics, `on_panic`
+    /// stops the server.
+    ///
+    /// # Panics
+    ///
+    /// If there are no more descriptors for an epoll, or it fails.
+    pub fn serve(&self, spin: Duration, sleeps: &AtomicU64, on_panic: StopHandle) {
+        let _guard = StopOnPanic(on_panic);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, &self.bell, data, edges).expect("the worker's bell in its epoll");
+
+        let mut clients: Vec<Served> = Vec::new();
+        let drop_client = |client: Served| {
+            // A client holds the eventfd as well, so closing ours would leave it in the epoll.
+            epoll::delete(&epoll, &client.bell).expect("a client's bell in the epoll");
+            drop(client);
+            self.clients.fetch_sub(1, Relaxed);
+        };
+        let mut last_busy = Instant::now();
+        let mut idle_rounds = 0_u32;
+        loop {
+            if self.rung.swap(false, Acquire) {
+                if self.stop.load(Acquire) {
+                    self.lock_inbox().clear();
+                    return;
+                }
+                for client in self.lock_inbox().drain(..) {
+                    epoll::add(&epoll, &client.bell, data, edges).expect("a bell in the epoll");
+                    clients.push(client);
+                }
+                let gone = |client: &mut Served| client.gone.load(Acquire);
+                clients.extract_if(.., gone).for_each(drop_client);
+            }
+            let mut busy = false;
+            let broken = |client: &mut Served| {
+                let served = client.turn();
+                busy |= served == Some(true);
+                served.is_none()
+            };
+            clients.extract_if(.., broken).for_each(drop_client);
+            if busy {
+                last_busy = Instant::now();
+            } else if last_busy.elapsed() < spin {
+                std::hint::spin_loop();
+                idle_rounds = idle_rounds.wrapping_add(1);
+                if idle_rounds.is_multiple_of(64) {
+                    // A client may wait for this very processor.
+                    std::thread::yield_now();
+                }
+            } else {
+                self.sleep(&epoll, &mut clients, sleeps);
+                last_busy = Instant::now();
+            }
+        }
+    }
+
+    /// Waits for a bell, unless a client published something just now.
+    fn sleep(&self, epoll: &OwnedFd, clients: &mut [Served], sleeps: &AtomicU64) {
+        let say = |clients: &[Served], sleeping| {
+            for client in clients {
+                client.executor.set_sleeping(sleeping);
+            }
+        };
+        say(clients, true);
+        // A client publishes, then looks whether we sleep; we say so, then look for what it published.
+        fence(SeqCst);
+        let idle = |client: &mut Served| client.executor.ready() == Ok(0);
+        if !self.rung.load(Acquire) && clients.iter_mut().all(idle) {
+            sleeps.fetch_add(1, Relaxed);
+            let mut events = Vec::with_capacity(64);
+            match epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => (),
+                Err(error) => panic!("waiting for bells: {error}"),
+            }
+        }
+        say(clients, false);
+    }
+}
+
+/// Stops the server if its worker panics, so that the panic is seen and no client waits for ever.
+struct StopOnPanic(StopHandle);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
+/// Makes an eventfd.
+pub fn new_bell() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Rings an eventfd. It can only fail when it is full, that is, rung already.
+pub fn ring(bell: &OwnedFd) {
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+}
