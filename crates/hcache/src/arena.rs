@@ -115,6 +115,13 @@ impl<T: Slot> Arena<T> {
         self.live -= 1;
     }
 
+    /// The item of a number that may have been one's in the past; it may be a free one now.
+    #[inline(always)]
+    pub(crate) fn get(&self, id: u32) -> Option<&T> {
+        let block = self.blocks.get((id / Self::ITEMS) as usize)?;
+        Some(&block[(id % Self::ITEMS) as usize])
+    }
+
     /// Asks for an item ahead of its use.
     #[inline(always)]
     pub(crate) fn prefetch(&self, id: u32) {

@@ -143,6 +143,21 @@ impl Contents {
         })
     }
 
+    /// Takes the frame of an entry that nobody else has a reference to; the entry is gone then.
+    pub(crate) fn take_only(&self, entry: EntryId) -> Option<u32> {
+        self.with(entry.part(), |entries| {
+            let Entry {
+                frame, references, ..
+            } = *entries.get(entry);
+            if references > 1 {
+                return None;
+            }
+            entries.get(entry).references = 0;
+            entries.remove(entry.slot());
+            Some(frame)
+        })
+    }
+
     /// Moves entries out of frames from `top` on. On failure some were moved.
     pub(crate) fn relocate(
         &self,

@@ -36,6 +36,10 @@ pub(crate) const DESCRIPTION_BYTES: u64 = 40;
 /// What a page in a frame of its own is charged, in bytes.
 pub(crate) const PAGE_CHARGE_BYTES: u64 = DESCRIPTION_BYTES + PAGE_BYTES as u64;
 
+/// What a page that is one word repeated is charged, in bytes: its metadata is all it takes, so that is charged as where pages lie far
+/// apart, two to a node of the tree.
+const WORD_BYTES: u64 = 216;
+
 /// What a raw page's contents take, in bytes.
 const RAW_BYTES: i64 = (PAGE_BYTES as u64).cast_signed();
 
@@ -49,6 +53,8 @@ pub(crate) struct Common {
     pub(crate) contents: Contents,
     /// Secret, so that no client can choose objects whose hashes collide.
     pub(crate) seeds: [u64; 3],
+    /// How many parts there are.
+    pub(crate) parts: usize,
     pub(crate) compression: bool,
     pub(crate) sharing: Sharing,
     pub(crate) observer: Option<Arc<dyn Observer>>,
@@ -293,6 +299,8 @@ pub(crate) struct Put<F> {
     pub(crate) dirty: bool,
     /// Writes the page, if no frame brings it.
     pub(crate) fill: Option<F>,
+    /// The object's record if it was looked up ahead, or `NIL`.
+    pub(crate) object: u32,
     /// A frame with the page, until the store takes it.
     pub(crate) frame: Option<u32>,
     pub(crate) counted: bool,
@@ -320,6 +328,10 @@ pub(crate) struct Request {
     pub(crate) part: usize,
     pub(crate) hash: u64,
     pub(crate) handle: Handle,
+    /// The object's record when that was looked up ahead, or `NIL`.
+    pub(crate) object: u32,
+    /// The page the tree led to when that was looked up ahead, or `NIL`.
+    pub(crate) candidate: u32,
 }
 
 /// What eviction is to win.
@@ -575,7 +587,7 @@ impl Shard {
         }
     }
 
-    /// Puts a page, or tells what it needs first. When it needs something, no older page is left.
+    /// Puts a page, or tells what it needs first. As long as it needs something, an older page stays.
     pub(crate) fn put<F: FnOnce(&mut Page)>(
         &mut self,
         client: ClientId,
@@ -591,7 +603,17 @@ impl Shard {
             self.counters(found).puts += 1;
             self.observe(client, put.hash, put.handle.index, EventKind::Put);
         }
-        let outcome = match self.find(put.hash, &put.handle) {
+        let Handle {
+            pool,
+            object,
+            index,
+        } = put.handle;
+        if !self.table.is(put.object, pool.0, object) {
+            put.object = self.table.find(put.hash, pool.0, object);
+        }
+        let older = some(put.object).map(|object| self.table[object].root);
+        let older = older.and_then(|root| some(self.tree.find(root, index, &self.descriptors)));
+        let outcome = match older {
             Some(older) => self.replace(found, older, put),
             None => self.insert(found, put),
         };
@@ -705,15 +727,11 @@ impl Shard {
 
     /// Enters a page with an empty frame. On failure all is as it was.
     fn insert_descriptor<F>(&mut self, slot: usize, put: &mut Put<F>) -> Result<u32, NoFrame> {
-        let Handle {
-            pool,
-            object,
-            index,
-        } = put.handle;
+        let index = put.handle.index;
         self.descriptors.ensure(1, &mut self.magazine)?;
         let brought = put.frame;
         let frame = brought.or_else(|| self.magazine.take()).ok_or(NoFrame)?;
-        let found = some(self.table.find(put.hash, pool.0, object));
+        let found = some(put.object);
         let record = match found {
             Some(record) => record,
             None => match self.insert_object(slot, put.hash, put.handle) {
@@ -809,14 +827,18 @@ impl Shard {
         let across = self.common.sharing == Sharing::AcrossClients;
         let pool = self.pool(slot);
         let domain = if across { 0 } else { pool.domain };
-        let saved = -RAW_BYTES;
+        // Pages without frames may not fill the store with metadata alone.
+        let parts_metadata = self.metadata_frames() * self.common.parts;
+        if parts_metadata * 8 > self.common.top.load(Ordering::Relaxed) as usize {
+            return;
+        }
         let common = self.common.clone();
         if let Some(word) = common.slab.read(frame, repeated_word) {
             self.magazine.give(frame);
             self.descriptors[id].set_place(Place::Word(word));
             self.counters(found).shared_pages += 1;
             let pool = self.pool(slot);
-            pool.charge(saved);
+            pool.charge(WORD_BYTES.cast_signed() - RAW_BYTES);
             pool.frameless += 1;
             return;
         }
@@ -829,7 +851,7 @@ impl Shard {
             self.counters(found).shared_pages += 1;
             // Across clients nobody can say whose the frame is: each is charged for it.
             if !across {
-                self.pool(slot).charge(saved);
+                self.pool(slot).charge(-RAW_BYTES);
             }
         }
     }
@@ -843,7 +865,7 @@ impl Shard {
                 self.packed
                     .read(&self.common.slab, place, |bytes| bytes.len() as u64)
             }
-            Place::Word(_) => 0,
+            Place::Word(_) => WORD_BYTES,
         }
     }
 
@@ -1119,6 +1141,8 @@ impl Shard {
                     taken(request.number, frame);
                 }
                 Ok(None) => {
+                    // Before `read`, which may panic.
+                    self.give_credit(std::mem::replace(&mut credit, (usize::MAX, 0)));
                     let found = self.get(client, request.hash, &request.handle, |page| {
                         read(request.number, Ok(Some(page)));
                     });
@@ -1146,7 +1170,7 @@ impl Shard {
         if self.pool(slot).inclusive {
             return Ok(None);
         }
-        let Some(id) = self.find(request.hash, &request.handle) else {
+        let Some(id) = self.find_requested(request) else {
             return Ok(None);
         };
         let page = &self.descriptors[id];
@@ -1174,32 +1198,54 @@ impl Shard {
 
     /// Takes one step towards the pages of a run: asks for what the step after it reads.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, run: &[Request], step: Step) {
+    pub(crate) fn prefetch(&self, client: ClientId, run: &mut [Request], step: Step) {
         for request in run {
             let Handle {
                 pool,
                 object,
                 index,
             } = request.handle;
-            let Some(found) = some(self.table.find(request.hash, pool.0, object)) else {
-                continue;
-            };
-            let root = self.table[found].root;
-            match step {
-                Step::Link => self.tree.prefetch(root, index),
-                Step::Descriptor => self.descriptors.prefetch(self.tree.candidate(root, index)),
-                Step::Contents => {
-                    let Some(id) = some(self.tree.candidate(root, index)) else {
-                        continue;
-                    };
-                    let descriptor = &self.descriptors[id];
-                    self.descriptors.prefetch(descriptor.older);
-                    self.descriptors.prefetch(descriptor.newer);
-                    if let Place::Frame(frame) = descriptor.place() {
-                        self.common.slab.prefetch(frame);
-                    }
+            if step == Step::Contents {
+                let Some(page) = self.descriptors.get(request.candidate) else {
+                    continue;
+                };
+                self.descriptors.prefetch(page.older);
+                self.descriptors.prefetch(page.newer);
+                if let Place::Frame(frame) = page.place() {
+                    self.common.slab.prefetch(frame);
                 }
+                continue;
             }
+            // In others' pools nothing is looked up: the time it takes would tell what is there.
+            if step == Step::Link && self.find_pool(client, pool).is_ok() {
+                request.object = self.table.find(request.hash, pool.0, object);
+            }
+            if !self.table.is(request.object, pool.0, object) {
+                continue;
+            }
+            let root = self.table[request.object].root;
+            if step == Step::Link {
+                self.tree.prefetch(root, index);
+            } else {
+                request.candidate = self.tree.candidate(root, index);
+                self.descriptors.prefetch(request.candidate);
+            }
+        }
+    }
+
+    /// Finds the page of a request: its candidate, if that still is the one.
+    #[inline(always)]
+    fn find_requested(&self, request: &Request) -> Option<u32> {
+        let Handle {
+            pool,
+            object,
+            index,
+        } = request.handle;
+        let is_it =
+            |page: &&Descriptor| page.index == index && self.table.is(page.object, pool.0, object);
+        match self.descriptors.get(request.candidate).filter(is_it) {
+            Some(_) => Some(request.candidate),
+            None => self.find(request.hash, &request.handle),
         }
     }
 
@@ -1454,8 +1500,8 @@ impl Shard {
         }
         let before = self.magazine.balance;
         let mut won = Won::default();
-        // A page whose content is kept once for several, or nowhere, wins no frame.
-        for _ in 0..count.saturating_mul(8) {
+        // A page whose content is kept once for several, or nowhere, or does not shrink, wins no frame.
+        for _ in 0..count.saturating_mul(8).max(256) {
             let enough = match goal {
                 Goal::Memory => won.frames,
                 Goal::Pages => won.pages,
@@ -1477,6 +1523,37 @@ impl Shard {
             pools,
             descriptors,
             common,
+            ..
+        } = self;
+        let pool = pools[slot]
+            .as_mut()
+            .expect("the slot was found under this lock");
+        let oldest = [
+            pool.cold.oldest_clean(descriptors),
+            pool.warm.oldest_clean(descriptors),
+        ];
+        let stamp = |id: &u32| descriptors[*id].stamp();
+        let oldest = oldest.map(some);
+        if common.compression && goal == Goal::Memory {
+            let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
+            // One that was dirty when younger ones were cooled is too late for a place among them.
+            let newest_cold = some(pool.cold.newest()).map_or(0, |id| stamp(&id));
+            let [cold, warm] = oldest;
+            let in_order = warm.filter(|id| stamp(id) > newest_cold);
+            if let Some(id) = in_order.filter(|_| cold_is_small || cold.is_none())
+                && self.cool(slot, id)
+            {
+                return true;
+            }
+        }
+        self.drop_oldest(slot, until)
+    }
+
+    /// Drops the oldest page that is not dirty, if it is that old. Returns whether it did.
+    fn drop_oldest(&mut self, slot: usize, until: u64) -> bool {
+        let Self {
+            pools,
+            descriptors,
             tree,
             table,
             ..
@@ -1488,19 +1565,10 @@ impl Shard {
             pool.cold.oldest_clean(descriptors),
             pool.warm.oldest_clean(descriptors),
         ];
+        let oldest = oldest.map(some);
         let stamp = |id: &u32| descriptors[*id].stamp();
-        let [cold, warm] = oldest.map(|id| some(id).filter(|id| stamp(id) <= until));
-        if common.compression && goal == Goal::Memory {
-            let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
-            // One that was dirty when younger ones were cooled is too late for a place among them.
-            let newest_cold = some(pool.cold.newest()).map_or(0, |id| stamp(&id));
-            let in_order = warm.filter(|id| stamp(id) > newest_cold);
-            if let Some(id) = in_order.filter(|_| cold_is_small || cold.is_none()) {
-                self.cool(slot, id);
-                return true;
-            }
-        }
-        let Some(id) = [cold, warm].into_iter().flatten().min_by_key(stamp) else {
+        let old = oldest.into_iter().flatten().filter(|id| stamp(id) <= until);
+        let Some(id) = old.min_by_key(stamp) else {
             return false;
         };
         // The next one's way through the tree, ahead of its turn.
@@ -1514,9 +1582,15 @@ impl Shard {
         true
     }
 
-    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that pays.
-    fn cool(&mut self, slot: usize, id: u32) {
+    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that pays. Returns whether it did.
+    fn cool(&mut self, slot: usize, id: u32) -> bool {
         self.unlink(slot, id);
+        if let Place::Shared(entry) = self.descriptors[id].place()
+            && let Some(frame) = self.common.contents.take_only(EntryId(entry))
+        {
+            self.descriptors[id].set_place(Place::Frame(frame));
+            self.pool(slot).frameless -= 1;
+        }
         if let Place::Frame(frame) = self.descriptors[id].place()
             && !self.descriptors[id].is_incompressible()
         {
@@ -1532,6 +1606,7 @@ impl Shard {
         descriptors[id].set_cold(true);
         pool.cold.push_tail(descriptors, id);
         pool.cold_bytes += cold_bytes;
+        matches!(descriptors[id].place(), Place::Packed(_))
     }
 
     fn compress(&mut self, slot: usize, id: u32, frame: u32) {

@@ -32,7 +32,8 @@ use crate::sync::{
 use crate::sys::{HUGE_PAGE_FRAMES, Slab};
 use crate::{
     ClientId, ClientOptions, ClientStats, Counters, Error, Handle, PAGE_BYTES, Page, PoolId,
-    PoolKind, PoolOptions, PoolStats, PutOutcome, StoreOptions, StoreStats, Taken, Version,
+    PoolKind, PoolOptions, PoolStats, PutOutcome, Sharing, StoreOptions, StoreStats, Taken,
+    Version,
 };
 
 /// Most clients a store has.
@@ -81,11 +82,6 @@ struct Inner {
     accounts: Mutex<Vec<Arc<Account>>>,
     /// One resize at a time.
     bound: Mutex<Bound>,
-}
-
-/// Requests of one part each.
-fn runs(requests: &[Request]) -> impl Iterator<Item = &[Request]> {
-    requests.chunk_by(|left, right| left.part == right.part)
 }
 
 /// Frames held outside of any lock, to be copied from or to. A resize waits for them.
@@ -182,6 +178,8 @@ struct PoolRecord {
     totals: Arc<PoolTotals>,
     kind: PoolKind,
     group: u64,
+    /// Contents are shared within it.
+    domain: u32,
     /// The one it is charged to first.
     members: Vec<ClientId>,
     created: Duration,
@@ -224,6 +222,7 @@ impl Store {
             slab,
             contents: Contents::new(seeds.hash_one(0)),
             seeds: [1, 2, 3].map(|n| seeds.hash_one(n) | 1),
+            parts,
             compression: options.compression,
             sharing: options.sharing,
             observer: options.observer.clone(),
@@ -263,11 +262,7 @@ impl Store {
         if registry.clients.len() >= CLIENTS {
             return Err(Error::TooManyClients(CLIENTS));
         }
-        let id = ClientId(
-            registry
-                .next_number()
-                .ok_or(Error::TooManyClients(CLIENTS))?,
-        );
+        let id = ClientId(registry.next_number());
         let account = Arc::new(Account::new(id, options));
         let record = ClientRecord {
             account: account.clone(),
@@ -306,9 +301,7 @@ impl Store {
         account.set_options(options);
         self.inner.retarget(&mut registry);
         drop(registry);
-        while account.is_above_ceiling()
-            && self.inner.evict_from(&account, BATCH, Goal::Memory).pages > 0
-        {}
+        self.inner.respect_ceiling(&account);
         Ok(())
     }
 
@@ -356,8 +349,13 @@ impl Store {
 
 /// What is taken off a capacity for what is outside the frames: more than there is, so that a few pools more do not
 /// move the end of the frames.
-fn allowed_heap_bytes(heap_bytes: u64, capacity_bytes: u64) -> u64 {
-    heap_bytes + heap_bytes / 8 + capacity_bytes / 256 + HEAP_RESERVE_BYTES
+fn allowed_heap_bytes(heap_bytes: u64, capacity_bytes: u64, sharing: Sharing) -> u64 {
+    // The table of shared contents grows between turns: at most an entry of 28 bytes a frame.
+    let contents_bytes = match sharing {
+        Sharing::Off => 0,
+        _ => capacity_bytes / PAGE_BYTES as u64 * 28,
+    };
+    heap_bytes + heap_bytes / 8 + capacity_bytes / 256 + contents_bytes + HEAP_RESERVE_BYTES
 }
 
 fn check(options: &StoreOptions) -> Result<(), Error> {
@@ -422,15 +420,20 @@ impl ClientRecord {
 }
 
 impl Registry {
-    fn next_number(&mut self) -> Option<u32> {
-        self.numbers = self.numbers.checked_add(1)?;
-        Some(self.numbers)
+    /// A number that no client and no pool's domain has.
+    fn next_number(&mut self) -> u32 {
+        loop {
+            self.numbers = self.numbers.checked_add(1).unwrap_or(1);
+            let number = self.numbers;
+            let taken = self.clients.contains_key(&ClientId(number))
+                || self.pools.values().any(|pool| pool.domain == number);
+            if !taken {
+                return number;
+            }
+        }
     }
 
-    /// How often a slot can be used.
-    const GENERATIONS: u32 = u32::MAX / POOLS;
-
-    /// A number for a pool: its slot, and how often the slot was used.
+    /// A number for a pool: its slot, and how often the slot was used, modulo a million.
     fn next_pool(&mut self) -> Option<PoolId> {
         let slot = match self.free_slots.pop_first() {
             Some(slot) => slot,
@@ -442,16 +445,12 @@ impl Registry {
             }
         };
         let generation = &mut self.generations[slot as usize];
-        *generation += 1;
+        *generation = (*generation + 1) % (u32::MAX / POOLS);
         Some(PoolId(*generation * POOLS + slot))
     }
 
-    /// A slot is free again, unless its numbers are used up.
     fn free_pool(&mut self, id: PoolId) {
-        let slot = id.0 % POOLS;
-        if self.generations[slot as usize] < Self::GENERATIONS - 1 {
-            self.free_slots.insert(slot);
-        }
+        self.free_slots.insert(id.0 % POOLS);
     }
 
     fn pools_of(&self, client: ClientId) -> impl Iterator<Item = PoolId> {
@@ -516,7 +515,7 @@ impl Inner {
     fn settle(&self) -> Result<(), Error> {
         let heap_bytes = self.heap_bytes();
         let mut bound = lock(&self.bound);
-        let allowed = allowed_heap_bytes(heap_bytes, bound.capacity_bytes);
+        let allowed = allowed_heap_bytes(heap_bytes, bound.capacity_bytes, self.options.sharing);
         let too_much = bound.allowed_heap_bytes.saturating_sub(allowed) > HEAP_RESERVE_BYTES * 2;
         if heap_bytes <= bound.allowed_heap_bytes && !too_much {
             return Ok(());
@@ -542,7 +541,8 @@ impl Inner {
             self.give_back(bound)?;
         }
         let heap_bytes = self.heap_bytes();
-        let allowed_heap_bytes = allowed_heap_bytes(heap_bytes, capacity_bytes);
+        let allowed_heap_bytes =
+            allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
         let taken = allowed_heap_bytes.saturating_add(outside_bytes);
         let frames = capacity_bytes.saturating_sub(taken) / PAGE_BYTES as u64;
         let least_frames = self.parts.len() as u64 * FEWEST_PART_FRAMES;
@@ -748,6 +748,12 @@ impl Inner {
         oldest(true).or_else(|| oldest(false))
     }
 
+    /// Drops a client's pages until it is below its ceiling, or only dirty ones are left.
+    fn respect_ceiling(&self, account: &Account) {
+        while account.is_above_ceiling() && self.evict_from(account, BATCH, Goal::Pages).pages > 0 {
+        }
+    }
+
     /// Wins frames (or drops pages) of one client, its oldest first.
     fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> Won {
         self.evict_oldest(|| account.oldest(), count, goal)
@@ -800,6 +806,7 @@ impl Inner {
             handle,
             dirty,
             fill: Some(fill),
+            object: NIL,
             frame: None,
             counted: false,
         };
@@ -838,12 +845,16 @@ impl Inner {
         handles: &[Handle],
         read: &mut impl FnMut(usize, Result<Option<&Page>, Error>),
     ) {
-        let requests = self.requests(handles);
-        let requests = &requests[..handles.len()];
-        self.prefetch(requests, &[Step::Link, Step::Descriptor, Step::Contents]);
+        let mut requests = self.requests(handles);
+        let requests = &mut requests[..handles.len()];
+        self.prefetch(
+            client,
+            requests,
+            &[Step::Link, Step::Descriptor, Step::Contents],
+        );
         let mut flight = Flight::new(&self.common);
         let mut numbers = [0; RUN];
-        for run in runs(requests) {
+        for run in requests.chunk_by(|left, right| left.part == right.part) {
             let taken = |number, frame| {
                 numbers[flight.len] = number;
                 flight.hold(frame);
@@ -865,13 +876,13 @@ impl Inner {
         fill: &mut impl FnMut(usize, &mut Page),
         done: &mut impl FnMut(usize, Result<PutOutcome, Error>),
     ) {
-        let requests = self.requests(handles);
-        let requests = &requests[..handles.len()];
+        let mut requests = self.requests(handles);
+        let requests = &mut requests[..handles.len()];
         let mut flight = Flight::new(&self.common);
         // In a small store each page counts: there they go in one by one.
         let count = handles
             .len()
-            .min(self.common.top.load(Ordering::Relaxed) as usize / 4096);
+            .min(self.common.top.load(Ordering::Relaxed) as usize / 256);
         flight.take(count);
         if flight.len < count {
             self.evict_somebody(count - flight.len, Goal::Memory);
@@ -882,7 +893,7 @@ impl Inner {
                 .slab
                 .write(frame, |page| fill(request.number, page));
         }
-        self.prefetch(requests, &[Step::Link]);
+        self.prefetch(client, requests, &[Step::Link]);
         let mut outcomes = [const { None }; RUN];
         let mut at = 0;
         while let Some(next) = requests.get(at) {
@@ -898,6 +909,8 @@ impl Inner {
                     hash,
                     handle,
                     part: home,
+                    object,
+                    ..
                 } = requests[at];
                 let frame = flight.frames().get(at).copied();
                 let mut put = Put {
@@ -907,6 +920,7 @@ impl Inner {
                     fill: frame
                         .is_none()
                         .then_some(|page: &mut Page| fill(number, page)),
+                    object,
                     frame,
                     counted: false,
                 };
@@ -928,6 +942,8 @@ impl Inner {
                 at += 1;
             }
         }
+        // `done` may call the store.
+        drop(flight);
         for (number, outcome) in outcomes.into_iter().enumerate() {
             if let Some(outcome) = outcome {
                 done(number, outcome);
@@ -937,37 +953,52 @@ impl Inner {
 
     /// Asks for what stands between handles and their pages ahead of its use: one step for all of them before the
     /// next step for any, so that they wait for memory together.
-    fn prefetch(&self, requests: &[Request], steps: &[Step]) {
+    fn prefetch(&self, client: ClientId, requests: &mut [Request], steps: &[Step]) {
         if requests.len() < 2 {
             return;
         }
         for &step in steps {
-            for run in runs(requests) {
-                self.part(run[0].part).prefetch(run, step);
+            for run in requests.chunk_by_mut(|left, right| left.part == right.part) {
+                self.part(run[0].part).prefetch(client, run, step);
             }
         }
     }
 
     /// Requests for handles, those of a part one behind the other, and otherwise in their order.
     fn requests(&self, handles: &[Handle]) -> [Request; RUN] {
-        let mut requests = [Request {
+        /// Parts told apart; with more of them, those of one part are not all together, which costs a lock more.
+        const PARTS: usize = 64;
+        let mut places = [(0, 0); RUN];
+        let mut starts = [0; PARTS + 1];
+        for (place, handle) in places.iter_mut().zip(handles) {
+            let hash = self.common.object_hash(handle.pool.0, handle.object);
+            let part = self.part_of(hash, handle.index);
+            *place = (part, hash);
+            starts[part % PARTS + 1] += 1;
+        }
+        for part in 0..PARTS.min(self.parts.len()) {
+            starts[part + 1] += starts[part];
+        }
+        let nothing = Request {
             number: 0,
             part: 0,
             hash: 0,
             handle: handles[0],
-        }; RUN];
-        for (number, (request, &handle)) in requests.iter_mut().zip(handles).enumerate() {
-            let hash = self.common.object_hash(handle.pool.0, handle.object);
-            let part = self.part_of(hash, handle.index);
-            *request = Request {
+            object: NIL,
+            candidate: NIL,
+        };
+        let mut requests = [nothing; RUN];
+        for (number, (&handle, (part, hash))) in handles.iter().zip(places).enumerate() {
+            let at = &mut starts[part % PARTS];
+            requests[*at] = Request {
                 number,
                 part,
                 hash,
                 handle,
+                ..nothing
             };
+            *at += 1;
         }
-        requests[..handles.len()]
-            .sort_unstable_by_key(|request| request.part << 8 | request.number);
         requests
     }
 
@@ -1179,10 +1210,14 @@ impl Client {
     /// Makes a pool, or joins the shared pool of that key in the client's group (whose capacity then stays as it is).
     ///
     /// # Errors
-    /// [`Error::TooManyPools`].
+    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for what the store
+    /// keeps of a pool.
     pub fn create_pool(&self, options: PoolOptions) -> Result<PoolId, Error> {
         let id = self.inner().create_pool(&self.account, options)?;
-        self.inner().settle()?;
+        self.inner().settle().inspect_err(|_| {
+            // There is no room for it.
+            let _ = self.inner().leave_pool(&self.account, id);
+        })?;
         Ok(id)
     }
 
@@ -1428,9 +1463,7 @@ impl Inner {
             .next_pool()
             .ok_or(Error::TooManyPools(POOLS as usize))?;
         let domain = if shared {
-            registry
-                .next_number()
-                .ok_or(Error::TooManyPools(POOLS as usize))?
+            registry.next_number()
         } else {
             account.id.0
         };
@@ -1453,6 +1486,7 @@ impl Inner {
             totals,
             kind: options.kind,
             group: account.group,
+            domain,
             members: vec![account.id],
             created: registry.now,
         };
@@ -1475,6 +1509,7 @@ impl Inner {
             lock(&account.pools).retain(|pool| pool.id != id);
         }
         let mut done = Counters::default();
+        let mut heir = None;
         if let Some(next) = next {
             let next = registry.clients.get(&next).filter(|_| was_charged);
             let next = next.map(|record| record.account.clone());
@@ -1483,6 +1518,7 @@ impl Inner {
             }
             if let Some(next) = next {
                 lock(&next.pools).push(totals);
+                heir = Some(next);
             }
         } else {
             registry.pools.remove(&id);
@@ -1502,6 +1538,10 @@ impl Inner {
         }
         if let Some(client) = registry.clients.get_mut(&account.id) {
             client.departed.add(&done);
+        }
+        drop(registry);
+        if let Some(heir) = heir {
+            self.respect_ceiling(&heir);
         }
         Ok(())
     }

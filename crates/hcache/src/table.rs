@@ -51,11 +51,22 @@ impl Line {
     /// Says, a bit for each slot, which ones `is` of.
     #[inline(always)]
     fn which(&self, is: impl Fn(u32) -> bool) -> u32 {
-        let mut found = 0;
-        for (at, slot) in self.0.iter().enumerate() {
-            found |= u32::from(is(*slot)) << at;
-        }
-        found
+        // Masks, not shifts by the place: this the compiler does for several slots at once.
+        const BITS: [u32; LINE_SLOTS] = {
+            let mut bits = [1; LINE_SLOTS];
+            let mut at = 1;
+            while at < LINE_SLOTS {
+                bits[at] = bits[at - 1] << 1;
+                at += 1;
+            }
+            bits
+        };
+        let masked = |(slot, bit): (&u32, &u32)| u32::from(is(*slot)).wrapping_neg() & bit;
+        self.0
+            .iter()
+            .zip(&BITS)
+            .map(masked)
+            .fold(0, |all, bit| all | bit)
     }
 
     #[inline(always)]
@@ -103,12 +114,22 @@ fn home(half: u32) -> usize {
     half as usize % LINES
 }
 
-/// A free slot for an object: the first one from its home on.
+/// The slot of its line that an object takes if it is free, so that finding it there needs one look.
+#[inline(always)]
+fn preferred(half: u32) -> usize {
+    (half >> 20) as usize % LINE_SLOTS
+}
+
+/// A free slot for an object: the preferred one if it is free in its home, else the first one from there on.
 fn free_slot(block: &Block<Line>, half: u32) -> Option<(usize, usize)> {
     (0..LINES).find_map(|step| {
         let line = (home(half) + step) % LINES;
         let free = block[line].which(|slot| slot == NIL);
-        ones(free).next().map(|at| (line, at))
+        let preferred = preferred(half);
+        match free >> preferred & 1 {
+            1 => Some((line, preferred)),
+            _ => ones(free).next().map(|at| (line, at)),
+        }
     })
 }
 
@@ -153,7 +174,11 @@ impl Slot for Object {
     }
 
     fn set_free(&mut self, next: u32) {
-        self.half = next;
+        // Of no pool: nobody takes it for an object's.
+        *self = Self {
+            half: next,
+            ..Self::EMPTY
+        };
     }
 }
 
@@ -170,6 +195,13 @@ impl Table {
             records: Arena::new(),
             blocks: Vec::new(),
         }
+    }
+
+    /// Whether a number that may have been an object's in the past is this one's.
+    #[inline(always)]
+    pub(crate) fn is(&self, id: u32, pool: u32, object: u64) -> bool {
+        let record = self.records.get(id);
+        record.is_some_and(|record| record.object == object && record.pool == pool)
     }
 
     /// Frames it holds.
@@ -216,6 +248,10 @@ impl Table {
         }
         let half = half(hash);
         let block = &self.blocks[self.block(half)];
+        let slot = block[home(half)].0[preferred(half)];
+        if slot >> ID_BITS == half >> ID_BITS && self.is(id_of(slot), pool, object) {
+            return id_of(slot);
+        }
         for step in 0..LINES {
             let line = &block[(home(half) + step) % LINES];
             for at in ones(line.which(|slot| slot >> ID_BITS == half >> ID_BITS)) {

@@ -9,11 +9,11 @@ pub const PAGE_BYTES: usize = 4096;
 /// The contents of a page.
 pub type Page = [u8; PAGE_BYTES];
 
-/// Number of a client, never used twice in a store's life.
+/// Number of a client; no two have the same at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u32);
 
-/// Number of a pool, never used twice in a store's life.
+/// Number of a pool; that of a pool that is gone is not used again soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(pub u32);
 
@@ -123,8 +123,8 @@ pub enum Sharing {
     Off,
     /// Those of one client.
     WithinClient,
-    /// Those of all clients. A client can then find out, by the time a put takes or by how much it is charged, that
-    /// another holds a page of the same content: a side channel. Only where all clients trust each other.
+    /// Those of all clients; each is charged in full. A client can then find out, by the time a put takes or by what it counts
+    /// as shared, that another holds a page of the same content: a side channel. Only where all clients trust each other.
     AcrossClients,
 }
 

@@ -18,7 +18,7 @@ use random::mixed;
 const STEPS: u64 = if cfg!(debug_assertions) {
     100_000
 } else {
-    500_000
+    300_000
 };
 
 /// For long runs: pools live long enough to fill.

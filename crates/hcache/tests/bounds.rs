@@ -694,6 +694,7 @@ fn frames_on_their_way_are_within_the_bound_when_a_resize_returns() {
                 }
             }
         });
+        fill(&client, pool, 0..16 * PAGES_IN_MIB);
         let pages = store.stats().pages;
         assert!(pages > 12 * PAGES_IN_MIB, "{pages}");
         assert_eq!(client.flush_pool(pool), Ok(pages));

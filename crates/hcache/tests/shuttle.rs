@@ -518,7 +518,7 @@ fn explore_full(sharing: Sharing, shared: bool) {
             [1, 2, 3].map(|object| scene.handle(object)),
             scene.handle(2),
         );
-        for object in 100..400 {
+        for object in 100..400_u64 {
             let mut page = [7; PAGE_BYTES];
             page[..8].copy_from_slice(&(object / 2).to_le_bytes());
             scene.client.put(scene.handle(object), &page).unwrap();

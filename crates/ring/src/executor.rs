@@ -416,6 +416,63 @@ mod tests {
     }
 
     #[test]
+    fn runs_of_puts_and_gets_end_where_something_else_comes() {
+        let store = store();
+        let (region, _) = Region::create(Geometry::new(64, 20).unwrap()).unwrap();
+        let client = store.create_client(ClientOptions::new("test")).unwrap();
+        let pool = client.create_pool(PoolOptions::private()).unwrap();
+        let mut executor = Executor::new(region, client, 3);
+        for slot in 0..20 {
+            let filled = u8::try_from(slot).unwrap();
+            executor.region.write_slot(slot, &[filled; 4096]);
+        }
+        let page = |op, index: u32, slot| Submission {
+            index,
+            slot,
+            ..entry(op, pool.0.into())
+        };
+        let (good, old) = ((Status::Ok, 0), (Status::Ok, 1));
+        let mut entries: Vec<_> = (0..18).map(|n| (page(Op::Put, n, n), good)).collect();
+        entries.extend([
+            (page(Op::Put, 0, 20), (Status::BadSlot, 0)),
+            (page(Op::Put, 1, 18), old),
+            (page(Op::Get, 1, 0), good),
+            (page(Op::Get, 1, 1), (Status::Miss, 0)),
+            (page(Op::Flush, 2, 0), old),
+            (page(Op::Get, 2, 2), (Status::Miss, 0)),
+            (page(Op::Get, 17, 3), good),
+        ]);
+        for (position, (entry, _)) in (0..).zip(&entries) {
+            let entry = Submission {
+                sequence: position + 1,
+                user_data: u64::from(position) + 100,
+                ..*entry
+            };
+            executor
+                .region
+                .write_submission(position, &entry.to_words());
+        }
+        let count = u32::try_from(entries.len()).unwrap();
+        executor
+            .region
+            .word(Word::SubmissionTail)
+            .store(count, Release);
+        let turn = executor.serve(64, &mut Tally::default()).unwrap();
+        assert_eq!(turn.entries, count);
+        for (position, (_, expected)) in (0..).zip(&entries) {
+            let done = RawCompletion::from_words(&executor.region.completion(position));
+            assert_eq!(done.user_data, u64::from(position) + 100);
+            let status = Status::from_number(done.status).unwrap();
+            assert_eq!((status, done.value), *expected, "entry {position}");
+        }
+        for (slot, byte) in [(0, 18), (1, 1), (2, 2), (3, 17)] {
+            let mut page = [0; 4096];
+            executor.region.read_slot(slot, &mut page);
+            assert_eq!(page, [byte; 4096], "slot {slot}");
+        }
+    }
+
+    #[test]
     fn a_turn_ends_with_its_budget_and_wakes_a_sleeper_once() {
         let mut executor = executor(&store(), 0);
         for position in 0..4 {

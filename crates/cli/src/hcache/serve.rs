@@ -20,7 +20,8 @@ use crate::attach::stop_flag;
 use crate::bail_usage;
 use crate::size::{ByteSize, Rate};
 
-/// How often the ghosts are brought in line with the clients, and the signals looked at.
+/// How often rings are counted in the store's bound, and the signals looked at; each second, ghosts are brought in line
+/// with the clients.
 const TURN: Duration = Duration::from_millis(100);
 const TURNS_OF_A_SECOND: u64 = 10;
 
@@ -155,6 +156,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&report));
         let mut turns = 0_u64;
+        let mut counted_bytes = (0, 0);
         while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
             thread::sleep(TURN);
             turns += 1;
@@ -164,6 +166,16 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             {
                 // Without more memory there are no more curves, which the report tells.
                 let _ = ghosts.settle(&store);
+            }
+            let ghost_bytes = ghosts.as_ref().map_or(0, |ghosts| ghosts.memory_bytes());
+            let outside_bytes = (ghost_bytes, server.counters().ring_bytes);
+            // Where the store cannot give way now it is asked again next turn.
+            if outside_bytes != counted_bytes
+                && store
+                    .set_outside_bytes(outside_bytes.0 + outside_bytes.1)
+                    .is_ok()
+            {
+                counted_bytes = outside_bytes;
             }
         }
         server.stop_handle().stop();

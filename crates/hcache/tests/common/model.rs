@@ -38,6 +38,9 @@ const EACH: u8 = 40;
 /// What a store charges a page beside its contents, in bytes.
 const DESCRIPTION_BYTES: u64 = 40;
 
+/// What it may charge a page of one word more than that, in bytes: such pages may lie far apart.
+const WORD_BYTES: u64 = 216;
+
 /// Dirty pages in existence, at most: a few short of 1 MiB of them.
 const DIRTY_PAGES: u64 = 100;
 
@@ -854,8 +857,7 @@ impl Twin {
         let own: Vec<usize> = (0..self.pools.len()).filter(of_client).collect();
         let handles = (0..step.content % (EACH + 1)).map(|number| {
             let [which, pool, object, index, ..] =
-                mixed(self.now << 8 ^ u64::from(number / 2 * u8::from(step.pool % 4 > 0)))
-                    .to_le_bytes();
+                mixed(self.now << 8 ^ u64::from(number / 2)).to_le_bytes();
             let object = if which < 128 { step.object } else { object };
             // Neighbours, as a file is read, or far ones.
             let index = match which % 4 {
@@ -1215,7 +1217,7 @@ impl Twin {
 }
 
 /// Makes sure that clients are charged for what the store holds, all of it: frames of their pages to the byte,
-/// compressed pages for no more than their frames.
+/// compressed pages for no more than their frames, pages of one word for no more than their metadata.
 pub fn check_charges(stats: &StoreStats, charged_each: bool) {
     let used = stats.clients.iter().map(|client| client.used_bytes);
     let charged_bytes = used.sum::<u64>() - stats.pages * DESCRIPTION_BYTES;
@@ -1224,8 +1226,12 @@ pub fn check_charges(stats: &StoreStats, charged_each: bool) {
         charged_bytes + stats.compressed_frame_bytes >= held_bytes,
         "{charged_bytes} charged of {held_bytes}: {stats:?}"
     );
-    let shared_bytes = stats.deduplicated_pages * PAGE_BYTES as u64;
-    let most_bytes = held_bytes + if charged_each { shared_bytes } else { 0 };
+    let each_bytes = if charged_each {
+        PAGE_BYTES as u64
+    } else {
+        WORD_BYTES
+    };
+    let most_bytes = held_bytes + stats.deduplicated_pages * each_bytes;
     assert!(
         charged_bytes <= most_bytes,
         "{charged_bytes} charged of {held_bytes}: {stats:?}"
