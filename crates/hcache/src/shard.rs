@@ -3,9 +3,9 @@
 //!     pools -> hash of objects -> radix tree of indices -> descriptors -> contents
 //!
 //! Each pool has two LRU lists here. Pages enter the *warm* one at its tail. Where memory runs short and
-//! compression is on, the warm list's oldest page moves to the tail of the *cold* one, compressed if that pays, as long as
-//! cold pages take less than half of the pool's memory; otherwise the oldest page is dropped. One list behind the other is
-//! one LRU order.
+//! compression is on, the warm list's oldest page moves to the tail of the *cold* one, compressed if that pays,
+//! as long as cold pages take less than half of the pool's memory; otherwise the oldest page is dropped. One
+//! list behind the other is one LRU order.
 //!
 //! Source: \[M08\] for the structure. Its lists go through all of the store; here each part has its own, and
 //! the oldest stamp of each is published, so that the oldest page of all is found without locking them.
@@ -36,8 +36,8 @@ pub(crate) const DESCRIPTION_BYTES: u64 = 40;
 /// What a page in a frame of its own is charged, in bytes.
 pub(crate) const PAGE_CHARGE_BYTES: u64 = DESCRIPTION_BYTES + PAGE_BYTES as u64;
 
-/// What a page that is one word repeated is charged, in bytes: its metadata is all it takes, so that is charged as where pages lie far
-/// apart, two to a node of the tree.
+/// What a page that is one word repeated is charged, in bytes: its metadata is all it takes, so that is charged
+/// as where pages lie far apart, two to a node of the tree.
 const WORD_BYTES: u64 = 216;
 
 /// What a raw page's contents take, in bytes.
@@ -468,8 +468,8 @@ impl Shard {
         }
     }
 
-    /// Takes a client out of a pool that others are in, and charges it to the next one if it was charged to that client.
-    /// Returns what the client did in it.
+    /// Takes a client out of a pool that others are in, and charges it to the next one if it was charged to
+    /// that client. Returns what the client did in it.
     pub(crate) fn leave(
         &mut self,
         id: PoolId,
@@ -1119,8 +1119,9 @@ impl Shard {
         Ok(true)
     }
 
-    /// Gets pages, one after the other. One that stands in a frame of its own and is taken out by a get comes with its frame, which
-    /// is the caller's then; any other is read by `read`, which is also told of those that are not there.
+    /// Gets pages, one after the other. One that stands in a frame of its own and is taken out by a get comes
+    /// with its frame, which is the caller's then; any other is read by `read`, which is also told of those
+    /// that are not there.
     pub(crate) fn get_frames(
         &mut self,
         client: ClientId,
@@ -1152,7 +1153,10 @@ impl Shard {
                         Err(error) => read(request.number, Err(error)),
                     }
                 }
-                Err(error) => read(request.number, Err(error)),
+                Err(error) => {
+                    self.give_credit(std::mem::replace(&mut credit, (usize::MAX, 0)));
+                    read(request.number, Err(error));
+                }
             }
         }
         self.give_credit(credit);
@@ -1360,8 +1364,8 @@ impl Shard {
         })
     }
 
-    /// Drops all pages of a pool; returns how many. All under one lock, so that no page that is there now is left, however it is
-    /// used meanwhile.
+    /// Drops all pages of a pool; returns how many. All under one lock, so that no page that is there now is
+    /// left, however it is used meanwhile.
     pub(crate) fn flush_pool(
         &mut self,
         client: ClientId,
@@ -1492,7 +1496,8 @@ impl Shard {
         Ok(true)
     }
 
-    /// Wins `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the oldest first.
+    /// Wins `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the
+    /// oldest first.
     pub(crate) fn evict(&mut self, pool: PoolId, until: u64, count: usize, goal: Goal) -> Won {
         let slot = slot(pool);
         if self.any_pool(pool).is_none() {
@@ -1582,7 +1587,8 @@ impl Shard {
         true
     }
 
-    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that pays. Returns whether it did.
+    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that pays. Returns
+    /// whether it did.
     fn cool(&mut self, slot: usize, id: u32) -> bool {
         self.unlink(slot, id);
         if let Place::Shared(entry) = self.descriptors[id].place()

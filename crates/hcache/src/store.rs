@@ -1,7 +1,8 @@
 //! The store: its parts, its clients and pools, and who gives up memory for whom.
 //!
 //! **Locks.** The registry's is taken first, then one part's, then that of shared contents or of the free list; no thread
-//! ever holds two parts. So a put that needs a frame lets go of its part, evicts wherever the oldest page is, and tries again.
+//! ever holds two parts. So a put that needs a frame lets go of its part, evicts wherever the oldest page is,
+//! and tries again.
 //!
 //! **Who gives up memory.** The client furthest above its target ([`schedule`]), or if nobody is above, whoever
 //! has the oldest page. Within it the oldest page, found by the stamps that the parts publish: exactly in a
@@ -642,7 +643,8 @@ impl Inner {
 
     /// Tries until there are frames enough, as long as something can be dropped.
     fn with_room(&self, mut attempt: impl FnMut() -> Result<(), NoFrame>) -> Result<(), NoFrame> {
-        /// How often nothing could be dropped before that is believed: frames may be on their way through other threads.
+        /// How often nothing could be dropped before that is believed: frames may be on their way through other
+        /// threads.
         const FUTILE: usize = 64;
         let mut futile = 0;
         loop {
@@ -766,8 +768,8 @@ impl Inner {
 
     /// Evicts where the oldest page is.
     fn evict_oldest(&self, oldest: impl Fn() -> Option<Oldest>, count: usize, goal: Goal) -> Won {
-        // What is published may be out of date by the time the part is locked: the page may be gone or young. Then any page
-        // of that part will do.
+        // What is published may be out of date by the time the part is locked: the page may be gone or young.
+        // Then any page of that part will do.
         for attempt in 0..=self.parts.len() {
             let Some(oldest) = oldest() else { break };
             let clock = self.common.clock.load(Ordering::Relaxed);
@@ -1258,8 +1260,9 @@ impl Client {
         self.put_with(handle, |frame| frame.copy_from_slice(page))
     }
 
-    /// Puts the page that `fill` writes. `fill` is called at most once, with a frame of arbitrary former contents, of
-    /// which it must leave nothing, and with a part of the store locked: it must not call the store. If it panics, no page is left.
+    /// Puts the page that `fill` writes. `fill` is called at most once, with a frame of arbitrary former
+    /// contents, of which it must leave nothing, and with a part of the store locked: it must not call the
+    /// store. If it panics, no page is left.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -1299,9 +1302,9 @@ impl Client {
         part.get(self.id(), hash, &handle, read)
     }
 
-    /// Gets pages, as [`get`](Self::get) would one after the other, but waiting for memory for many of them together:
-    /// where handles are at random, several times as fast. `read` is told each one's number in `handles`, in no order; it may
-    /// run with a part of the store locked: it must not call the store.
+    /// Gets pages, as [`get`](Self::get) would one after the other, but waiting for memory for many of them
+    /// together: where handles are at random, several times as fast. `read` is told each one's number in
+    /// `handles`, in no order; it may run with a part of the store locked: it must not call the store.
     pub fn get_each(
         &self,
         handles: &[Handle],
@@ -1314,9 +1317,10 @@ impl Client {
         }
     }
 
-    /// Puts pages, as [`put_with`](Self::put_with) would one after the other, but waiting for memory for many of them
-    /// together. `fill` writes the page of that number in `handles`, at most once, and must leave nothing of what was there; `done` is
-    /// told what became of it, in order. `fill` may run with a part of the store locked: it must not call the store.
+    /// Puts pages, as [`put_with`](Self::put_with) would one after the other, but waiting for memory for many
+    /// of them together. `fill` writes the page of that number in `handles`, at most once, and must leave
+    /// nothing of what was there; `done` is told what became of it, in order. `fill` may run with a part of the
+    /// store locked: it must not call the store.
     pub fn put_each(
         &self,
         handles: &[Handle],
@@ -1395,8 +1399,8 @@ impl Client {
         part.move_to_tail(self.id(), hash, &handle)
     }
 
-    /// Takes out the least recently used page of a pool, dirty or not, into `page`: in a store of one part exactly that,
-    /// with more to within a few operations.
+    /// Takes out the least recently used page of a pool, dirty or not, into `page`: in a store of one part
+    /// exactly that, with more to within a few operations.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].

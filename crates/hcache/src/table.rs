@@ -1,13 +1,14 @@
 //! The objects of a shard: a hash of pools and objects to records.
 //!
-//! A slot is a record's number under eight bits of its hash; 16 slots are a line of 64 bytes, and 64 lines a block of
-//! one frame. An object stands in the first line from its home on that had a free slot, the first line of the block after
-//! the last. So a line that is not full ends a search, and a miss reads one line and seldom a record: one of 256 slots has
-//! the same tag. A removal fetches an object back from the lines behind, so no mark is left and searches stay as short as
-//! the contents want. A record keeps the part of its hash that says where it stands: nothing is hashed twice.
+//! A slot is a record's number under eight bits of its hash; 16 slots are a line of 64 bytes, and 64 lines a
+//! block of one frame. An object stands in the first line from its home on that had a free slot, the first line
+//! of the block after the last. So a line that is not full ends a search, and a miss reads one line and seldom
+//! a record: one of 256 slots has the same tag. A removal fetches an object back from the lines behind, so no
+//! mark is left and searches stay as short as the contents want. A record keeps the part of its hash that says
+//! where it stands: nothing is hashed twice.
 //!
-//! The table grows and shrinks by one block at a time, each in its turn split in two or joined again (linear hashing), so it
-//! never needs more than a frame at once, and no operation moves more than a block.
+//! The table grows and shrinks by one block at a time, each in its turn split in two or joined again (linear
+//! hashing), so it never needs more than a frame at once, and no operation moves more than a block.
 //!
 //! Source: the hash of objects of \[M08\]; linear hashing (Litwin, 1980); a line as a bucket that overflows into the
 //! next, and removal (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).

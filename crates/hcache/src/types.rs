@@ -123,8 +123,9 @@ pub enum Sharing {
     Off,
     /// Those of one client.
     WithinClient,
-    /// Those of all clients; each is charged in full. A client can then find out, by the time a put takes or by what it counts
-    /// as shared, that another holds a page of the same content: a side channel. Only where all clients trust each other.
+    /// Those of all clients; each is charged in full. A client can then find out, by the time a put takes or by
+    /// what it counts as shared, that another holds a page of the same content: a side channel. Only where all
+    /// clients trust each other.
     AcrossClients,
 }
 

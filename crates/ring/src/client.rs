@@ -85,8 +85,8 @@ pub struct Completion {
 
 /// A client of a server. It gives back all it holds when it is dropped, and when its process ends.
 ///
-/// Each call of the simple ones ([`put`](Self::put), [`get`](Self::get), ...) waits for its answer. Batches take the slots of the
-/// ring directly:
+/// Each call of the simple ones ([`put`](Self::put), [`get`](Self::get), ...) waits for its answer. Batches
+/// take the slots of the ring directly:
 ///
 /// ```no_run
 /// # use plimsoll_hcache::*; use plimsoll_ring::*;
@@ -345,8 +345,8 @@ impl Connection {
 
     /// Submits a put of the page in `slot`. `user_data` comes back with the completion.
     ///
-    /// Like every `submit`: the server may not see it before [`publish`](Self::publish) or [`wait`](Self::wait). If there
-    /// is no [`room`](Self::room), waits for some.
+    /// Like every `submit`: the server may not see it before [`publish`](Self::publish) or
+    /// [`wait`](Self::wait). If there is no [`room`](Self::room), waits for some.
     ///
     /// # Errors
     ///
@@ -596,8 +596,8 @@ pub fn stats(path: impl AsRef<Path>, timeout: Duration) -> Result<String, Error>
     }
 }
 
-/// Changes the capacity of the store of the server at `path`, which is done when this returns. Only root and the user the
-/// server runs as may.
+/// Changes the capacity of the store of the server at `path`, which is done when this returns. Only root and
+/// the user the server runs as may.
 ///
 /// # Errors
 ///

@@ -1,6 +1,7 @@
 //! What goes over the socket and through the ring, as numbers. docs/hcache-protocol.md says what they mean.
 //!
-//! Messages on the socket are little-endian. Words in the ring are in the order of the host, which must be little-endian as well.
+//! Messages on the socket are little-endian. Words in the ring are in the order of the host, which must be
+//! little-endian as well.
 
 use crate::Refusal;
 

@@ -132,7 +132,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if a server listens there, `AlreadyExists` if something else than a socket is there; else the kernel's.
+    /// `AddrInUse` if a server listens there, `AlreadyExists` if something else than a socket is there; else
+    /// the kernel's.
     pub fn bind(path: impl AsRef<Path>, store: Store, options: ServerOptions) -> io::Result<Self> {
         let path = path.as_ref().to_owned();
         let stop = StopHandle {
@@ -165,8 +166,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until it is stopped, on this thread and those of its workers; then every client is closed. `stats` makes the text
-    /// that is sent to who asks for statistics. Once a second the store takes its turn.
+    /// Serves until it is stopped, on this thread and those of its workers; then every client is closed.
+    /// `stats` makes the text that is sent to who asks for statistics. Once a second the store takes its turn.
     ///
     /// # Errors
     ///

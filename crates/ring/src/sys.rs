@@ -14,11 +14,12 @@ use plimsoll_hcache::{PAGE_BYTES, Page};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::protocol::{COMPLETION_WORDS, Geometry, MAGIC, SUBMISSION_WORDS, VERSION};
 
-/// A 32-bit word of the head of a region, by its offset in bytes. Words that different sides write are a cache line apart.
+/// A 32-bit word of the head of a region, by its offset in bytes. Words that different sides write are a cache
+/// line apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
@@ -48,19 +49,20 @@ pub enum Word {
 pub struct Region {
     base: NonNull<u8>,
     geometry: Geometry,
+    /// Made here, not only mapped.
+    made: bool,
 }
 
 // SAFETY: the mapping belongs to no thread, and what lies in it is only touched through atomics and copies.
 unsafe impl Send for Region {}
-// SAFETY: as above; `slot_mut` needs the region mutably.
-unsafe impl Sync for Region {}
 
 impl Region {
     const SEALS: SealFlags = SealFlags::SHRINK
         .union(SealFlags::GROW)
         .union(SealFlags::SEAL);
 
-    /// Makes a region of zeroes behind its head, of a size that nobody can change any more, and the descriptor to share it by.
+    /// Makes a region of zeroes behind its head, of a size that nobody can change any more, and the descriptor
+    /// to share it by.
     ///
     /// # Errors
     ///
@@ -72,7 +74,8 @@ impl Region {
         )?;
         ftruncate(&memory, geometry.region_bytes() as u64)?;
         fcntl_add_seals(&memory, Self::SEALS)?;
-        let region = Self::map(&memory, geometry)?;
+        let mut region = Self::map(&memory, geometry)?;
+        region.made = true;
         for (word, value) in [
             (Word::Magic, MAGIC),
             (Word::Version, VERSION),
@@ -110,7 +113,11 @@ impl Region {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, geometry })
+        Ok(Self {
+            base,
+            geometry,
+            made: false,
+        })
     }
 
     /// Its geometry, as it was made; whatever its head says by now.
@@ -122,8 +129,8 @@ impl Region {
     /// A word of its head.
     #[must_use]
     pub fn word(&self, word: Word) -> &AtomicU32 {
-        // SAFETY: the offset is a multiple of 4 inside the first of the mapping's pages, which lives as long as `self`. All
-        // accesses to it, here and (as far as the protocol goes) on the other side, are atomic.
+        // SAFETY: the offset is a multiple of 4 inside the first of the mapping's pages, which lives as long as
+        // `self`. All accesses to it, here and (as far as the protocol goes) on the other side, are atomic.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
     }
 
@@ -212,8 +219,9 @@ impl Region {
     /// A slot as a page. Only for the client, who trusts the server not to touch a slot between its completion
     /// and its next submission, and for slots that are in no entry under way.
     pub(crate) fn slot_mut(&mut self, slot: u32) -> &mut Page {
-        // SAFETY: 4096 bytes of the mapping, alive as long as `self`, which is borrowed mutably, so no other reference to
-        // the region exists in this process. The server writes a slot only while an entry names it, by the protocol.
+        // SAFETY: 4096 bytes of the mapping, alive as long as `self`, which is borrowed mutably, so no other
+        // reference to the region exists in this process. The server writes a slot only while an entry names
+        // it, by the protocol.
         unsafe { &mut *self.slot_at(slot).cast::<Page>() }
     }
 
@@ -234,8 +242,19 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the whole of a mapping that is ours; every reference into it borrowed `self`. munmap(2) of a whole mapping
-        // does not fail.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.geometry.region_bytes()) };
+        let bytes = self.geometry.region_bytes();
+        if self.made {
+            // Who keeps the descriptor keeps none of the slots' memory with it. The rings stay: they tell the client
+            // what was done.
+            let slots_at = self.geometry.slots_at();
+            // SAFETY: pages inside a mapping that is ours, of which nobody here reads any more.
+            let slots = unsafe { self.base.add(slots_at) };
+            // SAFETY: as above. Where the kernel refuses, the memory goes with the last descriptor.
+            let _ =
+                unsafe { madvise(slots.as_ptr().cast(), bytes - slots_at, Advice::LinuxRemove) };
+        }
+        // SAFETY: the whole of a mapping that is ours; every reference into it borrowed `self`. munmap(2) of a
+        // whole mapping does not fail.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
     }
 }

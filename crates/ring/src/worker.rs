@@ -1,8 +1,8 @@
 //! Threads that serve rings: each polls those of its clients by turns, and sleeps when all are idle.
 //!
-//! Asleep, a worker waits for events of the clients' eventfds. They are edge-triggered and never read: a client holds the
-//! same file, and could make a read of it block. For the same reason clients are woken by a byte
-//! on their socket, whose other end is theirs alone, and not by an eventfd.
+//! Asleep, a worker waits for events of the clients' eventfds. They are edge-triggered and never read: a client
+//! holds the same file, and could make a read of it block. For the same reason clients are woken by a byte on
+//! their socket, whose other end is theirs alone, and not by an eventfd.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -152,8 +152,8 @@ impl Worker {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves its clients until it is stopped; `spin` is how long it polls idle rings before it sleeps. If it panics, `on_panic`
-    /// stops the server.
+    /// Serves its clients until it is stopped; `spin` is how long it polls idle rings before it sleeps. If it
+    /// panics, `on_panic` stops the server.
     ///
     /// # Panics
     ///

@@ -468,7 +468,8 @@ fn the_c_header_has_the_layout_of_this_crate() {
             .chain(Status::BAD)
             .map(|status| status as i64),
     );
-    // Offsets in entries, as docs/hcache-protocol.md has them and the words of `Submission` and `RawCompletion` are made.
+    // Offsets in entries, as docs/hcache-protocol.md has them and the words of `Submission` and `RawCompletion`
+    // are made.
     expected.extend([0, 4, 5, 6, 8, 12, 16, 24, 28, 32, 40, 48, 56]);
     expected.extend([0, 8, 12, 16]);
     assert_eq!(numbers, expected, "{text}");
@@ -500,10 +501,9 @@ fn another_user_is_let_in_only_if_listed() {
             .output()
             .unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), answer);
-        assert_eq!(
-            running.counters().refused_not_allowed,
-            u64::from(allowed.is_empty())
-        );
-        assert_eq!(running.counters().clients_joined, allowed.len() as u64);
+        running.wait_for("the answer to be counted", |counters| {
+            counters.refused_not_allowed == u64::from(allowed.is_empty())
+                && counters.clients_joined == allowed.len() as u64
+        });
     }
 }

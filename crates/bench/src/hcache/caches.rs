@@ -1,8 +1,9 @@
 //! hcache beside caches of values: get, else put.
 //!
-//! Each cache runs in a process of its own and is told the same capacity in bytes. hcache counts its metadata in that;
-//! the others take a number of values, here that of the pages alone, each an `Arc<[u8]>`. A page that is found is either
-//! copied out, or read where it is: one line of it. Every page is checked to be the one asked for.
+//! Each cache runs in a process of its own and is told the same capacity in bytes. hcache counts its metadata
+//! in that; the others take a number of values, here that of the pages alone, each an `Arc<[u8]>`. A page that
+//! is found is either copied out, or read where it is: one line of it. Every page is checked to be the one
+//! asked for.
 
 use std::io::Write;
 use std::sync::{Arc, Barrier};

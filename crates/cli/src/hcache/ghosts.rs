@@ -1,7 +1,7 @@
 //! What more or less capacity would bring each client of a store.
 //!
-//! A client's own memory lies in front of the store: a page it puts has just left that memory, a
-//! page it gets is on its way back. So the order of its puts is an LRU list without contents, and a get whose page is at
+//! A client's own memory lies in front of the store: a page it puts has just left that memory, a page it gets
+//! is on its way back. So the order of its puts is an LRU list without contents, and a get whose page is at
 //! depth `d` of it hits in every store that gives the client more than `d` pages. That is a
 //! [`GhostBuffer`] behind a cache of unknown size, which is counted as none.
 //! It says nothing of the present capacity and so answers for all below and above alike.

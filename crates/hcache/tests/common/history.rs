@@ -257,7 +257,8 @@ impl<'a> Recorder<'a> {
         found
     }
 
-    /// Puts pages of numbers never used before in one call; those of one handle in their order. None of a `foreign` pool.
+    /// Puts pages of numbers never used before in one call; those of one handle in their order. None of a
+    /// `foreign` pool.
     pub fn put_each(&mut self, handles: &[Handle], foreign: PoolId) {
         let numbers: Vec<u64> = handles.iter().map(|_| self.clock.next()).collect();
         let start = self.clock.next();
@@ -367,7 +368,8 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// Makes sure that the records of all threads are linearizable for each handle, and that no version stands for two pages.
+/// Makes sure that the records of all threads are linearizable for each handle, and that no version stands for
+/// two pages.
 ///
 /// # Panics
 ///

@@ -1,13 +1,15 @@
 //! Minutes of mixed load at full capacity: clients join, leave and are killed, the store is resized, and every byte
 //! that comes back is checked.
 //!
-//! A page is made of what it is: pool, object, index and the moment of its put, which is its generation. Each handle has
-//! one client that puts it at a time; that client demands of every get the very generation it last put, and a miss
-//! once the handle was flushed, refused, or (in a private pool) got. In the pool that all share, a client also gets what others put,
-//! and demands that a handle's generations never go back. A killed client's successor comes when the server has let its predecessor go.
+//! A page is made of what it is: pool, object, index and the moment of its put, which is its generation. Each
+//! handle has one client that puts it at a time; that client demands of every get the very generation it last
+//! put, and a miss once the handle was flushed, refused, or (in a private pool) got. In the pool that all
+//! share, a client also gets what others put, and demands that a handle's generations never go back. A killed
+//! client's successor comes when the server has let its predecessor go.
 //!
-//! Meanwhile the server's own figures must keep to its bound at every look, the kernel's count of its memory must keep
-//! to that bound and a margin, and the memory beyond what it accounts for must not grow from the first quarter to the last.
+//! Meanwhile the server's own figures must keep to its bound at every look, the kernel's count of its memory
+//! must keep to that bound and a margin, and the memory beyond what it accounts for must not grow from the
+//! first quarter to the last.
 
 mod client;
 
