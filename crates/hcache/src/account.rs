@@ -101,7 +101,12 @@ impl Account {
     }
 }
 
+/// Stamps of one part's oldest pages, on a line of their own.
+#[repr(align(64))]
+struct Stamps([AtomicU64; 2]);
+
 /// A pool, all parts together.
+#[repr(align(128))] // as above: each put and get counts its page
 pub(crate) struct PoolTotals {
     pub(crate) id: PoolId,
     pages: AtomicU64,
@@ -109,7 +114,7 @@ pub(crate) struct PoolTotals {
     /// An object has had pages beyond its first chunk, so it may be in several parts.
     large: AtomicBool,
     /// For each part the stamps of the oldest page, and of the oldest that is not dirty.
-    oldest: Box<[[AtomicU64; 2]]>,
+    oldest: Box<[Stamps]>,
 }
 
 impl PoolTotals {
@@ -120,14 +125,14 @@ impl PoolTotals {
             capacity_pages: AtomicU64::new(capacity_pages.unwrap_or(UNLIMITED)),
             large: AtomicBool::new(false),
             oldest: (0..shards)
-                .map(|_| [AtomicU64::new(NONE_OLD), AtomicU64::new(NONE_OLD)])
+                .map(|_| Stamps([AtomicU64::new(NONE_OLD), AtomicU64::new(NONE_OLD)]))
                 .collect(),
         }
     }
 
     /// Bytes it takes.
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of::<Self>() + self.oldest.len() * size_of::<[AtomicU64; 2]>()
+        size_of::<Self>() + self.oldest.len() * size_of::<Stamps>()
     }
 
     pub(crate) fn pages(&self) -> u64 {
@@ -178,8 +183,8 @@ impl PoolTotals {
 
     /// Tells the stamps of a part's oldest page and of its oldest clean one.
     pub(crate) fn publish(&self, shard: usize, any: u64, clean: u64) {
-        self.oldest[shard][0].store(any, Ordering::Relaxed);
-        self.oldest[shard][1].store(clean, Ordering::Relaxed);
+        self.oldest[shard].0[0].store(any, Ordering::Relaxed);
+        self.oldest[shard].0[1].store(clean, Ordering::Relaxed);
     }
 }
 
@@ -197,7 +202,7 @@ impl Oldest {
     pub(crate) fn of(pool: &Arc<PoolTotals>, clean: bool) -> Option<Self> {
         let (mut part, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);
         for (number, stamps) in pool.oldest.iter().enumerate() {
-            let other = stamps[usize::from(clean)].load(Ordering::Relaxed);
+            let other = stamps.0[usize::from(clean)].load(Ordering::Relaxed);
             if other < stamp {
                 (part, next, stamp) = (number, stamp, other);
             } else {

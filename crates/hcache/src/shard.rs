@@ -1,6 +1,8 @@
 //! One part of the store: the pages of some of the handles, under one lock.
 //!
-//!     pools -> hash of objects -> radix tree of indices -> descriptors -> contents
+//! ```text
+//! pools -> hash of objects -> radix tree of indices -> descriptors -> contents
+//! ```
 //!
 //! Each pool has two LRU lists here. Pages enter the *warm* one at its tail. Where memory runs short and
 //! compression is on, the warm list's oldest page moves to the tail of the *cold* one, compressed if that pays,
@@ -171,6 +173,7 @@ impl Frames for Magazine {
 }
 
 /// A client that is in a pool.
+#[repr(align(64))] // the next part's must not share its lines
 pub(crate) struct Member {
     pub(crate) id: ClientId,
     /// What it did in one part.
@@ -192,6 +195,7 @@ struct Found {
 }
 
 /// What a pool has in one part.
+#[repr(align(64))] // as above
 pub(crate) struct Pool {
     pub(crate) id: PoolId,
     /// A get leaves the page.
@@ -249,6 +253,16 @@ impl Pool {
             objects: 0,
             published: None,
         }
+    }
+
+    /// The oldest pages that are not dirty: the cold list's and the warm one's.
+    #[inline(always)]
+    fn oldest_clean(&mut self, descriptors: &Arena<Descriptor>) -> [Option<u32>; 2] {
+        [
+            self.cold.oldest_clean(descriptors),
+            self.warm.oldest_clean(descriptors),
+        ]
+        .map(some)
     }
 
     /// Pages it has here.
@@ -549,9 +563,7 @@ impl Shard {
 
     #[inline(always)]
     fn pool(&mut self, slot: usize) -> &mut Pool {
-        self.pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock")
+        pool_in(&mut self.pools, slot)
     }
 
     /// Finds a page's descriptor.
@@ -771,9 +783,7 @@ impl Shard {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         pool.warm.push_tail(descriptors, id);
         Ok(id)
     }
@@ -792,9 +802,7 @@ impl Shard {
             magazine,
             ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         let record = table.insert(hash, handle.pool.0, handle.object, magazine)?;
         pool.objects += 1;
         if handle.index >= CHUNK_PAGES {
@@ -811,9 +819,7 @@ impl Shard {
             magazine,
             ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         table.remove(record, magazine);
         pool.objects -= 1;
     }
@@ -942,9 +948,7 @@ impl Shard {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         if descriptors[id].is_cold() {
             pool.cold.remove(descriptors, id);
             pool.cold_bytes -= cold_bytes;
@@ -969,9 +973,7 @@ impl Shard {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         pool.warm.push_tail(descriptors, id);
     }
 
@@ -988,9 +990,7 @@ impl Shard {
             common,
             ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         if dirty {
             pool.dirty += 1;
             common.dirty_pages.fetch_add(1, Ordering::Relaxed);
@@ -1018,9 +1018,7 @@ impl Shard {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         let heads = [
             pool.warm.oldest(),
             pool.cold.oldest(),
@@ -1530,15 +1528,9 @@ impl Shard {
             common,
             ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
-        let oldest = [
-            pool.cold.oldest_clean(descriptors),
-            pool.warm.oldest_clean(descriptors),
-        ];
+        let pool = pool_in(pools, slot);
+        let oldest = pool.oldest_clean(descriptors);
         let stamp = |id: &u32| descriptors[*id].stamp();
-        let oldest = oldest.map(some);
         if common.compression && goal == Goal::Memory {
             let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
             // One that was dirty when younger ones were cooled is too late for a place among them.
@@ -1563,14 +1555,8 @@ impl Shard {
             table,
             ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
-        let oldest = [
-            pool.cold.oldest_clean(descriptors),
-            pool.warm.oldest_clean(descriptors),
-        ];
-        let oldest = oldest.map(some);
+        let pool = pool_in(pools, slot);
+        let oldest = pool.oldest_clean(descriptors);
         let stamp = |id: &u32| descriptors[*id].stamp();
         let old = oldest.into_iter().flatten().filter(|id| stamp(id) <= until);
         let Some(id) = old.min_by_key(stamp) else {
@@ -1606,9 +1592,7 @@ impl Shard {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pools[slot]
-            .as_mut()
-            .expect("the slot was found under this lock");
+        let pool = pool_in(pools, slot);
         descriptors[id].set_cold(true);
         pool.cold.push_tail(descriptors, id);
         pool.cold_bytes += cold_bytes;
@@ -1829,6 +1813,14 @@ impl Frames for Reserve {
 
 fn some(id: u32) -> Option<u32> {
     (id != NIL).then_some(id)
+}
+
+/// The pool of a slot that was found under the lock still held.
+#[inline(always)]
+fn pool_in(pools: &mut [Option<Box<Pool>>], slot: usize) -> &mut Pool {
+    pools[slot]
+        .as_mut()
+        .expect("the slot was found under this lock")
 }
 
 /// The pages of a list, the oldest first.
