@@ -143,13 +143,14 @@ impl Contents {
         })
     }
 
-    /// Takes the frame of an entry that nobody else has a reference to; the entry is gone then.
-    pub(crate) fn take_only(&self, entry: EntryId) -> Option<u32> {
+    /// Takes the frame of an entry that nobody else has a reference to, if it is below `top`; the entry is gone then.
+    /// (One beyond is about to be moved, which is done to contents after it was done to parts.)
+    pub(crate) fn take_only(&self, entry: EntryId, top: u32) -> Option<u32> {
         self.with(entry.part(), |entries| {
             let Entry {
                 frame, references, ..
             } = *entries.get(entry);
-            if references > 1 {
+            if references > 1 || frame >= top {
                 return None;
             }
             entries.get(entry).references = 0;

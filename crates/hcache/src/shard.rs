@@ -1578,7 +1578,10 @@ impl Shard {
     fn cool(&mut self, slot: usize, id: u32) -> bool {
         self.unlink(slot, id);
         if let Place::Shared(entry) = self.descriptors[id].place()
-            && let Some(frame) = self.common.contents.take_only(EntryId(entry))
+            && let Some(frame) = self
+                .common
+                .contents
+                .take_only(EntryId(entry), self.common.top.load(Ordering::SeqCst))
         {
             self.descriptors[id].set_place(Place::Frame(frame));
             self.pool(slot).frameless -= 1;
