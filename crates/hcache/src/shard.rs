@@ -214,7 +214,8 @@ pub(crate) struct Pool {
     cold: List,
     /// What pages in the cold list are charged, in bytes.
     cold_bytes: u64,
-    /// What its pages here are charged, in bytes. Below zero where contents shared with other parts were charged there.
+    /// What its pages here are charged, in bytes. Below zero where contents shared with other parts were charged
+    /// there.
     charged_bytes: i64,
     pub(crate) dirty: u64,
     pub(crate) packed: u64,
@@ -649,8 +650,13 @@ impl Shard {
         if put.dirty && !self.descriptors[id].is_dirty() && !self.may_dirty() {
             return Err(Need::Clean);
         }
-        let own_frame = matches!(self.descriptors[id].place(), Place::Frame(_));
-        if !own_frame {
+        if let Place::Frame(older) = self.descriptors[id].place() {
+            self.touch(slot, id);
+            if let Some(frame) = put.frame.take() {
+                self.magazine.give(older);
+                self.descriptors[id].set_place(Place::Frame(frame));
+            }
+        } else {
             let account = &self.pool(slot).account;
             if !account.try_charge(PAGE_BYTES as u64) {
                 return Err(Need::Ceiling(account.clone()));
@@ -663,14 +669,6 @@ impl Shard {
             self.vacate(slot, id);
             self.pool(slot).charged_bytes += RAW_BYTES;
             self.descriptors[id].set_place(Place::Frame(frame));
-        } else {
-            self.touch(slot, id);
-            if let (Some(frame), Place::Frame(older)) =
-                (put.frame.take(), self.descriptors[id].place())
-            {
-                self.magazine.give(older);
-                self.descriptors[id].set_place(Place::Frame(frame));
-            }
         }
         self.set_dirty(slot, id, put.dirty);
         self.descriptors[id].version = self.next_version();
@@ -1747,7 +1745,7 @@ impl Shard {
         }
     }
 
-    /// Enters all pages into new tables. Returns each pool's lists and first object in them.
+    /// Enters all pages into new tables. Returns each pool's lists in them, the warm one first.
     fn copy_metadata(
         &self,
         table: &mut Table,

@@ -23,6 +23,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Share of gets that hit; `None` without gets.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.gets > 0).then(|| self.hits as f64 / self.gets as f64)
+    }
+
     /// Adds another's counts to these.
     pub fn add(&mut self, other: &Self) {
         self.puts += other.puts;

@@ -1,15 +1,16 @@
 //! The store: its parts, its clients and pools, and who gives up memory for whom.
 //!
-//! **Locks.** The registry's is taken first, then one part's, then that of shared contents or of the free list; no thread
-//! ever holds two parts. So a put that needs a frame lets go of its part, evicts wherever the oldest page is,
-//! and tries again.
+//! **Locks.** The registry's is taken first, then one part's, then that of shared contents or of the free list;
+//! no thread ever holds two parts. So a put that needs a frame lets go of its part, evicts wherever the oldest
+//! page is, and tries again.
 //!
 //! **Who gives up memory.** The client furthest above its target ([`schedule`]), or if nobody is above, whoever
 //! has the oldest page. Within it the oldest page, found by the stamps that the parts publish: exactly in a
 //! store of one part; with more, a page in the oldest 64th of the pages' ages.
 //!
-//! **The bound.** Pages and metadata stand in frames below `top`, and nobody can hold a frame beyond it; what the store keeps outside its
-//! frames (pools, tables of shared contents, an observer) is taken off the capacity before `top` is set.
+//! **The bound.** Pages and metadata stand in frames below `top`, and nobody can hold a frame beyond it; what the
+//! store keeps outside its frames (pools, tables of shared contents, an observer) is taken off the capacity
+//! before `top` is set.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -83,6 +84,10 @@ struct Inner {
     accounts: Mutex<Vec<Arc<Account>>>,
     /// One resize at a time.
     bound: Mutex<Bound>,
+}
+
+fn same_part(left: &Request, right: &Request) -> bool {
+    left.part == right.part
 }
 
 /// Frames held outside of any lock, to be copied from or to. A resize waits for them.
@@ -856,7 +861,7 @@ impl Inner {
         );
         let mut flight = Flight::new(&self.common);
         let mut numbers = [0; RUN];
-        for run in requests.chunk_by(|left, right| left.part == right.part) {
+        for run in requests.chunk_by(same_part) {
             let taken = |number, frame| {
                 numbers[flight.len] = number;
                 flight.hold(frame);
@@ -898,36 +903,23 @@ impl Inner {
         self.prefetch(client, requests, &[Step::Link]);
         let mut outcomes = [const { None }; RUN];
         let mut at = 0;
-        while let Some(next) = requests.get(at) {
-            let run = requests[at..]
-                .iter()
-                .take_while(|request| request.part == next.part)
-                .count();
-            let mut part = self.part(next.part);
-            let end = at + run;
-            while at < end {
-                let Request {
-                    number,
-                    hash,
-                    handle,
-                    part: home,
-                    object,
-                    ..
-                } = requests[at];
+        for run in requests.chunk_by(same_part) {
+            let home = run[0].part;
+            let mut part = self.part(home);
+            for request in run {
                 let frame = flight.frames().get(at).copied();
                 let mut put = Put {
-                    hash,
-                    handle,
+                    hash: request.hash,
+                    handle: request.handle,
                     dirty: false,
                     fill: frame
                         .is_none()
-                        .then_some(|page: &mut Page| fill(number, page)),
-                    object,
+                        .then_some(|page: &mut Page| fill(request.number, page)),
+                    object: request.object,
                     frame,
                     counted: false,
                 };
-                let tried = part.put(client, &mut put);
-                let outcome = match tried {
+                let outcome = match part.put(client, &mut put) {
                     Ok(Ok(outcome)) => Ok(outcome),
                     Err(error) => Err(error),
                     Ok(Err(_)) => {
@@ -940,7 +932,7 @@ impl Inner {
                 if put.frame.is_none() && frame.is_some() {
                     flight.frames[at] = NIL;
                 }
-                outcomes[number] = Some(outcome);
+                outcomes[request.number] = Some(outcome);
                 at += 1;
             }
         }
@@ -960,7 +952,7 @@ impl Inner {
             return;
         }
         for &step in steps {
-            for run in requests.chunk_by_mut(|left, right| left.part == right.part) {
+            for run in requests.chunk_by_mut(same_part) {
                 self.part(run[0].part).prefetch(client, run, step);
             }
         }
@@ -1004,7 +996,7 @@ impl Inner {
         requests
     }
 
-    /// Calls `flush` for each part that may have pages of an object's range, until it says that there are no more.
+    /// Drops an object's pages of a range, in each part that may have some.
     fn flush_range(
         &self,
         client: ClientId,

@@ -343,6 +343,20 @@ fn a_shared_pool_is_joined_beside_its_last_client_leaving() {
     });
 }
 
+/// Shrinks the store in a thread of its own, and waits for it.
+fn shrink(client: Arc<Client>) {
+    let resizes = thread::spawn(move || {
+        let store = client.store();
+        store.resize(StoreOptions::MIN_CAPACITY_BYTES).unwrap();
+        let used_bytes = store.stats().used_bytes;
+        assert!(
+            used_bytes <= StoreOptions::MIN_CAPACITY_BYTES,
+            "{used_bytes}"
+        );
+    });
+    resizes.join().unwrap();
+}
+
 #[test]
 fn resize_down_beside_put_and_get() {
     explore(|| {
@@ -362,16 +376,7 @@ fn resize_down_beside_put_and_get() {
                 calls.put(handles[0], true);
             }),
         ];
-        let resizes = thread::spawn(move || {
-            let store = client.store();
-            store.resize(StoreOptions::MIN_CAPACITY_BYTES).unwrap();
-            let used_bytes = store.stats().used_bytes;
-            assert!(
-                used_bytes <= StoreOptions::MIN_CAPACITY_BYTES,
-                "{used_bytes}"
-            );
-        });
-        resizes.join().unwrap();
+        shrink(client);
         scene.check(DROPPING, threads, &handles);
     });
 }
@@ -535,16 +540,7 @@ fn explore_full(sharing: Sharing, shared: bool) {
                 calls.peek(second);
             }),
         ];
-        let resizes = thread::spawn(move || {
-            let store = client.store();
-            store.resize(StoreOptions::MIN_CAPACITY_BYTES).unwrap();
-            let used_bytes = store.stats().used_bytes;
-            assert!(
-                used_bytes <= StoreOptions::MIN_CAPACITY_BYTES,
-                "{used_bytes}"
-            );
-        });
-        resizes.join().unwrap();
+        shrink(client);
         let (client, pool) = (scene.client.clone(), scene.pool);
         let rules = Rules {
             shared,

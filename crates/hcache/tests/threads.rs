@@ -5,6 +5,7 @@ mod history;
 #[path = "common/random.rs"]
 mod random;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -154,9 +155,17 @@ fn run(
                 let (clock, barrier) = (&clock, &barrier);
                 scope.spawn(move || {
                     let mut recorder = Recorder::new(clock, client);
+                    let mut failure = None;
                     for round in 0..ROUNDS {
+                        // The others wait for this thread, even if it failed.
                         barrier.wait();
-                        play(&mut recorder, pool, round, thread, drops);
+                        if failure.is_none() {
+                            let play = || play(&mut recorder, pool, round, thread, drops);
+                            failure = catch_unwind(AssertUnwindSafe(play)).err();
+                        }
+                    }
+                    if let Some(panic) = failure {
+                        resume_unwind(panic);
                     }
                     recorder.finish()
                 })

@@ -1,14 +1,16 @@
 //! A [`Report`] as OpenMetrics text, for Prometheus and its kin.
 //!
 //! Names begin with `plimsoll_hcache_`, are in base units, and end in `_total` where they count; what is a client's
-//! has the labels `client` (its number, never used twice) and `name`.
+//! has the labels `client` (its number) and `name`.
 
 use std::fmt::{self, Write};
 
-use super::report::{ClientReport, CountersReport, Report};
+use plimsoll_hcache::Counters;
+
+use super::report::{ClientReport, Report};
 
 /// A counter of the store and of each client.
-type Counter = (&'static str, &'static str, fn(&CountersReport) -> u64);
+type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
 /// A gauge of each client.
 type ClientGauge = (&'static str, &'static str, fn(&ClientReport) -> Option<f64>);
 

@@ -53,25 +53,26 @@ pub struct StoreReport {
     pub pages: u64,
     pub dirty_pages: u64,
     pub deduplicated_pages: u64,
-    pub counters: CountersReport,
+    #[serde(with = "CountersJson")]
+    pub counters: Counters,
 }
 
-/// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "as in `Counters`")]
-pub struct CountersReport {
-    pub puts: u64,
-    pub puts_replaced: u64,
-    pub puts_refused: u64,
-    pub gets: u64,
-    pub hits: u64,
-    pub flushes: u64,
-    pub flushed_pages: u64,
-    pub evicted_pages: u64,
-    pub compressed_pages: u64,
-    pub decompressed_pages: u64,
-    pub incompressible_pages: u64,
-    pub shared_pages: u64,
+/// How [`Counters`] are written and read.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Counters")]
+struct CountersJson {
+    puts: u64,
+    puts_replaced: u64,
+    puts_refused: u64,
+    gets: u64,
+    hits: u64,
+    flushes: u64,
+    flushed_pages: u64,
+    evicted_pages: u64,
+    compressed_pages: u64,
+    decompressed_pages: u64,
+    incompressible_pages: u64,
+    shared_pages: u64,
 }
 
 /// How curves are made.
@@ -107,7 +108,8 @@ pub struct ClientReport {
     pub age_seconds: f64,
     /// How long ago it last put or got.
     pub idle_seconds: f64,
-    pub counters: CountersReport,
+    #[serde(with = "CountersJson")]
+    pub counters: Counters,
     pub pools: Vec<PoolReport>,
     /// What it would get from other capacities, rising; `null` if that is not known (yet).
     pub expected: Option<Vec<Expected>>,
@@ -144,7 +146,8 @@ pub struct PoolReport {
     /// How long ago its oldest page was last used.
     pub oldest_age_seconds: Option<f64>,
     pub age_seconds: f64,
-    pub counters: CountersReport,
+    #[serde(with = "CountersJson")]
+    pub counters: Counters,
 }
 
 /// What a server knows beside the store.
@@ -191,7 +194,7 @@ impl Report {
                 pages: stats.pages,
                 dirty_pages: stats.dirty_pages,
                 deduplicated_pages: stats.deduplicated_pages,
-                counters: (&stats.counters).into(),
+                counters: stats.counters,
             },
             server: surroundings.server,
             ghosts: ghosts.map(|ghosts| GhostsReport {
@@ -238,7 +241,7 @@ impl ClientReport {
             activity: client.activity,
             age_seconds: since(client.created, age),
             idle_seconds: since(client.last_active, age),
-            counters: (&client.counters).into(),
+            counters: client.counters,
             pools: client
                 .pools
                 .iter()
@@ -275,48 +278,7 @@ impl PoolReport {
             objects: pool.objects,
             oldest_age_seconds: pool.oldest_age.map(|age| age.as_secs_f64()),
             age_seconds: since(pool.created, age),
-            counters: (&pool.counters).into(),
-        }
-    }
-}
-
-impl CountersReport {
-    /// Share of gets that hit; `None` without gets.
-    #[must_use]
-    pub fn hit_ratio(&self) -> Option<f64> {
-        (self.gets > 0).then(|| self.hits as f64 / self.gets as f64)
-    }
-}
-
-impl From<&Counters> for CountersReport {
-    fn from(counters: &Counters) -> Self {
-        let &Counters {
-            puts,
-            puts_replaced,
-            puts_refused,
-            gets,
-            hits,
-            flushes,
-            flushed_pages,
-            evicted_pages,
-            compressed_pages,
-            decompressed_pages,
-            incompressible_pages,
-            shared_pages,
-        } = counters;
-        Self {
-            puts,
-            puts_replaced,
-            puts_refused,
-            gets,
-            hits,
-            flushes,
-            flushed_pages,
-            evicted_pages,
-            compressed_pages,
-            decompressed_pages,
-            incompressible_pages,
-            shared_pages,
+            counters: pool.counters,
         }
     }
 }

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use plimsoll_flow::PageSize;
 
-use super::report::{ClientReport, CountersReport, Report};
+use plimsoll_hcache::Counters;
+
+use super::report::{ClientReport, Report};
 use crate::curve_json::CurveJson;
 use crate::size::ByteSize;
 
@@ -115,7 +117,7 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
     for client in &report.clients {
         let before = earlier.map(|earlier| {
             let same = earlier.clients.iter().find(|other| other.id == client.id);
-            same.map_or_else(CountersReport::default, |same| same.counters)
+            same.map_or_else(Counters::default, |same| same.counters)
         });
         let counters = since(&client.counters, before.as_ref());
         let seconds = earlier.map_or(1.0, |earlier| {
@@ -190,9 +192,9 @@ fn curve(json: &CurveJson, text: &mut String) {
 }
 
 /// What was counted from `earlier` on; a store that began anew counts from its start.
-fn since(now: &CountersReport, earlier: Option<&CountersReport>) -> CountersReport {
+fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
     let Some(earlier) = earlier else { return *now };
-    CountersReport {
+    Counters {
         puts: now.puts.saturating_sub(earlier.puts),
         puts_refused: now.puts_refused.saturating_sub(earlier.puts_refused),
         gets: now.gets.saturating_sub(earlier.gets),
