@@ -16,6 +16,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-hcache", &[]),
     ("plimsoll-ring", &["plimsoll-hcache"]),
     (
+        "plimsoll-disk",
+        &["plimsoll-flow", "plimsoll-source", "plimsoll-hcache"],
+    ),
+    ("plimsoll-frontend", &[]),
+    (
         "plimsoll-bench",
         &[
             "plimsoll-flow",
@@ -24,6 +29,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-trap",
             "plimsoll-hcache",
             "plimsoll-ring",
+            "plimsoll-disk",
+            "plimsoll-frontend",
+            "plimsoll-vm",
         ],
     ),
     (
@@ -36,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-vm",
             "plimsoll-hcache",
             "plimsoll-ring",
+            "plimsoll-disk",
         ],
     ),
     ("plimsoll-workload", &[]),
@@ -47,6 +56,7 @@ const WITH_UNSAFE: &[&str] = &[
     "plimsoll-trap",
     "plimsoll-hcache",
     "plimsoll-ring",
+    "plimsoll-disk",
     "plimsoll-workload",
 ];
 

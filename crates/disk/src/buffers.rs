@@ -1,0 +1,63 @@
+//! Buffers that are used again.
+
+use crate::{Buffer, PAGE_BYTES};
+
+/// Sizes are powers of two of pages.
+const CLASSES: usize = 9;
+/// Buffers kept of each size: 16 MiB in all.
+const KEPT_BYTES: usize = 2 << 20;
+
+/// Buffers that nobody uses now. Fresh memory costs a page fault for each 4 KiB, more than a page's copy.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    free: [Vec<Buffer>; CLASSES],
+}
+
+impl Buffers {
+    /// A buffer of that length with arbitrary contents.
+    pub(crate) fn take(&mut self, len: usize) -> Buffer {
+        let Some(class) = class(len) else {
+            return Buffer::new(len);
+        };
+        let mut buffer = self.free[class]
+            .pop()
+            .unwrap_or_else(|| Buffer::new(PAGE_BYTES << class));
+        buffer.set_len(len);
+        buffer
+    }
+
+    /// The buffer is used no more.
+    pub(crate) fn give_back(&mut self, buffer: Buffer) {
+        let Some(class) = class(buffer.capacity()) else {
+            return;
+        };
+        let is_of_class = buffer.capacity() == PAGE_BYTES << class;
+        if is_of_class && self.free[class].len() < KEPT_BYTES / (PAGE_BYTES << class) {
+            self.free[class].push(buffer);
+        }
+    }
+}
+
+/// The smallest class whose buffers hold so many bytes.
+fn class(len: usize) -> Option<usize> {
+    let pages = len.div_ceil(PAGE_BYTES).next_power_of_two();
+    let class = pages.trailing_zeros() as usize;
+    (class < CLASSES).then_some(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_for_a_length_that_it_holds() {
+        let mut buffers = Buffers::default();
+        let buffer = buffers.take(3 * PAGE_BYTES);
+        let start = buffer.as_ptr();
+        buffers.give_back(buffer);
+        assert_ne!(buffers.take(PAGE_BYTES).as_ptr(), start);
+        let again = buffers.take(4 * PAGE_BYTES - 512);
+        assert_eq!((again.as_ptr(), again.len()), (start, 4 * PAGE_BYTES - 512));
+        assert_eq!(buffers.take(64 << 20).len(), 64 << 20);
+    }
+}

@@ -1,0 +1,346 @@
+//! Which cached blocks are not on storage yet, in the order in which they must get there.
+//!
+//! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the next
+//! turn. It keeps the number of the oldest write that storage lacks, so that a flush, which covers all writes up to a number,
+//! knows when it is done: a block that is overwritten again and again cannot slip behind it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+
+use crate::{DiskNumber, Location};
+
+/// Number of a delayed write, from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct WriteNumber(pub u64);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Writing {
+        /// The newest write that is being written.
+        upto: WriteNumber,
+        /// The first write after it.
+        after: Option<WriteNumber>,
+    },
+    /// Writing it failed.
+    Held,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    /// The oldest write that storage lacks.
+    since: WriteNumber,
+    newest: WriteNumber,
+    /// When `since` was.
+    born: Duration,
+    phase: Phase,
+}
+
+#[derive(Default)]
+struct Disk {
+    /// Blocks to be written, by their oldest write.
+    waiting: BTreeMap<WriteNumber, Location>,
+    /// Blocks being written or held, by their oldest write.
+    others: BTreeMap<WriteNumber, Location>,
+}
+
+/// The dirty blocks of a VM's disks.
+#[derive(Default)]
+pub(crate) struct Dirty {
+    blocks: HashMap<Location, Block, RandomState>,
+    disks: BTreeMap<DiskNumber, Disk>,
+    last: WriteNumber,
+    writing: usize,
+}
+
+/// What became of a block that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// It is on storage.
+    Clean,
+    /// It was overwritten meanwhile, or writing failed: it is still dirty.
+    StillDirty,
+}
+
+impl Dirty {
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(crate) fn contains(&self, location: Location) -> bool {
+        self.blocks.contains_key(&location)
+    }
+
+    /// How many blocks are being written.
+    pub(crate) fn writing(&self) -> usize {
+        self.writing
+    }
+
+    /// How many blocks of the disk are dirty.
+    pub(crate) fn of_disk(&self, disk: DiskNumber) -> usize {
+        self.disks
+            .get(&disk)
+            .map_or(0, |disk| disk.waiting.len() + disk.others.len())
+    }
+
+    pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
+        self.blocks.keys().copied()
+    }
+
+    /// The number of the newest write.
+    pub(crate) fn last(&self) -> WriteNumber {
+        self.last
+    }
+
+    /// The block was written into the cache.
+    pub(crate) fn write(&mut self, location: Location, now: Duration) {
+        self.last.0 += 1;
+        let number = self.last;
+        let block = self.blocks.entry(location).or_insert_with(|| {
+            let disk = self.disks.entry(location.disk()).or_default();
+            disk.waiting.insert(number, location);
+            Block {
+                since: number,
+                newest: number,
+                born: now,
+                phase: Phase::Waiting,
+            }
+        });
+        block.newest = number;
+        if let Phase::Writing { upto, after } = &mut block.phase
+            && *upto < number
+        {
+            after.get_or_insert(number);
+        }
+    }
+
+    /// The waiting block whose oldest write is the oldest of the disk, if that is not after `upto`.
+    pub(crate) fn oldest(
+        &self,
+        disk: DiskNumber,
+        upto: WriteNumber,
+    ) -> impl Iterator<Item = Location> {
+        self.disks
+            .get(&disk)
+            .into_iter()
+            .flat_map(move |disk| disk.waiting.range(..=upto).map(|(_, location)| *location))
+    }
+
+    /// The waiting blocks of all disks that have been dirty since before `then`, oldest first within a disk.
+    pub(crate) fn born_before(&self, then: Duration) -> impl Iterator<Item = Location> {
+        self.disks.values().flat_map(move |disk| {
+            disk.waiting
+                .values()
+                .copied()
+                .take_while(move |location| self.blocks[location].born < then)
+        })
+    }
+
+    /// The waiting blocks of all disks, oldest first.
+    pub(crate) fn oldest_of_all(&self) -> Option<Location> {
+        self.disks
+            .values()
+            .filter_map(|disk| disk.waiting.first_key_value())
+            .min()
+            .map(|(_, location)| *location)
+    }
+
+    /// Whether the block waits to be written.
+    pub(crate) fn waits(&self, location: Location) -> bool {
+        self.blocks
+            .get(&location)
+            .is_some_and(|block| block.phase == Phase::Waiting)
+    }
+
+    /// A waiting block is being written from now on.
+    pub(crate) fn start(&mut self, location: Location) {
+        let Some(block) = self.blocks.get_mut(&location) else {
+            return;
+        };
+        block.phase = Phase::Writing {
+            upto: block.newest,
+            after: None,
+        };
+        self.writing += 1;
+        let disk = self.disks.entry(location.disk()).or_default();
+        disk.waiting.remove(&block.since);
+        disk.others.insert(block.since, location);
+    }
+
+    /// The block was written, or not.
+    pub(crate) fn finish(&mut self, location: Location, written: bool, now: Duration) -> Written {
+        let Some(block) = self.blocks.get_mut(&location) else {
+            return Written::Clean;
+        };
+        let Phase::Writing { after, .. } = block.phase else {
+            return Written::StillDirty;
+        };
+        self.writing -= 1;
+        let disk = self.disks.entry(location.disk()).or_default();
+        disk.others.remove(&block.since);
+        match (written, after) {
+            (true, None) => {
+                self.blocks.remove(&location);
+                Written::Clean
+            }
+            (true, Some(after)) => {
+                block.since = after;
+                block.born = now;
+                block.phase = Phase::Waiting;
+                disk.waiting.insert(block.since, location);
+                Written::StillDirty
+            }
+            (false, _) => {
+                block.phase = Phase::Held;
+                disk.others.insert(block.since, location);
+                Written::StillDirty
+            }
+        }
+    }
+
+    /// Blocks whose writing failed are to be tried again.
+    pub(crate) fn retry(&mut self) {
+        for disk in self.disks.values_mut() {
+            let held: Vec<(WriteNumber, Location)> = disk
+                .others
+                .iter()
+                .filter(|(_, location)| self.blocks[location].phase == Phase::Held)
+                .map(|(number, location)| (*number, *location))
+                .collect();
+            for (number, location) in held {
+                disk.others.remove(&number);
+                disk.waiting.insert(number, location);
+                if let Some(block) = self.blocks.get_mut(&location) {
+                    block.phase = Phase::Waiting;
+                }
+            }
+        }
+    }
+
+    /// The block's contents are of no use any more. Returns whether it is clean now: not while it is being written.
+    pub(crate) fn drop_block(&mut self, location: Location) -> bool {
+        let Some(block) = self.blocks.get(&location) else {
+            return true;
+        };
+        if matches!(block.phase, Phase::Writing { .. }) {
+            return false;
+        }
+        let since = block.since;
+        self.blocks.remove(&location);
+        let disk = self.disks.entry(location.disk()).or_default();
+        disk.waiting.remove(&since);
+        disk.others.remove(&since);
+        true
+    }
+
+    /// Whether storage has all writes of the disk up to this one.
+    pub(crate) fn is_written(&self, disk: DiskNumber, upto: WriteNumber) -> bool {
+        self.disks.get(&disk).is_none_or(|disk| {
+            let first = |map: &BTreeMap<WriteNumber, Location>| {
+                map.first_key_value().is_none_or(|(n, _)| *n > upto)
+            };
+            first(&disk.waiting) && first(&disk.others)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(number: u64) -> Location {
+        Location::new(DiskNumber((number % 2) as u16), number)
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(u64),
+        Start(u64),
+        Finish(u64, bool),
+        Drop(u64),
+        Retry,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0..6u64).prop_map(Step::Write),
+            3 => (0..6u64).prop_map(Step::Start),
+            3 => (0..6u64, prop::bool::weighted(0.8)).prop_map(|(n, ok)| Step::Finish(n, ok)),
+            1 => (0..6u64).prop_map(Step::Drop),
+            1 => Just(Step::Retry),
+        ]
+    }
+
+    proptest! {
+        /// Against a twin that keeps every write of every block until storage has it or a newer one.
+        #[test]
+        fn a_flush_waits_for_all_it_covers(steps in prop::collection::vec(step(), 1..120)) {
+            let mut dirty = Dirty::default();
+            let mut lacking: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+            let mut writing: BTreeMap<u64, u64> = BTreeMap::new();
+            for step in &steps {
+                match *step {
+                    Step::Write(n) => {
+                        dirty.write(at(n), Duration::ZERO);
+                        lacking.entry(n).or_default().push(dirty.last().0);
+                    }
+                    Step::Start(n) => if dirty.waits(at(n)) {
+                        dirty.start(at(n));
+                        writing.insert(n, dirty.last().0);
+                    }
+                    Step::Finish(n, ok) => if let Some(upto) = writing.remove(&n) {
+                        let after = dirty.finish(at(n), ok, Duration::ZERO);
+                        if ok {
+                            let left = lacking.get_mut(&n).unwrap();
+                            left.retain(|write| *write > upto);
+                            if left.is_empty() {
+                                lacking.remove(&n);
+                            }
+                        }
+                        prop_assert_eq!(after == Written::Clean, !lacking.contains_key(&n));
+                    }
+                    Step::Drop(n) => if dirty.drop_block(at(n)) {
+                        lacking.remove(&n);
+                    } else {
+                        prop_assert!(writing.contains_key(&n));
+                    }
+                    Step::Retry => dirty.retry(),
+                }
+                prop_assert_eq!(dirty.len(), lacking.len());
+                prop_assert_eq!(dirty.writing(), writing.len());
+                for disk in 0..2 {
+                    let oldest = lacking.iter().filter(|(n, _)| **n % 2 == disk).map(|(_, w)| w[0]).min();
+                    for upto in 0..=dirty.last().0 {
+                        let number = DiskNumber(disk as u16);
+                        prop_assert_eq!(
+                            dirty.is_written(number, WriteNumber(upto)),
+                            oldest.is_none_or(|oldest| oldest > upto)
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_oldest_write_comes_first_even_if_overwritten() {
+        let mut dirty = Dirty::default();
+        for number in [4, 2, 0, 4] {
+            dirty.write(at(number), Duration::from_secs(number));
+        }
+        let all: Vec<_> = dirty.oldest(DiskNumber(0), dirty.last()).collect();
+        assert_eq!(all, [at(4), at(2), at(0)]);
+        assert_eq!(dirty.oldest_of_all(), Some(at(4)));
+        assert_eq!(
+            dirty.born_before(Duration::from_secs(4)).count(),
+            0,
+            "the oldest is young"
+        );
+    }
+}

@@ -1,0 +1,366 @@
+//! Which guest page frame holds which block, and the other way round: P2S and S2P of \[LS07\] §3.
+//!
+//! Each I/O replaces what both tables said. A frame may hold a block's contents (P2S) although another frame is the
+//! block's newest one (S2P); the tables *agree* on a frame where both name each other. With a frame's block goes the hash of
+//! what the I/O moved, or, while the I/O is under way, its ticket.
+//!
+//! Cost: 16 bytes a frame of guest RAM, allocated where used, in pieces of 16 MiB of guest RAM; and an entry of
+//! a hash table (about 20 bytes) for each block that has a newest frame.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+use crate::Location;
+
+/// Frames are numbered below this: 16 TiB of guest-physical addresses. I/O to frames beyond is not recorded.
+pub(crate) const FRAMES_MAX: u64 = 1 << 32;
+
+/// Frames in a piece of the table.
+const PIECE: usize = 1 << 12;
+
+/// Says that `word` is a ticket.
+const PENDING: u64 = 1 << 63;
+
+/// Names the I/O that last filled a frame or was filled from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket(pub u64);
+
+/// What a frame holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// What an I/O under way will have moved.
+    Pending(Location, Ticket),
+    /// The block's contents, which have this hash.
+    Contents(Location, u64),
+}
+
+impl Held {
+    pub(crate) fn location(self) -> Location {
+        match self {
+            Self::Pending(location, _) | Self::Contents(location, _) => location,
+        }
+    }
+}
+
+/// 0 where nothing is known; else the location + 1, with [`PENDING`], and the hash or ticket.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    location: u64,
+    word: u64,
+}
+
+/// Both tables.
+pub(crate) struct Frames {
+    pieces: Vec<Option<Box<[Entry]>>>,
+    newest: HashMap<Location, u32, RandomState>,
+    known: u64,
+}
+
+impl Frames {
+    pub(crate) fn new() -> Self {
+        Self {
+            pieces: Vec::new(),
+            newest: HashMap::default(),
+            known: 0,
+        }
+    }
+
+    /// How many frames have a block.
+    pub(crate) fn known(&self) -> u64 {
+        self.known
+    }
+
+    /// What the frame holds, as far as is known.
+    pub(crate) fn held(&self, frame: u64) -> Option<Held> {
+        let (piece, place) = place(frame)?;
+        let entry = self.pieces.get(piece)?.as_ref()?[place];
+        entry.held()
+    }
+
+    /// The frame that holds the block's newest contents, if any.
+    pub(crate) fn newest(&self, location: Location) -> Option<u64> {
+        self.newest.get(&location).copied().map(u64::from)
+    }
+
+    /// Records that an I/O between the frame and the block begins, or has moved these contents.
+    /// Frames beyond [`FRAMES_MAX`] are not recorded, and the block then has no newest frame.
+    pub(crate) fn set(&mut self, frame: u64, held: Held) {
+        self.release(frame);
+        let location = held.location();
+        let (Some((piece, place)), Ok(number)) = (place(frame), u32::try_from(frame)) else {
+            self.newest.remove(&location);
+            return;
+        };
+        if self.pieces.len() <= piece {
+            self.pieces.resize_with(piece + 1, || None);
+        }
+        let entries =
+            self.pieces[piece].get_or_insert_with(|| vec![Entry::default(); PIECE].into());
+        entries[place] = Entry::of(held);
+        self.newest.insert(location, number);
+        self.known += 1;
+    }
+
+    /// The I/O of that ticket has moved contents of this hash. Does nothing if the frame has been told of since.
+    pub(crate) fn finish(&mut self, frame: u64, ticket: Ticket, hash: u64) {
+        if let Some(entry) = self.pending(frame, ticket) {
+            entry.location &= !PENDING;
+            entry.word = hash;
+        }
+    }
+
+    /// What the I/O of that ticket moved is not known. Does nothing if the frame has been told of since.
+    pub(crate) fn abandon(&mut self, frame: u64, ticket: Ticket) {
+        if self.pending(frame, ticket).is_some() {
+            self.release(frame);
+        }
+    }
+
+    fn pending(&mut self, frame: u64, ticket: Ticket) -> Option<&mut Entry> {
+        let (piece, place) = place(frame)?;
+        let entry = &mut self.pieces.get_mut(piece)?.as_mut()?[place];
+        matches!(entry.held(), Some(Held::Pending(_, own)) if own == ticket).then_some(entry)
+    }
+
+    /// The frame holds nothing that is known any more.
+    pub(crate) fn release(&mut self, frame: u64) {
+        let Some(held) = self.take(frame) else { return };
+        if self.newest(held.location()) == Some(frame) {
+            self.newest.remove(&held.location());
+        }
+    }
+
+    /// The contents of one frame are in another now.
+    pub(crate) fn migrate(&mut self, from: u64, to: u64) {
+        if from == to {
+            return;
+        }
+        self.release(to);
+        let Some(held) = self.held(from) else { return };
+        if self.newest(held.location()) == Some(from) {
+            self.release(from);
+            self.set(to, held);
+        } else {
+            // It never was the newest; nor is the new frame.
+            self.release(from);
+        }
+    }
+
+    /// No frame holds the block any more: it was freed, or written in part.
+    pub(crate) fn forget(&mut self, location: Location) {
+        if let Some(frame) = self.newest.remove(&location) {
+            self.take(u64::from(frame));
+        }
+    }
+
+    /// No frame holds a block for which `gone` is true. As long as the table.
+    pub(crate) fn forget_where(&mut self, mut gone: impl FnMut(Location) -> bool) {
+        let locations: Vec<Location> = self.newest.keys().copied().filter(|l| gone(*l)).collect();
+        for location in locations {
+            self.forget(location);
+        }
+    }
+
+    /// How many blocks have a newest frame.
+    pub(crate) fn blocks(&self) -> usize {
+        self.newest.len()
+    }
+
+    /// Nothing is known any more.
+    pub(crate) fn clear(&mut self) {
+        self.pieces.clear();
+        self.newest.clear();
+        self.known = 0;
+    }
+
+    fn take(&mut self, frame: u64) -> Option<Held> {
+        let (piece, place) = place(frame)?;
+        let entry = &mut self.pieces.get_mut(piece)?.as_mut()?[place];
+        let held = entry.held()?;
+        *entry = Entry::default();
+        self.known -= 1;
+        Some(held)
+    }
+}
+
+/// Where the frame's entry is.
+fn place(frame: u64) -> Option<(usize, usize)> {
+    let frame = usize::try_from(frame).ok().filter(|_| frame < FRAMES_MAX)?;
+    Some((frame / PIECE, frame % PIECE))
+}
+
+impl Entry {
+    fn of(held: Held) -> Self {
+        match held {
+            Held::Pending(location, Ticket(word)) => Self {
+                location: (location.number() + 1) | PENDING,
+                word,
+            },
+            Held::Contents(location, word) => Self {
+                location: location.number() + 1,
+                word,
+            },
+        }
+    }
+
+    fn held(self) -> Option<Held> {
+        let location = Location::from_number((self.location & !PENDING).checked_sub(1)?);
+        Some(if self.location & PENDING == 0 {
+            Held::Contents(location, self.word)
+        } else {
+            Held::Pending(location, Ticket(self.word))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::DiskNumber;
+
+    fn block(number: u64) -> Location {
+        Location::new(DiskNumber(0), number)
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Set(u64, u64, u64),
+        Begin(u64, u64, u64),
+        Finish(u64, u64, u64),
+        Abandon(u64, u64),
+        Release(u64),
+        Migrate(u64, u64),
+        Forget(u64),
+        ForgetEven,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        // Frames of three pieces, so that their borders are met.
+        let frame = || (0..3u64, 0..4u64).prop_map(|(piece, at)| piece * PIECE as u64 + at);
+        let block = || 0..6u64;
+        prop_oneof![
+            3 => (frame(), block(), 0..9u64).prop_map(|(f, b, h)| Step::Set(f, b, h)),
+            3 => (frame(), block(), 0..4u64).prop_map(|(f, b, t)| Step::Begin(f, b, t)),
+            2 => (frame(), 0..4u64, 0..9u64).prop_map(|(f, t, h)| Step::Finish(f, t, h)),
+            1 => (frame(), 0..4u64).prop_map(|(f, t)| Step::Abandon(f, t)),
+            2 => frame().prop_map(Step::Release),
+            2 => (frame(), frame()).prop_map(|(f, t)| Step::Migrate(f, t)),
+            1 => block().prop_map(Step::Forget),
+            1 => Just(Step::ForgetEven),
+        ]
+    }
+
+    /// Both tables as two plain maps, after the rules of the paper and of migration.
+    #[derive(Default)]
+    struct Twin {
+        p2s: BTreeMap<u64, Held>,
+        s2p: BTreeMap<Location, u64>,
+    }
+
+    impl Twin {
+        fn release(&mut self, frame: u64) {
+            if let Some(held) = self.p2s.remove(&frame)
+                && self.s2p.get(&held.location()) == Some(&frame)
+            {
+                self.s2p.remove(&held.location());
+            }
+        }
+
+        fn set(&mut self, frame: u64, held: Held) {
+            self.release(frame);
+            self.p2s.insert(frame, held);
+            self.s2p.insert(held.location(), frame);
+        }
+
+        fn forget(&mut self, location: Location) {
+            if let Some(frame) = self.s2p.remove(&location) {
+                self.p2s.remove(&frame);
+            }
+        }
+
+        fn apply(&mut self, step: &Step) {
+            match *step {
+                Step::Set(f, b, h) => self.set(f, Held::Contents(block(b), h)),
+                Step::Begin(f, b, t) => self.set(f, Held::Pending(block(b), Ticket(t))),
+                Step::Finish(f, t, h) => {
+                    if let Some(&Held::Pending(l, Ticket(own))) = self.p2s.get(&f)
+                        && own == t
+                    {
+                        self.p2s.insert(f, Held::Contents(l, h));
+                    }
+                }
+                Step::Abandon(f, t) => {
+                    if matches!(self.p2s.get(&f), Some(Held::Pending(_, own)) if own.0 == t) {
+                        self.release(f);
+                    }
+                }
+                Step::Release(f) => self.release(f),
+                Step::Migrate(f, t) if f != t => {
+                    self.release(t);
+                    if let Some(&held) = self.p2s.get(&f) {
+                        let newest = self.s2p.get(&held.location()) == Some(&f);
+                        self.release(f);
+                        if newest {
+                            self.set(t, held);
+                        }
+                    }
+                }
+                Step::Migrate(..) => {}
+                Step::Forget(b) => self.forget(block(b)),
+                Step::ForgetEven => {
+                    for b in [0, 2, 4] {
+                        self.forget(block(b));
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_tables_are_two_maps(steps in prop::collection::vec(step(), 1..80)) {
+            let (mut frames, mut twin) = (Frames::new(), Twin::default());
+            for step in &steps {
+                twin.apply(step);
+                match *step {
+                    Step::Set(f, b, h) => frames.set(f, Held::Contents(block(b), h)),
+                    Step::Begin(f, b, t) => frames.set(f, Held::Pending(block(b), Ticket(t))),
+                    Step::Finish(f, t, h) => frames.finish(f, Ticket(t), h),
+                    Step::Abandon(f, t) => frames.abandon(f, Ticket(t)),
+                    Step::Release(f) => frames.release(f),
+                    Step::Migrate(f, t) => frames.migrate(f, t),
+                    Step::Forget(b) => frames.forget(block(b)),
+                    Step::ForgetEven => frames.forget_where(|l| l.block() % 2 == 0),
+                }
+                prop_assert_eq!(frames.known(), twin.p2s.len() as u64);
+                prop_assert_eq!(frames.blocks(), twin.s2p.len());
+                for frame in (0..3).flat_map(|p| (0..4).map(move |at| p * PIECE as u64 + at)) {
+                    prop_assert_eq!(frames.held(frame), twin.p2s.get(&frame).copied());
+                }
+                for b in 0..6 {
+                    prop_assert_eq!(frames.newest(block(b)), twin.s2p.get(&block(b)).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_beyond_all_ram_is_not_recorded() {
+        let mut frames = Frames::new();
+        frames.set(7, Held::Contents(block(1), 5));
+        frames.set(FRAMES_MAX, Held::Contents(block(1), 6));
+        frames.set(u64::MAX, Held::Contents(block(2), 6));
+        assert_eq!(frames.held(FRAMES_MAX), None);
+        assert_eq!(
+            frames.newest(block(1)),
+            None,
+            "frame 7 holds older contents"
+        );
+        assert_eq!(frames.known(), 1);
+    }
+}

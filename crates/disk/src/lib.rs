@@ -1,0 +1,50 @@
+//! A VM's disks over vhost-user, with an exclusive cache under them (\[LS07\] §3).
+#![deny(unsafe_code)]
+
+mod buffers;
+mod busy;
+mod cache;
+mod control_disk;
+mod dirty;
+mod dirty_log;
+mod engine;
+mod error;
+mod frames;
+mod inflight;
+mod machine;
+mod memory;
+mod notices;
+pub mod protocol;
+mod queue;
+mod second_chance;
+mod segments;
+mod source;
+mod stats;
+mod storage;
+mod sys;
+mod types;
+mod vhost;
+
+pub use control_disk::{BadRequest, ControlDisk};
+pub use dirty_log::{DirtyLog, DirtyLogError, DiskIdentity, LeftPages};
+pub use engine::Engine;
+pub use error::DiskError;
+pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Socket};
+pub use memory::{GuestRam, RamError, RamRegion};
+pub use notices::{AttachError, BlockSink, Drained, FrameSink, Notices, RingMemory};
+pub use second_chance::{PoolRequest, Pools, SecondChance};
+pub use source::{MissObserver, Misses, misses};
+pub use stats::{DiskStats, EngineStats, MachineStats, RingStats, SecondChanceStats};
+pub use storage::Direct;
+pub use sys::{Buffer, Ring, RingCompletion};
+pub use types::{
+    Action, ByteRange, CacheMode, Completed, Contents, DirtyPages, DiskNumber, EngineOptions,
+    GuestData, Location, Notice, Observer, Operation, Order, OrderId, OutsideRam, PAGE_BYTES, Page,
+    Request, Segment, Status, Tag, WriteMode,
+};
+
+/// What fuzz targets of private code call.
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::queue::fuzz_request as request;
+}

@@ -1,0 +1,315 @@
+//! A guest's RAM, as its VM's vhost-user messages describe it.
+//!
+//! Data is copied with `pread` and `pwrite` on the file behind the RAM: a mapping that the daemon touches keeps page-table
+//! entries, and while there are any, the VM cannot be traced by `process_madvise(MADV_PAGEOUT)`. Rings, request headers and
+//! status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM that cannot be written
+//! as a file (hugetlbfs) goes by the mapping throughout.
+//!
+//! A file that shrinks behind a mapping kills who touches it. So the file is sealed against that where it allows (memfd
+//! with sealing, as QEMU makes it) and is checked to be long enough. With a file that cannot be sealed, a VM's own QEMU
+//! can still kill the VM's daemon, which serves nobody else.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{SealFlags, fcntl_add_seals, fstatfs};
+use vm_memory::{
+    Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap,
+};
+
+use crate::{GuestData, OutsideRam, sys};
+
+/// File system magic of hugetlbfs, whose files cannot be written with `pwrite`.
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// A piece of guest RAM and the file behind it.
+#[derive(Debug, Clone)]
+pub struct RamRegion {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// What holds it.
+    pub file: Arc<File>,
+    /// Where in the file it begins.
+    pub offset: u64,
+}
+
+/// Why memory cannot be guest RAM.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RamError {
+    /// The file does not hold it.
+    #[error("{bytes} bytes at {offset} are beyond the end of the file of RAM")]
+    FileTooShort {
+        /// Where in the file.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Regions overlap, or there are none.
+    #[error("regions of RAM overlap, are empty or are none")]
+    Regions,
+    /// It cannot be mapped.
+    #[error("RAM cannot be mapped")]
+    Map(#[source] io::Error),
+}
+
+/// A guest's RAM. A request in flight keeps it by an `Arc`.
+#[derive(Debug)]
+pub struct GuestRam {
+    mapped: GuestMemoryMmap<()>,
+    regions: Vec<Region>,
+    touched: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Region {
+    start: u64,
+    end: u64,
+    file: Arc<File>,
+    offset: u64,
+    /// Whether data goes by the mapping.
+    by_mapping: bool,
+}
+
+impl GuestRam {
+    /// Maps RAM made of these regions, given in any order.
+    ///
+    /// # Errors
+    /// See [`RamError`].
+    pub fn new(mut regions: Vec<RamRegion>) -> Result<Self, RamError> {
+        regions.sort_by_key(|region| region.address);
+        let mut mapped = Vec::new();
+        let mut kept = Vec::new();
+        for region in regions {
+            // Refused by files that are no memfd, or were made without sealing.
+            let _ = fcntl_add_seals(&region.file, SealFlags::SHRINK);
+            let (offset, bytes) = (region.offset, region.bytes);
+            let end = region.address.checked_add(bytes).ok_or(RamError::Regions)?;
+            let file_bytes = region.file.metadata().map_err(RamError::Map)?.len();
+            if offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
+                return Err(RamError::FileTooShort { offset, bytes });
+            }
+            let length = usize::try_from(bytes).map_err(|_| RamError::Regions)?;
+            let place = FileOffset::from_arc(Arc::clone(&region.file), offset);
+            let start = GuestAddress(region.address);
+            let mapping = GuestRegionMmap::from_range(start, length, Some(place))
+                .map_err(|error| RamError::Map(io::Error::other(error)))?;
+            mapped.push(mapping);
+            let by_mapping = fstatfs(&region.file)
+                .map_err(|error| RamError::Map(error.into()))?
+                .f_type
+                == HUGETLBFS_MAGIC;
+            kept.push(Region {
+                start: region.address,
+                end,
+                file: region.file,
+                offset,
+                by_mapping,
+            });
+        }
+        let mapped = GuestMemoryMmap::from_regions(mapped).map_err(|_| RamError::Regions)?;
+        Ok(Self {
+            mapped,
+            regions: kept,
+            touched: AtomicBool::new(false),
+        })
+    }
+
+    /// The mapping: for rings and headers, not for data.
+    #[must_use]
+    pub fn mapped(&self) -> &GuestMemoryMmap<()> {
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+        &self.mapped
+    }
+
+    /// Whether the whole range is RAM.
+    #[must_use]
+    pub fn contains(&self, address: u64, bytes: u64) -> bool {
+        let mut at = address;
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        while at < end {
+            let Some(region) = self.region(at) else {
+                return false;
+            };
+            at = region.end;
+        }
+        true
+    }
+
+    /// Drops the mapping's page-table entries, if there may be any.
+    pub fn sweep(&self) {
+        if self.touched.swap(false, Ordering::Relaxed) {
+            for region in self.mapped.iter() {
+                sys::drop_page_table_entries(region);
+            }
+        }
+    }
+
+    fn region(&self, address: u64) -> Option<&Region> {
+        let after = self
+            .regions
+            .partition_point(|region| region.start <= address);
+        let region = &self.regions[after.checked_sub(1)?];
+        (address < region.end).then_some(region)
+    }
+
+    /// Calls `copy` with each region that the range lies in, the address where, and the part of `0..bytes` it holds.
+    fn pieces(
+        &self,
+        address: u64,
+        bytes: usize,
+        mut copy: impl FnMut(&Region, u64, std::ops::Range<usize>) -> bool,
+    ) -> Result<(), OutsideRam> {
+        let outside = OutsideRam { address, bytes };
+        let mut done = 0;
+        while done < bytes {
+            let at = address.checked_add(done as u64).ok_or(outside)?;
+            let region = self.region(at).ok_or(outside)?;
+            let left = usize::try_from(region.end - at).unwrap_or(usize::MAX);
+            let end = bytes.min(done.saturating_add(left));
+            if !copy(region, at, done..end) {
+                return Err(outside);
+            }
+            done = end;
+        }
+        Ok(())
+    }
+}
+
+impl GuestData for GuestRam {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
+        self.pieces(address, bytes.len(), |region, at, part| {
+            let to = &mut bytes[part];
+            if region.by_mapping {
+                self.mapped().read_slice(to, GuestAddress(at)).is_ok()
+            } else {
+                let offset = region.offset + (at - region.start);
+                region.file.read_exact_at(to, offset).is_ok()
+            }
+        })
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam> {
+        self.pieces(address, bytes.len(), |region, at, part| {
+            let from = &bytes[part];
+            if region.by_mapping {
+                self.mapped().write_slice(from, GuestAddress(at)).is_ok()
+            } else {
+                let offset = region.offset + (at - region.start);
+                region.file.write_all_at(from, offset).is_ok()
+            }
+        })
+    }
+
+    fn frames_end(&self) -> u64 {
+        self.regions
+            .last()
+            .map_or(0, |region| region.end.div_ceil(4096))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: u64) -> Arc<File> {
+        let file = tempfile::tempfile_in("/dev/shm").expect("a file");
+        file.set_len(bytes).expect("its length");
+        Arc::new(file)
+    }
+
+    fn region(address: u64, bytes: u64, file: &Arc<File>, offset: u64) -> RamRegion {
+        RamRegion {
+            address,
+            bytes,
+            file: Arc::clone(file),
+            offset,
+        }
+    }
+
+    #[test]
+    fn data_crosses_regions_and_ends_where_ram_ends() {
+        let file = file(0x4000);
+        let ram = GuestRam::new(vec![
+            region(0x1_0000_0000, 0x1000, &file, 0x3000),
+            region(0x2000, 0x1000, &file, 0),
+            region(0x1000, 0x1000, &file, 0x1000),
+        ])
+        .expect("RAM");
+        let written: Vec<u8> = (0..0x1800).map(|i| (i % 251) as u8).collect();
+        ram.write(0x1400, &written).expect("in RAM");
+        let mut read = vec![0; 0x1800];
+        ram.read(0x1400, &mut read).expect("in RAM");
+        assert!(read == written);
+        // The same bytes by the mapping, and where the file has them.
+        ram.mapped()
+            .read_slice(&mut read, GuestAddress(0x1400))
+            .expect("mapped");
+        assert!(read == written);
+        let mut first = [0; 16];
+        file.read_exact_at(&mut first, 0x1400).expect("a read");
+        assert_eq!(first, written[..16]);
+
+        assert!(ram.write(0x2fff, &[1, 2]).is_err());
+        assert!(ram.read(0xfff, &mut [0]).is_err());
+        assert!(ram.read(u64::MAX, &mut [0; 2]).is_err());
+        assert!(ram.contains(0x1000, 0x2000) && !ram.contains(0x1000, 0x2001));
+        assert!(!ram.contains(u64::MAX, 2) && !ram.contains(0x3000, 1));
+        assert_eq!(ram.frames_end(), 0x10_0001);
+    }
+
+    #[test]
+    fn a_sweep_keeps_what_was_written_by_the_mapping() {
+        let file = file(0x2000);
+        let ram = GuestRam::new(vec![region(0, 0x2000, &file, 0)]).expect("RAM");
+        ram.mapped()
+            .write_obj(77u64, GuestAddress(0x1008))
+            .expect("in RAM");
+        ram.sweep();
+        assert_eq!(
+            ram.mapped()
+                .read_obj::<u64>(GuestAddress(0x1008))
+                .expect("in RAM"),
+            77
+        );
+        let mut bytes = [0; 8];
+        ram.read(0x1008, &mut bytes).expect("in RAM");
+        assert_eq!(u64::from_le_bytes(bytes), 77);
+    }
+
+    #[test]
+    fn regions_that_overlap_or_outgrow_their_file_are_refused() {
+        let file = file(0x2000);
+        let made = GuestRam::new(vec![
+            region(0, 0x2000, &file, 0),
+            region(0x1000, 0x1000, &file, 0),
+        ]);
+        assert!(matches!(made, Err(RamError::Regions)));
+        let made = GuestRam::new(vec![region(0, 0x2000, &file, 0x1000)]);
+        assert!(matches!(
+            made,
+            Err(RamError::FileTooShort {
+                offset: 0x1000,
+                bytes: 0x2000
+            })
+        ));
+        assert!(matches!(GuestRam::new(Vec::new()), Err(RamError::Regions)));
+    }
+
+    #[test]
+    fn data_beyond_a_file_that_shrank_is_outside_ram() {
+        let file = file(0x2000);
+        let ram = GuestRam::new(vec![region(0, 0x2000, &file, 0)]).expect("RAM");
+        file.set_len(0x1000).expect("a shorter file");
+        assert!(ram.read(0x1000, &mut [0; 8]).is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! A second chance for pages of the guest's disks: pools of a page store of the host, which the guest's device-mapper target
+//! puts into and gets from.
+//!
+//! The store may be another process and go away at any time. Then gets miss and puts are dropped, and as flushes may not have
+//! reached it, a pool in which any call failed is never used again: a new one is opened in its place.
+
+use std::io;
+
+use crate::protocol::control;
+use crate::{BlockSink, Page, SecondChanceStats};
+
+/// What pool is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolRequest {
+    /// Of this VM alone; a get removes the page.
+    Private,
+    /// Of all VMs that know its key; a get leaves the page. What a block holds must never change.
+    Shared {
+        /// Who knows it may put and get.
+        key: u128,
+    },
+}
+
+/// A page store with pools. Calls do not wait for long: a store that does not answer has failed.
+///
+/// An error leaves open whether the call was done. The pool is not used any more then, only closed.
+pub trait SecondChance: Send {
+    /// Opens a pool and returns its number, under which no other pool was ever known here: when a store that was away is
+    /// back, calls with a number from before fail. A private pool is empty.
+    ///
+    /// # Errors
+    /// If the store is out of reach or refuses.
+    fn open(&mut self, pool: PoolRequest) -> io::Result<u32>;
+
+    /// Closes a pool, reachable or not. The pages of a private one are dropped.
+    fn close(&mut self, pool: u32);
+
+    /// Keeps a page in place of what the pool had for the block; returns false if it is not kept, and then
+    /// nothing is found for the block.
+    ///
+    /// # Errors
+    /// If the store is out of reach.
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool>;
+
+    /// Looks for `count` blocks from `block` on and hands out those found, each with its number counted from `block`, at
+    /// most once.
+    ///
+    /// # Errors
+    /// If the store is out of reach; what was handed out holds.
+    fn get(
+        &mut self,
+        pool: u32,
+        block: u64,
+        count: u32,
+        found: &mut dyn FnMut(u32, &Page),
+    ) -> io::Result<()>;
+
+    /// Drops what the pool has for `count` blocks from `block` on.
+    ///
+    /// # Errors
+    /// If the store is out of reach.
+    fn flush(&mut self, pool: u32, block: u64, count: u32) -> io::Result<()>;
+
+    /// Drops all the pool has.
+    ///
+    /// # Errors
+    /// If the store is out of reach.
+    fn flush_pool(&mut self, pool: u32) -> io::Result<()>;
+}
+
+/// A pool the guest has opened.
+struct Pool {
+    request: PoolRequest,
+    /// Its number in the store; none after a failure.
+    number: Option<u32>,
+}
+
+/// The pools of a guest, under the guest's own numbers.
+pub struct Pools {
+    store: Option<Box<dyn SecondChance>>,
+    pools: [Option<Pool>; control::POOLS_MAX as usize],
+    stats: SecondChanceStats,
+}
+
+impl Pools {
+    /// Pools of a store, or of none.
+    #[must_use]
+    pub fn new(store: Option<Box<dyn SecondChance>>) -> Self {
+        let stats = SecondChanceStats {
+            available: store.is_some(),
+            ..SecondChanceStats::default()
+        };
+        Self {
+            store,
+            pools: [const { None }; control::POOLS_MAX as usize],
+            stats,
+        }
+    }
+
+    /// Whether there is a store.
+    #[must_use]
+    pub fn available(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Opens a pool and returns the guest's number for it.
+    ///
+    /// # Errors
+    /// If there is no store, no number is left, or the store says no.
+    pub fn open(&mut self, request: PoolRequest) -> io::Result<u32> {
+        let store = self.store.as_mut().ok_or(io::ErrorKind::Unsupported)?;
+        let mut numbers = (1..).zip(&mut self.pools);
+        let (ours, place) = (numbers.find(|(_, pool)| pool.is_none()))
+            .ok_or_else(|| io::Error::from(rustix::io::Errno::MFILE))?;
+        let number = store
+            .open(request)
+            .inspect_err(|_| self.stats.errors += 1)?;
+        *place = Some(Pool {
+            request,
+            number: Some(number),
+        });
+        self.stats.pools += 1;
+        Ok(ours)
+    }
+
+    /// Closes a pool; returns false if there is no such pool.
+    pub fn close(&mut self, pool: u32) -> bool {
+        let place = (pool as usize).wrapping_sub(1);
+        let Some(pool) = self.pools.get_mut(place).and_then(Option::take) else {
+            return false;
+        };
+        self.stats.pools -= 1;
+        if let (Some(store), Some(number)) = (&mut self.store, pool.number) {
+            store.close(number);
+        }
+        true
+    }
+
+    /// Closes all.
+    pub fn close_all(&mut self) {
+        for pool in 1..=control::POOLS_MAX {
+            self.close(pool);
+        }
+    }
+
+    /// Looks for `count` blocks, up to 64; those found are handed out with their number from `block`. Returns a bit for each
+    /// block found.
+    pub fn get(
+        &mut self,
+        pool: u32,
+        block: u64,
+        count: u32,
+        found: &mut dyn FnMut(u32, &Page),
+    ) -> u64 {
+        let mut hits = 0u64;
+        self.call(pool, |store, number| {
+            store.get(number, block, count, &mut |index, page| {
+                debug_assert!(index < count && hits & 1 << index == 0);
+                hits |= 1 << index;
+                found(index, page);
+            })
+        });
+        self.stats.gets += u64::from(count);
+        self.stats.hits += u64::from(hits.count_ones());
+        hits
+    }
+
+    /// Opens pools anew in whose stead a former one failed. To be called now and then.
+    pub fn turn(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        let failed = (self.pools.iter_mut().flatten()).filter(|pool| pool.number.is_none());
+        for pool in failed {
+            match store.open(pool.request) {
+                Ok(number) => pool.number = Some(number),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn stats(&self) -> SecondChanceStats {
+        self.stats.clone()
+    }
+
+    /// Calls the store about a pool that is open and has not failed. After an error it has.
+    fn call<T>(
+        &mut self,
+        pool: u32,
+        call: impl FnOnce(&mut dyn SecondChance, u32) -> io::Result<T>,
+    ) -> Option<T> {
+        let store = self.store.as_deref_mut()?;
+        let place = (pool as usize).wrapping_sub(1);
+        let pool = self.pools.get_mut(place)?.as_mut()?;
+        let number = pool.number?;
+        match call(store, number) {
+            Ok(answer) => Some(answer),
+            Err(_) => {
+                self.stats.errors += 1;
+                pool.number = None;
+                store.close(number);
+                None
+            }
+        }
+    }
+}
+
+impl BlockSink for Pools {
+    fn put(&mut self, pool: u32, block: u64, page: &Page) {
+        self.stats.puts += 1;
+        if self.call(pool, |store, number| store.put(number, block, page)) == Some(true) {
+            self.stats.stored += 1;
+        }
+    }
+
+    fn flush(&mut self, pool: u32, block: u64, count: u32) {
+        self.stats.flushed_blocks += u64::from(count);
+        self.call(pool, |store, number| store.flush(number, block, count));
+    }
+
+    /// Empties the private pools. Shared ones stay: what a block of theirs holds never changes, and they are not this VM's
+    /// to empty.
+    fn forget(&mut self) {
+        for pool in 1..=control::POOLS_MAX {
+            let private = self.pools[pool as usize - 1]
+                .as_ref()
+                .is_some_and(|pool| pool.request == PoolRequest::Private);
+            if private {
+                self.call(pool, |store, number| store.flush_pool(number));
+            }
+        }
+    }
+}

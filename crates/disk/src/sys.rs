@@ -1,0 +1,416 @@
+//! What Rust cannot check: page-aligned buffers, and an `io_uring` that owns what is in flight.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::mm::{Advice, madvise};
+use vm_memory::GuestRegionMmap;
+
+/// Alignment of buffers: what direct I/O asks for at most.
+const ALIGNMENT: usize = 4096;
+
+/// Memory for a transfer, aligned to 4 KiB.
+pub struct Buffer {
+    start: NonNull<u8>,
+    capacity: usize,
+    len: usize,
+}
+
+// SAFETY: a Buffer owns its memory alone, and has no thread-bound state.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Returns a zeroed buffer of `len` bytes, at least 1.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        let capacity = len.max(1).next_multiple_of(ALIGNMENT);
+        let layout = Self::layout(capacity);
+        // SAFETY: the layout is not of size 0.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self {
+            start,
+            capacity,
+            len,
+        }
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, ALIGNMENT).expect("a multiple of its alignment")
+    }
+
+    /// Bytes it can be [set](Self::set_len) to hold.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Changes the length, up to the capacity. What new bytes hold is arbitrary, but initialised.
+    ///
+    /// # Panics
+    /// Beyond the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.capacity,
+            "{len} bytes in a buffer of {}",
+            self.capacity
+        );
+        self.len = len;
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `capacity >= len` bytes from `start` are ours and were initialised when allocated.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is the only way to it.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+    }
+}
+
+/// Something that ended in a [`Ring`].
+pub struct RingCompletion {
+    /// Number it was given.
+    pub token: u64,
+    /// Bytes transferred, or poll events, or an error.
+    pub result: io::Result<u32>,
+    /// The buffer of a transfer.
+    pub buffer: Option<Buffer>,
+    /// Whether more will come under this token (of [`Ring::watch`]).
+    pub more: bool,
+}
+
+/// What is in flight: kept until the kernel is done with it.
+struct Flight {
+    token: u64,
+    buffer: Option<Buffer>,
+    _file: Option<Arc<File>>,
+    _timeout: Option<Box<types::Timespec>>,
+}
+
+/// An `io_uring` whose transfers own their buffers and files while they are in flight.
+pub struct Ring {
+    ring: IoUring,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    in_flight: usize,
+}
+
+impl Ring {
+    /// Makes a ring whose submission queue has `entries` entries (a power of two).
+    ///
+    /// # Errors
+    /// What the kernel says: there is no `io_uring` before Linux 5.11, and it may be forbidden
+    /// (`/proc/sys/kernel/io_uring_disabled`).
+    pub fn new(entries: u32) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_cqsize(entries * 4)
+            .setup_clamp()
+            .build(entries)?;
+        Ok(Self {
+            ring,
+            flights: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+        })
+    }
+
+    /// Transfers and watches under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push(&mut self, entry: squeue::Entry, flight: Flight) -> io::Result<()> {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() - 1
+        });
+        self.flights[place] = Some(flight);
+        self.in_flight += 1;
+        let entry = entry.user_data(place as u64);
+        loop {
+            // SAFETY: what the entry points to is owned by the flight, which stays until its completion was seen.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return Ok(());
+            }
+            self.submit()?;
+        }
+    }
+
+    /// Watches for input (or a hang-up), again and again until it is [no longer](Self::unwatch).
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions.
+    pub fn watch(&mut self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let events = (libc_poll::POLLIN | libc_poll::POLLRDHUP) as u32;
+        let entry = opcode::PollAdd::new(types::Fd(descriptor.as_raw_fd()), events)
+            .multi(true)
+            .build();
+        let flight = Flight {
+            token,
+            buffer: None,
+            _file: None,
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// Ends a watch; its last completion comes with an error.
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions.
+    pub fn unwatch(&mut self, token: u64) -> io::Result<()> {
+        let place = self
+            .flights
+            .iter()
+            .position(|flight| flight.as_ref().is_some_and(|flight| flight.token == token));
+        let Some(place) = place else { return Ok(()) };
+        let entry = opcode::PollRemove::new(place as u64).build();
+        let flight = Flight {
+            token: u64::MAX,
+            buffer: None,
+            _file: None,
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// Reads into the buffer from its byte `from` on; `offset` is that byte's place in the file.
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions; the buffer is lost.
+    ///
+    /// # Panics
+    /// If `from` is beyond the buffer.
+    pub fn read(
+        &mut self,
+        file: &Arc<File>,
+        offset: u64,
+        mut buffer: Buffer,
+        from: usize,
+        token: u64,
+    ) -> io::Result<()> {
+        let rest = &mut buffer[from..];
+        let len = u32::try_from(rest.len()).map_err(io::Error::other)?;
+        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), rest.as_mut_ptr(), len)
+            .offset(offset)
+            .build();
+        let flight = Flight {
+            token,
+            buffer: Some(buffer),
+            _file: Some(Arc::clone(file)),
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// Writes the buffer from its byte `from` on, whose place in the file is `offset`; `durable` asks for stable storage
+    /// (`RWF_DSYNC`).
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions; the buffer is lost.
+    ///
+    /// # Panics
+    /// If `from` is beyond the buffer.
+    pub fn write(
+        &mut self,
+        file: &Arc<File>,
+        offset: u64,
+        buffer: Buffer,
+        from: usize,
+        durable: bool,
+        token: u64,
+    ) -> io::Result<()> {
+        /// `RWF_DSYNC` of `pwritev2(2)`.
+        const DSYNC: i32 = 2;
+        let rest = &buffer[from..];
+        let len = u32::try_from(rest.len()).map_err(io::Error::other)?;
+        let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), rest.as_ptr(), len)
+            .offset(offset)
+            .rw_flags(if durable { DSYNC } else { 0 })
+            .build();
+        let flight = Flight {
+            token,
+            buffer: Some(buffer),
+            _file: Some(Arc::clone(file)),
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// Makes the file's data stable.
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions.
+    pub fn sync(&mut self, file: &Arc<File>, token: u64) -> io::Result<()> {
+        let entry = opcode::Fsync::new(types::Fd(file.as_raw_fd()))
+            .flags(types::FsyncFlags::DATASYNC)
+            .build();
+        let flight = Flight {
+            token,
+            buffer: None,
+            _file: Some(Arc::clone(file)),
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// `fallocate(2)` with these mode bits.
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions.
+    pub fn allocate(
+        &mut self,
+        file: &Arc<File>,
+        mode: i32,
+        offset: u64,
+        bytes: u64,
+        token: u64,
+    ) -> io::Result<()> {
+        let entry = opcode::Fallocate::new(types::Fd(file.as_raw_fd()), bytes)
+            .offset(offset)
+            .mode(mode)
+            .build();
+        let flight = Flight {
+            token,
+            buffer: None,
+            _file: Some(Arc::clone(file)),
+            _timeout: None,
+        };
+        self.push(entry, flight)
+    }
+
+    /// Completes under `token` after a while, once.
+    ///
+    /// # Errors
+    /// If the kernel takes no submissions.
+    pub fn alarm(&mut self, after: Duration, token: u64) -> io::Result<()> {
+        let timeout = Box::new(types::Timespec::from(after));
+        let entry = opcode::Timeout::new(&raw const *timeout).build();
+        let flight = Flight {
+            token,
+            buffer: None,
+            _file: None,
+            _timeout: Some(timeout),
+        };
+        self.push(entry, flight)
+    }
+
+    /// Hands what was asked for to the kernel.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn submit(&mut self) -> io::Result<()> {
+        self.enter(0)
+    }
+
+    /// Hands what was asked for to the kernel and waits until something has ended.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn wait(&mut self) -> io::Result<()> {
+        self.enter(1)
+    }
+
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        loop {
+            match self.ring.submit_and_wait(want) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The completion queue is full: what is there must be taken first.
+                Err(error)
+                    if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
+                {
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What has ended, if anything.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "more may come after nothing has"
+    )]
+    pub fn next(&mut self) -> Option<RingCompletion> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            let place = usize::try_from(entry.user_data()).ok()?;
+            let more = io_uring::cqueue::more(entry.flags());
+            let slot = self.flights.get_mut(place)?;
+            let (token, buffer) = if more {
+                (slot.as_ref()?.token, None)
+            } else {
+                let flight = slot.take()?;
+                self.free.push(place);
+                self.in_flight -= 1;
+                (flight.token, flight.buffer)
+            };
+            if token == u64::MAX {
+                continue; // Of an unwatch.
+            }
+            let result = u32::try_from(entry.result())
+                .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
+            return Some(RingCompletion {
+                token,
+                result,
+                buffer,
+                more,
+            });
+        }
+    }
+}
+
+/// Drops the page-table entries of a mapping of guest RAM. What the RAM holds stays.
+pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
+    if region.file_offset().is_none() {
+        return; // Anonymous: its contents would go.
+    }
+    // SAFETY: the range is a mapping that `region` owns, made with MAP_SHARED of a file (as all with a file offset are), so
+    // that its contents are the file's and are as they were afterwards. It is only accessed with volatile operations.
+    let dropped = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontNeed) };
+    debug_assert!(dropped.is_ok(), "a mapping of ours: {dropped:?}");
+}
+
+/// Bits of `poll(2)`.
+mod libc_poll {
+    pub const POLLIN: i16 = 0x001;
+    pub const POLLRDHUP: i16 = 0x2000;
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel may still write to buffers in flight: they live on unless it is done with them. Transfers end by
+        // themselves; watches do not, but own no memory.
+        for flight in self.flights.iter_mut().filter_map(Option::take) {
+            std::mem::forget(flight);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! What passes between a disk's queues, its cache and its storage.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Buffer;
+
+/// Bytes of a page and of a block.
+pub const PAGE_BYTES: usize = 4096;
+
+/// The contents of a page.
+pub type Page = [u8; PAGE_BYTES];
+
+/// Which disk of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DiskNumber(pub u16);
+
+/// A block of a disk of the VM: where a page of contents is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Location(u64);
+
+impl Location {
+    /// Blocks of a disk are numbered below this: disks of up to 4 EiB.
+    pub const BLOCKS_MAX: u64 = 1 << 50;
+    /// Disks are numbered below this.
+    pub const DISKS_MAX: u16 = 1 << 12;
+
+    /// The block `block` (of 4 KiB, below [`BLOCKS_MAX`](Self::BLOCKS_MAX)) of a disk.
+    #[must_use]
+    pub const fn new(disk: DiskNumber, block: u64) -> Self {
+        debug_assert!(block < Self::BLOCKS_MAX && disk.0 < Self::DISKS_MAX);
+        Self((disk.0 as u64) << 50 | block)
+    }
+
+    /// The location of that [`number`](Self::number).
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Which disk.
+    #[must_use]
+    pub fn disk(self) -> DiskNumber {
+        DiskNumber((self.0 >> 50) as u16)
+    }
+
+    /// Which block of it.
+    #[must_use]
+    pub fn block(self) -> u64 {
+        self.0 & (Self::BLOCKS_MAX - 1)
+    }
+
+    /// Both in one number, below 2^62: the identity of the page in curves.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.disk().0, self.block())
+    }
+}
+
+/// Guest memory that data is copied from and to. Addresses are guest-physical, supplied by the guest and not to be
+/// trusted.
+pub trait GuestData: Send + Sync {
+    /// Copies from the guest.
+    ///
+    /// # Errors
+    /// [`OutsideRam`] if any byte of the range is; what `bytes` then holds is arbitrary.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam>;
+
+    /// Copies to the guest.
+    ///
+    /// # Errors
+    /// [`OutsideRam`] if any byte of the range is; part of it may have been written.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam>;
+
+    /// One past the highest page frame number of RAM.
+    fn frames_end(&self) -> u64;
+}
+
+/// A range of guest-physical addresses is not wholly RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes at guest-physical {address:#x} are not RAM")]
+pub struct OutsideRam {
+    /// Where the range begins.
+    pub address: u64,
+    /// How long it is.
+    pub bytes: usize,
+}
+
+/// A piece of a request's data in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: u32,
+}
+
+/// A range of a disk, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// Names a request until it is completed. Chosen by whoever submits it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag(pub u64);
+
+/// What a guest asks of a disk. Ranges are within the disk and multiples of 512 bytes: whoever submits has checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill `segments` with what is stored from `offset` on.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Where to.
+        segments: Vec<Segment>,
+    },
+    /// Store `segments` from `offset` on.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Where from.
+        segments: Vec<Segment>,
+        /// Whether it must be on stable storage before it completes (the disk has no volatile cache for this guest).
+        durable: bool,
+    },
+    /// All writes completed so far must be on stable storage before this completes.
+    Flush,
+    /// The ranges' contents are of no use any more; what is read from them is arbitrary until written.
+    Discard(Vec<ByteRange>),
+    /// The ranges read as zeros; with `unmap` their storage may be freed.
+    WriteZeroes {
+        /// Which.
+        ranges: Vec<ByteRange>,
+        /// Whether their storage may be freed.
+        unmap: bool,
+    },
+}
+
+/// A guest's request. Holds the guest's memory until it is completed.
+pub struct Request {
+    /// Of which disk.
+    pub disk: DiskNumber,
+    /// Its name.
+    pub tag: Tag,
+    /// What is to be done.
+    pub operation: Operation,
+    /// Where the segments are.
+    pub ram: Arc<dyn GuestData>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Done.
+    Ok,
+    /// Failed; a read's buffer and a written range hold arbitrary mixtures of old and new.
+    IoError,
+    /// The disk cannot do this.
+    Unsupported,
+}
+
+/// A request that is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completed {
+    /// Of which disk.
+    pub disk: DiskNumber,
+    /// Its name.
+    pub tag: Tag,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// Names an order until it is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OrderId(pub u64);
+
+/// What the storage of a disk is to do.
+pub enum Action {
+    /// Fill the buffer from `offset` on.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Where to; as long as what is to be read.
+        buffer: Buffer,
+    },
+    /// Store the buffer from `offset` on.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What.
+        buffer: Buffer,
+        /// Whether it must be on stable storage when it is carried out.
+        durable: bool,
+    },
+    /// Make everything carried out so far stable.
+    Sync,
+    /// Free the range (its contents become arbitrary).
+    Discard(ByteRange),
+    /// Make the range read as zeros; with `unmap` by freeing it, where the storage can.
+    Zero {
+        /// Which.
+        range: ByteRange,
+        /// Whether to free it.
+        unmap: bool,
+    },
+}
+
+/// An order to the storage of a disk. Orders may be carried out in any order and at once; those that must
+/// follow one another are not given before the first is carried out.
+pub struct Order {
+    /// Its name.
+    pub id: OrderId,
+    /// Which disk's storage.
+    pub disk: DiskNumber,
+    /// What to do.
+    pub action: Action,
+}
+
+/// What the guest tells of its page frames (`PLIMSOLL_EVICT` and so on in `guest/module/plimsoll_protocol.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// Reclaim takes the frame, whose contents are as they were last read or written.
+    Evict {
+        /// Page frame number.
+        frame: u64,
+    },
+    /// The frame leaves the page cache otherwise.
+    Release {
+        /// Page frame number.
+        frame: u64,
+    },
+    /// The frame enters the page cache.
+    Add {
+        /// Page frame number.
+        frame: u64,
+    },
+    /// Its contents move to another frame.
+    Migrate {
+        /// Page frame number.
+        frame: u64,
+        /// That of the frame they move to.
+        to: u64,
+    },
+}
+
+/// Contents that came with an eviction.
+#[derive(Clone, Copy)]
+pub enum Contents<'a> {
+    /// A copy made by the guest when it evicted the page.
+    Copied(&'a Page),
+    /// Whatever the frame holds now: it may have been used again since.
+    Lazy(&'a dyn GuestData),
+}
+
+/// How pages come into the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// There is no cache.
+    None,
+    /// From guest memory, as the guest evicts them; \[LS07\] §3.
+    #[default]
+    Exclusive,
+    /// Read again from storage when the guest evicts them, for comparison; \[LS07\] fig. 4.
+    FromStorage,
+}
+
+/// When a write reaches storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteMode {
+    /// Before it completes.
+    #[default]
+    Through,
+    /// Later: at a flush, when too much is dirty, or after a while.
+    Delayed,
+}
+
+/// What the engine is to be.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// How pages come into the cache.
+    pub mode: CacheMode,
+    /// Bytes of memory for the cache, metadata included.
+    pub cache_bytes: u64,
+    /// Most bytes the cache can be resized to.
+    pub cache_bytes_max: u64,
+    /// When writes reach storage.
+    pub write: WriteMode,
+    /// Most dirty pages held.
+    pub dirty_pages_max: u64,
+    /// Longest a page stays dirty.
+    pub dirty_age_max: Duration,
+    /// Whether contents are admitted only if they are those of the last I/O, by their hash. Off only for experiments.
+    pub hash_check: bool,
+    /// Whether a page is admitted only if it is the newest one of its location. Off only for experiments.
+    pub newest_check: bool,
+    /// Compare each page served from the cache with storage, and count those that differ. For experiments: costs a read.
+    pub verify: bool,
+}
+
+/// Is told of references above the guest's own memory, in order: what a ghost buffer makes a curve of.
+pub trait Observer: Send {
+    /// The guest read a block it does not hold.
+    fn missed(&mut self, page: Location);
+    /// The guest evicted a page that can be cached.
+    fn evicted(&mut self, page: Location);
+    /// The block was written or freed: a copy of what it held is of no use any more.
+    fn released(&mut self, page: Location);
+    /// Nothing told before is of use any more.
+    fn cleared(&mut self);
+}
+
+/// Keeps dirty pages where they outlive the process.
+pub trait DirtyPages: Send {
+    /// Keeps the page, in place of any it has of the location. When this returns, it survives the process.
+    ///
+    /// # Errors
+    /// If it could not be written. The page kept before, if any, is then still there.
+    fn record(&mut self, location: Location, page: &Page) -> std::io::Result<()>;
+
+    /// The location's page is on storage, or of no use any more.
+    fn clean(&mut self, location: Location);
+}

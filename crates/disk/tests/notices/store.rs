@@ -1,0 +1,109 @@
+//! A page store in this process, which can be made to go away.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use plimsoll_disk::{Page, PoolRequest, SecondChance};
+use plimsoll_hcache::{Client, ClientOptions, Handle, PoolId, PoolOptions, Store, StoreOptions};
+
+pub struct LocalStore {
+    client: Client,
+    /// Pools by their number.
+    pools: Vec<PoolId>,
+    pub away: Arc<AtomicBool>,
+    pub calls: Arc<AtomicU32>,
+}
+
+pub fn store() -> Store {
+    Store::new(StoreOptions::new(16 << 20)).unwrap()
+}
+
+impl LocalStore {
+    pub fn new(store: &Store) -> Self {
+        Self {
+            client: store.create_client(ClientOptions::new("test")).unwrap(),
+            pools: Vec::new(),
+            away: Arc::default(),
+            calls: Arc::default(),
+        }
+    }
+
+    fn pool(&self, number: u32) -> io::Result<PoolId> {
+        self.calls.fetch_add(1, Relaxed);
+        if self.away.load(Relaxed) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(self.pools[number as usize])
+    }
+}
+
+fn handle(pool: PoolId, block: u64) -> Handle {
+    Handle {
+        pool,
+        object: block >> 32,
+        index: block as u32,
+    }
+}
+
+impl SecondChance for LocalStore {
+    fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
+        if self.away.load(Relaxed) {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let options = match pool {
+            PoolRequest::Private => PoolOptions::private(),
+            PoolRequest::Shared { key } => PoolOptions::shared(key),
+        };
+        let pool = self.client.create_pool(options).map_err(io::Error::other)?;
+        self.pools.push(pool);
+        Ok(self.pools.len() as u32 - 1)
+    }
+
+    fn close(&mut self, pool: u32) {
+        self.client.destroy_pool(self.pools[pool as usize]).unwrap();
+    }
+
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool> {
+        let pool = self.pool(pool)?;
+        Ok((self.client.put(handle(pool, block), page))
+            .map_err(io::Error::other)?
+            .is_stored())
+    }
+
+    fn get(
+        &mut self,
+        pool: u32,
+        block: u64,
+        count: u32,
+        found: &mut dyn FnMut(u32, &Page),
+    ) -> io::Result<()> {
+        let pool = self.pool(pool)?;
+        let mut page = [0; 4096];
+        for index in 0..count {
+            let handle = handle(pool, block + u64::from(index));
+            if self
+                .client
+                .get(handle, &mut page)
+                .map_err(io::Error::other)?
+            {
+                found(index, &page);
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, pool: u32, block: u64, count: u32) -> io::Result<()> {
+        let pool = self.pool(pool)?;
+        for index in 0..u64::from(count) {
+            (self.client.flush(handle(pool, block + index))).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn flush_pool(&mut self, pool: u32) -> io::Result<()> {
+        let pool = self.pool(pool)?;
+        self.client.flush_pool(pool).map_err(io::Error::other)?;
+        Ok(())
+    }
+}

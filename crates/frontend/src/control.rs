@@ -1,0 +1,188 @@
+//! The guest's side of the control disk.
+
+use std::io;
+
+use crate::virtqueue::Segment;
+use crate::{Bank, Driver, FrontendError, NoticeRing, PAGE_BYTES, Page, Request};
+
+const MAGIC: u64 = 0x314c_5443_534d_4c50;
+const VERSION: u32 = 1;
+/// Most blocks of a get.
+const GET_PAGES_MAX: usize = 64;
+
+const ATTACH: u32 = 1;
+const DETACH: u32 = 2;
+const KICK: u32 = 3;
+const POOL_OPEN: u32 = 4;
+const POOL_CLOSE: u32 = 5;
+
+/// What a get of consecutive blocks brought, one by one.
+pub type Gotten = Vec<Option<Box<Page>>>;
+
+/// The control disk, over a driver of it.
+pub struct ControlDisk {
+    driver: Driver,
+    sequence: u64,
+    buffer: u64,
+}
+
+impl ControlDisk {
+    /// Takes a driver of a control disk.
+    #[must_use]
+    pub fn new(driver: Driver) -> Self {
+        let buffer = driver
+            .ram()
+            .allocate(Bank::High, (GET_PAGES_MAX + 1) * PAGE_BYTES);
+        Self {
+            driver,
+            sequence: 0,
+            buffer,
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&mut self) -> &mut Driver {
+        &mut self.driver
+    }
+
+    /// What the host offers, `PLIMSOLL_HAS_*`.
+    ///
+    /// # Errors
+    /// [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    pub fn features(&mut self) -> Result<u32, FrontendError> {
+        let mut info = [0; 512];
+        self.driver.read(0, &mut info)?;
+        if u64_at(&info, 0) != MAGIC || u32_at(&info, 8) != VERSION {
+            return Err(FrontendError::BadAnswer("information"));
+        }
+        Ok(u32_at(&info, 12))
+    }
+
+    /// Has the host read a ring.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    pub fn attach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
+        let arguments = [ring.address(), ring.nonce(), 0, 0];
+        self.command(ATTACH, arguments).map(drop)
+    }
+
+    /// Has the host let go of a ring.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    pub fn detach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
+        self.command(DETACH, [ring.nonce(), 0, 0, 0]).map(drop)
+    }
+
+    /// Has the host take what is in the ring.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    pub fn kick(&mut self) -> Result<(), FrontendError> {
+        self.command(KICK, [0; 4]).map(drop)
+    }
+
+    /// Opens a pool, of one's own or shared by a key; its number.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    pub fn open_pool(&mut self, shared: Option<u128>) -> Result<u32, FrontendError> {
+        let key = shared.unwrap_or(0).to_le_bytes();
+        let arguments = [
+            u64::from(shared.is_some()),
+            u64_at(&key, 0),
+            u64_at(&key, 8),
+            0,
+        ];
+        let pool = self.command(POOL_OPEN, arguments)?;
+        u32::try_from(pool).map_err(|_| FrontendError::BadAnswer("pool"))
+    }
+
+    /// Closes a pool.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    pub fn close_pool(&mut self, pool: u32) -> Result<(), FrontendError> {
+        self.command(POOL_CLOSE, [u64::from(pool), 0, 0, 0])
+            .map(drop)
+    }
+
+    /// Gives any command; the value of its answer.
+    ///
+    /// # Errors
+    /// [`FrontendError::Refused`] with what the host says, [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    pub fn command(&mut self, command: u32, arguments: [u64; 4]) -> Result<u64, FrontendError> {
+        self.sequence += 1;
+        let mut bytes = [0; 512];
+        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&command.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        for (place, argument) in bytes[24..56].chunks_mut(8).zip(arguments) {
+            place.copy_from_slice(&argument.to_le_bytes());
+        }
+        self.driver.write(0, &bytes)?;
+        let mut answer = [0; 512];
+        self.driver.read(512, &mut answer)?;
+        if u64_at(&answer, 0) != MAGIC || u64_at(&answer, 8) != self.sequence {
+            return Err(FrontendError::BadAnswer("answer"));
+        }
+        match i32::try_from(u32_at(&answer, 16)) {
+            Ok(0) => Ok(u64_at(&answer, 24)),
+            Ok(status) => Err(FrontendError::Refused(io::Error::from_raw_os_error(status))),
+            Err(_) => Err(FrontendError::BadAnswer("status")),
+        }
+    }
+
+    /// Gets `count` blocks of a pool, 1 to 64.
+    ///
+    /// # Errors
+    /// [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    ///
+    /// # Panics
+    /// If `count` is out of range.
+    pub fn get(&mut self, pool: u32, block: u64, count: usize) -> Result<Gotten, FrontendError> {
+        assert!((1..=GET_PAGES_MAX).contains(&count), "1 to 64 blocks");
+        let bytes = u32::try_from(count * PAGE_BYTES).expect("few");
+        let answer_at = self.buffer + u64::from(bytes);
+        self.driver.ram().write(answer_at, &[0; 512]);
+        let segments = [
+            Segment {
+                address: self.buffer,
+                bytes,
+            },
+            Segment {
+                address: answer_at,
+                bytes: 512,
+            },
+        ];
+        self.driver.execute(&Request::Read {
+            sector: u64::from(pool) << 47 | block << 3,
+            segments: &segments,
+        })?;
+        let mut answer = [0; 512];
+        let ram = self.driver.ram();
+        ram.read(answer_at, &mut answer);
+        if u64_at(&answer, 0) != MAGIC {
+            return Err(FrontendError::BadAnswer("get"));
+        }
+        let hits = u64_at(&answer, 8);
+        let pages = (0..count as u64).map(|at| {
+            (hits >> at & 1 == 1).then(|| {
+                let mut page = Box::new([0; PAGE_BYTES]);
+                ram.read(self.buffer + at * PAGE_BYTES as u64, &mut page[..]);
+                page
+            })
+        });
+        Ok(pages.collect())
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[at + byte]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}

@@ -1,0 +1,24 @@
+//! A virtual machine's side of its disks, without the machine: a driver of vhost-user-blk devices in user space.
+//!
+//! It gives a daemon RAM and virtqueues as QEMU does, keeps the region of requests in flight over the daemon's death, and
+//! can do what no sane guest does. Beside it stands what the guest's module does: a ring of notices and the control disk
+//! (`guest/module/plimsoll_protocol.h`).
+//!
+//! For tests and benchmarks. Addresses and indices given to it are asserted; what the daemon says is not trusted.
+#![forbid(unsafe_code)]
+
+mod config;
+mod control;
+mod driver;
+mod error;
+mod notices;
+mod ram;
+mod virtqueue;
+
+pub use config::Config;
+pub use control::{ControlDisk, Gotten};
+pub use driver::{Driver, DriverOptions};
+pub use error::FrontendError;
+pub use notices::{NoticeRing, Record, RingOptions};
+pub use ram::{Bank, PAGE_BYTES, Page, Ram, RamOptions};
+pub use virtqueue::{Completion, Descriptor, Request, Segment, Status, Virtqueue};

@@ -1,0 +1,316 @@
+//! The guest's end of the ring of notices: `struct plimsoll_ring` and its records.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::{Bank, PAGE_BYTES, Page, Ram};
+
+const MAGIC: u64 = 0x3147_4e52_534d_4c50;
+const VERSION: u32 = 1;
+/// Where words lie in the header.
+const HEAD: u64 = 0x40;
+const SLOT_HEAD: u64 = 0x48;
+const LOST: u64 = 0x50;
+const MEMORY_PAGES: u64 = 0x58;
+const TAIL: u64 = 0x80;
+const SLOT_TAIL: u64 = 0x88;
+const ATTACHED: u64 = 0x90;
+const CHUNKS: u64 = 0x100;
+const RECORD_BYTES: u64 = 32;
+
+/// How large a ring is. Numbers are powers of two.
+#[derive(Debug, Clone)]
+pub struct RingOptions {
+    /// Records it holds.
+    pub records: u32,
+    /// Pages it holds; may be 0.
+    pub slots: u32,
+    /// Bytes of a chunk, at least a page.
+    pub chunk_bytes: u32,
+    /// Whether evictions come without contents.
+    pub lazy: bool,
+    /// What tells the ring from others.
+    pub nonce: u64,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        Self {
+            records: 1024,
+            slots: 256,
+            chunk_bytes: 64 << 10,
+            lazy: false,
+            nonce: 0x706c_696d_736f_6c6c,
+        }
+    }
+}
+
+/// A record, as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    /// One of the constants here, or any other number.
+    pub kind: u16,
+    /// [`DATA`](Self::DATA) and [`SWAP`](Self::SWAP).
+    pub flags: u16,
+    /// Number of blocks to flush.
+    pub count: u32,
+    /// Page frame number, or first block.
+    pub page: u64,
+    /// Frame moved to, or pool.
+    pub other: u64,
+    /// Number of the slot, with [`DATA`](Self::DATA).
+    pub slot: u64,
+}
+
+impl Record {
+    /// Reclaim takes a frame.
+    pub const EVICT: u16 = 1;
+    /// A frame leaves the page cache otherwise.
+    pub const RELEASE: u16 = 2;
+    /// A frame enters the page cache.
+    pub const ADD: u16 = 3;
+    /// Contents move to another frame.
+    pub const MIGRATE: u16 = 4;
+    /// A page for a pool.
+    pub const PUT: u16 = 5;
+    /// Blocks of a pool are no longer valid.
+    pub const FLUSH: u16 = 6;
+    /// It has a slot.
+    pub const DATA: u16 = 1;
+    /// It is of the swap cache.
+    pub const SWAP: u16 = 2;
+
+    fn bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.count.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.page.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.other.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.slot.to_le_bytes());
+        bytes
+    }
+}
+
+/// A ring of notices in RAM, which [`ControlDisk::attach`](crate::ControlDisk::attach) tells the host of.
+pub struct NoticeRing {
+    ram: Arc<Ram>,
+    options: RingOptions,
+    header: u64,
+    chunks: Vec<u64>,
+    head: u64,
+    slot_head: u64,
+    lost: u64,
+}
+
+impl NoticeRing {
+    /// Makes an empty ring.
+    #[must_use]
+    pub fn new(ram: &Arc<Ram>, options: RingOptions) -> Self {
+        let chunk_bytes = u64::from(options.chunk_bytes);
+        let count = (slots_at(&options) + u64::from(options.slots) * PAGE_BYTES as u64)
+            .div_ceil(chunk_bytes);
+        let header = ram.allocate(Bank::Low, PAGE_BYTES);
+        let chunks: Vec<_> = (0..count)
+            .map(|_| ram.allocate(Bank::High, options.chunk_bytes as usize))
+            .collect();
+        let mut ring = Self {
+            ram: Arc::clone(ram),
+            options,
+            header,
+            chunks,
+            head: 0,
+            slot_head: 0,
+            lost: 0,
+        };
+        ring.raw_header();
+        ring
+    }
+
+    /// Writes all that is constant in the header.
+    fn raw_header(&mut self) {
+        let options = &self.options;
+        let mut bytes = MAGIC.to_le_bytes().to_vec();
+        let chunks = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
+        for word in [
+            VERSION,
+            options.chunk_bytes,
+            options.records,
+            options.slots,
+            chunks,
+            u32::from(options.lazy),
+        ] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(options.nonce.to_le_bytes());
+        self.ram.write(self.header, &bytes);
+        for (at, chunk) in (0..).zip(&self.chunks) {
+            let place = self.header + CHUNKS + 8 * at;
+            self.ram.write(place, &chunk.to_le_bytes());
+        }
+    }
+
+    /// Guest-physical address of the header.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.header
+    }
+
+    /// What tells the ring from others.
+    #[must_use]
+    pub fn nonce(&self) -> u64 {
+        self.options.nonce
+    }
+
+    /// Says how much RAM the guest has now.
+    pub fn set_memory_pages(&mut self, pages: u64) {
+        self.store(MEMORY_PAGES, pages);
+    }
+
+    /// Tells that reclaim takes a frame; `contents` are what it holds. Whether there was room.
+    pub fn evict(&mut self, frame: u64, contents: Option<&Page>) -> bool {
+        self.post(Record::EVICT, frame, 0, 0, contents)
+    }
+
+    /// Tells that a frame leaves the page cache. Whether there was room.
+    pub fn release(&mut self, frame: u64) -> bool {
+        self.post(Record::RELEASE, frame, 0, 0, None)
+    }
+
+    /// Tells that a frame enters the page cache. Whether there was room.
+    pub fn add(&mut self, frame: u64) -> bool {
+        self.post(Record::ADD, frame, 0, 0, None)
+    }
+
+    /// Tells that contents move to another frame. Whether there was room.
+    pub fn migrate(&mut self, frame: u64, to: u64) -> bool {
+        self.post(Record::MIGRATE, frame, to, 0, None)
+    }
+
+    /// Gives a page of a pool. Whether there was room.
+    pub fn put(&mut self, pool: u32, block: u64, contents: &Page) -> bool {
+        self.post(Record::PUT, block, u64::from(pool), 0, Some(contents))
+    }
+
+    /// Takes blocks of a pool back. Whether there was room.
+    pub fn flush(&mut self, pool: u32, block: u64, count: u32) -> bool {
+        self.post(Record::FLUSH, block, u64::from(pool), count, None)
+    }
+
+    /// As the module does: what finds no room is lost, and said to be before the next record.
+    fn post(
+        &mut self,
+        kind: u16,
+        page: u64,
+        other: u64,
+        count: u32,
+        contents: Option<&Page>,
+    ) -> bool {
+        let slots = u64::from(self.options.slots);
+        let no_record = self.head - self.tail() >= u64::from(self.options.records);
+        let no_slot = contents.is_some() && self.slot_head - self.slot_tail() >= slots;
+        if no_record || no_slot {
+            self.lose(1);
+            return false;
+        }
+        let mut record = Record {
+            kind,
+            flags: 0,
+            count,
+            page,
+            other,
+            slot: 0,
+        };
+        if let Some(contents) = contents {
+            record.flags = Record::DATA;
+            record.slot = self.slot_head;
+            self.raw_slot(contents);
+        }
+        self.raw_record(&record);
+        true
+    }
+
+    /// Says that notices were lost.
+    pub fn lose(&mut self, count: u64) {
+        self.lost += count;
+        self.store(LOST, self.lost);
+    }
+
+    /// Notices said to be lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Records that the host has taken.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.load(TAIL)
+    }
+
+    /// Slots that the host has taken.
+    #[must_use]
+    pub fn slot_tail(&self) -> u64 {
+        self.load(SLOT_TAIL)
+    }
+
+    /// Records published.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// The nonce that the host shows while it reads the ring.
+    #[must_use]
+    pub fn attached(&self) -> u64 {
+        self.load(ATTACHED)
+    }
+
+    /// Publishes any record, room or not.
+    pub fn raw_record(&mut self, record: &Record) {
+        let number = self.head % u64::from(self.options.records);
+        let at = self.place(number * RECORD_BYTES);
+        self.ram.write(at, &record.bytes());
+        self.raw_head(self.head + 1);
+    }
+
+    /// Fills the next slot, room or not; its number.
+    ///
+    /// # Panics
+    /// If the ring has no slots.
+    pub fn raw_slot(&mut self, contents: &Page) -> u64 {
+        let slot = self.slot_head;
+        let number = slot % u64::from(self.options.slots);
+        let at = self.place(slots_at(&self.options) + number * PAGE_BYTES as u64);
+        self.ram.write(at, contents);
+        self.slot_head += 1;
+        self.store(SLOT_HEAD, self.slot_head);
+        slot
+    }
+
+    /// Sets the number of records published.
+    pub fn raw_head(&mut self, head: u64) {
+        self.head = head;
+        self.store(HEAD, head);
+    }
+
+    /// Where byte `at` of what the chunks hold is in RAM.
+    fn place(&self, at: u64) -> u64 {
+        let chunk_bytes = u64::from(self.options.chunk_bytes);
+        let chunk = usize::try_from(at / chunk_bytes).expect("64-bit");
+        self.chunks[chunk] + at % chunk_bytes
+    }
+
+    fn load(&self, at: u64) -> u64 {
+        self.ram.load(self.header + at, Ordering::Acquire)
+    }
+
+    fn store(&self, at: u64, value: u64) {
+        self.ram.store(self.header + at, value, Ordering::Release);
+    }
+}
+
+/// Where slots begin in what the chunks hold.
+fn slots_at(options: &RingOptions) -> u64 {
+    (u64::from(options.records) * RECORD_BYTES).next_multiple_of(PAGE_BYTES as u64)
+}

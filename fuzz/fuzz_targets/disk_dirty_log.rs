@@ -1,0 +1,72 @@
+//! A dirty log with any bytes in it: it is refused, or the pages it gives have the right checksums, and none twice.
+#![no_main]
+
+use std::collections::HashSet;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+
+use libfuzzer_sys::fuzz_target;
+use plimsoll_disk::{DirtyLog, DirtyPages as _, DiskIdentity, DiskNumber, Location};
+
+const SLOTS: u64 = 8;
+
+fuzz_target!(|input: &[u8]| {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let disks = [DiskIdentity {
+        disk: 0,
+        image: "image".into(),
+        device: 1,
+        inode: 2,
+        size_bytes: 1 << 30,
+    }];
+    let (choice, input) = input.split_first().unwrap_or((&0, &[]));
+    let valid = choice % 8;
+    if choice & 8 == 0 {
+        // A good log, changed in some places: 4 bytes of place, 1 of change.
+        let mut log = DirtyLog::open(&path, SLOTS, &disks)
+            .unwrap()
+            .finish()
+            .unwrap();
+        for block in 0..u64::from(valid) {
+            let location = Location::new(DiskNumber(0), block);
+            log.record(location, &[choice ^ block as u8; 4096]).unwrap();
+        }
+        drop(log);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let bytes = file.metadata().unwrap().len();
+        for change in input.as_chunks::<5>().0 {
+            let place = u64::from(u32::from_le_bytes(change[..4].try_into().unwrap()));
+            // Mostly the header and the entries.
+            let place = if place & 1 == 0 {
+                place % 4352
+            } else {
+                place % bytes
+            };
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, place).unwrap();
+            file.write_all_at(&[byte[0] ^ change[4]], place).unwrap();
+        }
+    } else {
+        fs::write(&path, input).unwrap();
+    }
+    let Ok(left) = DirtyLog::open(&path, SLOTS, &disks) else {
+        return;
+    };
+    let mut seen = HashSet::new();
+    for page in left.pages() {
+        let (location, page) = page.unwrap();
+        assert!(seen.insert(location));
+        let byte = choice ^ location.block() as u8;
+        assert!(location.block() < u64::from(valid) && page.iter().all(|b| *b == byte));
+    }
+    assert_eq!(seen.len(), left.len());
+    if choice & 8 == 0 && input.len() < 5 {
+        assert_eq!(seen.len(), usize::from(valid));
+    }
+    assert!(left.finish().unwrap().is_empty());
+});
