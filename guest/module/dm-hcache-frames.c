@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Which page frame holds which block: see dm-hcache-frames.h.
+ *
+ * Locks: one for each bucket of the hash table, interrupts off. Callers may
+ * hold the lock of a page cache; under a bucket's lock only plimsoll.ko's ring
+ * is locked. No two buckets are locked at once.
+ */
+#include <linux/atomic.h>
+#include <linux/bitops.h>
+#include <linux/hash.h>
+#include <linux/highmem.h>
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/mmzone.h>
+#include <linux/nodemask.h>
+#include <linux/random.h>
+#include <linux/spinlock.h>
+#include <linux/vmalloc.h>
+
+#include "dm-hcache-frames.h"
+#include "plimsoll_protocol.h"
+
+#define TARGET_SHIFT	44	/* PLIMSOLL_BLOCKS_MAX is 1 << 44 */
+#define STATE_SHIFT	62
+#define PLACE_MASK	((1ULL << STATE_SHIFT) - 1)
+
+/* States of an entry; one without a state has the key 0 and is not linked. */
+#define READING		(1ULL << STATE_SHIFT)
+#define WRITING		(2ULL << STATE_SHIFT)
+#define SETTLED		(3ULL << STATE_SHIFT)
+
+/*
+ * @key: State, target and block, or 0. Leaves 0 by cmpxchg, becomes 0 and
+ *	changes its state under the lock of its bucket.
+ * @hash: Of the contents; while READING the token of the read.
+ * @next: Next frame of the bucket; 0: none. Frame 0 is no memory of ours.
+ * @epoch: `epoch` when the entry was tied.
+ */
+struct frame {
+	u64 key;
+	u64 hash;
+	u32 next;
+	u32 epoch;
+};
+
+/*
+ * @first: First frame, or 0.
+ * @writing: Writes under way to the blocks of the bucket.
+ */
+struct bucket {
+	raw_spinlock_t lock;
+	u32 first;
+	u32 writing;
+};
+
+static struct frame *frames;
+static unsigned long frame_count;
+static struct bucket *buckets;
+static unsigned int bucket_bits;
+static u64 seeds[4];
+/* Rises when nothing that was known holds any more. */
+static atomic_t epoch;
+/* Range operations under way. */
+static atomic_t ranges[FRAMES_TARGETS_MAX + 1];
+
+static u64 place_of(unsigned int target, u64 block)
+{
+	return ((u64)target << TARGET_SHIFT) | block;
+}
+
+static struct bucket *bucket_of(u64 key)
+{
+	return &buckets[hash_64(key & PLACE_MASK, bucket_bits)];
+}
+
+static bool is_known(unsigned long pfn)
+{
+	return pfn && pfn < frame_count;
+}
+
+/* Four lanes, so that multiplications overlap. */
+u64 frames_hash(struct page *page)
+{
+	const u64 odd = 0x9e3779b97f4a7c15ULL;
+	u64 a = seeds[0], b = seeds[1], c = seeds[2], d = seeds[3];
+	u64 *words = kmap_local_page(page);
+	unsigned int i;
+
+	for (i = 0; i < PAGE_SIZE / sizeof(u64); i += 4) {
+		a = rol64(a ^ words[i], 29) * odd;
+		b = rol64(b ^ words[i + 1], 29) * odd;
+		c = rol64(c ^ words[i + 2], 29) * odd;
+		d = rol64(d ^ words[i + 3], 29) * odd;
+	}
+	kunmap_local(words);
+
+	a = rol64(a ^ (a >> 32) ^ b, 29) * odd;
+	a = rol64(a ^ (a >> 32) ^ c, 29) * odd;
+	a = rol64(a ^ (a >> 32) ^ d, 29) * odd;
+	return a ^ (a >> 32);
+}
+
+/* Under the lock of @bucket, in which @pfn is. */
+static void untie(struct bucket *bucket, unsigned long pfn)
+{
+	u32 *link = &bucket->first;
+
+	while (*link != pfn)
+		link = &frames[*link].next;
+	*link = frames[pfn].next;
+	smp_store_release(&frames[pfn].key, 0);
+}
+
+/* Under the lock of @bucket, that of @place. */
+static void untie_place(struct bucket *bucket, u64 place)
+{
+	u32 pfn, next;
+
+	for (pfn = bucket->first; pfn; pfn = next) {
+		next = frames[pfn].next;
+		if ((frames[pfn].key & PLACE_MASK) == place)
+			untie(bucket, pfn);
+	}
+}
+
+/* Under the lock of @bucket, that of @key. Not if another has just taken the frame. */
+static void tie(struct bucket *bucket, unsigned long pfn, u64 key, u64 hash, u32 at_epoch)
+{
+	struct frame *frame = &frames[pfn];
+
+	untie_place(bucket, key & PLACE_MASK);
+	if (cmpxchg(&frame->key, 0, key))
+		return;
+	frame->hash = hash;
+	frame->epoch = at_epoch;
+	frame->next = bucket->first;
+	bucket->first = pfn;
+}
+
+/*
+ * Locks the bucket of a frame's entry. NULL, and nothing is locked, if the
+ * frame is tied to nothing or to something else since.
+ */
+static struct bucket *lock_frame(unsigned long pfn, unsigned long *flags)
+{
+	struct bucket *bucket;
+	u64 key;
+
+	if (!is_known(pfn))
+		return NULL;
+	key = READ_ONCE(frames[pfn].key);
+	if (!key)
+		return NULL;
+	bucket = bucket_of(key);
+	raw_spin_lock_irqsave(&bucket->lock, *flags);
+	/* The state may have changed, and the entry is still in this bucket. */
+	if (((READ_ONCE(frames[pfn].key) ^ key) & PLACE_MASK) == 0)
+		return bucket;
+	raw_spin_unlock_irqrestore(&bucket->lock, *flags);
+	return NULL;
+}
+
+void frames_forget(unsigned long pfn)
+{
+	unsigned long flags;
+	struct bucket *bucket = lock_frame(pfn, &flags);
+
+	if (!bucket)
+		return;
+	untie(bucket, pfn);
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_forget_all(void)
+{
+	atomic_inc(&epoch);
+}
+
+void frames_read_begin(unsigned int target, u64 block, unsigned long pfn, u64 token)
+{
+	u64 place = place_of(target, block);
+	struct bucket *bucket = bucket_of(place);
+	unsigned long flags;
+
+	frames_forget(pfn);
+	if (!is_known(pfn))
+		return;
+	raw_spin_lock_irqsave(&bucket->lock, flags);
+	if (!bucket->writing && !atomic_read(&ranges[target]))
+		tie(bucket, pfn, READING | place, token, atomic_read(&epoch));
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_read_end(unsigned int target, u64 block, struct page *page, u64 token, bool good)
+{
+	u64 place = place_of(target, block);
+	struct bucket *bucket = bucket_of(place);
+	unsigned long pfn = page_to_pfn(page);
+	struct frame *frame = &frames[pfn];
+	unsigned long flags;
+	u64 hash;
+
+	if (!is_known(pfn) || READ_ONCE(frame->key) != (READING | place))
+		return;
+	hash = good ? frames_hash(page) : 0;
+	raw_spin_lock_irqsave(&bucket->lock, flags);
+	if (frame->key == (READING | place) && frame->hash == token) {
+		if (good) {
+			frame->hash = hash;
+			WRITE_ONCE(frame->key, SETTLED | place);
+		} else {
+			untie(bucket, pfn);
+		}
+	}
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_write_begin(unsigned int target, u64 block, unsigned long pfn, u64 hash)
+{
+	u64 place = place_of(target, block);
+	struct bucket *bucket = bucket_of(place);
+	unsigned long flags;
+
+	frames_forget(pfn);
+	raw_spin_lock_irqsave(&bucket->lock, flags);
+	untie_place(bucket, place);
+	if (is_known(pfn) && !bucket->writing && !atomic_read(&ranges[target]))
+		tie(bucket, pfn, WRITING | place, hash, atomic_read(&epoch));
+	bucket->writing++;
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_write_end(unsigned int target, u64 block, unsigned long pfn, u64 hash, bool good)
+{
+	u64 place = place_of(target, block);
+	struct bucket *bucket = bucket_of(place);
+	struct frame *frame = &frames[pfn];
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&bucket->lock, flags);
+	bucket->writing--;
+	if (is_known(pfn) && frame->key == (WRITING | place) && frame->hash == hash) {
+		if (good)
+			WRITE_ONCE(frame->key, SETTLED | place);
+		else
+			untie(bucket, pfn);
+	}
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+/* Lets go of the frames of @count blocks that are in one bucket. */
+static void untie_range(struct bucket *bucket, u64 place, u64 count)
+{
+	unsigned long flags;
+	u32 pfn, next;
+
+	raw_spin_lock_irqsave(&bucket->lock, flags);
+	for (pfn = bucket->first; pfn; pfn = next) {
+		next = frames[pfn].next;
+		if ((frames[pfn].key & PLACE_MASK) - place < count)
+			untie(bucket, pfn);
+	}
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_range_begin(unsigned int target, u64 block, u64 count)
+{
+	u64 place = place_of(target, block);
+	u64 i;
+
+	/*
+	 * Who has tied a frame under a bucket's lock before it is taken here
+	 * is found; who takes it after sees the range.
+	 */
+	atomic_inc(&ranges[target]);
+	smp_mb__after_atomic();
+	if (count <= 1ULL << bucket_bits) {
+		for (i = 0; i < count; i++)
+			untie_range(bucket_of(place + i), place, count);
+	} else {
+		for (i = 0; i < 1ULL << bucket_bits; i++)
+			untie_range(&buckets[i], place, count);
+	}
+}
+
+void frames_range_end(unsigned int target)
+{
+	atomic_dec(&ranges[target]);
+}
+
+void frames_evicted(struct page *page, bool uptodate)
+{
+	unsigned long pfn = page_to_pfn(page);
+	enum frame_verdict verdict = FRAME_FIT;
+	struct bucket *bucket;
+	unsigned long flags;
+	u64 key, place, hash;
+
+	bucket = lock_frame(pfn, &flags);
+	if (!bucket)
+		return;
+	key = frames[pfn].key;
+	place = key & PLACE_MASK;
+	hash = frames[pfn].hash;
+	if (key != (SETTLED | place))
+		verdict = FRAME_BUSY;
+	else if (frames[pfn].epoch != (u32)atomic_read(&epoch))
+		verdict = FRAME_DOUBTED;
+	else if (!uptodate)
+		verdict = FRAME_NOT_UPTODATE;
+	untie(bucket, pfn);
+	hcache_evicted(place >> TARGET_SHIFT, place & (PLIMSOLL_BLOCKS_MAX - 1),
+		       page, verdict, hash);
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+void frames_migrated(unsigned long from, unsigned long to)
+{
+	struct bucket *bucket;
+	unsigned long flags;
+	u64 key, hash;
+	u32 at_epoch;
+
+	frames_forget(to);
+	bucket = lock_frame(from, &flags);
+	if (!bucket)
+		return;
+	key = frames[from].key;
+	hash = frames[from].hash;
+	at_epoch = frames[from].epoch;
+	untie(bucket, from);
+	if (key >= SETTLED && is_known(to))
+		tie(bucket, to, key, hash, at_epoch);
+	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+}
+
+int frames_init(void)
+{
+	unsigned long i;
+	int node;
+
+	for_each_online_node(node)
+		frame_count = max(frame_count, node_end_pfn(node));
+	if (frame_count > U32_MAX)
+		frame_count = U32_MAX;
+	bucket_bits = ilog2(roundup_pow_of_two(frame_count)) - 1;
+
+	frames = vzalloc(frame_count * sizeof(*frames));
+	buckets = vzalloc(sizeof(*buckets) << bucket_bits);
+	if (!frames || !buckets) {
+		frames_exit();
+		return -ENOMEM;
+	}
+	for (i = 0; i < 1UL << bucket_bits; i++)
+		raw_spin_lock_init(&buckets[i].lock);
+	get_random_bytes(seeds, sizeof(seeds));
+	return 0;
+}
+
+void frames_exit(void)
+{
+	vfree(buckets);
+	vfree(frames);
+}

@@ -1,0 +1,1189 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Device-mapper target `hcache`: a disk of the guest with a second-chance cache
+ * in the host's hcache. See DM-HCACHE.md.
+ *
+ *	<start> <length> hcache <lower device> <lower start>
+ *		[private | shared <key, 32 hex digits>]
+ *
+ * What may be in the pool: `maybe` has a bit for each block of a private
+ * target, set before the block is put, cleared when it is asked for or
+ * flushed. A block whose bit is clear may still be in the pool, with contents
+ * of no use: what the host answers for it is ignored.
+ *
+ * Order of a write to a block: its frames are let go (dm-hcache-frames.h),
+ * so that no put can follow; the block is flushed if its bit is set; the write
+ * goes to the lower device. The ring is a FIFO, and the host empties it
+ * before it serves any request, a get too.
+ *
+ * A get reads into pages of ours, and hits are copied. If the host is silent
+ * for `get_timeout_ms` the read goes to the lower device at once, and the
+ * pages stay with the get until it ends.
+ */
+#include <linux/bio.h>
+#include <linux/blkdev.h>
+#include <linux/device-mapper.h>
+#include <linux/highmem.h>
+#include <linux/irq_work.h>
+#include <linux/jiffies.h>
+#include <linux/kernel.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mempool.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+#include <linux/workqueue.h>
+
+#include "dm-hcache-frames.h"
+#include "plimsoll.h"
+
+#define DM_MSG_PREFIX "hcache"
+
+#define BLOCK_SHIFT	3	/* sectors of a block */
+#define BLOCK_SECTORS	(1U << BLOCK_SHIFT)
+
+/* Gets and bios to the lower device that are kept ready. */
+#define GETS_KEPT	16
+#define BIOS_KEPT	16
+
+/* So many gets without a valid answer in a row, and the host is asked again after a while. */
+#define BAD_ANSWERS_MAX	16
+#define BAD_ANSWERS_REST	(10 * HZ)
+
+/* A host that refused a pool is asked again after a while. */
+#define REFUSED_REST		(30 * HZ)
+
+/*
+ * Of so many pages checked, so many had other contents than when they were
+ * read or written, and nothing is put any more: 6 %.
+ */
+#define CHECK_WINDOW	1024
+#define MISMATCHES_MAX	64
+
+#ifdef BLK_OPEN_WRITE
+#define TABLE_WRITE	BLK_OPEN_WRITE
+#else
+#define TABLE_WRITE	FMODE_WRITE
+#endif
+
+/* Block numbers are indices of bits. */
+static_assert(sizeof(long) == sizeof(u64));
+static_assert(PAGE_SIZE == PLIMSOLL_PAGE);
+
+static unsigned int get_timeout_ms = 1000;
+module_param(get_timeout_ms, uint, 0644);
+MODULE_PARM_DESC(get_timeout_ms, "a get without answer for so long is given up (1000)");
+
+static unsigned int bounce_pages = 260;
+module_param(bounce_pages, uint, 0444);
+MODULE_PARM_DESC(bounce_pages, "pages kept ready for gets (260)");
+
+static bool fault_no_hash;
+module_param(fault_no_hash, bool, 0644);
+MODULE_PARM_DESC(fault_no_hash, "test only, corrupts data under dm-crypt: put pages unchecked");
+
+enum count {
+	GETS,			/* blocks asked for */
+	HITS,
+	MISSES,
+	SKIPPED_MEMORY,		/* reads that did not ask: no page for a get */
+	SKIPPED_SILENT,		/* the host does not answer */
+	PUTS,
+	FLUSHES,		/* records, of a block or more */
+	REFUSED_MISMATCH,	/* evicted pages not put: changed without a write */
+	REFUSED_BUSY,
+	REFUSED_DOUBTED,
+	REFUSED_NOT_UPTODATE,
+	REFUSED_NO_ROOM,
+	REFUSED_CLOSED,
+	REFUSED_DISABLED,
+	UNALIGNED,		/* reads and writes that are not of whole blocks and pages */
+	TIMEOUTS,
+	LATE,			/* of these, answered meanwhile */
+	ERRORS,			/* gets that failed or had an answer without sense */
+	COUNTS
+};
+
+static const char * const count_names[COUNTS] = {
+	"gets", "hits", "misses", "skipped_memory", "skipped_silent", "puts", "flushes",
+	"refused_mismatch", "refused_busy", "refused_doubted", "refused_not_uptodate",
+	"refused_no_room", "refused_closed", "refused_disabled", "unaligned",
+	"timeouts", "late", "errors",
+};
+
+/*
+ * A target. Lives until its last get has ended, which may be after the
+ * target is removed: see get_ended().
+ *
+ * @pool: Number and generation as in pool_of(); 0: none is open.
+ * @open_error: Why the host refused a pool the last time, as it was logged.
+ * @gets: Gets that are under way and not given up, oldest first; by @lock.
+ * @silent: A get was given up and none has ended since.
+ * @bad_answers: Since the last valid answer, or since the pool was opened; the
+ *	last of them at @bad_since.
+ */
+struct hcache {
+	struct kref kref;
+	unsigned int number;
+	struct dm_dev *lower;
+	sector_t lower_start;
+	u64 blocks;
+	bool shared;
+	u64 key_low, key_high;
+	unsigned int get_pages_max;
+
+	u64 pool;
+	struct delayed_work open_work;
+	int open_error;
+	unsigned long *maybe;
+
+	spinlock_t lock;
+	struct list_head gets;
+	struct delayed_work timeout_work;
+	bool silent;
+	atomic_t bad_answers;
+	unsigned long bad_since;
+
+	bool disabled;
+	struct irq_work disabled_message;
+	atomic_t checks, mismatches;
+	atomic64_t counts[COUNTS];
+};
+
+enum io_kind { IO_PLAIN, IO_READ, IO_WRITE, IO_RANGE };
+
+/*
+ * A bio on its way through a target.
+ *
+ * @iter: As the bio began; its pages are the same at the end.
+ * @block: First block, of @count; those of a write may be covered in part.
+ * @whole: The bio is of whole blocks in whole pages.
+ * @missing: Bit i: block i must be read from the lower device.
+ * @hash: Of the pages of a write.
+ */
+struct hcache_io {
+	struct hcache *c;
+	struct bio *bio;
+	struct bvec_iter iter;
+	u64 block;
+	u64 count;
+	enum io_kind kind;
+	bool whole;
+
+	u64 missing;
+	struct work_struct work;
+	atomic_t remaining;
+	blk_status_t status;
+
+	u64 hash[PLIMSOLL_GET_PAGES_MAX];
+};
+
+/*
+ * A get under way.
+ *
+ * @io: Who waits for it; not to be looked at once @given_up.
+ * @asked: Bit i: block @io->block + i.
+ * @first: Lowest bit of @asked, whose page is the first of @count.
+ * @pages: Last of them, after @count, the answer.
+ */
+struct hcache_get {
+	struct hcache *c;
+	struct hcache_io *io;
+	struct list_head list;
+	unsigned long since;
+	bool given_up;
+	u64 asked;
+	unsigned int first;
+	unsigned int count;
+	struct plimsoll_pool pool;
+	struct page *pages[PLIMSOLL_GET_PAGES_MAX + 1];
+	struct bio_vec vecs[PLIMSOLL_GET_PAGES_MAX + 1];
+	struct bio bio;
+};
+
+static struct hcache *targets[FRAMES_TARGETS_MAX + 1];
+static DEFINE_MUTEX(targets_lock);
+
+static struct workqueue_struct *workqueue;
+static struct bio_set lower_bios;
+static mempool_t *gets;
+
+/* Pages at hand, by @bounce_lock. */
+static struct page **bounce;
+static unsigned int bounce_count;
+static DEFINE_SPINLOCK(bounce_lock);
+
+static void count(struct hcache *c, enum count what)
+{
+	atomic64_inc(&c->counts[what]);
+}
+
+static void count_many(struct hcache *c, enum count what, u64 n)
+{
+	atomic64_add(n, &c->counts[what]);
+}
+
+static u64 blocks_mask(unsigned int n)
+{
+	return n == 64 ? U64_MAX : (1ULL << n) - 1;
+}
+
+static struct plimsoll_pool pool_of(struct hcache *c)
+{
+	u64 word = smp_load_acquire(&c->pool);
+	struct plimsoll_pool pool = { .number = word >> 32, .generation = (u32)word };
+
+	return pool;
+}
+
+static bool pool_is_open(struct plimsoll_pool pool)
+{
+	return pool.number && pool.generation == plimsoll_generation();
+}
+
+static void hcache_free(struct kref *kref)
+{
+	struct hcache *c = container_of(kref, struct hcache, kref);
+
+	vfree(c->maybe);
+	kfree(c);
+}
+
+/* Pages of gets. */
+
+static void give_pages(struct page **pages, unsigned int n)
+{
+	unsigned long flags;
+	unsigned int i;
+
+	spin_lock_irqsave(&bounce_lock, flags);
+	for (i = 0; i < n && bounce_count < bounce_pages; i++)
+		bounce[bounce_count++] = pages[i];
+	spin_unlock_irqrestore(&bounce_lock, flags);
+	for (; i < n; i++)
+		__free_page(pages[i]);
+}
+
+/* Does not wait: all pages or none. */
+static bool take_pages(struct page **pages, unsigned int n)
+{
+	unsigned long flags;
+	unsigned int i;
+
+	spin_lock_irqsave(&bounce_lock, flags);
+	for (i = 0; i < n && bounce_count; i++)
+		pages[i] = bounce[--bounce_count];
+	spin_unlock_irqrestore(&bounce_lock, flags);
+	for (; i < n; i++) {
+		pages[i] = alloc_page(GFP_NOWAIT | __GFP_NOWARN);
+		if (!pages[i]) {
+			give_pages(pages, i);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* The pool. */
+
+static size_t maybe_bytes(struct hcache *c)
+{
+	return BITS_TO_LONGS(c->blocks) * sizeof(long);
+}
+
+static void clear_maybe(struct hcache *c)
+{
+	if (c->maybe)
+		memset(c->maybe, 0, maybe_bytes(c));
+}
+
+static void flush_blocks(struct hcache *c, u64 block, u64 n)
+{
+	struct plimsoll_pool pool = pool_of(c);
+	u32 part;
+
+	if (!pool_is_open(pool))
+		return;
+	while (n) {
+		part = min_t(u64, n, U32_MAX);
+		count(c, FLUSHES);
+		plimsoll_post_flush(pool, block, part);
+		block += part;
+		n -= part;
+	}
+}
+
+/* No put of the blocks may follow: their frames are let go. */
+static void invalidate(struct hcache *c, u64 block, u64 n)
+{
+	bool held = false;
+	u64 end = block + n;
+
+	for (block = find_next_bit(c->maybe, end, block); block < end;
+	     block = find_next_bit(c->maybe, end, block + 1))
+		held |= test_and_clear_bit(block, c->maybe);
+	if (held)
+		flush_blocks(c, end - n, n);
+}
+
+static void open_pool(struct work_struct *work)
+{
+	struct hcache *c = container_of(work, struct hcache, open_work.work);
+	struct plimsoll_pool pool;
+	int r;
+
+	if (pool_is_open(pool_of(c)))
+		return;
+	r = plimsoll_pool_open(c->shared, c->key_low, c->key_high, &pool);
+	/* Without a host, hcache_reattached() follows. */
+	if (r == -ENOTCONN)
+		return;
+	if (r == -ETIMEDOUT || r == -EIO || r == -ESTALE) {
+		queue_delayed_work(system_long_wq, &c->open_work, HZ);
+		return;
+	}
+	if (r) {
+		if (r != c->open_error)
+			DMWARN("%s: the host opens no pool (error %d)", c->lower->name, r);
+		c->open_error = r;
+		queue_delayed_work(system_long_wq, &c->open_work, REFUSED_REST);
+		return;
+	}
+	c->open_error = 0;
+
+	/* Nothing is put before the pool is known. */
+	clear_maybe(c);
+	atomic_set(&c->bad_answers, 0);
+	WRITE_ONCE(c->silent, false);
+	smp_store_release(&c->pool, (u64)pool.number << 32 | pool.generation);
+}
+
+static void hcache_reattached(void)
+{
+	unsigned int i;
+
+	mutex_lock(&targets_lock);
+	for (i = 1; i <= FRAMES_TARGETS_MAX; i++)
+		if (targets[i])
+			mod_delayed_work(system_long_wq, &targets[i]->open_work, 0);
+	mutex_unlock(&targets_lock);
+}
+
+static void tell_disabled(struct irq_work *work)
+{
+	struct hcache *c = container_of(work, struct hcache, disabled_message);
+
+	DMWARN("%s: pages change after they are read or written (dm-crypt above?): none is put any more",
+	       c->lower->name);
+}
+
+/* Whether the page has the contents it should have; else, maybe the end of putting. */
+static bool check(struct hcache *c, struct page *page, u64 hash)
+{
+	if (fault_no_hash)
+		return true;
+	if (!(atomic_inc_return(&c->checks) % CHECK_WINDOW))
+		atomic_set(&c->mismatches, 0);
+	if (frames_hash(page) == hash)
+		return true;
+	count(c, REFUSED_MISMATCH);
+	if (atomic_inc_return(&c->mismatches) >= MISMATCHES_MAX && !xchg(&c->disabled, true))
+		irq_work_queue(&c->disabled_message);
+	return false;
+}
+
+void hcache_evicted(unsigned int target, u64 block, struct page *page,
+		    enum frame_verdict verdict, u64 hash)
+{
+	struct hcache *c = targets[target];
+	struct plimsoll_pool pool = pool_of(c);
+
+	switch (verdict) {
+	case FRAME_BUSY:
+		count(c, REFUSED_BUSY);
+		return;
+	case FRAME_DOUBTED:
+		count(c, REFUSED_DOUBTED);
+		return;
+	case FRAME_NOT_UPTODATE:
+		count(c, REFUSED_NOT_UPTODATE);
+		return;
+	case FRAME_FIT:
+		break;
+	}
+	if (READ_ONCE(c->disabled)) {
+		count(c, REFUSED_DISABLED);
+		return;
+	}
+	if (!pool_is_open(pool)) {
+		count(c, REFUSED_CLOSED);
+		return;
+	}
+	if (!check(c, page, hash))
+		return;
+
+	/* Before the put, so that a write which finds the bit clear need not flush. */
+	if (c->maybe)
+		set_bit(block, c->maybe);
+	if (plimsoll_post_put(pool, block, page))
+		count(c, PUTS);
+	else
+		count(c, REFUSED_NO_ROOM);
+}
+
+/* Reads from the lower device. */
+
+static void read_part_done(struct hcache_io *io)
+{
+	if (!atomic_dec_and_test(&io->remaining))
+		return;
+	io->bio->bi_status = io->status;
+	bio_endio(io->bio);
+}
+
+static void read_part_ended(struct bio *part)
+{
+	struct hcache_io *io = part->bi_private;
+
+	if (part->bi_status)
+		WRITE_ONCE(io->status, part->bi_status);
+	bio_put(part);
+	read_part_done(io);
+}
+
+/*
+ * Reads what is missing. The parts are allocated one after the other, each
+ * submitted before the next, in a worker, where nothing delays it: a
+ * reserve of one is enough to go on.
+ */
+static void read_lower(struct hcache_io *io)
+{
+	struct bio *bio = io->bio;
+	unsigned int first, n;
+	struct bio *part;
+	u64 missing = io->missing;
+
+	if (missing == blocks_mask(io->count)) {
+		submit_bio_noacct(bio);
+		return;
+	}
+	io->status = BLK_STS_OK;
+	atomic_set(&io->remaining, 1);
+	while (missing) {
+		first = __ffs64(missing);
+		n = missing >> first == U64_MAX >> first ? 64 - first :
+							   __ffs64(~(missing >> first));
+		missing &= ~(blocks_mask(n) << first);
+
+		part = bio_alloc_clone(io->c->lower->bdev, bio, GFP_NOIO, &lower_bios);
+		bio_trim(part, first << BLOCK_SHIFT, n << BLOCK_SHIFT);
+		part->bi_private = io;
+		part->bi_end_io = read_part_ended;
+		atomic_inc(&io->remaining);
+		submit_bio_noacct(part);
+	}
+	read_part_done(io);
+}
+
+static void read_lower_work(struct work_struct *work)
+{
+	read_lower(container_of(work, struct hcache_io, work));
+}
+
+/* Gets. */
+
+static void get_free(struct hcache_get *get)
+{
+	struct hcache *c = get->c;
+
+	bio_uninit(&get->bio);
+	give_pages(get->pages, get->count + 1);
+	mempool_free(get, gets);
+	kref_put(&c->kref, hcache_free);
+}
+
+/* Copies hits, bit i: page @first + i of the bio; what else there is, is missing. */
+static void take_hits(struct hcache_io *io, struct hcache_get *get, u64 hits)
+{
+	struct bvec_iter iter;
+	struct bio_vec vec;
+	unsigned int i = 0;
+
+	__bio_for_each_segment(vec, io->bio, iter, io->iter) {
+		if (hits >> i & 1) {
+			memcpy_page(vec.bv_page, 0, get->pages[i - get->first], 0, PAGE_SIZE);
+			flush_dcache_page(vec.bv_page);
+		}
+		i++;
+	}
+	io->missing = blocks_mask(io->count) & ~hits;
+}
+
+/* Any context. */
+static void get_ended(struct bio *bio)
+{
+	struct hcache_get *get = container_of(bio, struct hcache_get, bio);
+	struct plimsoll_get *answer = page_address(get->pages[get->count]);
+	struct hcache *c = get->c;
+	struct hcache_io *io = get->io;
+	unsigned long flags;
+	bool given_up;
+	u64 hits = 0;
+
+	spin_lock_irqsave(&c->lock, flags);
+	given_up = get->given_up;
+	if (!given_up)
+		list_del(&get->list);
+	spin_unlock_irqrestore(&c->lock, flags);
+
+	if (!bio->bi_status && answer->magic == cpu_to_le64(PLIMSOLL_CONTROL_MAGIC)) {
+		/* A pool of that number may be another's after the host was attached anew. */
+		if (pool_is_open(get->pool))
+			hits = le64_to_cpu(answer->hits) << get->first & get->asked;
+		atomic_set(&c->bad_answers, 0);
+	} else {
+		count(c, ERRORS);
+		WRITE_ONCE(c->bad_since, jiffies);
+		atomic_inc(&c->bad_answers);
+		plimsoll_check_host();
+	}
+	if (READ_ONCE(c->silent))
+		WRITE_ONCE(c->silent, false);
+
+	if (given_up) {
+		count(c, LATE);
+		get_free(get);
+		/* The module cannot be gone before a grace period of RCU: see hcache_exit(). */
+		module_put(THIS_MODULE);
+		return;
+	}
+
+	count_many(c, HITS, hweight64(hits));
+	count_many(c, MISSES, hweight64(get->asked & ~hits));
+	take_hits(io, get, hits);
+	get_free(get);
+	if (io->missing)
+		queue_work(workqueue, &io->work);
+	else
+		bio_endio(io->bio);
+}
+
+static unsigned long get_timeout(void)
+{
+	return msecs_to_jiffies(get_timeout_ms);
+}
+
+/* Gives up gets that take too long, and reads from the lower device instead. */
+static void give_up_gets(struct work_struct *work)
+{
+	struct hcache *c = container_of(work, struct hcache, timeout_work.work);
+	struct bio_list late = BIO_EMPTY_LIST;
+	struct hcache_get *get;
+	struct hcache_io *io;
+	struct bio *bio;
+	unsigned long flags, end;
+
+	spin_lock_irqsave(&c->lock, flags);
+	while ((get = list_first_entry_or_null(&c->gets, struct hcache_get, list))) {
+		end = get->since + get_timeout();
+		if (time_before(jiffies, end)) {
+			queue_delayed_work(workqueue, &c->timeout_work, end - jiffies);
+			break;
+		}
+		list_del(&get->list);
+		get->given_up = true;
+		__module_get(THIS_MODULE);
+		WRITE_ONCE(c->silent, true);
+		count(c, TIMEOUTS);
+		bio_list_add(&late, get->io->bio);
+	}
+	spin_unlock_irqrestore(&c->lock, flags);
+
+	if (!bio_list_empty(&late))
+		plimsoll_check_host();
+	while ((bio = bio_list_pop(&late))) {
+		io = dm_per_bio_data(bio, sizeof(*io));
+		io->missing = blocks_mask(io->count);
+		read_lower(io);
+	}
+}
+
+/* Takes the bits of the blocks in @asked; returns those that were set. */
+static u64 take_maybe(struct hcache *c, u64 block, u64 asked)
+{
+	u64 rest = asked;
+	unsigned int i;
+
+	while (rest) {
+		i = __ffs64(rest);
+		rest &= rest - 1;
+		if (!test_and_clear_bit(block + i, c->maybe))
+			asked &= ~(1ULL << i);
+	}
+	return asked;
+}
+
+/* Bit i: block i of the read may be in the pool. */
+static u64 maybe_there(struct hcache *c, struct hcache_io *io)
+{
+	u64 end = io->block + io->count, block, asked = 0;
+
+	if (!c->maybe)
+		return blocks_mask(io->count);
+	for (block = find_next_bit(c->maybe, end, io->block); block < end;
+	     block = find_next_bit(c->maybe, end, block + 1))
+		asked |= 1ULL << (block - io->block);
+	return asked;
+}
+
+static bool is_failing(struct hcache *c)
+{
+	return atomic_read(&c->bad_answers) >= BAD_ANSWERS_MAX &&
+	       time_before(jiffies, READ_ONCE(c->bad_since) + BAD_ANSWERS_REST);
+}
+
+/* Submits a get for a read. False: the read shall go to the lower device. */
+static bool ask(struct hcache *c, struct hcache_io *io)
+{
+	struct plimsoll_pool pool = pool_of(c);
+	struct hcache_get *get;
+	unsigned long flags;
+	unsigned int i;
+	u64 asked;
+
+	if (!pool_is_open(pool) || is_failing(c))
+		return false;
+	asked = maybe_there(c, io);
+	if (!asked)
+		return false;
+	if (READ_ONCE(c->silent)) {
+		count(c, SKIPPED_SILENT);
+		return false;
+	}
+
+	get = mempool_alloc(gets, GFP_NOWAIT | __GFP_NOWARN);
+	if (!get) {
+		count(c, SKIPPED_MEMORY);
+		return false;
+	}
+	get->first = __ffs64(asked);
+	get->count = min_t(unsigned int, fls64(asked) - get->first, c->get_pages_max);
+	asked &= blocks_mask(get->count) << get->first;
+	if (!take_pages(get->pages, get->count + 1)) {
+		mempool_free(get, gets);
+		count(c, SKIPPED_MEMORY);
+		return false;
+	}
+	if (c->maybe)
+		asked = take_maybe(c, io->block, asked);
+
+	get->c = c;
+	kref_get(&c->kref);
+	get->io = io;
+	get->since = jiffies;
+	get->given_up = false;
+	get->asked = asked;
+	get->pool = pool;
+	memset(page_address(get->pages[get->count]), 0, sizeof(struct plimsoll_get));
+	bio_init(&get->bio, plimsoll_control_bdev(), get->vecs, get->count + 1,
+		 REQ_OP_READ | REQ_SYNC | REQ_NOMERGE);
+	for (i = 0; i < get->count; i++)
+		__bio_add_page(&get->bio, get->pages[i], PAGE_SIZE, 0);
+	__bio_add_page(&get->bio, get->pages[i], sizeof(struct plimsoll_get), 0);
+	get->bio.bi_iter.bi_sector = PLIMSOLL_GET_SECTOR(pool.number, io->block + get->first);
+	get->bio.bi_end_io = get_ended;
+	count_many(c, GETS, hweight64(asked));
+	bio_clear_polled(io->bio);
+
+	spin_lock_irqsave(&c->lock, flags);
+	list_add_tail(&get->list, &c->gets);
+	spin_unlock_irqrestore(&c->lock, flags);
+	queue_delayed_work(workqueue, &c->timeout_work, get_timeout());
+	submit_bio_noacct(&get->bio);
+	return true;
+}
+
+/* Bios. */
+
+/* Of an entry that is being made by this read; no other read under way has the same. */
+static u64 token_of(struct hcache_io *io)
+{
+	return (unsigned long)io;
+}
+
+static bool is_whole(struct hcache_io *io, sector_t offset)
+{
+	struct bvec_iter iter;
+	struct bio_vec vec;
+
+	if (offset % BLOCK_SECTORS)
+		return false;
+	__bio_for_each_segment(vec, io->bio, iter, io->iter)
+		if (vec.bv_len != PAGE_SIZE || vec.bv_offset)
+			return false;
+	return true;
+}
+
+static void forget_pages(struct hcache_io *io)
+{
+	struct bvec_iter iter;
+	struct bio_vec vec;
+
+	__bio_for_each_segment(vec, io->bio, iter, io->iter)
+		frames_forget(page_to_pfn(vec.bv_page));
+}
+
+/* Whether frames are worth to be tied: they will be put if evicted now. */
+static bool will_put(struct hcache *c)
+{
+	return !READ_ONCE(c->disabled) && pool_is_open(pool_of(c));
+}
+
+static int map_read(struct hcache *c, struct hcache_io *io)
+{
+	struct bvec_iter iter;
+	struct bio_vec vec;
+	u64 block = io->block;
+
+	if (!io->whole || !will_put(c)) {
+		forget_pages(io);
+	} else {
+		io->kind = IO_READ;
+		__bio_for_each_segment(vec, io->bio, iter, io->iter)
+			frames_read_begin(c->number, block++, page_to_pfn(vec.bv_page),
+					  token_of(io));
+	}
+	if (io->whole && ask(c, io))
+		return DM_MAPIO_SUBMITTED;
+	return DM_MAPIO_REMAPPED;
+}
+
+static int map_write(struct hcache *c, struct hcache_io *io)
+{
+	struct bvec_iter iter;
+	struct bio_vec vec;
+	unsigned int i = 0;
+
+	io->kind = IO_WRITE;
+	if (io->whole && will_put(c)) {
+		__bio_for_each_segment(vec, io->bio, iter, io->iter) {
+			io->hash[i] = frames_hash(vec.bv_page);
+			frames_write_begin(c->number, io->block + i, page_to_pfn(vec.bv_page),
+					   io->hash[i]);
+			i++;
+		}
+	} else {
+		io->whole = false;
+		forget_pages(io);
+		for (; i < io->count; i++)
+			frames_write_begin(c->number, io->block + i, 0, 0);
+	}
+	invalidate(c, io->block, io->count);
+	return DM_MAPIO_REMAPPED;
+}
+
+static int map_range(struct hcache *c, struct hcache_io *io)
+{
+	io->kind = IO_RANGE;
+	frames_range_begin(c->number, io->block, io->count);
+	invalidate(c, io->block, io->count);
+	return DM_MAPIO_REMAPPED;
+}
+
+static int hcache_map(struct dm_target *ti, struct bio *bio)
+{
+	struct hcache *c = ti->private;
+	struct hcache_io *io = dm_per_bio_data(bio, sizeof(*io));
+	sector_t offset = dm_target_offset(ti, bio->bi_iter.bi_sector);
+	u64 end;
+
+	bio_set_dev(bio, c->lower->bdev);
+	bio->bi_iter.bi_sector = c->lower_start + offset;
+
+	io->kind = IO_PLAIN;
+	if (!bio_sectors(bio))
+		return DM_MAPIO_REMAPPED;
+	end = (offset + bio_sectors(bio) + BLOCK_SECTORS - 1) >> BLOCK_SHIFT;
+	io->c = c;
+	io->bio = bio;
+	io->iter = bio->bi_iter;
+	io->block = offset >> BLOCK_SHIFT;
+	io->count = end - io->block;
+	INIT_WORK(&io->work, read_lower_work);
+	if (bio_has_data(bio)) {
+		io->whole = is_whole(io, offset);
+		if (!io->whole)
+			count(c, UNALIGNED);
+	}
+
+	switch (bio_op(bio)) {
+	case REQ_OP_READ:
+		return map_read(c, io);
+	case REQ_OP_WRITE:
+		return c->shared ? DM_MAPIO_KILL : map_write(c, io);
+	case REQ_OP_DISCARD:
+	case REQ_OP_SECURE_ERASE:
+	case REQ_OP_WRITE_ZEROES:
+		return c->shared ? DM_MAPIO_KILL : map_range(c, io);
+	default:
+		return DM_MAPIO_KILL;
+	}
+}
+
+static int hcache_end_io(struct dm_target *ti, struct bio *bio, blk_status_t *error)
+{
+	struct hcache *c = ti->private;
+	struct hcache_io *io = dm_per_bio_data(bio, sizeof(*io));
+	bool good = !*error;
+	struct bvec_iter iter;
+	struct bio_vec vec;
+	unsigned int i = 0;
+
+	switch (io->kind) {
+	case IO_READ:
+		__bio_for_each_segment(vec, bio, iter, io->iter)
+			frames_read_end(c->number, io->block + i++, vec.bv_page, token_of(io),
+					good);
+		break;
+	case IO_WRITE:
+		if (!io->whole) {
+			for (; i < io->count; i++)
+				frames_write_end(c->number, io->block + i, 0, 0, good);
+			break;
+		}
+		__bio_for_each_segment(vec, bio, iter, io->iter) {
+			frames_write_end(c->number, io->block + i, page_to_pfn(vec.bv_page),
+					 io->hash[i], good);
+			i++;
+		}
+		break;
+	case IO_RANGE:
+		frames_range_end(c->number);
+		break;
+	case IO_PLAIN:
+		break;
+	}
+	return DM_ENDIO_DONE;
+}
+
+/* The target. */
+
+static int parse_pool(struct hcache *c, struct dm_target *ti, unsigned int argc, char **argv)
+{
+	__be64 key[2];
+
+	if (!argc || (argc == 1 && !strcmp(argv[0], "private")))
+		return 0;
+	if (argc != 2 || strcmp(argv[0], "shared")) {
+		ti->error = "Pool is neither private nor shared with a key";
+		return -EINVAL;
+	}
+	if (strlen(argv[1]) != 32 || hex2bin((u8 *)key, argv[1], sizeof(key))) {
+		ti->error = "Key of a shared pool is not 32 hexadecimal digits";
+		return -EINVAL;
+	}
+	c->key_high = be64_to_cpu(key[0]);
+	c->key_low = be64_to_cpu(key[1]);
+	c->shared = true;
+	return 0;
+}
+
+static int enlist(struct hcache *c)
+{
+	int r = -ENOSPC;
+	unsigned int i;
+
+	mutex_lock(&targets_lock);
+	for (i = 1; i <= FRAMES_TARGETS_MAX; i++) {
+		if (!targets[i]) {
+			c->number = i;
+			targets[i] = c;
+			r = 0;
+			break;
+		}
+	}
+	mutex_unlock(&targets_lock);
+	return r;
+}
+
+static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
+{
+	struct request_queue *control = bdev_get_queue(plimsoll_control_bdev());
+	struct hcache *c;
+	int r;
+
+	if (argc < 2) {
+		ti->error = "Lower device and its start are missing";
+		return -EINVAL;
+	}
+	c = kzalloc(sizeof(*c), GFP_KERNEL);
+	if (!c) {
+		ti->error = "Out of memory";
+		return -ENOMEM;
+	}
+	kref_init(&c->kref);
+	spin_lock_init(&c->lock);
+	INIT_LIST_HEAD(&c->gets);
+	INIT_DELAYED_WORK(&c->open_work, open_pool);
+	INIT_DELAYED_WORK(&c->timeout_work, give_up_gets);
+	init_irq_work(&c->disabled_message, tell_disabled);
+	c->blocks = DIV_ROUND_UP(ti->len, BLOCK_SECTORS);
+	c->get_pages_max = min3(PLIMSOLL_GET_PAGES_MAX,
+				(int)queue_max_segments(control) - 1,
+				(int)(queue_max_sectors(control) - 1) >> BLOCK_SHIFT);
+
+	r = kstrtoull(argv[1], 10, &c->lower_start);
+	if (r) {
+		ti->error = "Start on the lower device is not a number of sectors";
+		goto free;
+	}
+	r = parse_pool(c, ti, argc - 2, argv + 2);
+	if (r)
+		goto free;
+	r = -EINVAL;
+	if (c->get_pages_max < 1) {
+		ti->error = "Control disk takes no requests of more than a page";
+		goto free;
+	}
+	if (c->blocks > PLIMSOLL_BLOCKS_MAX) {
+		ti->error = "Target is too large";
+		goto free;
+	}
+	r = dm_set_target_max_io_len(ti, PLIMSOLL_GET_PAGES_MAX * BLOCK_SECTORS);
+	if (r)
+		goto free;
+	if (!c->shared) {
+		c->maybe = vzalloc(maybe_bytes(c));
+		if (!c->maybe) {
+			ti->error = "Out of memory for a bit each block";
+			r = -ENOMEM;
+			goto free;
+		}
+	}
+	r = dm_get_device(ti, argv[0], dm_table_get_mode(ti->table), &c->lower);
+	if (r) {
+		ti->error = "Lower device cannot be opened";
+		goto free;
+	}
+	if (c->shared && (dm_table_get_mode(ti->table) & TABLE_WRITE) &&
+	    !bdev_read_only(c->lower->bdev)) {
+		ti->error = "Shared pools are for read-only tables or devices";
+		r = -EINVAL;
+		goto put_device;
+	}
+	r = enlist(c);
+	if (r) {
+		ti->error = "Too many targets";
+		goto put_device;
+	}
+
+	ti->num_flush_bios = 1;
+	ti->num_discard_bios = 1;
+	ti->num_secure_erase_bios = 1;
+	ti->num_write_zeroes_bios = 1;
+	ti->per_io_data_size = sizeof(struct hcache_io);
+	ti->private = c;
+
+	/* Without a host, too, the disk works. */
+	queue_delayed_work(system_long_wq, &c->open_work, 0);
+	flush_delayed_work(&c->open_work);
+	return 0;
+
+put_device:
+	dm_put_device(ti, c->lower);
+free:
+	kref_put(&c->kref, hcache_free);
+	return r;
+}
+
+/* All bios have ended; gets that were given up may be under way. */
+static void hcache_dtr(struct dm_target *ti)
+{
+	struct hcache *c = ti->private;
+	struct plimsoll_pool pool;
+
+	/* Once no frame is tied to the target, hcache_evicted() does not come for it. */
+	frames_range_begin(c->number, 0, PLIMSOLL_BLOCKS_MAX);
+	frames_range_end(c->number);
+	mutex_lock(&targets_lock);
+	targets[c->number] = NULL;
+	mutex_unlock(&targets_lock);
+
+	cancel_delayed_work_sync(&c->open_work);
+	cancel_delayed_work_sync(&c->timeout_work);
+	irq_work_sync(&c->disabled_message);
+	pool = pool_of(c);
+	if (pool_is_open(pool) && plimsoll_pool_close(pool))
+		DMWARN("%s: the host may not have closed pool %u", c->lower->name, pool.number);
+	dm_put_device(ti, c->lower);
+	kref_put(&c->kref, hcache_free);
+}
+
+static const char *state_name(struct hcache *c)
+{
+	if (READ_ONCE(c->disabled))
+		return "disabled";
+	if (!pool_is_open(pool_of(c)))
+		return "closed";
+	if (READ_ONCE(c->silent))
+		return "silent";
+	if (is_failing(c))
+		return "failed";
+	return "open";
+}
+
+static void hcache_status(struct dm_target *ti, status_type_t type, unsigned int flags,
+			  char *result, unsigned int maxlen)
+{
+	struct hcache *c = ti->private;
+	unsigned int i, sz = 0;
+
+	switch (type) {
+	case STATUSTYPE_INFO:
+		DMEMIT("state %s pool %u", state_name(c), pool_of(c).number);
+		for (i = 0; i < COUNTS; i++)
+			DMEMIT(" %s %lld", count_names[i], atomic64_read(&c->counts[i]));
+		break;
+	case STATUSTYPE_TABLE:
+		DMEMIT("%s %llu", c->lower->name, (unsigned long long)c->lower_start);
+		if (c->shared)
+			DMEMIT(" shared %016llx%016llx", c->key_high, c->key_low);
+		else
+			DMEMIT(" private");
+		break;
+	case STATUSTYPE_IMA:
+		DMEMIT_TARGET_NAME_VERSION(ti->type);
+		DMEMIT(",lower=%s,start=%llu,shared=%c;", c->lower->name,
+		       (unsigned long long)c->lower_start, c->shared ? 'y' : 'n');
+		break;
+	}
+}
+
+static int hcache_message(struct dm_target *ti, unsigned int argc, char **argv,
+			  char *result, unsigned int maxlen)
+{
+	struct hcache *c = ti->private;
+
+	if (argc != 1 || strcasecmp(argv[0], "flush_pool"))
+		return -EINVAL;
+	/* A page put meanwhile is flushed, too, and its bit may stay: no harm. */
+	clear_maybe(c);
+	flush_blocks(c, 0, c->blocks);
+	return 0;
+}
+
+static int hcache_iterate_devices(struct dm_target *ti, iterate_devices_callout_fn fn,
+				  void *data)
+{
+	struct hcache *c = ti->private;
+
+	return fn(ti, c->lower, c->lower_start, ti->len, data);
+}
+
+static struct target_type hcache_type = {
+	.name = "hcache",
+	.version = { 1, 0, 0 },
+	.module = THIS_MODULE,
+	.ctr = hcache_ctr,
+	.dtr = hcache_dtr,
+	.map = hcache_map,
+	.end_io = hcache_end_io,
+	.status = hcache_status,
+	.message = hcache_message,
+	.iterate_devices = hcache_iterate_devices,
+};
+
+static struct plimsoll_client client = {
+	.evicted = frames_evicted,
+	.removed = frames_forget,
+	.added = frames_forget,
+	.migrated = frames_migrated,
+	.lost = frames_forget_all,
+	.reattached = hcache_reattached,
+};
+
+static void free_bounce(void)
+{
+	while (bounce_count)
+		__free_page(bounce[--bounce_count]);
+	kvfree(bounce);
+}
+
+static int fill_bounce(void)
+{
+	struct page *page;
+
+	bounce = kvcalloc(bounce_pages, sizeof(*bounce), GFP_KERNEL);
+	if (!bounce)
+		return -ENOMEM;
+	while (bounce_count < bounce_pages) {
+		page = alloc_page(GFP_KERNEL);
+		if (!page) {
+			free_bounce();
+			return -ENOMEM;
+		}
+		bounce[bounce_count++] = page;
+	}
+	return 0;
+}
+
+static int __init hcache_init(void)
+{
+	int r;
+
+	r = frames_init();
+	if (r)
+		return r;
+	r = fill_bounce();
+	if (r)
+		goto exit_frames;
+	r = bioset_init(&lower_bios, BIOS_KEPT, 0, 0);
+	if (r)
+		goto free_bounce;
+	r = -ENOMEM;
+	gets = mempool_create_kmalloc_pool(GETS_KEPT, sizeof(struct hcache_get));
+	if (!gets)
+		goto exit_bios;
+	workqueue = alloc_workqueue("dm_hcache", WQ_MEM_RECLAIM | WQ_HIGHPRI, 0);
+	if (!workqueue)
+		goto destroy_gets;
+	plimsoll_register(&client);
+	r = dm_register_target(&hcache_type);
+	if (r)
+		goto unregister_client;
+	return 0;
+
+unregister_client:
+	plimsoll_unregister(&client);
+	destroy_workqueue(workqueue);
+destroy_gets:
+	mempool_destroy(gets);
+exit_bios:
+	bioset_exit(&lower_bios);
+free_bounce:
+	free_bounce();
+exit_frames:
+	frames_exit();
+	return r;
+}
+
+/* No target is left, and no get: one that was given up holds the module. */
+static void __exit hcache_exit(void)
+{
+	dm_unregister_target(&hcache_type);
+	plimsoll_unregister(&client);
+	/* Until whoever dropped the last reference has left the module. */
+	synchronize_rcu();
+	destroy_workqueue(workqueue);
+	mempool_destroy(gets);
+	bioset_exit(&lower_bios);
+	free_bounce();
+	frames_exit();
+}
+
+module_init(hcache_init);
+module_exit(hcache_exit);
+MODULE_DESCRIPTION("Device-mapper target with a second-chance cache in the host");
+MODULE_LICENSE("GPL");

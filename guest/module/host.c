@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Attaching the host to the ring, and seeing to it that it follows.
+ *
+ * The host takes records whenever it serves a request. If records lie there
+ * for two looks of the worker, it may just have had none to serve: a kick
+ * tells. If it still does not follow, it was restarted and knows nothing of
+ * us: the ring is announced again, and pools are of the next generation.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/irq_work.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/reboot.h>
+#include <linux/suspend.h>
+#include <linux/workqueue.h>
+
+#include "internal.h"
+
+#define LOOK_EVERY	HZ
+#define SOON		(HZ / 10)
+#define STUCK_LOOKS	2
+
+static bool attached;		/* the host answered so */
+static bool ended;		/* no attach any more */
+static bool announced;		/* a host may use the ring */
+static u32 features;
+static DEFINE_MUTEX(attach_lock);	/* guards the four above */
+
+static bool suspect;		/* plimsoll_check_host() was called */
+static bool must_attach;	/* the host cannot know of us */
+static u64 last_tail;		/* of the worker */
+static u32 looks_stuck;
+
+static struct workqueue_struct *queue;
+static void look(struct work_struct *work);
+static DECLARE_DELAYED_WORK(look_work, look);
+static void kick(struct work_struct *work);
+static DECLARE_WORK(kick_work, kick);
+
+static void queue_kick(struct irq_work *work)
+{
+	queue_work(queue, &kick_work);
+}
+
+static DEFINE_IRQ_WORK(kick_irq, queue_kick);
+
+/* From within a probe: nothing but an irq_work is sure to be allowed. */
+void host_kick(void)
+{
+	irq_work_queue(&kick_irq);
+}
+
+static int send_kick(void)
+{
+	static const u64 none[4];
+	int rc = control_command(PLIMSOLL_KICK, none, NULL);
+
+	count(rc ? COUNT_KICKS_FAILED : COUNT_KICKS);
+	return rc;
+}
+
+/* A host that does not answer is not asked again before the next look. */
+static void kick(struct work_struct *work)
+{
+	if (!send_kick())
+		ring_kicked();
+}
+
+/* With attach_lock held. */
+static void forget_host(void)
+{
+	if (!attached)
+		return;
+	ring_next_generation();
+	attached = false;
+	pr_info("the host follows no more\n");
+}
+
+/* With attach_lock held. */
+static int attach(void)
+{
+	const u64 arg[4] = { ring_address(), ring_nonce() };
+	int rc;
+
+	if (ended)
+		return -ESHUTDOWN;
+	forget_host();
+	rc = control_read_info(&features);
+	if (rc)
+		goto failed;
+	events_want(features & PLIMSOLL_HAS_CACHE);
+	announced = true;
+	rc = control_command(PLIMSOLL_ATTACH, arg, NULL);
+	if (!rc && !ring_attached())
+		rc = -EPROTO;
+	if (rc)
+		goto failed;
+	attached = true;
+	count(COUNT_ATTACHES);
+	return 0;
+
+failed:
+	count(COUNT_ATTACHES_FAILED);
+	return rc;
+}
+
+static void attach_again(void)
+{
+	bool changed;
+
+	mutex_lock(&attach_lock);
+	changed = !attach();
+	mutex_unlock(&attach_lock);
+	if (!changed)
+		return;
+	pr_info("the host follows again\n");
+	WRITE_ONCE(must_attach, false);
+	looks_stuck = 0;
+	events_reattached();
+}
+
+static bool host_follows(void)
+{
+	bool asked = xchg(&suspect, false);
+	u64 tail = ring_tail();
+	bool moved = tail != last_tail;
+
+	last_tail = tail;
+	if (READ_ONCE(must_attach) || !READ_ONCE(attached) || !ring_attached())
+		return false;
+	if (moved || ring_empty())
+		looks_stuck = 0;
+	else
+		looks_stuck++;
+	if (!asked && looks_stuck < STUCK_LOOKS)
+		return true;
+	looks_stuck = 0;
+	if (ring_empty())
+		ring_post_nothing();
+	return !send_kick() && (ring_empty() || ring_tail() != tail);
+}
+
+static void look(struct work_struct *work)
+{
+	ring_set_memory(totalram_pages());
+	events_check_alive();
+	events_check_missed();
+	if (!host_follows())
+		attach_again();
+	ring_kicked();
+	queue_delayed_work(queue, &look_work, LOOK_EVERY);
+}
+
+void plimsoll_check_host(void)
+{
+	if (!xchg(&suspect, true))
+		mod_delayed_work(queue, &look_work, SOON);
+}
+EXPORT_SYMBOL_GPL(plimsoll_check_host);
+
+u32 plimsoll_features(void)
+{
+	return READ_ONCE(features);
+}
+EXPORT_SYMBOL_GPL(plimsoll_features);
+
+static int pool_command(u32 command, const u64 arg[4], u32 *generation, u64 *value)
+{
+	int rc = -ENOTCONN;
+
+	mutex_lock(&attach_lock);
+	if (attached)
+		rc = control_command(command, arg, value);
+	*generation = plimsoll_generation();
+	mutex_unlock(&attach_lock);
+	return rc > 0 ? -rc : rc;
+}
+
+int plimsoll_pool_open(bool shared, u64 key_low, u64 key_high, struct plimsoll_pool *pool)
+{
+	const u64 arg[4] = { shared, key_low, key_high };
+	u64 number;
+	int rc;
+
+	rc = pool_command(PLIMSOLL_POOL_OPEN, arg, &pool->generation, &number);
+	if (rc)
+		return rc;
+	if (number < 1 || number > PLIMSOLL_POOLS_MAX)
+		return -EPROTO;
+	pool->number = number;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(plimsoll_pool_open);
+
+int plimsoll_pool_close(struct plimsoll_pool pool)
+{
+	const u64 arg[4] = { pool.number };
+	int rc = 0;
+
+	mutex_lock(&attach_lock);
+	if (attached && pool.generation == plimsoll_generation())
+		rc = control_command(PLIMSOLL_POOL_CLOSE, arg, NULL);
+	mutex_unlock(&attach_lock);
+	return rc > 0 ? -rc : rc;
+}
+EXPORT_SYMBOL_GPL(plimsoll_pool_close);
+
+/* After a resume the host may be another, and frames may have had other contents. */
+static int on_power(struct notifier_block *block, unsigned long event, void *data)
+{
+	switch (event) {
+	case PM_POST_HIBERNATION:
+	case PM_POST_RESTORE:
+		WRITE_ONCE(must_attach, true);
+		fallthrough;
+	case PM_POST_SUSPEND:
+		count(COUNT_RESUMES);
+		events_forget();
+		plimsoll_check_host();
+	}
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block power_block = { .notifier_call = on_power };
+
+/* The next kernel uses our memory for other things. */
+static int on_reboot(struct notifier_block *block, unsigned long event, void *data)
+{
+	host_detach();
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block reboot_block = { .notifier_call = on_reboot };
+
+int host_start(void)
+{
+	int rc;
+
+	queue = alloc_workqueue("plimsoll", WQ_MEM_RECLAIM | WQ_UNBOUND, 0);
+	if (!queue)
+		return -ENOMEM;
+	mutex_lock(&attach_lock);
+	rc = attach();
+	mutex_unlock(&attach_lock);
+	if (rc) {
+		if (rc > 0)
+			pr_err("the host refused the ring (error %d)\n", rc);
+		else
+			pr_err("the host did not take the ring (error %d)\n", rc);
+		return rc > 0 ? -rc : rc;
+	}
+	register_pm_notifier(&power_block);
+	register_reboot_notifier(&reboot_block);
+	queue_delayed_work(queue, &look_work, LOOK_EVERY);
+	return 0;
+}
+
+void host_detach(void)
+{
+	const u64 arg[4] = { ring_nonce() };
+
+	ring_close();
+	mutex_lock(&attach_lock);
+	/* A refusal is an answer too: the host does not use the ring. */
+	if (announced && control_command(PLIMSOLL_DETACH, arg, NULL) >= 0)
+		announced = false;
+	if (attached)
+		ring_next_generation();
+	attached = false;
+	ended = true;
+	mutex_unlock(&attach_lock);
+}
+
+void host_stop(void)
+{
+	unregister_pm_notifier(&power_block);
+	unregister_reboot_notifier(&reboot_block);
+	if (queue) {
+		cancel_delayed_work_sync(&look_work);
+		irq_work_sync(&kick_irq);
+		destroy_workqueue(queue);
+	}
+	ring_free(announced);
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * plimsoll.ko tells the host what becomes of this guest's page cache.
+ *
+ * events.c learns of each page that enters, moves or leaves; ring.c writes it
+ * to a ring in RAM, with the contents of pages that are evicted; host.c
+ * announces the ring by control.c and watches that it is read.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/version.h>
+
+#include "internal.h"
+
+static char *control = "/dev/disk/by-id/virtio-plimsoll-control";
+module_param(control, charp, 0444);
+MODULE_PARM_DESC(control, "block device of the control disk");
+
+static uint records = 16384;
+module_param(records, uint, 0444);
+MODULE_PARM_DESC(records, "records in the ring, a power of two, 128 to 262144");
+
+static uint slots = 512;
+module_param(slots, uint, 0444);
+MODULE_PARM_DESC(slots, "pages in the ring, a power of two up to 65536, or 0");
+
+bool lazy;
+module_param(lazy, bool, 0444);
+MODULE_PARM_DESC(lazy, "do not copy evicted pages: the host reads them itself, if it is in time");
+
+static bool force;
+module_param(force, bool, 0444);
+MODULE_PARM_DESC(force, "load into a kernel this was never tested with");
+
+bool fault_no_add;
+module_param(fault_no_add, bool, 0644);
+MODULE_PARM_DESC(fault_no_add, "FOR TESTS, BREAKS THE CACHE: keep silent of pages that are added");
+
+bool fault_no_migrate;
+module_param(fault_no_migrate, bool, 0644);
+MODULE_PARM_DESC(fault_no_migrate, "FOR TESTS, BREAKS THE CACHE: keep silent of pages that migrate");
+
+uint fault_drop_every;
+module_param(fault_drop_every, uint, 0644);
+MODULE_PARM_DESC(fault_drop_every, "FOR TESTS, BREAKS THE CACHE: drop each n-th notice and do not tell");
+
+/* Places to probe mean the same in each kernel of a series. */
+static bool kernel_is_known(void)
+{
+	u32 series = LINUX_VERSION_CODE >> 8;
+
+	return series == KERNEL_VERSION(6, 1, 0) >> 8 ||
+	       series == KERNEL_VERSION(6, 12, 0) >> 8;
+}
+
+static int check_parameters(void)
+{
+	if (!is_power_of_2(records) || records < 128 || records > 262144) {
+		pr_err("records=%u is not a power of two from 128 to 262144\n", records);
+		return -EINVAL;
+	}
+	if (slots && (!is_power_of_2(slots) || slots > 65536)) {
+		pr_err("slots=%u is not a power of two up to 65536\n", slots);
+		return -EINVAL;
+	}
+	if (!slots && !lazy) {
+		pr_err("slots=0 leaves no room for evicted pages: give lazy=1 too\n");
+		return -EINVAL;
+	}
+	if (fault_no_add || fault_no_migrate || fault_drop_every)
+		pr_warn("a fault_ parameter is set: the host is told lies on purpose\n");
+	return 0;
+}
+
+static int __init plimsoll_init(void)
+{
+	int rc;
+
+	if (PAGE_SIZE != PLIMSOLL_PAGE) {
+		pr_err("pages of this kernel have %lu bytes, %u are needed\n",
+		       PAGE_SIZE, PLIMSOLL_PAGE);
+		return -EINVAL;
+	}
+	if (!kernel_is_known()) {
+		pr_err("built for Linux %u.%u, known are 6.1 and 6.12 (force=1 loads it all the same)\n",
+		       LINUX_VERSION_CODE >> 16, (LINUX_VERSION_CODE >> 8) & 255);
+		if (!force)
+			return -EINVAL;
+	}
+	rc = check_parameters();
+	if (rc)
+		return rc;
+	rc = control_open(control);
+	if (rc)
+		return rc;
+	rc = ring_create(records, slots);
+	if (rc)
+		goto close;
+	rc = events_start();
+	if (rc) {
+		ring_free(false);
+		goto close;
+	}
+	rc = host_start();
+	if (rc) {
+		host_detach();
+		events_stop();
+		host_stop();
+		goto close;
+	}
+	stats_create();
+	return 0;
+
+close:
+	control_close();
+	return rc;
+}
+
+static void __exit plimsoll_exit(void)
+{
+	stats_remove();
+	host_detach();
+	events_stop();
+	host_stop();
+	control_close();
+}
+
+module_init(plimsoll_init);
+module_exit(plimsoll_exit);
+MODULE_DESCRIPTION("Notices of the page cache for the host's exclusive cache");
+MODULE_LICENSE("GPL");
+MODULE_VERSION("1.0");
