@@ -5,6 +5,7 @@
 //! all lines of the guest's kernel. Keys unknown here are passed over, so that a newer
 //! guest can say more.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use plimsoll_flow::PageCount;
@@ -85,6 +86,30 @@ pub enum ConsoleEvent {
         /// Pages found wrong, the audit's among them.
         mismatches: u64,
     },
+    /// A phase of a disk workload begins, after a pause in which nothing is done.
+    Phase {
+        /// Its name.
+        name: String,
+        /// Length of the pause.
+        pause_ms: u64,
+    },
+    /// All writes of a crash workload up to one are flushed.
+    Flushed {
+        /// Number of the last write, from 1.
+        upto: u64,
+    },
+    /// Something a disk workload measured or found.
+    Result {
+        /// Of what.
+        name: String,
+        /// All other keys with their values; of a key told twice, the last.
+        fields: BTreeMap<String, String>,
+    },
+    /// Something the guest's kernel complained of during a disk workload.
+    Kernel {
+        /// Its words.
+        text: String,
+    },
     /// The workload gave up; the guest powers off.
     Error {
         /// Why, in the workload's words.
@@ -134,6 +159,20 @@ impl ConsoleEvent {
                 ms: keys.number("ms")?,
                 mismatches: keys.number("mismatches")?,
             },
+            "phase" => Self::Phase {
+                name: keys.text("name")?.to_owned(),
+                pause_ms: keys.number("pause_ms")?,
+            },
+            "flushed" => Self::Flushed {
+                upto: keys.number("upto")?,
+            },
+            "result" => Self::Result {
+                name: keys.text("name")?.to_owned(),
+                fields: keys.fields(),
+            },
+            "kernel" => Self::Kernel {
+                text: keys.0.strip_prefix("text=")?.to_owned(),
+            },
             "error" => Self::Error {
                 message: keys.0.strip_prefix("message=")?.to_owned(),
             },
@@ -158,6 +197,22 @@ impl<'line> Keys<'line> {
 
     fn pages(&self) -> Option<PageCount> {
         self.number("pages").map(PageCount)
+    }
+
+    /// All but the name; the key `text` is the last one and reaches to the end.
+    fn fields(&self) -> BTreeMap<String, String> {
+        let (words, text) = match self.0.split_once(" text=") {
+            Some((words, text)) => (words, Some(text)),
+            None => (self.0, None),
+        };
+        let mut fields: BTreeMap<_, _> = words
+            .split(' ')
+            .filter_map(|word| word.split_once('='))
+            .filter(|(key, _)| *key != "name")
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        fields.extend(text.map(|text| ("text".to_owned(), text.to_owned())));
+        fields
     }
 
     fn hexadecimal(&self, key: &str) -> Option<u64> {
@@ -226,6 +281,43 @@ mod tests {
             }
         );
         assert_eq!(
+            read("plimsoll: phase name=measured pause_ms=500"),
+            ConsoleEvent::Phase {
+                name: "measured".into(),
+                pause_ms: 500
+            }
+        );
+        assert_eq!(
+            read("plimsoll: flushed upto=77"),
+            ConsoleEvent::Flushed { upto: 77 }
+        );
+        let fields = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter();
+            pairs
+                .map(|&(key, value)| (key.into(), value.into()))
+                .collect()
+        };
+        assert_eq!(
+            read("plimsoll: result name=files reads=12 phase=warmup"),
+            ConsoleEvent::Result {
+                name: "files".into(),
+                fields: fields(&[("reads", "12"), ("phase", "warmup")])
+            }
+        );
+        assert_eq!(
+            read("plimsoll: result name=dm text=0 8 hcache gets=3"),
+            ConsoleEvent::Result {
+                name: "dm".into(),
+                fields: fields(&[("text", "0 8 hcache gets=3")])
+            }
+        );
+        assert_eq!(
+            read("plimsoll: kernel text=BUG: bad page"),
+            ConsoleEvent::Kernel {
+                text: "BUG: bad page".into()
+            }
+        );
+        assert_eq!(
             read("plimsoll: error message=64 MiB asked for, but only 2 MiB are free"),
             ConsoleEvent::Error {
                 message: "64 MiB asked for, but only 2 MiB are free".into()
@@ -240,6 +332,8 @@ mod tests {
             "plimsoll: ",
             "plimsoll: done",
             "plimsoll: done ops=1 ms=2",
+            "plimsoll: result reads=1",
+            "plimsoll: flushed upto=",
             "plimsoll: done ops=1 ms=2 mismatches=-1",
             "plimsoll: round ops=18446744073709551616",
             "[    3.862362] reboot: Power down",
@@ -251,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_makes_it_panic(line in "(plimsoll: (ready|done|step|MISMATCH|error) )?.{0,80}") {
+        fn no_line_makes_it_panic(line in "(plimsoll: (ready|done|step|MISMATCH|error|phase|result|kernel) )?.{0,80}") {
             let _ = ConsoleEvent::parse(&line);
         }
     }

@@ -1,4 +1,4 @@
-//! The initial file system of a workload guest: an archive of one program.
+//! The initial file system of a workload guest: an archive of a program and of kernel modules.
 //!
 //! Linux unpacks the "newc" form of cpio: for each file a header of 110 ASCII bytes
 //! (magic and thirteen numbers of eight hexadecimal digits), its name, its bytes, each
@@ -16,21 +16,33 @@ struct File<'a> {
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
+const REGULAR: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Returns an uncompressed initrd that holds `init` as `/init`, and `/dev/console`.
+/// Returns an uncompressed initrd that holds `init` as `/init`, `/dev/console`, and `modules`, by
+/// name, in the folder `/modules` if there are any.
 ///
-/// `None` if `init` has 4 GiB or more, which the format cannot say.
+/// `None` if one has 4 GiB or more, which the format cannot say.
 #[must_use]
-pub fn initrd(init: &[u8]) -> Option<Vec<u8>> {
-    let files = [
+pub fn initrd(init: &[u8], modules: &[(String, Vec<u8>)]) -> Option<Vec<u8>> {
+    let mut files = vec![
         ("dev", DIRECTORY, (0, 0), &[][..]),
         ("dev/console", CHARACTER_DEVICE, (5, 1), &[]),
         ("proc", DIRECTORY, (0, 0), &[]),
         ("sys", DIRECTORY, (0, 0), &[]),
         ("init", PROGRAM, (0, 0), init),
-        ("TRAILER!!!", 0, (0, 0), &[]),
     ];
+    let modules: Vec<_> = modules
+        .iter()
+        .map(|(name, bytes)| (format!("modules/{name}"), bytes))
+        .collect();
+    if !modules.is_empty() {
+        files.push(("modules", DIRECTORY, (0, 0), &[]));
+    }
+    for (name, bytes) in &modules {
+        files.push((name, REGULAR, (0, 0), bytes));
+    }
+    files.push(("TRAILER!!!", 0, (0, 0), &[]));
     let mut archive = Vec::with_capacity(init.len() + 1024);
     for (inode, (name, mode, device, bytes)) in (1..).zip(files) {
         let file = File {
@@ -111,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_first_header_is_the_known_one() {
-        let archive = initrd(b"").unwrap();
+        let archive = initrd(b"", &[]).unwrap();
         let expected = concat!(
             "070701",
             "00000001",
@@ -134,12 +146,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked(init in prop::collection::vec(any::<u8>(), 0..200)) {
-            let files = unpack(&initrd(&init).unwrap());
+        fn what_is_packed_is_unpacked(
+            init in prop::collection::vec(any::<u8>(), 0..200),
+            module in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let files = unpack(&initrd(&init, &[]).unwrap());
             let names: Vec<_> = files.iter().map(|(name, ..)| name.as_str()).collect();
             prop_assert_eq!(names, ["dev", "dev/console", "proc", "sys", "init"]);
             prop_assert_eq!(files[4].1, 0o100_755);
             prop_assert_eq!(&files[4].2, &init);
+            let modules = [("a.ko".to_owned(), module.clone()), ("order".to_owned(), vec![7])];
+            let more = unpack(&initrd(&init, &modules).unwrap());
+            prop_assert_eq!(&more[..5], &files[..]);
+            let names: Vec<_> = more[5..].iter().map(|(name, ..)| name.as_str()).collect();
+            prop_assert_eq!(names, ["modules", "modules/a.ko", "modules/order"]);
+            prop_assert_eq!(&more[6].2, &module);
         }
     }
 }

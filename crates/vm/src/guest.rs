@@ -35,6 +35,8 @@ const STDERR_BYTES: usize = 1024;
 const QEMU_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two looks at something that tells of no change.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Longest serial of a virtio disk.
+const SERIAL_BYTES_MAX: usize = 20;
 /// Longest kernel command line of x86.
 const KERNEL_LINE_BYTES_MAX: usize = 2047;
 
@@ -48,6 +50,152 @@ pub enum AcceleratorChoice {
     Kvm,
     /// TCG.
     Tcg,
+}
+
+/// Which of our kernels a guest boots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GuestKernel {
+    /// Debian 12's Linux 6.1.
+    #[default]
+    V6_1,
+    /// Linux 6.12 of bookworm-backports.
+    V6_12,
+}
+
+impl GuestKernel {
+    /// Version and patch level, as `6.1`.
+    #[must_use]
+    pub fn series(self) -> &'static str {
+        match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+        }
+    }
+}
+
+/// What serves a guest's disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskBackend {
+    /// A vhost-user-blk daemon, which also gives the disk its serial.
+    VhostUser {
+        /// The socket it listens at.
+        socket: PathBuf,
+        /// Queues, from 1.
+        queues: u16,
+        /// Time between two tries to reach a daemon that is gone, in s; 0: none, and its end
+        /// is the end of the disk.
+        reconnect_s: u32,
+    },
+    /// QEMU itself, from a raw image.
+    Image {
+        /// A file or a block device.
+        path: PathBuf,
+        /// The serial, at most 20 bytes: letters, digits, `-`, `_` and `.`; empty for none.
+        serial: String,
+        /// Whether the guest cannot write.
+        read_only: bool,
+    },
+}
+
+/// A virtio disk of a guest; the first one is its `/dev/vda`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestDisk {
+    /// What serves it.
+    pub backend: DiskBackend,
+    /// Options of its device for QEMU beside ours, as `queue-size=64`; may be empty.
+    pub options: String,
+}
+
+impl GuestDisk {
+    /// A disk of one queue served by a daemon, whose reconnection is tried each second.
+    #[must_use]
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            backend: DiskBackend::VhostUser {
+                socket: socket.into(),
+                queues: 1,
+                reconnect_s: 1,
+            },
+            options: String::new(),
+        }
+    }
+
+    /// A disk served by QEMU from a raw image, with a serial or an empty one.
+    #[must_use]
+    pub fn image(path: impl Into<PathBuf>, serial: &str) -> Self {
+        Self {
+            backend: DiskBackend::Image {
+                path: path.into(),
+                serial: serial.to_owned(),
+                read_only: false,
+            },
+            options: String::new(),
+        }
+    }
+
+    /// QEMU's arguments for the guest's disk `index`.
+    fn arguments(&self, index: usize) -> Result<Vec<OsString>, VmError> {
+        let with_path = |before: String, path: &Path, after: String| {
+            let mut value = OsString::from(before);
+            value.push(escape_commas(path));
+            value.push(after);
+            value
+        };
+        let (backend, mut device) = match &self.backend {
+            DiskBackend::VhostUser {
+                socket,
+                queues,
+                reconnect_s,
+            } => {
+                let before = format!("socket,id=disk{index},reconnect={reconnect_s},path=");
+                (
+                    ["-chardev".into(), with_path(before, socket, String::new())],
+                    format!("vhost-user-blk-pci,chardev=disk{index},num-queues={queues}"),
+                )
+            }
+            DiskBackend::Image {
+                path,
+                serial,
+                read_only,
+            } => {
+                if serial.len() > SERIAL_BYTES_MAX || !is_plain(serial) {
+                    return Err(VmError::GuestConfig {
+                        what: format!(
+                            "the serial {serial:?}: expected at most {SERIAL_BYTES_MAX} letters, \
+                             digits, '-', '_' and '.'"
+                        ),
+                    });
+                }
+                let before = format!("if=none,id=disk{index},format=raw,discard=unmap,file=");
+                let read_only = if *read_only { "on" } else { "off" };
+                let mut device = format!("virtio-blk-pci,drive=disk{index}");
+                if !serial.is_empty() {
+                    device.push_str(",serial=");
+                    device.push_str(serial);
+                }
+                (
+                    [
+                        "-drive".into(),
+                        with_path(before, path, format!(",read-only={read_only}")),
+                    ],
+                    device,
+                )
+            }
+        };
+        if !self.options.is_empty() {
+            device.push(',');
+            device.push_str(&self.options);
+        }
+        let mut arguments: Vec<OsString> = backend.into();
+        arguments.extend(["-device".into(), device.into()]);
+        Ok(arguments)
+    }
+}
+
+/// Whether a text holds letters, digits, `-`, `_` and `.` alone.
+fn is_plain(text: &str) -> bool {
+    let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    text.chars().all(allowed)
 }
 
 /// What a guest is to be.
@@ -64,6 +212,10 @@ pub struct GuestConfig {
     pub workload: String,
     /// What runs its instructions.
     pub accelerator: AcceleratorChoice,
+    /// The kernel that [`GuestImage::for_guest`] finds for it.
+    pub kernel: GuestKernel,
+    /// Its disks, in order.
+    pub disks: Vec<GuestDisk>,
     /// Whether it gets a monitor socket.
     pub qmp: bool,
     /// Arguments for QEMU beside ours.
@@ -80,6 +232,8 @@ impl GuestConfig {
             vcpus: 1,
             workload: workload.to_owned(),
             accelerator: AcceleratorChoice::Auto,
+            kernel: GuestKernel::default(),
+            disks: Vec::new(),
             qmp: true,
             extra_arguments: Vec::new(),
         }
@@ -88,8 +242,7 @@ impl GuestConfig {
     /// The kernel's command line.
     fn kernel_line(&self) -> Result<String, VmError> {
         let wrong = |what: String| Err(VmError::GuestConfig { what });
-        let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        if self.name.is_empty() || !self.name.chars().all(allowed) {
+        if self.name.is_empty() || !is_plain(&self.name) {
             return wrong(format!(
                 "the name {:?}: expected letters, digits, '-', '_' and '.'",
                 self.name
@@ -166,6 +319,9 @@ impl GuestConfig {
             monitor.push(escape_commas(socket));
             monitor.push(",server=on,wait=off");
             arguments.extend(["-qmp".into(), monitor]);
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            arguments.extend(disk.arguments(index)?);
         }
         arguments.extend(self.extra_arguments.iter().map(Into::into));
         Ok(arguments)
@@ -655,6 +811,41 @@ mod tests {
             ..good.clone()
         };
         assert!(refused(long).contains("expected at most 2047"));
+    }
+
+    #[test]
+    fn disks_become_arguments_in_order() {
+        let words = |disk: &GuestDisk| -> Vec<String> {
+            let arguments = disk.arguments(3).unwrap().into_iter();
+            arguments.map(|word| word.into_string().unwrap()).collect()
+        };
+        assert_eq!(
+            words(&GuestDisk::vhost_user("/run/a,b")),
+            [
+                "-chardev",
+                "socket,id=disk3,reconnect=1,path=/run/a,,b",
+                "-device",
+                "vhost-user-blk-pci,chardev=disk3,num-queues=1",
+            ]
+        );
+        let disk = GuestDisk {
+            options: "queue-size=64".into(),
+            ..GuestDisk::image("/tmp/x", "plimsoll-swap")
+        };
+        assert_eq!(
+            words(&disk),
+            [
+                "-drive",
+                "if=none,id=disk3,format=raw,discard=unmap,file=/tmp/x,read-only=off",
+                "-device",
+                "virtio-blk-pci,drive=disk3,serial=plimsoll-swap,queue-size=64",
+            ]
+        );
+        let refused = GuestDisk::image("/tmp/x", "a,b").arguments(0).unwrap_err();
+        assert!(
+            refused.to_string().contains("the serial \"a,b\""),
+            "{refused}"
+        );
     }
 
     #[test]

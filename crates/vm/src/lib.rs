@@ -3,7 +3,7 @@
 //! - [`QemuVm`] describes a running QEMU process from what the kernel shows of it
 //!   (`/proc`): name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] speaks to a QEMU monitor.
-//! - [`Guest`] starts a VM that runs one of our memory workloads, from a
+//! - [`Guest`] starts a VM that runs one of our workloads on memory or disks, from a
 //!   [`GuestImage`], and hears what it tells on its console ([`ConsoleEvent`]).
 //! - [`detect`] says whether KVM really runs guests here.
 //!
@@ -29,7 +29,7 @@ pub use command_line::{BackendKind, CommandLine, RamBackend};
 pub use console::{ConsoleEvent, ConsoleLine};
 pub use cpio::initrd;
 pub use error::VmError;
-pub use guest::{AcceleratorChoice, Guest, GuestConfig};
+pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use image::GuestImage;
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};

@@ -27,4 +27,9 @@ impl Time {
     pub fn ms_since(self, start: Self) -> u64 {
         self.ns.saturating_sub(start.ns) / 1_000_000
     }
+
+    /// Whole microseconds since `start`; 0 if that lies ahead.
+    pub fn us_since(self, start: Self) -> u64 {
+        self.ns.saturating_sub(start.ns) / 1000
+    }
 }

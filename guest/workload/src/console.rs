@@ -29,6 +29,11 @@ impl Line {
         self.with(key, text)
     }
 
+    /// Bytes of it so far.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Writes the line. A console that takes no bytes leaves nobody to tell.
     pub fn print(mut self) {
         self.0.push('\n');

@@ -41,7 +41,8 @@ pub fn prepare() -> Result<String, WorkloadError> {
     })
 }
 
-fn mount_at(target: &'static str, kind: &str) -> Result<(), WorkloadError> {
+/// Mounts a file system of the kernel's at `target`, unless it is there already.
+pub fn mount_at(target: &'static str, kind: &str) -> Result<(), WorkloadError> {
     let mounted = std::fs::create_dir_all(target).and_then(|()| {
         match mount(kind, target, kind, MountFlags::empty(), None) {
             Err(Errno::BUSY) | Ok(()) => Ok(()),

@@ -1,31 +1,34 @@
-//! The `/init` of a VM that does nothing but use its memory in a known way.
+//! The `/init` of a VM that does nothing but use its memory, or a disk, in a known way.
 //!
 //! What it runs is chosen on the kernel command line (`plimsoll.workload=zipf
 //! plimsoll.mib=128 ...`); what happens is told on the console, one line an
 //! event. Both are described in README.md beside this crate. Every page of the
-//! workload's array carries a signature that each visit verifies, so that whoever
-//! traces, moves or caches the VM's memory from outside is caught if a byte changes.
+//! workload's array carries a signature that each visit verifies, and so does every block
+//! of a disk, so that whoever traces, moves or caches what the VM uses is caught if a byte changes.
 //!
-//! Only the array is touched on purpose: the generators need no tables, so that
+//! Of the memory workloads only the array is touched on purpose: the generators need no tables, so that
 //! nearly all references a tracer sees are the workload's own (\[AET\] §4, \[PRL\] §6).
 //!
 //! As process 1 it mounts what it needs and powers the machine off at its end, on
 //! an error and on a panic. Started as any other process it takes the same keys
-//! as arguments, and leaves the machine alone.
-#![forbid(unsafe_code)]
+//! as arguments, and leaves the machine alone; disks are used by process 1 only.
 
 mod access;
 mod array;
 mod clock;
 mod console;
+mod disk;
 mod machine;
 mod run;
 mod settings;
+mod sys;
 
+use std::fmt::Display;
+use std::io;
 use std::process::ExitCode;
 
 use console::Line;
-use settings::Settings;
+use settings::{Job, Settings};
 
 /// Why the workload did not run, or not to its end.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +44,28 @@ enum WorkloadError {
     Machine {
         what: &'static str,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
+    /// The kernel refused what a disk workload does; what it had done is on the disk.
+    #[error("{what}: {source}")]
+    Disk {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    /// A disk workload needs what the machine does not have.
+    #[error("{what}")]
+    Lacking { what: String },
+}
+
+impl WorkloadError {
+    /// Makes an error of what the kernel said during `what`.
+    fn during(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Disk {
+            what: what.to_string(),
+            source,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -69,10 +92,14 @@ fn main() -> ExitCode {
 }
 
 fn run(text: &str) -> Result<(), WorkloadError> {
-    let settings = Settings::parse(text)?;
-    machine::check_memory(&settings)?;
-    run::run(&settings);
-    Ok(())
+    match Settings::parse(text)? {
+        Job::Memory(settings) => {
+            machine::check_memory(&settings)?;
+            run::run(&settings);
+            Ok(())
+        }
+        Job::Disk(settings) => disk::run(&settings),
+    }
 }
 
 fn report(error: &WorkloadError) {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::array::{PAGE_BYTES, PAGE_WORDS, WORK_MIN};
+use crate::disk;
 
 /// Pages in a MiB.
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
@@ -70,7 +71,16 @@ pub enum End {
     After { ms: u64 },
 }
 
-/// Everything a run needs.
+/// What a command line asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Job {
+    /// A workload on an array in memory.
+    Memory(Settings),
+    /// A workload on a disk.
+    Disk(disk::Settings),
+}
+
+/// Everything a run on memory needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Name of the workload, as on the command line.
@@ -112,7 +122,7 @@ pub enum SettingsError {
 }
 
 /// The keys given, each taken out when it is used.
-struct Keys<'text>(BTreeMap<&'text str, &'text str>);
+pub struct Keys<'text>(BTreeMap<&'text str, &'text str>);
 
 impl<'text> Keys<'text> {
     fn of(text: &'text str) -> Result<Self, SettingsError> {
@@ -130,7 +140,7 @@ impl<'text> Keys<'text> {
     }
 
     /// Takes a value through `read`, or nothing if the key is absent.
-    fn take<T>(
+    pub fn take<T>(
         &mut self,
         key: &'static str,
         expected: &'static str,
@@ -147,7 +157,8 @@ impl<'text> Keys<'text> {
         Ok(Some(value))
     }
 
-    fn number(
+    /// Takes a whole number within `range`.
+    pub fn number(
         &mut self,
         key: &'static str,
         expected: &'static str,
@@ -156,6 +167,41 @@ impl<'text> Keys<'text> {
         self.take(key, expected, |value| {
             value.parse().ok().filter(|number| range.contains(number))
         })
+    }
+
+    /// Takes all keys that begin with `prefix`, without it.
+    pub fn take_all(&mut self, prefix: &str) -> Vec<(String, String)> {
+        let mut taken = Vec::new();
+        self.0.retain(|key, value| match key.strip_prefix(prefix) {
+            Some(rest) => {
+                taken.push((rest.to_owned(), (*value).to_owned()));
+                false
+            }
+            None => true,
+        });
+        taken
+    }
+
+    /// Takes zipf's exponent.
+    pub fn alpha(&mut self) -> Result<f64, SettingsError> {
+        let alpha = self.take("alpha", "a number from 0 to 16", |value| {
+            value
+                .parse()
+                .ok()
+                .filter(|alpha: &f64| (0.0..=16.0).contains(alpha))
+        })?;
+        Ok(alpha.unwrap_or(1.0))
+    }
+
+    /// Refuses a key that nobody took.
+    fn none_left(self, workload: &str) -> Result<(), SettingsError> {
+        match self.0.into_keys().next() {
+            None => Ok(()),
+            Some(key) => Err(SettingsError::Unused {
+                key: key.into(),
+                workload: workload.into(),
+            }),
+        }
     }
 
     fn share(&mut self) -> Result<Writes, SettingsError> {
@@ -194,15 +240,20 @@ impl Settings {
     /// # Errors
     ///
     /// The first key that is missing, wrong, given twice or of no use.
-    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+    pub fn parse(text: &str) -> Result<Job, SettingsError> {
         let mut keys = Keys::of(text)?;
-        let workloads = "steps, arrays, uniform, zipf, sequential or idle";
+        let workloads = "steps, arrays, uniform, zipf, sequential, idle, or disk-signed, \
+                         disk-stress, disk-crash, disk-io, disk-crypt";
         let name = keys
             .take("workload", workloads, |value| Some(value.to_owned()))?
             .ok_or(SettingsError::Missing {
                 key: "workload",
                 expected: workloads,
             })?;
+        if let Some(settings) = disk::Settings::take(&name, &mut keys)? {
+            keys.none_left(&name)?;
+            return Ok(Job::Disk(settings));
+        }
         let work = match name.as_str() {
             "idle" => Work::Idle,
             "steps" => steps(&mut keys)?,
@@ -210,13 +261,7 @@ impl Settings {
             "sequential" => endless(&mut keys, Pattern::Scan)?,
             "uniform" => endless(&mut keys, Pattern::Uniform)?,
             "zipf" => {
-                let alpha = keys.take("alpha", "a number from 0 to 16", |value| {
-                    value
-                        .parse()
-                        .ok()
-                        .filter(|alpha: &f64| (0.0..=16.0).contains(alpha))
-                })?;
-                let alpha = alpha.unwrap_or(1.0);
+                let alpha = keys.alpha()?;
                 endless(&mut keys, Pattern::Zipf { alpha })?
             }
             _ => {
@@ -264,13 +309,8 @@ impl Settings {
             })?;
             settings.words = words.unwrap_or(8);
         }
-        match keys.0.into_keys().next() {
-            None => Ok(settings),
-            Some(key) => Err(SettingsError::Unused {
-                key: key.into(),
-                workload: settings.name,
-            }),
-        }
+        keys.none_left(&settings.name)?;
+        Ok(Job::Memory(settings))
     }
 
     /// Bytes the array takes.
@@ -363,7 +403,7 @@ mod tests {
         };
         assert_eq!(
             settings,
-            Ok(Settings {
+            Ok(Job::Memory(Settings {
                 name: "steps".into(),
                 work: Work::Array {
                     pattern: Pattern::Scan,
@@ -375,7 +415,7 @@ mod tests {
                 threads: 1,
                 words: 8,
                 seed: 9,
-            })
+            }))
         );
     }
 
@@ -385,6 +425,9 @@ mod tests {
             "plimsoll.workload=arrays plimsoll.array=RRWW plimsoll.pages=7 plimsoll.seconds=0",
         )
         .unwrap();
+        let Job::Memory(settings) = settings else {
+            panic!("a workload on memory was asked for");
+        };
         let Work::Array { phases, .. } = settings.work else {
             panic!("an array was asked for");
         };

@@ -1,0 +1,449 @@
+//! What the command line asks of a disk workload.
+
+use crate::settings::{Keys, SettingsError};
+
+/// Largest number of files, and of 1 KiB blocks in one.
+const COUNT_MAX: u64 = 1 << 24;
+
+/// Everything a run on a disk needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Name of the workload, as on the command line.
+    pub name: String,
+    /// What it does.
+    pub work: Work,
+    /// What is set up before, and stopped after it.
+    pub machine: Machine,
+    /// What all random numbers and all contents follow from.
+    pub seed: u32,
+    /// How long a phase waits after it was told, in ms.
+    pub pause_ms: u64,
+    /// Faults of plimsoll_test.ko, each provoked before every round: file of its
+    /// debugfs folder, and what is written there.
+    pub provoke: Vec<(String, String)>,
+}
+
+/// What a disk workload does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work {
+    /// Signed files read and overwritten whole, on ext4.
+    Signed(Signed),
+    /// The same on pieces of an encrypted device.
+    Crypt {
+        pieces: Signed,
+        /// In the device mapper's words.
+        cipher: String,
+    },
+    /// All that a file system and the memory management can do to pages.
+    Stress(Stress),
+    /// Blocks written so that a crash can be judged.
+    Crash(Crash),
+    /// Direct reads, as many as can be.
+    Io(Io),
+}
+
+/// In which order files are visited.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Order {
+    Sequential,
+    Random,
+    Zipf {
+        alpha: f64,
+    },
+    /// A tenth of the files is ten times as popular as the rest.
+    Class,
+}
+
+/// \[LS07\] §6.1: files read or overwritten whole.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Signed {
+    pub files: u32,
+    pub file_kib: u32,
+    pub order: Order,
+    /// Share of the visits that overwrite, 0 to 100.
+    pub write_percent: u64,
+    /// Rounds before those that are measured; a round is as many visits as there are files.
+    pub warmup: u64,
+    /// Rounds that are measured.
+    pub rounds: u64,
+}
+
+/// Everything at once, seeded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stress {
+    pub rounds: u64,
+    /// Steps of each thread in a round.
+    pub steps: u64,
+    /// Threads, each with files of its own.
+    pub threads: u32,
+    /// Files of a thread.
+    pub files: u32,
+    /// Largest size of a file.
+    pub file_kib: u32,
+    /// Anonymous memory taken once a round; `None`: half of what is available, and with swap
+    /// three quarters of it and half of the free swap.
+    pub anon_mib: Option<u64>,
+}
+
+/// Blocks of 4 KiB written in a known order on the raw disk.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Crash {
+    /// Blocks that are written, the disk's first.
+    pub blocks: u32,
+    /// Writes between two flushes, at most.
+    pub batch: u32,
+    /// Writes around the page cache.
+    pub direct: bool,
+    pub task: CrashTask,
+}
+
+/// The two halves of a crash test.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum CrashTask {
+    /// Write so many blocks, then verify them; `None`: write without end.
+    Write { writes: Option<u32> },
+    /// Verify what was flushed, up to this write.
+    Verify { upto: u32 },
+}
+
+/// Direct reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Io {
+    /// Reads in flight.
+    pub depth: u32,
+    pub seconds: u64,
+    pub random: bool,
+    /// Bytes of a read, in KiB.
+    pub block_kib: u32,
+    /// The part of the disk that is read; `None`: all of it.
+    pub span_mib: Option<u64>,
+}
+
+/// What is set up around a workload.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Machine {
+    /// Device or serial of the disk; `None`: the first virtio disk that has no other duty.
+    pub disk: Option<String>,
+    /// plimsoll.ko, with these parameters.
+    pub module: Option<Vec<(String, String)>>,
+    /// dm-hcache.ko over the disk, with these last words of its table line.
+    pub hcache: Option<String>,
+    /// Whether the multi-generational LRU is switched on or off.
+    pub mglru: Option<bool>,
+    pub swap: Swap,
+    /// Whether modules are unloaded at the end.
+    pub unload: bool,
+    /// Whether the machine stays on at the end.
+    pub stay: bool,
+}
+
+/// Where the machine swaps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Swap {
+    #[default]
+    None,
+    /// The disk with the serial `plimsoll-swap`.
+    Disk,
+    /// Compressed memory; its size, or half of the machine's memory.
+    Zram { mib: Option<u64> },
+}
+
+/// Reads `0` or `1`.
+fn yes_or_no(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+impl Settings {
+    /// Takes the keys of the disk workload `name`; `None` if that is another kind of workload.
+    pub fn take(name: &str, keys: &mut Keys) -> Result<Option<Self>, SettingsError> {
+        let work = match name {
+            "disk-signed" => Work::Signed(signed(keys)?),
+            "disk-crypt" => Work::Crypt {
+                pieces: signed(keys)?,
+                cipher: keys
+                    .take("cipher", "a cipher as aes-xts-plain64", |value| {
+                        (!value.is_empty()).then(|| value.to_owned())
+                    })?
+                    .unwrap_or_else(|| "aes-xts-plain64".to_owned()),
+            },
+            "disk-stress" => Work::Stress(stress(keys)?),
+            "disk-crash" => Work::Crash(crash(keys)?),
+            "disk-io" => Work::Io(io(keys)?),
+            _ => return Ok(None),
+        };
+        let seed = number(keys, "seed", 0..=u32::MAX.into(), 1)?;
+        let pause_ms = keys.number("pause_ms", "0 to 3600000 milliseconds", 0..=3_600_000)?;
+        let provoke = keys.take("provoke", "faults, as missed or flood:1000", |value| {
+            let fault = |fault: &str| {
+                let (file, text) = fault.split_once(':').unwrap_or((fault, "1"));
+                let sound = !file.is_empty() && !file.contains(['/', '.']);
+                sound.then(|| (file.to_owned(), text.to_owned()))
+            };
+            value.split(',').map(fault).collect()
+        })?;
+        Ok(Some(Self {
+            name: name.to_owned(),
+            work,
+            machine: machine(keys)?,
+            seed,
+            pause_ms: pause_ms.unwrap_or(0),
+            provoke: provoke.unwrap_or_default(),
+        }))
+    }
+}
+
+/// Takes a number of at most 32 bits.
+fn number(
+    keys: &mut Keys,
+    key: &'static str,
+    range: std::ops::RangeInclusive<u64>,
+    default: u32,
+) -> Result<u32, SettingsError> {
+    let value = keys.number(key, "a whole number in range", range)?;
+    Ok(value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX)))
+}
+
+fn flag(keys: &mut Keys, key: &'static str) -> Result<bool, SettingsError> {
+    Ok(keys.take(key, "0 or 1", yes_or_no)?.unwrap_or(false))
+}
+
+fn machine(keys: &mut Keys) -> Result<Machine, SettingsError> {
+    let module = keys.take("module", "copy, lazy or none", |value| match value {
+        "copy" => Some(Some("0")),
+        "lazy" => Some(Some("1")),
+        "none" => Some(None),
+        _ => None,
+    })?;
+    // Without the module its parameters stay behind, and are told as unknown keys.
+    let module = module.flatten().map(|lazy| {
+        let mut parameters = vec![("lazy".to_owned(), lazy.to_owned())];
+        parameters.extend(keys.take_all("module."));
+        parameters
+    });
+    let hcache = keys.take("dm", "private or shared:KEY", |value| match value {
+        "private" => Some("private".to_owned()),
+        _ => value
+            .strip_prefix("shared:")
+            .map(|key| format!("shared {key}")),
+    })?;
+    let swap = keys.take("swap", "none, disk or zram", |value| match value {
+        "none" => Some(Swap::None),
+        "disk" => Some(Swap::Disk),
+        "zram" => Some(Swap::Zram { mib: None }),
+        _ => None,
+    })?;
+    let swap = match swap.unwrap_or_default() {
+        Swap::Zram { .. } => Swap::Zram {
+            mib: keys.number("swap_mib", "1 to 2^20", 1..=1 << 20)?,
+        },
+        swap => swap,
+    };
+    Ok(Machine {
+        disk: keys.take("disk", "a device or serial", |value| {
+            (!value.is_empty()).then(|| value.to_owned())
+        })?,
+        module,
+        hcache,
+        mglru: keys.take("mglru", "0 or 1", yes_or_no)?,
+        swap,
+        unload: flag(keys, "unload")?,
+        stay: flag(keys, "stay")?,
+    })
+}
+
+fn signed(keys: &mut Keys) -> Result<Signed, SettingsError> {
+    let order = keys.take(
+        "order",
+        "sequential, random, zipf or class",
+        |value| match value {
+            "sequential" => Some(Order::Sequential),
+            "random" => Some(Order::Random),
+            "zipf" => Some(Order::Zipf { alpha: 1.0 }),
+            "class" => Some(Order::Class),
+            _ => None,
+        },
+    )?;
+    let order = match order.unwrap_or(Order::Sequential) {
+        Order::Zipf { .. } => Order::Zipf {
+            alpha: keys.alpha()?,
+        },
+        order => order,
+    };
+    let percent = keys.number("write_percent", "0 to 100", 0..=100)?;
+    let rounds = |keys: &mut Keys, key, default| {
+        let rounds = keys.number(key, "a number of rounds", 0..=1 << 32)?;
+        Ok(rounds.unwrap_or(default))
+    };
+    Ok(Signed {
+        files: number(keys, "files", 1..=COUNT_MAX, 64)?,
+        file_kib: number(keys, "file_kib", 1..=COUNT_MAX, 1024)?,
+        order,
+        write_percent: percent.unwrap_or(0),
+        warmup: rounds(keys, "warmup", 1)?,
+        rounds: rounds(keys, "rounds", 2)?,
+    })
+}
+
+fn stress(keys: &mut Keys) -> Result<Stress, SettingsError> {
+    let rounds = keys.number("rounds", "a number of rounds", 0..=1 << 32)?;
+    let steps = keys.number("steps", "a number of steps", 0..=1 << 32)?;
+    Ok(Stress {
+        rounds: rounds.unwrap_or(12),
+        steps: steps.unwrap_or(60),
+        threads: number(keys, "threads", 1..=64, 1)?,
+        files: number(keys, "files", 2..=4096, 8)?,
+        file_kib: number(keys, "file_kib", 64..=1 << 20, 2048)?,
+        anon_mib: keys.number("anon_mib", "MiB, 0 for none", 0..=1 << 20)?,
+    })
+}
+
+fn crash(keys: &mut Keys) -> Result<Crash, SettingsError> {
+    let task = if flag(keys, "verify")? {
+        let missing = SettingsError::Missing {
+            key: "upto",
+            expected: "the number of the last write that was flushed",
+        };
+        let upto = keys.number("upto", "0 to 2^32 - 1", 0..=u32::MAX.into())?;
+        let upto = upto.and_then(|upto| upto.try_into().ok()).ok_or(missing)?;
+        CrashTask::Verify { upto }
+    } else {
+        let writes = number(keys, "writes", 0..=u32::MAX.into(), 0)?;
+        CrashTask::Write {
+            writes: (writes > 0).then_some(writes),
+        }
+    };
+    Ok(Crash {
+        blocks: number(keys, "blocks", 1..=COUNT_MAX, 4096)?,
+        batch: number(keys, "batch", 1..=4096, 32)?,
+        direct: flag(keys, "direct")?,
+        task,
+    })
+}
+
+fn io(keys: &mut Keys) -> Result<Io, SettingsError> {
+    let random = keys.take("order", "sequential or random", |value| match value {
+        "sequential" => Some(false),
+        "random" => Some(true),
+        _ => None,
+    })?;
+    let seconds = keys.number("seconds", "1 to 2^32", 1..=1 << 32)?;
+    Ok(Io {
+        depth: number(keys, "depth", 1..=64, 1)?,
+        seconds: seconds.unwrap_or(5),
+        random: random.unwrap_or(true),
+        block_kib: keys
+            .take("block_kib", "a multiple of 4, to 1024", |value| {
+                let kib = value.parse().ok()?;
+                (kib % 4 == 0 && (4..=1024).contains(&kib)).then_some(kib)
+            })?
+            .unwrap_or(4),
+        span_mib: keys.number("span_mib", "1 to 2^24", 1..=1 << 24)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Job, Settings as Any};
+
+    fn parse(words: &str) -> Result<Settings, String> {
+        let words: Vec<_> = words
+            .split(' ')
+            .map(|word| format!("plimsoll.{word}"))
+            .collect();
+        match Any::parse(&words.join(" ")) {
+            Ok(Job::Disk(settings)) => Ok(settings),
+            Ok(Job::Memory(_)) => panic!("a workload on a disk was asked for"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn a_module_takes_its_parameters_along() {
+        let settings = parse(
+            "workload=disk-signed order=zipf alpha=0.5 files=3 module=lazy module.records=256 \
+             dm=shared:ff swap=zram mglru=0 provoke=missed,flood:100",
+        )
+        .unwrap();
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(
+            settings.machine,
+            Machine {
+                module: Some(vec![pair("lazy", "1"), pair("records", "256")]),
+                hcache: Some("shared ff".into()),
+                mglru: Some(false),
+                swap: Swap::Zram { mib: None },
+                ..Machine::default()
+            }
+        );
+        assert_eq!(
+            settings.provoke,
+            [pair("missed", "1"), pair("flood", "100")]
+        );
+        let Work::Signed(signed) = settings.work else {
+            panic!("{:?}", settings.work);
+        };
+        assert_eq!(
+            (signed.files, signed.order),
+            (3, Order::Zipf { alpha: 0.5 })
+        );
+    }
+
+    #[test]
+    fn a_crash_is_judged_by_what_was_flushed() {
+        let task = |words| match parse(words).unwrap().work {
+            Work::Crash(crash) => crash.task,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            task("workload=disk-crash verify=1 upto=77"),
+            CrashTask::Verify { upto: 77 }
+        );
+        assert_eq!(
+            task("workload=disk-crash"),
+            CrashTask::Write { writes: None }
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_by_name() {
+        for (words, expected) in [
+            (
+                "workload=disk-signed order=lru",
+                "plimsoll.order=lru: expected sequential, random",
+            ),
+            (
+                "workload=disk-signed alpha=1",
+                "plimsoll.alpha is unknown, or of no use",
+            ),
+            (
+                "workload=disk-signed module.records=1",
+                "plimsoll.module.records is unknown",
+            ),
+            ("workload=disk-crash verify=1", "plimsoll.upto is missing"),
+            (
+                "workload=disk-io block_kib=6",
+                "plimsoll.block_kib=6: expected a multiple of 4",
+            ),
+            (
+                "workload=disk-stress swap=disk swap_mib=4",
+                "plimsoll.swap_mib is unknown",
+            ),
+            (
+                "workload=disk-io provoke=../x",
+                "plimsoll.provoke=../x: expected faults",
+            ),
+            (
+                "workload=disk-io dm=public",
+                "plimsoll.dm=public: expected private or shared:KEY",
+            ),
+        ] {
+            let message = parse(words).unwrap_err();
+            assert!(message.starts_with(expected), "{message}");
+        }
+    }
+}
