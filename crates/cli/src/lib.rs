@@ -11,6 +11,8 @@
 pub mod attach;
 pub mod curve_json;
 pub mod demo;
+pub mod disk;
+pub mod disk_guest;
 pub mod doctor;
 pub mod exit;
 pub mod experiment;
@@ -21,6 +23,7 @@ pub mod observe;
 pub mod output;
 pub mod plot;
 pub mod progress_bar;
+pub mod run;
 pub mod size;
 pub mod trace;
 pub mod trace_args;

@@ -1,12 +1,17 @@
 //! `plimsoll`: the table of verbs.
 #![forbid(unsafe_code)]
 
-use std::io;
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
+use std::{env, io};
 
 use clap::{Parser, Subcommand};
 use plimsoll::exit::{self, Output};
-use plimsoll::{attach, demo, doctor, hcache, lab, mrc, trace};
+use plimsoll::{attach, demo, disk, doctor, hcache, lab, mrc, run, trace};
+
+/// What management software starts as a backend of vhost-user: it can name a program, but no verb.
+const BACKEND: &str = "plimsoll-vhost-user-blk";
 
 /// How far a host's memory may safely be loaded, VM by VM.
 #[derive(Debug, Parser)]
@@ -21,6 +26,8 @@ enum Verb {
     Mrc(mrc::Args),
     Trace(trace::Args),
     Attach(attach::Args),
+    Disk(disk::Args),
+    Run(Box<run::Args>),
     Hcache(hcache::Args),
     Doctor(doctor::Args),
     Lab(lab::Args),
@@ -28,7 +35,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let verb = match Cli::try_parse() {
+    let verb = match Cli::try_parse_from(arguments(env::args_os())) {
         Ok(cli) => cli.verb,
         Err(error) => return exit::not_understood(&error),
     };
@@ -37,6 +44,12 @@ fn main() -> ExitCode {
         Verb::Mrc(args) => mrc::run(args, &mut out),
         Verb::Trace(args) => trace::run(args, &mut out),
         Verb::Attach(args) => attach::run(args, &mut out),
+        Verb::Disk(args) => disk::run(args, &mut out),
+        Verb::Run(args) => match run::run(args, &mut out) {
+            Ok(0) => Ok(()),
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(error),
+        },
         Verb::Hcache(args) => hcache::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
         Verb::Lab(args) => lab::run(args, &mut out),
@@ -45,10 +58,31 @@ fn main() -> ExitCode {
     out.finish(result, &mut io::stderr())
 }
 
+/// The command line; called by [`BACKEND`]'s name, the program is `plimsoll disk serve`.
+fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut given: Vec<_> = given.collect();
+    let called = given
+        .first()
+        .and_then(|program| Path::new(program).file_name());
+    if called.is_some_and(|name| name == BACKEND) {
+        given.splice(..1, ["plimsoll", "disk", "serve"].map(Into::into));
+    }
+    given
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn a_link_of_the_backends_name_serves_disks() {
+        let of = |line: &str| arguments(line.split(' ').map(Into::into));
+        let serve = ["plimsoll", "disk", "serve", "--fd", "3"];
+        assert_eq!(of("/usr/libexec/plimsoll-vhost-user-blk --fd 3"), serve);
+        assert_eq!(of("bin/plimsoll mrc x"), ["bin/plimsoll", "mrc", "x"]);
+        assert_eq!(arguments(std::iter::empty()), [""; 0]);
+    }
 
     #[test]
     fn no_verb_has_options_that_contradict_each_other() {

@@ -5,8 +5,8 @@ pub mod ghosts;
 pub mod metrics;
 pub mod report;
 mod resize;
-mod serve;
-mod stat;
+pub(crate) mod serve;
+pub(crate) mod stat;
 pub mod table;
 
 use std::io::Write;

@@ -265,7 +265,7 @@ fn one_in(rate: Rate) -> anyhow::Result<u32> {
 }
 
 /// This machine's memory.
-fn memory() -> anyhow::Result<ByteSize> {
+pub(crate) fn memory() -> anyhow::Result<ByteSize> {
     const FILE: &str = "/proc/meminfo";
     let text = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));

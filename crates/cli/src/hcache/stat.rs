@@ -107,7 +107,7 @@ fn show(
 }
 
 /// Sleeps for a while. Returns whether nobody asked to stop.
-fn sleep(interval: Duration, stop: &AtomicBool) -> bool {
+pub(crate) fn sleep(interval: Duration, stop: &AtomicBool) -> bool {
     let end = Instant::now() + interval;
     loop {
         let left = end.saturating_duration_since(Instant::now());

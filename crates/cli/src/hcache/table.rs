@@ -204,12 +204,12 @@ fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
     }
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
 /// A count in at most six characters.
-fn short(count: f64) -> String {
+pub(crate) fn short(count: f64) -> String {
     for (unit, name) in [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")] {
         if count >= unit {
             let unit = if name == "k" { 1e3 } else { unit };
@@ -219,7 +219,7 @@ fn short(count: f64) -> String {
     format!("{count:.0}")
 }
 
-fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     for (unit, name) in [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")] {
         if seconds >= 2.0 * unit {
             return format!("{:.0} {name}", seconds / unit);
@@ -229,7 +229,7 @@ fn duration(seconds: f64) -> String {
 }
 
 /// A client's name, which is its own choice, without what would move a terminal's cursor.
-pub(super) fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     let shown = |letter: char| {
         if letter.is_control() {
             '\u{fffd}'

@@ -1,0 +1,381 @@
+//! The hcache server behind the guest's device-mapper target.
+//!
+//! A block stands in its pool as page `block % 2^20` of object `block / 2^20`. The server may end, stop or be replaced
+//! at any moment, and the guest must not wait for it: a call that is not answered within [`PATIENCE`] ends the connection,
+//! and with it all pools. The next one is tried after a while, at first after 100 ms, then ever more rarely.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_disk::{Page, PoolRequest, SecondChance};
+use plimsoll_hcache::{Handle, PoolId, PoolOptions};
+use plimsoll_ring::protocol::Status;
+use plimsoll_ring::{Completion, ConnectOptions, Connection, Error};
+
+/// How long a server may take for a call.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two attempts to connect, first and at last.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Blocks of an object, as a power of two: 4 GiB.
+const OBJECT_SHIFT: u32 = 20;
+/// Blocks that are flushed one by one, in one batch; more are flushed as ranges.
+const FLUSHES_MAX: u32 = 64;
+
+/// An hcache server, whether it is there or not.
+pub struct Behind {
+    socket: PathBuf,
+    options: ConnectOptions,
+    link: Option<Link>,
+    /// Pools opened so far: their numbers are never used again.
+    opened: u32,
+    /// No attempt to connect before, and the time then to the next one.
+    retry: (Instant, Duration),
+}
+
+/// A connection and the pools there are by it.
+struct Link {
+    connection: Connection,
+    pools: HashMap<u32, PoolId>,
+}
+
+impl Behind {
+    /// The server at `socket`, to which this client is known as `name`. Nothing is tried yet.
+    #[must_use]
+    pub fn new(socket: &Path, name: &str) -> Self {
+        let mut options = ConnectOptions::new(name);
+        options.timeout = PATIENCE;
+        Self {
+            socket: socket.to_owned(),
+            options,
+            link: None,
+            opened: 0,
+            retry: (Instant::now(), RETRY.0),
+        }
+    }
+
+    /// The connection, made now if there is none and it is time to try.
+    fn connected(&mut self) -> io::Result<&mut Link> {
+        if self.link.is_none() {
+            let (not_before, wait) = self.retry;
+            if Instant::now() < not_before {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            let connected = Connection::connect(&self.socket, &self.options);
+            // From the end of the attempt, which may have taken long.
+            self.retry = (Instant::now() + wait, (wait * 2).min(RETRY.1));
+            self.link = Some(Link {
+                connection: connected.map_err(io::Error::other)?,
+                pools: HashMap::new(),
+            });
+        }
+        self.link.as_mut().ok_or(io::ErrorKind::NotConnected.into())
+    }
+
+    /// Does something with a pool. After an error that is not the pool's alone there is no connection any more.
+    fn with<T>(
+        &mut self,
+        pool: u32,
+        act: impl FnOnce(&mut Connection, PoolId) -> Result<T, Error>,
+    ) -> io::Result<T> {
+        let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let pool = *link.pools.get(&pool).ok_or(io::ErrorKind::NotFound)?;
+        let done = act(&mut link.connection, pool);
+        if let Err(error) = &done {
+            self.judge(error);
+        } else {
+            self.retry.1 = RETRY.0;
+        }
+        done.map_err(io::Error::other)
+    }
+
+    fn judge(&mut self, error: &Error) {
+        let of_the_pool = matches!(error, Error::NoSuchPool(_) | Error::TooManyPools);
+        if !of_the_pool {
+            self.link = None;
+        }
+    }
+}
+
+impl SecondChance for Behind {
+    fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
+        let options = match pool {
+            PoolRequest::Private => PoolOptions::private(),
+            PoolRequest::Shared { key } => PoolOptions::shared(key),
+        };
+        let number = self.opened.checked_add(1);
+        let number = number.ok_or(io::ErrorKind::QuotaExceeded)?;
+        let link = self.connected()?;
+        match link.connection.create_pool(options) {
+            Ok(id) => {
+                link.pools.insert(number, id);
+                self.opened = number;
+                Ok(number)
+            }
+            Err(error) => {
+                self.judge(&error);
+                Err(io::Error::other(error))
+            }
+        }
+    }
+
+    fn close(&mut self, pool: u32) {
+        // One that cannot be told is closed by the end of the connection.
+        let _ = self.with(pool, |connection, pool| {
+            is_awake(connection, pool)?;
+            connection.destroy_pool(pool)
+        });
+        if let Some(link) = &mut self.link {
+            link.pools.remove(&pool);
+        }
+    }
+
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool> {
+        self.with(pool, |connection, pool| {
+            let mut slot = connection.reserve().ok_or(LOST_SLOTS)?;
+            connection.page(&mut slot).copy_from_slice(page);
+            connection.submit_put(handle(pool, block), slot, 0)?;
+            let mut stored = false;
+            finish(connection, |_, done| stored = done.status == Status::Ok)?;
+            Ok(stored)
+        })
+    }
+
+    fn get(
+        &mut self,
+        pool: u32,
+        block: u64,
+        count: u32,
+        found: &mut dyn FnMut(u32, &Page),
+    ) -> io::Result<()> {
+        self.with(pool, |connection, pool| {
+            let mut next = 0;
+            while next < count {
+                while next < count
+                    && let Some(slot) = connection.reserve()
+                {
+                    let handle = handle(pool, block + u64::from(next));
+                    connection.submit_get(handle, slot, next.into())?;
+                    next += 1;
+                }
+                finish(connection, |connection, done| {
+                    let index = u32::try_from(done.user_data);
+                    if let (Ok(index), Status::Ok, Some(slot)) =
+                        (index, done.status, &mut done.slot)
+                    {
+                        found(index, connection.page(slot));
+                    }
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&mut self, pool: u32, block: u64, count: u32) -> io::Result<()> {
+        self.with(pool, |connection, pool| {
+            if count <= FLUSHES_MAX {
+                for block in (block..).take(count as usize) {
+                    connection.submit_flush(handle(pool, block), 0)?;
+                }
+                return finish(connection, |_, _| ());
+            }
+            is_awake(connection, pool)?;
+            let end = block.saturating_add(count.into());
+            let mut at = block;
+            while at < end {
+                let first = handle(pool, at);
+                let next = (first.object + 1) << OBJECT_SHIFT;
+                let last = handle(pool, next.min(end) - 1);
+                connection.flush_range(pool, first.object, first.index..=last.index)?;
+                at = next;
+            }
+            Ok(())
+        })
+    }
+
+    fn flush_pool(&mut self, pool: u32) -> io::Result<()> {
+        self.with(pool, |connection, pool| {
+            is_awake(connection, pool)?;
+            connection.flush_pool(pool).map(drop)
+        })
+    }
+}
+
+/// Between two calls all slots are free.
+const LOST_SLOTS: Error = Error::Protocol("no slot is free");
+
+fn handle(pool: PoolId, block: u64) -> Handle {
+    let in_object = block & ((1 << OBJECT_SHIFT) - 1);
+    Handle {
+        pool,
+        object: block >> OBJECT_SHIFT,
+        index: in_object as u32,
+    }
+}
+
+/// Finds out whether the server answers, before a call that waits for it however long it takes.
+fn is_awake(connection: &mut Connection, pool: PoolId) -> Result<(), Error> {
+    // No block stands there: a disk has fewer than 2^44.
+    let nothing = Handle {
+        pool,
+        object: u64::MAX,
+        index: 0,
+    };
+    connection.submit_flush(nothing, 0)?;
+    finish(connection, |_, _| ())
+}
+
+/// Waits for all that is under way, but not for ever.
+fn finish(
+    connection: &mut Connection,
+    mut each: impl FnMut(&mut Connection, &mut Completion),
+) -> Result<(), Error> {
+    connection.publish();
+    let begin = Instant::now();
+    while connection.under_way() > 0 {
+        if let Some(mut done) = connection.reap()? {
+            if let Status::NoSuchPool = done.status {
+                return Err(Error::Protocol("a pool has gone"));
+            }
+            each(connection, &mut done);
+            connection.release(done.slot);
+            continue;
+        }
+        match begin.elapsed() {
+            waited if waited < SPIN => std::hint::spin_loop(),
+            waited if waited < PATIENCE => thread::sleep(NAP),
+            _ => return Err(Error::Disconnected),
+        }
+    }
+    Ok(())
+}
+
+/// How long to look for an answer before sleeping, and how long then to sleep.
+const SPIN: Duration = Duration::from_micros(20);
+const NAP: Duration = Duration::from_micros(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_hcache::{Store, StoreOptions};
+    use plimsoll_ring::{Server, ServerOptions};
+
+    /// A server in a thread, until it is dropped.
+    struct Served {
+        stop: plimsoll_ring::StopHandle,
+        thread: Option<thread::JoinHandle<()>>,
+    }
+
+    impl Served {
+        fn at(socket: &Path) -> Self {
+            let store = Store::new(StoreOptions::new(32 << 20)).unwrap();
+            let server = Server::bind(socket, store, ServerOptions::default()).unwrap();
+            let stop = server.stop_handle();
+            let serve = move || server.run(&|| "{}".to_owned()).unwrap();
+            Self {
+                stop,
+                thread: Some(thread::spawn(serve)),
+            }
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.stop.stop();
+            if let Some(thread) = self.thread.take() {
+                thread.join().unwrap();
+            }
+        }
+    }
+
+    fn found(behind: &mut Behind, pool: u32, block: u64, count: u32) -> Vec<(u32, u8)> {
+        let mut found = Vec::new();
+        let each = &mut |index, page: &Page| found.push((index, page[4095]));
+        behind.get(pool, block, count, each).unwrap();
+        found.sort_unstable();
+        found
+    }
+
+    fn put(behind: &mut Behind, pool: u32, blocks: impl IntoIterator<Item = u64>) {
+        for block in blocks {
+            let content = [block.to_le_bytes()[0]; 4096];
+            assert!(behind.put(pool, block, &content).unwrap());
+        }
+    }
+
+    #[test]
+    fn pages_come_back_until_they_are_taken_or_flushed() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("hcache");
+        let _served = Served::at(&socket);
+        let mut behind = Behind::new(&socket, "test");
+        let private = behind.open(PoolRequest::Private).unwrap();
+        let shared = behind.open(PoolRequest::Shared { key: 7 }).unwrap();
+        // Across the border of two objects, and more than there are slots.
+        let begin: u32 = (3 << OBJECT_SHIFT) - 100;
+        for pool in [private, shared] {
+            put(&mut behind, pool, (begin..begin + 200).map(u64::from));
+        }
+        let all: Vec<_> = (0..200_u32)
+            .map(|i| (i, (begin + i).to_le_bytes()[0]))
+            .collect();
+        let begin = u64::from(begin);
+        assert_eq!(found(&mut behind, private, begin, 200), all);
+        assert_eq!(found(&mut behind, private, begin, 200), []);
+        assert_eq!(found(&mut behind, shared, begin, 200), all);
+        // A few one by one, many as ranges.
+        behind.flush(shared, begin + 10, 2).unwrap();
+        behind.flush(shared, begin + 50, 100).unwrap();
+        let left = found(&mut behind, shared, begin, 200);
+        let kept = |i| !(10..12).contains(&i) && !(50..150).contains(&i);
+        let expected: Vec<_> = all.iter().copied().filter(|(i, _)| kept(*i)).collect();
+        assert_eq!(left, expected);
+        // What another client of the same key has.
+        let mut other = Behind::new(&socket, "other");
+        let same = other.open(PoolRequest::Shared { key: 7 }).unwrap();
+        assert_eq!(found(&mut other, same, begin, 200), expected);
+        behind.flush_pool(shared).unwrap();
+        assert_eq!(found(&mut other, same, begin, 200), []);
+
+        put(&mut behind, private, [1]);
+        behind.close(private);
+        assert!(behind.put(private, 1, &[0; 4096]).is_err());
+        let again = behind.open(PoolRequest::Private).unwrap();
+        assert!(again > shared);
+        assert_eq!(found(&mut behind, again, 1, 1), []);
+    }
+
+    #[test]
+    fn a_server_that_goes_takes_its_pools_and_another_is_found_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("hcache");
+        let mut behind = Behind::new(&socket, "test");
+        assert!(behind.open(PoolRequest::Private).is_err());
+        // Not tried again at once.
+        let again = behind.open(PoolRequest::Private).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::NotConnected);
+        let served = Served::at(&socket);
+        let pool = reopened(&mut behind);
+        put(&mut behind, pool, [1]);
+        drop(served);
+        assert!(behind.get(pool, 1, 1, &mut |_, _| panic!("found")).is_err());
+        assert!(behind.flush(pool, 1, 1).is_err());
+        let _served = Served::at(&socket);
+        let other = reopened(&mut behind);
+        assert!(other > pool);
+        assert!(behind.put(pool, 1, &[0; 4096]).is_err());
+        assert_eq!(found(&mut behind, other, 1, 1), []);
+        put(&mut behind, other, [1]);
+    }
+
+    fn reopened(behind: &mut Behind) -> u32 {
+        loop {
+            match behind.open(PoolRequest::Private) {
+                Ok(pool) => return pool,
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}

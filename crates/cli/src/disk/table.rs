@@ -1,0 +1,458 @@
+//! A [`Report`] for a reader, within 100 columns.
+
+use std::fmt::Write;
+
+use plimsoll_disk::{CacheMode, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode};
+use plimsoll_estimator::GhostOptions;
+
+use super::report::{GhostsReport, Report};
+use crate::curve_json::CurveJson;
+use crate::hcache::table::{duration, percent, printable, short};
+use crate::size::ByteSize;
+
+/// Lines of the curve, at most, and pages from one to the next a multiple of.
+const CURVE_LINES: u64 = 24;
+const SEGMENT_PAGES: u64 = GhostOptions::SEGMENT.0;
+
+/// Returns the report as lines. With an earlier one, what counts is counted from there on.
+#[must_use]
+pub fn text(report: &Report, earlier: Option<&Report>) -> String {
+    let mut text = String::new();
+    let table = Table {
+        now: &report.machine,
+        earlier: earlier.map(|earlier| &earlier.machine),
+    };
+    table.head(report, &mut text);
+    table.cache(&mut text);
+    table.requests(&mut text);
+    table.notices(&mut text);
+    table.second_chance(&mut text);
+    if let Some(record) = &report.record {
+        let lost = match record.lost {
+            0 => String::new(),
+            lost => format!(", {lost} references lost"),
+        };
+        let trace = printable(&record.trace.to_string_lossy());
+        let _ = writeln!(text, "record    {trace}{lost}");
+    }
+    table.disks(&mut text);
+    if let Some(ghosts) = &report.ghosts {
+        table.expected(ghosts, &mut text);
+    }
+    if let Some(json) = &report.curve {
+        curve(json, &mut text);
+    }
+    text
+}
+
+struct Table<'a> {
+    now: &'a MachineStats,
+    earlier: Option<&'a MachineStats>,
+}
+
+impl Table<'_> {
+    /// What was counted since the earlier report; by a daemon that began anew, since its start.
+    fn since(&self, of: impl Fn(&MachineStats) -> u64) -> u64 {
+        let now = of(self.now);
+        let earlier = self.earlier.map_or(0, of);
+        now.checked_sub(earlier).unwrap_or(now)
+    }
+
+    fn engine(&self, of: impl Fn(&EngineStats) -> u64) -> String {
+        short(self.since(|stats| of(&stats.engine)) as f64)
+    }
+
+    fn ring(&self, of: impl Fn(&RingStats) -> u64) -> String {
+        short(self.since(|stats| of(&stats.ring)) as f64)
+    }
+
+    fn head(&self, report: &Report, text: &mut String) {
+        let before_seconds = self.earlier.map_or(0.0, |earlier| earlier.uptime_seconds);
+        let seconds = self.now.uptime_seconds - before_seconds;
+        let engine = &self.now.engine;
+        let _ = writeln!(
+            text,
+            "VM        {}, {}, {}; counted in {}",
+            printable(&report.vm),
+            match engine.mode {
+                CacheMode::None => "no cache",
+                CacheMode::Exclusive => "exclusive cache",
+                CacheMode::FromStorage => "cache filled from storage",
+            },
+            match engine.write {
+                WriteMode::Through => "writes go through",
+                WriteMode::Delayed => "writes are delayed",
+            },
+            duration(if seconds < 0.0 {
+                self.now.uptime_seconds
+            } else {
+                seconds
+            }),
+        );
+    }
+
+    fn cache(&self, text: &mut String) {
+        let engine = &self.now.engine;
+        if engine.mode != CacheMode::None {
+            let cached = engine.cached_pages * PAGE_BYTES as u64;
+            let _ = write!(
+                text,
+                "cache     {} of {} ({}), {} dropped",
+                size(cached),
+                size(engine.cache_bytes),
+                percent(cached as f64 / (engine.cache_bytes as f64).max(1.0)),
+                self.engine(|e| e.dropped),
+            );
+            if engine.write == WriteMode::Delayed || engine.dirty_pages > 0 {
+                let _ = write!(
+                    text,
+                    "; {} of at most {} dirty",
+                    size(engine.dirty_pages * PAGE_BYTES as u64),
+                    size(engine.dirty_pages_max * PAGE_BYTES as u64),
+                );
+            }
+            text.push('\n');
+        }
+        if let Some(why) = &engine.disabled {
+            let why = printable(why);
+            let _ = writeln!(text, "DISABLED  {why}; `plimsoll disk enable` begins again");
+        }
+        if engine.mode != CacheMode::None
+            && engine.scattered_blocks > (engine.read_blocks + engine.written_blocks) / 2
+        {
+            text.push_str(
+                "UNCACHED  most blocks are not in pages of their own: the file system's blocks are not 4 KiB\n",
+            );
+        }
+        if engine.wrong_served > 0 {
+            let _ = writeln!(
+                text,
+                "WRONG     {} pages served differed from storage",
+                engine.wrong_served
+            );
+        }
+    }
+
+    fn requests(&self, text: &mut String) {
+        let reads = self.since(|stats| stats.engine.read_blocks);
+        let hits = self.since(|stats| stats.engine.hits);
+        let _ = writeln!(
+            text,
+            "reads     {} blocks, {} from the cache; {} of parts",
+            short(reads as f64),
+            share(hits, reads),
+            self.engine(|e| e.read_parts),
+        );
+        let _ = write!(
+            text,
+            "writes    {} blocks, {} of parts, {} flushes",
+            self.engine(|e| e.written_blocks),
+            self.engine(|e| e.written_parts),
+            self.engine(|e| e.flushes),
+        );
+        if self.now.engine.write == WriteMode::Delayed {
+            let _ = write!(
+                text,
+                "; {} delayed, {} written back, {} failed to be",
+                self.engine(|e| e.delayed_blocks),
+                self.engine(|e| e.written_back_blocks),
+                self.engine(|e| e.write_back_errors),
+            );
+        }
+        let bytes = |of: fn(&EngineStats) -> u64| size(self.since(|stats| of(&stats.engine)));
+        let _ = writeln!(
+            text,
+            "\nstorage   {} reads ({}), {} writes ({}), {} errors",
+            self.engine(|e| e.storage_reads),
+            bytes(|e| e.storage_read_bytes),
+            self.engine(|e| e.storage_writes),
+            bytes(|e| e.storage_written_bytes),
+            self.engine(|e| e.storage_errors),
+        );
+    }
+
+    fn notices(&self, text: &mut String) {
+        let ring = &self.now.ring;
+        if !ring.attached && ring.records == 0 {
+            if self.now.engine.mode != CacheMode::None {
+                text.push_str("notices   the guest tells of none: is its module loaded?\n");
+            }
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "evictions {}, {} admitted; {} unknown, {} not newest, {} stale, {} mismatched, {} other",
+            self.engine(|e| e.evictions),
+            self.engine(|e| e.admitted),
+            self.engine(|e| e.refused_unknown),
+            self.engine(|e| e.refused_not_newest),
+            self.engine(|e| e.refused_stale),
+            self.engine(|e| e.refused_mismatch),
+            self.engine(|e| e.refused_other),
+        );
+        let _ = writeln!(
+            text,
+            "notices   {}; {} lost, {} bad, {} ring faults, {} times forgotten all",
+            if ring.attached {
+                self.ring(|r| r.records)
+            } else {
+                format!("{}, ring detached", self.ring(|r| r.records))
+            },
+            self.ring(|r| r.lost),
+            self.ring(|r| r.bad_records),
+            self.ring(|r| r.faults),
+            self.engine(|e| e.forgotten),
+        );
+    }
+
+    fn second_chance(&self, text: &mut String) {
+        let now = &self.now.second_chance;
+        if !now.available && now.pools == 0 && now.puts == 0 && now.gets == 0 {
+            return;
+        }
+        let gets = self.since(|stats| stats.second_chance.gets);
+        let _ = writeln!(
+            text,
+            "hcache    {}, {} pools; {} put, {} stored; {} got, {} hit; {} flushed, {} errors",
+            if now.available { "there" } else { "away" },
+            now.pools,
+            short(self.since(|stats| stats.second_chance.puts) as f64),
+            short(self.since(|stats| stats.second_chance.stored) as f64),
+            short(gets as f64),
+            share(self.since(|stats| stats.second_chance.hits), gets),
+            short(self.since(|stats| stats.second_chance.flushed_blocks) as f64),
+            short(self.since(|stats| stats.second_chance.errors) as f64),
+        );
+    }
+
+    fn disks(&self, text: &mut String) {
+        if self.now.disks.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "\n{:>4}  {:<34} {:>9}  {:<3} {:<8} {:<7} {:>8} {:>8} {:>5}",
+            "disk", "image", "size", "", "I/O", "guest", "requests", "in flight", "bad"
+        );
+        for (number, disk) in self.now.disks.iter().enumerate() {
+            let count = |of: fn(&plimsoll_disk::DiskStats) -> u64| {
+                short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
+            };
+            let _ = writeln!(
+                text,
+                "{number:>4}  {:<34} {:>9}  {:<3} {:<8} {:<7} {:>8} {:>9} {:>5}",
+                cut_front(&printable(&disk.image), 34),
+                size(disk.size_bytes),
+                if disk.read_only { "ro" } else { "rw" },
+                if disk.direct_io { "direct" } else { "buffered" },
+                if disk.connected { "there" } else { "-" },
+                count(|disk| disk.requests),
+                disk.in_flight,
+                count(|disk| disk.bad_requests),
+            );
+        }
+    }
+
+    fn expected(&self, ghosts: &GhostsReport, text: &mut String) {
+        let Some(expected) = &ghosts.expected else {
+            return;
+        };
+        let behind = match ghosts.direct_pages {
+            Some(pages) => format!(" behind {} of guest memory", pages_size(pages)),
+            None => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "\n{:>11}  {:>6}  expected from {} reads{behind}",
+            "cache",
+            "hit %",
+            short(ghosts.reads as f64),
+        );
+        let present = self.now.engine.cache_bytes / PAGE_BYTES as u64;
+        let present = present.next_multiple_of(ghosts.segment_pages.max(1));
+        for at in expected {
+            let now = if at.cache_pages == present {
+                let counted = hundredths(ghosts.hits, ghosts.reads);
+                format!("  now; counted {counted}")
+            } else {
+                String::new()
+            };
+            let _ = writeln!(
+                text,
+                "{:>11}  {:>6.1}{now}",
+                pages_size(at.cache_pages),
+                at.hit_ratio * 100.0
+            );
+        }
+    }
+}
+
+fn curve(json: &CurveJson, text: &mut String) {
+    let sizes: Vec<_> = json.points.iter().map(|point| point.size_pages).collect();
+    let (Some(&last), baseline) = (sizes.last(), json.baseline_pages.unwrap_or(0)) else {
+        return;
+    };
+    // Where it begins to be known: the first size of the curve proper.
+    let first = sizes.iter().copied().find(|size| *size > 1).unwrap_or(0);
+    let step = (last - first).div_ceil(CURVE_LINES);
+    let step = step.next_multiple_of(SEGMENT_PAGES).max(SEGMENT_PAGES);
+    let mut lines: Vec<_> = (0..=CURVE_LINES)
+        .map(|line| first + line * step)
+        .take_while(|size| *size <= last)
+        .collect();
+    if baseline >= first && !lines.contains(&baseline) {
+        lines.push(baseline);
+        lines.sort_unstable();
+    }
+    let _ = writeln!(
+        text,
+        "\n{:>11}  {:>6}  of {} reads, by guest memory and cache together",
+        "memory",
+        "miss %",
+        short(json.references as f64)
+    );
+    for size in lines {
+        let at = json
+            .points
+            .partition_point(|point| point.size_pages <= size);
+        let misses = at
+            .checked_sub(1)
+            .map_or(1.0, |at| json.points[at].miss_ratio);
+        let now = if size == baseline { "  now" } else { "" };
+        let _ = writeln!(
+            text,
+            "{:>11}  {:>6.1}{now}",
+            pages_size(size),
+            misses * 100.0
+        );
+    }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).rounded()
+}
+
+fn pages_size(pages: u64) -> String {
+    size(pages.saturating_mul(PAGE_BYTES as u64))
+}
+
+fn share(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        _ => percent(part as f64 / whole as f64),
+    }
+}
+
+fn hundredths(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        _ => format!("{:.1}", part as f64 / whole as f64 * 100.0),
+    }
+}
+
+/// The end of a text, which tells more of a path than its beginning.
+fn cut_front(text: &str, letters: usize) -> String {
+    let count = text.chars().count();
+    if count <= letters {
+        return text.to_owned();
+    }
+    let end: String = text.chars().skip(count - letters + 1).collect();
+    format!("…{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::example;
+    use super::*;
+    use crate::curve_json::PointJson;
+
+    #[test]
+    fn the_table_is_the_documented_one() {
+        let text = text(&example(), None);
+        let expected = "\
+VM        web, exclusive cache, writes are delayed; counted in 2 h
+cache     62.5 MiB of 64 MiB (97.7 %), 133.0k dropped; 480 KiB of at most 16 MiB dirty
+reads     1.0M blocks, 75.0 % from the cache; 12 of parts
+writes    40.0k blocks, 0 of parts, 300 flushes; 40.0k delayed, 39.9k written back, 0 failed to be
+storage   30.0k reads (1 GiB), 9000 writes (150 MiB), 0 errors
+evictions 900.0k, 899.0k admitted; 900 unknown, 0 not newest, 100 stale, 0 mismatched, 0 other
+notices   1.9M; 0 lost, 0 bad, 0 ring faults, 0 times forgotten all
+
+disk  image                                   size      I/O      guest   requests in flight   bad
+   0  /var/lib/images/web.raw                8 GiB  rw  direct   there       2.3M         3     0
+   1  …\u{fffd}[2J that is long, and longer.iso   700 MiB  ro  buffered -              0         0     2
+
+      cache   hit %  expected from 990.0k reads behind 192 MiB of guest memory
+     32 MiB    40.0
+     64 MiB    75.0  now; counted 74.9
+    128 MiB    90.0
+";
+        assert_eq!(text, expected, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100));
+    }
+
+    #[test]
+    fn with_an_earlier_report_counts_are_those_in_between() {
+        let (earlier, mut now) = (example(), example());
+        now.machine.uptime_seconds += 2.0;
+        now.machine.engine.read_blocks += 400;
+        now.machine.engine.hits += 100;
+        now.machine.disks[0].requests += 500;
+        let told = text(&now, Some(&earlier));
+        assert!(told.contains("counted in 2 s\n"), "{told}");
+        assert!(told.contains("reads     400 blocks, 25.0 % from the cache"));
+        assert!(told.contains(" there        500 "), "{told}");
+        // A daemon that began anew counts from its start.
+        now.machine.uptime_seconds = 1.0;
+        now.machine.engine.read_blocks = 8;
+        now.machine.engine.hits = 4;
+        let told = text(&now, Some(&earlier));
+        assert!(told.contains("counted in 1 s\n"), "{told}");
+        assert!(
+            told.contains("reads     8 blocks, 50.0 % from the cache"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_cache_that_switched_itself_off_says_why_and_a_silent_guest_is_told() {
+        let mut report = example();
+        report.machine.engine.disabled = Some("12 of 100 evictions mismatched".to_owned());
+        report.machine.ring = RingStats::default();
+        let told = text(&report, None);
+        let line =
+            "DISABLED  12 of 100 evictions mismatched; `plimsoll disk enable` begins again\n";
+        assert!(told.contains(line), "{told}");
+        assert!(told.contains("notices   the guest tells of none"), "{told}");
+    }
+
+    #[test]
+    fn a_curve_begins_at_the_guests_memory_and_shows_the_present_size() {
+        let point = |size_pages, miss_ratio| PointJson {
+            size_pages,
+            miss_ratio,
+            low: 0.0,
+            high: miss_ratio,
+        };
+        let mut report = example();
+        report.curve = Some(CurveJson {
+            schema: 1,
+            vm: "web".to_owned(),
+            page_bytes: 4096,
+            references: 9000,
+            baseline_pages: Some(65_600),
+            points: vec![
+                point(0, 1.0),
+                point(1, 1.0),
+                point(49_152, 0.9),
+                point(65_536, 0.25),
+                point(81_920, 0.2),
+            ],
+        });
+        let told = text(&report, None);
+        let begin = "     memory  miss %  of 9000 reads, by guest memory and cache together\n    192 MiB    90.0\n";
+        assert!(told.contains(begin), "{told}");
+        assert!(told.contains("    256 MiB    25.0  now\n"), "{told}");
+        assert!(told.ends_with("    320 MiB    20.0\n"), "{told}");
+    }
+}

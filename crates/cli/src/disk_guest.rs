@@ -1,0 +1,383 @@
+//! A guest of ours on a disk of ours: daemon, VM and image, for tests and experiments.
+//!
+//! The daemon is a process of its own, as users run it, so that it can be killed; the guest runs a
+//! workload of `guest/workload` that verifies what it reads; the host looks after the image before and after.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel};
+use tempfile::TempDir;
+
+use crate::disk::admin;
+use crate::disk::report::Report;
+
+/// How long a daemon may take until it answers, and to end.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two looks at something that tells of no change.
+const POLL: Duration = Duration::from_millis(20);
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The guest's kernel.
+    pub kernel: GuestKernel,
+    /// The guest's memory in MiB.
+    pub memory_mib: u64,
+    /// The guest's CPUs.
+    pub vcpus: u32,
+    /// Size of its disk in MiB.
+    pub image_mib: u64,
+    /// Whether the disk begins with an ext4 file system of 4 KiB blocks.
+    pub formatted: bool,
+    /// Size in MiB of a second disk, with the serial `plimsoll-swap`; 0 for none.
+    pub swap_mib: u64,
+    /// Queues of each disk.
+    pub queues: u16,
+    /// Words for `plimsoll disk serve` beside disks and sockets: `--cache 64M` and so on.
+    pub serve: Vec<String>,
+    /// What the guest runs: words `key=value` of guest/workload/README.md.
+    pub workload: String,
+}
+
+impl Setup {
+    /// A guest of 160 MiB and one CPU on a formatted disk of 256 MiB.
+    #[must_use]
+    pub fn new(serve: &str, workload: &str) -> Self {
+        Self {
+            kernel: GuestKernel::V6_1,
+            memory_mib: 160,
+            vcpus: 1,
+            image_mib: 256,
+            formatted: true,
+            swap_mib: 0,
+            queues: 1,
+            serve: serve.split_ascii_whitespace().map(str::to_owned).collect(),
+            workload: workload.to_owned(),
+        }
+    }
+}
+
+/// A line `plimsoll: result name=...` of a guest.
+pub type Fields = BTreeMap<String, String>;
+
+/// What a guest said until it ended, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Told {
+    /// Its results by name.
+    pub results: Vec<(String, Fields)>,
+    /// Wrong blocks, by its last line; `None` if it did not end by itself.
+    pub mismatches: Option<u64>,
+    /// Kernel lines that complain.
+    pub kernel: Vec<String>,
+    /// The last flush it told of.
+    pub flushed: Option<u64>,
+}
+
+impl Told {
+    /// A number of the last result of that name and, if given, phase.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn number(&self, name: &str, phase: Option<&str>, key: &str) -> anyhow::Result<u64> {
+        let found = self.results.iter().rev().find(|(own, fields)| {
+            own == name
+                && phase.is_none_or(|phase| fields.get("phase").is_some_and(|own| own == phase))
+        });
+        let text = found
+            .and_then(|(_, fields)| fields.get(key))
+            .with_context(|| format!("the guest told of no {key} in {name} {phase:?}"))?;
+        text.parse()
+            .with_context(|| format!("{key}={text} of {name}"))
+    }
+}
+
+/// A daemon, and a guest on its disks.
+pub struct DiskGuest {
+    folder: TempDir,
+    program: PathBuf,
+    setup: Setup,
+    daemon: Child,
+    guest: Option<Guest>,
+    told: Told,
+}
+
+impl DiskGuest {
+    /// Makes an image, starts the daemon and boots the guest. `program` is `plimsoll`.
+    ///
+    /// # Errors
+    /// Why it did not come up; nothing is left running.
+    pub fn start(program: &Path, setup: &Setup) -> anyhow::Result<Self> {
+        let mut made = Self::prepare(program, setup)?;
+        made.boot(&setup.workload)?;
+        Ok(made)
+    }
+
+    /// Makes an image and starts the daemon, without a guest.
+    ///
+    /// # Errors
+    /// Why it did not come up; nothing is left running.
+    pub fn prepare(program: &Path, setup: &Setup) -> anyhow::Result<Self> {
+        let folder = TempDir::with_prefix("plimsoll-disk-")?;
+        make_image(
+            &folder.path().join("disk.img"),
+            setup.image_mib,
+            setup.formatted,
+        )?;
+        if setup.swap_mib > 0 {
+            make_image(&folder.path().join("swap.img"), setup.swap_mib, false)?;
+        }
+        let daemon = start_daemon(program, folder.path(), setup)?;
+        Ok(Self {
+            folder,
+            program: program.to_owned(),
+            setup: setup.clone(),
+            daemon,
+            guest: None,
+            told: Told::default(),
+        })
+    }
+
+    /// Boots a guest with this workload on the disks; what an earlier one told is forgotten.
+    ///
+    /// # Errors
+    /// Why it did not start.
+    pub fn boot(&mut self, workload: &str) -> anyhow::Result<()> {
+        self.kill_guest();
+        let name = self.folder.path().file_name().unwrap_or_default();
+        let mut config = GuestConfig::new(&name.to_string_lossy().replace('.', "-"), workload);
+        config.kernel = self.setup.kernel;
+        config.memory_mib = self.setup.memory_mib;
+        config.vcpus = self.setup.vcpus;
+        let mut disk = |socket: &str, queues: u16| {
+            let mut disk = GuestDisk::vhost_user(self.folder.path().join(socket));
+            if let plimsoll_vm::DiskBackend::VhostUser { queues: own, .. } = &mut disk.backend {
+                *own = queues;
+            }
+            config.disks.push(disk);
+        };
+        disk("disk.sock", self.setup.queues);
+        if self.setup.swap_mib > 0 {
+            disk("swap.sock", self.setup.queues);
+        }
+        disk("control.sock", 1);
+        let image = GuestImage::for_guest(&config)?;
+        self.told = Told::default();
+        self.guest = Some(Guest::start(&image, &config)?);
+        Ok(())
+    }
+
+    /// The guest that runs, if one does.
+    pub fn guest(&mut self) -> Option<&mut Guest> {
+        self.guest.as_mut()
+    }
+
+    /// The folder with image, sockets and state.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What the daemon says, with its curve if wanted.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn report(&self, curve: bool) -> anyhow::Result<Report> {
+        admin::report(&self.folder.path().join("admin.sock"), curve)
+    }
+
+    /// Listens until the guest says what is waited for; what else it says is kept.
+    ///
+    /// # Errors
+    /// If it does not within `timeout`, fails, or ends.
+    pub fn listen(
+        &mut self,
+        timeout: Duration,
+        mut until: impl FnMut(&ConsoleEvent) -> bool,
+    ) -> anyhow::Result<()> {
+        let guest = self.guest.as_mut().context("no guest runs")?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(line) = guest.next_line(left)? else {
+                bail!(
+                    "the guest said nothing new for {timeout:?}: {:?}",
+                    self.told.results.last()
+                );
+            };
+            let Some(event) = line.event else { continue };
+            match &event {
+                ConsoleEvent::Result { name, fields } => {
+                    self.told.results.push((name.clone(), fields.clone()));
+                }
+                ConsoleEvent::Done { mismatches, .. } => self.told.mismatches = Some(*mismatches),
+                ConsoleEvent::Kernel { text } => self.told.kernel.push(text.clone()),
+                ConsoleEvent::Flushed { upto } => self.told.flushed = Some(*upto),
+                ConsoleEvent::Error { message } => bail!("the guest gave up: {message}"),
+                _ => {}
+            }
+            if until(&event) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the guest's workload is done and it has powered off. Returns what it told.
+    ///
+    /// # Errors
+    /// If it is not within `timeout`, or failed.
+    pub fn finish(&mut self, timeout: Duration) -> anyhow::Result<Told> {
+        self.listen(timeout, |event| matches!(event, ConsoleEvent::Done { .. }))?;
+        if let Some(guest) = self.guest.as_mut() {
+            guest.wait(Duration::from_secs(30))?;
+        }
+        self.kill_guest();
+        Ok(self.told.clone())
+    }
+
+    /// What the guest told so far.
+    #[must_use]
+    pub fn told(&self) -> &Told {
+        &self.told
+    }
+
+    /// Ends the VM at once.
+    pub fn kill_guest(&mut self) {
+        if let Some(mut guest) = self.guest.take() {
+            guest.kill();
+        }
+    }
+
+    /// Ends the daemon at once, as by `kill -9`.
+    pub fn kill_daemon(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+
+    /// Starts the daemon again.
+    ///
+    /// # Errors
+    /// Why it did not come up.
+    pub fn restart_daemon(&mut self) -> anyhow::Result<()> {
+        self.kill_daemon();
+        self.daemon = start_daemon(&self.program, self.folder.path(), &self.setup)?;
+        Ok(())
+    }
+
+    /// Ends the daemon as an operator would, so that it writes everything back, and has the file system checked.
+    ///
+    /// # Errors
+    /// If it does not end well, or the file system is not whole.
+    pub fn check_image(&mut self) -> anyhow::Result<()> {
+        self.kill_guest();
+        let pid = self.daemon.id().to_string();
+        Command::new("kill").args(["-TERM", &pid]).status()?;
+        let deadline = Instant::now() + DAEMON_TIMEOUT;
+        let status = loop {
+            if let Some(status) = self.daemon.try_wait()? {
+                break status;
+            }
+            ensure!(Instant::now() < deadline, "the daemon does not end");
+            thread::sleep(POLL);
+        };
+        ensure!(
+            status.success(),
+            "the daemon ended with {status}: {}",
+            self.daemon_said()
+        );
+        if self.setup.formatted {
+            let image = self.folder.path().join("disk.img");
+            let check = Command::new("e2fsck").arg("-fn").arg(&image).output()?;
+            ensure!(
+                check.status.success(),
+                "e2fsck: {}",
+                String::from_utf8_lossy(&check.stdout)
+            );
+        }
+        Ok(())
+    }
+
+    /// What the daemon wrote to its standard error.
+    #[must_use]
+    pub fn daemon_said(&self) -> String {
+        let said = fs::read(self.folder.path().join("daemon.log")).unwrap_or_default();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+}
+
+impl Drop for DiskGuest {
+    fn drop(&mut self) {
+        self.kill_guest();
+        self.kill_daemon();
+    }
+}
+
+fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> {
+    File::create(path)?.set_len(mib << 20)?;
+    if formatted {
+        let made = Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-b", "4096"])
+            .arg(path)
+            .output()
+            .context("mke2fs")?;
+        ensure!(
+            made.status.success(),
+            "mke2fs: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+    }
+    Ok(())
+}
+
+fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<Child> {
+    let at = |name: &str| folder.join(name);
+    let disk = |image: &str, socket: &str, serial: &str| {
+        let mut spec = OsString::from(at(image));
+        spec.push(",socket=");
+        spec.push(at(socket));
+        spec.push(format!(",serial={serial},queues={}", setup.queues));
+        spec
+    };
+    let mut command = Command::new(program);
+    command.args(["disk", "serve", "--name", "experiment", "--disk"]);
+    command.arg(disk("disk.img", "disk.sock", "plimsoll-disk"));
+    if setup.swap_mib > 0 {
+        command
+            .arg("--disk")
+            .arg(disk("swap.img", "swap.sock", "plimsoll-swap"));
+    }
+    command.arg("--control").arg(at("control.sock"));
+    command.arg("--admin").arg(at("admin.sock"));
+    command.arg("--state").arg(at("state"));
+    command.arg("--parent").arg(std::process::id().to_string());
+    command.args(&setup.serve);
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(at("daemon.log"))?;
+    let mut daemon = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("plimsoll disk serve")?;
+    let deadline = Instant::now() + DAEMON_TIMEOUT;
+    while admin::report(&at("admin.sock"), false).is_err() {
+        let ended = daemon.try_wait()?;
+        if ended.is_some() || Instant::now() > deadline {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+            let said = fs::read_to_string(at("daemon.log")).unwrap_or_default();
+            bail!("the disk's daemon does not serve: {said}");
+        }
+        thread::sleep(POLL);
+    }
+    Ok(daemon)
+}

@@ -1,0 +1,467 @@
+//! `plimsoll disk` and `plimsoll run` as their users meet them, as far as no VM is needed.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use plimsoll::disk::report::Report;
+use tempfile::TempDir;
+
+/// The program with a line of arguments, in which `@` stands for a folder.
+fn plimsoll(folder: &TempDir, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let folder = folder.path().to_str().unwrap();
+    let words = line.split_ascii_whitespace();
+    command.args(words.map(|word| word.replace('@', folder)));
+    command
+}
+
+fn ran(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// A folder with images: `good` of 1 MiB, `odd` whose size is no multiple of 512.
+fn images() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in [("good.raw", 1 << 20), ("odd.raw", 1000)] {
+        let file = File::create(folder.path().join(name)).unwrap();
+        file.set_len(bytes).unwrap();
+    }
+    folder
+}
+
+/// A daemon for `good.raw` with all its sockets.
+struct Served {
+    folder: TempDir,
+    child: Child,
+    told: String,
+}
+
+impl Served {
+    fn new(options: &str) -> Self {
+        let folder = images();
+        let line = "disk serve --name vm --disk @/good.raw,socket=@/disk --control @/control --admin @/admin";
+        let mut child = plimsoll(&folder, &format!("{line} {options}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut told = String::new();
+        while !told.contains("disk: serving ") {
+            assert!(lines.read_line(&mut told).unwrap() > 0, "{told}");
+        }
+        Self {
+            folder,
+            child,
+            told,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs what must succeed in silence, and returns what it wrote.
+    fn text(&self, line: &str) -> String {
+        let (code, text, complaint) = ran(&mut plimsoll(&self.folder, line));
+        assert_eq!((code, &*complaint), (Some(0), ""), "{line}");
+        text
+    }
+
+    fn report(&self) -> Report {
+        serde_json::from_str(&self.text("disk stat @/admin -o json")).unwrap()
+    }
+
+    fn end_by(&mut self, signal: &str) -> Option<i32> {
+        let mut kill = Command::new("kill");
+        let sent = kill.args([signal, &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_the_reason() {
+    let folder = images();
+    fs::write(folder.path().join("file"), "text").unwrap();
+    let disk = "--disk @/good.raw,socket=@/s";
+    for (line, code, reason) in [
+        ("", 2, "there is nothing to serve: name a disk"),
+        ("--disk @/good.raw", 2, "it needs socket=PATH"),
+        (
+            "--disk @/good.raw,socket=@/s,cache=1",
+            2,
+            "'cache=1' is no option of a disk",
+        ),
+        (
+            "--disk @/good.raw,socket=@/s,queues=0",
+            2,
+            "queues= takes 1 to 64",
+        ),
+        ("--disk @/none.raw,socket=@/s", 1, "none.raw: No such file"),
+        (
+            "--disk @/odd.raw,socket=@/s",
+            1,
+            "has 1000 bytes: not a multiple of 512",
+        ),
+        (
+            "--disk @/good.raw,socket=@/file",
+            1,
+            "file is there and is no socket",
+        ),
+        ("DISK --cache 1K", 2, "--cache 1KiB: the least is 1MiB"),
+        (
+            "DISK --cache 900T",
+            2,
+            "--cache 900TiB is more than this machine's memory",
+        ),
+        (
+            "DISK --cache 2M --cache-max 1M",
+            2,
+            "--cache-max 1MiB is less than --cache 2MiB",
+        ),
+        (
+            "DISK --cache 2M --cache-mode none",
+            2,
+            "there is a cache or there is none",
+        ),
+        (
+            "DISK --write delayed --cache-mode none",
+            2,
+            "--write delayed needs a cache",
+        ),
+        ("DISK --dirty 10%", 2, "--dirty goes with --write delayed"),
+        (
+            "DISK --dirty-age 1s",
+            2,
+            "--dirty-age goes with --write delayed",
+        ),
+        ("DISK --dirty 2 --write delayed", 2, "'2' is not a rate"),
+        ("DISK --name a/b", 2, "a name has 1 to 48 letters"),
+        ("DISK --state @/file", 1, "cannot make the folder"),
+        ("DISK --admin @/file", 1, "there is a file, no socket"),
+        ("DISK --record @/none/trace", 1, "none/trace"),
+        ("DISK --blk-file @/good.raw", 2, "cannot be used with"),
+        (
+            "--blk-file @/good.raw",
+            2,
+            "--blk-file needs --socket-path or --fd",
+        ),
+        (
+            "--blk-file @/good.raw --fd 77",
+            1,
+            "--fd 77: no such descriptor",
+        ),
+        ("--blk-file @/good.raw --fd 2", 2, "--fd 2 is no socket"),
+        ("--socket-path @/s", 2, "--blk-file"),
+    ] {
+        let line = format!("disk serve {}", line.replace("DISK", disk));
+        let (ended, out, complaint) = ran(&mut plimsoll(&folder, &line));
+        assert_eq!((ended, &*out), (Some(code), ""), "{line}: {complaint}");
+        assert!(complaint.starts_with("plimsoll: error: "), "{complaint}");
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    }
+    assert_eq!(
+        fs::read_to_string(folder.path().join("file")).unwrap(),
+        "text"
+    );
+}
+
+#[test]
+fn capabilities_are_those_of_the_schema_and_nothing_else_is_done() {
+    let folder = images();
+    let line = "disk serve --print-capabilities --disk @/none.raw";
+    let (code, out, _) = ran(&mut plimsoll(&folder, line));
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let expected = serde_json::json!({"type": "block", "features": ["read-only", "blk-file"]});
+    assert_eq!((code, said), (Some(0), expected));
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../packaging/50-plimsoll-blk.json"
+    );
+    let told: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    assert_eq!(told["type"], "block");
+    // Started by the name the file tells, it is the same program.
+    let link = folder.path().join(
+        PathBuf::from(told["binary"].as_str().unwrap())
+            .file_name()
+            .unwrap(),
+    );
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_plimsoll"), &link).unwrap();
+    let (code, by_link, _) = ran(Command::new(link).arg("--print-capabilities"));
+    assert_eq!((code, by_link), (Some(0), out));
+}
+
+#[test]
+fn a_daemon_says_what_it_serves_and_ends_well_at_a_signal() {
+    for signal in ["-TERM", "-INT"] {
+        let mut served = Served::new("--cache 8M --write delayed --state @/state --record @/trace");
+        assert!(served.told.starts_with("disk: 0 is "), "{}", served.told);
+        assert!(served.told.contains("good.raw (1 MiB, "), "{}", served.told);
+        let rest = "disk: serving vm, exclusive cache of 8 MiB, up to 2 MiB of writes delayed, control disk at ";
+        assert!(served.told.contains(rest), "{}", served.told);
+        let sockets = ["disk", "control", "admin"].map(|name| served.path(name));
+        assert!(sockets.iter().all(|path| path.exists()));
+        assert_eq!(served.end_by(signal), Some(0));
+        assert!(!served.path("admin").exists());
+        // The trace of nothing is a trace.
+        assert!(served.path("trace").exists());
+    }
+}
+
+#[test]
+fn an_image_or_socket_in_use_is_left_to_who_uses_it() {
+    let served = Served::new("");
+    for (line, reason) in [
+        (
+            "--disk @/good.raw,socket=@/other",
+            "is in use: another process holds its lock",
+        ),
+        (
+            "--disk @/more.raw,socket=@/disk",
+            "disk is in use: somebody listens on it",
+        ),
+        (
+            "--disk @/more.raw,socket=@/other --admin @/admin",
+            "another daemon serves there",
+        ),
+    ] {
+        let file = File::create(served.path("more.raw")).unwrap();
+        file.set_len(4096).unwrap();
+        let line = format!("disk serve {line}");
+        let (code, _, complaint) = ran(&mut plimsoll(&served.folder, &line));
+        assert_eq!(code, Some(1), "{line}: {complaint}");
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    }
+    assert_eq!(served.report().machine.disks.len(), 1);
+}
+
+#[test]
+fn a_cache_is_looked_at_and_changed_at_run_time() {
+    let served = Served::new("--cache 8M --cache-max 32M");
+    assert_eq!(served.text("disk resize @/admin 16M"), "cache 16 MiB\n");
+    let report = served.report();
+    assert_eq!(
+        (&*report.vm, report.machine.engine.cache_bytes),
+        ("vm", 16 << 20)
+    );
+    let ghosts = report.ghosts.unwrap();
+    assert_eq!((ghosts.direct_pages, ghosts.expected), (None, None));
+    assert_eq!(served.text("disk enable @/admin"), "enabled\n");
+    let table = served.text("disk stat @/admin");
+    assert!(table.contains("of 16 MiB (0.0 %)"), "{table}");
+    let metrics = served.text("disk stat @/admin -o openmetrics");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+
+    let refused = |line: &str, code: i32, reason: &str| {
+        let (ended, _, complaint) = ran(&mut plimsoll(&served.folder, line));
+        assert_eq!(ended, Some(code), "{line}: {complaint}");
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    };
+    refused(
+        "disk resize @/admin 64M",
+        1,
+        "the daemon refuses: cache not resized",
+    );
+    refused(
+        "disk resize @/admin 1K",
+        1,
+        "the daemon refuses: cache not resized",
+    );
+    refused(
+        "disk stat @/admin --out @/curve.svg",
+        1,
+        "there is no curve",
+    );
+    refused(
+        "disk stat @/admin -o openmetrics --curve",
+        2,
+        "it goes without --watch and --curve",
+    );
+    refused(
+        "disk stat @/admin -o png --watch",
+        2,
+        "a picture is one moment",
+    );
+    assert_eq!(served.report().machine.engine.cache_bytes, 16 << 20);
+}
+
+#[test]
+fn bad_input_on_the_admin_socket_is_told_and_harms_nobody() {
+    let served = Served::new("");
+    let mut stream = UnixStream::connect(served.path("admin")).unwrap();
+    let lines =
+        b"\0\xff\n{}\n{\"command\":\"stop\"}\n{\"command\":\"resize\",\"cache_bytes\":1e99}\n";
+    stream.write_all(lines).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert_eq!(text.lines().count(), 4, "{text}");
+    for line in text.lines() {
+        assert!(
+            line.starts_with("{\"schema\":1,\"error\":\"not understood: "),
+            "{line}"
+        );
+    }
+    assert_eq!(served.report().machine.disks.len(), 1);
+}
+
+#[test]
+fn verbs_without_a_daemon_end_with_3() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(UnixListener::bind(folder.path().join("left")).unwrap());
+    for socket in ["@/none", "@/left"] {
+        for verb in [
+            "stat SOCKET",
+            "stat SOCKET --watch",
+            "resize SOCKET 2M",
+            "enable SOCKET",
+        ] {
+            let line = format!("disk {}", verb.replace("SOCKET", socket));
+            let (code, out, complaint) = ran(&mut plimsoll(&folder, &line));
+            assert_eq!((code, &*out), (Some(3), ""), "{line}: {complaint}");
+            let begin = "plimsoll: error: no disk daemon answers at ";
+            assert!(complaint.starts_with(begin), "{line}: {complaint}");
+        }
+    }
+}
+
+/// A program in place of QEMU that says what it was given, and ends with 7.
+fn pretender(folder: &TempDir) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = folder.path().join("qemu");
+    fs::write(&path, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 7\n").unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn run_gives_qemu_its_disks_and_passes_its_exit_code_on() {
+    let folder = images();
+    pretender(&folder);
+    let line = "run --state @/vm --disk @/good.raw,serial=web,queues=2 --cache 8M -- @/qemu -m 256 -accel tcg";
+    let (code, out, complaint) = ran(&mut plimsoll(&folder, line));
+    assert_eq!(code, Some(7), "{complaint}");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(
+        lines[0],
+        "run: good, emulated (TCG), memory of 256 MiB made shared (memory-backend-memfd)"
+    );
+    let state = fs::canonicalize(folder.path().join("vm")).unwrap();
+    let chardev = |id: &str, file: &str| {
+        let path = state.join(file);
+        format!(
+            "socket,id=plimsoll-{id},path={},reconnect=1",
+            path.display()
+        )
+    };
+    assert_eq!(
+        lines[1..],
+        [
+            "-m",
+            "256",
+            "-accel",
+            "tcg",
+            "-name",
+            "good",
+            "-object",
+            "memory-backend-memfd,id=plimsoll-memory,size=268435456,share=on",
+            "-machine",
+            "memory-backend=plimsoll-memory",
+            "-chardev",
+            &chardev("disk0", "disk0.sock"),
+            "-device",
+            "vhost-user-blk-pci,id=plimsoll-disk0-device,chardev=plimsoll-disk0,num-queues=2",
+            "-chardev",
+            &chardev("control", "control.sock"),
+            "-device",
+            "vhost-user-blk-pci,id=plimsoll-control-device,chardev=plimsoll-control,num-queues=1",
+        ]
+    );
+    assert!(
+        complaint.contains("disk: serving good, exclusive cache of 8 MiB"),
+        "{complaint}"
+    );
+    // The daemon has ended and given the image back.
+    File::open(folder.path().join("good.raw"))
+        .unwrap()
+        .try_lock()
+        .unwrap();
+}
+
+#[test]
+fn run_refuses_what_does_not_go_together_and_starts_nothing() {
+    let folder = images();
+    pretender(&folder);
+    for (line, code, reason) in [
+        (
+            "run --cache 8M -- @/qemu",
+            2,
+            "options of a cache need a disk",
+        ),
+        (
+            "run --disk @/good.raw,socket=@/s -- @/qemu",
+            2,
+            "here sockets are made",
+        ),
+        (
+            "run --disk @/none.raw --state @/vm -- @/qemu",
+            1,
+            "none.raw: No such file",
+        ),
+        (
+            "run --disk @/odd.raw --state @/vm -- @/qemu",
+            1,
+            "the disk daemon does not start (exit code 1)",
+        ),
+        (
+            "run -- @/qemu -mem-path /dev/shm",
+            2,
+            "gives memory that others cannot map",
+        ),
+        (
+            "run -- @/qemu -object memory-backend-ram,id=m,size=1G -machine memory-backend=m",
+            2,
+            "the memory 'm' cannot be mapped by others",
+        ),
+        ("run -- @/none", 1, "none"),
+        ("run --disk @/good.raw", 2, "required"),
+    ] {
+        let (ended, out, complaint) = ran(&mut plimsoll(&folder, line));
+        assert!(!out.contains("\n-"), "QEMU was started by {line}: {out}");
+        // setpriv, where it is, is what does not find the program.
+        let failed = ended == Some(code) || (line.ends_with("@/none") && ended > Some(0));
+        assert!(failed, "{line}: {ended:?} {complaint}");
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    }
+}
+
+#[test]
+fn run_without_a_disk_only_makes_memory_shared() {
+    let folder = images();
+    pretender(&folder);
+    let (code, out, complaint) = ran(&mut plimsoll(&folder, "run --name web -- @/qemu -name own"));
+    assert_eq!((code, &*complaint), (Some(7), ""));
+    assert!(out.starts_with("run: web, emulated (TCG: the command line has no -accel kvm), "));
+    assert!(!out.contains("vhost-user"), "{out}");
+    assert!(
+        out.contains(
+            "\n-object\nmemory-backend-memfd,id=plimsoll-memory,size=134217728,share=on\n"
+        )
+    );
+}
