@@ -111,6 +111,9 @@ impl ControlDisk {
         let mut last = [0; SECTOR_BYTES];
         set_u64(&mut last, control::GET_MAGIC, control::MAGIC);
         set_u64(&mut last, control::GET_HITS, hits);
+        set_u64(&mut last, control::GET_POOL, get.pool.into());
+        set_u64(&mut last, control::GET_BLOCK, get.block);
+        set_u32(&mut last, control::GET_COUNT, get.count);
         write(get.count as usize * PAGE_BYTES, &last);
     }
 

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     fn at(number: u64) -> Location {
-        Location::new(DiskNumber((number % 2) as u16), number)
+        Location::new(DiskNumber(u16::from(number % 2 == 1)), number)
     }
 
     #[derive(Debug, Clone)]
@@ -317,7 +317,7 @@ mod tests {
                 for disk in 0..2 {
                     let oldest = lacking.iter().filter(|(n, _)| **n % 2 == disk).map(|(_, w)| w[0]).min();
                     for upto in 0..=dirty.last().0 {
-                        let number = DiskNumber(disk as u16);
+                        let number = DiskNumber(u16::try_from(disk).unwrap());
                         prop_assert_eq!(
                             dirty.is_written(number, WriteNumber(upto)),
                             oldest.is_none_or(|oldest| oldest > upto)

@@ -22,11 +22,12 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use foldhash::fast::RandomState;
-use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags};
+use rustix::fs::{CWD, FallocateFlags, FlockOperation, OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::protocol::{set_u32, set_u64, u32_at, u64_at};
+use crate::storage::in_time;
 use crate::{DirtyPages, DiskNumber, Location, PAGE_BYTES, Page};
 
 /// First word of the file: `PLMSDLG1`.
@@ -332,7 +333,8 @@ impl LeftPages {
             };
             file.set_len(0)?;
             file.write_all_at(&header, 0)?;
-            file.set_len(layout.file_bytes())?;
+            // All of it now: a file system that is full later must not turn a guest's write into an error.
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.file_bytes())?;
             // Whoever saw none must not replace what another daemon has made since.
             let flags = match self.file {
                 Some(_) => RenameFlags::empty(),
@@ -379,15 +381,25 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), DirtyLogError> {
-    let path = path.to_owned();
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(DirtyLogError::InUse { path }),
-        Err(error) => Err(DirtyLogError::Io {
-            path,
-            what: "lock",
-            source: error.into(),
-        }),
+    // A process that was just forked holds it until it runs something else.
+    let locked =
+        in_time(
+            || match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Ok(true),
+                Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+                Err(error) => Err(DirtyLogError::Io {
+                    path: path.to_owned(),
+                    what: "lock",
+                    source: error.into(),
+                }),
+            },
+        )?;
+    if locked {
+        Ok(())
+    } else {
+        Err(DirtyLogError::InUse {
+            path: path.to_owned(),
+        })
     }
 }
 

@@ -12,7 +12,7 @@
 //!
 //! **Delayed writes** stay in the cache as dirty pages and in the [dirty log](DirtyPages), which outlives the process.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ const OBSERVED_BLOCKS_MAX: u64 = 1 << 16;
 /// one in so many of those looked at, of late.
 const MISMATCHES_MAX: u64 = 64;
 const MISMATCH_ONE_IN: u64 = 20;
+/// Most pages read into the cache at a time ([`CacheMode::FromStorage`]).
+const FILLS_MAX: usize = 4096;
 /// Looks after which older ones count half.
 const LOOKS: u64 = 4096;
 
@@ -64,6 +66,10 @@ pub struct Engine {
     requests: HashMap<RequestId, Running, FastState>,
     orders: HashMap<OrderId, Outstanding, FastState>,
     flushes: Vec<Flush>,
+    /// Disks whose storage once failed to make writes stable. It tells only once, and may have dropped them: no flush of
+    /// such a disk can succeed any more.
+    unsynced: HashSet<DiskNumber>,
+    fills: usize,
     ready: VecDeque<Order>,
     completed: VecDeque<Completed>,
     buffers: Buffers,
@@ -112,8 +118,10 @@ enum Outstanding {
         pieces: Vec<Piece>,
         ticket: Ticket,
     },
-    /// A flush, or a change of a range.
-    Other { request: RequestId },
+    /// A flush.
+    Sync { request: RequestId },
+    /// A change of a range.
+    Change { request: RequestId },
     /// Dirty blocks.
     WriteBack {
         disk: DiskNumber,
@@ -177,6 +185,8 @@ impl Engine {
             requests: HashMap::default(),
             orders: HashMap::default(),
             flushes: Vec::new(),
+            unsynced: HashSet::new(),
+            fills: 0,
             ready: VecDeque::new(),
             completed: VecDeque::new(),
             buffers: Buffers::default(),
@@ -228,9 +238,16 @@ impl Engine {
                     self.discard(id, disk, range);
                 }
             }
-            Operation::WriteZeroes { ranges, unmap } => {
+            Operation::WriteZeroes {
+                ranges,
+                unmap,
+                durable,
+            } => {
                 for range in ranges {
                     self.zero(id, disk, range, unmap);
+                }
+                if durable {
+                    self.want_flush(id);
                 }
             }
         }
@@ -319,12 +336,21 @@ impl Engine {
                 self.was_written(&pieces, ticket, ok);
                 self.part_done(request, ok);
             }
-            Outstanding::Other { request } => {
+            Outstanding::Sync { request } => {
+                if let Some(running) = self.requests.get(&request)
+                    && !ok
+                {
+                    self.unsynced.insert(running.disk);
+                }
+                self.part_done(request, ok);
+            }
+            Outstanding::Change { request } => {
                 self.busy.end_wide(order);
                 self.part_done(request, ok);
             }
             Outstanding::WriteBack { disk, blocks } => self.was_written_back(disk, &blocks, ok),
             Outstanding::Fill { location } => {
+                self.fills -= 1;
                 let alone = self.busy.end(location, Use::Fill);
                 let page = <&Page>::try_from(bytes);
                 if let (true, true, Ok(page), Some(cache)) = (alone, ok, page, &self.cache)
@@ -337,7 +363,11 @@ impl Engine {
                 }
             }
             Outstanding::Verify { location, hash } => {
-                if self.busy.end(location, Use::Read) && ok && self.hash(bytes) != hash {
+                // Unless it was written meanwhile, or the guest has let go of it.
+                let newest = self.frames.newest(location);
+                let unchanged = newest.and_then(|frame| self.frames.held(frame))
+                    == Some(Held::Contents(location, hash));
+                if unchanged && ok && self.hash(bytes) != hash {
                     self.stats.wrong_served += 1;
                 }
             }
@@ -395,7 +425,8 @@ impl Engine {
         while matches!(resized, Err(Error::DirtyPages { .. }))
             && self.dirty.writing() < WRITING_BLOCKS_MAX
         {
-            let Some(location) = self.dirty.oldest_of_all() else {
+            let oldest = self.dirty.oldest_of_all();
+            let Some(location) = oldest.filter(|oldest| !self.busy.is_written(*oldest)) else {
                 break;
             };
             self.write_back(location);
@@ -403,7 +434,7 @@ impl Engine {
         resized
     }
 
-    /// Lets a cache that disabled itself begin again, empty.
+    /// Lets a cache that disabled itself begin again.
     pub fn enable(&mut self) {
         self.disabled = None;
         self.looks = Looks::default();
@@ -458,7 +489,8 @@ impl Engine {
         let request = match &outstanding {
             Outstanding::Read { request, .. }
             | Outstanding::Write { request, .. }
-            | Outstanding::Other { request } => Some(*request),
+            | Outstanding::Sync { request }
+            | Outstanding::Change { request } => Some(*request),
             _ => None,
         };
         if let Some(running) = request.and_then(|request| self.requests.get_mut(&request)) {
@@ -585,7 +617,6 @@ impl Engine {
             self.release_frames(parts);
         }
         if self.options.verify && !is_dirty {
-            self.busy.begin(location, Use::Read);
             let action = Action::Read {
                 offset: location.block() * BLOCK,
                 buffer: self.buffers.take(PAGE_BYTES),
@@ -690,9 +721,9 @@ impl Engine {
                 match bytes.filter(|_| alone && copied) {
                     Some(bytes) => {
                         let hash = self.hash(&bytes[at..end]);
-                        self.frames.finish(frame, ticket, hash);
+                        self.frames.finish(frame, piece.location, ticket, hash);
                     }
-                    None => self.frames.abandon(frame, ticket),
+                    None => self.frames.abandon(frame, piece.location, ticket),
                 }
             }
             at = end;
@@ -774,7 +805,7 @@ impl Engine {
         frame: Option<u64>,
     ) -> Result<bool, CannotWrite> {
         let whole = parts.iter().map(|part| part.bytes as usize).sum::<usize>() == PAGE_BYTES;
-        let mut page = std::mem::replace(&mut self.scratch, Box::new([0; PAGE_BYTES]));
+        let mut page = [0; PAGE_BYTES];
         let result = (|| {
             let cache = self.cache.as_ref().ok_or(CannotWrite)?;
             if !whole {
@@ -793,7 +824,6 @@ impl Engine {
             }
             self.stats.delayed_blocks += 1;
         }
-        self.scratch = page;
         result
     }
 
@@ -880,8 +910,11 @@ impl Engine {
         for piece in pieces {
             let alone = piece.begins && self.busy.end(piece.location, Use::Write);
             match piece.frame {
-                Some(frame) if alone && ok => self.frames.finish(frame, ticket, piece.hash),
-                Some(frame) => self.frames.abandon(frame, ticket),
+                Some(frame) if alone && ok => {
+                    self.frames
+                        .finish(frame, piece.location, ticket, piece.hash);
+                }
+                Some(frame) => self.frames.abandon(frame, piece.location, ticket),
                 None => {}
             }
         }
@@ -901,6 +934,7 @@ impl Engine {
                 }
             }
             self.drop_clean(disk, touched);
+            self.clear_if_clean();
         }
         self.change(request, disk, range, Action::Discard(range));
     }
@@ -940,7 +974,7 @@ impl Engine {
 
     /// Orders a change of a range.
     fn change(&mut self, request: RequestId, disk: DiskNumber, range: ByteRange, action: Action) {
-        let order = self.order(disk, action, Outstanding::Other { request });
+        let order = self.order(disk, action, Outstanding::Change { request });
         if self.cache.is_some() {
             let Blocks { first, end } = Blocks::touched(range);
             self.busy.begin_wide(order, disk, first, end - 1);
@@ -1079,9 +1113,11 @@ impl Engine {
 
     /// Orders a page for the cache from storage.
     fn fill(&mut self, location: Location) {
-        if self.dirty.contains(location) {
+        if self.dirty.contains(location) || self.fills == FILLS_MAX {
+            self.stats.refused_other += 1;
             return;
         }
+        self.fills += 1;
         self.busy.begin(location, Use::Fill);
         let action = Action::Read {
             offset: location.block() * BLOCK,
@@ -1120,8 +1156,11 @@ impl Engine {
             let Flush { disk, upto, .. } = self.flushes[at];
             if self.dirty.is_written(disk, upto) {
                 let Flush { request, .. } = self.flushes.swap_remove(at);
-                self.order(disk, Action::Sync, Outstanding::Other { request });
-                self.part_done(request, true);
+                let synced = !self.unsynced.contains(&disk);
+                if synced {
+                    self.order(disk, Action::Sync, Outstanding::Sync { request });
+                }
+                self.part_done(request, synced);
             } else {
                 at += 1;
             }

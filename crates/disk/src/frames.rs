@@ -103,24 +103,24 @@ impl Frames {
     }
 
     /// The I/O of that ticket has moved contents of this hash. Does nothing if the frame has been told of since.
-    pub(crate) fn finish(&mut self, frame: u64, ticket: Ticket, hash: u64) {
-        if let Some(entry) = self.pending(frame, ticket) {
+    pub(crate) fn finish(&mut self, frame: u64, location: Location, ticket: Ticket, hash: u64) {
+        if let Some(entry) = self.pending(frame, location, ticket) {
             entry.location &= !PENDING;
             entry.word = hash;
         }
     }
 
     /// What the I/O of that ticket moved is not known. Does nothing if the frame has been told of since.
-    pub(crate) fn abandon(&mut self, frame: u64, ticket: Ticket) {
-        if self.pending(frame, ticket).is_some() {
+    pub(crate) fn abandon(&mut self, frame: u64, location: Location, ticket: Ticket) {
+        if self.pending(frame, location, ticket).is_some() {
             self.release(frame);
         }
     }
 
-    fn pending(&mut self, frame: u64, ticket: Ticket) -> Option<&mut Entry> {
+    fn pending(&mut self, frame: u64, location: Location, ticket: Ticket) -> Option<&mut Entry> {
         let (piece, place) = place(frame)?;
         let entry = &mut self.pieces.get_mut(piece)?.as_mut()?[place];
-        matches!(entry.held(), Some(Held::Pending(_, own)) if own == ticket).then_some(entry)
+        (entry.held() == Some(Held::Pending(location, ticket))).then_some(entry)
     }
 
     /// The frame holds nothing that is known any more.
@@ -231,8 +231,8 @@ mod tests {
     enum Step {
         Set(u64, u64, u64),
         Begin(u64, u64, u64),
-        Finish(u64, u64, u64),
-        Abandon(u64, u64),
+        Finish(u64, u64, u64, u64),
+        Abandon(u64, u64, u64),
         Release(u64),
         Migrate(u64, u64),
         Forget(u64),
@@ -246,8 +246,8 @@ mod tests {
         prop_oneof![
             3 => (frame(), block(), 0..9u64).prop_map(|(f, b, h)| Step::Set(f, b, h)),
             3 => (frame(), block(), 0..4u64).prop_map(|(f, b, t)| Step::Begin(f, b, t)),
-            2 => (frame(), 0..4u64, 0..9u64).prop_map(|(f, t, h)| Step::Finish(f, t, h)),
-            1 => (frame(), 0..4u64).prop_map(|(f, t)| Step::Abandon(f, t)),
+            2 => (frame(), block(), 0..4u64, 0..9u64).prop_map(|(f, b, t, h)| Step::Finish(f, b, t, h)),
+            1 => (frame(), block(), 0..4u64).prop_map(|(f, b, t)| Step::Abandon(f, b, t)),
             2 => frame().prop_map(Step::Release),
             2 => (frame(), frame()).prop_map(|(f, t)| Step::Migrate(f, t)),
             1 => block().prop_map(Step::Forget),
@@ -287,15 +287,13 @@ mod tests {
             match *step {
                 Step::Set(f, b, h) => self.set(f, Held::Contents(block(b), h)),
                 Step::Begin(f, b, t) => self.set(f, Held::Pending(block(b), Ticket(t))),
-                Step::Finish(f, t, h) => {
-                    if let Some(&Held::Pending(l, Ticket(own))) = self.p2s.get(&f)
-                        && own == t
-                    {
-                        self.p2s.insert(f, Held::Contents(l, h));
+                Step::Finish(f, b, t, h) => {
+                    if self.p2s.get(&f) == Some(&Held::Pending(block(b), Ticket(t))) {
+                        self.p2s.insert(f, Held::Contents(block(b), h));
                     }
                 }
-                Step::Abandon(f, t) => {
-                    if matches!(self.p2s.get(&f), Some(Held::Pending(_, own)) if own.0 == t) {
+                Step::Abandon(f, b, t) => {
+                    if self.p2s.get(&f) == Some(&Held::Pending(block(b), Ticket(t))) {
                         self.release(f);
                     }
                 }
@@ -330,8 +328,8 @@ mod tests {
                 match *step {
                     Step::Set(f, b, h) => frames.set(f, Held::Contents(block(b), h)),
                     Step::Begin(f, b, t) => frames.set(f, Held::Pending(block(b), Ticket(t))),
-                    Step::Finish(f, t, h) => frames.finish(f, Ticket(t), h),
-                    Step::Abandon(f, t) => frames.abandon(f, Ticket(t)),
+                    Step::Finish(f, b, t, h) => frames.finish(f, block(b), Ticket(t), h),
+                    Step::Abandon(f, b, t) => frames.abandon(f, block(b), Ticket(t)),
                     Step::Release(f) => frames.release(f),
                     Step::Migrate(f, t) => frames.migrate(f, t),
                     Step::Forget(b) => frames.forget(block(b)),

@@ -11,7 +11,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::BackendReqHandler;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
@@ -99,6 +99,9 @@ pub struct MachineOptions {
 /// A VM's disks. [`run`](Self::run) serves them.
 pub struct Machine {
     ring: Ring,
+    /// Listeners and connections. The ring watches this and not them: it would keep them open for a while after the daemon was
+    /// killed, and frontends would connect to nobody.
+    sockets: OwnedFd,
     engine: Engine,
     devices: Vec<Device>,
     storages: Vec<Storage>,
@@ -202,6 +205,8 @@ struct InFlight {
 enum Token {
     Command,
     Alarm,
+    /// Of [`Machine::sockets`].
+    Sockets,
     Listener(usize),
     Connection(usize, u64),
     Kick(usize, usize, u64),
@@ -219,10 +224,11 @@ impl Token {
         match self {
             Self::Command => pack(0, 0, 0, 0),
             Self::Alarm => pack(1, 0, 0, 0),
-            Self::Listener(device) => pack(2, device, 0, 0),
-            Self::Connection(device, serial) => pack(3, device, 0, serial),
-            Self::Kick(device, queue, run) => pack(4, device, queue, run),
-            Self::Order(index) => pack(5, 0, 0, index as u64),
+            Self::Sockets => pack(2, 0, 0, 0),
+            Self::Listener(device) => pack(3, device, 0, 0),
+            Self::Connection(device, serial) => pack(4, device, 0, serial),
+            Self::Kick(device, queue, run) => pack(5, device, queue, run),
+            Self::Order(index) => pack(6, 0, 0, index as u64),
         }
     }
 
@@ -233,9 +239,10 @@ impl Token {
         match number >> 60 {
             0 => Self::Command,
             1 => Self::Alarm,
-            2 => Self::Listener(device),
-            3 => Self::Connection(device, serial),
-            4 => Self::Kick(device, queue, serial),
+            2 => Self::Sockets,
+            3 => Self::Listener(device),
+            4 => Self::Connection(device, serial),
+            5 => Self::Kick(device, queue, serial),
             _ => Self::Order(serial as usize),
         }
     }
@@ -575,8 +582,11 @@ impl Machine {
             commands,
             wake: Arc::new(wake),
         };
+        let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| DiskError::Ring(error.into()))?;
         let mut machine = Self {
             ring: Ring::new(RING_ENTRIES).map_err(DiskError::Ring)?,
+            sockets,
             engine,
             devices,
             storages,
@@ -630,11 +640,12 @@ impl Machine {
     fn watch(&mut self, streams: Vec<(usize, UnixStream)>) -> io::Result<()> {
         self.ring
             .watch(self.handle.wake.as_fd(), Token::Command.number())?;
+        self.ring
+            .watch(self.sockets.as_fd(), Token::Sockets.number())?;
         self.ring.alarm(ALARM, Token::Alarm.number())?;
         for (index, device) in self.devices.iter().enumerate() {
             if let Some(listener) = &device.listener {
-                let token = Token::Listener(index).number();
-                self.ring.watch(listener.listener.as_fd(), token)?;
+                self.watch_socket(listener.listener.as_fd(), Token::Listener(index))?;
             }
         }
         for (device, stream) in streams {
@@ -691,28 +702,57 @@ impl Machine {
                     self.ring.watch(self.handle.wake.as_fd(), token.number())?;
                 }
             }
-            Token::Listener(index) => {
-                if !completion.more
-                    && let Some(listener) = &self.devices[index].listener
-                {
-                    self.ring.watch(listener.listener.as_fd(), token.number())?;
+            Token::Sockets => {
+                if !completion.more {
+                    self.ring.watch(self.sockets.as_fd(), token.number())?;
                 }
-                self.accept(index)?;
+                self.sockets_ready()?;
             }
-            Token::Connection(index, serial) => {
-                let Some(connection) = self.devices[index].connection() else {
-                    return Ok(());
-                };
-                if connection.serial == serial {
-                    connection.message = true;
-                    if !completion.more {
-                        self.ring.watch(connection.stream.as_fd(), token.number())?;
-                    }
-                }
-            }
+            // Told by the sockets.
+            Token::Listener(_) | Token::Connection(..) => {}
             Token::Kick(index, queue, run) => self.kicked(index, queue, run, &completion)?,
         }
         Ok(())
+    }
+
+    /// Tells of a socket's input, once each time there is more.
+    fn watch_socket(&self, socket: BorrowedFd<'_>, token: Token) -> io::Result<()> {
+        use epoll::{EventData, EventFlags};
+        let wanted = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(
+            &self.sockets,
+            socket,
+            EventData::new_u64(token.number()),
+            wanted,
+        )?;
+        Ok(())
+    }
+
+    fn sockets_ready(&mut self) -> io::Result<()> {
+        loop {
+            let empty = epoll::Event {
+                flags: epoll::EventFlags::empty(),
+                data: epoll::EventData::new_u64(0),
+            };
+            let mut events = [empty; 16];
+            let count = epoll::wait(&self.sockets, &mut events, Some(&Timespec::default()))?;
+            for event in &events[..count] {
+                match Token::of(event.data.u64()) {
+                    Token::Listener(index) => self.accept(index)?,
+                    Token::Connection(index, serial) => {
+                        if let Some(connection) = self.devices[index].connection()
+                            && connection.serial == serial
+                        {
+                            connection.message = true;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            if count < events.len() {
+                return Ok(());
+            }
+        }
     }
 
     fn kicked(
@@ -775,6 +815,10 @@ impl Machine {
         // Others may have been added meanwhile.
         queues.append(&mut self.active);
         self.active = queues;
+        // Whoever came first must not take every byte that comes free.
+        if !self.active.is_empty() {
+            self.active.rotate_left(1);
+        }
         for index in 0..self.devices.len() {
             self.take_leave(index)?;
         }
@@ -843,8 +887,9 @@ impl Machine {
             let mut stats = device.stats.clone();
             stats.socket.clone_from(&device.socket);
             stats.in_flight = device.in_flight;
+            // Until its disk is flushed and forgotten.
+            stats.connected = !matches!(device.link, Link::Idle | Link::Over);
             if let Some(connection) = device.connection() {
-                stats.connected = true;
                 let vhost = lock(&connection.vhost);
                 let running = vhost.vrings.iter().filter(|vring| vring.queue.is_some());
                 stats.queues = u32::try_from(running.count()).unwrap_or(u32::MAX);
@@ -895,10 +940,10 @@ impl Machine {
             kicks: vec![None; queues],
             active: vec![false; queues],
         };
-        let token = Token::Connection(index, self.serial).number();
-        self.ring.watch(connection.stream.as_fd(), token)?;
         device.stats.connections += 1;
-        device.link = Link::Open(Box::new(connection));
+        let token = Token::Connection(index, self.serial);
+        self.watch_socket(connection.stream.as_fd(), token)?;
+        self.devices[index].link = Link::Open(Box::new(connection));
         Ok(())
     }
 
@@ -906,6 +951,10 @@ impl Machine {
     fn messages(&mut self, index: usize) -> io::Result<bool> {
         for _ in 0..TURN {
             let stopping = self.stopping;
+            if self.devices[index].disk.is_none() {
+                // What the message changes may end the ring, or let disks run before it.
+                self.drain();
+            }
             let device = &mut self.devices[index];
             let Link::Open(connection) = &mut device.link else {
                 return Ok(false);
@@ -980,6 +1029,9 @@ impl Machine {
             if vring.faulty {
                 device.stats.bad_requests += 1;
                 vring.signal_error();
+            } else {
+                // A daemon before us may have died between its used ring and its signal.
+                vring.signal();
             }
         }
         if is_control && let Some(control) = &mut self.control {
@@ -1011,8 +1063,6 @@ impl Machine {
         let device = &mut self.devices[index];
         let gone = std::mem::replace(&mut device.link, Link::Leaving { flushing: false });
         if let Link::Open(connection) = gone {
-            self.ring
-                .unwatch(Token::Connection(index, connection.serial).number())?;
             for token in connection.kicks.iter().flatten() {
                 self.ring.unwatch(*token)?;
             }
@@ -1104,7 +1154,8 @@ impl Machine {
         let served = (|| -> Result<Served, QueueFault> {
             queue.disable_notifications()?;
             for _ in 0..TURN {
-                if self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
+                // A disk with nothing under way may always begin something.
+                if self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && device.in_flight > 0 {
                     return Ok(Served::Waiting);
                 }
                 let Some((head, again)) = queue.pop()? else {
@@ -1304,10 +1355,7 @@ fn recover(
         identities.push(storage.identity(DiskNumber(number))?);
     }
     // A page's new contents are there before its old ones go.
-    let slots = options
-        .dirty_pages_max
-        .saturating_mul(2)
-        .saturating_add(1024);
+    let slots = options.dirty_pages_max.saturating_add(64);
     let left = DirtyLog::open(&path, slots, &identities).map_err(DiskError::DirtyLog)?;
     let mut buffer = Buffer::new(PAGE_BYTES);
     for page in left.pages() {

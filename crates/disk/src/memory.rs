@@ -245,7 +245,7 @@ mod tests {
             region(0x1000, 0x1000, &file, 0x1000),
         ])
         .expect("RAM");
-        let written: Vec<u8> = (0..0x1800).map(|i| (i % 251) as u8).collect();
+        let written: Vec<u8> = (0..=250).cycle().take(0x1800).collect();
         ram.write(0x1400, &written).expect("in RAM");
         let mut read = vec![0; 0x1800];
         ram.read(0x1400, &mut read).expect("in RAM");

@@ -162,6 +162,12 @@ pub mod control {
     pub const GET_MAGIC: usize = 0;
     /// In the last sector of a get: u64.
     pub const GET_HITS: usize = 8;
+    /// In the last sector of a get: u64.
+    pub const GET_POOL: usize = 16;
+    /// In the last sector of a get: u64.
+    pub const GET_BLOCK: usize = 24;
+    /// In the last sector of a get: u32.
+    pub const GET_COUNT: usize = 32;
 }
 
 /// The u16 at `at`.
@@ -369,6 +375,18 @@ mod tests {
             (
                 "offsetof(struct plimsoll_get, hits)",
                 size(control::GET_HITS),
+            ),
+            (
+                "offsetof(struct plimsoll_get, pool)",
+                size(control::GET_POOL),
+            ),
+            (
+                "offsetof(struct plimsoll_get, block)",
+                size(control::GET_BLOCK),
+            ),
+            (
+                "offsetof(struct plimsoll_get, count)",
+                size(control::GET_COUNT),
             ),
         ]
     }

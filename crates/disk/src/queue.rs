@@ -318,9 +318,6 @@ fn chain(
             continue;
         }
         if bytes > 0 {
-            if !ram.contains(address, bytes.into()) {
-                return Err(BadChain);
-            }
             let writable = flags & VRING_DESC_F_WRITE != 0;
             pieces.push(Piece {
                 address,
@@ -434,10 +431,15 @@ pub(crate) fn parse_request(
     let status = input
         .last()
         .filter(|_| in_order)
-        .map(|last| last.address + u64::from(last.bytes) - 1)
+        .and_then(|last| last.address.checked_add(u64::from(last.bytes) - 1))
+        .filter(|status| ram.contains(*status, 1))
         .ok_or(refused(IOERR, None))?;
     let bad = refused(IOERR, Some(status));
     let unsupported = refused(UNSUPP, Some(status));
+    let in_ram = |piece: &Piece| ram.contains(piece.address, piece.bytes.into());
+    if !pieces.iter().all(in_ram) {
+        return Err(bad);
+    }
 
     let mut header = [0; 16];
     match out.first() {
@@ -513,11 +515,17 @@ pub(crate) fn parse_request(
             read_segments(ram, &segments(out, HEADER_BYTES, 0), bytes).ok_or(bad)?;
             ranges_request(bytes, kind == VIRTIO_BLK_T_WRITE_ZEROES, shape)
                 .map_err(|unknown_flags| if unknown_flags { unsupported } else { bad })
-                .and_then(|asked| wanted(asked, 0, 0))
+                .and_then(|asked| {
+                    let ranges = (bytes.len() / RANGE_BYTES) as u64;
+                    wanted(asked, ranges * RANGE_CHARGE_BYTES, 0)
+                })
         }
         _ => Err(unsupported),
     }
 }
+
+/// What a range counts as, of the bytes under way: its costs do not depend on its length.
+const RANGE_CHARGE_BYTES: u64 = 1 << 20;
 
 /// A discard or a zeroing; the error says whether flags are the reason.
 fn ranges_request(bytes: &[u8], zeroes: bool, shape: &Shape) -> Result<Asked, bool> {
@@ -548,7 +556,11 @@ fn ranges_request(bytes: &[u8], zeroes: bool, shape: &Shape) -> Result<Asked, bo
     Ok(if ranges.is_empty() {
         Asked::Nothing
     } else if zeroes {
-        Asked::Disk(Operation::WriteZeroes { ranges, unmap })
+        Asked::Disk(Operation::WriteZeroes {
+            ranges,
+            unmap,
+            durable: shape.durable,
+        })
     } else {
         Asked::Disk(Operation::Discard(ranges))
     })
@@ -665,9 +677,10 @@ mod tests {
         used: USED,
     };
 
-    const NEXT: u16 = VRING_DESC_F_NEXT as u16;
-    const WRITE: u16 = VRING_DESC_F_WRITE as u16;
-    const NESTED: u16 = VRING_DESC_F_INDIRECT as u16;
+    // The bits of a descriptor's flags, a field of 16.
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const NESTED: u16 = 4;
 
     fn ram() -> Arc<GuestRam> {
         let file =
@@ -874,6 +887,21 @@ mod tests {
             Err(Refused::UNANSWERABLE)
         );
         assert_eq!(parse(&ram, &[], &shape()), Err(Refused::UNANSWERABLE));
+        // Pieces outside RAM: a status, or anything else.
+        for (address, bytes) in [
+            (RAM_BYTES - 1, 2),
+            (RAM_BYTES, 1),
+            (u64::MAX, 2),
+            (0, u32::MAX),
+        ] {
+            header(&ram, VIRTIO_BLK_T_IN, 0);
+            let (nowhere, data) = (piece(address, bytes, true), piece(DATA, 512, true));
+            let refused = parse(&ram, &[head, data, nowhere], &shape());
+            assert_eq!(refused, Err(Refused::UNANSWERABLE), "{address:#x}");
+            assert_eq!(parse(&ram, &[head, nowhere, status], &shape()), Err(BAD));
+            let nowhere = piece(address, bytes, false);
+            assert_eq!(parse(&ram, &[nowhere, data, status], &shape()), Err(BAD));
+        }
         // What is unknown, and what a control disk does not do.
         header(&ram, 99, 0);
         assert_eq!(parse(&ram, &[head, status], &shape()), Err(UNSUPPORTED));
@@ -915,6 +943,7 @@ mod tests {
             Asked::Disk(Operation::WriteZeroes {
                 ranges: vec![range(0, 512)],
                 unmap,
+                durable: shape().durable,
             })
         };
         assert_eq!(ranges(zeroes, &[(0, 1, 1)]), Ok(zeroed(true)));
@@ -942,21 +971,12 @@ mod tests {
         describe(&ram, TABLE, 1, DATA, 0, NEXT, 2);
         describe(&ram, TABLE, 2, DATA, 16, WRITE, 0);
         assert_eq!(walk(0), Ok(2));
-        // Cycles, numbers beyond the table, addresses outside RAM.
+        // Cycles, numbers beyond the table.
         describe(&ram, TABLE, 2, DATA, 16, NEXT, 0);
         assert_eq!(walk(0), Err(BadChain));
         describe(&ram, TABLE, 2, DATA, 16, NEXT, 8);
         assert_eq!(walk(0), Err(BadChain));
         assert_eq!(walk(8), Err(BadChain));
-        for (address, bytes) in [
-            (RAM_BYTES - 1, 2),
-            (RAM_BYTES, 1),
-            (u64::MAX, 1),
-            (0, u32::MAX),
-        ] {
-            describe(&ram, TABLE, 2, address, bytes, 0, 0);
-            assert_eq!(walk(0), Err(BadChain));
-        }
         // Indirect tables: a good one, one in another, one with a successor, of odd size, empty, outside RAM.
         describe(&ram, TABLE, 2, INDIRECT, 32, NESTED, 0);
         describe(&ram, INDIRECT, 0, DATA, 16, NEXT, 1);

@@ -81,7 +81,10 @@ impl<'a> Cursor<'a> {
 mod tests {
     use super::*;
 
-    fn walk(offset: u64, segments: &[(u64, u32)]) -> Vec<(u64, usize, usize, Vec<(u64, u32)>)> {
+    /// A block, where in it, how many bytes, and in which memory.
+    type Step = (u64, usize, usize, Vec<(u64, u32)>);
+
+    fn walk(offset: u64, segments: &[(u64, u32)]) -> Vec<Step> {
         let segments: Vec<Segment> = segments
             .iter()
             .map(|&(address, bytes)| Segment { address, bytes })

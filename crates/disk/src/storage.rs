@@ -250,9 +250,9 @@ impl Storage {
     ) -> io::Result<Option<CarriedOut>> {
         let mut buffer = completion.buffer;
         // Nothing moved without an interruption: the end of the image.
-        let (moved, ended) = match completion.result {
-            Ok(moved) => (moved as usize, moved == 0),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => (0, false),
+        let (moved, ended, interrupted) = match completion.result {
+            Ok(moved) => (moved as usize, moved == 0, false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => (0, false, true),
             Err(error) => return self.refused(ring, running, error, buffer, token),
         };
         let result = match &mut running.step {
@@ -288,6 +288,14 @@ impl Storage {
                 };
                 self.write_zeros(ring, *range, *done, zeros, token)
             }
+            Step::Sync if interrupted => ring.sync(&self.file, token),
+            Step::Zero { range, .. } if interrupted => {
+                let range = *range;
+                let zeros = Buffer::new(range.bytes.min(ZEROS_BYTES) as usize);
+                running.step = Step::WriteZeros { range, done: 0 };
+                self.write_zeros(ring, range, 0, zeros, token)
+            }
+            // What was not discarded keeps contents that nobody may rely on.
             Step::Sync | Step::Discard | Step::Zero { .. } => {
                 return Ok(Some(carried_out(false, None)));
             }
@@ -366,9 +374,7 @@ fn carried_out(ended: bool, buffer: Option<Buffer>) -> CarriedOut {
 
 /// Tries for two seconds, until it is so: the kernel takes down the `io_uring` of a process that was killed, and with it the
 /// files it holds, a while after the process.
-pub(crate) fn in_time(
-    mut attempt: impl FnMut() -> Result<bool, DiskError>,
-) -> Result<bool, DiskError> {
+pub(crate) fn in_time<E>(mut attempt: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     for _ in 0..20 {
         if attempt()? {
             return Ok(true);

@@ -143,6 +143,8 @@ pub enum Operation {
         ranges: Vec<ByteRange>,
         /// Whether their storage may be freed.
         unmap: bool,
+        /// As for a write.
+        durable: bool,
     },
 }
 

@@ -434,7 +434,10 @@ impl VhostUserBackendReqHandlerMut for Vhost {
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.vring(index.into())?.call = unblocked(file)?;
+        let vring = self.vring(index.into())?;
+        vring.call = unblocked(file)?;
+        // What was completed before went to nobody, and with event indices no later batch would make up for it.
+        vring.signal();
         Ok(())
     }
 

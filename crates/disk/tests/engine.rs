@@ -1,5 +1,7 @@
 //! The engine against a model: a guest, storage that answers in any order or fails, and every value that a sector may
 //! have by what was acknowledged.
+#![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
+#![allow(clippy::single_range_in_vec_init, reason = "one range of several")]
 
 use std::collections::BTreeMap;
 use std::io;
@@ -499,6 +501,7 @@ impl World {
             Operation::Discard(vec![range])
         } else {
             Operation::WriteZeroes {
+                durable: self.random.one_in(4),
                 ranges: vec![range],
                 unmap: self.random.one_in(2),
             }

@@ -24,11 +24,9 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(setup: Setup, frames: u64, options: RingOptions) -> Self {
-        let running = Running::start(Setup {
-            mode: CacheMode::Exclusive,
-            ..setup
-        });
+    fn new(mut setup: Setup, frames: u64, options: RingOptions) -> Self {
+        setup.mode = CacheMode::Exclusive;
+        let running = Running::start(setup);
         let ram = ram();
         let disk = running.connect(&ram, 0, DriverOptions::default());
         let mut control = running.connect_control(&ram);

@@ -1,5 +1,6 @@
 //! A guest of X pages over a cache of Y pages hits as one of X + Y pages does (\[LS07\] §3), and a guest that changes
 //! pages in place loses its cache.
+#![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};

@@ -164,7 +164,11 @@ impl ControlDisk {
         let mut answer = [0; 512];
         let ram = self.driver.ram();
         ram.read(answer_at, &mut answer);
-        if u64_at(&answer, 0) != MAGIC {
+        if u64_at(&answer, 0) != MAGIC
+            || u64_at(&answer, 16) != u64::from(pool)
+            || u64_at(&answer, 24) != block
+            || u64::from(u32_at(&answer, 32)) != count as u64
+        {
             return Err(FrontendError::BadAnswer("get"));
         }
         let hits = u64_at(&answer, 8);

@@ -45,12 +45,9 @@ impl Daemon {
         }
     }
 
-    fn connect(&self, options: DriverOptions) -> Driver {
+    fn connect(&self, mut options: DriverOptions) -> Driver {
         // It does not track requests in flight.
-        let options = DriverOptions {
-            inflight: false,
-            ..options
-        };
+        options.inflight = false;
         let ram = Ram::new(&RamOptions::default()).unwrap();
         Driver::connect(&ram, &self.socket, options).unwrap()
     }

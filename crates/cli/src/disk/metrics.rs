@@ -45,7 +45,7 @@ const GAUGES: [Whole; 10] = [
     (
         "guest_memory_bytes",
         "Memory of the guest as it says; 0 if it does not.",
-        |m| m.ring.guest_memory_pages * PAGE_BYTES as u64,
+        |m| m.ring.guest_memory_pages.saturating_mul(PAGE_BYTES as u64),
     ),
     ("hcache_available", "Whether an hcache is behind.", |m| {
         m.second_chance.available.into()

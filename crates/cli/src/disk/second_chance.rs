@@ -182,6 +182,10 @@ impl SecondChance for Behind {
                 return finish(connection, |_, _| ());
             }
             is_awake(connection, pool)?;
+            // Any page may be dropped at any time, and a guest may ask for this again and again.
+            if count >> OBJECT_SHIFT > 0 {
+                return connection.flush_pool(pool).map(drop);
+            }
             let end = block.saturating_add(count.into());
             let mut at = block;
             while at < end {

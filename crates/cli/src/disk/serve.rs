@@ -22,8 +22,8 @@ use plimsoll_hcache::StoreOptions;
 use plimsoll_source::{Format, Source as _};
 use rustix::fs::{FileType, fstat};
 use rustix::process::{
-    Pid, PidfdFlags, PidfdGetfdFlags, Signal, getpid, getppid, pidfd_getfd, pidfd_open,
-    set_parent_process_death_signal,
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, getppid, getrlimit,
+    pidfd_getfd, pidfd_open, set_parent_process_death_signal, setrlimit,
 };
 use serde_json::{Value, json};
 
@@ -385,6 +385,19 @@ fn served(disk: &DiskSpec, socket: Socket) -> DiskOptions {
     }
 }
 
+/// Lets the process have as many descriptors as it may: each queue of each disk takes three.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // What is refused leaves what was allowed before.
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
+}
+
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
@@ -399,6 +412,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let disks = args.disks()?;
     let name = args.name();
     let stop = stop_flag()?;
+    allow_descriptors();
     if let Some(parent) = args.parent {
         end_with(parent)?;
     }

@@ -87,6 +87,9 @@ impl Machine {
         let mut buffer = self.read(get_offset(pool, block), count * PAGE_BYTES + 512);
         let last = buffer.split_off(count * PAGE_BYTES);
         assert_eq!(Self::word(&last, control::GET_MAGIC), control::MAGIC);
+        assert_eq!(Self::word(&last, control::GET_POOL), pool);
+        assert_eq!(Self::word(&last, control::GET_BLOCK), block);
+        assert_eq!(Self::word(&last, control::GET_COUNT), count as u64);
         (buffer, Self::word(&last, control::GET_HITS))
     }
 
