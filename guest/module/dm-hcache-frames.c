@@ -7,7 +7,6 @@
  * is locked. No two buckets are locked at once.
  */
 #include <linux/atomic.h>
-#include <linux/bitops.h>
 #include <linux/hash.h>
 #include <linux/highmem.h>
 #include <linux/log2.h>
@@ -15,6 +14,7 @@
 #include <linux/mmzone.h>
 #include <linux/nodemask.h>
 #include <linux/random.h>
+#include <linux/sched.h>
 #include <linux/spinlock.h>
 #include <linux/vmalloc.h>
 
@@ -24,6 +24,8 @@
 #define TARGET_SHIFT	44	/* PLIMSOLL_BLOCKS_MAX is 1 << 44 */
 #define STATE_SHIFT	62
 #define PLACE_MASK	((1ULL << STATE_SHIFT) - 1)
+
+#define RESCHED_EVERY	4096	/* buckets */
 
 /* States of an entry; one without a state has the key 0 and is not linked. */
 #define READING		(1ULL << STATE_SHIFT)
@@ -58,7 +60,7 @@ static struct frame *frames;
 static unsigned long frame_count;
 static struct bucket *buckets;
 static unsigned int bucket_bits;
-static u64 seeds[4];
+static u64 secrets[12];		/* of frames_hash() */
 /* Rises when nothing that was known holds any more. */
 static atomic_t epoch;
 /* Range operations under way. */
@@ -79,26 +81,33 @@ static bool is_known(unsigned long pfn)
 	return pfn && pfn < frame_count;
 }
 
-/* Four lanes, so that multiplications overlap. */
+/* All bits of the product: what a change of the factors does depends on their secrets. */
+static u64 mix(u64 a, u64 b)
+{
+	unsigned __int128 product = (unsigned __int128)a * b;
+
+	return (u64)product ^ (u64)(product >> 64);
+}
+
+/*
+ * As wyhash. Four lanes, so that multiplications overlap. A factor is 0, which
+ * forgets the lane, only for who guesses a secret.
+ */
 u64 frames_hash(struct page *page)
 {
-	const u64 odd = 0x9e3779b97f4a7c15ULL;
-	u64 a = seeds[0], b = seeds[1], c = seeds[2], d = seeds[3];
+	const u64 *s = secrets;
+	u64 a = s[4], b = s[5], c = s[6], d = s[7];
 	u64 *words = kmap_local_page(page);
 	unsigned int i;
 
-	for (i = 0; i < PAGE_SIZE / sizeof(u64); i += 4) {
-		a = rol64(a ^ words[i], 29) * odd;
-		b = rol64(b ^ words[i + 1], 29) * odd;
-		c = rol64(c ^ words[i + 2], 29) * odd;
-		d = rol64(d ^ words[i + 3], 29) * odd;
+	for (i = 0; i < PAGE_SIZE / sizeof(u64); i += 8) {
+		a = mix(words[i] ^ s[0], words[i + 1] ^ a);
+		b = mix(words[i + 2] ^ s[1], words[i + 3] ^ b);
+		c = mix(words[i + 4] ^ s[2], words[i + 5] ^ c);
+		d = mix(words[i + 6] ^ s[3], words[i + 7] ^ d);
 	}
 	kunmap_local(words);
-
-	a = rol64(a ^ (a >> 32) ^ b, 29) * odd;
-	a = rol64(a ^ (a >> 32) ^ c, 29) * odd;
-	a = rol64(a ^ (a >> 32) ^ d, 29) * odd;
-	return a ^ (a >> 32);
+	return mix(mix(a ^ s[8], b ^ s[9]) ^ s[10], mix(c ^ s[9], d ^ s[8]) ^ s[11]);
 }
 
 /* Under the lock of @bucket, in which @pfn is. */
@@ -276,11 +285,17 @@ void frames_range_begin(unsigned int target, u64 block, u64 count)
 	atomic_inc(&ranges[target]);
 	smp_mb__after_atomic();
 	if (count <= 1ULL << bucket_bits) {
-		for (i = 0; i < count; i++)
+		for (i = 0; i < count; i++) {
 			untie_range(bucket_of(place + i), place, count);
+			if (i % RESCHED_EVERY == RESCHED_EVERY - 1)
+				cond_resched();
+		}
 	} else {
-		for (i = 0; i < 1ULL << bucket_bits; i++)
+		for (i = 0; i < 1ULL << bucket_bits; i++) {
 			untie_range(&buckets[i], place, count);
+			if (i % RESCHED_EVERY == RESCHED_EVERY - 1)
+				cond_resched();
+		}
 	}
 }
 
@@ -354,7 +369,7 @@ int frames_init(void)
 	}
 	for (i = 0; i < 1UL << bucket_bits; i++)
 		raw_spin_lock_init(&buckets[i].lock);
-	get_random_bytes(seeds, sizeof(seeds));
+	get_random_bytes(secrets, sizeof(secrets));
 	return 0;
 }
 

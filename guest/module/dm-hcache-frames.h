@@ -7,7 +7,8 @@
  * both tables would agree, so a frame that is found may be put.
  *
  * A frame is tied to a block when a read or write between them is submitted,
- * and becomes fit to be put when that has ended well. It is let go as soon as
+ * and becomes fit to be put when that has ended well. The caller sees to it that
+ * nobody can write to a frame while it is tied by a read. It is let go as soon as
  * any of these happens:
  * - a write to the block, whole or not, from any frame, is submitted;
  * - a newer read or write ties the block to another frame;
@@ -72,7 +73,8 @@ void frames_write_end(unsigned int target, u64 block, unsigned long pfn, u64 has
 
 /*
  * Of discards and the like: lets go of all frames of a range; between begin
- * and end nothing is tied to any block of the target.
+ * and end nothing is tied to any block of the target. begin() is for process
+ * context, it may sleep.
  */
 void frames_range_begin(unsigned int target, u64 block, u64 count);
 void frames_range_end(unsigned int target);

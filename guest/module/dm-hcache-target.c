@@ -7,14 +7,19 @@
  *		[private | shared <key, 32 hex digits>]
  *
  * What may be in the pool: `maybe` has a bit for each block of a private
- * target, set before the block is put, cleared when it is asked for or
- * flushed. A block whose bit is clear may still be in the pool, with contents
- * of no use: what the host answers for it is ignored.
+ * target, set when the block has been put, cleared when it is asked for,
+ * flushed or could not be put again. A block whose bit is clear may still be in
+ * the pool, with contents of no use: what the host answers for it is ignored.
  *
  * Order of a write to a block: its frames are let go (dm-hcache-frames.h),
  * so that no put can follow; the block is flushed if its bit is set; the write
  * goes to the lower device. The ring is a FIFO, and the host empties it
  * before it serves any request, a get too.
+ *
+ * Which frames are tied: of reads, those of the page cache or swap cache that
+ * no process can reach yet, so that what is hashed when the read ends is what
+ * was read; of writes, all of the page cache and swap cache. Other frames are
+ * never evicted, or with contents of something else.
  *
  * A get reads into pages of ours, and hits are copied. If the host is silent
  * for `get_timeout_ms` the read goes to the lower device at once, and the
@@ -32,6 +37,7 @@
 #include <linux/mempool.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
+#include <linux/pagemap.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 #include <linux/workqueue.h>
@@ -90,6 +96,7 @@ enum count {
 	MISSES,
 	SKIPPED_MEMORY,		/* reads that did not ask: no page for a get */
 	SKIPPED_SILENT,		/* the host does not answer */
+	SKIPPED_BUSY,		/* the control disk would not take the get at once */
 	PUTS,
 	FLUSHES,		/* records, of a block or more */
 	REFUSED_MISMATCH,	/* evicted pages not put: changed without a write */
@@ -107,8 +114,8 @@ enum count {
 };
 
 static const char * const count_names[COUNTS] = {
-	"gets", "hits", "misses", "skipped_memory", "skipped_silent", "puts", "flushes",
-	"refused_mismatch", "refused_busy", "refused_doubted", "refused_not_uptodate",
+	"gets", "hits", "misses", "skipped_memory", "skipped_silent", "skipped_busy",
+	"puts", "flushes", "refused_mismatch", "refused_busy", "refused_doubted", "refused_not_uptodate",
 	"refused_no_room", "refused_closed", "refused_disabled", "unaligned",
 	"timeouts", "late", "errors",
 };
@@ -119,6 +126,8 @@ static const char * const count_names[COUNTS] = {
  *
  * @pool: Number and generation as in pool_of(); 0: none is open.
  * @open_error: Why the host refused a pool the last time, as it was logged.
+ * @workqueue, @lower_bios: Of this target alone: targets may stand on each
+ *	other, and the upper one must not use up what the lower one needs.
  * @gets: Gets that are under way and not given up, oldest first; by @lock.
  * @silent: A get was given up and none has ended since.
  * @bad_answers: Since the last valid answer, or since the pool was opened; the
@@ -132,12 +141,14 @@ struct hcache {
 	u64 blocks;
 	bool shared;
 	u64 key_low, key_high;
-	unsigned int get_pages_max;
 
 	u64 pool;
 	struct delayed_work open_work;
 	int open_error;
 	unsigned long *maybe;
+
+	struct workqueue_struct *workqueue;
+	struct bio_set lower_bios;
 
 	spinlock_t lock;
 	struct list_head gets;
@@ -161,7 +172,8 @@ enum io_kind { IO_PLAIN, IO_READ, IO_WRITE, IO_RANGE };
  * @block: First block, of @count; those of a write may be covered in part.
  * @whole: The bio is of whole blocks in whole pages.
  * @missing: Bit i: block i must be read from the lower device.
- * @hash: Of the pages of a write.
+ * @tied: Bit i: page i of a write was offered to be tied.
+ * @hash: Of these pages.
  */
 struct hcache_io {
 	struct hcache *c;
@@ -177,6 +189,7 @@ struct hcache_io {
 	atomic_t remaining;
 	blk_status_t status;
 
+	u64 tied;
 	u64 hash[PLIMSOLL_GET_PAGES_MAX];
 };
 
@@ -185,7 +198,8 @@ struct hcache_io {
  *
  * @io: Who waits for it; not to be looked at once @given_up.
  * @asked: Bit i: block @io->block + i.
- * @first: Lowest bit of @asked, whose page is the first of @count.
+ * @first: Lowest bit of @asked, whose page is the first of @count, and its
+ *	block @block.
  * @pages: Last of them, after @count, the answer.
  */
 struct hcache_get {
@@ -197,6 +211,7 @@ struct hcache_get {
 	u64 asked;
 	unsigned int first;
 	unsigned int count;
+	u64 block;
 	struct plimsoll_pool pool;
 	struct page *pages[PLIMSOLL_GET_PAGES_MAX + 1];
 	struct bio_vec vecs[PLIMSOLL_GET_PAGES_MAX + 1];
@@ -206,8 +221,6 @@ struct hcache_get {
 static struct hcache *targets[FRAMES_TARGETS_MAX + 1];
 static DEFINE_MUTEX(targets_lock);
 
-static struct workqueue_struct *workqueue;
-static struct bio_set lower_bios;
 static mempool_t *gets;
 
 /* Pages at hand, by @bounce_lock. */
@@ -337,10 +350,7 @@ static void open_pool(struct work_struct *work)
 	if (pool_is_open(pool_of(c)))
 		return;
 	r = plimsoll_pool_open(c->shared, c->key_low, c->key_high, &pool);
-	/* Without a host, hcache_reattached() follows. */
-	if (r == -ENOTCONN)
-		return;
-	if (r == -ETIMEDOUT || r == -EIO || r == -ESTALE) {
+	if (r == -ENOTCONN || r == -ETIMEDOUT || r == -EIO || r == -EPROTO) {
 		queue_delayed_work(system_long_wq, &c->open_work, HZ);
 		return;
 	}
@@ -424,13 +434,16 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 	if (!check(c, page, hash))
 		return;
 
-	/* Before the put, so that a write which finds the bit clear need not flush. */
-	if (c->maybe)
-		set_bit(block, c->maybe);
-	if (plimsoll_post_put(pool, block, page))
+	/* A write waits for the bucket's lock before it looks at the bit. */
+	if (plimsoll_post_put(pool, block, page)) {
 		count(c, PUTS);
-	else
+		if (c->maybe)
+			set_bit(block, c->maybe);
+	} else {
 		count(c, REFUSED_NO_ROOM);
+		if (c->maybe)
+			clear_bit(block, c->maybe);
+	}
 }
 
 /* Reads from the lower device. */
@@ -477,7 +490,7 @@ static void read_lower(struct hcache_io *io)
 							   __ffs64(~(missing >> first));
 		missing &= ~(blocks_mask(n) << first);
 
-		part = bio_alloc_clone(io->c->lower->bdev, bio, GFP_NOIO, &lower_bios);
+		part = bio_alloc_clone(io->c->lower->bdev, bio, GFP_NOIO, &io->c->lower_bios);
 		bio_trim(part, first << BLOCK_SHIFT, n << BLOCK_SHIFT);
 		part->bi_private = io;
 		part->bi_end_io = read_part_ended;
@@ -521,6 +534,15 @@ static void take_hits(struct hcache_io *io, struct hcache_get *get, u64 hits)
 	io->missing = blocks_mask(io->count) & ~hits;
 }
 
+/* Whether the host answered, and all of the get: a part of it may be one, too. */
+static bool is_answer(struct hcache_get *get, struct plimsoll_get *answer)
+{
+	return answer->magic == cpu_to_le64(PLIMSOLL_CONTROL_MAGIC) &&
+	       answer->pool == cpu_to_le64(get->pool.number) &&
+	       answer->block == cpu_to_le64(get->block) &&
+	       answer->count == cpu_to_le32(get->count);
+}
+
 /* Any context. */
 static void get_ended(struct bio *bio)
 {
@@ -529,7 +551,7 @@ static void get_ended(struct bio *bio)
 	struct hcache *c = get->c;
 	struct hcache_io *io = get->io;
 	unsigned long flags;
-	bool given_up;
+	bool given_up, sent = bio->bi_status != BLK_STS_AGAIN;
 	u64 hits = 0;
 
 	spin_lock_irqsave(&c->lock, flags);
@@ -538,7 +560,9 @@ static void get_ended(struct bio *bio)
 		list_del(&get->list);
 	spin_unlock_irqrestore(&c->lock, flags);
 
-	if (!bio->bi_status && answer->magic == cpu_to_le64(PLIMSOLL_CONTROL_MAGIC)) {
+	if (!sent) {
+		count(c, SKIPPED_BUSY);
+	} else if (!bio->bi_status && is_answer(get, answer)) {
 		/* A pool of that number may be another's after the host was attached anew. */
 		if (pool_is_open(get->pool))
 			hits = le64_to_cpu(answer->hits) << get->first & get->asked;
@@ -549,8 +573,11 @@ static void get_ended(struct bio *bio)
 		atomic_inc(&c->bad_answers);
 		plimsoll_check_host();
 	}
-	if (READ_ONCE(c->silent))
-		WRITE_ONCE(c->silent, false);
+	if (sent) {
+		count_many(c, GETS, hweight64(get->asked));
+		if (READ_ONCE(c->silent))
+			WRITE_ONCE(c->silent, false);
+	}
 
 	if (given_up) {
 		count(c, LATE);
@@ -560,12 +587,14 @@ static void get_ended(struct bio *bio)
 		return;
 	}
 
-	count_many(c, HITS, hweight64(hits));
-	count_many(c, MISSES, hweight64(get->asked & ~hits));
+	if (sent) {
+		count_many(c, HITS, hweight64(hits));
+		count_many(c, MISSES, hweight64(get->asked & ~hits));
+	}
 	take_hits(io, get, hits);
 	get_free(get);
 	if (io->missing)
-		queue_work(workqueue, &io->work);
+		queue_work(c->workqueue, &io->work);
 	else
 		bio_endio(io->bio);
 }
@@ -589,7 +618,7 @@ static void give_up_gets(struct work_struct *work)
 	while ((get = list_first_entry_or_null(&c->gets, struct hcache_get, list))) {
 		end = get->since + get_timeout();
 		if (time_before(jiffies, end)) {
-			queue_delayed_work(workqueue, &c->timeout_work, end - jiffies);
+			queue_delayed_work(c->workqueue, &c->timeout_work, end - jiffies);
 			break;
 		}
 		list_del(&get->list);
@@ -644,10 +673,20 @@ static bool is_failing(struct hcache *c)
 	       time_before(jiffies, READ_ONCE(c->bad_since) + BAD_ANSWERS_REST);
 }
 
+/* Most pages of a get that need not be split, which may be lowered at any time; 0: none is. */
+static unsigned int get_pages_max(void)
+{
+	struct request_queue *control = bdev_get_queue(plimsoll_control_bdev());
+
+	return min3(PLIMSOLL_GET_PAGES_MAX, (int)queue_max_segments(control) - 1,
+		    (int)(queue_max_sectors(control) - 1) >> BLOCK_SHIFT);
+}
+
 /* Submits a get for a read. False: the read shall go to the lower device. */
 static bool ask(struct hcache *c, struct hcache_io *io)
 {
 	struct plimsoll_pool pool = pool_of(c);
+	unsigned int pages_max = get_pages_max();
 	struct hcache_get *get;
 	unsigned long flags;
 	unsigned int i;
@@ -662,6 +701,10 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 		count(c, SKIPPED_SILENT);
 		return false;
 	}
+	if (!pages_max) {
+		count(c, SKIPPED_BUSY);
+		return false;
+	}
 
 	get = mempool_alloc(gets, GFP_NOWAIT | __GFP_NOWARN);
 	if (!get) {
@@ -669,7 +712,7 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 		return false;
 	}
 	get->first = __ffs64(asked);
-	get->count = min_t(unsigned int, fls64(asked) - get->first, c->get_pages_max);
+	get->count = min_t(unsigned int, fls64(asked) - get->first, pages_max);
 	asked &= blocks_mask(get->count) << get->first;
 	if (!take_pages(get->pages, get->count + 1)) {
 		mempool_free(get, gets);
@@ -685,22 +728,23 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 	get->since = jiffies;
 	get->given_up = false;
 	get->asked = asked;
+	get->block = io->block + get->first;
 	get->pool = pool;
 	memset(page_address(get->pages[get->count]), 0, sizeof(struct plimsoll_get));
+	/* NOWAIT: neither to be split, nor to wait in a queue full of a dead host's requests. */
 	bio_init(&get->bio, plimsoll_control_bdev(), get->vecs, get->count + 1,
-		 REQ_OP_READ | REQ_SYNC | REQ_NOMERGE);
+		 REQ_OP_READ | REQ_SYNC | REQ_NOMERGE | REQ_NOWAIT);
 	for (i = 0; i < get->count; i++)
 		__bio_add_page(&get->bio, get->pages[i], PAGE_SIZE, 0);
 	__bio_add_page(&get->bio, get->pages[i], sizeof(struct plimsoll_get), 0);
-	get->bio.bi_iter.bi_sector = PLIMSOLL_GET_SECTOR(pool.number, io->block + get->first);
+	get->bio.bi_iter.bi_sector = PLIMSOLL_GET_SECTOR(pool.number, get->block);
 	get->bio.bi_end_io = get_ended;
-	count_many(c, GETS, hweight64(asked));
 	bio_clear_polled(io->bio);
 
 	spin_lock_irqsave(&c->lock, flags);
 	list_add_tail(&get->list, &c->gets);
 	spin_unlock_irqrestore(&c->lock, flags);
-	queue_delayed_work(workqueue, &c->timeout_work, get_timeout());
+	queue_delayed_work(c->workqueue, &c->timeout_work, get_timeout());
 	submit_bio_noacct(&get->bio);
 	return true;
 }
@@ -724,6 +768,23 @@ static bool is_whole(struct hcache_io *io, sector_t offset)
 		if (vec.bv_len != PAGE_SIZE || vec.bv_offset)
 			return false;
 	return true;
+}
+
+/* Whether a page is in the page cache or swap cache. Not for how long. */
+static bool is_cached(struct page *page)
+{
+	return folio_mapping(page_folio(page));
+}
+
+/*
+ * Whether nobody can write to a page before a read into it has ended: it is in
+ * a cache, where only the owner of this read touches it until it is up to date.
+ */
+static bool is_unreachable(struct page *page)
+{
+	struct folio *folio = page_folio(page);
+
+	return is_cached(page) && !folio_test_uptodate(folio) && !folio_mapped(folio);
 }
 
 static void forget_pages(struct hcache_io *io)
@@ -751,9 +812,14 @@ static int map_read(struct hcache *c, struct hcache_io *io)
 		forget_pages(io);
 	} else {
 		io->kind = IO_READ;
-		__bio_for_each_segment(vec, io->bio, iter, io->iter)
-			frames_read_begin(c->number, block++, page_to_pfn(vec.bv_page),
-					  token_of(io));
+		__bio_for_each_segment(vec, io->bio, iter, io->iter) {
+			if (is_unreachable(vec.bv_page))
+				frames_read_begin(c->number, block, page_to_pfn(vec.bv_page),
+						  token_of(io));
+			else
+				frames_forget(page_to_pfn(vec.bv_page));
+			block++;
+		}
 	}
 	if (io->whole && ask(c, io))
 		return DM_MAPIO_SUBMITTED;
@@ -767,11 +833,18 @@ static int map_write(struct hcache *c, struct hcache_io *io)
 	unsigned int i = 0;
 
 	io->kind = IO_WRITE;
+	io->tied = 0;
 	if (io->whole && will_put(c)) {
 		__bio_for_each_segment(vec, io->bio, iter, io->iter) {
-			io->hash[i] = frames_hash(vec.bv_page);
-			frames_write_begin(c->number, io->block + i, page_to_pfn(vec.bv_page),
-					   io->hash[i]);
+			if (is_cached(vec.bv_page)) {
+				io->tied |= 1ULL << i;
+				io->hash[i] = frames_hash(vec.bv_page);
+				frames_write_begin(c->number, io->block + i,
+						   page_to_pfn(vec.bv_page), io->hash[i]);
+			} else {
+				frames_forget(page_to_pfn(vec.bv_page));
+				frames_write_begin(c->number, io->block + i, 0, 0);
+			}
 			i++;
 		}
 	} else {
@@ -854,8 +927,11 @@ static int hcache_end_io(struct dm_target *ti, struct bio *bio, blk_status_t *er
 			break;
 		}
 		__bio_for_each_segment(vec, bio, iter, io->iter) {
-			frames_write_end(c->number, io->block + i, page_to_pfn(vec.bv_page),
-					 io->hash[i], good);
+			if (io->tied >> i & 1)
+				frames_write_end(c->number, io->block + i,
+						 page_to_pfn(vec.bv_page), io->hash[i], good);
+			else
+				frames_write_end(c->number, io->block + i, 0, 0, good);
 			i++;
 		}
 		break;
@@ -908,9 +984,16 @@ static int enlist(struct hcache *c)
 	return r;
 }
 
+/* Of a target that has no bio, or never had one. */
+static void drop_reserves(struct hcache *c)
+{
+	if (c->workqueue)
+		destroy_workqueue(c->workqueue);
+	bioset_exit(&c->lower_bios);
+}
+
 static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 {
-	struct request_queue *control = bdev_get_queue(plimsoll_control_bdev());
 	struct hcache *c;
 	int r;
 
@@ -930,9 +1013,6 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 	INIT_DELAYED_WORK(&c->timeout_work, give_up_gets);
 	init_irq_work(&c->disabled_message, tell_disabled);
 	c->blocks = DIV_ROUND_UP(ti->len, BLOCK_SECTORS);
-	c->get_pages_max = min3(PLIMSOLL_GET_PAGES_MAX,
-				(int)queue_max_segments(control) - 1,
-				(int)(queue_max_sectors(control) - 1) >> BLOCK_SHIFT);
 
 	r = kstrtoull(argv[1], 10, &c->lower_start);
 	if (r) {
@@ -943,7 +1023,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 	if (r)
 		goto free;
 	r = -EINVAL;
-	if (c->get_pages_max < 1) {
+	if (!get_pages_max()) {
 		ti->error = "Control disk takes no requests of more than a page";
 		goto free;
 	}
@@ -954,11 +1034,16 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 	r = dm_set_target_max_io_len(ti, PLIMSOLL_GET_PAGES_MAX * BLOCK_SECTORS);
 	if (r)
 		goto free;
+	r = -ENOMEM;
+	c->workqueue = alloc_workqueue("dm_hcache", WQ_MEM_RECLAIM | WQ_HIGHPRI, 0);
+	if (!c->workqueue || bioset_init(&c->lower_bios, BIOS_KEPT, 0, 0)) {
+		ti->error = "Out of memory for a worker and its bios";
+		goto free;
+	}
 	if (!c->shared) {
 		c->maybe = vzalloc(maybe_bytes(c));
 		if (!c->maybe) {
 			ti->error = "Out of memory for a bit each block";
-			r = -ENOMEM;
 			goto free;
 		}
 	}
@@ -994,6 +1079,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 put_device:
 	dm_put_device(ti, c->lower);
 free:
+	drop_reserves(c);
 	kref_put(&c->kref, hcache_free);
 	return r;
 }
@@ -1018,6 +1104,7 @@ static void hcache_dtr(struct dm_target *ti)
 	if (pool_is_open(pool) && plimsoll_pool_close(pool))
 		DMWARN("%s: the host may not have closed pool %u", c->lower->name, pool.number);
 	dm_put_device(ti, c->lower);
+	drop_reserves(c);
 	kref_put(&c->kref, hcache_free);
 }
 
@@ -1139,16 +1226,10 @@ static int __init hcache_init(void)
 	r = fill_bounce();
 	if (r)
 		goto exit_frames;
-	r = bioset_init(&lower_bios, BIOS_KEPT, 0, 0);
-	if (r)
-		goto free_bounce;
 	r = -ENOMEM;
 	gets = mempool_create_kmalloc_pool(GETS_KEPT, sizeof(struct hcache_get));
 	if (!gets)
-		goto exit_bios;
-	workqueue = alloc_workqueue("dm_hcache", WQ_MEM_RECLAIM | WQ_HIGHPRI, 0);
-	if (!workqueue)
-		goto destroy_gets;
+		goto free_bounce;
 	plimsoll_register(&client);
 	r = dm_register_target(&hcache_type);
 	if (r)
@@ -1157,11 +1238,7 @@ static int __init hcache_init(void)
 
 unregister_client:
 	plimsoll_unregister(&client);
-	destroy_workqueue(workqueue);
-destroy_gets:
 	mempool_destroy(gets);
-exit_bios:
-	bioset_exit(&lower_bios);
 free_bounce:
 	free_bounce();
 exit_frames:
@@ -1176,9 +1253,7 @@ static void __exit hcache_exit(void)
 	plimsoll_unregister(&client);
 	/* Until whoever dropped the last reference has left the module. */
 	synchronize_rcu();
-	destroy_workqueue(workqueue);
 	mempool_destroy(gets);
-	bioset_exit(&lower_bios);
 	free_bounce();
 	frames_exit();
 }

@@ -232,18 +232,27 @@ void events_check_alive(void)
 	}
 }
 
-void events_check_missed(void)
+static unsigned long missed_by_now(void)
 {
-	unsigned long now = 0, irqs;
+	unsigned long sum = 0;
 	u32 i;
 
 	for (i = 0; i < ARRAY_SIZE(probes); i++)
-		now += READ_ONCE(probes[i].nmissed);
+		sum += READ_ONCE(probes[i].nmissed);
+	return sum;
+}
+
+void events_check_missed(void)
+{
+	unsigned long now, irqs;
+
 	/* Pairs with the release below: who sees the new number sees it told. */
-	if (likely(now == smp_load_acquire(&missed)))
+	if (likely(missed_by_now() == smp_load_acquire(&missed)))
 		return;
 	raw_spin_lock_irqsave(&missed_lock, irqs);
-	if (now != missed) {
+	/* Another may have told of more than was seen above. */
+	now = missed_by_now();
+	if ((long)(now - missed) > 0) {
 		ring_lose(now - missed);
 		tell(lost);
 		smp_store_release(&missed, now);

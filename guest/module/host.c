@@ -261,15 +261,14 @@ void host_detach(void)
 {
 	const u64 arg[4] = { ring_nonce() };
 
-	ring_close();
 	mutex_lock(&attach_lock);
+	/* First, so that no pool is opened whose flushes would be dropped. */
+	ended = true;
+	attached = false;
+	ring_close();
 	/* A refusal is an answer too: the host does not use the ring. */
 	if (announced && control_command(PLIMSOLL_DETACH, arg, NULL) >= 0)
 		announced = false;
-	if (attached)
-		ring_next_generation();
-	attached = false;
-	ended = true;
 	mutex_unlock(&attach_lock);
 }
 

@@ -106,7 +106,7 @@ void ring_post(u16 type, u16 flags, u64 pfn, u64 other, struct page *page);
 void ring_lose(u64 events);
 /* Makes all pools invalid. */
 void ring_next_generation(void);
-/* From here on posts are dropped. */
+/* From here on posts are dropped, and all pools are invalid. */
 void ring_close(void);
 void ring_set_memory(u64 pages);
 /* Whether a host says that it reads the ring. */

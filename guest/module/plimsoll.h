@@ -70,9 +70,8 @@ int plimsoll_pool_close(struct plimsoll_pool pool);
 /*
  * Sends a page to a pool of the host. Any context.
  *
- * Returns false if the host will not have the page: there was no room, and
- * the block was flushed instead or the loss was counted, upon which the host
- * empties its pools; or the pool is of an older generation.
+ * Returns false if the host will not have the page, as there was no room or
+ * the pool is of an older generation. What the pool has of the block stays.
  */
 bool plimsoll_post_put(struct plimsoll_pool pool, u64 block, struct page *page);
 /*

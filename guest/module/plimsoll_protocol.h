@@ -25,8 +25,8 @@
  * The guest writes record `head % records`, then advances `head`; the host
  * reads it, then advances `tail`. Page contents go into slot `slot_head %
  * slots` before their record is published; the host advances `slot_tail`.
- * Numbers never wrap back. A record that found no room, or an event whose
- * probe was missed, raises `lost` before the next record is published: the
+ * Numbers never wrap back. A record (but a PUT) that found no room, or an event
+ * whose probe was missed, raises `lost` before the next record is published: the
  * host then forgets all it knew before it looks at any record of the batch.
  */
 #define PLIMSOLL_RING_MAGIC	0x31474e52534d4c50ULL	/* "PLMSRNG1" */
@@ -93,7 +93,8 @@ enum {
  * from a pool: found pages are written to the first n * 4096 bytes, which are
  * else left alone, and the last 512 bytes hold struct plimsoll_get. All
  * records published before the read was submitted are applied before it.
- * Other reads give zeros.
+ * Other reads give zeros. Of a read that was split on its way a part may be a
+ * get, too: its answer says of what.
  */
 #define PLIMSOLL_CONTROL_MAGIC	0x314c5443534d4c50ULL	/* "PLMSCTL1" */
 #define PLIMSOLL_GET_PAGES_MAX	64
@@ -141,7 +142,10 @@ struct plimsoll_answer {
 struct plimsoll_get {
 	__le64 magic;
 	__le64 hits;		/* bit i: block i was found */
-	__u8   pad[496];
+	__le64 pool;		/* what was asked for: pool, first block, number of blocks */
+	__le64 block;
+	__le32 count;
+	__u8   pad[476];
 };
 
 #endif

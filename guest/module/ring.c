@@ -2,8 +2,9 @@
 /*
  * The ring of notices, in plain RAM (layout: plimsoll_protocol.h).
  *
- * Posting never waits: what finds no room raises `lost`. All that the host
- * writes is only compared; a wrong tail makes the ring look full at worst.
+ * Posting never waits: what finds no room raises `lost`, but for a PUT, which
+ * tells the host nothing that it must know. All that the host writes is only
+ * compared; a wrong tail makes the ring look full at worst.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -199,7 +200,7 @@ static u64 fill_slot(struct page *contents)
 	return slot_head++;
 }
 
-/* With ring_lock held. Returns whether the record, as it was given, is in the ring. */
+/* With ring_lock held. Returns whether a record is in the ring. */
 static bool post_locked(struct event event)
 {
 	u64 records_used = head - le64_to_cpu(READ_ONCE(shared->tail));
@@ -208,7 +209,7 @@ static bool post_locked(struct event event)
 	struct page *contents = event.contents;
 	u64 begun_ns = 0, copied_ns = 0, slot = 0;
 	struct plimsoll_record *record;
-	bool whole = true, crowded;
+	bool crowded;
 
 	if (closed || is_faulty(event.type))
 		return false;
@@ -216,6 +217,11 @@ static bool post_locked(struct event event)
 	if (crowded && !kick_asked) {
 		kick_asked = true;
 		host_kick();
+	}
+	if (event.type == PLIMSOLL_PUT &&
+	    (records_used >= record_count || slots_used >= slot_count)) {
+		count(COUNT_NO_SLOT);
+		return false;
 	}
 	if (records_used >= record_count) {
 		count(COUNT_RING_FULL);
@@ -227,10 +233,8 @@ static bool post_locked(struct event event)
 	if (contents && slots_used >= slot_count) {
 		count(COUNT_NO_SLOT);
 		contents = NULL;
-		whole = false;
 		event.flags = 0;
-		event.count = event.type == PLIMSOLL_PUT;
-		event.type = event.type == PLIMSOLL_PUT ? PLIMSOLL_FLUSH : PLIMSOLL_RELEASE;
+		event.type = PLIMSOLL_RELEASE;
 	}
 	if (contents) {
 		slot = fill_slot(contents);
@@ -256,7 +260,7 @@ static bool post_locked(struct event event)
 		count(COUNT_SAMPLES_RECORD);
 		count_many(COUNT_NS_RECORD, ktime_get_mono_fast_ns() - begun_ns);
 	}
-	return whole;
+	return true;
 }
 
 void ring_post(u16 type, u16 flags, u64 pfn, u64 other, struct page *page)
@@ -342,6 +346,7 @@ void ring_close(void)
 
 	raw_spin_lock_irqsave(&ring_lock, irqs);
 	closed = true;
+	WRITE_ONCE(generation, generation + 1);
 	raw_spin_unlock_irqrestore(&ring_lock, irqs);
 }
 
