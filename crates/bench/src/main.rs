@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bands;
+mod disk;
 mod estimators;
 mod hcache;
 mod long;
@@ -54,6 +55,11 @@ enum Part {
     HcacheServer(hcache::ServerArgs),
     /// Ten minutes of clients that come, go and are killed, every page checked
     HcacheSoak(hcache::SoakArgs),
+    /// A VM's disk beside QEMU's own, and what its cache costs
+    Disk(disk::Args),
+    /// A daemon, for `disk`
+    #[command(hide = true)]
+    DiskServe(disk::ServeArgs),
     /// One cache, for `hcache`
     #[command(hide = true)]
     HcacheCache(hcache::CacheArgs),
@@ -79,6 +85,8 @@ fn main() -> anyhow::Result<()> {
         Some(Part::HcacheServe(args)) => hcache::serve(args),
         Some(Part::HcacheSoak(args)) => hcache::run_soak(args, &mut out),
         Some(Part::HcacheSoakClient(args)) => hcache::run_soak_client(args, &mut out),
+        Some(Part::Disk(args)) => disk::run(&cli, args, &mut out),
+        Some(Part::DiskServe(args)) => disk::serve(args),
         Some(Part::HcacheCache(args)) => hcache::run_one_cache(args, &mut out),
         None => {
             estimators::run(&cli, &mut out)?;
@@ -87,7 +95,8 @@ fn main() -> anyhow::Result<()> {
             bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)?;
             hcache::run(&cli, &hcache::Args::default(), &mut out)?;
-            hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)
+            hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)?;
+            disk::run(&cli, &disk::Args::default(), &mut out)
         }
     }
 }

@@ -1,0 +1,209 @@
+//! Reads without a cache, beside QEMU's own daemon.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use plimsoll_frontend::{
+    Bank, Driver, DriverOptions, FrontendError, Ram, RamOptions, Request, Segment, Status,
+};
+
+use super::serve::{QEMU_AIO, Running, start_ours, start_qemu};
+use super::{Args, Random, make_image};
+use crate::measure::median;
+use crate::title;
+
+/// What is asked of the project.
+const BAR: f64 = 0.95;
+/// Length of a turn.
+const TURN: Duration = Duration::from_millis(500);
+
+/// A kind of load.
+struct Load {
+    name: &'static str,
+    bytes: u32,
+    depth: usize,
+    random: bool,
+}
+
+const LOADS: [Load; 4] = [
+    Load {
+        name: "4 KiB random, depth 1",
+        bytes: 4096,
+        depth: 1,
+        random: true,
+    },
+    Load {
+        name: "4 KiB random, depth 32",
+        bytes: 4096,
+        depth: 32,
+        random: true,
+    },
+    Load {
+        name: "64 KiB sequential, depth 1",
+        bytes: 65536,
+        depth: 1,
+        random: false,
+    },
+    Load {
+        name: "64 KiB sequential, depth 32",
+        bytes: 65536,
+        depth: 32,
+        random: false,
+    },
+];
+
+/// A daemon, its guest, and what they reached.
+struct Side {
+    name: String,
+    process: Running,
+    disk: Driver,
+    buffers: Vec<u64>,
+    random: Random,
+    next: u64,
+    rates: Vec<f64>,
+    cpu_us: Vec<f64>,
+}
+
+impl Side {
+    /// Connects to a daemon.
+    fn new(name: String, process: Running, socket: &Path, inflight: bool) -> anyhow::Result<Self> {
+        let ram = Ram::new(&RamOptions::default())?;
+        let options = DriverOptions {
+            inflight,
+            ..DriverOptions::default()
+        };
+        let disk = Driver::connect(&ram, socket, options)?;
+        let buffers = (0..32).map(|_| ram.allocate(Bank::High, 65536)).collect();
+        Ok(Self {
+            name,
+            process,
+            disk,
+            buffers,
+            random: Random(1),
+            next: 0,
+            rates: Vec::new(),
+            cpu_us: Vec::new(),
+        })
+    }
+
+    fn submit(&mut self, load: &Load, at: usize) -> Result<(), FrontendError> {
+        let places = self.disk.config().capacity_sectors * 512 / u64::from(load.bytes);
+        self.next = match load.random {
+            true => self.random.below(places),
+            false => (self.next + 1) % places,
+        };
+        let segments = [Segment {
+            address: self.buffers[at],
+            bytes: load.bytes,
+        }];
+        let read = Request::Read {
+            sector: self.next * u64::from(load.bytes) / 512,
+            segments: &segments,
+        };
+        self.disk.queue(0).submit(&read, at as u64)
+    }
+
+    /// Reads for a turn.
+    fn turn(&mut self, load: &Load, duration: Duration) -> anyhow::Result<()> {
+        let cpu = self.process.cpu_seconds()?;
+        let start = Instant::now();
+        for at in 0..load.depth {
+            self.submit(load, at)?;
+        }
+        self.disk.queue(0).notify()?;
+        let (mut done, mut under_way) = (0_u64, load.depth);
+        let mut seconds = 0.0;
+        while under_way > 0 {
+            self.disk.wait()?;
+            let go_on = start.elapsed() < duration;
+            while let Some(completion) = self.disk.poll(0)? {
+                anyhow::ensure!(completion.status == Status::Ok, "a read failed");
+                under_way -= 1;
+                done += 1;
+                if go_on {
+                    self.submit(load, usize::try_from(completion.tag)?)?;
+                    under_way += 1;
+                }
+            }
+            self.disk.queue(0).notify()?;
+            seconds = start.elapsed().as_secs_f64();
+        }
+        self.rates.push(done as f64 / seconds);
+        let cpu = self.process.cpu_seconds()? - cpu;
+        self.cpu_us.push(cpu * 1e6 / done as f64);
+        Ok(())
+    }
+}
+
+/// Runs the part.
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    title(
+        out,
+        &format!(
+            "disk without a cache beside qemu-storage-daemon: reads of an image of {} MiB, O_DIRECT",
+            args.image_mib
+        ),
+    )?;
+    let folder = tempfile::tempdir_in(&args.folder)?;
+    let image = folder.path().join("image");
+    make_image(&image, args.image_mib)?;
+    writeln!(
+        out,
+        "\n{:<28} {:<16} {:>12} {:>16} {:>14}",
+        "load", "daemon", "reads/s", "CPU us a read", "ours beside it"
+    )?;
+    for load in &LOADS {
+        for aio in QEMU_AIO {
+            let sockets = ["ours", "qemu"].map(|name| folder.path().join(name));
+            let ours = start_ours(&image, &sockets[0], None)?;
+            let qemu = start_qemu(&image, &sockets[1], aio)?;
+            let mut sides = [
+                Side::new("plimsoll".to_owned(), ours, &sockets[0], true)?,
+                Side::new(format!("qemu, {aio}"), qemu, &sockets[1], false)?,
+            ];
+            compare(args, load, &mut sides, out)?;
+            for socket in sockets {
+                // What a daemon that was killed leaves.
+                fs::remove_file(socket)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare(
+    args: &Args,
+    load: &Load,
+    sides: &mut [Side; 2],
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    for side in &mut *sides {
+        side.turn(load, TURN)?;
+        side.rates.clear();
+        side.cpu_us.clear();
+    }
+    for turn in 0..args.turns {
+        let first = usize::from(turn % 2 == 1);
+        sides[first].turn(load, TURN)?;
+        sides[1 - first].turn(load, TURN)?;
+    }
+    let ratios = sides[0].rates.iter().zip(&sides[1].rates);
+    let ratio = median(ratios.map(|(ours, theirs)| ours / theirs).collect());
+    for (at, side) in sides.iter().enumerate() {
+        let rate = median(side.rates.clone());
+        let cpu = median(side.cpu_us.clone());
+        let beside = match at {
+            0 => String::new(),
+            _ if ratio >= BAR => format!("{ratio:>12.2} x  bar >= {BAR} x: reached"),
+            _ => format!("{ratio:>12.2} x  bar >= {BAR} x: NOT REACHED"),
+        };
+        writeln!(
+            out,
+            "{:<28} {:<16} {rate:>12.0} {cpu:>16.1} {beside}",
+            load.name, side.name
+        )?;
+    }
+    Ok(())
+}

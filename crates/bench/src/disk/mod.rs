@@ -1,0 +1,100 @@
+//! A VM's disk: what its engine costs, and what it serves beside QEMU's own block layer.
+//!
+//! | part | what is measured | bar |
+//! |---|---|---|
+//! | `primitives` | a hit, a miss, an admission in the engine, beside the costs of \[LS07\] table 1 | |
+//! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.95 x |
+//! | `hit` | latency of a hit beside that of a read from storage | |
+//!
+//! The guest is a driver in this process (`plimsoll-frontend`), each daemon a process of its own. The two take turns of
+//! half a second, the first of each pair in turn, so that what else the machine does strikes both.
+
+mod hits;
+mod iops;
+mod primitives;
+mod serve;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+pub(crate) use serve::{Args as ServeArgs, run as serve};
+
+use crate::Cli;
+
+/// What is measured with.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Args {
+    /// Size of the image, in MiB
+    #[arg(long, default_value_t = 512)]
+    image_mib: u64,
+    /// Folder for the image, on a disk
+    #[arg(long, default_value = "/var/tmp")]
+    folder: PathBuf,
+    /// Turns of each daemon at each load
+    #[arg(long, default_value_t = 11)]
+    turns: u32,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            image_mib: 512,
+            folder: PathBuf::from("/var/tmp"),
+            turns: 11,
+        }
+    }
+}
+
+/// Runs all parts.
+pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if cli.wants("primitives") {
+        primitives::run(cli, out)?;
+    }
+    if cli.wants("iops") {
+        iops::run(args, out)?;
+    }
+    if cli.wants("hit") {
+        hits::run(args, out)?;
+    }
+    Ok(())
+}
+
+/// Makes an image whose blocks are all written and tell their numbers.
+fn make_image(path: &Path, mib: u64) -> anyhow::Result<()> {
+    let file = File::create(path)?;
+    let mut chunk = vec![0_u8; 1 << 20];
+    for at in 0..mib {
+        for (number, page) in (at * 256..).zip(chunk.chunks_mut(4096)) {
+            page.fill(0x5a);
+            page[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        file.write_all_at(&chunk, at << 20)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// Numbers that look random, the same in each run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    /// A number below `bound`, which is small beside 2^64.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (bits ^ bits >> 31) % bound
+    }
+
+    /// The numbers below `count`, in random order.
+    fn order(&mut self, count: u64) -> Vec<u64> {
+        let mut order: Vec<_> = (0..count).collect();
+        for last in (1..order.len()).rev() {
+            let other = self.below(last as u64 + 1);
+            order.swap(last, usize::try_from(other).expect("64-bit"));
+        }
+        order
+    }
+}

@@ -1,0 +1,145 @@
+//! Daemons in processes of their own: ours and QEMU's.
+
+use std::env;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use plimsoll_disk::{
+    CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket, WriteMode,
+};
+
+/// What the process is told.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Args {
+    #[arg(long)]
+    image: PathBuf,
+    #[arg(long)]
+    socket: PathBuf,
+    #[arg(long)]
+    control: Option<PathBuf>,
+    /// 0: none
+    #[arg(long, default_value_t = 0)]
+    cache_mib: u64,
+}
+
+/// Serves until standard input ends, as it does when the process that started this one is gone.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mode = match args.cache_mib {
+        0 => CacheMode::None,
+        _ => CacheMode::Exclusive,
+    };
+    let disk = DiskOptions {
+        image: args.image.clone(),
+        socket: Socket::Path(args.socket.clone()),
+        read_only: false,
+        serial: "bench".to_owned(),
+        queues: 1,
+        direct: Direct::On,
+    };
+    let mut machine = Machine::new(MachineOptions {
+        disks: vec![disk],
+        control: args.control.clone().map(Socket::Path),
+        engine: EngineOptions {
+            cache_bytes: args.cache_mib << 20,
+            cache_bytes_max: args.cache_mib << 20,
+            ..engine_options(mode)
+        },
+        observer: None,
+        second_chance: None,
+        state: None,
+        sweep: true,
+    })?;
+    let handle = machine.handle();
+    thread::spawn(move || {
+        // Whether it ends or fails, nobody is there any more.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        // A machine that has ended cannot be stopped, which is as well.
+        let _ = handle.stop();
+    });
+    Ok(machine.run()?)
+}
+
+/// An engine that writes through.
+pub(super) fn engine_options(mode: CacheMode) -> EngineOptions {
+    EngineOptions {
+        mode,
+        cache_bytes: 0,
+        cache_bytes_max: 0,
+        write: WriteMode::Through,
+        dirty_pages_max: 0,
+        dirty_age_max: Duration::from_secs(5),
+        hash_check: true,
+        newest_check: true,
+        verify: false,
+    }
+}
+
+/// A process that is killed when this goes.
+pub(super) struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let child = command.spawn();
+        let name = command.get_program().to_string_lossy().into_owned();
+        Ok(Self(child.with_context(|| format!("cannot start {name}"))?))
+    }
+
+    /// CPU seconds that it has used, to 10 ms.
+    pub(super) fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        let text = fs::read_to_string(format!("/proc/{}/stat", self.0.id()))?;
+        let (_, fields) = text.rsplit_once(')').context("no name in stat")?;
+        let mut fields = fields.split_whitespace().skip(11);
+        let mut ticks = || -> anyhow::Result<u64> { Ok(fields.next().context("short")?.parse()?) };
+        Ok((ticks()? + ticks()?) as f64 / 100.0)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Whoever has ended already cannot be killed, which is as well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts our daemon.
+pub(super) fn start_ours(
+    image: &Path,
+    socket: &Path,
+    cache: Option<(u64, &Path)>,
+) -> anyhow::Result<Running> {
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg("disk-serve")
+        .arg("--image")
+        .arg(image)
+        .arg("--socket")
+        .arg(socket);
+    if let Some((mib, control)) = cache {
+        command.arg("--cache-mib").arg(mib.to_string());
+        command.arg("--control").arg(control);
+    }
+    Running::start(command.stdin(Stdio::piped()))
+}
+
+/// How QEMU's daemon does its I/O.
+pub(super) const QEMU_AIO: [&str; 2] = ["threads", "io_uring"];
+
+/// Starts QEMU's daemon, by-passing the page cache as ours does.
+pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Result<Running> {
+    let (image, path) = (image.display(), socket.display());
+    let mut command = Command::new("qemu-storage-daemon");
+    command.arg("--blockdev").arg(format!(
+        "driver=file,node-name=disk,filename={image},cache.direct=on,aio={aio}"
+    ));
+    command.arg("--export").arg(format!(
+        "type=vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={path}"
+    ));
+    Running::start(command.stdin(Stdio::null()))
+        .context("qemu-storage-daemon is in package qemu-system-common")
+}
