@@ -40,6 +40,8 @@ pub struct Setup {
     pub swap_mib: u64,
     /// Queues of each disk.
     pub queues: u16,
+    /// Whether the guest cannot write its disk.
+    pub read_only: bool,
     /// Words for `plimsoll disk serve` beside disks and sockets: `--cache 64M` and so on.
     pub serve: Vec<String>,
     /// What the guest runs: words `key=value` of guest/workload/README.md.
@@ -58,6 +60,7 @@ impl Setup {
             formatted: true,
             swap_mib: 0,
             queues: 1,
+            read_only: false,
             serve: serve.split_ascii_whitespace().map(str::to_owned).collect(),
             workload: workload.to_owned(),
         }
@@ -171,6 +174,17 @@ impl DiskGuest {
         self.told = Told::default();
         self.guest = Some(Guest::start(&image, &config)?);
         Ok(())
+    }
+
+    /// What the next daemon and the next guest are started with. The images are made already.
+    pub fn setup(&mut self) -> &mut Setup {
+        &mut self.setup
+    }
+
+    /// The daemon's process id.
+    #[must_use]
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.id()
     }
 
     /// The guest that runs, if one does.
@@ -345,9 +359,13 @@ fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<
         spec.push(format!(",serial={serial},queues={}", setup.queues));
         spec
     };
+    let mut first = disk("disk.img", "disk.sock", "plimsoll-disk");
+    if setup.read_only {
+        first.push(",read-only");
+    }
     let mut command = Command::new(program);
     command.args(["disk", "serve", "--name", "experiment", "--disk"]);
-    command.arg(disk("disk.img", "disk.sock", "plimsoll-disk"));
+    command.arg(first);
     if setup.swap_mib > 0 {
         command
             .arg("--disk")

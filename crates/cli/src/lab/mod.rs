@@ -4,6 +4,9 @@
 //! under emulation say so.
 
 pub(crate) mod curves;
+mod disk;
+mod disk_right;
+mod disk_sizes;
 mod overhead;
 pub(crate) mod steps;
 
@@ -23,6 +26,7 @@ enum Experiment {
     Steps(steps::Args),
     Curves(curves::Args),
     Overhead(overhead::Args),
+    Disk(disk::Args),
 }
 
 /// Runs the experiment; `out` is standard output, or a buffer in tests.
@@ -35,6 +39,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Experiment::Steps(args) => steps::run(args, out),
         Experiment::Curves(args) => curves::run(args, out),
         Experiment::Overhead(args) => overhead::run(args, out),
+        Experiment::Disk(args) => disk::run(args, out),
     }
 }
 

@@ -1,0 +1,164 @@
+//! What the cache is worth in memory of the guest, and what its curve says of other sizes.
+
+use super::disk::{Cost, Kind, Lab, Order};
+use crate::disk_guest::Setup;
+
+/// RAM of guest and cache together, in MiB.
+const TOTAL_MIB: u64 = 216;
+/// What a guest's kernel leaves of that is about 180 MiB: of it these are 12.5, 25, 50 and 75 %.
+const CACHES_MIB: [(f64, u64); 4] = [(12.5, 22), (25.0, 45), (50.0, 90), (75.0, 135)];
+/// RAM of guests without a cache whose reads are predicted, in MiB.
+const SIZES_MIB: [u64; 6] = [120, 152, 184, 200, 232, 248];
+/// Files, each of 512 KiB: 224 MiB.
+const FILES: u64 = 448;
+const WRITE_PERCENTS: [u64; 3] = [0, 10, 50];
+
+/// A guest that visits files in some order; `cache_mib` of the memory are in the cache, 0: there is none.
+fn setup(kind: Kind, order: Order, write_percent: u64, ram_mib: u64, cache_mib: u64) -> Setup {
+    let serve = match cache_mib {
+        0 => "--cache-mode none".to_owned(),
+        _ => format!("--cache {cache_mib}M"),
+    };
+    // Twice the usual slots: an emulated guest may evict many pages before its host gets to run.
+    let workload = format!(
+        "workload=disk-signed module=copy module.slots=1024 {} order={} write_percent={write_percent} \
+         files={FILES} file_kib=512 warmup=1",
+        kind.word(),
+        order.text(),
+    );
+    let mut setup = Setup::new(&serve, &workload);
+    (setup.kernel, setup.memory_mib, setup.image_mib) = (kind.kernel(), ram_mib, 320);
+    setup
+}
+
+fn percent(value: f64, of: f64) -> f64 {
+    (value / of - 1.0) * 100.0
+}
+
+/// Reads of guests of other sizes, as the curve of one with 3/4 of its memory in the cache has them, and as they are.
+pub(super) fn prediction(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    let (_, cache_mib) = CACHES_MIB[3];
+    let mut sizes = SIZES_MIB.to_vec();
+    sizes.push(TOTAL_MIB);
+    sizes.sort_unstable();
+    for kind in lab.guests.clone() {
+        writeln!(
+            lab.out,
+            "prediction: {}; {} MiB of RAM and {cache_mib} MiB of cache against RAM alone, read only\n\
+             order         RAM MiB  pages read  predicted    error",
+            kind.text(),
+            TOTAL_MIB - cache_mib,
+        )?;
+        // Below and above what there is now.
+        let mut worst = [0.0_f64; 2];
+        for order in lab.orders.clone() {
+            let observed = lab.measure(&setup(kind, order, 0, TOTAL_MIB - cache_mib, cache_mib))?;
+            for &ram_mib in &sizes {
+                let alone = lab.measure(&setup(kind, order, 0, ram_mib, 0))?;
+                let Some(expected) = observed.expected(alone.memory) else {
+                    continue;
+                };
+                let error = percent(expected, alone.missed.max(1) as f64);
+                if ram_mib != TOTAL_MIB {
+                    let worst = &mut worst[usize::from(ram_mib > TOTAL_MIB)];
+                    *worst = worst.max(error.abs());
+                }
+                let now = if ram_mib == TOTAL_MIB { "  now" } else { "" };
+                writeln!(
+                    lab.out,
+                    "{:<12} {ram_mib:>8}  {:>10}  {expected:>9.0}  {error:>+5.1} %{now}",
+                    order.text(),
+                    alone.missed,
+                )?;
+                lab.out.flush()?;
+            }
+        }
+        writeln!(
+            lab.out,
+            "worst below {:.1} % (aim 5, [LS07] 9), above {:.1} % (aim 10, [LS07] 15)\n",
+            worst[0], worst[1]
+        )?;
+    }
+    Ok(())
+}
+
+/// Reads from disk with part of the memory in the cache, against all of it in the guest.
+pub(super) fn lru(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    for kind in lab.guests.clone() {
+        writeln!(
+            lab.out,
+            "lru: {}; {TOTAL_MIB} MiB in the guest, or partly in the cache, read only (aim: within 1 %)\n\
+             order         in cache  pages from disk   without cache   change  of all asked for",
+            kind.text(),
+        )?;
+        for order in lab.orders.clone() {
+            let alone = lab.measure(&setup(kind, order, 0, TOTAL_MIB, 0))?;
+            for (share, cache_mib) in [CACHES_MIB[3], CACHES_MIB[2]] {
+                let split =
+                    lab.measure(&setup(kind, order, 0, TOTAL_MIB - cache_mib, cache_mib))?;
+                let more = split.disk_reads as f64 - alone.disk_reads as f64;
+                writeln!(
+                    lab.out,
+                    "{:<12} {share:>7} %  {:>15}  {:>14}  {:>+5.1} %  {:>+13.2} %",
+                    order.text(),
+                    split.disk_reads,
+                    alone.disk_reads,
+                    percent(split.disk_reads as f64, alone.disk_reads.max(1) as f64),
+                    more / alone.asked as f64 * 100.0,
+                )?;
+                lab.out.flush()?;
+            }
+        }
+        writeln!(lab.out)?;
+    }
+    Ok(())
+}
+
+/// Pages moved between host and storage for each page the guest's programs asked for.
+pub(super) fn io(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    let kind = lab.guests[0];
+    let shares: Vec<_> = CACHES_MIB
+        .iter()
+        .map(|(share, _)| format!("{:>14}", format!("{share} %")))
+        .collect();
+    writeln!(
+        lab.out,
+        "io: {}; {TOTAL_MIB} MiB; disk I/O per page asked for, in pages, by share of memory in the cache\n\
+         ([LS07]: -11 to +5 %; delayed writes add none, write-through about 7 % at 50 % of writes)\n\
+         order        writes             none{}",
+        kind.text(),
+        shares.concat()
+    )?;
+    let per_page = |cost: &Cost| cost.storage as f64 / cost.asked as f64;
+    for order in lab.orders.clone() {
+        for write_percent in WRITE_PERCENTS {
+            let alone = lab.measure(&setup(kind, order, write_percent, TOTAL_MIB, 0))?;
+            for write in ["through", "delayed"] {
+                if write == "delayed" && write_percent == 0 {
+                    continue;
+                }
+                write!(
+                    lab.out,
+                    "{:<12} {:>3} % {write:<8} {:>7.3}",
+                    order.text(),
+                    write_percent,
+                    per_page(&alone),
+                )?;
+                for (_, cache_mib) in CACHES_MIB {
+                    let ram_mib = TOTAL_MIB - cache_mib;
+                    let mut setup = setup(kind, order, write_percent, ram_mib, cache_mib);
+                    if write == "delayed" {
+                        setup.serve.extend(["--write".into(), write.into()]);
+                    }
+                    let split = lab.measure(&setup)?;
+                    let change = percent(per_page(&split), per_page(&alone));
+                    write!(lab.out, "{:>7.3}{change:>+6.1}%", per_page(&split))?;
+                    lab.out.flush()?;
+                }
+                writeln!(lab.out)?;
+            }
+        }
+    }
+    writeln!(lab.out)?;
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! The guest's device-mapper target over its disk, with an hcache server of the host behind it.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use plimsoll::disk_guest::{DiskGuest, Setup, Told};
+use plimsoll_hcache::{Handle, PoolOptions};
+use plimsoll_ring::{ConnectOptions, Connection};
+use plimsoll_vm::ConsoleEvent;
+use tempfile::TempDir;
+
+use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, turn};
+
+/// An hcache server, killed when dropped.
+struct Server(Child);
+
+impl Server {
+    fn at(socket: &Path) -> Self {
+        let mut child = Command::new(PLIMSOLL)
+            .args(["hcache", "serve", "--capacity", "96M", "--socket"])
+            .arg(socket)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert!(line.starts_with("hcache: serving at "), "{line}");
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn folder() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("hcache");
+    (folder, socket)
+}
+
+fn setup(socket: &Path, workload: &str) -> Setup {
+    let serve = format!("--cache-mode none --hcache {}", socket.display());
+    Setup {
+        memory_mib: 128,
+        ..Setup::new(&serve, workload)
+    }
+}
+
+/// A count of the target's status.
+fn of_target(told: &Told, key: &str) -> u64 {
+    let (_, fields) = told
+        .results
+        .iter()
+        .find(|(name, _)| name == "dm")
+        .expect("a status");
+    let mut words = fields["text"].split(' ').skip_while(|word| *word != key);
+    words
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {key} in {fields:?}"))
+        .parse()
+        .unwrap()
+}
+
+const SIGNED: &str =
+    "workload=disk-signed module=copy dm=private order=random write_percent=10 files=80 rounds=2";
+
+#[test]
+fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
+    let Some(_turn) = turn() else { return };
+    let (_folder, socket) = folder();
+    let _server = Server::at(&socket);
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
+    let (told, report) = finish(&mut guest);
+    guest.check_image().unwrap();
+    let behind = &report.machine.second_chance;
+    let read = told
+        .number("files", Some("measured"), "disk_read_sectors")
+        .unwrap()
+        / 8;
+    println!(
+        "{} gets, {} hits of {} pages put; {read} pages read from the disk in two rounds",
+        of_target(&told, "gets"),
+        of_target(&told, "hits"),
+        behind.puts
+    );
+    assert_sound(&told);
+    let (gets, hits) = (of_target(&told, "gets"), of_target(&told, "hits"));
+    assert!(hits > 1000 && hits * 2 >= gets, "{hits} of {gets}");
+    assert_eq!((behind.gets, behind.hits), (gets, hits));
+    assert_eq!(of_target(&told, "refused_mismatch"), 0);
+    assert_eq!(behind.errors, 0);
+}
+
+#[test]
+fn a_guest_goes_on_without_the_hosts_hcache() {
+    let Some(_turn) = turn() else { return };
+    let (_folder, socket) = folder();
+    let server = Server::at(&socket);
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
+    let measured = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "measured");
+    guest.listen(PATIENCE, measured).unwrap();
+    let hits = guest.report(false).unwrap().machine.second_chance.hits;
+    drop(server);
+    let (told, report) = finish(&mut guest);
+    guest.check_image().unwrap();
+    println!(
+        "{hits} hits before, {} in all; {:?}",
+        of_target(&told, "hits"),
+        report.machine.second_chance
+    );
+    assert_sound(&told);
+    assert!(hits > 0);
+    assert!(!report.machine.second_chance.available || report.machine.second_chance.errors > 0);
+}
+
+/// Blocks written and read by the guests of a shared disk.
+const BLOCKS: u32 = 2048;
+const KEY: u128 = 0x0123_4567_89ab_cdef_0f1e_2d3c_4b5a_6978;
+
+#[test]
+fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
+    let Some(_turn) = turn() else { return };
+    let (_folder, socket) = folder();
+    let _server = Server::at(&socket);
+    let about = format!("workload=disk-crash blocks={BLOCKS} seed=7");
+    let writes = 2 * BLOCKS;
+    let mut setup = setup(&socket, &format!("{about} writes={writes}"));
+    (setup.formatted, setup.image_mib) = (false, 32);
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup).unwrap();
+    let (told, _) = finish(&mut guest);
+    assert_sound(&told);
+
+    guest.setup().read_only = true;
+    guest.restart_daemon().unwrap();
+    // A client of the same key puts every second block, as a guest that evicts them does.
+    let mut client = Connection::connect(&socket, &ConnectOptions::new("client")).unwrap();
+    let pool = client.create_pool(PoolOptions::shared(KEY)).unwrap();
+    let image = File::open(guest.folder().join("disk.img")).unwrap();
+    for index in (0..BLOCKS).step_by(2) {
+        let mut page = [0; 4096];
+        image
+            .read_exact_at(&mut page, u64::from(index) * 4096)
+            .unwrap();
+        let handle = Handle {
+            pool,
+            object: 0,
+            index,
+        };
+        client.put(handle, &page).unwrap();
+    }
+    for name in ["first", "second"] {
+        let shared = format!("module=copy dm=shared:{KEY:032x}");
+        guest
+            .boot(&format!("{about} verify=1 upto={writes} {shared}"))
+            .unwrap();
+        let (told, _) = finish(&mut guest);
+        let (gets, hits) = (of_target(&told, "gets"), of_target(&told, "hits"));
+        println!(
+            "the {name} guest: {gets} gets, {hits} hits of {} blocks put",
+            BLOCKS / 2
+        );
+        assert_sound(&told);
+        assert_eq!(hits, u64::from(BLOCKS / 2));
+        assert!(gets >= u64::from(BLOCKS));
+    }
+}
