@@ -61,13 +61,15 @@ pub(super) fn signed(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A stressed guest of 128 MiB; the daemon compares what it serves with storage.
+/// A stressed guest of 128 MiB with swap on a cached disk; the daemon compares what it serves with storage.
 fn stressed(lab: &Lab<'_>, vcpus: u32, rounds: u32, serve: &str, words: &str) -> Setup {
     let threads = 2 * vcpus;
-    let workload =
-        format!("workload=disk-stress rounds={rounds} steps=50 threads={threads} {words}");
+    let workload = format!(
+        "workload=disk-stress rounds={rounds} steps=50 threads={threads} swap=disk {words}"
+    );
     let mut setup = Setup::new(&format!("--cache 48M --verify {serve}"), &workload);
     (setup.kernel, setup.memory_mib, setup.vcpus) = (lab.guests[0].kernel(), 128, vcpus);
+    setup.swap_mib = 96;
     setup.queues = if vcpus > 1 { 2 } else { 1 };
     setup
 }
@@ -84,9 +86,8 @@ pub(super) fn stress(lab: &mut Lab<'_>, rounds: u32) -> anyhow::Result<()> {
             kind.text()
         )?;
         for (vcpus, module) in [(1, "copy"), (1, "lazy"), (2, "copy"), (2, "lazy")] {
-            let words = format!("module={module} swap=disk {}", kind.word());
-            let mut setup = stressed(lab, vcpus, rounds, "--write delayed", &words);
-            setup.swap_mib = 96;
+            let words = format!("module={module} {}", kind.word());
+            let setup = stressed(lab, vcpus, rounds, "--write delayed", &words);
             let mut guest = DiskGuest::start(&lab.program, &setup)?;
             let told = guest.finish(PATIENCE)?;
             let engine = guest.report(false)?.machine.engine;

@@ -39,7 +39,9 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
             );
             assert!(delayed > 0);
         }
-        thread::sleep(moments.next(400));
+        // Listening until the last moment: what it has told of by then must be there.
+        let silent = guest.listen(moments.next(400), |_| false).unwrap_err();
+        assert!(silent.to_string().contains("nothing new"), "{silent:#}");
         guest.kill_guest();
         if number + 1 == QEMU_KILLS.len() {
             // The host's other process goes at the same time.

@@ -44,7 +44,7 @@ fn assert_all_sound(what: &str, told: &Told, report: &Report) {
 #[test]
 fn nothing_wrong_is_served_under_stress_with_swap_on_a_cached_disk() {
     let Some(_turn) = turn() else { return };
-    let words = "module=copy swap=disk anon_mib=96 rounds=4 steps=50 threads=2";
+    let words = "module=copy swap=disk anon_mib=80 rounds=4 steps=50 threads=2";
     let mut setup = stressed("--cache 48M --write delayed", words);
     (setup.vcpus, setup.queues, setup.swap_mib) = (2, 2, 64);
     let (told, report) = run(&setup);
