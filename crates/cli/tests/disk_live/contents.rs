@@ -62,7 +62,7 @@ fn files_are_right_whatever_their_order_their_writes_and_the_split_of_memory() {
 fn a_guest_that_decrypts_in_place_switches_the_cache_off_and_reads_right() {
     let Some(_turn) = turn() else { return };
     // A device's pages go when it is closed: only what is larger than memory is evicted.
-    let workload = "workload=disk-crypt module=copy files=2 file_kib=98304 warmup=0 rounds=2";
+    let workload = "workload=disk-crypt module=copy files=1 file_kib=98304 warmup=0 rounds=2";
     let mut setup = Setup::new("--cache 40M --verify", workload);
     setup.formatted = false;
     setup.memory_mib = 112;
