@@ -261,8 +261,12 @@ pub fn ask<T: DeserializeOwned>(socket: &Path, request: Request) -> anyhow::Resu
     let _ = stream.write_all(&line);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut text = Vec::new();
-    let answer = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut text);
-    answer.map_err(unreachable)?;
+    // An answer is a line; what comes after one that was given without our being heard is a reset.
+    if let Err(error) = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut text)
+        && !text.ends_with(b"\n")
+    {
+        return Err(unreachable(error).into());
+    }
     let unknown = "the daemon says what this program does not know";
     let answer: Answer = serde_json::from_slice(&text).context(unknown)?;
     match answer.error {
