@@ -96,7 +96,11 @@ fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
     assert_sound(&told);
     let (gets, hits) = (of_target(&told, "gets"), of_target(&told, "hits"));
     assert!(hits > 1000 && hits * 2 >= gets, "{hits} of {gets}");
-    assert_eq!((behind.gets, behind.hits), (gets, hits));
+    // A get whose answer the guest has no use for any more is counted by the host alone.
+    assert!(
+        behind.gets >= gets && behind.hits >= hits,
+        "{behind:?} by the host, {gets} gets and {hits} hits by the guest"
+    );
     assert_eq!(of_target(&told, "refused_mismatch"), 0);
     assert_eq!(behind.errors, 0);
 }
