@@ -59,6 +59,8 @@ pub struct Engine {
     frames: Frames,
     cache: Option<Cache>,
     cache_bytes: u64,
+    /// What it is to be, while dirty pages are in the way.
+    wanted_bytes: u64,
     dirty: Dirty,
     log: Option<Box<dyn DirtyPages>>,
     observer: Option<Box<dyn Observer>>,
@@ -174,6 +176,7 @@ impl Engine {
         };
         Ok(Self {
             cache_bytes: options.cache_bytes,
+            wanted_bytes: options.cache_bytes,
             options,
             seed: RandomState::new().hash_one(0),
             frames: Frames::new(),
@@ -419,8 +422,14 @@ impl Engine {
             });
         };
         let resized = cache.resize(cache_bytes);
-        if resized.is_ok() {
-            self.cache_bytes = cache_bytes;
+        match &resized {
+            Ok(()) => {
+                self.cache_bytes = cache_bytes;
+                self.wanted_bytes = cache_bytes;
+            }
+            // From now on fewer may be dirty, so that it can be tried again.
+            Err(Error::DirtyPages { .. }) => self.wanted_bytes = cache_bytes,
+            Err(_) => {}
         }
         while matches!(resized, Err(Error::DirtyPages { .. }))
             && self.dirty.writing() < WRITING_BLOCKS_MAX
@@ -469,7 +478,7 @@ impl Engine {
     }
 
     fn dirty_max(&self) -> usize {
-        let half = self.cache_bytes / BLOCK / 2;
+        let half = self.cache_bytes.min(self.wanted_bytes) / BLOCK / 2;
         usize::try_from(self.options.dirty_pages_max.min(half)).unwrap_or(usize::MAX)
     }
 

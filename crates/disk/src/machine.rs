@@ -17,6 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
@@ -476,13 +477,21 @@ impl MachineHandle {
         self.ask(Command::Stats)
     }
 
-    /// Changes the memory of the cache, in bytes.
+    /// Changes the memory of the cache, in bytes. Waits up to 10 s for dirty pages that are in the way to be written back.
     ///
     /// # Errors
     /// [`DiskError::Resize`] if it cannot be so, [`DiskError::Ended`].
     pub fn resize(&self, cache_bytes: u64) -> Result<(), DiskError> {
-        self.ask(|answer| Command::Resize(cache_bytes, answer))?
-            .map_err(DiskError::Resize)
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let resized = self.ask(|answer| Command::Resize(cache_bytes, answer))?;
+            match resized {
+                Err(plimsoll_hcache::Error::DirtyPages { .. }) if Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                resized => return resized.map_err(DiskError::Resize),
+            }
+        }
     }
 
     /// Lets a cache that switched itself off begin again, empty.
