@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod bands;
+mod child;
 mod disk;
 mod estimators;
 mod hcache;
 mod long;
 mod measure;
+mod random;
 mod reading;
 mod trap;
 mod workload;

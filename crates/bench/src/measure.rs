@@ -132,6 +132,21 @@ pub(crate) fn run(
     Ok(result)
 }
 
+/// Says whether a figure that is to be at most `bar` is.
+pub(crate) fn at_most(figure: f64, bar: f64, unit: &str) -> String {
+    judged(figure <= bar, &format!("<= {bar}{unit}"))
+}
+
+/// Says whether a figure that is to be at least `bar` is.
+pub(crate) fn at_least(figure: f64, bar: f64, unit: &str) -> String {
+    judged(figure >= bar, &format!(">= {bar}{unit}"))
+}
+
+fn judged(reached: bool, bar: &str) -> String {
+    let verdict = if reached { "reached" } else { "NOT REACHED" };
+    format!("bar {bar}: {verdict}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -333,7 +333,11 @@ impl Drop for DiskGuest {
     }
 }
 
-fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> {
+/// Makes an image of so many MiB, empty or with an ext4 file system of 4 KiB blocks.
+///
+/// # Errors
+/// Why it cannot be made.
+pub fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> {
     File::create(path)?.set_len(mib << 20)?;
     if formatted {
         let made = Command::new("mke2fs")

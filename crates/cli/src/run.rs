@@ -19,13 +19,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_vm::{Accelerator, CommandLine};
+use plimsoll_vm::{Accelerator, CommandLine, comma_words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::attach::stop_flag;
 use crate::bail_usage;
-use crate::disk::options::{DiskSpec, escaped, words};
+use crate::disk::options::{DiskSpec, escaped};
 use crate::disk::serve::{CacheArgs, name, name_of};
 
 /// How often processes and signals are looked at.
@@ -417,11 +417,11 @@ impl Memory {
             match option {
                 Some("object") => backends.extend(backend(words_left.next().unwrap_or_default())),
                 Some("machine" | "M") => {
-                    let value = words(words_left.next().unwrap_or_default());
+                    let value = comma_words(words_left.next().unwrap_or_default());
                     used.extend(value_of(&value, "memory-backend").map(str::to_owned));
                 }
                 Some("numa") => {
-                    let value = words(words_left.next().unwrap_or_default());
+                    let value = comma_words(words_left.next().unwrap_or_default());
                     used.extend(value_of(&value, "memdev").map(str::to_owned));
                 }
                 Some("mem-path") => bail_usage!(
@@ -475,7 +475,7 @@ fn backend(text: &str) -> Option<(String, bool)> {
             object["share"].as_bool(),
         )
     } else {
-        let words = words(text);
+        let words = comma_words(text);
         let kind = value_of(&words, "qom-type").or(words.first().map(String::as_str))?;
         let share =
             value_of(&words, "share").map(|share| matches!(share, "on" | "yes" | "true" | "y"));

@@ -1,13 +1,17 @@
 //! `plimsoll disk` and `plimsoll run` as their users meet them, as far as no VM is needed.
 
+mod program;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use plimsoll::disk::report::Report;
 use tempfile::TempDir;
+
+use program::{Killed, ran};
 
 /// The program with a line of arguments, in which `@` stands for a folder.
 fn plimsoll(folder: &TempDir, line: &str) -> Command {
@@ -16,16 +20,6 @@ fn plimsoll(folder: &TempDir, line: &str) -> Command {
     let words = line.split_ascii_whitespace();
     command.args(words.map(|word| word.replace('@', folder)));
     command
-}
-
-fn ran(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code(), text(stdout), text(stderr))
 }
 
 /// A folder with images: `good` of 1 MiB, `odd` whose size is no multiple of 512.
@@ -41,7 +35,7 @@ fn images() -> TempDir {
 /// A daemon for `good.raw` with all its sockets.
 struct Served {
     folder: TempDir,
-    child: Child,
+    child: Killed,
     told: String,
 }
 
@@ -49,11 +43,12 @@ impl Served {
     fn new(options: &str) -> Self {
         let folder = images();
         let line = "disk serve --name vm --disk @/good.raw,socket=@/disk --control @/control --admin @/admin";
-        let mut child = plimsoll(&folder, &format!("{line} {options}"))
+        let child = plimsoll(&folder, &format!("{line} {options}"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut child = Killed(child);
+        let mut lines = BufReader::new(child.0.stdout.take().unwrap());
         let mut told = String::new();
         while !told.contains("disk: serving ") {
             assert!(lines.read_line(&mut told).unwrap() > 0, "{told}");
@@ -78,21 +73,6 @@ impl Served {
 
     fn report(&self) -> Report {
         serde_json::from_str(&self.text("disk stat @/admin -o json")).unwrap()
-    }
-
-    fn end_by(&mut self, signal: &str) -> Option<i32> {
-        let mut kill = Command::new("kill");
-        let sent = kill.args([signal, &self.child.id().to_string()]).status();
-        assert!(sent.unwrap().success());
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -218,7 +198,7 @@ fn a_daemon_says_what_it_serves_and_ends_well_at_a_signal() {
         assert!(served.told.contains(rest), "{}", served.told);
         let sockets = ["disk", "control", "admin"].map(|name| served.path(name));
         assert!(sockets.iter().all(|path| path.exists()));
-        assert_eq!(served.end_by(signal), Some(0));
+        assert_eq!(served.child.end_by(signal), Some(0));
         assert!(!served.path("admin").exists());
         // The trace of nothing is a trace.
         assert!(served.path("trace").exists());

@@ -1,8 +1,10 @@
 //! `plimsoll hcache` as its users meet it: a server on a socket, and the verbs that speak to it.
 
+mod program;
+
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,39 +13,32 @@ use plimsoll_hcache::{Handle, PoolId, PoolOptions};
 use plimsoll_ring::{ConnectOptions, Connection};
 use tempfile::TempDir;
 
+use program::{Killed, ran};
+
 fn plimsoll(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     command.arg("hcache").args(line.split(' '));
     command
 }
 
-fn ran(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code(), text(stdout), text(stderr))
-}
-
 /// A server on a socket of its own.
 struct Served {
     folder: TempDir,
-    child: Child,
+    child: Killed,
     ready: String,
 }
 
 impl Served {
     fn new(options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = plimsoll(&format!("serve {options} --socket"))
+        let child = plimsoll(&format!("serve {options} --socket"))
             .arg(folder.path().join("socket"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let mut child = Killed(child);
         let mut ready = String::new();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = BufReader::new(child.0.stdout.take().unwrap());
         lines.read_line(&mut ready).unwrap();
         assert!(ready.starts_with("hcache: serving at "), "{ready}");
         Self {
@@ -79,22 +74,6 @@ impl Served {
         let mut connection = Connection::connect(self.socket(), &options).unwrap();
         let pool = connection.create_pool(PoolOptions::private()).unwrap();
         (connection, pool)
-    }
-
-    /// Sends a signal and waits for the end.
-    fn end_by(&mut self, signal: &str) -> Option<i32> {
-        let mut kill = Command::new("kill");
-        let sent = kill.args([signal, &self.child.id().to_string()]).status();
-        assert!(sent.unwrap().success());
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -207,7 +186,7 @@ fn a_server_says_when_it_is_ready_and_leaves_nothing_at_its_end() {
         assert_eq!(code, Some(1));
         assert!(complaint.contains("a server listens at "), "{complaint}");
         let (mut connection, pool) = served.client("web");
-        assert_eq!(served.end_by(signal), Some(0));
+        assert_eq!(served.child.end_by(signal), Some(0));
         assert!(!socket.exists());
         assert!(connection.put(page(pool, 0), &[0; 4096]).is_err());
     }
@@ -216,7 +195,7 @@ fn a_server_says_when_it_is_ready_and_leaves_nothing_at_its_end() {
 #[test]
 fn a_killed_servers_socket_is_taken_over() {
     let mut served = Served::new("--capacity 2M");
-    assert_eq!(served.end_by("-KILL"), None);
+    assert_eq!(served.child.end_by("-KILL"), None);
     assert_eq!(ran(&mut served.verb("stat")).0, Some(3));
     let mut again = plimsoll("serve --capacity 2M --socket")
         .arg(served.socket())
@@ -438,7 +417,7 @@ fn watch_shows_rates_until_it_is_told_to_stop() {
         shown += usize::from(line.contains("puts/s  gets/s"));
     }
     // The server goes first: that is told as it is told without --watch.
-    served.end_by("-TERM");
+    served.child.end_by("-TERM");
     let output = watch.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(3));
 }

@@ -116,7 +116,7 @@ impl Dirty {
         }
     }
 
-    /// The waiting block whose oldest write is the oldest of the disk, if that is not after `upto`.
+    /// The waiting blocks of the disk that lack a write up to `upto`, oldest first.
     pub(crate) fn oldest(
         &self,
         disk: DiskNumber,
@@ -138,7 +138,7 @@ impl Dirty {
         })
     }
 
-    /// The waiting blocks of all disks, oldest first.
+    /// The waiting block of all disks that was dirtied first.
     pub(crate) fn oldest_of_all(&self) -> Option<Location> {
         self.disks
             .values()

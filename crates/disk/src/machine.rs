@@ -494,7 +494,7 @@ impl MachineHandle {
         }
     }
 
-    /// Lets a cache that switched itself off begin again, empty.
+    /// Lets a cache that disabled itself begin again.
     ///
     /// # Errors
     /// [`DiskError::Ended`].

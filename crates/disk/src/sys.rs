@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::PollFlags;
 use rustix::mm::{Advice, madvise};
 use vm_memory::GuestRegionMmap;
 
@@ -105,12 +106,33 @@ pub struct RingCompletion {
     pub more: bool,
 }
 
+/// Token of what ends a watch, of which nobody is told.
+const UNWATCH: u64 = u64::MAX;
+
 /// What is in flight: kept until the kernel is done with it.
 struct Flight {
     token: u64,
     buffer: Option<Buffer>,
     _file: Option<Arc<File>>,
     _timeout: Option<Box<types::Timespec>>,
+}
+
+impl Flight {
+    fn new(token: u64) -> Self {
+        Self {
+            token,
+            buffer: None,
+            _file: None,
+            _timeout: None,
+        }
+    }
+
+    fn of(file: &Arc<File>, token: u64) -> Self {
+        Self {
+            _file: Some(Arc::clone(file)),
+            ..Self::new(token)
+        }
+    }
 }
 
 /// An `io_uring` whose transfers own their buffers and files while they are in flight.
@@ -168,17 +190,11 @@ impl Ring {
     /// # Errors
     /// If the kernel takes no submissions.
     pub fn watch(&mut self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let events = (libc_poll::POLLIN | libc_poll::POLLRDHUP) as u32;
+        let events = u32::from((PollFlags::IN | PollFlags::RDHUP).bits());
         let entry = opcode::PollAdd::new(types::Fd(descriptor.as_raw_fd()), events)
             .multi(true)
             .build();
-        let flight = Flight {
-            token,
-            buffer: None,
-            _file: None,
-            _timeout: None,
-        };
-        self.push(entry, flight)
+        self.push(entry, Flight::new(token))
     }
 
     /// Ends a watch; its last completion comes with an error.
@@ -192,13 +208,7 @@ impl Ring {
             .position(|flight| flight.as_ref().is_some_and(|flight| flight.token == token));
         let Some(place) = place else { return Ok(()) };
         let entry = opcode::PollRemove::new(place as u64).build();
-        let flight = Flight {
-            token: u64::MAX,
-            buffer: None,
-            _file: None,
-            _timeout: None,
-        };
-        self.push(entry, flight)
+        self.push(entry, Flight::new(UNWATCH))
     }
 
     /// Reads into the buffer from its byte `from` on; `offset` is that byte's place in the file.
@@ -222,10 +232,8 @@ impl Ring {
             .offset(offset)
             .build();
         let flight = Flight {
-            token,
             buffer: Some(buffer),
-            _file: Some(Arc::clone(file)),
-            _timeout: None,
+            ..Flight::of(file, token)
         };
         self.push(entry, flight)
     }
@@ -256,10 +264,8 @@ impl Ring {
             .rw_flags(if durable { DSYNC } else { 0 })
             .build();
         let flight = Flight {
-            token,
             buffer: Some(buffer),
-            _file: Some(Arc::clone(file)),
-            _timeout: None,
+            ..Flight::of(file, token)
         };
         self.push(entry, flight)
     }
@@ -272,13 +278,7 @@ impl Ring {
         let entry = opcode::Fsync::new(types::Fd(file.as_raw_fd()))
             .flags(types::FsyncFlags::DATASYNC)
             .build();
-        let flight = Flight {
-            token,
-            buffer: None,
-            _file: Some(Arc::clone(file)),
-            _timeout: None,
-        };
-        self.push(entry, flight)
+        self.push(entry, Flight::of(file, token))
     }
 
     /// `fallocate(2)` with these mode bits.
@@ -297,13 +297,7 @@ impl Ring {
             .offset(offset)
             .mode(mode)
             .build();
-        let flight = Flight {
-            token,
-            buffer: None,
-            _file: Some(Arc::clone(file)),
-            _timeout: None,
-        };
-        self.push(entry, flight)
+        self.push(entry, Flight::of(file, token))
     }
 
     /// Completes under `token` after a while, once.
@@ -314,10 +308,8 @@ impl Ring {
         let timeout = Box::new(types::Timespec::from(after));
         let entry = opcode::Timeout::new(&raw const *timeout).build();
         let flight = Flight {
-            token,
-            buffer: None,
-            _file: None,
             _timeout: Some(timeout),
+            ..Flight::new(token)
         };
         self.push(entry, flight)
     }
@@ -373,8 +365,8 @@ impl Ring {
                 self.in_flight -= 1;
                 (flight.token, flight.buffer)
             };
-            if token == u64::MAX {
-                continue; // Of an unwatch.
+            if token == UNWATCH {
+                continue;
             }
             let result = u32::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
@@ -397,12 +389,6 @@ pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
     // that its contents are the file's and are as they were afterwards. It is only accessed with volatile operations.
     let dropped = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontNeed) };
     debug_assert!(dropped.is_ok(), "a mapping of ours: {dropped:?}");
-}
-
-/// Bits of `poll(2)`.
-mod libc_poll {
-    pub const POLLIN: i16 = 0x001;
-    pub const POLLRDHUP: i16 = 0x2000;
 }
 
 impl Drop for Ring {

@@ -141,25 +141,31 @@ fn accelerator(name: &str) -> Option<Accelerator> {
     }
 }
 
+/// The words between commas; two commas are one within a word, as in QEMU's options.
+#[must_use]
+pub fn comma_words(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == ',' && letters.next_if_eq(&',').is_none() {
+            words.push(String::new());
+        } else if let Some(word) = words.last_mut() {
+            word.push(letter);
+        }
+    }
+    words
+}
+
 /// `implied,key=value,key=value`, with `,,` for a comma within a value.
 struct Values(Vec<(String, String)>);
 
 impl Values {
     fn parse(text: &str) -> Self {
-        let mut words = vec![String::new()];
-        let mut letters = text.chars().peekable();
-        while let Some(letter) = letters.next() {
-            if letter == ',' && letters.next_if_eq(&',').is_none() {
-                words.push(String::new());
-            } else if let Some(word) = words.last_mut() {
-                word.push(letter);
-            }
-        }
         let pair = |word: String| match word.split_once('=') {
             Some((key, value)) => (key.to_owned(), value.to_owned()),
             None => (String::new(), word),
         };
-        Self(words.into_iter().map(pair).collect())
+        Self(comma_words(text).into_iter().map(pair).collect())
     }
 
     fn get(&self, key: &str) -> Option<&str> {

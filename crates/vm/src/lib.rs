@@ -25,7 +25,7 @@ mod process;
 mod qmp;
 
 pub use accelerator::{Accelerator, Detection, detect};
-pub use command_line::{BackendKind, CommandLine, RamBackend};
+pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words};
 pub use console::{ConsoleEvent, ConsoleLine};
 pub use cpio::initrd;
 pub use error::VmError;

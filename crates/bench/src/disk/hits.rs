@@ -9,12 +9,13 @@ use plimsoll_frontend::{
 };
 
 use super::serve::start_ours;
-use super::{Args, Random, make_image};
+use super::{Args, make_image};
 use crate::measure::median;
+use crate::random::Random;
 use crate::title;
 
 /// Blocks that are read, evicted and read again.
-const BLOCKS: u64 = 4096;
+const BLOCKS: usize = 4096;
 /// Frames that they are read into in turn.
 const FRAMES: u64 = 64;
 
@@ -42,10 +43,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut page = [0; PAGE_BYTES];
     let mut latencies_us = [Vec::new(), Vec::new()];
     let mut random = Random(7);
-    let spacing = args.image_mib * 256 / BLOCKS;
+    let spacing = args.image_mib * 256 / BLOCKS as u64;
     for _ in 0..args.turns.div_ceil(4) {
         for (pass, latencies_us) in latencies_us.iter_mut().enumerate() {
             for at in random.order(BLOCKS) {
+                let at = at as u64;
                 let block = at * spacing;
                 let address = frames + at % FRAMES * PAGE_BYTES as u64;
                 let segments = [Segment {

@@ -74,27 +74,3 @@ fn make_image(path: &Path, mib: u64) -> anyhow::Result<()> {
     }
     Ok(file.sync_all()?)
 }
-
-/// Numbers that look random, the same in each run (splitmix64).
-struct Random(u64);
-
-impl Random {
-    /// A number below `bound`, which is small beside 2^64.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ bits >> 31) % bound
-    }
-
-    /// The numbers below `count`, in random order.
-    fn order(&mut self, count: u64) -> Vec<u64> {
-        let mut order: Vec<_> = (0..count).collect();
-        for last in (1..order.len()).rev() {
-            let other = self.below(last as u64 + 1);
-            order.swap(last, usize::try_from(other).expect("64-bit"));
-        }
-        order
-    }
-}

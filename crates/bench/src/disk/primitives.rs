@@ -15,14 +15,14 @@ use plimsoll_disk::{
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::Random;
 use super::serve::engine_options;
 use crate::Cli;
 use crate::measure::{Clock, Watch, median};
+use crate::random::Random;
 use crate::title;
 
 /// Blocks read, admitted and read again.
-const BLOCKS: u64 = 16384;
+const BLOCKS: usize = 16384;
 /// The cache has room for them all.
 const CACHE_BYTES: u64 = 96 << 20;
 
@@ -50,7 +50,7 @@ impl GuestData for Memory {
     }
 
     fn frames_end(&self) -> u64 {
-        BLOCKS
+        BLOCKS as u64
     }
 }
 
@@ -65,7 +65,7 @@ struct Driven {
 impl Driven {
     fn new(mode: CacheMode) -> anyhow::Result<Self> {
         let ram = File::from(memfd_create("plimsoll-bench", MemfdFlags::CLOEXEC)?);
-        let contents = vec![[FILL; PAGE_BYTES]; usize::try_from(BLOCKS)?];
+        let contents = vec![[FILL; PAGE_BYTES]; BLOCKS];
         ram.write_all_at(contents.as_flattened(), 0)?;
         let options = EngineOptions {
             cache_bytes: CACHE_BYTES,
@@ -143,19 +143,19 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         costs[3].push(each(&order, |block| cached.read(block))?);
         let stats = cached.engine.stats();
         anyhow::ensure!(
-            (stats.admitted, stats.hits) == (BLOCKS, BLOCKS),
+            (stats.admitted, stats.hits) == (BLOCKS as u64, BLOCKS as u64),
             "not all pages were admitted and hit: {stats:?}"
         );
         let order = random.order(BLOCKS);
         let from = random.order(BLOCKS);
         let mut pages = from.iter();
-        let mut next = || usize::try_from(*pages.next().expect("as many")).expect("64-bit");
+        let mut next = || *pages.next().expect("as many");
         costs[4].push(each(&order, |frame| {
             let page = &plain.contents[next()];
             Ok(plain.ram.0.write_all_at(page, frame * PAGE_BYTES as u64)?)
         })?);
         let mut pages = from.iter();
-        let mut next = || usize::try_from(*pages.next().expect("as many")).expect("64-bit");
+        let mut next = || *pages.next().expect("as many");
         costs[5].push(each(&order, |frame| {
             plain.contents[usize::try_from(frame)?] = cached.contents[next()];
             Ok(())
@@ -186,10 +186,10 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// CPU time of each piece of work, in microseconds.
-fn each(order: &[u64], mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+fn each(order: &[usize], mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let watch = Watch::start(Clock::Cpu);
     for &number in order {
-        work(number)?;
+        work(number as u64)?;
     }
     Ok(watch.seconds() * 1e6 / order.len() as f64)
 }

@@ -1,10 +1,9 @@
 //! Daemons in processes of their own: ours and QEMU's.
 
-use std::env;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +11,8 @@ use anyhow::Context as _;
 use plimsoll_disk::{
     CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket, WriteMode,
 };
+
+use crate::child::{Running, ourselves};
 
 /// What the process is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -79,32 +80,13 @@ pub(super) fn engine_options(mode: CacheMode) -> EngineOptions {
     }
 }
 
-/// A process that is killed when this goes.
-pub(super) struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
-        let child = command.spawn();
-        let name = command.get_program().to_string_lossy().into_owned();
-        Ok(Self(child.with_context(|| format!("cannot start {name}"))?))
-    }
-
-    /// CPU seconds that it has used, to 10 ms.
-    pub(super) fn cpu_seconds(&self) -> anyhow::Result<f64> {
-        let text = fs::read_to_string(format!("/proc/{}/stat", self.0.id()))?;
-        let (_, fields) = text.rsplit_once(')').context("no name in stat")?;
-        let mut fields = fields.split_whitespace().skip(11);
-        let mut ticks = || -> anyhow::Result<u64> { Ok(fields.next().context("short")?.parse()?) };
-        Ok((ticks()? + ticks()?) as f64 / 100.0)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Whoever has ended already cannot be killed, which is as well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// CPU seconds that a process has used, to 10 ms.
+pub(super) fn cpu_seconds(process: &Running) -> anyhow::Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{}/stat", process.0.id()))?;
+    let (_, fields) = text.rsplit_once(')').context("no name in stat")?;
+    let mut fields = fields.split_whitespace().skip(11);
+    let mut ticks = || -> anyhow::Result<u64> { Ok(fields.next().context("short")?.parse()?) };
+    Ok((ticks()? + ticks()?) as f64 / 100.0)
 }
 
 /// Starts our daemon.
@@ -113,9 +95,8 @@ pub(super) fn start_ours(
     socket: &Path,
     cache: Option<(u64, &Path)>,
 ) -> anyhow::Result<Running> {
-    let mut command = Command::new(env::current_exe()?);
+    let mut command = ourselves(["disk-serve"])?;
     command
-        .arg("disk-serve")
         .arg("--image")
         .arg(image)
         .arg("--socket")

@@ -20,7 +20,8 @@ use plimsoll_source::synthetic::{Pattern, Workload};
 
 use super::pages::handle;
 use super::region::proc_bytes;
-use super::{child, store_of};
+use super::store_of;
+use crate::child;
 use crate::measure::median;
 use crate::{Cli, title};
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use plimsoll_hcache::{Page, PoolOptions, Sharing, StoreOptions};
 
-use super::pages::{Random, handle};
+use super::pages::handle;
 use super::region::Region;
 use super::{Args, store_of};
 use crate::measure::{Clock, Watch};
+use crate::random::Random;
 use crate::title;
 
 /// What pages hold.

@@ -4,10 +4,11 @@ use std::io::Write;
 
 use plimsoll_hcache::{Client, Handle, PoolId, PoolOptions, PutOutcome};
 
-use super::pages::{Random, handle};
+use super::pages::handle;
 use super::region::{Region, huge_bytes};
-use super::{Args, at_most, roomy, store_of};
-use crate::measure::{Clock, Watch, median};
+use super::{Args, roomy, store_of};
+use crate::measure::{Clock, Watch, at_most, median};
+use crate::random::Random;
 use crate::{Cli, title};
 
 /// Pages between two looks at the clock.

@@ -4,9 +4,9 @@ use std::io::Write;
 
 use plimsoll_hcache::{Client, Handle, PoolId, PoolOptions};
 
-use super::pages::{Random, mix};
-use super::{Args, at_most, roomy, store_of};
-use crate::measure::{Clock, Watch, median};
+use super::{Args, roomy, store_of};
+use crate::measure::{Clock, Watch, at_most, median};
+use crate::random::{Random, mix};
 use crate::{Cli, title};
 
 /// Lookups between two looks at the clock.

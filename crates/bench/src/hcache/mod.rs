@@ -13,7 +13,6 @@
 //! beside it, a few thousand pages at a time.
 
 mod caches;
-mod child;
 mod content;
 mod copies;
 mod lookups;
@@ -93,19 +92,4 @@ fn store_of(options: StoreOptions, pool: PoolOptions) -> anyhow::Result<(Client,
 /// Room for so many pages and all that the store keeps about them.
 fn roomy(pages: usize) -> StoreOptions {
     StoreOptions::new(pages as u64 * 4096 / 8 * 9 + (16 << 20))
-}
-
-/// Says whether a figure that is to be at most `bar` is.
-fn at_most(figure: f64, bar: f64, unit: &str) -> String {
-    judged(figure <= bar, &format!("<= {bar}{unit}"))
-}
-
-/// Says whether a figure that is to be at least `bar` is.
-fn at_least(figure: f64, bar: f64, unit: &str) -> String {
-    judged(figure >= bar, &format!(">= {bar}{unit}"))
-}
-
-fn judged(reached: bool, bar: &str) -> String {
-    let verdict = if reached { "reached" } else { "NOT REACHED" };
-    format!("bar {bar}: {verdict}")
 }

@@ -11,7 +11,7 @@ use anyhow::Context;
 use plimsoll_hcache::{Store, StoreOptions};
 use plimsoll_ring::{Server, ServerOptions};
 
-use super::child::{Running, ourselves};
+use crate::child::{Running, ourselves};
 
 /// What the process is told.
 #[derive(Debug, Clone, clap::Args)]

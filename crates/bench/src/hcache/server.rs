@@ -12,13 +12,14 @@ use plimsoll_hcache::{Page, PoolId, PoolOptions};
 use plimsoll_ring::protocol::Status;
 use plimsoll_ring::{ConnectOptions, Connection, Slot};
 
-use super::child::Running;
 use super::memcached::Memcached;
-use super::pages::{Random, handle, is_signed, sign};
+use super::pages::{handle, is_signed, sign};
 use super::redis::Redis;
 use super::region::load_average;
-use super::{at_least, serve};
-use crate::measure::{Clock, Watch, median};
+use super::serve;
+use crate::child::Running;
+use crate::measure::{Clock, Watch, at_least, median};
+use crate::random::Random;
 use crate::{Cli, title};
 
 /// What is measured with.

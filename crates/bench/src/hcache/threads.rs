@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use plimsoll_hcache::{Client, ClientOptions, Handle, PoolId, PoolOptions, Store};
 
-use super::pages::{Random, handle};
+use super::pages::handle;
 use super::region::{Region, load_average};
-use super::{Args, at_least, roomy};
-use crate::measure::median;
+use super::{Args, roomy};
+use crate::measure::{at_least, median};
+use crate::random::Random;
 use crate::{Cli, title};
 
 /// Operations of each thread in a run.

@@ -8,6 +8,7 @@ use std::fmt::{self, Write};
 use plimsoll_disk::{DiskStats, MachineStats, PAGE_BYTES};
 
 use super::report::Report;
+use crate::openmetrics::{self, Escaped};
 
 /// A number of the whole: name, meaning, value.
 type Whole = (&'static str, &'static str, fn(&MachineStats) -> u64);
@@ -283,31 +284,7 @@ fn write(report: &Report, text: &mut String) -> fmt::Result {
 const PREFIX: &str = "plimsoll_disk_";
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
-    writeln!(text, "# TYPE {PREFIX}{name} {kind}")?;
-    if let Some(unit) = ["bytes", "seconds", "ratio"]
-        .into_iter()
-        .find(|unit| name.ends_with(&format!("_{unit}")))
-    {
-        writeln!(text, "# UNIT {PREFIX}{name} {unit}")?;
-    }
-    writeln!(text, "# HELP {PREFIX}{name} {help}")
-}
-
-/// A label's value: quotes, backslashes and line ends are escaped.
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for letter in self.0.chars() {
-            match letter {
-                '\\' => f.write_str("\\\\")?,
-                '"' => f.write_str("\\\"")?,
-                '\n' => f.write_str("\\n")?,
-                letter => f.write_char(letter)?,
-            }
-        }
-        Ok(())
-    }
+    openmetrics::head(text, PREFIX, name, kind, help)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use plimsoll_disk::Direct;
+use plimsoll_vm::comma_words;
 
 /// Bytes of a serial number (virtio 1.2 §5.2.6.4).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -69,7 +70,7 @@ impl FromStr for DiskSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = words(text).into_iter();
+        let mut words = comma_words(text).into_iter();
         let image = words.next().filter(|image| !image.is_empty());
         let mut disk = Self::new(image.ok_or("it names no image")?.into());
         for word in words {
@@ -112,21 +113,6 @@ fn checked_serial(serial: &str) -> Result<String, String> {
     } else {
         Err("serial= takes 1 to 20 printable ASCII characters without spaces".into())
     }
-}
-
-/// The words between commas; two commas are one within a word.
-#[must_use]
-pub fn words(text: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        if letter == ',' && letters.next_if_eq(&',').is_none() {
-            words.push(String::new());
-        } else if let Some(word) = words.last_mut() {
-            word.push(letter);
-        }
-    }
-    words
 }
 
 /// A text as one word: commas doubled.

@@ -2,7 +2,6 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -10,13 +9,12 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 
 use super::report::Report;
 use super::{SocketArg, admin, metrics, table};
-use crate::attach::stop_flag;
 use crate::bail_usage;
 use crate::curve_json::CurveJson;
-use crate::hcache::stat::sleep;
 use crate::output::write_file;
 use crate::plot::{Axis, Chart, Marker, Series, Unit, grouped, svg_to_png};
 use crate::size::ByteSize;
+use crate::watch::watch;
 
 /// Show what a VM's disks and their cache did, and what more or less memory would bring.
 #[derive(Debug, clap::Args)]
@@ -110,23 +108,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             None => Ok(out.write_all(&content)?),
         };
     };
-    let stop = stop_flag()?;
-    let interval = Duration::from_secs(seconds);
-    let clears = args.format() == Format::Table && std::io::stdout().is_terminal();
-    let mut earlier = args.ask()?;
-    while sleep(interval, &stop) {
-        let report = args.ask()?;
-        if clears {
-            write!(out, "\x1b[H\x1b[2J")?;
-        }
-        out.write_all(&args.form(&report, Some(&earlier))?)?;
-        if args.format() == Format::Table && !clears {
-            writeln!(out)?;
-        }
-        out.flush()?;
-        earlier = report;
-    }
-    Ok(())
+    let is_table = args.format() == Format::Table;
+    let form = |report: &Report, earlier: &Report| args.form(report, Some(earlier));
+    watch(seconds, is_table, || args.ask(), form, out)
 }
 
 fn chart(report: &Report) -> anyhow::Result<Chart> {

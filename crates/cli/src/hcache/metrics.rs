@@ -8,6 +8,7 @@ use std::fmt::{self, Write};
 use plimsoll_hcache::Counters;
 
 use super::report::{ClientReport, Report};
+use crate::openmetrics::{self, Escaped};
 
 /// A counter of the store and of each client.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
@@ -220,31 +221,16 @@ fn write(report: &Report, text: &mut String) -> fmt::Result {
 const PREFIX: &str = "plimsoll_hcache_";
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
-    writeln!(text, "# TYPE {PREFIX}{name} {kind}")?;
-    if let Some(unit) = ["bytes", "seconds", "ratio"]
-        .into_iter()
-        .find(|unit| name.ends_with(&format!("_{unit}")))
-    {
-        writeln!(text, "# UNIT {PREFIX}{name} {unit}")?;
-    }
-    writeln!(text, "# HELP {PREFIX}{name} {help}")
+    openmetrics::head(text, PREFIX, name, kind, help)
 }
 
-/// A client's labels. Its name is its own choice: quotes, backslashes and line ends are escaped.
+/// A client's labels. Its name is its own choice.
 struct Labels<'a>(&'a ClientReport);
 
 impl fmt::Display for Labels<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "client=\"{}\",name=\"", self.0.id)?;
-        for letter in self.0.name.chars() {
-            match letter {
-                '\\' => f.write_str("\\\\")?,
-                '"' => f.write_str("\\\"")?,
-                '\n' => f.write_str("\\n")?,
-                letter => f.write_char(letter)?,
-            }
-        }
-        f.write_char('"')
+        let ClientReport { id, name, .. } = self.0;
+        write!(f, "client=\"{id}\",name=\"{}\"", Escaped(name))
     }
 }
 

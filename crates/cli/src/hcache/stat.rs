@@ -1,18 +1,15 @@
 //! `plimsoll hcache stat`: what a store holds, for whom, and what other capacities would bring.
 
-use std::io::{IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::io::Write;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 
 use super::report::Report;
 use super::{SocketArgs, TIMEOUT, metrics, table, told};
-use crate::attach::stop_flag;
 use crate::bail_usage;
 use crate::curve_json::SCHEMA;
+use crate::watch::watch;
 
 /// Show what a store holds, for whom, and what more or less capacity would bring.
 #[derive(Debug, clap::Args)]
@@ -53,26 +50,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         bail_usage!("-o metrics is one exposition: it goes without --watch and --curves");
     }
     let Some(seconds) = args.watch else {
-        let report = ask(args)?;
-        return show(args, &report, None, out);
+        return Ok(out.write_all(&form(args, &ask(args)?, None)?)?);
     };
-    let stop = stop_flag()?;
-    let interval = Duration::from_secs(seconds);
-    let clears = args.output == Format::Table && std::io::stdout().is_terminal();
-    let mut earlier = ask(args)?;
-    while sleep(interval, &stop) {
-        let report = ask(args)?;
-        if clears {
-            write!(out, "\x1b[H\x1b[2J")?;
-        }
-        show(args, &report, Some(&earlier), out)?;
-        if args.output == Format::Table && !clears {
-            writeln!(out)?;
-        }
-        out.flush()?;
-        earlier = report;
-    }
-    Ok(())
+    let is_table = args.output == Format::Table;
+    let between = |report: &Report, earlier: &Report| form(args, report, Some(earlier));
+    watch(seconds, is_table, || ask(args), between, out)
 }
 
 fn ask(args: &Args) -> anyhow::Result<Report> {
@@ -92,28 +74,10 @@ fn ask(args: &Args) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn show(
-    args: &Args,
-    report: &Report,
-    earlier: Option<&Report>,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    match args.output {
-        Format::Table => out.write_all(table::text(report, earlier, args.curves).as_bytes())?,
-        Format::Json => writeln!(out, "{}", serde_json::to_string(report)?)?,
-        Format::Metrics => out.write_all(metrics::text(report).as_bytes())?,
-    }
-    Ok(())
-}
-
-/// Sleeps for a while. Returns whether nobody asked to stop.
-pub(crate) fn sleep(interval: Duration, stop: &AtomicBool) -> bool {
-    let end = Instant::now() + interval;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if stop.load(Ordering::Relaxed) || left.is_zero() {
-            return !stop.load(Ordering::Relaxed);
-        }
-        thread::sleep(left.min(Duration::from_millis(50)));
-    }
+fn form(args: &Args, report: &Report, earlier: Option<&Report>) -> anyhow::Result<Vec<u8>> {
+    Ok(match args.output {
+        Format::Table => table::text(report, earlier, args.curves).into_bytes(),
+        Format::Json => (serde_json::to_string(report)? + "\n").into_bytes(),
+        Format::Metrics => metrics::text(report).into_bytes(),
+    })
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll::disk::report::Report;
+use plimsoll::disk_guest::make_image;
 use plimsoll_vm::{ConsoleEvent, GuestKernel};
 
 use crate::rig::{PATIENCE, PLIMSOLL, assert_right, image, turn};
@@ -31,12 +32,7 @@ fn a_vm_runs_to_its_end_while_its_cache_is_looked_at_and_resized() {
     let Some(_turn) = turn() else { return };
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk.raw");
-    File::create(&disk).unwrap().set_len(128 << 20).unwrap();
-    let made = Command::new("mke2fs")
-        .args(["-q", "-t", "ext4", "-b", "4096"])
-        .arg(&disk)
-        .status();
-    assert!(made.unwrap().success());
+    make_image(&disk, 128, true).unwrap();
     let boot = image(GuestKernel::V6_1).unwrap();
     let state = folder.path().join("vm");
     let console = folder.path().join("console");

@@ -12,7 +12,7 @@ use plimsoll_ring::{ConnectOptions, Connection};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Tally;
-use crate::hcache::pages::{Random, mix};
+use crate::random::{Random, mix};
 
 /// What one client is told.
 #[derive(Debug, Clone, clap::Args)]

@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use crate::hcache::child::{Running, ourselves};
-use crate::hcache::pages::Random;
+use crate::child::{Running, ourselves};
 use crate::hcache::region::proc_bytes;
 use crate::hcache::serve::{Figures, figures, start};
 use crate::measure::median;
+use crate::random::Random;
 use crate::title;
 pub(crate) use client::{Args as ClientArgs, run as run_client};
 
