@@ -12,9 +12,11 @@ mod estimators;
 mod hcache;
 mod long;
 mod measure;
+mod policy;
 mod random;
 mod reading;
 mod trap;
+mod turns;
 mod workload;
 mod yardsticks;
 
@@ -51,6 +53,10 @@ enum Part {
     Bands(bands::Args),
     /// What a trap costs
     Trap,
+    /// Memory divided among VMs: time, and distance from the optimum
+    Policy,
+    /// A turn of the daemon over many VMs
+    Turns,
     /// Pages in hcache beside copies and other caches
     Hcache(hcache::Args),
     /// hcache's server beside redis and memcached
@@ -82,6 +88,8 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
+        Some(Part::Policy) => policy::run(&cli, &mut out),
+        Some(Part::Turns) => turns::run(&mut out),
         Some(Part::Hcache(args)) => hcache::run(&cli, args, &mut out),
         Some(Part::HcacheServer(args)) => hcache::run_server(&cli, args, &mut out),
         Some(Part::HcacheServe(args)) => hcache::serve(args),
@@ -96,6 +104,7 @@ fn main() -> anyhow::Result<()> {
             long::run(&mut out)?;
             bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)?;
+            policy::run(&cli, &mut out)?;
             hcache::run(&cli, &hcache::Args::default(), &mut out)?;
             hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)?;
             disk::run(&cli, &disk::Args::default(), &mut out)

@@ -49,6 +49,12 @@ pub struct Args {
     /// With -o json, give each period's curve too
     #[arg(long)]
     curve: bool,
+    /// How far back that curve reaches [default: to the period's beginning]
+    #[arg(long, value_name = "TIME", requires = "curve")]
+    window: Option<Interval>,
+    /// With -o json, count where in its RAM the VM is busy, in so many cells
+    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    heatmap: Option<u32>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -203,12 +209,20 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let config = args.tracing.config()?;
     let format = args.output.format();
-    if args.curve && format != Format::Json {
-        bail_usage!("--curve goes with -o json, which has room for a curve a period");
+    if (args.curve || args.heatmap.is_some()) && format != Format::Json {
+        bail_usage!(
+            "--curve and --heatmap go with -o json, which has room for them in each period"
+        );
     }
     let stop = stop_flag()?;
     let vm = plimsoll_vm::find(&args.vm)?;
     let mut observer = Observer::attach(&vm, config, args.estimator)?;
+    if let Some(window) = args.window {
+        observer.reach_back(window.get());
+    }
+    if let Some(cells) = args.heatmap {
+        observer.count_heat(&vm, cells);
+    }
 
     let picture = matches!(format, Format::Svg | Format::Png);
     let mut file = match args.output.path().filter(|_| !picture) {
@@ -335,6 +349,9 @@ struct PeriodJson<'a> {
     /// There if asked for; `null` if the period saw no reuse.
     #[serde(skip_serializing_if = "Option::is_none")]
     curve: Option<Option<CurveJson>>,
+    /// Pages used in each cell of the RAM, scaled up from the sample; there if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heat_pages: Option<&'a [u32]>,
 }
 
 /// The last line of `-o json`.
@@ -470,7 +487,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn period_json(&self, period: &Period) -> PeriodJson<'_> {
+    fn period_json<'p>(&'p self, period: &'p Period) -> PeriodJson<'p> {
         let report = &period.report;
         PeriodJson {
             schema: SCHEMA,
@@ -504,6 +521,7 @@ impl Report<'_> {
                 .args
                 .curve
                 .then(|| period.curve.as_ref().map(|curve| self.curve_json(curve))),
+            heat_pages: period.heat.as_deref(),
         }
     }
 

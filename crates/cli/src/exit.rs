@@ -6,10 +6,12 @@
 //! | 1 | failed |
 //! | 2 | asked for in a way that cannot be |
 //! | 3 | the server that was to answer is not there |
+//! | 4 | a guarantee forbids it: nothing was moved |
+//! | 5 | done in part |
 //!
 //! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2, one that holds
-//! [`Unreachable`] with 3, every other with 1. Only standard output's own broken pipe is quiet: a
-//! socket that breaks inside a verb is a failure like any other.
+//! [`Unreachable`] with 3, [`Forbidden`] with 4, [`Partly`] with 5, every other with 1. Only standard
+//! output's own broken pipe is quiet: a socket that breaks inside a verb is a failure like any other.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -26,6 +28,16 @@ pub struct UsageError(pub String);
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct Unreachable(pub anyhow::Error);
+
+/// A promise or a floor forbids what was asked for; nothing was moved.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Forbidden(pub String);
+
+/// A part of what was asked for was done; the text says which, and what the rest is left with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Partly(pub String);
 
 /// Fails with a [`UsageError`] made from a format string, as [`anyhow::bail!`] does with a failure.
 #[macro_export]
@@ -71,15 +83,23 @@ impl<W: Write> Output<W> {
                     "plimsoll: error: {}",
                     with_causes(error.as_ref())
                 );
-                if error.downcast_ref::<UsageError>().is_some() {
-                    ExitCode::from(2)
-                } else if error.downcast_ref::<Unreachable>().is_some() {
-                    ExitCode::from(3)
-                } else {
-                    ExitCode::FAILURE
-                }
+                code_of(&error)
             }
         }
+    }
+}
+
+fn code_of(error: &anyhow::Error) -> ExitCode {
+    if error.downcast_ref::<UsageError>().is_some() {
+        ExitCode::from(2)
+    } else if error.downcast_ref::<Unreachable>().is_some() {
+        ExitCode::from(3)
+    } else if error.downcast_ref::<Forbidden>().is_some() {
+        ExitCode::from(4)
+    } else if error.downcast_ref::<Partly>().is_some() {
+        ExitCode::from(5)
+    } else {
+        ExitCode::FAILURE
     }
 }
 
@@ -160,6 +180,10 @@ mod tests {
         let gone = Unreachable(anyhow!("nobody").context("no server"));
         let said = "plimsoll: error: no server: nobody\n".to_owned();
         assert_eq!(finish(Err(gone.into())), (ExitCode::from(3), said));
+        let forbidden = anyhow::Error::new(Forbidden("web would miss too much".to_owned()));
+        assert_eq!(finish(Err(forbidden.context("apply"))).0, ExitCode::from(4));
+        let partly = Partly("web has all, mail none".to_owned());
+        assert_eq!(finish(Err(partly.into())).0, ExitCode::from(5));
     }
 
     #[test]

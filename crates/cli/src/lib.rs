@@ -9,23 +9,26 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
-pub mod curve_json;
 pub mod demo;
 pub mod disk;
 pub mod disk_guest;
 pub mod doctor;
 pub mod exit;
 pub mod experiment;
+pub mod generate;
 pub mod hcache;
 pub mod lab;
+pub mod live;
 pub mod mrc;
 pub mod observe;
-pub mod openmetrics;
 pub mod output;
+pub mod plan;
 pub mod plot;
 pub mod progress_bar;
 pub mod run;
-pub mod size;
 pub mod trace;
 pub mod trace_args;
+pub mod trio;
 pub mod watch;
+
+pub use plimsoll_api::{curve_json, openmetrics, size};

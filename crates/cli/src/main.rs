@@ -6,9 +6,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::{env, io};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use plimsoll::exit::{self, Output};
-use plimsoll::{attach, demo, disk, doctor, hcache, lab, mrc, run, trace};
+use plimsoll::live::{
+    apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif,
+};
+use plimsoll::{attach, demo, disk, doctor, generate, hcache, lab, mrc, plan, run, trace};
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
 const BACKEND: &str = "plimsoll-vhost-user-blk";
@@ -29,9 +32,23 @@ enum Verb {
     Disk(disk::Args),
     Run(Box<run::Args>),
     Hcache(hcache::Args),
+    Plan(Box<plan::Args>),
+    Vms(vms::Args),
+    Show(show::Args),
+    Top(top::Args),
+    Report(report::Args),
+    Whatif(whatif::Args),
+    Apply(apply::Args),
+    Rollback(rollback::Args),
+    Explain(explain::Args),
+    Set(set::Args),
+    Pause(pause::Args),
+    Resume(resume::Args),
     Doctor(doctor::Args),
     Lab(lab::Args),
     Demo(demo::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -51,9 +68,22 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Verb::Hcache(args) => hcache::run(args, &mut out),
+        Verb::Plan(args) => plan::run(args, &mut out),
+        Verb::Vms(args) => vms::run(args, &mut out),
+        Verb::Show(args) => show::run(args, &mut out),
+        Verb::Top(args) => top::run(args, &mut out),
+        Verb::Report(args) => report::run(args, &mut out),
+        Verb::Whatif(args) => whatif::run(args, &mut out),
+        Verb::Apply(args) => apply::run(args, &mut out),
+        Verb::Rollback(args) => rollback::run(args, &mut out),
+        Verb::Explain(args) => explain::run(args, &mut out),
+        Verb::Set(args) => set::run(args, &mut out),
+        Verb::Pause(args) => pause::run(args, &mut out),
+        Verb::Resume(args) => resume::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
         Verb::Lab(args) => lab::run(args, &mut out),
         Verb::Demo(args) => demo::run(args, &mut out),
+        Verb::Generate(args) => generate::run(args, Cli::command(), &mut out),
     };
     out.finish(result, &mut io::stderr())
 }
@@ -73,7 +103,6 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn a_link_of_the_backends_name_serves_disks() {

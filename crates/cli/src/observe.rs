@@ -1,13 +1,16 @@
 //! A running VM under observation: its references, traced period by period, become curves
 //! and working sets. This is where source and estimator meet for the live verbs.
 
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_estimator::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 use plimsoll_flow::{
-    CurveDistance, MissRatioCurve, PageCount, ReferenceBatch, VmId, WorkingSet, WorkingSetBound,
+    CurveDistance, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, VmId,
+    WorkingSet, WorkingSetBound,
 };
 use plimsoll_trap::{PeriodReport, TraceConfig, TraceTarget, Tracer, TrapError};
 use plimsoll_vm::QemuVm;
@@ -31,6 +34,34 @@ pub struct Observer {
     estimator: LiveEstimator,
     lru: Whole<WindowLru>,
     aet: Whole<WindowAet>,
+    /// How far back a period's curve reaches; `None`: to its own beginning.
+    window: Option<Duration>,
+    /// What the periods within it showed by the chosen estimator, with their lengths in seconds.
+    recent: VecDeque<(Survival, f64)>,
+    heat: Option<Heat>,
+}
+
+/// Counts where in its RAM a VM is busy.
+#[derive(Debug)]
+struct Heat {
+    ram: PageCount,
+    cells: u32,
+    /// Watched pages used in this period.
+    used: HashSet<PageNumber>,
+}
+
+impl Heat {
+    /// Pages used in each cell, and begins anew. One that was seen stands for `scale`.
+    fn take(&mut self, scale: u32) -> Vec<u32> {
+        let mut pages = vec![0_u32; self.cells as usize];
+        for page in self.used.drain() {
+            let cell = u128::from(page.0) * u128::from(self.cells) / u128::from(self.ram.0.max(1));
+            let last = pages.len() - 1;
+            let cell = usize::try_from(cell).map_or(last, |cell| cell.min(last));
+            pages[cell] = pages[cell].saturating_add(scale);
+        }
+        pages
+    }
 }
 
 /// An estimator of windows, and all windows so far.
@@ -51,6 +82,8 @@ pub struct Period {
     pub curve: Option<MissRatioCurve>,
     /// How far AET and exact LRU lie apart on the period's references.
     pub distance: Option<CurveDistance>,
+    /// Pages used in each cell of the RAM, if that is counted.
+    pub heat: Option<Vec<u32>>,
 }
 
 /// The curves of all periods together, each counted by its length.
@@ -126,7 +159,25 @@ impl Observer {
             estimator,
             lru: Whole::default(),
             aet: Whole::default(),
+            window: None,
+            recent: VecDeque::new(),
+            heat: None,
         })
+    }
+
+    /// Has each period's curve reach back as far as `window`, instead of to the period's beginning.
+    pub fn reach_back(&mut self, window: Duration) {
+        self.window = Some(window);
+    }
+
+    /// Counts where in the RAM of `vm` it is busy, in so many cells, 1 or more.
+    pub fn count_heat(&mut self, vm: &QemuVm, cells: u32) {
+        let bytes = vm.ram.iter().map(|ram| ram.len_bytes).sum();
+        self.heat = Some(Heat {
+            ram: PageCount::from_bytes(bytes, PageSize::FOUR_KIB),
+            cells: cells.max(1),
+            used: HashSet::new(),
+        });
     }
 
     /// The tracer.
@@ -142,11 +193,15 @@ impl Observer {
     /// As [`Tracer::run_period`]; what was seen up to there counts in [`curves`](Self::curves).
     pub fn period(&mut self, stop: &AtomicBool) -> Result<Period, TrapError> {
         let (lru, aet) = (&mut self.lru.window, &mut self.aet.window);
+        let heat = &mut self.heat;
         let report = self
             .tracer
             .run_period(stop, &mut |batch: &ReferenceBatch| {
                 lru.observe(batch.pages());
                 aet.observe(batch.pages());
+                if let Some(heat) = heat {
+                    heat.used.extend(batch.pages());
+                }
             })?;
         let scale = u64::from(report.scale);
         let (lru, aet) = (self.lru.window.finish(scale), self.aet.window.finish(scale));
@@ -154,19 +209,55 @@ impl Observer {
         // in it nobody can tell from outside. Each is resolved by itself, as the VM may
         // be in another phase in the next.
         let seconds = report.length.as_secs_f64();
-        self.lru.pooled.merge(&lru.resolved(), seconds);
-        self.aet.pooled.merge(&aet.resolved(), seconds);
+        let resolved = (lru.resolved(), aet.resolved());
+        self.lru.pooled.merge(&resolved.0, seconds);
+        self.aet.pooled.merge(&resolved.1, seconds);
 
         let curves = curves(&lru, &aet);
-        let curve = curves
+        let of_period = curves
             .as_ref()
             .map(|curves| curves.by(self.estimator).clone());
+        let working_set = working_set_of(&report, of_period.as_ref());
+        let curve = match self.window {
+            None => of_period,
+            Some(window) => {
+                let chosen = match self.estimator {
+                    LiveEstimator::Lru => resolved.0,
+                    LiveEstimator::Aet => resolved.1,
+                };
+                self.recent.push_back((chosen, seconds));
+                self.recent_curve(window)
+            }
+        };
         Ok(Period {
-            working_set: working_set_of(&report, curve.as_ref()),
+            working_set,
             distance: curves.as_ref().and_then(Curves::distance),
             curve,
+            heat: self.heat.as_mut().map(|heat| heat.take(report.scale)),
             report,
         })
+    }
+
+    /// The curve of the newest periods that make up `window`, each counted by its length.
+    fn recent_curve(&mut self, window: Duration) -> Option<MissRatioCurve> {
+        let mut reach: f64 = self.recent.iter().map(|(_, seconds)| seconds).sum();
+        while let Some((_, oldest)) = self.recent.front()
+            && reach - oldest >= window.as_secs_f64()
+        {
+            reach -= oldest;
+            self.recent.pop_front();
+        }
+        let mut pooled = Survival::new();
+        for (period, seconds) in &self.recent {
+            pooled.merge(period, *seconds);
+        }
+        if pooled.events() == 0 {
+            return None;
+        }
+        match self.estimator {
+            LiveEstimator::Lru => lru_curve(&pooled).ok(),
+            LiveEstimator::Aet => aet_curve(&pooled).ok(),
+        }
     }
 
     /// The curves of all periods so far; `None` if no page was used twice.

@@ -20,6 +20,27 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["plimsoll-flow", "plimsoll-source", "plimsoll-hcache"],
     ),
     ("plimsoll-frontend", &[]),
+    ("plimsoll-policy", &["plimsoll-flow"]),
+    ("plimsoll-api", &["plimsoll-flow", "plimsoll-policy"]),
+    (
+        "plimsoll-actuator",
+        &[
+            "plimsoll-flow",
+            "plimsoll-api",
+            "plimsoll-ring",
+            "plimsoll-vm",
+        ],
+    ),
+    (
+        "plimsoll-daemon",
+        &[
+            "plimsoll-flow",
+            "plimsoll-api",
+            "plimsoll-policy",
+            "plimsoll-actuator",
+            "plimsoll-vm",
+        ],
+    ),
     (
         "plimsoll-bench",
         &[
@@ -31,6 +52,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-ring",
             "plimsoll-disk",
             "plimsoll-frontend",
+            "plimsoll-policy",
+            "plimsoll-api",
+            "plimsoll-daemon",
             "plimsoll-vm",
         ],
     ),
@@ -45,6 +69,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-hcache",
             "plimsoll-ring",
             "plimsoll-disk",
+            "plimsoll-policy",
+            "plimsoll-api",
         ],
     ),
     ("plimsoll-workload", &[]),

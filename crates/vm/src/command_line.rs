@@ -28,6 +28,8 @@ pub struct CommandLine {
     pub qmp_socket: Option<PathBuf>,
     /// `-mem-path`: RAM of `-m` lies in files there.
     pub has_mem_path: bool,
+    /// Paths of the Unix sockets that its character devices connect to or listen at, as given.
+    pub sockets: Vec<PathBuf>,
 }
 
 /// A memory backend object.
@@ -107,9 +109,10 @@ impl CommandLine {
             arguments.next();
         }
         if let Some(control) = control {
-            let socket = sockets.into_iter().find(|(id, _)| *id == control);
-            line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path));
+            let socket = sockets.iter().find(|(id, _)| *id == control);
+            line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path.clone()));
         }
+        line.sockets = sockets.into_iter().map(|(_, path)| path).collect();
         line
     }
 
@@ -301,6 +304,7 @@ mod tests {
                 }],
                 qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
                 has_mem_path: false,
+                sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
             }
         );
     }

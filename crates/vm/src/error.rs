@@ -72,8 +72,17 @@ pub enum VmError {
         /// Size of the guest's RAM by the command line, in MiB.
         expected_mib: u64,
     },
-    /// A monitor socket that nobody answers at: no QEMU behind it, or another client holds it.
-    #[error("nobody speaks QMP at {}: is another client connected to it?", socket.display())]
+    /// A monitor that does not greet in time: it serves one client at a time.
+    #[error(
+        "the monitor at {} does not greet: another client is connected to it, or QEMU hangs",
+        socket.display()
+    )]
+    QmpTaken {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// A monitor socket that nobody answers at.
+    #[error("nobody speaks QMP at {}", socket.display())]
     QmpConnect {
         /// The socket.
         socket: PathBuf,

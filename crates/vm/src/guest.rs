@@ -35,6 +35,8 @@ const STDERR_BYTES: usize = 1024;
 const QEMU_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two looks at something that tells of no change.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The balloon: it gives nothing back by itself when the guest runs out of memory.
+const BALLOON: &str = "virtio-balloon-pci,id=balloon0,deflate-on-oom=off";
 /// Longest serial of a virtio disk.
 const SERIAL_BYTES_MAX: usize = 20;
 /// Longest kernel command line of x86.
@@ -205,7 +207,7 @@ pub struct GuestConfig {
     pub name: String,
     /// Its RAM in MiB. The kernel keeps about 70 MiB of it for itself.
     pub memory_mib: u64,
-    /// Its virtual CPUs, from 1.
+    /// Its virtual CPUs, from 1. Under TCG the workload starts all but the first.
     pub vcpus: u32,
     /// What it runs, as words `key=value` of guest/workload/README.md without their
     /// prefix: `"workload=zipf mib=64"`.
@@ -216,6 +218,8 @@ pub struct GuestConfig {
     pub kernel: GuestKernel,
     /// Its disks, in order.
     pub disks: Vec<GuestDisk>,
+    /// Whether it has a balloon, whose driver it loads before the workload begins.
+    pub balloon: bool,
     /// Whether it gets a monitor socket.
     pub qmp: bool,
     /// Arguments for QEMU beside ours.
@@ -234,13 +238,14 @@ impl GuestConfig {
             accelerator: AcceleratorChoice::Auto,
             kernel: GuestKernel::default(),
             disks: Vec::new(),
+            balloon: false,
             qmp: true,
             extra_arguments: Vec::new(),
         }
     }
 
     /// The kernel's command line.
-    fn kernel_line(&self) -> Result<String, VmError> {
+    fn kernel_line(&self, accelerator: Accelerator) -> Result<String, VmError> {
         let wrong = |what: String| Err(VmError::GuestConfig { what });
         if self.name.is_empty() || !is_plain(&self.name) {
             return wrong(format!(
@@ -259,6 +264,11 @@ impl GuestConfig {
         // timer may be late, which the kernel's check would take for a broken one.
         let mut line =
             String::from("console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check");
+        // QEMU 7.2's TCG may run an instruction that another CPU is just patching, as a kernel often
+        // does while it starts: the workload starts the other CPUs itself when that is over.
+        if accelerator == Accelerator::Tcg && self.vcpus > 1 {
+            line.push_str(" maxcpus=1");
+        }
         for word in self.workload.split_ascii_whitespace() {
             if !word
                 .chars()
@@ -285,7 +295,7 @@ impl GuestConfig {
         accelerator: Accelerator,
         socket: Option<&Path>,
     ) -> Result<Vec<OsString>, VmError> {
-        let kernel_line = self.kernel_line()?;
+        let kernel_line = self.kernel_line(accelerator)?;
         let memory = self.memory_mib;
         let mut arguments: Vec<OsString> = Vec::new();
         let mut add = |option: &str, value: String| {
@@ -322,6 +332,9 @@ impl GuestConfig {
         }
         for (index, disk) in self.disks.iter().enumerate() {
             arguments.extend(disk.arguments(index)?);
+        }
+        if self.balloon {
+            arguments.extend(["-device", BALLOON].map(Into::into));
         }
         arguments.extend(self.extra_arguments.iter().map(Into::into));
         Ok(arguments)
@@ -775,8 +788,23 @@ mod tests {
     #[test]
     fn words_reach_the_kernel_with_their_prefix() {
         let config = GuestConfig::new("a", "workload=zipf  mib=64");
-        let line = config.kernel_line().unwrap();
+        let line = config.kernel_line(Accelerator::Tcg).unwrap();
         assert!(line.ends_with(" plimsoll.workload=zipf plimsoll.mib=64"));
+    }
+
+    #[test]
+    fn only_an_emulated_kernel_starts_on_one_cpu_of_several() {
+        let boots_on_one = |accelerator, vcpus| {
+            let config = GuestConfig {
+                vcpus,
+                ..GuestConfig::new("a", "workload=idle")
+            };
+            let line = config.kernel_line(accelerator).unwrap();
+            line.contains(" maxcpus=1 ")
+        };
+        assert!(boots_on_one(Accelerator::Tcg, 2));
+        assert!(!boots_on_one(Accelerator::Tcg, 1));
+        assert!(!boots_on_one(Accelerator::Kvm, 2));
     }
 
     #[test]

@@ -13,7 +13,7 @@ const INITRD_VARIABLE: &str = "PLIMSOLL_GUEST_INITRD";
 /// The folder of the image, under any folder above the current one or above this program.
 const FOLDER: &str = "target/guest";
 
-/// Modules of a guest with disks, in the folder of its kernel.
+/// Modules of a guest with disks or a balloon, in the folder of its kernel.
 const MODULES: &str = "modules";
 /// Their file of lines `GROUP FILE`, in the order in which they are loaded.
 const ORDER: &str = "order";
@@ -58,21 +58,22 @@ impl GuestImage {
     }
 
     /// Finds the image for a guest: as [`locate`](Self::locate) does if it has the default kernel and
-    /// no disks; else the kernel it asks for under `target/guest`, and if it has disks, an initrd with
-    /// the kernel modules they need.
+    /// neither disks nor a balloon; else the kernel it asks for under `target/guest`, and if it has one of
+    /// them, an initrd with the kernel modules they need.
     ///
     /// # Errors
     ///
     /// [`VmError::NoImage`] if a part is missing, with the reason where `./dev setup` left one; those
     /// of [`prepare`](Self::prepare).
     pub fn for_guest(config: &GuestConfig) -> Result<Self, VmError> {
-        if config.disks.is_empty() && config.kernel == GuestKernel::default() {
+        let modules = config.balloon || !config.disks.is_empty();
+        if !modules && config.kernel == GuestKernel::default() {
             return Self::locate();
         }
         let folder = folder().ok_or_else(|| VmError::NoImage {
             what: format!("no folder {FOLDER} lies above the current folder or this program"),
         })?;
-        Self::prepare_for(&folder, config.kernel, !config.disks.is_empty())
+        Self::prepare_for(&folder, config.kernel, modules)
     }
 
     /// Takes the kernel `kernel` below `folder`, with modules or without.

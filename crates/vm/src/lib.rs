@@ -2,7 +2,7 @@
 //!
 //! - [`QemuVm`] describes a running QEMU process from what the kernel shows of it
 //!   (`/proc`): name, guest-RAM mappings, virtual CPUs, monitor socket.
-//! - [`Qmp`] speaks to a QEMU monitor.
+//! - [`Qmp`] speaks to a QEMU monitor; [`GuestStats`] is what a guest tells of its memory.
 //! - [`Guest`] starts a VM that runs one of our workloads on memory or disks, from a
 //!   [`GuestImage`], and hears what it tells on its console ([`ConsoleEvent`]).
 //! - [`detect`] says whether KVM really runs guests here.
@@ -19,6 +19,7 @@ mod console;
 mod cpio;
 mod error;
 mod guest;
+mod guest_stats;
 mod image;
 mod maps;
 mod process;
@@ -30,7 +31,8 @@ pub use console::{ConsoleEvent, ConsoleLine};
 pub use cpio::initrd;
 pub use error::VmError;
 pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
+pub use guest_stats::GuestStats;
 pub use image::GuestImage;
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
-pub use qmp::{Qmp, QmpEvent, RunState};
+pub use qmp::{BlockStats, Qmp, QmpEvent, RunState};

@@ -41,6 +41,8 @@ pub struct QemuVm {
     pub vcpus: Vec<Vcpu>,
     /// Where its monitor listens, if it does so at a Unix socket known by path.
     pub qmp_socket: Option<PathBuf>,
+    /// Unix sockets that its character devices use: of its monitor, of daemons behind its devices.
+    pub sockets: Vec<PathBuf>,
 }
 
 impl QemuVm {
@@ -67,10 +69,10 @@ impl QemuVm {
         }
         let file_systems = FileSystems::parse(&process.read("mountinfo")?);
         // A relative path is relative to the folder QEMU was started in.
-        let qmp_socket = command_line.qmp_socket.as_ref().map(|socket| {
-            let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
-            folder.join(socket)
-        });
+        let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
+        let absolute = |socket: &PathBuf| folder.join(socket);
+        let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
+        let sockets = command_line.sockets.iter().map(absolute).collect();
         let threads = process.threads()?;
         let mut vcpus: Vec<Vcpu> = threads.iter().filter_map(vcpu_of_thread).collect();
         if vcpus.is_empty()
@@ -88,6 +90,7 @@ impl QemuVm {
             ram: guest_ram(&entries, &file_systems, &command_line),
             vcpus,
             qmp_socket,
+            sockets,
         })
     }
 

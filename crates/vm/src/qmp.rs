@@ -2,8 +2,8 @@
 //!
 //! A monitor speaks JSON, one object a line: a greeting, then answers to commands, with
 //! events between them at any time. A monitor serves one client at a time: a second one
-//! connects but is not greeted. What it sends is untrusted (a VM may have taken its QEMU over):
-//! lines are bounded, waits end, and of events only the newest are kept.
+//! connects but is not greeted, and once some more wait, cannot even connect. What it sends is untrusted (a VM may
+//! have taken its QEMU over): lines are bounded, waits end, and of events only the newest are kept.
 //!
 //! Source: QEMU, docs/interop/qmp-spec.
 
@@ -13,14 +13,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
-use crate::{Vcpu, VmError};
+use crate::{GuestStats, Vcpu, VmError};
 
 /// Longest line taken; QEMU's longest answers (its own schema) stay under 1 MiB.
 const LINE_BYTES_MAX: usize = 4 << 20;
 /// Events kept until they are asked for.
 const EVENTS_MAX: usize = 256;
+/// A balloon's property: how often its guest is asked for statistics, in s.
+const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 
 /// Something that happened in a VM.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +42,21 @@ pub struct RunState {
     pub running: bool,
     /// QEMU's word for the state, as `running`, `paused`, `shutdown`.
     pub status: String,
+}
+
+/// What a VM has read and written at one of its block devices since it started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockStats {
+    /// QEMU's name of the device, or else the path of its object; may be empty.
+    pub device: String,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Reads done.
+    pub reads: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Writes done.
+    pub writes: u64,
 }
 
 /// A connection to a VM's monitor.
@@ -58,14 +77,20 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`VmError::QmpConnect`] if nobody listens or greets (another client may be connected), and
-    /// those of [`execute`](Self::execute).
+    /// [`VmError::QmpConnect`] if nobody listens, [`VmError::QmpTaken`] if nobody greets (another client may be
+    /// connected), and those of [`execute`](Self::execute).
     pub fn connect(socket: &Path, timeout: Duration) -> Result<Self, VmError> {
-        let failed = |source| VmError::QmpConnect {
-            socket: socket.to_owned(),
-            source,
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => VmError::QmpTaken {
+                socket: socket.to_owned(),
+            },
+            _ => VmError::QmpConnect {
+                socket: socket.to_owned(),
+                source,
+            },
         };
-        let stream = UnixStream::connect(socket).map_err(failed)?;
+        let deadline = Instant::now() + timeout;
+        let stream = connect_within(socket, timeout).map_err(failed)?;
         let mut qmp = Self {
             stream,
             received: Vec::new(),
@@ -73,12 +98,10 @@ impl Qmp {
             timeout,
             next_id: 0,
         };
-        let greeting = qmp
-            .receive(Instant::now() + timeout)
-            .map_err(|error| match error {
-                Receive::Io(source) => failed(source),
-                Receive::Protocol(what) => VmError::QmpProtocol { what },
-            })?;
+        let greeting = qmp.receive(deadline).map_err(|error| match error {
+            Receive::Io(source) => failed(source),
+            Receive::Protocol(what) => VmError::QmpProtocol { what },
+        })?;
         if greeting.get("QMP").is_none() {
             return Err(VmError::QmpProtocol {
                 what: "it does not greet".into(),
@@ -86,6 +109,11 @@ impl Qmp {
         }
         qmp.execute("qmp_capabilities", Value::Null)?;
         Ok(qmp)
+    }
+
+    /// Gives later commands so much time.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// Runs a command and returns its answer; `arguments` is an object, or null for none.
@@ -219,6 +247,131 @@ impl Qmp {
             })
     }
 
+    /// Sets how much memory the guest is to have; QEMU takes more than its RAM for all of it. The guest follows later, if
+    /// it has a driver.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute); QEMU refuses if there is no balloon (class `DeviceNotActive`).
+    pub fn set_balloon(&mut self, target_bytes: u64) -> Result<(), VmError> {
+        self.execute("balloon", json!({ "value": target_bytes }))
+            .map(drop)
+    }
+
+    /// Asks how much memory the guest has: its RAM less what it says its balloon holds.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute); QEMU refuses if there is no balloon (class `DeviceNotActive`).
+    pub fn balloon_actual_bytes(&mut self) -> Result<u64, VmError> {
+        let answer = self.execute("query-balloon", Value::Null)?;
+        // A guest that claims a balloon larger than its RAM makes this negative.
+        answer["actual"]
+            .as_u64()
+            .ok_or_else(|| VmError::QmpProtocol {
+                what: "query-balloon does not say how much memory the guest has".into(),
+            })
+    }
+
+    /// Asks how much RAM the VM has, hot-plugged RAM included, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn memory_bytes(&mut self) -> Result<u64, VmError> {
+        let answer = self.execute("query-memory-size-summary", Value::Null)?;
+        let plugged = answer["plugged-memory"].as_u64().unwrap_or(0);
+        answer["base-memory"]
+            .as_u64()
+            .and_then(|base| base.checked_add(plugged))
+            .ok_or_else(|| VmError::QmpProtocol {
+                what: "query-memory-size-summary does not say how much RAM there is".into(),
+            })
+    }
+
+    /// Finds the path of the VM's balloon in QEMU's tree of objects; `None` if it has none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn find_balloon(&mut self) -> Result<Option<String>, VmError> {
+        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let listing = self.execute("qom-list", json!({ "path": folder }))?;
+            let found = listing.as_array().into_iter().flatten().find_map(|child| {
+                let kind = child["type"].as_str()?;
+                let name = child["name"].as_str()?;
+                kind.starts_with("child<virtio-balloon").then_some(name)
+            });
+            if let Some(name) = found {
+                return Ok(Some(format!("{folder}/{name}")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks how often the balloon at `path` asks its guest for statistics, in s; 0: never.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn stats_interval_s(&mut self, path: &str) -> Result<u64, VmError> {
+        let property = json!({ "path": path, "property": STATS_INTERVAL });
+        let answer = self.execute("qom-get", property)?;
+        answer.as_u64().ok_or_else(|| VmError::QmpProtocol {
+            what: format!("{STATS_INTERVAL} is {answer}"),
+        })
+    }
+
+    /// Lets the balloon at `path` ask its guest for statistics every so many seconds; 0: never.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn set_stats_interval_s(&mut self, path: &str, interval_s: u64) -> Result<(), VmError> {
+        let property = json!({ "path": path, "property": STATS_INTERVAL, "value": interval_s });
+        self.execute("qom-set", property).map(drop)
+    }
+
+    /// Asks for the guest's newest statistics, told to the balloon at `path`; `None` if it never told any, as without a
+    /// driver.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn guest_stats(&mut self, path: &str) -> Result<Option<GuestStats>, VmError> {
+        let property = json!({ "path": path, "property": "guest-stats" });
+        let answer = self.execute("qom-get", property)?;
+        GuestStats::of_qmp(&answer).ok_or_else(|| VmError::QmpProtocol {
+            what: "guest-stats does not say when it was told".into(),
+        })
+    }
+
+    /// Asks what the VM has read and written at its block devices. Disks of vhost-user are not among them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn block_stats(&mut self) -> Result<Vec<BlockStats>, VmError> {
+        let answer = self.execute("query-blockstats", Value::Null)?;
+        let device = |entry: &Value| {
+            let name = |key: &str| entry[key].as_str().filter(|name| !name.is_empty());
+            let count = |key: &str| entry["stats"][key].as_u64();
+            Some(BlockStats {
+                device: name("device").or(name("qdev")).unwrap_or_default().into(),
+                read_bytes: count("rd_bytes")?,
+                reads: count("rd_operations")?,
+                written_bytes: count("wr_bytes")?,
+                writes: count("wr_operations")?,
+            })
+        };
+        answer
+            .as_array()
+            .and_then(|devices| devices.iter().map(device).collect())
+            .ok_or_else(|| VmError::QmpProtocol {
+                what: "query-blockstats does not list devices and their counts".into(),
+            })
+    }
+
     /// Puts an event aside; false if it is none.
     fn keep_event(&mut self, message: &mut Value) -> bool {
         let Some(name) = message["event"].as_str().map(str::to_owned) else {
@@ -268,6 +421,23 @@ impl Qmp {
             }
         }
     }
+}
+
+/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: those who wait for a monitor that
+/// is taken fill its queue, after which the next one would wait for ever.
+fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Zero would mean no limit.
+    let timeout = timeout.max(Duration::from_millis(1));
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    connect(&socket, &address)?;
+    Ok(socket.into())
 }
 
 /// Why no line came.
@@ -352,7 +522,67 @@ mod tests {
     fn a_monitor_that_is_taken_does_not_keep_us() {
         let (_folder, socket) = monitor("", &[]);
         let error = Qmp::connect(&socket, Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(error, VmError::QmpConnect { .. }), "{error}");
+        assert!(matches!(error, VmError::QmpTaken { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_monitor_whose_queue_is_full_does_not_keep_us() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect_within(&socket, Duration::from_millis(1)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let error = Qmp::connect(&socket, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, VmError::QmpTaken { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_balloon_is_asked_and_told() {
+        let answers = [
+            AGREED,
+            "{\"return\": {\"base-memory\": 201326592}, \"id\": 1}\n",
+            "{\"return\": [{\"name\": \"type\", \"type\": \"string\"}], \"id\": 2}\n",
+            "{\"return\": [{\"name\": \"device[0]\", \"type\": \"child<virtio-balloon-pci>\"}], \"id\": 3}\n",
+            "{\"return\": 0, \"id\": 4}\n",
+            "{\"return\": {\"stats\": {}, \"last-update\": 0}, \"id\": 5}\n",
+            "{\"return\": {\"actual\": 104857600}, \"id\": 6}\n",
+            "{\"return\": {\"actual\": -4096}, \"id\": 7}\n",
+        ];
+        let (_folder, socket) = monitor(GREETING, &answers);
+        let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
+        assert_eq!(qmp.memory_bytes().unwrap(), 192 << 20);
+        let path = qmp.find_balloon().unwrap().unwrap();
+        assert_eq!(path, "/machine/peripheral-anon/device[0]");
+        assert_eq!(qmp.stats_interval_s(&path).unwrap(), 0);
+        assert_eq!(qmp.guest_stats(&path).unwrap(), None);
+        assert_eq!(qmp.balloon_actual_bytes().unwrap(), 100 << 20);
+        let error = qmp.balloon_actual_bytes().unwrap_err();
+        assert!(matches!(error, VmError::QmpProtocol { .. }), "{error}");
+    }
+
+    #[test]
+    fn block_devices_are_listed_by_the_name_they_have() {
+        let stats =
+            "{\"rd_bytes\": 8192, \"rd_operations\": 2, \"wr_bytes\": 512, \"wr_operations\": 1}";
+        let answer = format!(
+            "{{\"return\": [{{\"device\": \"\", \"qdev\": \"/machine/x\", \"stats\": {stats}}}], \"id\": 1}}\n"
+        );
+        let (_folder, socket) = monitor(GREETING, &[AGREED, &answer]);
+        let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
+        let expected = BlockStats {
+            device: "/machine/x".into(),
+            read_bytes: 8192,
+            reads: 2,
+            written_bytes: 512,
+            writes: 1,
+        };
+        assert_eq!(qmp.block_stats().unwrap(), [expected]);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::settings::Settings;
 /// Where the kernel says whether it backs memory with huge pages.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
+/// A folder for each CPU, among others.
+const CPUS: &str = "/sys/devices/system/cpu";
+
 /// Memory left to the kernel and to this program beside the array, in bytes.
 const RESERVE_BYTES: u64 = 2 << 20;
 
@@ -20,7 +23,7 @@ pub fn is_init() -> bool {
     rustix::process::getpid().is_init()
 }
 
-/// Mounts what an init needs, turns huge pages off, returns the kernel command line.
+/// Mounts what an init needs, turns huge pages off, loads the balloon's driver, returns the kernel command line.
 ///
 /// Huge pages would make one reference of 512 pages. A kernel without them lacks the file.
 pub fn prepare() -> Result<String, WorkloadError> {
@@ -35,6 +38,7 @@ pub fn prepare() -> Result<String, WorkloadError> {
         }
         _ => {}
     }
+    crate::disk::load_balloon()?;
     std::fs::read_to_string("/proc/cmdline").map_err(|source| WorkloadError::Machine {
         what: "reading /proc/cmdline",
         source,
@@ -53,6 +57,27 @@ pub fn mount_at(target: &'static str, kind: &str) -> Result<(), WorkloadError> {
         what: target,
         source,
     })
+}
+
+/// As init, starts the CPUs that the kernel was told to leave alone (`maxcpus=1`). Returns how many run.
+///
+/// A kernel patches its own text while it starts and when it loads a module, and QEMU 7.2's emulator may
+/// run a half-patched instruction on another CPU. So they are started when all that is over.
+pub fn start_cpus() -> Result<usize, WorkloadError> {
+    let failed = |source| WorkloadError::Machine {
+        what: "starting the other CPUs",
+        source,
+    };
+    if is_init() {
+        for entry in std::fs::read_dir(CPUS).map_err(failed)? {
+            // A CPU that cannot be switched off has no such file; nor has what is no CPU.
+            let switch = entry.map_err(failed)?.path().join("online");
+            if std::fs::read_to_string(&switch).is_ok_and(|text| text.trim() == "0") {
+                std::fs::write(&switch, "1").map_err(failed)?;
+            }
+        }
+    }
+    Ok(std::thread::available_parallelism().map_or(1, |cpus| cpus.get()))
 }
 
 /// Refuses an array that does not fit: the kernel would end in a panic instead.

@@ -94,8 +94,9 @@ fn main() -> ExitCode {
 fn run(text: &str) -> Result<(), WorkloadError> {
     match Settings::parse(text)? {
         Job::Memory(settings) => {
+            let cpus = machine::start_cpus()?;
             machine::check_memory(&settings)?;
-            run::run(&settings);
+            run::run(&settings, cpus);
             Ok(())
         }
         Job::Disk(settings) => disk::run(&settings),

@@ -23,11 +23,12 @@ const ROUND_MS_MAX: u64 = 250;
 /// Mismatches of one thread told one by one; the others are counted.
 const MISMATCHES_TOLD: u64 = 16;
 
-/// Runs the workload to its end, if it has one.
-pub fn run(settings: &Settings) {
+/// Runs the workload to its end, if it has one, on a machine of so many CPUs.
+pub fn run(settings: &Settings, cpus: usize) {
     Line::new("ready")
         .with("workload", &settings.name)
         .with("pages", settings.array_bytes() / PAGE_BYTES as u64)
+        .with("cpus", cpus)
         .with("kernel_ms", Time::now().ms())
         .print();
     match &settings.work {

@@ -1,387 +1,219 @@
-//! `plimsoll demo`: two VMs traced live, and a page of what was found.
+//! `plimsoll demo`: three VMs share a host's memory, and plimsolld divides it among them.
 //!
-//! Two guests of ours run at once, one stepping through working sets of known size, one with Zipf
-//! references of known law. Both are left alone for half a step, then traced from outside by the settings
-//! of `plimsoll attach`, then left alone again. The guests' consoles tell the truth; the tracer sees
-//! only their memory. Every figure on the page was measured in that run.
+//! The servers of [`trio`](crate::trio) are measured with equal memory. Then a daemon of the demonstration's own goes
+//! through \[LS07\] fig. 6: memory goes into the caches under the VMs' disks, they are traced through them, memory is divided so
+//! that all together miss least and none more than a quarter above before, what was promised is checked, and the
+//! caches' memory is given back. In the end the servers are measured again. What they miss is told by themselves.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `recording` | what a run leaves behind |
-//! | `findings` | what follows from it: figures, tables, truths to hold curves against |
-//! | `pictures` | the charts |
-//! | `page` | the page around them |
+//! | `daemon` | plimsolld with a configuration of its own |
+//! | `telling` | what happens, in words and tables |
 //!
-//! Not here: figures over many runs (`lab`).
+//! Not here: figures over several policies (`lab divide`).
 
-mod findings;
-mod page;
-mod pictures;
-mod recording;
+mod daemon;
+mod telling;
 
+use std::env;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
-use plimsoll_flow::{PageCount, WorkingSet};
-use plimsoll_trap::{PeriodReport, TraceConfig};
-use plimsoll_vm::{GuestConfig, GuestImage};
+use anyhow::{Context as _, bail, ensure};
+use plimsoll_api::client::Client;
+use plimsoll_api::decision::{Decision, Kind, Phase};
 
-use crate::attach::{TracingArgs, stop_flag, working_set};
-use crate::bail_usage;
-use crate::experiment::{Observed, Subject, trace};
-use crate::lab::curves::Law;
-use crate::lab::steps::{STEPS_MIB, stepping_guest};
+use crate::attach::stop_flag;
 use crate::output::write_file;
-use crate::plot::{grouped, svg_to_png};
 use crate::size::Interval;
+use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};
 
-use findings::Findings;
-use recording::{Recording, Watched};
+use daemon::{Daemon, Options};
+use telling::Row;
 
-/// Array of the guest with Zipf references.
-const ZIPF_MIB: u64 = 192;
-const ZIPF: Law = Law::Zipf(1.0);
-/// RAM of a guest beyond its array.
-const KERNEL_MIB: u64 = 96;
-/// How often the guests' consoles are read.
-const POLL: Duration = Duration::from_millis(200);
-/// Longest wait for the stepping guest's audit of its pages.
-const AUDIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Pixels to a unit of the pictures.
-const PNG_SCALE: f32 = 2.0;
+/// Most rise of a VM's misses, in percent.
+const MAX_LOSS_PERCENT: u64 = 25;
+/// How long a division is measured before the daemon judges it, in s.
+const CHECK_S: u64 = 30;
+/// From one look at the daemon to the next.
+const POLL: Duration = Duration::from_secs(1);
+/// How long the daemon may take beyond tracing and checking.
+const DAEMON_MAX: Duration = Duration::from_secs(600);
+/// Decisions asked for at a time; there are four.
+const DECISIONS: usize = 20;
 
-/// Boot two VMs, trace them live, and draw what was found against the truth.
+/// Boot three VMs and let plimsolld divide their memory, while its page shows it.
 ///
-/// Takes about three minutes; Ctrl-C ends it early and draws what there is. Fails if
-/// a guest found a page of its memory changed.
+/// Takes about five minutes with emulated guests. Fails if a guest read a block that it had not written. Only
+/// VMs that it boots itself are moved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder for the page and the pictures; made if it is not there
+    /// Folder for decision, curves and picture; made if it is not there
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
     out: PathBuf,
-    /// How long the stepping guest stays at each size
-    #[arg(long, default_value = "20s")]
-    step: Interval,
-    #[command(flatten)]
-    tracing: TracingArgs,
+    /// Port of the page on 127.0.0.1 [default: one that is free]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    port: u16,
+    /// Leave all running at the end, until Ctrl-C
+    #[arg(long)]
+    keep: bool,
+    /// How long the VMs are traced through their caches
+    #[arg(long, default_value = "75s", value_name = "TIME")]
+    trace: Interval,
+    /// How long the servers run before and after until they are measured
+    #[arg(long, default_value = "60s", value_name = "TIME")]
+    warmup: Interval,
+    /// How long they are measured, before and after
+    #[arg(long, default_value = "30s", value_name = "TIME")]
+    measure: Interval,
 }
 
 /// Runs the demo; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for settings that do not go together; no image of a
-/// guest; why a guest did not come up or cannot be traced; nothing traced before Ctrl-C; and, with
-/// the page written, pages that a guest found wrong. No guest is left.
+/// No plimsolld beside this program; why a guest did not come up, gave up or read what was wrong; what plimsolld said if it
+/// did not come to an end. Nothing is left running.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let config = args.tracing.config()?;
-    if args.step.get() < 3 * config.period {
-        bail_usage!(
-            "--step {}: a step must last three periods or more, so that whole periods lie within it",
-            args.step
-        );
-    }
-    let image = GuestImage::locate()?;
-    fs::create_dir_all(&args.out)
-        .with_context(|| format!("cannot make the folder '{}'", args.out.display()))?;
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let stop = stop_flag()?;
-
-    let recording = record(&image, &config, args.step.get(), &stop, out)?;
-    let findings = Findings::of(&recording);
-    let page = args.out.join("index.html");
-    write_page(&args.out, &page, &recording, &findings)?;
-    writeln!(out, "\n{}", findings.text())?;
-    writeln!(out, "Page of results: {}", page.display())?;
-    match findings.mismatches {
-        0 => Ok(()),
-        wrong => bail!("the guests found {wrong} pages of their memory wrong"),
-    }
-}
-
-/// Boots the guests, traces them and listens to them.
-fn record(
-    image: &GuestImage,
-    config: &TraceConfig,
-    step: Duration,
-    stop: &AtomicBool,
-    out: &mut dyn Write,
-) -> anyhow::Result<Recording> {
-    writeln!(out, "Booting two VMs ...")?;
-    out.flush()?;
-    // The stepping guest last: its first step begins as soon as it is up.
-    let mut zipf = Subject::boot(
-        image,
-        &GuestConfig {
-            memory_mib: ZIPF_MIB + KERNEL_MIB,
-            ..GuestConfig::new("zipf", &ZIPF.workload(ZIPF_MIB))
-        },
-    )?;
-    let mut steps = Subject::boot(image, &stepping_guest("steps", &STEPS_MIB, step))?;
+    let program = env::current_exe().context("this program's own file")?;
     let begin = Instant::now();
-    let sizes: Vec<_> = STEPS_MIB.iter().map(u64::to_string).collect();
-    writeln!(
-        out,
-        "  steps: scans {} MiB, {} s each\n  zipf:  visits {ZIPF_MIB} MiB, the page of rank i in proportion to 1/i\n\
-         Running under {}; `plimsoll doctor` says why.",
-        sizes.join(", "),
-        step.as_secs_f64(),
-        steps.accelerator().to_uppercase(),
-    )?;
+    telling::opening(out)?;
+    let mut trio = Trio::boot(&program, false, &stop)?;
+    telling::booted(&trio, begin, out)?;
+    trio.pass(args.warmup.get(), &stop)?;
+    let before = trio.measure(args.measure.get(), &stop)?;
+    telling::table(&rows(&mut trio, &before)?, out)?;
 
-    let alone = step / 2;
-    writeln!(out, "Left alone for {} s ...", alone.as_secs_f64())?;
-    out.flush()?;
-    let listen_until = |moment: Instant, steps: &mut Subject, zipf: &mut Subject| {
-        while Instant::now() < moment && !stop.load(Ordering::Relaxed) {
-            thread::sleep(POLL.min(moment.saturating_duration_since(Instant::now())));
-            listen(&mut [&mut *steps, &mut *zipf], stop)?;
-        }
-        anyhow::Ok(())
-    };
-    listen_until(begin + alone, &mut steps, &mut zipf)?;
+    let daemon = Daemon::start(Options {
+        port: args.port,
+        trace_s: args.trace.get().as_secs().max(1),
+        check_s: CHECK_S,
+        direct_percent: TRACED_MIB * 100 / BASELINE_MIB,
+        max_loss_percent: MAX_LOSS_PERCENT,
+    })?;
+    telling::daemon(&daemon.page(), MAX_LOSS_PERCENT, out)?;
+    let client = daemon.client()?;
+    let limit = args.trace.get() + Duration::from_secs(CHECK_S) + DAEMON_MAX;
+    let decisions = follow(&mut trio, &client, begin, limit, &stop, out)
+        .with_context(|| format!("plimsolld's log:\n{}", daemon.said()))?;
+    let division = decisions
+        .iter()
+        .find(|decision| decision.kind == Kind::Divide);
 
-    let whole = step * u32::try_from(STEPS_MIB.len())?;
-    // A period that has begun is finished, so half of one is left out on average.
-    let limit = (begin + whole - alone)
-        .saturating_duration_since(Instant::now())
-        .saturating_sub(config.period / 2);
-    let traced_from = Instant::now();
-    let [of_steps, of_zipf] = trace_both([&mut steps, &mut zipf], config, limit, begin, stop, out)?;
-    let traced_to = Instant::now();
-    if of_steps.periods.is_empty() && of_zipf.periods.is_empty() {
-        bail!("stopped before a period was traced: no page was written");
+    telling::warming(args.warmup.get(), out)?;
+    trio.pass(args.warmup.get(), &stop)?;
+    let after = trio.measure(args.measure.get(), &stop)?;
+    let after = rows(&mut trio, &after)?;
+    telling::compare(&before, &after, division, out)?;
+    if let Some(division) = division {
+        save(&program, &args.out, division)?;
+        telling::saved(&args.out, out)?;
     }
-
-    if !stop.load(Ordering::Relaxed) {
-        writeln!(out, "Left alone again, until the last step is over ...")?;
-        out.flush()?;
-    }
-    // The zipf guest is compared with itself beside the other one, not alone on the host.
-    listen_until(begin + whole, &mut steps, &mut zipf)?;
-    let end = Instant::now();
-    while !steps.heard().is_done() && end.elapsed() < AUDIT_TIMEOUT && !stop.load(Ordering::Relaxed)
-    {
-        thread::sleep(POLL);
-        listen(&mut [&mut steps, &mut zipf], stop)?;
-    }
-    Ok(Recording {
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
-        cpus: thread::available_parallelism().map_or(1, usize::from),
-        detection: steps.detection().clone(),
-        config: config.clone(),
-        begin,
-        traced: (traced_from, traced_to),
-        end,
-        steps: watched(&steps, of_steps),
-        zipf: watched(&zipf, of_zipf),
-        law: ZIPF,
-        law_pages: PageCount(ZIPF_MIB * 256),
-    })
-}
-
-fn watched(subject: &Subject, observed: Observed) -> Watched {
-    Watched {
-        vm: subject.vm.id.clone(),
-        ram_bytes: subject.vm.ram.iter().map(|ram| ram.len_bytes).sum(),
-        console: subject.heard().clone(),
-        observed,
-    }
-}
-
-/// Reads the guests' consoles. After Ctrl-C, which a terminal sends to the VMs too, their end is no error.
-fn listen(subjects: &mut [&mut Subject], stop: &AtomicBool) -> anyhow::Result<()> {
-    for subject in subjects {
-        if let Err(error) = subject.listen() {
-            // The VM may have heard of Ctrl-C before us.
-            thread::sleep(POLL);
+    if args.keep {
+        telling::kept(&daemon.page(), out)?;
+        while !stop.load(Ordering::Relaxed) {
+            let passed = trio.pass(POLL, &stop);
             if !stop.load(Ordering::Relaxed) {
-                return Err(error.context(format!("guest {}", subject.vm.id)));
+                passed?;
             }
         }
     }
     Ok(())
 }
 
-/// The stepping guest's place in a pair of guests.
-const STEPPING: usize = 0;
-
-/// A period as the one who prints hears of it.
-struct News {
-    guest: usize,
-    start: Instant,
-    end: Instant,
-    working_set: Option<WorkingSet>,
-    report: PeriodReport,
+fn rows(trio: &mut Trio, counted: &[Counted]) -> anyhow::Result<Vec<Row>> {
+    let servers = trio.servers.iter_mut().zip(counted);
+    servers
+        .map(|(server, counted)| {
+            let per_request = counted.per_request();
+            Ok(Row {
+                vm: server.name.to_owned(),
+                bytes: server.direct_bytes()? + server.disk()?.cache_bytes,
+                requests: counted.requests,
+                misses_per_request: per_request
+                    .with_context(|| format!("VM {} answered no request", server.name))?,
+            })
+        })
+        .collect()
 }
 
-/// Traces both guests, each in a thread of its own, and prints a row for each period.
-fn trace_both(
-    mut subjects: [&mut Subject; 2],
-    config: &TraceConfig,
-    limit: Duration,
+/// Tells what the daemon does until the caches' memory is given back, or a division is taken back. Returns its decisions,
+/// newest first.
+fn follow(
+    trio: &mut Trio,
+    client: &Client,
     begin: Instant,
+    limit: Duration,
     stop: &AtomicBool,
     out: &mut dyn Write,
-) -> anyhow::Result<[Observed; 2]> {
-    writeln!(
-        out,
-        "Traced from outside for {:.0} s, periods of {} s:\n\n  \
-         time  VM     working set  true size    rate  references  overhead",
-        limit.as_secs_f64(),
-        config.period.as_secs_f64(),
-    )?;
-    out.flush()?;
-    let vms = subjects.each_ref().map(|subject| subject.vm.clone());
-    thread::scope(|scope| {
-        let (sender, news) = mpsc::channel();
-        let threads = [0, 1].map(|guest| {
-            let (sender, vm) = (sender.clone(), &vms[guest]);
-            scope.spawn(move || {
-                let observed = trace(vm, config.clone(), limit, stop, &mut |traced| {
-                    // Nobody listens only when printing failed, and then the end is near.
-                    let _ = sender.send(News {
-                        guest,
-                        start: traced.start,
-                        end: traced.end,
-                        working_set: traced.period.working_set,
-                        report: traced.period.report,
-                    });
-                });
-                if observed.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-                observed.with_context(|| format!("VM {} is not traced", vm.id))
-            })
-        });
-        drop(sender);
-        let mut print = || -> anyhow::Result<()> {
-            loop {
-                let heard = news.recv_timeout(POLL);
-                listen(&mut subjects.each_mut().map(|subject| &mut **subject), stop)?;
-                match heard {
-                    Ok(period) => {
-                        let subject = &subjects[period.guest];
-                        // Only the stepping guest's size is its working set.
-                        let truth = (period.guest == STEPPING).then(|| subject.heard().steps());
-                        let truth = truth.unwrap_or_default();
-                        print_row(&subject.vm.id.0, &truth, &period, begin, out)?;
-                    }
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                }
-            }
-        };
-        let printed = print();
-        if printed.is_err() {
-            stop.store(true, Ordering::Relaxed);
+) -> anyhow::Result<Vec<Decision>> {
+    let deadline = Instant::now() + limit;
+    let mut phase = None;
+    let mut told: Vec<Decision> = Vec::new();
+    loop {
+        let host = client.host()?;
+        let decisions = client.decisions(None, None, Some(DECISIONS))?;
+        for decision in decisions.iter().rev() {
+            let earlier = told.iter().find(|earlier| earlier.id == decision.id);
+            telling::decision(earlier, decision, begin, out)?;
         }
-        let [steps, zipf] = threads.map(|thread| {
-            let joined = thread.join();
-            joined.unwrap_or_else(|_| Err(anyhow!("a tracer's thread came to a bad end")))
+        told = decisions;
+        if host.turn > 0 && phase != Some(host.phase) {
+            telling::phase(host.phase, begin, out)?;
+            phase = Some(host.phase);
+        }
+        let is_over = told.iter().any(|decision| {
+            matches!(decision.kind, Kind::GiveBack | Kind::Rollback) && decision.state.has_ended()
         });
-        let observed = [steps?, zipf?];
-        printed?;
-        Ok(observed)
-    })
-}
-
-fn print_row(
-    name: &str,
-    steps: &[(Instant, PageCount)],
-    news: &News,
-    begin: Instant,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let truth: Vec<_> = recording::sizes_during(steps, news.start, news.end)
-        .into_iter()
-        .map(|pages| (pages.0 / 256).to_string())
-        .collect();
-    let truth = if truth.is_empty() {
-        "-".to_owned()
-    } else {
-        truth.join(" > ") + " MiB"
-    };
-    writeln!(
-        out,
-        "{:>4.0} s  {name:<5}  {:>11}  {truth:>13}  1/{:<5} {:>8}  {:>6.2} %",
-        (news.end - begin).as_secs_f64(),
-        working_set(news.working_set),
-        news.report.scale,
-        grouped(news.report.traps as f64),
-        news.report.overhead_ratio * 100.0,
-    )?;
-    Ok(out.flush()?)
-}
-
-/// Writes the pictures, then the page that shows them.
-fn write_page(
-    folder: &Path,
-    page: &Path,
-    recording: &Recording,
-    findings: &Findings,
-) -> anyhow::Result<()> {
-    let pictures = pictures::all(recording, findings);
-    for picture in &pictures {
-        let png = svg_to_png(&picture.svg, PNG_SCALE)?;
-        write_file(&folder.join(picture.name).with_extension("png"), &png)?;
-    }
-    write_file(page, page::html(recording, findings, &pictures).as_bytes())
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-
-    #[derive(Debug, clap::Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    #[test]
-    fn a_step_too_short_for_whole_periods_is_refused_before_anything_is_done() {
-        let folder = tempfile::tempdir().unwrap();
-        let page = folder.path().join("page");
-        let out = page.to_str().unwrap();
-        let line = ["demo", "--out", out, "--step", "5s", "--period", "2s"];
-        let mut text = Vec::new();
-        let error = run(&Cli::parse_from(line).args, &mut text).unwrap_err();
-        assert!(
-            error.downcast_ref::<crate::exit::UsageError>().is_some(),
-            "{error}"
+        if is_over {
+            return Ok(told);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "plimsolld has not come to an end in {limit:?}"
         );
-        assert!(text.is_empty() && !page.exists());
+        if host.turn > 3 && host.phase == Phase::Whole && told.is_empty() {
+            bail!("plimsolld moved nothing: {}", host.warnings.join("; "));
+        }
+        trio.pass(POLL, stop)?;
     }
+}
 
-    #[test]
-    fn a_run_becomes_a_page_with_its_pictures_beside_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let recording = recording::made_up::recording(&[(64 * 256, 64 * 256)], 16);
-        let findings = Findings::of(&recording);
-        let page = folder.path().join("index.html");
-        write_page(folder.path(), &page, &recording, &findings).unwrap();
-        let html = fs::read_to_string(&page).unwrap();
-        assert_eq!(html.matches("<figure>").count(), 3, "no curve was traced");
-        assert_eq!(html.matches("<svg xmlns").count(), 3);
-        assert!(html.contains("&lt;6.1&gt;") && !html.contains("<6.1>"));
-        let fetched = ["<script", "<link", "src=", "href=", "url("];
-        assert!(fetched.iter().all(|word| !html.contains(word)), "{html}");
-        for name in ["working-set", "overhead", "speed"] {
-            assert!(
-                folder.path().join(name).with_extension("png").exists(),
-                "{name}"
-            );
+/// Writes the decision, the curves that led to it, and the picture of the plan.
+fn save(program: &Path, folder: &Path, division: &Decision) -> anyhow::Result<()> {
+    write_file(
+        &folder.join("decision.json"),
+        &serde_json::to_vec_pretty(division)?,
+    )?;
+    let inputs = division
+        .inputs
+        .as_ref()
+        .context("a division without inputs")?;
+    for demand in &inputs.demands {
+        if let Some(curve) = &demand.curve {
+            let file = folder.join(format!("{}.json", demand.vm));
+            write_file(&file, &serde_json::to_vec_pretty(curve)?)?;
         }
     }
+    let file = folder.join("inputs.json");
+    write_file(&file, &serde_json::to_vec_pretty(inputs)?)?;
+    let drawn = Command::new(program)
+        .args(["plan", "--inputs"])
+        .arg(&file)
+        .arg("--out")
+        .arg(folder.join("plan.png"))
+        .output()
+        .context("plimsoll plan")?;
+    ensure!(
+        drawn.status.success(),
+        "plimsoll plan: {}",
+        String::from_utf8_lossy(&drawn.stderr)
+    );
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The admin socket of a daemon: lines of JSON, a request and its answer.
+//! The admin socket of a daemon, served, and asked as the verbs do it: lines of JSON, a request and its answer.
 //!
 //! | request | result |
 //! |---|---|
@@ -22,9 +22,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_api::disk_admin::{self, Answer, DiskAdminError};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use plimsoll_api::disk_admin::Request;
 
 use super::report::Report;
 use crate::curve_json::{CurveJson, SCHEMA};
@@ -34,31 +36,12 @@ use crate::exit::Unreachable;
 pub const CLIENTS_MAX: usize = 16;
 /// Longest request, with its line end.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// Longest answer that a client takes.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How long a connection may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a request may take from its first byte to its last, and an answer to be taken.
 const TRANSFER_MAX: Duration = Duration::from_secs(10);
 /// How long a daemon may take to answer: to drop the pages of a large cache takes a while.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-
-/// What can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "kebab-case")]
-pub enum Request {
-    /// A [`Report`].
-    Stat,
-    /// The curve.
-    Curve,
-    /// Change the memory of the cache.
-    Resize {
-        /// To so many bytes.
-        cache_bytes: u64,
-    },
-    /// Let a cache that switched itself off begin again.
-    Enable,
-}
 
 /// Who answers.
 pub trait Daemon: Send + Sync {
@@ -68,16 +51,6 @@ pub trait Daemon: Send + Sync {
     ///
     /// Why it cannot, for the one who asked.
     fn answer(&self, request: Request) -> anyhow::Result<Value>;
-}
-
-/// An answer as it is written.
-#[derive(Serialize, Deserialize)]
-struct Answer {
-    schema: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(default)]
-    result: Value,
 }
 
 /// An admin socket that is served; it goes with this.
@@ -250,29 +223,12 @@ pub fn report(socket: &Path, curve: bool) -> anyhow::Result<Report> {
 ///
 /// [`Unreachable`] if no daemon answers at `socket`; what it says against it.
 pub fn ask<T: DeserializeOwned>(socket: &Path, request: Request) -> anyhow::Result<T> {
-    let nobody = || format!("no disk daemon answers at {}", socket.display());
-    let unreachable = |error: io::Error| Unreachable(anyhow::Error::new(error).context(nobody()));
-    let mut stream = UnixStream::connect(socket).map_err(unreachable)?;
-    stream.set_read_timeout(Some(ANSWER_MAX))?;
-    stream.set_write_timeout(Some(TRANSFER_MAX))?;
-    let mut line = serde_json::to_vec(&request)?;
-    line.push(b'\n');
-    // One that is refused at once may find the connection closed already, with the reason in it.
-    let _ = stream.write_all(&line);
-    let _ = stream.shutdown(std::net::Shutdown::Write);
-    let mut text = Vec::new();
-    // An answer is a line; what comes after one that was given without our being heard is a reset.
-    if let Err(error) = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut text)
-        && !text.ends_with(b"\n")
-    {
-        return Err(unreachable(error).into());
-    }
-    let unknown = "the daemon says what this program does not know";
-    let answer: Answer = serde_json::from_slice(&text).context(unknown)?;
-    match answer.error {
-        Some(why) => anyhow::bail!("the daemon refuses: {why}"),
-        None => serde_json::from_value(answer.result).context(unknown),
-    }
+    disk_admin::ask(socket, request, ANSWER_MAX).map_err(|error| match error {
+        DiskAdminError::Unreachable { .. } | DiskAdminError::Unanswered { .. } => {
+            Unreachable(error.into()).into()
+        }
+        _ => error.into(),
+    })
 }
 
 #[cfg(test)]

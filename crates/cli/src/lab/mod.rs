@@ -7,6 +7,7 @@ pub(crate) mod curves;
 mod disk;
 mod disk_right;
 mod disk_sizes;
+mod divide;
 mod overhead;
 pub(crate) mod steps;
 
@@ -27,6 +28,7 @@ enum Experiment {
     Curves(curves::Args),
     Overhead(overhead::Args),
     Disk(disk::Args),
+    Divide(divide::Args),
 }
 
 /// Runs the experiment; `out` is standard output, or a buffer in tests.
@@ -40,6 +42,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Experiment::Curves(args) => curves::run(args, out),
         Experiment::Overhead(args) => overhead::run(args, out),
         Experiment::Disk(args) => disk::run(args, out),
+        Experiment::Divide(args) => divide::run(args, out),
     }
 }
 

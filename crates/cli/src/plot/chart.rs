@@ -380,7 +380,7 @@ fn draw_key(svg: &mut Svg, key: &Key<'_>, left: f64, middle: f64) {
     svg.text(at, Anchor::Start, (SMALL, INK), "", key.label());
 }
 
-fn draw_axes(
+pub(super) fn draw_axes(
     svg: &mut Svg,
     x: &Scale,
     y: &Scale,

@@ -1,6 +1,6 @@
 //! Pictures of curves, of time series and of costs, fit for a paper.
 //!
-//! There is one way to a picture: [`Chart::to_svg`] or [`BarChart::to_svg`] writes
+//! There is one way to a picture: `to_svg` of a [`Chart`], a [`BarChart`] or a [`HeatChart`] writes
 //! scalable vector graphics, and [`svg_to_png`] turns those same graphics into pixels.
 //! Text is measured and rasterised with a font inside the program, so that a
 //! machine without fonts draws the same picture.
@@ -15,11 +15,13 @@
 mod axis;
 mod bars;
 mod chart;
+mod heat_chart;
 mod png;
 mod svg;
 
 pub use axis::{Axis, Unit, grouped};
 pub use bars::{Bar, BarChart};
 pub use chart::{Chart, Look, Marker, Point, Series, Shade};
+pub use heat_chart::HeatChart;
 pub use png::{PlotError, svg_to_png};
 pub(crate) use svg::Escaped;

@@ -6,7 +6,8 @@ use crate::WorkloadError;
 use crate::console::Line;
 
 /// Lines of `/proc/vmstat` that are told; those a kernel lacks are left out.
-const VMSTAT: [&str; 11] = [
+const VMSTAT: [&str; 12] = [
+    "pgmajfault",
     "pgpgin",
     "pgpgout",
     "pswpin",

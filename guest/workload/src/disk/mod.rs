@@ -8,21 +8,24 @@ mod buffer;
 mod counters;
 mod crash;
 mod dm;
+mod files;
 mod io;
 mod kernel_log;
+mod serve;
 mod settings;
 mod setup;
 mod signed;
 mod stress;
 mod tally;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 pub use settings::Settings;
+pub use setup::load_balloon;
 
 use crate::WorkloadError;
 use crate::clock::Time;
@@ -66,6 +69,13 @@ impl Scene<'_> {
             )))
     }
 
+    /// Makes a folder of the file system.
+    fn folder(&self, name: &str) -> Result<PathBuf, WorkloadError> {
+        let folder = Path::new(MOUNT).join(name);
+        std::fs::create_dir_all(&folder).map_err(WorkloadError::during(folder.display()))?;
+        Ok(folder)
+    }
+
     fn unmount(&self) -> Result<(), WorkloadError> {
         unmount(MOUNT, UnmountFlags::empty())
             .map_err(std::io::Error::from)
@@ -96,10 +106,13 @@ pub fn run(settings: &Settings) -> Result<(), WorkloadError> {
 fn run_logged(settings: &Settings, log: &mut KernelLog) -> Result<(), WorkloadError> {
     let crypt = matches!(settings.work, Work::Crypt { .. });
     let ready = Ready::new(&settings.machine, crypt, !settings.provoke.is_empty())?;
+    // After the modules: to load one patches the kernel's text.
+    let cpus = crate::machine::start_cpus()?;
     let start = Time::now();
     Line::new("ready")
         .with("workload", &settings.name)
         .with("pages", setup::device_bytes(&ready.device)? / 4096)
+        .with("cpus", cpus)
         .with("kernel_ms", start.ms())
         .print();
     let scene = Scene {
@@ -110,6 +123,7 @@ fn run_logged(settings: &Settings, log: &mut KernelLog) -> Result<(), WorkloadEr
         Work::Signed(signed) => signed::run(&scene, signed)?,
         Work::Crypt { pieces, cipher } => signed::run_encrypted(&scene, pieces, cipher)?,
         Work::Stress(stress) => stress::run(&scene, stress)?,
+        Work::Serve(serve) => serve::run(&scene, serve)?,
         Work::Crash(crash) => crash::run(&scene, crash)?,
         Work::Io(io) => io::run(&scene, io)?,
     };

@@ -36,6 +36,8 @@ pub enum Work {
     },
     /// All that a file system and the memory management can do to pages.
     Stress(Stress),
+    /// Requests that read files by a law, for as long as wanted.
+    Serve(Serve),
     /// Blocks written so that a crash can be judged.
     Crash(Crash),
     /// Direct reads, as many as can be.
@@ -83,6 +85,50 @@ pub struct Stress {
     /// Anonymous memory taken once a round; `None`: half of what is available, and with swap
     /// three quarters of it and half of the free swap.
     pub anon_mib: Option<u64>,
+}
+
+/// Requests that read signed files, with or without a task beside them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Serve {
+    pub files: u32,
+    pub file_kib: u32,
+    pub order: ServeOrder,
+    /// Requests a second; `None`: one after the other.
+    pub rate: Option<u64>,
+    /// How long requests are served; `None`: for ever.
+    pub seconds: Option<u64>,
+    /// Seconds from one line of counts to the next.
+    pub report_s: u64,
+    pub background: Option<Background>,
+}
+
+/// What a request reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ServeOrder {
+    /// A file, by Zipf's law.
+    Web { alpha: f64 },
+    /// Blocks from anywhere in the files, or from their hot part.
+    Search(Hot),
+    /// The next file, or one of the hot part.
+    Scan(Hot),
+}
+
+/// The first files, read more often than the rest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hot {
+    /// Their size: at least 1, and at most that of all but one.
+    pub kib: u32,
+    /// Share of the reads that go there, 0 to 100.
+    pub percent: u64,
+}
+
+/// \[LS07\] §6.5's light task: one file read whole at a time, each in its turn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Background {
+    pub files: u32,
+    pub file_kib: u32,
+    /// Time from one file to the next.
+    pub every_ms: u64,
 }
 
 /// Blocks of 4 KiB written in a known order on the raw disk.
@@ -171,6 +217,7 @@ impl Settings {
                     .unwrap_or_else(|| "aes-xts-plain64".to_owned()),
             },
             "disk-stress" => Work::Stress(stress(keys)?),
+            "disk-serve" => Work::Serve(serve(keys)?),
             "disk-crash" => Work::Crash(crash(keys)?),
             "disk-io" => Work::Io(io(keys)?),
             _ => return Ok(None),
@@ -301,6 +348,87 @@ fn stress(keys: &mut Keys) -> Result<Stress, SettingsError> {
     })
 }
 
+fn serve(keys: &mut Keys) -> Result<Serve, SettingsError> {
+    let expected = "web, search or scan";
+    let name = keys.take("order", expected, |value| {
+        ["web", "search", "scan"]
+            .into_iter()
+            .find(|name| *name == value)
+    })?;
+    let name = name.ok_or(SettingsError::Missing {
+        key: "order",
+        expected,
+    })?;
+    // Files, the fewest of them, KiB of each, and of what their size is a multiple.
+    let (files, least, file_kib, unit) = match name {
+        "web" => (2048, 1, 64, 1),
+        "search" => (32, 2, 4096, 4),
+        _ => (256, 2, 1024, 1),
+    };
+    let files = number(keys, "files", least..=COUNT_MAX, files)?;
+    let file_kib = keys
+        .take(
+            "file_kib",
+            "1 to 2^24, of a search a multiple of 4",
+            |value| {
+                let kib: u32 = value.parse().ok()?;
+                (kib.is_multiple_of(unit) && (1..=COUNT_MAX).contains(&kib.into())).then_some(kib)
+            },
+        )?
+        .unwrap_or(file_kib);
+    let order = match name {
+        "web" => ServeOrder::Web {
+            alpha: keys.alpha()?,
+        },
+        "search" => ServeOrder::Search(hot(keys, files, file_kib, 1024, 50)?),
+        _ => ServeOrder::Scan(hot(keys, files, file_kib, 4096, 20)?),
+    };
+    Ok(Serve {
+        files,
+        file_kib,
+        order,
+        rate: keys
+            .number("rate", "0 to 1000000 requests a second", 0..=1_000_000)?
+            .filter(|&rate| rate > 0),
+        seconds: keys
+            .number("seconds", "0 to 2^32", 0..=1 << 32)?
+            .filter(|&seconds| seconds > 0),
+        report_s: keys.number("report_s", "1 to 3600", 1..=3600)?.unwrap_or(5),
+        background: background(keys)?,
+    })
+}
+
+/// Takes the hot part of so many files, with defaults for its size and share.
+fn hot(
+    keys: &mut Keys,
+    files: u32,
+    file_kib: u32,
+    kib: u64,
+    percent: u64,
+) -> Result<Hot, SettingsError> {
+    let most = u64::from(files - 1) * u64::from(file_kib);
+    let most = most.min(u32::MAX.into());
+    let own_kib = keys.number("hot_kib", "1 to all files but one, in KiB", 1..=most)?;
+    let own_percent = keys.number("hot_percent", "0 to 100", 0..=100)?;
+    Ok(Hot {
+        kib: u32::try_from(own_kib.unwrap_or(kib.min(most))).expect("in range"),
+        percent: own_percent.unwrap_or(percent),
+    })
+}
+
+fn background(keys: &mut Keys) -> Result<Option<Background>, SettingsError> {
+    // Without it its keys stay behind, and are told as unknown.
+    if !flag(keys, "background")? {
+        return Ok(None);
+    }
+    let every_ms = keys.number("background_ms", "1 to 3600000 milliseconds", 1..=3_600_000)?;
+    Ok(Some(Background {
+        files: number(keys, "background_files", 1..=COUNT_MAX, 500)?,
+        file_kib: number(keys, "background_kib", 1..=COUNT_MAX, 4096)?,
+        every_ms: every_ms.unwrap_or(2500),
+    }))
+}
+
 fn crash(keys: &mut Keys) -> Result<Crash, SettingsError> {
     let task = if flag(keys, "verify")? {
         let missing = SettingsError::Missing {
@@ -410,6 +538,45 @@ mod tests {
     }
 
     #[test]
+    fn a_server_has_its_own_files_and_perhaps_a_task_beside_it() {
+        let serve = |words| match parse(words).unwrap().work {
+            Work::Serve(serve) => serve,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            serve("workload=disk-serve order=web alpha=0.8 rate=50 seconds=60 report_s=2"),
+            Serve {
+                files: 2048,
+                file_kib: 64,
+                order: ServeOrder::Web { alpha: 0.8 },
+                rate: Some(50),
+                seconds: Some(60),
+                report_s: 2,
+                background: None,
+            }
+        );
+        let scan = serve(
+            "workload=disk-serve order=scan files=3 file_kib=100 rate=0 background=1 background_files=9 \
+             background_kib=128 background_ms=80",
+        );
+        assert_eq!((scan.rate, scan.seconds, scan.report_s), (None, None, 5));
+        // The default of 4 MiB would leave nothing to be scanned.
+        let hot = Hot {
+            kib: 200,
+            percent: 20,
+        };
+        assert_eq!(scan.order, ServeOrder::Scan(hot));
+        assert_eq!(
+            scan.background,
+            Some(Background {
+                files: 9,
+                file_kib: 128,
+                every_ms: 80,
+            })
+        );
+    }
+
+    #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
         for (words, expected) in [
             (
@@ -425,6 +592,30 @@ mod tests {
                 "plimsoll.module.records is unknown",
             ),
             ("workload=disk-crash verify=1", "plimsoll.upto is missing"),
+            (
+                "workload=disk-serve",
+                "plimsoll.order is missing: expected web, search or scan",
+            ),
+            (
+                "workload=disk-serve order=zipf",
+                "plimsoll.order=zipf: expected web",
+            ),
+            (
+                "workload=disk-serve order=web hot_kib=4",
+                "plimsoll.hot_kib is unknown, or of no use",
+            ),
+            (
+                "workload=disk-serve order=search file_kib=6",
+                "plimsoll.file_kib=6: expected 1 to 2^24, of a search a multiple of 4",
+            ),
+            (
+                "workload=disk-serve order=scan files=3 file_kib=8 hot_kib=17",
+                "plimsoll.hot_kib=17: expected 1 to all files but one",
+            ),
+            (
+                "workload=disk-serve order=scan background_ms=9",
+                "plimsoll.background_ms is unknown",
+            ),
             (
                 "workload=disk-io block_kib=6",
                 "plimsoll.block_kib=6: expected a multiple of 4",

@@ -188,6 +188,31 @@ fn tell_stats(module: &str) -> Result<(), WorkloadError> {
     Ok(())
 }
 
+/// Loads the driver of the machine's balloon, if it has one and the initrd has modules.
+pub fn load_balloon() -> Result<(), WorkloadError> {
+    let modules = Path::new(MODULES);
+    if !modules.exists() || !has_balloon().map_err(WorkloadError::during(PCI_DEVICES))? {
+        return Ok(());
+    }
+    Modules::of(modules)?.load("balloon", "")
+}
+
+/// Where the kernel shows the machine's devices.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// Whether the machine has a virtio balloon (VIRTIO 1.2, §4.1.2.1).
+fn has_balloon() -> io::Result<bool> {
+    for entry in fs::read_dir(PCI_DEVICES)? {
+        let entry = entry?.path();
+        let id = |file| fs::read_to_string(entry.join(file));
+        let is_balloon = matches!(id("device")?.trim(), "0x1002" | "0x1045");
+        if is_balloon && id("vendor")?.trim() == "0x1af4" {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Kernel modules of the initrd.
 struct Modules {
     /// Group and file, in order.

@@ -4,32 +4,25 @@
 //! the next generation. The same on equal pieces of an encrypted device, through its page cache,
 //! shows that data decrypted in place is never taken for data of the disk.
 
-use std::fs::{self, File};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
-
-use super::block::{BLOCK_BYTES, Name, sign};
+use super::Scene;
 use super::counters::Counters;
 use super::dm::Mapped;
+use super::files::{Files, Place};
 use super::settings::{Order, Signed};
 use super::setup::device_bytes;
-use super::tally::{Tally, verify_blocks};
-use super::{MOUNT, Scene};
+use super::tally::Tally;
 use crate::WorkloadError;
 use crate::access::{Random, Scatter, Zipf};
 use crate::clock::Time;
 use crate::console::Line;
 
-const CHUNK_BYTES: usize = 64 << 10;
 /// How much more popular the popular tenth is.
 const CLASS_FACTOR: u64 = 10;
 
 /// Runs the workload on files.
 pub fn run(scene: &Scene, signed: &Signed) -> Result<Tally, WorkloadError> {
     scene.mount()?;
-    let folder = Path::new(MOUNT).join("signed");
-    fs::create_dir_all(&folder).map_err(WorkloadError::during(folder.display()))?;
-    let tally = visit_all(scene, signed, Place::Folder(folder))?;
+    let tally = visit_all(scene, signed, Place::Folder(scene.folder("signed")?))?;
     scene.unmount()?;
     Ok(tally)
 }
@@ -63,23 +56,22 @@ pub fn run_encrypted(scene: &Scene, pieces: &Signed, cipher: &str) -> Result<Tal
 }
 
 fn visit_all(scene: &Scene, signed: &Signed, place: Place) -> Result<Tally, WorkloadError> {
-    let mut files = Files::new(signed, place, scene.settings.seed);
+    let mut visitor = Visitor::new(signed, place, scene.settings.seed);
     scene.phase("populate");
-    files
-        .populate()
-        .map_err(WorkloadError::during("writing the files"))?;
-    let populated = files.tally;
+    let populating = visitor.files.populate();
+    populating.map_err(WorkloadError::during("writing the files"))?;
+    let populated = visitor.files.tally;
     for (phase, rounds) in [("warmup", signed.warmup), ("measured", signed.rounds)] {
         scene.phase(phase);
         let before = Counters::now(&scene.ready.disk)?;
-        let (tally, start) = (files.tally, Time::now());
+        let (tally, start) = (visitor.files.tally, Time::now());
         for _ in 0..rounds {
             scene.provoke()?;
-            files
+            visitor
                 .round()
                 .map_err(WorkloadError::during("visiting the files"))?;
         }
-        let done = files.tally.since(&tally);
+        let done = visitor.files.tally.since(&tally);
         let line = Line::new("result")
             .with("name", "files")
             .with("phase", phase)
@@ -92,29 +84,15 @@ fn visit_all(scene: &Scene, signed: &Signed, place: Place) -> Result<Tally, Work
             .told_since(&before, line)
             .print();
     }
-    Ok(files.tally.since(&populated))
+    Ok(visitor.files.tally.since(&populated))
 }
 
-/// Where the files lie.
-enum Place {
-    /// Files by number.
-    Folder(PathBuf),
-    /// Pieces of a block device, one after the other.
-    Device(PathBuf),
-}
-
-/// The files, and who visits them.
-struct Files {
-    place: Place,
-    file_bytes: usize,
-    /// Generation of each file.
-    generations: Vec<u32>,
+/// Who visits the files.
+struct Visitor {
+    files: Files,
     draw: Draw,
     write_percent: u64,
     random: Random,
-    seed: u32,
-    chunk: Vec<u8>,
-    tally: Tally,
 }
 
 /// What draws the next file.
@@ -125,7 +103,7 @@ enum Draw {
     Class { popular: u64, scatter: Scatter },
 }
 
-impl Files {
+impl Visitor {
     fn new(signed: &Signed, place: Place, seed: u32) -> Self {
         let files = u64::from(signed.files);
         let mut random = Random::new(seed.into());
@@ -142,43 +120,29 @@ impl Files {
             },
         };
         Self {
-            place,
-            file_bytes: signed.file_kib as usize * BLOCK_BYTES,
-            generations: vec![0; signed.files as usize],
+            files: Files::new(place, 0, signed.files, signed.file_kib, seed),
             draw,
             write_percent: signed.write_percent,
             random,
-            seed,
-            chunk: vec![0; CHUNK_BYTES],
-            tally: Tally::default(),
         }
-    }
-
-    fn populate(&mut self) -> std::io::Result<()> {
-        for file in 0..self.generations.len() {
-            self.write(file)?;
-        }
-        rustix::fs::sync();
-        Ok(())
     }
 
     /// As many visits as there are files.
     fn round(&mut self) -> std::io::Result<()> {
-        for _ in 0..self.generations.len() {
+        for _ in 0..self.files.len() {
             let file = usize::try_from(self.next()).expect("a 64-bit machine");
             if self.write_percent > 0 && self.random.below(100) < self.write_percent {
-                self.generations[file] += 1;
-                self.write(file)?;
+                self.files.overwrite(file)?;
             } else {
-                self.read(file)?;
+                self.files.read(file)?;
             }
-            self.tally.ops += 1;
+            self.files.tally.ops += 1;
         }
         Ok(())
     }
 
     fn next(&mut self) -> u64 {
-        let files = self.generations.len() as u64;
+        let files = self.files.len() as u64;
         match &mut self.draw {
             Draw::Sequential { next } => {
                 let file = *next;
@@ -198,70 +162,15 @@ impl Files {
             }
         }
     }
-
-    /// The name of a file's first block.
-    fn first(&self, file: usize) -> Name {
-        Name {
-            file: u32::try_from(file).expect("as many as the settings say"),
-            number: 0,
-            generation: self.generations[file],
-            seed: self.seed,
-        }
-    }
-
-    fn open(&self, file: usize, write: bool) -> std::io::Result<File> {
-        let mut options = File::options();
-        options.read(!write).write(write);
-        match &self.place {
-            Place::Folder(folder) => options.create(write).open(folder.join(file.to_string())),
-            Place::Device(path) => {
-                let mut device = options.open(path)?;
-                device.seek(SeekFrom::Start(file as u64 * self.file_bytes as u64))?;
-                Ok(device)
-            }
-        }
-    }
-
-    fn write(&mut self, file: usize) -> std::io::Result<()> {
-        let mut to = self.open(file, true)?;
-        let mut name = self.first(file);
-        let mut left = self.file_bytes;
-        while left > 0 {
-            let chunk = &mut self.chunk[..left.min(CHUNK_BYTES)];
-            sign(chunk, name);
-            to.write_all(chunk)?;
-            left -= chunk.len();
-            name.number += blocks(chunk.len());
-            self.tally.written_bytes += chunk.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, file: usize) -> std::io::Result<()> {
-        let mut from = self.open(file, false)?;
-        let mut name = self.first(file);
-        let mut left = self.file_bytes;
-        while left > 0 {
-            let chunk = &mut self.chunk[..left.min(CHUNK_BYTES)];
-            from.read_exact(chunk)?;
-            verify_blocks(&mut self.tally, chunk, name);
-            left -= chunk.len();
-            name.number += blocks(chunk.len());
-        }
-        Ok(())
-    }
-}
-
-fn blocks(bytes: usize) -> u32 {
-    u32::try_from(bytes / BLOCK_BYTES).expect("at most a chunk")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::os::unix::fs::FileExt as _;
+    use std::path::Path;
 
-    fn files(folder: &Path, order: Order, write_percent: u64) -> Files {
+    use super::*;
+
+    fn visitor(folder: &Path, order: Order, write_percent: u64) -> Visitor {
         let signed = Signed {
             files: 20,
             file_kib: 70,
@@ -270,19 +179,19 @@ mod tests {
             warmup: 0,
             rounds: 1,
         };
-        let mut files = Files::new(&signed, Place::Folder(folder.into()), 5);
-        files.populate().unwrap();
-        files
+        let mut visitor = Visitor::new(&signed, Place::Folder(folder.into()), 5);
+        visitor.files.populate().unwrap();
+        visitor
     }
 
     #[test]
     fn files_are_read_as_they_were_written() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), Order::Random, 50);
+        let mut visitor = visitor(folder.path(), Order::Random, 50);
         for _ in 0..5 {
-            files.round().unwrap();
+            visitor.round().unwrap();
         }
-        let tally = files.tally;
+        let tally = visitor.files.tally;
         assert_eq!((tally.ops, tally.mismatches), (100, 0));
         // 20 files were written to begin with.
         assert_eq!(tally.read_bytes + tally.written_bytes, 120 * (70 << 10));
@@ -290,25 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_and_an_old_block_are_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), Order::Sequential, 0);
-        let path = |number: u32| folder.path().join(number.to_string());
-        let file = File::options().write(true).open(path(3)).unwrap();
-        file.write_all_at(b"x", 65 << 10).unwrap();
-        files.generations[4] = 1;
-        files.round().unwrap();
-        assert_eq!(files.tally.mismatches, 1 + 70);
-    }
-
-    #[test]
     fn a_tenth_of_the_files_is_ten_times_as_popular() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), Order::Class, 0);
+        let mut visitor = visitor(folder.path(), Order::Class, 0);
         let mut visits = vec![0u32; 20];
         let draws = 38_000;
         for _ in 0..draws {
-            visits[usize::try_from(files.next()).unwrap()] += 1;
+            visits[usize::try_from(visitor.next()).unwrap()] += 1;
         }
         visits.sort_unstable();
         // 2 files of weight 10 and 18 of weight 1: 10000 and 1000 visits.
@@ -319,8 +216,8 @@ mod tests {
     #[test]
     fn files_in_order_come_around() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), Order::Sequential, 0);
-        let drawn: Vec<_> = (0..22).map(|_| files.next()).collect();
+        let mut visitor = visitor(folder.path(), Order::Sequential, 0);
+        let drawn: Vec<_> = (0..22).map(|_| visitor.next()).collect();
         assert!(drawn.into_iter().eq((0..20).chain(0..2)));
     }
 }

@@ -1,0 +1,457 @@
+//! VMs of libvirt, by its program `virsh`.
+//!
+//! A monitor serves one client, and libvirt is it: the balloons of its VMs are set and asked through libvirt. `virsh` needs
+//! nothing at build time and cannot bring this process down. It is stopped when its time is over.
+
+use std::fs;
+use std::io::{self, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::VmId;
+use plimsoll_vm::GuestStats;
+
+use crate::follow::{Absence, Follower, Part};
+use crate::{ActuatorError, BalloonSettings, Sent};
+
+/// Longest output taken.
+const OUTPUT_BYTES_MAX: u64 = 16 << 20;
+/// Time between two looks at whether `virsh` has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Where the system's libvirt tells the processes of its VMs.
+const PID_FOLDER: &str = "/run/libvirt/qemu";
+/// Refusals after which nothing was sent to the VM.
+const REFUSALS: &[&str] = &[
+    "failed to connect to the hypervisor",
+    "failed to get domain",
+    "is not running",
+    "without the balloon device",
+    "cannot set memory higher than max",
+];
+
+/// A libvirt, spoken to by `virsh`.
+#[derive(Debug, Clone)]
+pub struct Virsh {
+    uri: String,
+    timeout: Duration,
+}
+
+/// A running VM of libvirt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DomainInfo {
+    /// Its name.
+    pub name: String,
+    /// What libvirt knows it by: a name could be taken for the number of another VM.
+    pub uuid: String,
+    /// Its QEMU process; `None` if it is not the system's libvirt, or it has just ended.
+    pub pid: Option<u32>,
+    /// The most it can have.
+    pub max_bytes: u64,
+    /// What it has, as libvirt last heard.
+    pub actual_bytes: u64,
+}
+
+/// Why `virsh` did not do as told.
+#[derive(Debug, thiserror::Error)]
+enum VirshError {
+    #[error("virsh cannot be started")]
+    Start(#[source] io::Error),
+    #[error("virsh had not ended after {0:?}")]
+    TimedOut(Duration),
+    #[error("virsh ended with {status}: {text}")]
+    Failed { status: ExitStatus, text: String },
+    #[error("virsh says what this program does not know: {0:?}")]
+    Output(String),
+}
+
+impl Virsh {
+    /// Speaks to the libvirt at `uri`, as `qemu:///system`, for at most `timeout` a question.
+    #[must_use]
+    pub fn new(uri: &str, timeout: Duration) -> Self {
+        Self {
+            uri: uri.to_owned(),
+            timeout,
+        }
+    }
+
+    /// Lists the VMs that run.
+    ///
+    /// # Errors
+    ///
+    /// [`ActuatorError::Ask`] if there is no `virsh`, no libvirt, or no answer in time.
+    pub fn domains(&self) -> Result<Vec<DomainInfo>, ActuatorError> {
+        self.run(&["list", "--uuid", "--name"])
+            .and_then(|uuids| {
+                let stats = self.run(&["domstats", "--balloon", "--list-running"])?;
+                Ok(domains_of(&stats, &uuids))
+            })
+            .map_err(|source| ActuatorError::Ask {
+                what: format!("libvirt at {}", self.uri),
+                source: source.into(),
+            })
+    }
+
+    fn run(&self, words: &[&str]) -> Result<String, VirshError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut child = Command::new("virsh")
+            .args(["--quiet", "--connect", &self.uri])
+            .args(words)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(VirshError::Start)?;
+        let output = child.stdout.take().map(read_all);
+        let errors = child.stderr.take().map(read_all);
+        let Some(status) = wait(&mut child, deadline).map_err(VirshError::Start)? else {
+            return Err(VirshError::TimedOut(self.timeout));
+        };
+        let text = |from: Option<Receiver<Vec<u8>>>| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let bytes = from.and_then(|from| from.recv_timeout(left.max(POLL_INTERVAL)).ok());
+            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+        };
+        match status.success() {
+            true => Ok(text(output)),
+            false => Err(VirshError::Failed {
+                status,
+                text: text(errors)
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            }),
+        }
+    }
+}
+
+/// Waits for the end; `None` if the time was over, and it was ended.
+fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            // Fails only if it has just ended.
+            let _ = child.kill();
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Reads all there is, in a thread: two pipes are read at once, and neither can keep us.
+fn read_all(pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (send, received) = channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until it broke is all there is.
+        let _ = pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
+        let _ = send.send(bytes);
+    });
+    received
+}
+
+/// Reads `domstats --balloon`, and `list --uuid --name`. A VM that is not in both, or does not say how much it has, is left
+/// out: it is starting, or ending.
+fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
+    let mut domains = Vec::new();
+    for block in text.split("\n\n") {
+        let mut lines = block.trim_start().lines();
+        let name = lines.next().and_then(|line| {
+            let name = line.strip_prefix("Domain: '")?;
+            name.strip_suffix('\'')
+        });
+        let Some(name) = name else {
+            continue;
+        };
+        let value = |key: &str| {
+            let mut lines = lines.clone();
+            let kib = lines.find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix('='));
+            kib?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let uuid = uuids.lines().find_map(|line| {
+            let (uuid, its) = line.split_once(' ')?;
+            (its.trim() == name).then_some(uuid)
+        });
+        if let (Some(actual_bytes), Some(max_bytes), Some(uuid)) =
+            (value("balloon.current"), value("balloon.maximum"), uuid)
+        {
+            domains.push(DomainInfo {
+                name: name.to_owned(),
+                uuid: uuid.to_owned(),
+                pid: pid_of(name),
+                max_bytes,
+                actual_bytes,
+            });
+        }
+    }
+    domains
+}
+
+fn pid_of(name: &str) -> Option<u32> {
+    let file = format!("{PID_FOLDER}/{name}.pid");
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// What `dommemstat` says.
+struct MemoryStats<'text>(&'text str);
+
+impl MemoryStats<'_> {
+    fn count(&self, key: &str) -> Option<u64> {
+        let mut lines = self.0.lines();
+        lines.find_map(|line| {
+            line.strip_prefix(key)?
+                .strip_prefix(' ')?
+                .trim()
+                .parse()
+                .ok()
+        })
+    }
+
+    fn bytes(&self, key: &str) -> Option<u64> {
+        self.count(key)?.checked_mul(1024)
+    }
+
+    /// What the guest told, `interval_s` apart; `None` if it never told any.
+    fn guest(&self, interval_s: u64) -> Option<GuestStats> {
+        let told_unix_s = self.count("last_update").filter(|&told| told > 0)?;
+        Some(GuestStats {
+            age_s: GuestStats::age_s_of(told_unix_s),
+            interval_s,
+            total_bytes: self.bytes("available"),
+            free_bytes: self.bytes("unused"),
+            available_bytes: self.bytes("usable"),
+            disk_caches_bytes: self.bytes("disk_caches"),
+            major_faults: self.count("major_fault"),
+            minor_faults: self.count("minor_fault"),
+            swap_in_bytes: self.bytes("swap_in"),
+            swap_out_bytes: self.bytes("swap_out"),
+            huge_allocations: self.count("hugetlb_pgalloc"),
+            huge_failures: self.count("hugetlb_pgfail"),
+        })
+    }
+}
+
+/// A VM of libvirt, whose memory is changed through it.
+#[derive(Debug)]
+pub struct Domain {
+    vm: VmId,
+    uuid: String,
+    virsh: Virsh,
+    settings: BalloonSettings,
+    /// The most it can have.
+    max_bytes: u64,
+    /// How often the guest tells its statistics, once that is known.
+    interval_s: Option<u64>,
+    absence: Option<Absence>,
+    follower: Follower,
+}
+
+impl Domain {
+    /// A running VM; nothing is asked yet. Of the settings, the time-out is that of `virsh`.
+    #[must_use]
+    pub fn new(virsh: Virsh, info: &DomainInfo, settings: BalloonSettings) -> Self {
+        Self {
+            vm: VmId(info.name.clone()),
+            uuid: info.uuid.clone(),
+            virsh,
+            settings,
+            max_bytes: info.max_bytes,
+            interval_s: None,
+            absence: None,
+            follower: Follower::new(settings.patience),
+        }
+    }
+
+    /// The VM.
+    #[must_use]
+    pub fn vm(&self) -> &VmId {
+        &self.vm
+    }
+
+    /// Sets how much memory the VM is to have (`setmem --live`), rounded down to 4 KiB.
+    ///
+    /// # Errors
+    ///
+    /// [`ActuatorError::Target`], [`ActuatorError::Set`].
+    pub fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+        let kib = target_bytes / 4096 * 4;
+        let target_bytes = kib * 1024;
+        if !(4096..=self.max_bytes).contains(&target_bytes) {
+            return Err(ActuatorError::Target {
+                what: self.name(),
+                target_bytes,
+                why: format!("expected 4096 to {}, its most", self.max_bytes),
+            });
+        }
+        let told = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
+        let sent = match &told {
+            Err(VirshError::Start(_)) => Sent::No,
+            Err(VirshError::Failed { text, .. })
+                if REFUSALS.iter().any(|refusal| text.contains(refusal)) =>
+            {
+                Sent::No
+            }
+            _ => Sent::Maybe,
+        };
+        if told.is_ok() || sent == Sent::Maybe {
+            self.follower
+                .tell(target_bytes, told.is_ok(), Instant::now());
+        }
+        told.map(drop).map_err(|source| ActuatorError::Set {
+            what: self.name(),
+            target_bytes,
+            sent,
+            source: source.into(),
+        })
+    }
+
+    /// Asks how far the guest has followed, and for its statistics, if it tells any (`dommemstat`).
+    ///
+    /// # Errors
+    ///
+    /// [`ActuatorError::Ask`].
+    pub fn look(&mut self) -> Result<Option<GuestStats>, ActuatorError> {
+        self.ask().map_err(|source| ActuatorError::Ask {
+            what: self.name(),
+            source: source.into(),
+        })
+    }
+
+    /// What is known, by the last look.
+    #[must_use]
+    pub fn part(&self) -> Part {
+        let max_bytes = Some(self.max_bytes);
+        self.follower.part(max_bytes, self.absence, Instant::now())
+    }
+
+    fn name(&self) -> String {
+        format!("the memory of libvirt's VM {}", self.vm)
+    }
+
+    /// Runs a command on this VM.
+    fn run(&self, words: &[&str]) -> Result<String, VirshError> {
+        let (command, rest) = words.split_first().expect("a command");
+        let domain = format!("--domain={}", self.uuid);
+        self.virsh.run(&[&[*command, &domain], rest].concat())
+    }
+
+    fn ask(&mut self) -> Result<Option<GuestStats>, VirshError> {
+        let interval_s = match self.interval_s {
+            Some(interval_s) => interval_s,
+            None => self.begin_stats()?,
+        };
+        let text = self.run(&["dommemstat"])?;
+        let stats = MemoryStats(&text);
+        let now = Instant::now();
+        let Some(actual_bytes) = stats.bytes("actual") else {
+            if stats.count("rss").is_none() {
+                return Err(VirshError::Output(text.chars().take(120).collect()));
+            }
+            self.absence = Some(Absence::NoDevice);
+            self.follower.see(self.max_bytes, now);
+            return Ok(None);
+        };
+        self.follower.see(actual_bytes, now);
+        let guest = stats.guest(interval_s);
+        let silent = guest.is_none() && actual_bytes == self.max_bytes;
+        self.absence = silent.then_some(Absence::NoDriver);
+        Ok(guest)
+    }
+
+    /// Has the guest tell statistics, if nobody has; returns how often.
+    fn begin_stats(&mut self) -> Result<u64, VirshError> {
+        let description = self.run(&["dumpxml"])?;
+        let interval_s = match period_of(&description) {
+            0 if self.settings.stats_interval_s > 0 => {
+                let period = self.settings.stats_interval_s.to_string();
+                match self.run(&["dommemstat", "--period", &period, "--live"]) {
+                    // A VM without a balloon has no statistics.
+                    Err(VirshError::Failed { .. }) => 0,
+                    told => told.map(|_| self.settings.stats_interval_s)?,
+                }
+            }
+            period => period,
+        };
+        self.interval_s = Some(interval_s);
+        Ok(interval_s)
+    }
+}
+
+/// How often a VM's guest tells statistics, by its description, in s; 0: never.
+fn period_of(description: &str) -> u64 {
+    let period = description
+        .split_once("<stats period='")
+        .and_then(|(_, rest)| {
+            let (period, _) = rest.split_once('\'')?;
+            period.parse().ok()
+        });
+    period.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn domains_are_read_and_garbage_is_passed_over() {
+        let text = "Domain: 'a'b'\n  balloon.current=131072\n  balloon.maximum=262144\n\n\
+                    Domain: 'ends'\n\nDomain: 'wrong'\n  balloon.current=-1\n  balloon.maximum=1\n\n\
+                    Domain: 'huge'\n  balloon.current=18446744073709551615\n  balloon.maximum=1\n\nerror\n";
+        let uuids = "1-2 ends\n3-4 a'b\n5-6 wrong\n7-8 huge\n\n";
+        let expected = DomainInfo {
+            name: "a'b".into(),
+            uuid: "3-4".into(),
+            pid: None,
+            max_bytes: 256 << 20,
+            actual_bytes: 128 << 20,
+        };
+        assert_eq!(domains_of(text, uuids), [expected]);
+        assert_eq!(domains_of(text, ""), []);
+        assert_eq!(domains_of("", uuids), []);
+    }
+
+    #[test]
+    fn statistics_are_read_and_what_is_missing_is_none() {
+        let stats = MemoryStats(
+            "actual 1024\nswap_in 0\nmajor_fault 7\nunused 4\nusable x\nlast_update 1\n",
+        );
+        let guest = stats.guest(2).unwrap();
+        let expected = GuestStats {
+            age_s: guest.age_s,
+            interval_s: 2,
+            free_bytes: Some(4096),
+            major_faults: Some(7),
+            swap_in_bytes: Some(0),
+            ..GuestStats::default()
+        };
+        assert_eq!(guest, expected);
+        assert_eq!(stats.bytes("actual"), Some(1 << 20));
+        assert_eq!(MemoryStats("actual 1\nrss 2\n").guest(2), None);
+        assert_eq!(MemoryStats("last_update 0\n").guest(2), None);
+    }
+
+    #[test]
+    fn the_period_is_found_in_a_description() {
+        assert_eq!(
+            period_of("<memballoon model='virtio'>\n<stats period='5'/>"),
+            5
+        );
+        assert_eq!(period_of("<memballoon model='none'/>"), 0);
+        assert_eq!(period_of("<stats period='5"), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_makes_it_panic(text in "((Domain: ')?(balloon.current)?[=' \\n0-9a-z]{0,9}){0,9}") {
+            let _ = domains_of(&text, &text);
+            let _ = MemoryStats(&text).guest(1);
+            let _ = period_of(&text);
+        }
+    }
+}

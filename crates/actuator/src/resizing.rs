@@ -1,0 +1,115 @@
+//! A store whose capacity is set by a call that may take seconds: the call is made by a thread of its own.
+
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread;
+use std::time::Instant;
+
+use crate::follow::{Follower, Part, Patience};
+use crate::{ActuatorError, Sent};
+
+/// Capacity of a store, and how it changes.
+#[derive(Debug)]
+pub(crate) struct Resizing {
+    follower: Follower,
+    running: Option<Running>,
+}
+
+/// A call under way.
+#[derive(Debug)]
+struct Running {
+    target_bytes: u64,
+    ended: Receiver<Result<(), ActuatorError>>,
+}
+
+impl Resizing {
+    pub fn new() -> Self {
+        Self {
+            follower: Follower::new(Patience::default()),
+            running: None,
+        }
+    }
+
+    /// Begins a call; `what` names the store.
+    pub fn begin(
+        &mut self,
+        what: &str,
+        target_bytes: u64,
+        call: impl FnOnce() -> Result<(), ActuatorError> + Send + 'static,
+    ) -> Result<(), ActuatorError> {
+        if let Some(running) = &self.running {
+            return Err(ActuatorError::Busy {
+                what: what.to_owned(),
+                target_bytes: running.target_bytes,
+            });
+        }
+        let (end, ended) = channel();
+        // Who asked may be gone.
+        let run = move || drop(end.send(call()));
+        thread::Builder::new()
+            .name("resize".into())
+            .spawn(run)
+            .map_err(|source| ActuatorError::Set {
+                what: what.to_owned(),
+                target_bytes,
+                sent: Sent::No,
+                source: source.into(),
+            })?;
+        self.running = Some(Running {
+            target_bytes,
+            ended,
+        });
+        Ok(())
+    }
+
+    /// Takes the outcome of a call that has ended; an error if it failed.
+    pub fn settle(&mut self) -> Option<ActuatorError> {
+        let running = self.running.take()?;
+        let target_bytes = running.target_bytes;
+        match running.ended.try_recv() {
+            Err(TryRecvError::Empty) => {
+                self.running = Some(running);
+                None
+            }
+            Ok(Ok(())) => {
+                self.follower.tell(target_bytes, true, Instant::now());
+                None
+            }
+            Ok(Err(error)) => {
+                if error.sent() == Some(Sent::Maybe) {
+                    self.follower.tell(target_bytes, false, Instant::now());
+                }
+                Some(error)
+            }
+            // The call does not panic; if it did, nobody knows what it has done.
+            Err(TryRecvError::Disconnected) => {
+                self.follower.tell(target_bytes, false, Instant::now());
+                None
+            }
+        }
+    }
+
+    /// The capacity, as the store says.
+    pub fn see(&mut self, capacity_bytes: u64) {
+        self.follower.see(capacity_bytes, Instant::now());
+    }
+
+    /// What is known.
+    pub fn part(&self, max_bytes: Option<u64>) -> Part {
+        let part = self.follower.part(max_bytes, None, Instant::now());
+        let Some(running) = &self.running else {
+            return part;
+        };
+        // The answer may be on its way already.
+        let target_bytes = running.target_bytes;
+        Part {
+            target_bytes: Some(target_bytes),
+            in_doubt: true,
+            reserved_bytes: part.reserved_bytes.max(target_bytes),
+            progress: crate::Progress::Following {
+                bytes_per_second: 0,
+                left_bytes: part.actual_bytes.abs_diff(target_bytes),
+            },
+            ..part
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Balloons of monitors and guests that do not do as they should.
+
+mod monitor;
+
+use std::error::Error as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use monitor::{Answer, GREETING, Monitor, now_unix_s};
+use plimsoll_actuator::{
+    Absence, ActuatorError, Balloon, BalloonSettings, Patience, Progress, Sent,
+};
+use plimsoll_flow::VmId;
+
+const MIB: u64 = 1 << 20;
+
+fn balloon_of(monitor: &Monitor) -> Balloon {
+    let settings = BalloonSettings {
+        timeout: Duration::from_secs(1),
+        patience: Patience {
+            stuck_ms: 50,
+            late_ms: 0,
+        },
+        ..BalloonSettings::default()
+    };
+    Balloon::new(
+        VmId("web".into()),
+        monitor.socket.clone(),
+        512 * MIB,
+        settings,
+    )
+}
+
+/// A balloon that was looked at once.
+fn seen(monitor: &Monitor) -> Balloon {
+    let mut balloon = balloon_of(monitor);
+    balloon.look().unwrap();
+    balloon
+}
+
+/// MiB that it has, and that have to be counted.
+fn mib(balloon: &Balloon) -> (u64, u64) {
+    let part = balloon.part();
+    (part.actual_bytes / MIB, part.reserved_bytes / MIB)
+}
+
+/// The error with its causes.
+fn told(error: &ActuatorError) -> String {
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    format!("{error}: {cause}")
+}
+
+#[test]
+fn a_guest_that_follows_is_seen_to() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    assert_eq!(balloon.part().progress, Progress::Untold);
+    balloon.set(256 * MIB + 5000).unwrap();
+    assert_eq!(monitor.targets(), [256 * MIB + 4096]);
+    assert_eq!(mib(&balloon), (512, 512));
+    monitor.state().actual_bytes = 300 << 20;
+    balloon.look().unwrap();
+    let progress = balloon.part().progress;
+    let Progress::Late {
+        left_bytes,
+        bytes_per_second,
+    } = progress
+    else {
+        panic!("{progress:?}");
+    };
+    assert_eq!(left_bytes, 44 * MIB - 4096);
+    assert!(bytes_per_second > 0);
+    monitor.state().actual_bytes = (256 << 20) + 4096;
+    balloon.look().unwrap();
+    assert_eq!(balloon.part().progress, Progress::Reached);
+    assert_eq!(mib(&balloon), (256, 256));
+    balloon.set(512 * MIB).unwrap();
+    assert_eq!(mib(&balloon), (256, 512));
+}
+
+#[test]
+fn a_target_that_cannot_be_is_not_sent() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    for target_bytes in [0, 4095, 513 * MIB, u64::MAX] {
+        let error = balloon.set(target_bytes).unwrap_err();
+        assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
+    }
+    assert_eq!(monitor.targets(), [0; 0]);
+}
+
+#[test]
+fn one_that_does_not_move_is_stuck_and_its_memory_counted() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    balloon.set(128 * MIB).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    balloon.look().unwrap();
+    let part = balloon.part();
+    assert!(
+        matches!(part.progress, Progress::Stuck { left_bytes, .. } if left_bytes == 384 * MIB),
+        "{part:?}"
+    );
+    assert_eq!(mib(&balloon), (512, 512));
+}
+
+#[test]
+fn one_that_gives_more_than_asked_may_take_it_back() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    balloon.set(256 * MIB).unwrap();
+    monitor.state().actual_bytes = 200 << 20;
+    balloon.look().unwrap();
+    assert_eq!(balloon.part().progress, Progress::Reached);
+    assert_eq!(mib(&balloon), (200, 256));
+}
+
+#[test]
+fn one_that_takes_more_than_it_was_given_is_counted_with_it() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    balloon.set(256 * MIB).unwrap();
+    monitor.state().actual_bytes = 256 << 20;
+    balloon.look().unwrap();
+    monitor.state().actual_bytes = 400 << 20;
+    balloon.look().unwrap();
+    assert!(!matches!(balloon.part().progress, Progress::Reached));
+    assert_eq!(mib(&balloon), (400, 400));
+}
+
+#[test]
+fn a_monitor_that_does_not_greet_was_sent_nothing() {
+    for greeting in [
+        Answer::Hang,
+        Answer::Close,
+        Answer::Text("SSH-2.0\n"),
+        Answer::Slowly(Duration::from_millis(100)),
+    ] {
+        let monitor = Monitor::new();
+        let mut balloon = seen(&monitor);
+        monitor.state().quirk = Some((GREETING, greeting));
+        let error = balloon.set(128 * MIB).unwrap_err();
+        assert_eq!(error.sent(), Some(Sent::No), "{greeting:?}");
+        assert!(error.to_string().ends_with("it keeps the target it had"));
+        assert_eq!(monitor.targets(), [0; 0]);
+        assert_eq!(balloon.part().target_bytes, None);
+        let error = balloon.look().unwrap_err();
+        assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+        monitor.state().quirk = None;
+        balloon.set(128 * MIB).unwrap();
+    }
+}
+
+#[test]
+fn a_target_that_is_not_answered_is_counted_beside_the_one_before() {
+    for answer in [
+        Answer::Hang,
+        Answer::Close,
+        Answer::Text("garbage\n"),
+        Answer::Text("{\"return\": {}, \"id\": 77}\n"),
+        Answer::Slowly(Duration::from_millis(100)),
+    ] {
+        let monitor = Monitor::new();
+        let mut balloon = seen(&monitor);
+        balloon.set(256 * MIB).unwrap();
+        monitor.state().actual_bytes = 256 << 20;
+        balloon.look().unwrap();
+        monitor.state().quirk = Some(("balloon", answer));
+        let error = balloon.set(384 * MIB).unwrap_err();
+        assert_eq!(error.sent(), Some(Sent::Maybe), "{answer:?}");
+        assert_eq!(mib(&balloon), (256, 384), "{answer:?}");
+        let error = balloon.set(128 * MIB).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("this target or the one before is in force")
+        );
+        assert_eq!(mib(&balloon), (256, 384), "{answer:?}");
+        assert!(balloon.part().in_doubt);
+        monitor.state().quirk = None;
+        balloon.set(128 * MIB).unwrap();
+        assert_eq!(mib(&balloon), (256, 256), "{answer:?}");
+        assert!(!balloon.part().in_doubt);
+    }
+}
+
+#[test]
+fn a_refusal_leaves_the_target_before() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    balloon.set(256 * MIB).unwrap();
+    let refusal = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"not now\"}, \"id\": 1}\n";
+    monitor.state().quirk = Some(("balloon", Answer::Text(refusal)));
+    let error = balloon.set(128 * MIB).unwrap_err();
+    assert_eq!(error.sent(), Some(Sent::No));
+    assert!(
+        told(&error).contains("not now (GenericError)"),
+        "{}",
+        told(&error)
+    );
+    let part = balloon.part();
+    assert_eq!((part.target_bytes, part.in_doubt), (Some(256 * MIB), false));
+}
+
+#[test]
+fn an_answer_byte_by_byte_is_an_answer() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    monitor.state().quirk = Some(("query-balloon", Answer::Slowly(Duration::from_millis(1))));
+    balloon.look().unwrap();
+    assert_eq!(mib(&balloon), (512, 512));
+}
+
+#[test]
+fn what_was_known_last_stands_when_nothing_is_answered() {
+    for answer in [
+        Answer::Hang,
+        Answer::Close,
+        Answer::Text("garbage\n"),
+        Answer::Text("{\"return\": {\"actual\": -4096}, \"id\": 2}\n"),
+        Answer::Text("{\"return\": {\"actual\": \"all\"}, \"id\": 2}\n"),
+        Answer::Text("{\"return\": [], \"id\": 2}\n"),
+    ] {
+        let mut monitor = Monitor::new();
+        let mut balloon = seen(&monitor);
+        balloon.set(256 * MIB).unwrap();
+        monitor.state().actual_bytes = 300 << 20;
+        balloon.look().unwrap();
+        monitor.state().quirk = Some(("query-balloon", answer));
+        let error = balloon.look().unwrap_err();
+        assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+        assert_eq!(mib(&balloon), (300, 300), "{answer:?}");
+        monitor.end();
+        let error = balloon.look().unwrap_err();
+        assert!(
+            told(&error).contains("nobody speaks QMP"),
+            "{}",
+            told(&error)
+        );
+        assert_eq!(mib(&balloon), (300, 300), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_monitor_never_seen_counts_with_all_ram() {
+    let mut monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    monitor.end();
+    balloon.look().unwrap_err();
+    assert_eq!(mib(&balloon), (512, 512));
+    assert_eq!(balloon.part().age_ms, None);
+    assert_eq!(balloon.set(256 * MIB).unwrap_err().sent(), Some(Sent::No));
+}
+
+#[test]
+fn a_vm_without_a_balloon_keeps_its_ram() {
+    let monitor = Monitor::new();
+    monitor.state().device = false;
+    let mut balloon = balloon_of(&monitor);
+    assert_eq!(balloon.look().unwrap(), None);
+    let absent = Progress::Absent(Absence::NoDevice);
+    assert_eq!(balloon.part().progress, absent);
+    assert_eq!(mib(&balloon), (512, 512));
+    let error = balloon.set(128 * MIB).unwrap_err();
+    assert_eq!(error.sent(), Some(Sent::No));
+    assert_eq!(balloon.part().progress, absent);
+}
+
+#[test]
+fn a_guest_without_a_driver_is_absent_until_it_has_one() {
+    let monitor = Monitor::new();
+    monitor.state().told_unix_s = 0;
+    let mut balloon = balloon_of(&monitor);
+    balloon.look().unwrap();
+    balloon.set(128 * MIB).unwrap();
+    balloon.look().unwrap();
+    let absent = Progress::Absent(Absence::NoDriver);
+    assert_eq!(balloon.part().progress, absent);
+    assert_eq!(mib(&balloon), (512, 512));
+    monitor.state().told_unix_s = now_unix_s();
+    monitor.state().actual_bytes = 128 << 20;
+    balloon.look().unwrap();
+    assert_eq!(balloon.part().progress, Progress::Reached);
+}
+
+#[test]
+fn hot_plugged_ram_counts() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    monitor.state().ram_bytes = 768 << 20;
+    monitor.state().actual_bytes = 768 << 20;
+    balloon.look().unwrap();
+    assert_eq!(balloon.part().max_bytes, Some(768 * MIB));
+    balloon.set(700 * MIB).unwrap();
+}
+
+#[test]
+fn statistics_have_an_age() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    let stats = balloon.look().unwrap().unwrap();
+    assert!(!stats.is_stale(), "{stats:?}");
+    assert_eq!((stats.free_bytes, stats.swap_in_bytes), (Some(MIB), None));
+    assert_eq!(monitor.state().interval_s, 2);
+    monitor.state().told_unix_s = now_unix_s() - 60;
+    let stats = balloon.look().unwrap().unwrap();
+    assert!(stats.is_stale() && stats.age_s >= 60, "{stats:?}");
+}
+
+#[test]
+fn an_interval_that_somebody_has_set_is_kept() {
+    let monitor = Monitor::new();
+    monitor.state().interval_s = 30;
+    monitor.state().told_unix_s = now_unix_s() - 60;
+    let stats = balloon_of(&monitor).look().unwrap().unwrap();
+    assert_eq!((stats.interval_s, stats.is_stale()), (30, false));
+    assert_eq!(monitor.state().interval_s, 30);
+}
+
+#[test]
+fn a_monitor_that_is_taken_says_so_and_is_free_again_later() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    let other = UnixStream::connect(&monitor.socket).unwrap();
+    let error = balloon.set(128 * MIB).unwrap_err();
+    assert_eq!(error.sent(), Some(Sent::No));
+    assert!(
+        told(&error).contains("another client is connected to it"),
+        "{}",
+        told(&error)
+    );
+    drop(other);
+    balloon.set(128 * MIB).unwrap();
+    // Nobody is kept from it between two exchanges.
+    let mut qmp = plimsoll_vm::Qmp::connect(&monitor.socket, Duration::from_secs(5)).unwrap();
+    assert_eq!(qmp.balloon_actual_bytes().unwrap(), 512 * MIB);
+}

@@ -1,0 +1,331 @@
+//! Caches: of daemons that do as they should and of those that do not, of hcache, and of nobody.
+
+mod monitor;
+
+use std::error::Error as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use monitor::Monitor;
+use plimsoll_actuator::{
+    Absence, Actuator, ActuatorError, Balloon, BalloonSettings, Direct, DiskCache, DryRun,
+    HcacheStore, Holding, Look, Progress, Sent, VmMemory, Wish,
+};
+use plimsoll_flow::VmId;
+use plimsoll_hcache::{Store, StoreOptions};
+use plimsoll_ring::{Server, ServerOptions};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a disk daemon has, and how it takes a resize.
+struct State {
+    cache_bytes: u64,
+    resize: Resize,
+    deaf: bool,
+}
+
+enum Resize {
+    Done,
+    Refused,
+    /// It breaks off, having done it or not.
+    Broken {
+        done: bool,
+    },
+    /// When it is told to.
+    Later(mpsc::Receiver<()>),
+}
+
+/// A disk daemon, served until the test's process ends.
+struct Daemon {
+    socket: PathBuf,
+    state: Arc<Mutex<State>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("admin.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let state = Arc::new(Mutex::new(State {
+            cache_bytes: 64 * MIB,
+            resize: Resize::Done,
+            deaf: false,
+        }));
+        let served = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, state) = (stream.unwrap(), Arc::clone(&served));
+                thread::spawn(move || {
+                    let mut line = String::new();
+                    BufReader::new(&stream).read_line(&mut line).unwrap();
+                    if let Some(answer) = answer(&serde_json::from_str(&line).unwrap(), &state) {
+                        writeln!(stream, "{answer}").unwrap();
+                    }
+                });
+            }
+        });
+        Self {
+            socket,
+            state,
+            _folder: folder,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn memory(&self) -> VmMemory {
+        let vm = VmId("web".into());
+        let cache = DiskCache::new(&vm, self.socket.clone(), TIMEOUT);
+        let direct = Direct::Fixed {
+            vm,
+            memory_bytes: 512 * MIB,
+        };
+        VmMemory::new(direct, Some(cache))
+    }
+}
+
+/// An answer, or none.
+fn answer(request: &Value, state: &Mutex<State>) -> Option<Value> {
+    let done = Some(json!({ "schema": 1, "result": null }));
+    let mut locked = state.lock().unwrap();
+    let State {
+        cache_bytes,
+        resize,
+        deaf,
+    } = &mut *locked;
+    if *deaf {
+        return None;
+    }
+    let Some(wanted_bytes) = request["cache_bytes"].as_u64() else {
+        let engine = json!({ "cache_bytes": *cache_bytes, "cached_pages": 16 });
+        return Some(
+            json!({ "schema": 1, "result": { "vm": "web", "machine": { "engine": engine } } }),
+        );
+    };
+    match std::mem::replace(resize, Resize::Done) {
+        Resize::Done => {
+            *cache_bytes = wanted_bytes;
+            done
+        }
+        Resize::Refused => Some(json!({ "schema": 1, "error": "too large" })),
+        Resize::Broken { done } => {
+            if done {
+                *cache_bytes = wanted_bytes;
+            }
+            None
+        }
+        Resize::Later(told) => {
+            drop(locked);
+            told.recv().unwrap();
+            state.lock().unwrap().cache_bytes = wanted_bytes;
+            done
+        }
+    }
+}
+
+/// Looks until no resize is under way.
+fn settled(memory: &mut VmMemory) -> Look {
+    loop {
+        let look = memory.look();
+        if !matches!(look.cache.unwrap().progress, Progress::Following { .. }) {
+            return look;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// MiB that the cache has, and that have to be counted.
+fn mib(look: &Look) -> (u64, u64) {
+    let cache = |holding: Holding| holding.cache_bytes / MIB;
+    (cache(look.holding()), cache(look.reserved()))
+}
+
+#[test]
+fn a_cache_that_is_set_counts_with_its_larger_size_until_it_is() {
+    let daemon = Daemon::new();
+    let mut memory = daemon.memory();
+    let look = memory.look();
+    assert_eq!(mib(&look), (64, 64));
+    assert_eq!(look.disk.unwrap().cached_pages, 16);
+    assert_eq!(look.cache.unwrap().progress, Progress::Untold);
+
+    for (target_mib, meanwhile) in [(128, (64, 128)), (32, (128, 128))] {
+        let (tell, told) = mpsc::channel();
+        daemon.state().resize = Resize::Later(told);
+        memory.set_cache(target_mib * MIB).unwrap();
+        assert_eq!(mib(&memory.look()), meanwhile);
+        let error = memory.set_cache(MIB).unwrap_err();
+        assert!(matches!(error, ActuatorError::Busy { .. }), "{error}");
+        tell.send(()).unwrap();
+        let look = settled(&mut memory);
+        assert_eq!(mib(&look), (target_mib, target_mib));
+        assert_eq!(look.cache.unwrap().progress, Progress::Reached);
+        assert!(look.failures.is_empty(), "{look:?}");
+    }
+}
+
+#[test]
+fn a_refused_size_leaves_the_one_before() {
+    let daemon = Daemon::new();
+    let mut memory = daemon.memory();
+    memory.look();
+    daemon.state().resize = Resize::Refused;
+    memory.set_cache(1 << 40).unwrap();
+    let look = settled(&mut memory);
+    assert_eq!(mib(&look), (64, 64));
+    assert_eq!(look.cache.unwrap().target_bytes, None);
+    let [error] = &look.failures[..] else {
+        panic!("{look:?}");
+    };
+    assert_eq!(error.sent(), Some(Sent::No));
+    let cause = error.source().unwrap().to_string();
+    assert_eq!(cause, "the daemon refuses: too large");
+}
+
+#[test]
+fn a_resize_that_broke_off_is_in_doubt_whether_it_was_done_or_not() {
+    for done in [false, true] {
+        let daemon = Daemon::new();
+        let mut memory = daemon.memory();
+        memory.look();
+        daemon.state().resize = Resize::Broken { done };
+        memory.set_cache(128 * MIB).unwrap();
+        // A look may come in the middle.
+        let failures = loop {
+            let look = memory.look();
+            if !look.failures.is_empty() {
+                break look.failures;
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(failures[0].sent(), Some(Sent::Maybe));
+        let look = memory.look();
+        assert_eq!(mib(&look), (if done { 128 } else { 64 }, 128));
+        assert!(look.cache.unwrap().in_doubt);
+        memory.set_cache(64 * MIB).unwrap();
+        let look = settled(&mut memory);
+        assert_eq!(mib(&look), (64, 64));
+        assert!(!look.cache.unwrap().in_doubt);
+    }
+}
+
+#[test]
+fn a_daemon_that_says_nothing_leaves_what_was_known() {
+    let daemon = Daemon::new();
+    let mut memory = daemon.memory();
+    memory.look();
+    daemon.state().deaf = true;
+    let look = memory.look();
+    assert_eq!((mib(&look), &look.disk), ((64, 64), &None));
+    assert!(
+        matches!(look.failures[..], [ActuatorError::Ask { .. }]),
+        "{look:?}"
+    );
+    std::fs::remove_file(&daemon.socket).unwrap();
+    memory.set_cache(32 * MIB).unwrap();
+    let look = settled(&mut memory);
+    assert_eq!(mib(&look), (64, 64));
+    assert_eq!(look.failures[0].sent(), Some(Sent::No));
+}
+
+#[test]
+fn a_vm_without_monitor_or_cache_cannot_be_changed() {
+    let direct = Direct::Fixed {
+        vm: VmId("plain".into()),
+        memory_bytes: 512 * MIB,
+    };
+    let mut memory = VmMemory::new(direct, None);
+    let look = memory.look();
+    assert_eq!(look.holding().bytes(), 512 * MIB);
+    assert_eq!(look.reserved(), look.holding());
+    assert_eq!(look.direct.progress, Progress::Absent(Absence::NoDevice));
+    assert!(look.cache.is_none() && look.failures.is_empty());
+    let error = memory.set_direct(MIB).unwrap_err();
+    assert!(matches!(error, ActuatorError::NoBalloon(_)), "{error}");
+    let error = memory.set_cache(MIB).unwrap_err();
+    assert!(matches!(error, ActuatorError::NoCache(_)), "{error}");
+}
+
+#[test]
+fn a_dry_run_moves_nothing_and_tells_what_it_would() {
+    let (daemon, monitor) = (Daemon::new(), Monitor::new());
+    let vm = VmId("web".into());
+    let settings = BalloonSettings::default();
+    let balloon = Balloon::new(vm.clone(), monitor.socket.clone(), 512 * MIB, settings);
+    let cache = DiskCache::new(&vm, daemon.socket.clone(), TIMEOUT);
+    let memory = VmMemory::new(Direct::Balloon(Box::new(balloon)), Some(cache));
+    let mut dry = DryRun::new(memory);
+    let had = dry.look().holding();
+    dry.set_direct(256 * MIB).unwrap();
+    dry.set_cache(320 * MIB).unwrap();
+    let look = dry.look();
+    assert_eq!((look.holding(), look.reserved()), (had, had));
+    assert!(look.is_settled());
+    assert_eq!(monitor.targets(), [0; 0]);
+    assert_eq!(daemon.state().cache_bytes, 64 * MIB);
+    let wish = Wish {
+        had: Some(had),
+        direct_bytes: Some(256 * MIB),
+        cache_bytes: Some(320 * MIB),
+    };
+    assert_eq!(dry.take_wish(), Some(wish));
+    assert_eq!(dry.take_wish(), None);
+}
+
+#[test]
+fn hcache_is_set_and_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hcache");
+    let mut options = StoreOptions::new(16 << 20);
+    options.max_capacity_bytes = 32 << 20;
+    let store = Store::new(options).unwrap();
+    let server = Arc::new(Server::bind(&path, store.clone(), ServerOptions::default()).unwrap());
+    let (stop, running) = (server.stop_handle(), Arc::clone(&server));
+    let stats = move || {
+        let stats = store.stats();
+        json!({ "store": {
+            "capacity_bytes": stats.capacity_bytes,
+            "max_capacity_bytes": stats.max_capacity_bytes,
+        }})
+        .to_string()
+    };
+    let thread = thread::spawn(move || running.run(&stats).unwrap());
+
+    let mut hcache = HcacheStore::new(path, Duration::from_secs(20));
+    let until_settled = |hcache: &mut HcacheStore| loop {
+        let failures = hcache.look();
+        if !matches!(hcache.part().progress, Progress::Following { .. }) {
+            return failures;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert!(hcache.look().is_empty());
+    assert_eq!(hcache.part().actual_bytes, 16 * MIB);
+    assert_eq!(hcache.part().max_bytes, Some(32 * MIB));
+    hcache.set(24 * MIB).unwrap();
+    assert_eq!(hcache.part().reserved_bytes, 24 * MIB);
+    assert!(until_settled(&mut hcache).is_empty());
+    assert_eq!(hcache.part().actual_bytes, 24 * MIB);
+    hcache.set(64 * MIB).unwrap();
+    let failures = until_settled(&mut hcache);
+    assert_eq!(failures[0].sent(), Some(Sent::No), "{failures:?}");
+    assert_eq!(hcache.part().reserved_bytes, 24 * MIB);
+    stop.stop();
+    thread.join().unwrap();
+    drop(server);
+    let failures = hcache.look();
+    assert!(
+        matches!(failures[..], [ActuatorError::Ask { .. }]),
+        "{failures:?}"
+    );
+    assert_eq!(hcache.part().actual_bytes, 24 * MIB);
+}

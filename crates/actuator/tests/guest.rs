@@ -1,0 +1,187 @@
+//! Balloons of real guests.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::{
+    Absence, Actuator, Balloon, BalloonSettings, Direct, Look, Patience, Progress, VmMemory,
+    ram_held_bytes,
+};
+use plimsoll_vm::{AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage};
+
+const MIB: u64 = 1 << 20;
+/// How long an emulated guest may take on a loaded host.
+const LONG: Duration = Duration::from_secs(180);
+
+/// A guest and its memory; `None` where no guest can run.
+fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
+    let name = format!("{}-{}", config.name, std::process::id());
+    let config = GuestConfig {
+        name,
+        accelerator: AcceleratorChoice::Tcg,
+        ..config
+    };
+    let qemu = Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    if let Err(error) = qemu {
+        eprintln!("SKIPPED: qemu-system-x86_64: {error}");
+        return None;
+    }
+    let image = GuestImage::for_guest(&config)
+        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .ok()?;
+    let mut guest = Guest::start(&image, &config).unwrap();
+    let vm = guest.vm().unwrap();
+    // The connection only shows that the monitor is there.
+    drop(guest.qmp().unwrap());
+    let settings = BalloonSettings {
+        timeout: Duration::from_secs(20),
+        patience: Patience {
+            stuck_ms: 5000,
+            late_ms: 1000,
+        },
+        stats_interval_s: 1,
+    };
+    let balloon = Balloon::new(vm.id, vm.qmp_socket.unwrap(), vm.memory_bytes, settings);
+    let memory = VmMemory::new(Direct::Balloon(Box::new(balloon)), None);
+    let is_up = |event: &ConsoleEvent| {
+        matches!(
+            event,
+            ConsoleEvent::Round { .. } | ConsoleEvent::Ready { .. }
+        )
+    };
+    guest.wait_for(LONG, is_up).unwrap();
+    Some((guest, memory))
+}
+
+/// Looks until it `is_so`.
+fn look_until(memory: &mut VmMemory, is_so: impl Fn(&Look) -> bool) -> Look {
+    let start = Instant::now();
+    loop {
+        let asked = Instant::now();
+        let look = memory.look();
+        let took = asked.elapsed();
+        assert!(look.failures.is_empty(), "{look:?}");
+        assert!(
+            look.reserved().direct_bytes >= look.holding().direct_bytes,
+            "{look:?}"
+        );
+        if is_so(&look) {
+            println!(
+                "{:.1} s: {:?}; a look takes {took:?}",
+                start.elapsed().as_secs_f64(),
+                look.direct.progress
+            );
+            return look;
+        }
+        assert!(start.elapsed() < LONG, "{look:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn is_reached(look: &Look) -> bool {
+    look.direct.progress == Progress::Reached
+}
+
+#[test]
+fn a_guest_gives_memory_and_takes_it_back() {
+    let Some((mut guest, mut memory)) = start(GuestConfig {
+        balloon: true,
+        ..GuestConfig::new("balloon", "workload=zipf mib=32 seconds=0")
+    }) else {
+        return;
+    };
+    let look = look_until(&mut memory, |look| look.guest.is_some());
+    assert_eq!(look.direct.progress, Progress::Untold);
+    assert_eq!(look.holding().direct_bytes, 192 * MIB);
+    let before = look.guest.unwrap().total_bytes.unwrap();
+    let vm = guest.vm().unwrap();
+    let held_before = ram_held_bytes(&vm).unwrap();
+    assert!(
+        (32 * MIB..=192 * MIB).contains(&held_before),
+        "{held_before}"
+    );
+
+    memory.set_direct(128 * MIB).unwrap();
+    let look = look_until(&mut memory, is_reached);
+    assert_eq!(look.holding().direct_bytes, 128 * MIB);
+    assert_eq!(look.reserved().direct_bytes, 128 * MIB);
+    let held = ram_held_bytes(&vm).unwrap();
+    assert!(held <= 128 * MIB, "{held}");
+    println!(
+        "the host held {} MiB, then {}",
+        held_before / MIB,
+        held / MIB
+    );
+    // The guest says so too, once it is asked again.
+    look_until(&mut memory, |look| {
+        let stats = look.guest.unwrap();
+        !stats.is_stale() && stats.total_bytes == Some(before - 64 * MIB)
+    });
+
+    memory.set_direct(192 * MIB).unwrap();
+    assert_eq!(memory.look().reserved().direct_bytes, 192 * MIB);
+    let look = look_until(&mut memory, is_reached);
+    assert_eq!(look.holding().direct_bytes, 192 * MIB);
+    let goes_on = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Round { mismatches: 0, .. });
+    guest.wait_for(LONG, goes_on).unwrap();
+
+    // A guest that is stopped tells nothing and follows nothing.
+    let mut qmp = guest.qmp().unwrap();
+    qmp.stop().unwrap();
+    drop(qmp);
+    memory.set_direct(128 * MIB).unwrap();
+    let look = look_until(&mut memory, |look| {
+        let stuck = matches!(look.direct.progress, Progress::Stuck { .. });
+        stuck && look.guest.unwrap().is_stale()
+    });
+    assert_eq!(look.holding().direct_bytes, 192 * MIB);
+    guest.kill();
+    let look = memory.look();
+    assert_eq!(look.failures.len(), 1, "{look:?}");
+    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    assert_eq!(
+        ram_held_bytes(&vm).unwrap_err().kind(),
+        std::io::ErrorKind::NotFound
+    );
+}
+
+#[test]
+fn a_guest_that_cannot_give_is_stuck_and_comes_back() {
+    let Some((mut guest, mut memory)) = start(GuestConfig {
+        balloon: true,
+        memory_mib: 128,
+        ..GuestConfig::new("stuck", "workload=idle")
+    }) else {
+        return;
+    };
+    look_until(&mut memory, |look| look.guest.is_some());
+    memory.set_direct(8 * MIB).unwrap();
+    let look = look_until(&mut memory, |look| {
+        matches!(look.direct.progress, Progress::Stuck { .. })
+    });
+    let has = look.holding().direct_bytes;
+    assert!((9 * MIB..128 * MIB).contains(&has), "{look:?}");
+    assert_eq!(look.reserved().direct_bytes, has);
+    memory.set_direct(128 * MIB).unwrap();
+    look_until(&mut memory, is_reached);
+    assert!(!guest.has_ended());
+}
+
+#[test]
+fn a_guest_without_a_driver_ignores_its_target() {
+    let Some((_guest, mut memory)) = start(GuestConfig {
+        extra_arguments: vec!["-device".into(), "virtio-balloon-pci".into()],
+        ..GuestConfig::new("driverless", "workload=idle")
+    }) else {
+        return;
+    };
+    memory.set_direct(100 * MIB).unwrap();
+    let look = memory.look();
+    let absent = Progress::Absent(Absence::NoDriver);
+    assert_eq!(look.direct.progress, absent);
+    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    assert_eq!(look.guest, None);
+}

@@ -1,0 +1,175 @@
+//! A VM of a real libvirt.
+#![cfg(feature = "libvirt")]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::{
+    Actuator, ActuatorError, BalloonSettings, Direct, Domain, DomainInfo, Progress, Sent, Virsh,
+    VmMemory,
+};
+use plimsoll_vm::{GuestConfig, GuestImage, QemuVm};
+
+const MIB: u64 = 1 << 20;
+const URI: &str = "qemu:///system";
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an emulated guest may take on a loaded host.
+const LONG: Duration = Duration::from_secs(180);
+
+/// A running domain; it goes with this.
+struct Running {
+    name: String,
+    _folder: tempfile::TempDir,
+}
+
+fn virsh(words: &[&str]) -> bool {
+    let mut command = Command::new("virsh");
+    command.args(["--quiet", "--connect", URI]).args(words);
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        virsh(&["destroy", &self.name]);
+    }
+}
+
+/// Starts a domain of 192 MiB; `None` where there is no libvirt or no image.
+fn start(balloon: &str) -> Option<Running> {
+    if !virsh(&["version"]) {
+        eprintln!("SKIPPED: there is no libvirt at {URI}");
+        return None;
+    }
+    let config = GuestConfig {
+        balloon: true,
+        ..GuestConfig::new("libvirt", "")
+    };
+    let image = GuestImage::for_guest(&config)
+        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .ok()?;
+    // libvirt's QEMU is another user, who must be able to read them.
+    let folder = tempfile::tempdir().unwrap();
+    let readable = |path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    readable(folder.path(), 0o755);
+    let (kernel, initrd) = (folder.path().join("vmlinuz"), folder.path().join("initrd"));
+    for (from, to) in [(&image.kernel, &kernel), (&image.initrd, &initrd)] {
+        fs::copy(from, to).unwrap();
+        readable(to, 0o644);
+    }
+    let name = format!("plimsoll-{balloon}-{}", std::process::id());
+    let description = format!(
+        "<domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>\
+         <os><type arch='x86_64' machine='q35'>hvm</type><kernel>{}</kernel><initrd>{}</initrd>\
+         <cmdline>console=ttyS0 quiet panic=-1 no_timer_check plimsoll.workload=idle</cmdline></os>\
+         <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\
+         <on_reboot>destroy</on_reboot><devices><memballoon model='{balloon}'/></devices></domain>",
+        kernel.display(),
+        initrd.display()
+    );
+    let file = folder.path().join("domain.xml");
+    fs::write(&file, description).unwrap();
+    let running = Running {
+        name,
+        _folder: folder,
+    };
+    assert!(virsh(&["create", file.to_str().unwrap()]));
+    Some(running)
+}
+
+fn info_of(running: &Running) -> DomainInfo {
+    let domains = Virsh::new(URI, TIMEOUT).domains().unwrap();
+    let info = domains.into_iter().find(|info| info.name == running.name);
+    info.unwrap()
+}
+
+fn memory_of(info: &DomainInfo) -> VmMemory {
+    let settings = BalloonSettings {
+        stats_interval_s: 1,
+        ..BalloonSettings::default()
+    };
+    let domain = Domain::new(Virsh::new(URI, TIMEOUT), info, settings);
+    VmMemory::new(Direct::Libvirt(Box::new(domain)), None)
+}
+
+#[test]
+fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
+    let Some(running) = start("virtio") else {
+        return;
+    };
+    let info = info_of(&running);
+    assert_eq!((info.max_bytes, info.actual_bytes), (192 * MIB, 192 * MIB));
+    // It is found as any other VM, by the same name.
+    let vm = QemuVm::of_pid(info.pid.unwrap()).unwrap();
+    assert_eq!(vm.id.0, info.name);
+    let mut memory = memory_of(&info);
+    assert_eq!(*memory.vm(), vm.id);
+    let until = |memory: &mut VmMemory, is_so: &dyn Fn(&plimsoll_actuator::Look) -> bool| {
+        let start = Instant::now();
+        loop {
+            let look = memory.look();
+            assert!(look.failures.is_empty(), "{look:?}");
+            if is_so(&look) {
+                return look;
+            }
+            assert!(start.elapsed() < LONG, "{look:?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    until(&mut memory, &|look| look.guest.is_some());
+    for target_bytes in [128 * MIB, 192 * MIB] {
+        memory.set_direct(target_bytes).unwrap();
+        let look = until(&mut memory, &|look| {
+            look.direct.progress == Progress::Reached
+        });
+        assert_eq!(look.holding().direct_bytes, target_bytes);
+        let free_bytes = look.guest.unwrap().free_bytes;
+        assert!(free_bytes.is_some_and(|free| free > 0), "{look:?}");
+    }
+    let error = memory.set_direct(193 * MIB).unwrap_err();
+    assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
+    drop(running);
+    let look = memory.look();
+    assert!(
+        matches!(look.failures[..], [ActuatorError::Ask { .. }]),
+        "{look:?}"
+    );
+    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    let error = memory.set_direct(128 * MIB).unwrap_err();
+    assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
+}
+
+#[test]
+fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
+    let Some(running) = start("none") else {
+        return;
+    };
+    let mut memory = memory_of(&info_of(&running));
+    let look = memory.look();
+    assert!(
+        matches!(look.direct.progress, Progress::Absent(_)),
+        "{look:?}"
+    );
+    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    let error = memory.set_direct(128 * MIB).unwrap_err();
+    assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
+}
+
+#[test]
+fn without_libvirt_nothing_was_sent() {
+    let virsh = Virsh::new("qemu+unix:///system?socket=/nonexistent", TIMEOUT);
+    let error = virsh.domains().unwrap_err();
+    assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+    let info = DomainInfo {
+        name: "web".into(),
+        uuid: "7439cc3f-a71c-4ca7-b846-55793d6c6c2c".into(),
+        pid: None,
+        max_bytes: 192 * MIB,
+        actual_bytes: 192 * MIB,
+    };
+    let mut domain = Domain::new(virsh, &info, BalloonSettings::default());
+    domain.look().unwrap_err();
+    assert_eq!(domain.set(MIB).unwrap_err().sent(), Some(Sent::No));
+    assert_eq!(domain.part().reserved_bytes, 192 * MIB);
+}

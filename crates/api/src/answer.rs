@@ -1,0 +1,49 @@
+//! What the daemon answers beside the forms of [`vm`](crate::vm), [`decision`](crate::decision) and
+//! [`request`](crate::request).
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::decision::Decision;
+use crate::plan::PlanJson;
+use crate::vm::VmSummary;
+
+/// The VMs of a host: the answer to `GET /v1/vms`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmsView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// By name.
+    pub vms: Vec<VmSummary>,
+}
+
+/// What `apply` would carry out: the answer to `GET /v1/plan`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProposalView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The decision that waits, without its `inputs`; `null` if nothing is worth a move.
+    pub proposal: Option<Decision>,
+}
+
+/// Whether a decision follows from what was recorded of it: the answer to `GET /v1/decisions/{id}/replay`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReplayView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The decision's number.
+    pub id: u64,
+    /// Whether the policy gives the recorded plan again.
+    pub agrees: bool,
+    /// What it gives now; `null` if it refuses.
+    pub plan: Option<PlanJson>,
+    /// In a sentence.
+    pub why: String,
+}
+
+/// The answer to what has no other: it was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Done {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+}

@@ -1,0 +1,552 @@
+//! A client of the daemon, over its Unix socket; it blocks.
+//!
+//! Each request is a connection of its own: a daemon that was started anew in between is no error.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::runtime::{self, Runtime};
+use tokio::time;
+
+use crate::answer::{Done, ProposalView, ReplayView, VmsView};
+use crate::curve_json::CurveJson;
+use crate::decision::{Decision, DecisionsView};
+use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
+use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
+
+/// How long a request may take: the daemon itself gives up on its turn loop after 15 s.
+pub const TIME_OUT: Duration = Duration::from_secs(20);
+/// Longest answer that is taken.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// What stands for itself in a part of a path, and in a value of a query.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+/// Why there is no answer, or not the one asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody serves there, or not for us. Nothing was asked.
+    #[error("cannot reach plimsolld at {}", socket.display())]
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The daemon says no, and why.
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+    /// What came back is no answer. What was asked for may or may not have been done.
+    #[error("no usable answer from plimsolld to {request}: {why}")]
+    Protocol {
+        /// The request: method and path.
+        request: String,
+        /// What was wrong.
+        why: String,
+    },
+}
+
+impl ClientError {
+    /// Whether the socket is there, and we may not open it.
+    #[must_use]
+    pub fn is_permission_denied(&self) -> bool {
+        matches!(self, Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// What the daemon refused for, if it did.
+    #[must_use]
+    pub fn refusal_kind(&self) -> Option<RefusalKind> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.kind),
+            _ => None,
+        }
+    }
+}
+
+/// A daemon that was reached.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    runtime: Runtime,
+}
+
+impl Client {
+    /// Finds the daemon that serves at `socket`.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Unreachable`] if none does, or its socket may not be opened.
+    pub fn connect(socket: &Path) -> Result<Self, ClientError> {
+        let unreachable = |source| ClientError::Unreachable {
+            socket: socket.to_owned(),
+            source,
+        };
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(unreachable)?;
+        let client = Self {
+            socket: socket.to_owned(),
+            runtime,
+        };
+        client.runtime.block_on(client.open())?;
+        Ok(client)
+    }
+
+    /// The host and its VMs.
+    ///
+    /// # Errors
+    ///
+    /// Every [`ClientError`], as with all requests.
+    pub fn host(&self) -> Result<HostView, ClientError> {
+        self.get("/v1/host")
+    }
+
+    /// The VMs, by name.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn vms(&self) -> Result<Vec<VmSummary>, ClientError> {
+        Ok(self.get::<VmsView>("/v1/vms")?.vms)
+    }
+
+    /// A VM in full.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such VM.
+    pub fn vm(&self, vm: &str) -> Result<VmView, ClientError> {
+        self.get(&of_vm(vm, ""))
+    }
+
+    /// A VM's curve.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such VM, or it has no curve yet.
+    pub fn curve(&self, vm: &str) -> Result<CurveJson, ClientError> {
+        self.get(&of_vm(vm, "/curve"))
+    }
+
+    /// A VM's history in at most `points` moments; without bounds the last hour.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if nothing is known of such a VM.
+    pub fn history(
+        &self,
+        vm: &str,
+        since_unix_ms: Option<u64>,
+        until_unix_ms: Option<u64>,
+        points: Option<usize>,
+    ) -> Result<HistoryView, ClientError> {
+        let query = query(&[
+            ("since_unix_ms", since_unix_ms.map(|ms| ms.to_string())),
+            ("until_unix_ms", until_unix_ms.map(|ms| ms.to_string())),
+            ("points", points.map(|points| points.to_string())),
+        ]);
+        self.get(&of_vm(vm, &format!("/history{query}")))
+    }
+
+    /// Where in its RAM a VM is busy.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such VM, or it is not traced.
+    pub fn heatmap(&self, vm: &str) -> Result<HeatmapView, ClientError> {
+        self.get(&of_vm(vm, "/heatmap"))
+    }
+
+    /// What a VM would suffer or gain at another size.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such VM.
+    pub fn vm_what_if(&self, vm: &str, size_bytes: u64) -> Result<VmWhatIf, ClientError> {
+        self.get(&of_vm(vm, &format!("/whatif?size_bytes={size_bytes}")))
+    }
+
+    /// How the host would be divided if it lost memory (below zero: won).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn host_what_if(&self, lose_bytes: i64) -> Result<HostWhatIf, ClientError> {
+        self.get(&format!("/v1/whatif?lose_bytes={lose_bytes}"))
+    }
+
+    /// What [`apply`](Self::apply) would carry out, if anything.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn proposal(&self) -> Result<Option<Decision>, ClientError> {
+        Ok(self.get::<ProposalView>("/v1/plan")?.proposal)
+    }
+
+    /// At most `limit` decisions, newest first: those that touch `vm`, and are older than number `before`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn decisions(
+        &self,
+        vm: Option<&str>,
+        before: Option<u64>,
+        limit: Option<usize>,
+    ) -> Result<Vec<Decision>, ClientError> {
+        let query = query(&[
+            ("vm", vm.map(encoded)),
+            ("before", before.map(|id| id.to_string())),
+            ("limit", limit.map(|limit| limit.to_string())),
+        ]);
+        Ok(self
+            .get::<DecisionsView>(&format!("/v1/decisions{query}"))?
+            .decisions)
+    }
+
+    /// A decision with all that led to it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such decision.
+    pub fn decision(&self, id: u64) -> Result<Decision, ClientError> {
+        self.get(&format!("/v1/decisions/{id}"))
+    }
+
+    /// Whether a decision follows from what was recorded of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such decision, or no policy took it.
+    pub fn replay(&self, id: u64) -> Result<ReplayView, ClientError> {
+        self.get(&format!("/v1/decisions/{id}/replay"))
+    }
+
+    /// The decisions that touched a VM, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if nothing is known of such a VM.
+    pub fn explain(&self, vm: &str) -> Result<Vec<Decision>, ClientError> {
+        Ok(self.get::<DecisionsView>(&of_vm(vm, "/explain"))?.decisions)
+    }
+
+    /// Carries out a proposal; the answer is the decision as it begins.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn apply(&self, choice: Choice) -> Result<Decision, ClientError> {
+        self.post("/v1/apply", &choice)
+    }
+
+    /// Takes a decision back; the answer is the decision that does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn roll_back(&self, choice: Choice) -> Result<Decision, ClientError> {
+        self.post("/v1/rollback", &choice)
+    }
+
+    /// Has nothing moved from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn pause(&self) -> Result<(), ClientError> {
+        self.post::<_, Done>("/v1/pause", &Nothing {}).map(drop)
+    }
+
+    /// Takes [`pause`](Self::pause) back.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn resume(&self) -> Result<(), ClientError> {
+        self.post::<_, Done>("/v1/resume", &Nothing {}).map(drop)
+    }
+
+    /// Has the configuration read again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if it is wrong, the old one then stands.
+    pub fn reload(&self) -> Result<(), ClientError> {
+        self.post::<_, Done>("/v1/reload", &Nothing {}).map(drop)
+    }
+
+    /// Changes what a VM is promised.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn set(&self, vm: &str, change: &SettingsChange) -> Result<VmSummary, ClientError> {
+        self.patch(&of_vm(vm, ""), change)
+    }
+
+    /// Gets `path`, its parts and its query percent-encoded.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
+        self.ask(Method::GET, path, Bytes::new())
+    }
+
+    /// Posts `body` to `path`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn post<B: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<A, ClientError> {
+        let body = json(&Method::POST, path, body)?;
+        self.ask(Method::POST, path, body)
+    }
+
+    /// Patches `path` with `body`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host).
+    pub fn patch<B: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<A, ClientError> {
+        let body = json(&Method::PATCH, path, body)?;
+        self.ask(Method::PATCH, path, body)
+    }
+
+    fn ask<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<A, ClientError> {
+        let request = format!("{method} {path}");
+        let protocol = |why: String| ClientError::Protocol {
+            request: request.clone(),
+            why,
+        };
+        let (status, answer) = self.runtime.block_on(async {
+            time::timeout(TIME_OUT, self.converse(method, path, body))
+                .await
+                .unwrap_or_else(|_| Err(protocol(format!("none within {TIME_OUT:?}"))))
+        })?;
+        if status.is_success() {
+            serde_json::from_slice(&answer).map_err(|error| protocol(error.to_string()))
+        } else {
+            let refusal = serde_json::from_slice(&answer);
+            Err(refusal.map_or_else(
+                |_| protocol(format!("status {status} without a reason")),
+                ClientError::Refused,
+            ))
+        }
+    }
+
+    /// Sends a request and takes its answer.
+    async fn converse(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let said = format!("{method} {path}");
+        let protocol = |why: String| ClientError::Protocol { request: said, why };
+        let request = match Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+        {
+            Ok(request) => request,
+            Err(error) => return Err(protocol(error.to_string())),
+        };
+        let stream = TokioIo::new(self.open().await?);
+        let exchange = async {
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(stream)
+                .await
+                .map_err(|error| error.to_string())?;
+            let driver = tokio::spawn(connection);
+            let answer = async {
+                let answer = sender.send_request(request).await?;
+                let status = answer.status();
+                let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
+                Ok((status, body.collect().await?.to_bytes()))
+            };
+            let answer: Result<_, Box<dyn Error + Send + Sync>> = answer.await;
+            driver.abort();
+            answer.map_err(|error| error.to_string())
+        };
+        exchange.await.map_err(protocol)
+    }
+
+    /// Opens a connection.
+    async fn open(&self) -> Result<UnixStream, ClientError> {
+        time::timeout(TIME_OUT, UnixStream::connect(&self.socket))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|source| ClientError::Unreachable {
+                socket: self.socket.clone(),
+                source,
+            })
+    }
+}
+
+/// The body of what needs none.
+#[derive(Serialize)]
+struct Nothing {}
+
+/// `body` as JSON.
+fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, ClientError> {
+    let text = serde_json::to_vec(body).map_err(|error| ClientError::Protocol {
+        request: format!("{method} {path}"),
+        why: format!("its body is none: {error}"),
+    })?;
+    Ok(text.into())
+}
+
+/// The path of something of a VM's.
+fn of_vm(vm: &str, rest: &str) -> String {
+    format!("/v1/vms/{}{rest}", encoded(vm))
+}
+
+/// A name as a part of a path, or a value of a query.
+fn encoded(name: &str) -> String {
+    utf8_percent_encode(name, PLAIN).to_string()
+}
+
+/// Those of `values` that are there, as a query.
+fn query(values: &[(&str, Option<String>)]) -> String {
+    let mut query = String::new();
+    for (key, value) in values {
+        if let Some(value) = value {
+            query.push(if query.is_empty() { '?' } else { '&' });
+            query.push_str(key);
+            query.push('=');
+            query.push_str(value);
+        }
+    }
+    query
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    /// What a client gets to hear from a server that says `answer` to everything, and what it asked.
+    fn asked(
+        answer: &'static [u8],
+        ask: impl FnOnce(&Client) -> Result<(), ClientError>,
+    ) -> (Result<(), ClientError>, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            // The first connection only tries whether somebody serves.
+            drop(listener.accept().unwrap());
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = vec![0; 4096];
+            let read = stream.read(&mut request).unwrap();
+            // A client that has heard enough closes.
+            let _ = stream.write_all(answer);
+            String::from_utf8_lossy(&request[..read]).into_owned()
+        });
+        let result = ask(&Client::connect(&socket).unwrap());
+        (result, server.join().unwrap())
+    }
+
+    #[test]
+    fn names_and_queries_arrive_as_they_were_meant() {
+        let done = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{\"schema\":1}";
+        let (result, request) = asked(done, |client| {
+            let path = of_vm("a/b ?\u{fc}#\n", "");
+            client
+                .patch::<_, Done>(&path, &SettingsChange::default())
+                .map(drop)
+        });
+        result.unwrap();
+        let begin = "PATCH /v1/vms/a%2Fb%20%3F%C3%BC%23%0A HTTP/1.1\r\n";
+        assert!(request.starts_with(begin), "{request}");
+        assert!(request.ends_with("{\"reset\":false}"), "{request}");
+        let (_, request) = asked(done, |client| {
+            client.decisions(Some("a&b"), None, Some(3)).map(drop)
+        });
+        assert!(
+            request.starts_with("GET /v1/decisions?vm=a%26b&limit=3 "),
+            "{request}"
+        );
+    }
+
+    #[test]
+    fn a_refusal_is_told_apart_from_what_is_no_answer() {
+        let refused = b"HTTP/1.1 422 x\r\nConnection: close\r\n\r\n{\"schema\":1,\"kind\":\"guarantee\",\"message\":\"no\"}";
+        let error = asked(refused, Client::pause).0.unwrap_err();
+        assert_eq!(error.refusal_kind(), Some(RefusalKind::Guarantee));
+        assert_eq!(error.to_string(), "no");
+        let none: [(&[u8], &str); 6] = [
+            (b"", "POST /v1/pause"),
+            (b"SSH-2.0-OpenSSH_9.2\r\n", "POST /v1/pause"),
+            (
+                b"HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno",
+                "status 500",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+                "missing field `schema`",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{\"sche",
+                "POST /v1/pause",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+                "POST /v1/pause",
+            ),
+        ];
+        for (answer, why) in none {
+            let error = asked(answer, Client::pause).0.unwrap_err();
+            assert!(matches!(error, ClientError::Protocol { .. }), "{error:?}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn nobody_there_is_unreachable() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let unreachable = || Client::connect(&socket).unwrap_err();
+        assert!(matches!(unreachable(), ClientError::Unreachable { .. }));
+        drop(UnixListener::bind(&socket).unwrap());
+        let error = unreachable();
+        assert!(matches!(error, ClientError::Unreachable { .. }));
+        assert!(!error.is_permission_denied());
+    }
+}

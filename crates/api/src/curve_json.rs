@@ -1,0 +1,105 @@
+//! A curve as JSON, schema 1: what `mrc -o json` and `attach --curve` write.
+//!
+//! ```json
+//! {"schema":1,"vm":"web","page_bytes":4096,"references":9,"baseline_pages":null,
+//!  "points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5}]}
+//! ```
+//!
+//! Points rise in size; between two of them the curve holds the left one's ratio.
+
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Version of the form; a reader refuses any other.
+pub const SCHEMA: u32 = 1;
+
+/// A VM's curve.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CurveJson {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the VM, or of the trace.
+    pub vm: String,
+    /// Bytes in a page.
+    pub page_bytes: u64,
+    /// References behind the curve, as [`MissRatioCurve::references`] counts them.
+    pub references: u64,
+    /// Memory the VM had while it was observed, in pages; `null` if nobody knows.
+    pub baseline_pages: Option<u64>,
+    /// The curve's steps, rising in size.
+    pub points: Vec<PointJson>,
+}
+
+/// A step of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PointJson {
+    /// Size in pages from which the ratio holds.
+    pub size_pages: u64,
+    /// Share of references that miss, 0.0 to 1.0.
+    pub miss_ratio: f64,
+    /// Lower edge of the band, 0.0 to `miss_ratio`.
+    pub low: f64,
+    /// Upper edge of the band, `miss_ratio` to 1.0.
+    pub high: f64,
+}
+
+impl CurveJson {
+    /// Describes the curve of the VM called `vm`, which had `baseline` memory if that is known.
+    #[must_use]
+    pub fn new(
+        vm: impl Into<String>,
+        page_size: PageSize,
+        baseline: Option<PageCount>,
+        curve: &MissRatioCurve,
+    ) -> Self {
+        Self {
+            schema: SCHEMA,
+            vm: vm.into(),
+            page_bytes: page_size.bytes(),
+            references: curve.references(),
+            baseline_pages: baseline.map(|pages| pages.0),
+            points: curve.points().iter().map(PointJson::from).collect(),
+        }
+    }
+}
+
+impl From<&CurvePoint> for PointJson {
+    fn from(point: &CurvePoint) -> Self {
+        Self {
+            size_pages: point.size.0,
+            miss_ratio: point.miss_ratio,
+            low: point.low,
+            high: point.high,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_is_the_documented_one() {
+        let points = vec![
+            CurvePoint::exact(PageCount(2), 0.5),
+            CurvePoint {
+                size: PageCount(8),
+                miss_ratio: 0.25,
+                low: 0.125,
+                high: 0.375,
+            },
+        ];
+        let curve = MissRatioCurve::new(points, 9).unwrap();
+        let page_size = PageSize::FOUR_KIB;
+        let json = CurveJson::new("web", page_size, Some(PageCount(512)), &curve);
+        let text = serde_json::to_string(&json).unwrap();
+        assert_eq!(
+            text,
+            r#"{"schema":1,"vm":"web","page_bytes":4096,"references":9,"baseline_pages":512,"points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5},{"size_pages":8,"miss_ratio":0.25,"low":0.125,"high":0.375}]}"#
+        );
+        assert_eq!(serde_json::from_str::<CurveJson>(&text).unwrap(), json);
+        let unknown = serde_json::to_string(&CurveJson::new("web", page_size, None, &curve));
+        assert!(unknown.unwrap().contains(r#""baseline_pages":null"#));
+    }
+}

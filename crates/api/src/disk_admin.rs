@@ -1,0 +1,406 @@
+//! The admin socket of a disk daemon, from its clients' side.
+//!
+//! A request and its answer are lines of JSON; what there is to ask is [`Request`]. Who answers is `plimsoll disk serve`.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::curve_json::{CurveJson, SCHEMA};
+
+/// Longest answer taken.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// What can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Request {
+    /// What there is to say of the VM's disks.
+    Stat,
+    /// The curve.
+    Curve,
+    /// Change the memory of the cache.
+    Resize {
+        /// To so many bytes.
+        cache_bytes: u64,
+    },
+    /// Let a cache that switched itself off begin again.
+    Enable,
+}
+
+/// An answer as it is written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Why there is no result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What was asked for.
+    #[serde(default)]
+    pub result: Value,
+}
+
+/// Why a daemon did not answer. Only [`Resize`](Request::Resize) and [`Enable`](Request::Enable) change anything.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiskAdminError {
+    /// Nobody is there; nothing was asked.
+    #[error("no disk daemon answers at {}", socket.display())]
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The answer did not come in time, or the connection broke: what was asked may or may not be done.
+    #[error("no disk daemon answers at {}: what was asked may or may not be done", socket.display())]
+    Unanswered {
+        /// The socket.
+        socket: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The daemon says no; nothing was changed.
+    #[error("the daemon refuses: {why}")]
+    Refused {
+        /// Its words.
+        why: String,
+    },
+    /// The answer is not one that this program knows: what was asked may or may not be done.
+    #[error("the daemon says what this program does not know: {what}")]
+    Unknown {
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// Asks a daemon; the answer is there within `timeout`.
+///
+/// # Errors
+///
+/// See [`DiskAdminError`].
+pub fn ask<T: DeserializeOwned>(
+    socket: &Path,
+    request: Request,
+    timeout: Duration,
+) -> Result<T, DiskAdminError> {
+    let deadline = Instant::now() + timeout;
+    let mut stream =
+        connect_within(socket, timeout).map_err(|source| DiskAdminError::Unreachable {
+            socket: socket.to_owned(),
+            source,
+        })?;
+    let unknown = |error: serde_json::Error| DiskAdminError::Unknown {
+        what: error.to_string(),
+    };
+    let mut line = serde_json::to_vec(&request).map_err(unknown)?;
+    line.push(b'\n');
+    // Who is refused at once may find the connection closed already, with the reason in it.
+    let _ = stream.write_all(&line);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let text = receive(&mut stream, deadline).map_err(|source| DiskAdminError::Unanswered {
+        socket: socket.to_owned(),
+        source,
+    })?;
+    let answer: Answer = serde_json::from_slice(&text).map_err(unknown)?;
+    if answer.schema != SCHEMA {
+        return Err(DiskAdminError::Unknown {
+            what: format!("schema {}, known is {SCHEMA}", answer.schema),
+        });
+    }
+    match answer.error {
+        Some(why) => Err(DiskAdminError::Refused { why }),
+        None => serde_json::from_value(answer.result).map_err(unknown),
+    }
+}
+
+/// Asks a daemon how it does.
+///
+/// # Errors
+///
+/// See [`DiskAdminError`].
+pub fn stat(socket: &Path, timeout: Duration) -> Result<DiskStat, DiskAdminError> {
+    ask(socket, Request::Stat, timeout)
+}
+
+/// Asks a daemon for its curve; `None` if there is none (yet).
+///
+/// # Errors
+///
+/// See [`DiskAdminError`].
+pub fn curve(socket: &Path, timeout: Duration) -> Result<Option<CurveJson>, DiskAdminError> {
+    ask(socket, Request::Curve, timeout)
+}
+
+/// Changes the memory of a daemon's cache, which is done when this returns; dirty pages in the way take up to 10 s.
+///
+/// # Errors
+///
+/// See [`DiskAdminError`].
+pub fn resize(socket: &Path, cache_bytes: u64, timeout: Duration) -> Result<(), DiskAdminError> {
+    ask(socket, Request::Resize { cache_bytes }, timeout)
+}
+
+/// What is needed of a daemon's report to follow and move a VM's memory. Counts since the daemon began; pages and blocks of
+/// 4 KiB. What a daemon does not say is 0, but for the two that it must.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Report")]
+pub struct DiskStat {
+    /// The VM's name, as the daemon was told.
+    pub vm: String,
+    /// Memory that the guest's kernel manages, in pages, as its module says; 0 if not known.
+    pub direct_pages: u64,
+    /// Bytes the cache may take; always said.
+    pub cache_bytes: u64,
+    /// Pages in the cache now; always said.
+    pub cached_pages: u64,
+    /// Of them, not on storage yet.
+    pub dirty_pages: u64,
+    /// Why the cache switched itself off, if it did.
+    pub disabled: Option<String>,
+    /// Whole blocks read by the guest.
+    pub read_blocks: u64,
+    /// Of them, served from the cache.
+    pub hits: u64,
+    /// Read orders to storage.
+    pub storage_reads: u64,
+    /// Bytes read from storage.
+    pub storage_read_bytes: u64,
+    /// Orders to storage that failed.
+    pub storage_errors: u64,
+    /// Evictions told by the guest.
+    pub evictions: u64,
+    /// Of them, pages admitted to the cache.
+    pub admitted: u64,
+    /// Not admitted: the contents were not those of the last transfer.
+    pub mismatches: u64,
+    /// Notices that the guest lost.
+    pub lost_notices: u64,
+    /// Pages dropped because the cache was full.
+    pub dropped: u64,
+    /// Whether the guest's module is attached.
+    pub module_attached: bool,
+}
+
+/// A daemon's report, as far as it is read.
+#[derive(Deserialize)]
+struct Report {
+    #[serde(default)]
+    vm: String,
+    machine: Machine,
+}
+
+#[derive(Deserialize)]
+struct Machine {
+    engine: Engine,
+    #[serde(default)]
+    ring: Ring,
+}
+
+#[derive(Deserialize)]
+struct Engine {
+    cache_bytes: u64,
+    cached_pages: u64,
+    #[serde(default)]
+    dirty_pages: u64,
+    #[serde(default)]
+    disabled: Option<String>,
+    #[serde(default)]
+    read_blocks: u64,
+    #[serde(default)]
+    hits: u64,
+    #[serde(default)]
+    storage_reads: u64,
+    #[serde(default)]
+    storage_read_bytes: u64,
+    #[serde(default)]
+    storage_errors: u64,
+    #[serde(default)]
+    evictions: u64,
+    #[serde(default)]
+    admitted: u64,
+    #[serde(default)]
+    refused_mismatch: u64,
+    #[serde(default)]
+    dropped: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Ring {
+    attached: bool,
+    lost: u64,
+    guest_memory_pages: u64,
+}
+
+impl From<Report> for DiskStat {
+    fn from(report: Report) -> Self {
+        let Machine { engine, ring } = report.machine;
+        Self {
+            vm: report.vm,
+            direct_pages: ring.guest_memory_pages,
+            cache_bytes: engine.cache_bytes,
+            cached_pages: engine.cached_pages,
+            dirty_pages: engine.dirty_pages,
+            disabled: engine.disabled,
+            read_blocks: engine.read_blocks,
+            hits: engine.hits,
+            storage_reads: engine.storage_reads,
+            storage_read_bytes: engine.storage_read_bytes,
+            storage_errors: engine.storage_errors,
+            evictions: engine.evictions,
+            admitted: engine.admitted,
+            mismatches: engine.refused_mismatch,
+            lost_notices: ring.lost,
+            dropped: engine.dropped,
+            module_attached: ring.attached,
+        }
+    }
+}
+
+/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`, because the daemon hangs.
+fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Zero would mean no limit.
+    let timeout = timeout.max(Duration::from_millis(1));
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    connect(&socket, &address)?;
+    Ok(socket.into())
+}
+
+/// Reads an answer up to its line end.
+fn receive(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut bytes = [0; 16 << 10];
+        match stream.read(&mut bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => text.extend_from_slice(&bytes[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if text.ends_with(b"\n") {
+            return Ok(text);
+        }
+        if text.len() > ANSWER_BYTES_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("an answer has more than {ANSWER_BYTES_MAX} bytes"),
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// A daemon that answers its only client so, in two pieces, and falls silent if that is no line.
+    fn daemon(answer: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("admin");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let answer = answer.to_owned();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(stream.try_clone().unwrap())
+                .read_line(&mut String::new())
+                .unwrap();
+            let (first, rest) = answer.split_at(answer.len() / 2);
+            stream.write_all(first.as_bytes()).unwrap();
+            thread::sleep(Duration::from_millis(10));
+            stream.write_all(rest.as_bytes()).unwrap();
+            if !answer.ends_with('\n') && !answer.is_empty() {
+                thread::sleep(TIMEOUT);
+            }
+        });
+        (folder, socket)
+    }
+
+    fn told(answer: &str) -> Result<DiskStat, DiskAdminError> {
+        let (_folder, socket) = daemon(answer);
+        stat(&socket, Duration::from_millis(500))
+    }
+
+    #[test]
+    fn a_report_of_another_version_is_read_as_far_as_it_goes() {
+        let stat = told(
+            "{\"schema\":1,\"new\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":\
+             {\"cache_bytes\":8192,\"cached_pages\":2,\"hits\":7,\"colour\":[]},\"ring\":\
+             {\"guest_memory_pages\":9}}}}\n",
+        );
+        let expected = DiskStat {
+            vm: "web".into(),
+            direct_pages: 9,
+            cache_bytes: 8192,
+            cached_pages: 2,
+            hits: 7,
+            ..DiskStat::default()
+        };
+        assert_eq!(stat.unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_told_apart() {
+        let engine = "{\"schema\":1,\"result\":{\"machine\":{\"engine\":{\"cached_pages\":2}}}}\n";
+        let message = |answer| told(answer).unwrap_err().to_string();
+        assert!(message(engine).contains("missing field `cache_bytes`"));
+        assert!(message("{\"schema\":2,\"result\":null}\n").contains("schema 2, known is 1"));
+        assert!(message("garbage\n").contains("does not know"));
+        let refused = "{\"schema\":1,\"error\":\"too large\"}\n";
+        assert_eq!(message(refused), "the daemon refuses: too large");
+        for cut_off in ["", "{\"schema\":1,"] {
+            assert!(
+                message(cut_off).ends_with("may or may not be done"),
+                "{cut_off}"
+            );
+        }
+        let nobody = stat(Path::new("/nonexistent"), TIMEOUT).unwrap_err();
+        assert!(
+            matches!(nobody, DiskAdminError::Unreachable { .. }),
+            "{nobody}"
+        );
+    }
+
+    #[test]
+    fn a_daemon_that_accepts_nobody_does_not_keep_us() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("admin");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = connect_within(&socket, Duration::from_millis(1)) {
+            waiting.push(stream);
+        }
+        let error = resize(&socket, 0, Duration::from_millis(20)).unwrap_err();
+        assert!(
+            matches!(error, DiskAdminError::Unreachable { .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,915 @@
+//! A policy's inputs and outputs as JSON, schema 1: what decisions are recorded as, and replayed from.
+//!
+//! Sizes are bytes here and pages of [`PlanInputs::page_bytes`] in the policy. [`PlanInputs::plan`] is pure: recorded
+//! inputs, read back, give the same [`PlanJson`] bit by bit.
+
+use std::fmt;
+
+use plimsoll_flow::{
+    CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError, VmId,
+};
+use plimsoll_policy::{
+    Allocation, Demand, Held, Policy, PolicyError, Reason, Relative, Rules, Search, Target,
+    allocate,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::curve_json::{CurveJson, SCHEMA};
+use crate::size::ByteSize;
+use crate::vm::RelativeView;
+
+/// All that a policy is given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanInputs {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Bytes in a page, a power of two; all curves are of such pages.
+    pub page_bytes: u64,
+    /// How memory is divided.
+    pub policy: PolicyJson,
+    /// What holds for all VMs together.
+    pub rules: RulesJson,
+    /// The VMs, each once.
+    pub demands: Vec<DemandJson>,
+}
+
+/// How memory is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "name", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PolicyJson {
+    /// The least geometric mean of relative misses within all promises.
+    Isolated {
+        /// How it is looked for.
+        search: SearchJson,
+    },
+    /// Surplus by curves, divided by shares.
+    Esx {
+        /// Share of the idle memory that is taken, 0.0 to 1.0.
+        idle_tax: f64,
+    },
+    /// Surplus by sampled working sets, divided by shares.
+    EsxSampling {
+        /// Share of the idle memory that is taken, 0.0 to 1.0.
+        idle_tax: f64,
+    },
+}
+
+/// How the best division is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "name", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SearchJson {
+    /// Exactly while that is quick, else on hulls.
+    Auto,
+    /// Every division; at most three VMs.
+    Exhaustive,
+    /// A unit at a time.
+    Greedy,
+    /// Random moves, worse ones ever more rarely.
+    Annealing {
+        /// What the random numbers follow from.
+        seed: u64,
+    },
+    /// Exactly, by dynamic programming.
+    Optimal,
+    /// On the curves' convex minorants, with a certified gap.
+    Hull,
+}
+
+/// What holds for all VMs together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RulesJson {
+    /// All memory there is to divide, in bytes.
+    pub total_bytes: u64,
+    /// Sizes are multiples of so many bytes; at least a page.
+    pub unit_bytes: u64,
+    /// Most that a VM's size may change by, in bytes; `null` for no limit.
+    pub step_bytes: Option<u64>,
+    /// Least fall of the geometric mean that is worth a move, as a share of the present one; 0.0 or more.
+    pub gain_min: f64,
+    /// Miss ratios below this count as this; above 0.0.
+    pub miss_ratio_min: f64,
+}
+
+/// One VM as the policy sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DemandJson {
+    /// Its name.
+    pub vm: String,
+    /// How often it misses at every size; `null` if that is not known.
+    pub curve: Option<CurveJson>,
+    /// What its misses are measured by, in bytes.
+    pub baseline_bytes: u64,
+    /// What it has, in bytes: memory of its own and its cache.
+    pub current_bytes: u64,
+    /// It never gets less, in bytes.
+    pub floor_bytes: u64,
+    /// It never gets more, in bytes; `null` for no limit.
+    pub ceiling_bytes: Option<u64>,
+    /// Most rise of its misses over those at the baseline, as a share; 0.0 or more.
+    pub max_loss: f64,
+    /// Its proportional right, 1 or more.
+    pub shares: u32,
+    /// What it uses by an estimate of its own, in bytes; `null` without one.
+    pub working_set_bytes: Option<u64>,
+}
+
+/// A division: what a policy gives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlanJson {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// By which policy.
+    pub policy: PolicyJson,
+    /// By which search, after `auto` has chosen; `null` for policies that search for nothing.
+    pub search: Option<SearchJson>,
+    /// All memory there was to divide, in bytes.
+    pub total_bytes: u64,
+    /// Each VM's share, in the order of the inputs.
+    pub targets: Vec<TargetJson>,
+    /// Predicted geometric mean of relative misses over the VMs whose curve is known; 1.0 without any.
+    pub geometric_mean: f64,
+    /// The same at what the VMs have now.
+    pub geometric_mean_now: f64,
+    /// The mean is at most this share of itself above the least possible; `null` if the search says nothing of it.
+    pub gap: Option<f64>,
+    /// Memory given to nobody, in bytes.
+    pub spare_bytes: u64,
+    /// Why nobody is moved although some could be.
+    pub held: Option<HeldJson>,
+}
+
+/// What one VM is to have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TargetJson {
+    /// The VM.
+    pub vm: String,
+    /// What its misses are measured by, in bytes.
+    pub baseline_bytes: u64,
+    /// What it has, in bytes.
+    pub current_bytes: u64,
+    /// What it is to have, in bytes.
+    pub target_bytes: u64,
+    /// What it was promised: the most rise of its misses over those at the baseline, as a share.
+    pub max_loss: f64,
+    /// Predicted misses at what it has over those at the baseline; `null` if its curve is not known.
+    pub relative_now: Option<RelativeView>,
+    /// The same at what it is to have.
+    pub relative: Option<RelativeView>,
+    /// What made it so.
+    pub reason: ReasonJson,
+}
+
+/// Why a VM gets what it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReasonJson {
+    /// It has what it should have.
+    Kept,
+    /// Its curve is not known, so it keeps what it has.
+    Unknown,
+    /// It gains most by more.
+    Gains,
+    /// Others gain more than it loses, within its promise.
+    Gives,
+    /// It could give more, were it not for its promise.
+    GivesToItsBound,
+    /// It is below its floor or above its ceiling.
+    Limits,
+    /// The host has less than all have now.
+    HostShort,
+}
+
+/// Why a better division is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "name", rename_all = "kebab-case")]
+pub enum HeldJson {
+    /// It would gain less than a move is worth.
+    Hysteresis {
+        /// What it would gain, as a share of the present geometric mean.
+        gain: f64,
+    },
+}
+
+/// What the promises need, where that is more than there is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Shortfall {
+    /// The least that keeps all floors and promises, in bytes.
+    pub needed_bytes: u64,
+    /// What there is, in bytes.
+    pub total_bytes: u64,
+    /// The least that each VM needs, in the order of the inputs.
+    pub least: Vec<LeastJson>,
+}
+
+/// The least that a VM needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeastJson {
+    /// The VM.
+    pub vm: String,
+    /// The least that keeps its floor and its promise, in bytes.
+    pub bytes: u64,
+}
+
+/// Why a curve in JSON is none.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CurveJsonError {
+    /// Of another version.
+    #[error("a curve of schema {found}: schema {SCHEMA} is read")]
+    Schema {
+        /// Its version.
+        found: u32,
+    },
+    /// Not the size of a page.
+    #[error(transparent)]
+    PageSize(#[from] PageSizeError),
+    /// Its points make no curve; points are counted from 0.
+    #[error(transparent)]
+    Curve(#[from] CurveError),
+}
+
+/// Why there is no plan. Nothing was decided.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Inputs of another version.
+    #[error("a policy's inputs of schema {found}: schema {SCHEMA} is read")]
+    Schema {
+        /// Their version.
+        found: u32,
+    },
+    /// Not the size of a page.
+    #[error(transparent)]
+    PageSize(#[from] PageSizeError),
+    /// A VM's curve is none.
+    #[error("VM {vm}: {error}")]
+    Curve {
+        /// The VM.
+        vm: String,
+        /// What is wrong with it.
+        error: CurveJsonError,
+    },
+    /// A VM's curve is of other pages than the plan.
+    #[error("VM {vm}: a curve of {found}-byte pages, where the others have {expected}")]
+    OtherPages {
+        /// The VM.
+        vm: String,
+        /// Bytes in a page of its curve.
+        found: u64,
+        /// Bytes in a page of the others.
+        expected: u64,
+    },
+    /// Floors and promises need more than there is.
+    #[error("{0}")]
+    Infeasible(Shortfall),
+    /// What the policy says.
+    #[error(transparent)]
+    Policy(PolicyError),
+    /// The policy speaks of what this version of the form has no word for.
+    #[error("schema {SCHEMA} has no word for {what}")]
+    NoWord {
+        /// Of what.
+        what: String,
+    },
+}
+
+/// How many VMs a shortfall names.
+const LEAST_NAMED: usize = 16;
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the VMs' floors and promises need {}, and the host has {}: {} are missing; at least",
+            ByteSize(self.needed_bytes).rounded(),
+            ByteSize(self.total_bytes).rounded(),
+            ByteSize(self.needed_bytes.saturating_sub(self.total_bytes)).rounded()
+        )?;
+        let mut largest: Vec<_> = self.least.iter().collect();
+        if largest.len() > LEAST_NAMED {
+            largest.sort_by_key(|least| std::cmp::Reverse(least.bytes));
+            largest.truncate(LEAST_NAMED);
+        }
+        for (index, least) in largest.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let size = ByteSize(least.bytes).rounded();
+            write!(f, "{comma} {size} for {}", least.vm)?;
+        }
+        match self.least.len() - largest.len() {
+            0 => Ok(()),
+            1 => f.write_str(" and what 1 other needs"),
+            others => write!(f, " and what {others} others need"),
+        }
+    }
+}
+
+/// Reads a curve.
+///
+/// # Errors
+///
+/// What makes it none, with the point.
+pub fn read_curve(json: &CurveJson) -> Result<MissRatioCurve, CurveJsonError> {
+    if json.schema != SCHEMA {
+        return Err(CurveJsonError::Schema { found: json.schema });
+    }
+    PageSize::new(json.page_bytes)?;
+    let points = json.points.iter().map(|point| CurvePoint {
+        size: PageCount(point.size_pages),
+        miss_ratio: point.miss_ratio,
+        low: point.low,
+        high: point.high,
+    });
+    Ok(MissRatioCurve::new(points.collect(), json.references)?)
+}
+
+impl PlanInputs {
+    /// Writes down what a policy is given. Sizes of 16 EiB and more become that, and a ceiling of so much `null`.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::NoWord`] for a policy or search that the form does not know.
+    pub fn new(
+        demands: &[Demand],
+        rules: &Rules,
+        policy: Policy,
+        page_size: PageSize,
+    ) -> Result<Self, PlanError> {
+        let bytes = |pages: PageCount| pages.to_bytes(page_size);
+        let demands = demands.iter().map(|demand| DemandJson {
+            vm: demand.vm.0.clone(),
+            curve: demand
+                .curve
+                .as_ref()
+                .map(|curve| CurveJson::new(&demand.vm.0, page_size, Some(demand.baseline), curve)),
+            baseline_bytes: bytes(demand.baseline),
+            current_bytes: bytes(demand.current),
+            floor_bytes: bytes(demand.floor),
+            ceiling_bytes: Some(bytes(demand.ceiling)).filter(|&bytes| bytes < u64::MAX),
+            max_loss: demand.max_loss,
+            shares: demand.shares,
+            working_set_bytes: demand.working_set.map(bytes),
+        });
+        Ok(Self {
+            schema: SCHEMA,
+            page_bytes: page_size.bytes(),
+            policy: policy.try_into()?,
+            rules: RulesJson {
+                total_bytes: bytes(rules.total),
+                unit_bytes: bytes(rules.unit),
+                step_bytes: rules.step.map(bytes),
+                gain_min: rules.gain_min,
+                miss_ratio_min: rules.miss_ratio_min,
+            },
+            demands: demands.collect(),
+        })
+    }
+
+    /// Reads what the policy is given. Sizes are rounded down to whole pages, floors up; no ceiling is the largest size.
+    ///
+    /// # Errors
+    ///
+    /// Another schema, a page size that is none, and the first VM whose curve is none or of other pages.
+    pub fn read(&self) -> Result<(Vec<Demand>, Rules, Policy), PlanError> {
+        if self.schema != SCHEMA {
+            return Err(PlanError::Schema { found: self.schema });
+        }
+        let page_size = PageSize::new(self.page_bytes)?;
+        let pages = |bytes| PageCount::from_bytes(bytes, page_size);
+        let demands = self.demands.iter().map(|demand| {
+            Ok(Demand {
+                vm: VmId(demand.vm.clone()),
+                curve: demand.read_curve(page_size)?,
+                baseline: pages(demand.baseline_bytes),
+                current: pages(demand.current_bytes),
+                floor: PageCount(demand.floor_bytes.div_ceil(page_size.bytes())),
+                ceiling: demand.ceiling_bytes.map_or(PageCount(u64::MAX), pages),
+                max_loss: demand.max_loss,
+                shares: demand.shares,
+                working_set: demand.working_set_bytes.map(pages),
+            })
+        });
+        let rules = Rules {
+            total: pages(self.rules.total_bytes),
+            unit: pages(self.rules.unit_bytes),
+            step: self.rules.step_bytes.map(pages),
+            gain_min: self.rules.gain_min,
+            miss_ratio_min: self.rules.miss_ratio_min,
+        };
+        Ok((
+            demands.collect::<Result<_, PlanError>>()?,
+            rules,
+            self.policy.into(),
+        ))
+    }
+
+    /// Asks the policy.
+    ///
+    /// # Errors
+    ///
+    /// What [`read`](Self::read) and the policy say; nothing was decided.
+    pub fn plan(&self) -> Result<PlanJson, PlanError> {
+        let (demands, rules, policy) = self.read()?;
+        let page_size = PageSize::new(self.page_bytes)?;
+        let allocation = allocate(&demands, &rules, policy)
+            .map_err(|error| PlanError::of_policy(error, &demands, page_size))?;
+        PlanJson::new(&demands, &rules, policy, &allocation, page_size)
+    }
+}
+
+impl DemandJson {
+    fn read_curve(&self, page_size: PageSize) -> Result<Option<MissRatioCurve>, PlanError> {
+        let Some(json) = &self.curve else {
+            return Ok(None);
+        };
+        let curve = read_curve(json).map_err(|error| PlanError::Curve {
+            vm: self.vm.clone(),
+            error,
+        })?;
+        if json.page_bytes != page_size.bytes() {
+            return Err(PlanError::OtherPages {
+                vm: self.vm.clone(),
+                found: json.page_bytes,
+                expected: page_size.bytes(),
+            });
+        }
+        Ok(Some(curve))
+    }
+}
+
+impl PlanError {
+    /// What a policy says of `demands`, in bytes where it counts pages.
+    #[must_use]
+    pub fn of_policy(error: PolicyError, demands: &[Demand], page_size: PageSize) -> Self {
+        match error {
+            PolicyError::Infeasible {
+                needed,
+                total,
+                least,
+            } => Self::Infeasible(Shortfall {
+                needed_bytes: needed.to_bytes(page_size),
+                total_bytes: total.to_bytes(page_size),
+                least: demands
+                    .iter()
+                    .zip(least)
+                    .map(|(demand, least)| LeastJson {
+                        vm: demand.vm.0.clone(),
+                        bytes: least.to_bytes(page_size),
+                    })
+                    .collect(),
+            }),
+            error => Self::Policy(error),
+        }
+    }
+}
+
+impl PlanJson {
+    /// Writes down what a policy gave to `demands`.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::NoWord`] for a policy, search or reason that the form does not know.
+    pub fn new(
+        demands: &[Demand],
+        rules: &Rules,
+        policy: Policy,
+        allocation: &Allocation,
+        page_size: PageSize,
+    ) -> Result<Self, PlanError> {
+        let targets = demands.iter().zip(&allocation.targets);
+        let targets = targets.map(|(demand, target)| TargetJson::new(demand, target, page_size));
+        Ok(Self {
+            schema: SCHEMA,
+            policy: policy.try_into()?,
+            search: allocation.search.map(TryInto::try_into).transpose()?,
+            total_bytes: rules.total.to_bytes(page_size),
+            targets: targets.collect::<Result<_, _>>()?,
+            geometric_mean: allocation.geometric_mean,
+            geometric_mean_now: allocation.geometric_mean_now,
+            gap: allocation.gap,
+            spare_bytes: allocation.spare.to_bytes(page_size),
+            held: allocation.held.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl TargetJson {
+    fn new(demand: &Demand, target: &Target, page_size: PageSize) -> Result<Self, PlanError> {
+        Ok(Self {
+            vm: target.vm.0.clone(),
+            baseline_bytes: demand.baseline.to_bytes(page_size),
+            current_bytes: demand.current.to_bytes(page_size),
+            target_bytes: target.size.to_bytes(page_size),
+            max_loss: demand.max_loss,
+            relative_now: target.relative_now.map(Into::into),
+            relative: target.relative.map(Into::into),
+            reason: target.reason.try_into()?,
+        })
+    }
+}
+
+impl From<Relative> for RelativeView {
+    fn from(relative: Relative) -> Self {
+        Self {
+            expected: relative.expected,
+            low: relative.low,
+            high: relative.high,
+        }
+    }
+}
+
+impl From<PolicyJson> for Policy {
+    fn from(policy: PolicyJson) -> Self {
+        match policy {
+            PolicyJson::Isolated { search } => Self::Isolated(search.into()),
+            PolicyJson::Esx { idle_tax } => Self::Esx { idle_tax },
+            PolicyJson::EsxSampling { idle_tax } => Self::EsxSampling { idle_tax },
+        }
+    }
+}
+
+impl TryFrom<Policy> for PolicyJson {
+    type Error = PlanError;
+
+    fn try_from(policy: Policy) -> Result<Self, PlanError> {
+        Ok(match policy {
+            Policy::Isolated(search) => Self::Isolated {
+                search: search.try_into()?,
+            },
+            Policy::Esx { idle_tax } => Self::Esx { idle_tax },
+            Policy::EsxSampling { idle_tax } => Self::EsxSampling { idle_tax },
+            other => return Err(no_word("policy", &other)),
+        })
+    }
+}
+
+impl From<SearchJson> for Search {
+    fn from(search: SearchJson) -> Self {
+        match search {
+            SearchJson::Auto => Self::Auto,
+            SearchJson::Exhaustive => Self::Exhaustive,
+            SearchJson::Greedy => Self::Greedy,
+            SearchJson::Annealing { seed } => Self::Annealing { seed },
+            SearchJson::Optimal => Self::Optimal,
+            SearchJson::Hull => Self::Hull,
+        }
+    }
+}
+
+impl TryFrom<Search> for SearchJson {
+    type Error = PlanError;
+
+    fn try_from(search: Search) -> Result<Self, PlanError> {
+        Ok(match search {
+            Search::Auto => Self::Auto,
+            Search::Exhaustive => Self::Exhaustive,
+            Search::Greedy => Self::Greedy,
+            Search::Annealing { seed } => Self::Annealing { seed },
+            Search::Optimal => Self::Optimal,
+            Search::Hull => Self::Hull,
+            other => return Err(no_word("search", &other)),
+        })
+    }
+}
+
+impl TryFrom<Reason> for ReasonJson {
+    type Error = PlanError;
+
+    fn try_from(reason: Reason) -> Result<Self, PlanError> {
+        Ok(match reason {
+            Reason::Kept => Self::Kept,
+            Reason::Unknown => Self::Unknown,
+            Reason::Gains => Self::Gains,
+            Reason::Gives => Self::Gives,
+            Reason::GivesToItsBound => Self::GivesToItsBound,
+            Reason::Limits => Self::Limits,
+            Reason::HostShort => Self::HostShort,
+            other => return Err(no_word("reason", &other)),
+        })
+    }
+}
+
+impl TryFrom<Held> for HeldJson {
+    type Error = PlanError;
+
+    fn try_from(held: Held) -> Result<Self, PlanError> {
+        Ok(match held {
+            Held::Hysteresis { gain } => Self::Hysteresis { gain },
+            other => return Err(no_word("ground", &other)),
+        })
+    }
+}
+
+fn no_word(kind: &str, what: &dyn fmt::Debug) -> PlanError {
+    PlanError::NoWord {
+        what: format!("the {kind} {what:?}"),
+    }
+}
+
+impl fmt::Display for PolicyJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Isolated { .. } => f.write_str("isolated sharing"),
+            Self::Esx { idle_tax } => write!(f, "ESX from curves, idle tax {}", percent(*idle_tax)),
+            Self::EsxSampling { idle_tax } => {
+                write!(f, "ESX from sampled sets, idle tax {}", percent(*idle_tax))
+            }
+        }
+    }
+}
+
+impl fmt::Display for SearchJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Exhaustive => f.write_str("exhaustive"),
+            Self::Greedy => f.write_str("greedy"),
+            Self::Annealing { seed } => write!(f, "annealing (seed {seed})"),
+            Self::Optimal => f.write_str("optimal"),
+            Self::Hull => f.write_str("hull"),
+        }
+    }
+}
+
+impl fmt::Display for ReasonJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kept => "has what it should have",
+            Self::Unknown => "its need is not known, keeps what it has",
+            Self::Gains => "gains most by more",
+            Self::Gives => "others gain more than it loses",
+            Self::GivesToItsBound => "gives all that its promise lets it",
+            Self::Limits => "was outside its limits",
+            Self::HostShort => "the host has less than all have",
+        })
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", (share * 1e4).round() / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGE: PageSize = PageSize::FOUR_KIB;
+
+    fn demand(vm: &str, points: &[(u64, f64)], pages: u64) -> Demand {
+        let points = points
+            .iter()
+            .map(|&(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
+        Demand {
+            vm: VmId(vm.to_owned()),
+            curve: MissRatioCurve::new(points.collect(), 1000).ok(),
+            baseline: PageCount(pages),
+            current: PageCount(pages),
+            floor: PageCount(0),
+            ceiling: PageCount(u64::MAX),
+            max_loss: 0.25,
+            shares: 1,
+            working_set: None,
+        }
+    }
+
+    fn rules(total: u64) -> Rules {
+        Rules {
+            unit: PageCount(4),
+            ..Rules::new(PageCount(total))
+        }
+    }
+
+    const ISOLATED: Policy = Policy::Isolated(Search::Optimal);
+
+    /// One that needs 16 of its 64 pages, and one that would like 96.
+    fn inputs() -> PlanInputs {
+        let demands = [
+            demand("idle", &[(1, 0.5), (16, 0.1)], 64),
+            demand("busy", &[(1, 0.9), (64, 0.8), (96, 0.2)], 64),
+        ];
+        PlanInputs::new(&demands, &rules(128), ISOLATED, PAGE).unwrap()
+    }
+
+    #[test]
+    fn the_json_is_the_documented_one() {
+        let mut inputs = inputs();
+        inputs.demands.truncate(1);
+        inputs.demands[0].curve = None;
+        let known = r#"{"schema":1,"page_bytes":4096,"policy":{"name":"isolated","search":{"name":"optimal"}},"rules":{"total_bytes":524288,"unit_bytes":16384,"step_bytes":null,"gain_min":0.0,"miss_ratio_min":0.001},"demands":[{"vm":"idle","curve":null,"baseline_bytes":262144,"current_bytes":262144,"floor_bytes":0,"ceiling_bytes":null,"max_loss":0.25,"shares":1,"working_set_bytes":null}]}"#;
+        assert_eq!(serde_json::to_string(&inputs).unwrap(), known);
+        assert_eq!(serde_json::from_str::<PlanInputs>(known).unwrap(), inputs);
+        let stranger = known.replacen("\"gain_min\"", "\"gain_max\":1,\"gain_min\"", 1);
+        let error = serde_json::from_str::<PlanInputs>(&stranger).unwrap_err();
+        assert!(error.to_string().contains("gain_max"), "{error}");
+    }
+
+    #[test]
+    fn memory_goes_from_who_does_not_need_it_to_who_does() {
+        let plan = inputs().plan().unwrap();
+        let targets: Vec<_> = plan
+            .targets
+            .iter()
+            .map(|target| (target.vm.as_str(), target.target_bytes >> 12, target.reason))
+            .collect();
+        assert_eq!(
+            targets,
+            [
+                ("idle", 32, ReasonJson::Gives),
+                ("busy", 96, ReasonJson::Gains)
+            ]
+        );
+        let relative = plan.targets[1].relative.unwrap();
+        assert!((relative.expected - 0.25).abs() < 1e-12, "{relative:?}");
+        assert!((plan.geometric_mean - 0.5).abs() < 1e-12);
+        assert_eq!((plan.gap, plan.spare_bytes), (Some(0.0), 0));
+    }
+
+    #[test]
+    fn a_shortfall_says_who_needs_how_much() {
+        let mut inputs = inputs();
+        inputs.rules.total_bytes = 8 << 12;
+        let error = inputs.plan().unwrap_err();
+        let PlanError::Infeasible(shortfall) = &error else {
+            panic!("{error}");
+        };
+        let least: u64 = shortfall.least.iter().map(|least| least.bytes).sum();
+        assert_eq!(shortfall.needed_bytes, least);
+        assert_eq!(shortfall.total_bytes, 8 << 12);
+        let said = error.to_string();
+        assert!(said.contains("and the host has 32 KiB: "), "{said}");
+        assert!(said.contains("at least 64 KiB for idle, "), "{said}");
+        assert!(said.ends_with(" for busy"), "{said}");
+    }
+
+    #[test]
+    fn a_long_shortfall_names_the_largest() {
+        let least = (1..=20).map(|index| LeastJson {
+            vm: format!("vm{index}"),
+            bytes: index << 20,
+        });
+        let shortfall = Shortfall {
+            needed_bytes: 210 << 20,
+            total_bytes: 200 << 20,
+            least: least.collect(),
+        };
+        let said = shortfall.to_string();
+        assert!(
+            said.starts_with(
+                "the VMs' floors and promises need 210 MiB, and the host has 200 MiB: 10 MiB are missing; \
+                 at least 20 MiB for vm20, 19 MiB for vm19,"
+            ),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("5 MiB for vm5 and what 4 others need"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn inputs_that_are_none_are_refused_with_their_place() {
+        type Spoil = fn(&mut PlanInputs);
+        let cases: [(Spoil, &str); 7] = [
+            (|inputs| inputs.schema = 2, "inputs of schema 2: schema 1"),
+            (|inputs| inputs.page_bytes = 0, "a page cannot have 0 bytes"),
+            (
+                |inputs| inputs.demands[1].curve.as_mut().unwrap().schema = 7,
+                "VM busy: a curve of schema 7",
+            ),
+            (
+                |inputs| inputs.demands[1].curve.as_mut().unwrap().page_bytes = 8192,
+                "VM busy: a curve of 8192-byte pages, where the others have 4096",
+            ),
+            (
+                |inputs| inputs.demands[1].curve.as_mut().unwrap().page_bytes = 12,
+                "VM busy: a page cannot have 12 bytes",
+            ),
+            (
+                |inputs| inputs.demands[0].curve.as_mut().unwrap().points.swap(0, 1),
+                "VM idle: point 1: size of 1 pages",
+            ),
+            (
+                |inputs| inputs.demands[1].vm = "idle".to_owned(),
+                "VM idle is there twice",
+            ),
+        ];
+        for (spoil, said) in cases {
+            let mut inputs = inputs();
+            spoil(&mut inputs);
+            let error = inputs.plan().unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_policy_and_search_has_a_word_and_comes_back() {
+        let searches = [
+            SearchJson::Auto,
+            SearchJson::Exhaustive,
+            SearchJson::Greedy,
+            SearchJson::Annealing { seed: u64::MAX },
+            SearchJson::Optimal,
+            SearchJson::Hull,
+        ];
+        let isolated = searches.map(|search| PolicyJson::Isolated { search });
+        let esx = [
+            PolicyJson::Esx { idle_tax: 0.75 },
+            PolicyJson::EsxSampling { idle_tax: 0.1 },
+        ];
+        for policy in isolated.into_iter().chain(esx) {
+            assert_eq!(PolicyJson::try_from(Policy::from(policy)), Ok(policy));
+            let text = serde_json::to_string(&policy).unwrap();
+            assert_eq!(serde_json::from_str::<PolicyJson>(&text).unwrap(), policy);
+        }
+    }
+
+    /// A demand as odd as the types let it be.
+    fn any_demand() -> impl Strategy<Value = Demand> {
+        let steps = prop::collection::vec((1u64..500, 0.0f64..1.0, 0.0f64..0.2), 1..12);
+        let curve = prop::option::weighted(0.9, (steps, 1u64..1_000_000));
+        let sizes = (
+            1u64..3000,
+            1u64..3000,
+            0u64..500,
+            prop::option::of(3000u64..9000),
+        );
+        let rest = (0.0f64..1.0, 1u32..9, prop::option::of(0u64..3000));
+        (curve, sizes, rest).prop_map(|(curve, sizes, rest)| {
+            let (baseline, current, floor, ceiling) = sizes;
+            let (max_loss, shares, working_set) = rest;
+            let curve = curve.and_then(|(steps, references)| {
+                let (mut size, mut left) = (0, 1.0);
+                let points = steps.into_iter().map(|(step, share, band)| {
+                    size += step;
+                    left *= share;
+                    CurvePoint {
+                        size: PageCount(size),
+                        miss_ratio: left,
+                        low: left * (1.0 - band),
+                        high: (left * (1.0 + band)).min(1.0),
+                    }
+                });
+                MissRatioCurve::new(points.collect(), references).ok()
+            });
+            Demand {
+                vm: VmId(String::new()),
+                curve,
+                baseline: PageCount(baseline),
+                current: PageCount(current),
+                floor: PageCount(floor),
+                ceiling: PageCount(ceiling.unwrap_or(u64::MAX)),
+                max_loss,
+                shares,
+                working_set: working_set.map(PageCount),
+            }
+        })
+    }
+
+    fn any_policy() -> impl Strategy<Value = Policy> {
+        prop_oneof![
+            Just(Policy::Isolated(Search::Auto)),
+            Just(Policy::Isolated(Search::Greedy)),
+            Just(Policy::Isolated(Search::Hull)),
+            any::<u64>().prop_map(|seed| Policy::Isolated(Search::Annealing { seed })),
+            (0.0f64..1.0).prop_map(|idle_tax| Policy::Esx { idle_tax }),
+            (0.0f64..1.0).prop_map(|idle_tax| Policy::EsxSampling { idle_tax }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn recorded_inputs_are_the_inputs_and_give_the_same_plan(
+            mut demands in prop::collection::vec(any_demand(), 1..5),
+            total in 1000u64..12_000,
+            unit in 1u64..64,
+            step in prop::option::of(1u64..1000),
+            gain_min in 0.0f64..0.3,
+            policy in any_policy(),
+        ) {
+            for (index, demand) in demands.iter_mut().enumerate() {
+                demand.vm = VmId(format!("vm \"{index}\""));
+            }
+            let rules = Rules {
+                unit: PageCount(unit),
+                step: step.map(PageCount),
+                gain_min,
+                ..Rules::new(PageCount(total))
+            };
+            let inputs = PlanInputs::new(&demands, &rules, policy, PAGE).unwrap();
+            prop_assert_eq!(inputs.read().unwrap(), (demands, rules, policy));
+            let text = serde_json::to_string(&inputs).unwrap();
+            let recorded: PlanInputs = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(&recorded, &inputs);
+            let plan = inputs.plan();
+            prop_assert_eq!(recorded.plan(), plan.clone());
+            if let Ok(plan) = plan {
+                let text = serde_json::to_string(&plan).unwrap();
+                prop_assert_eq!(serde_json::from_str::<PlanJson>(&text).unwrap(), plan);
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What clients ask for, and how they are refused.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::plan::PlanJson;
+use crate::vm::{RelativeView, Standing};
+
+/// Body of `POST /v1/apply` and `POST /v1/rollback`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// The decision meant; `null`: the newest that can be.
+    #[serde(default)]
+    pub decision: Option<u64>,
+}
+
+/// Body of `PATCH /v1/vms/{vm}`: what is to be changed; what is absent stays, `reset` goes back to the
+/// configuration first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SettingsChange {
+    /// Forget all that was changed by hand.
+    #[serde(default)]
+    pub reset: bool,
+    /// It never gets less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_bytes: Option<u64>,
+    /// It never gets more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+    /// What its misses are measured by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline_bytes: Option<u64>,
+    /// Its proportional right, 1 or more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+    /// Most rise of its misses, as a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_loss: Option<f64>,
+    /// Whether the daemon may move it at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed: Option<bool>,
+}
+
+/// What a VM would suffer or gain at another size: the answer to `GET /v1/vms/{vm}/whatif?size_bytes=N`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmWhatIf {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The VM.
+    pub vm: String,
+    /// What it has.
+    pub size_bytes: u64,
+    /// What it would have.
+    pub size_then_bytes: u64,
+    /// Misses over those at the baseline now.
+    pub relative: Option<RelativeView>,
+    /// And then.
+    pub relative_then: Option<RelativeView>,
+    /// How it would stand.
+    pub standing_then: Standing,
+    /// In a sentence.
+    pub why: String,
+}
+
+/// How the host would be divided if it lost (or won) memory: the answer to `GET /v1/whatif?lose_bytes=N`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostWhatIf {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// What would be lost; below zero, won.
+    pub lose_bytes: i64,
+    /// The division; `null` if no promise-keeping one exists.
+    pub plan: Option<PlanJson>,
+    /// Why there is none.
+    pub refusal: Option<String>,
+}
+
+/// What happened, as `GET /v1/events` tells it (server-sent events, the data of each).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A turn has ended: what `GET /v1/host` says is new.
+    Turn {
+        /// Its number.
+        turn: u64,
+    },
+    /// A decision was taken, or something has become of it.
+    Decision {
+        /// Its number.
+        id: u64,
+    },
+}
+
+/// An answer that is a refusal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Refusal {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// What kind.
+    pub kind: RefusalKind,
+    /// What is wrong, where, and what state things are left in.
+    pub message: String,
+}
+
+/// Kinds of refusals, each with its HTTP status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusalKind {
+    /// 400: not understood.
+    BadRequest,
+    /// 401: no or a wrong token.
+    Unauthorized,
+    /// 403: this socket only shows.
+    ReadOnly,
+    /// 404: no such VM, decision or page.
+    NotFound,
+    /// 409: not in this state: paused, a move is under way, the proposal is no longer the newest.
+    Conflict,
+    /// 422: a promise or a floor forbids it.
+    Guarantee,
+    /// 503: the turn loop does not answer.
+    Busy,
+}
+
+impl RefusalKind {
+    /// The HTTP status that it comes with.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::Unauthorized => 401,
+            Self::ReadOnly => 403,
+            Self::NotFound => 404,
+            Self::Conflict => 409,
+            Self::Guarantee => 422,
+            Self::Busy => 503,
+        }
+    }
+}

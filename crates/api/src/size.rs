@@ -1,0 +1,435 @@
+//! Quantities as people write them: sizes, rates, intervals.
+//!
+//! | type | reads | writes |
+//! |---|---|---|
+//! | [`ByteSize`] | `4096`, `512M`, `2GiB`, `1.5G` | `4KiB`: exact, and read back as the same number |
+//! | [`Rate`] | `1/128`, `0.01`, `1%` | `1/128` where exact, else the decimal number |
+//! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%` | the decimal number |
+//! | [`Interval`] | `5s`, `500ms`, `1.5m` | `500ms` |
+//!
+//! Units of memory are powers of 1024 with or without `iB`. `MB` is refused: to
+//! some it is 1000 squared, to others 1024 squared.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A text that is not the quantity asked for; it names the text and says what is read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantityError {
+    /// Not a size of memory.
+    #[error(
+        "'{text}' is not a size: write bytes, or a number with KiB, MiB, GiB or TiB (K, M, G, T), \
+         such as 4096, 512M or 2GiB, below 16 EiB"
+    )]
+    Size {
+        /// What was written.
+        text: String,
+    },
+    /// Not a share above 0 and up to 1.
+    #[error(
+        "'{text}' is not a rate: write a share above 0 and at most 1, such as 1/128, 0.01 or 1%"
+    )]
+    Rate {
+        /// What was written.
+        text: String,
+    },
+    /// Not a share of 0 or more.
+    #[error("'{text}' is not a share: write a number of 0 or more, such as 5%, 0.05 or 1/20")]
+    Share {
+        /// What was written.
+        text: String,
+    },
+    /// Not a length of time above zero.
+    #[error(
+        "'{text}' is not a time: write a number above 0 with us, ms, s, m or h, \
+         such as 500ms, 5s or 2m"
+    )]
+    Interval {
+        /// What was written.
+        text: String,
+    },
+}
+
+/// A size of memory in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+const BINARY_UNITS: [(&str, u64); 4] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+];
+
+impl ByteSize {
+    /// Returns the size for a reader rather than a parser: three digits and a unit, `1.46 GiB`.
+    #[must_use]
+    pub fn rounded(self) -> String {
+        // A number that rounds up to the next unit is written in it: 1 MiB, not 1024 KiB.
+        let unit = BINARY_UNITS
+            .into_iter()
+            .find(|(_, bytes)| self.0 as f64 / *bytes as f64 >= 1.0 - 0.5 / 1024.0);
+        let Some((name, bytes)) = unit else {
+            return format!("{} B", self.0);
+        };
+        let number = self.0 as f64 / bytes as f64;
+        let decimals = if number < 9.995 {
+            2
+        } else if number < 99.95 {
+            1
+        } else {
+            0
+        };
+        let digits = format!("{number:.decimals$}");
+        let digits = match digits.split_once('.') {
+            Some(_) => digits.trim_end_matches('0').trim_end_matches('.'),
+            None => &digits,
+        };
+        format!("{digits} {name}")
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = BINARY_UNITS
+            .iter()
+            .find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes));
+        match unit {
+            Some((name, bytes)) => write!(f, "{}{name}", self.0 / bytes),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let units = BINARY_UNITS.iter().flat_map(|&(name, bytes)| {
+            [(name, u128::from(bytes)), (&name[..1], u128::from(bytes))]
+        });
+        scaled(text, units.chain([("B", 1), ("", 1)]))
+            .map(Self)
+            .ok_or_else(|| QuantityError::Size {
+                text: text.to_owned(),
+            })
+    }
+}
+
+/// A share above 0 and at most 1.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Rate(f64);
+
+impl Rate {
+    /// The whole: nothing is left out.
+    pub const ONE: Self = Self(1.0);
+
+    /// Takes a share; `None` unless it lies above 0 and at most at 1.
+    #[must_use]
+    pub fn new(share: f64) -> Option<Self> {
+        (share > 0.0 && share <= 1.0).then_some(Self(share))
+    }
+
+    /// The share, above 0.0 and at most 1.0.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = (1.0 / self.0).round();
+        if parts > 1.0 && parts < 1e15 && 1.0 / parts == self.0 {
+            write!(f, "1/{parts}")
+        } else {
+            write!(f, "{}", self.0)
+        }
+    }
+}
+
+impl FromStr for Rate {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        part(text)
+            .and_then(Self::new)
+            .ok_or_else(|| QuantityError::Rate {
+                text: text.to_owned(),
+            })
+    }
+}
+
+/// A share of 0 or more; 1 is the whole.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Share(f64);
+
+impl Share {
+    /// The share, 0.0 or more and finite.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl FromStr for Share {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        part(text)
+            .filter(|share| share.is_finite() && *share >= 0.0)
+            .map(Self)
+            .ok_or_else(|| QuantityError::Share {
+                text: text.to_owned(),
+            })
+    }
+}
+
+/// Reads a decimal number, a fraction or percent; any number that `f64` has.
+fn part(text: &str) -> Option<f64> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    match (text.split_once('/'), text.strip_suffix('%')) {
+        (Some((part, whole)), _) => number(part).zip(number(whole)).map(|(p, w)| p / w),
+        (None, Some(percent)) => number(percent).map(|percent| percent / 100.0),
+        (None, None) => number(text),
+    }
+}
+
+/// A length of time above zero, in whole microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Interval(Duration);
+
+const TIME_UNITS: [(&str, u128); 5] = [
+    ("h", 3_600_000_000),
+    ("m", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+];
+
+impl Interval {
+    /// The length, above zero.
+    #[must_use]
+    pub fn get(self) -> Duration {
+        self.0
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.as_micros();
+        let (name, unit) = TIME_UNITS
+            .into_iter()
+            .find(|(_, unit)| micros.is_multiple_of(*unit))
+            .unwrap_or(("us", 1));
+        write!(f, "{}{name}", micros / unit)
+    }
+}
+
+impl FromStr for Interval {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        scaled(text, TIME_UNITS)
+            .filter(|&micros| micros > 0)
+            .map(|micros| Self(Duration::from_micros(micros)))
+            .ok_or_else(|| QuantityError::Interval {
+                text: text.to_owned(),
+            })
+    }
+}
+
+/// Reads a decimal number with a unit, rounded down to a whole number of the smallest unit.
+///
+/// `None` for anything else, and for a number beyond `u64`.
+fn scaled<'a>(text: &str, units: impl IntoIterator<Item = (&'a str, u128)>) -> Option<u64> {
+    let text = text.trim();
+    let end = text
+        .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
+        .unwrap_or(text.len());
+    let (number, unit) = (&text[..end], text[end..].trim_start());
+    let (_, factor) = units
+        .into_iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
+    let (whole, fraction) = match number.split_once('.') {
+        Some((whole, fraction)) if !fraction.is_empty() => (whole, fraction),
+        Some(_) => return None,
+        None => (number, ""),
+    };
+    // Ten decimals say more than a byte of a tebibyte; longer texts are mistakes.
+    if whole.is_empty() || fraction.len() > 10 || fraction.contains('.') {
+        return None;
+    }
+    let decimals = 10u128.pow(u32::try_from(fraction.len()).ok()?);
+    let digits = format!("{whole}{fraction}").parse::<u128>().ok()?;
+    u64::try_from(digits.checked_mul(factor)? / decimals).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let read = |text: &str| text.parse().map(|ByteSize(bytes)| bytes).ok();
+        let known = [
+            ("4096", 4096),
+            ("512M", 512 << 20),
+            ("2GiB", 2 << 30),
+            ("2 GiB", 2 << 30),
+            ("2gib", 2 << 30),
+            ("1.5G", 3 << 29),
+            ("0", 0),
+            ("64K", 65_536),
+            ("3T", 3 << 40),
+            ("7B", 7),
+            ("18446744073709551615", u64::MAX),
+        ];
+        for (text, bytes) in known {
+            assert_eq!(read(text), Some(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_and_told_what_is() {
+        let wrong = [
+            "",
+            "M",
+            "-1",
+            "1.",
+            ".5G",
+            "1.2.3",
+            "12X",
+            "5MB",
+            "1e9",
+            "nan",
+            "16777216T",
+            "18446744073709551616",
+            "0x10",
+            "1 2",
+            "٣",
+            "1.00000000000",
+        ];
+        for text in wrong {
+            let error = text.parse::<ByteSize>().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("'{text}' is not a size")),
+                "{error}"
+            );
+            assert!(error.contains("512M or 2GiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_exactly_for_programs_and_rounded_for_readers() {
+        let known = [
+            (0, "0", "0 B"),
+            (1000, "1000", "1000 B"),
+            (4096, "4KiB", "4 KiB"),
+            ((1 << 20) - 1, "1048575", "1 MiB"),
+            (3 << 29, "1536MiB", "1.5 GiB"),
+            (100 << 20, "100MiB", "100 MiB"),
+            (123_456_789, "123456789", "118 MiB"),
+            (u64::MAX, "18446744073709551615", "16777216 TiB"),
+        ];
+        for (bytes, exact, rounded) in known {
+            assert_eq!(ByteSize(bytes).to_string(), exact);
+            assert_eq!(ByteSize(bytes).rounded(), rounded);
+        }
+    }
+
+    #[test]
+    fn rates_are_read_as_fractions_numbers_and_percent() {
+        let read = |text: &str| text.parse().map(Rate::get).ok();
+        assert_eq!(
+            ["1/128", "0.01", "1%", "100%", "1", " 3 / 4 ", "1e-3"].map(read),
+            [1.0 / 128.0, 0.01, 0.01, 1.0, 1.0, 0.75, 0.001].map(Some)
+        );
+        for text in [
+            "", "0", "1.5", "-0.1", "1/0", "0/0", "2/1", "101%", "nan", "inf", "half",
+        ] {
+            let error = text.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains("above 0 and at most 1"), "{text}: {error}");
+        }
+        assert_eq!(Rate::new(1.0 / 128.0).unwrap().to_string(), "1/128");
+        assert_eq!(Rate::new(0.3).unwrap().to_string(), "0.3");
+        assert_eq!(Rate::ONE.to_string(), "1");
+    }
+
+    #[test]
+    fn shares_may_be_nothing_and_more_than_the_whole() {
+        let read = |text: &str| text.parse().map(Share::get).ok();
+        assert_eq!(
+            ["0", "5%", "0.05", "1/20", "150%", "0%"].map(read),
+            [0.0, 0.05, 0.05, 0.05, 1.5, 0.0].map(Some)
+        );
+        for text in ["", "%", "-1%", "nan", "inf", "1/0", "0/0", "5 percent"] {
+            let error = text.parse::<Share>().unwrap_err().to_string();
+            assert!(error.contains("0 or more"), "{text}: {error}");
+        }
+        assert_eq!("5%".parse::<Share>().unwrap().to_string(), "0.05");
+    }
+
+    #[test]
+    fn intervals_need_a_unit_and_some_length() {
+        let read = |text: &str| text.parse::<Interval>().ok();
+        let known = [
+            ("5s", 5_000_000, "5s"),
+            ("500ms", 500_000, "500ms"),
+            ("2m", 120_000_000, "2m"),
+            ("1.5h", 5_400_000_000, "90m"),
+            ("250us", 250, "250us"),
+        ];
+        for (text, micros, written) in known {
+            let interval = read(text).unwrap();
+            assert_eq!(interval.get(), Duration::from_micros(micros));
+            assert_eq!(interval.to_string(), written);
+        }
+        for text in ["5", "", "0s", "-1s", "5 days", "0.1us"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_written_size_is_read_back(bytes in any::<u64>(), shift in 0u32..64) {
+            let size = ByteSize(bytes >> shift << (shift / 2));
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+
+        #[test]
+        fn a_rounded_size_is_read_back_within_half_a_percent(bytes in 0u64..1 << 50) {
+            let read: ByteSize = ByteSize(bytes).rounded().parse().unwrap();
+            prop_assert!(read.0.abs_diff(bytes) as f64 <= 0.005 * bytes as f64);
+        }
+
+        #[test]
+        fn a_written_rate_is_read_back(share in 1e-9f64..=1.0, parts in 1u32..1_000_000) {
+            for rate in [share, 1.0 / f64::from(parts)].map(|share| Rate::new(share).unwrap()) {
+                prop_assert_eq!(rate.to_string().parse(), Ok(rate));
+            }
+        }
+
+        #[test]
+        fn a_written_interval_is_read_back(micros in 1u64..1 << 50) {
+            let interval = Interval(Duration::from_micros(micros));
+            prop_assert_eq!(interval.to_string().parse(), Ok(interval));
+        }
+
+        #[test]
+        fn no_text_makes_a_parser_panic(text in ".{0,24}", digits in "[0-9.]{0,50}[KMGTiBsmu%/]{0,4}") {
+            for text in [text, digits] {
+                let _ = (text.parse::<ByteSize>(), text.parse::<Rate>(), text.parse::<Interval>());
+            }
+        }
+    }
+}

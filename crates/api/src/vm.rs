@@ -1,0 +1,305 @@
+//! What the daemon says of the host and its VMs: the answers to `GET /v1/host` and `GET /v1/vms`.
+//!
+//! Sizes are bytes, times are milliseconds since 1970, ratios are shares of 1.0. `null` is "not known", never zero.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::curve_json::CurveJson;
+use crate::decision::{Mode, Phase};
+
+/// The host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// Its name.
+    pub host: String,
+    /// Version of the daemon.
+    pub version: String,
+    /// What the daemon may do.
+    pub mode: Mode,
+    /// Nothing is moved until `resume`.
+    pub paused: bool,
+    /// Where in the workflow it is.
+    pub phase: Phase,
+    /// When the daemon started.
+    pub since_unix_ms: u64,
+    /// When this was true.
+    pub now_unix_ms: u64,
+    /// Turns since the start.
+    pub turn: u64,
+    /// From one turn to the next.
+    pub turn_interval_ms: u64,
+    /// CPU and waiting time of the last turn.
+    pub turn_took_ms: f64,
+    /// Where the memory is.
+    pub memory: HostMemory,
+    /// The VMs, by name.
+    pub vms: Vec<VmSummary>,
+    /// The move under way: a decision's number.
+    pub moving: Option<u64>,
+    /// What an operator should know: each a sentence.
+    pub warnings: Vec<String>,
+    /// Bytes of history on disk; `null` if it is not kept.
+    pub history_bytes: Option<u64>,
+    /// Resident memory of the daemon itself.
+    pub daemon_resident_bytes: u64,
+}
+
+/// Where the host's memory is. `vms_direct + vms_cache + store + spare = divided`; `divided + other + free = total`
+/// as far as the kernel's own counts agree in the moment they are read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostMemory {
+    /// All RAM of the host (`MemTotal`).
+    pub total_bytes: u64,
+    /// What Plimsoll divides: the configured total, else all that the VMs were found with.
+    pub divided_bytes: u64,
+    /// In the VMs: their RAM less their balloons.
+    pub vms_direct_bytes: u64,
+    /// In the caches under their disks (capacities).
+    pub vms_cache_bytes: u64,
+    /// In the shared page store (capacity).
+    pub store_bytes: u64,
+    /// Given to nobody.
+    pub spare_bytes: u64,
+    /// What could be taken from the VMs now with every promise kept.
+    pub reclaimable_bytes: u64,
+    /// What the kernel could give without swapping (`MemAvailable`).
+    pub available_bytes: u64,
+}
+
+/// How a VM stands with its promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Within its promise, and could give memory.
+    Safe,
+    /// Within its promise, and can give nothing.
+    Tight,
+    /// Its measured or predicted misses are above what it was promised.
+    Violating,
+    /// Its curve is not known.
+    Unknown,
+}
+
+/// A VM in one line of a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmSummary {
+    /// Its name.
+    pub vm: String,
+    /// Its QEMU process.
+    pub pid: u32,
+    /// `kvm`, `tcg`; `null` if not known. What runs under TCG is emulated.
+    pub accelerator: Option<String>,
+    /// Whether libvirt manages it.
+    pub libvirt: bool,
+    /// How it stands.
+    pub standing: Standing,
+    /// Why, in a sentence.
+    pub why: String,
+    /// Its RAM as it was started: the most that it can have of its own.
+    pub ram_bytes: u64,
+    /// Memory of its own: RAM less balloon.
+    pub direct_bytes: u64,
+    /// Capacity of the exclusive cache under its disk.
+    pub cache_bytes: u64,
+    /// Both together: its size.
+    pub size_bytes: u64,
+    /// The size it is to have, where one is decided.
+    pub target_bytes: Option<u64>,
+    /// What it was promised.
+    pub settings: Settings,
+    /// What it uses, by its curve.
+    pub working_set: Option<WorkingSetView>,
+    /// Predicted misses at its present size over those at its baseline.
+    pub relative: Option<RelativeView>,
+    /// What it could give with its promise kept.
+    pub reclaimable_bytes: Option<u64>,
+    /// Least size at which its promise is kept.
+    pub promise_bytes: Option<u64>,
+    /// Where its curve comes from.
+    pub curve_source: Option<CurveSource>,
+    /// References behind the curve.
+    pub references: u64,
+    /// When the curve was made.
+    pub curve_unix_ms: Option<u64>,
+    /// How it is traced; `null` if it is not.
+    pub trace: Option<TraceView>,
+    /// Its balloon; `null` if it has none that can be reached.
+    pub balloon: Option<BalloonView>,
+    /// Its cache under the disk; `null` if it has none.
+    pub cache: Option<CacheView>,
+}
+
+/// Where a curve comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CurveSource {
+    /// Traps on the VM's RAM.
+    Trap,
+    /// The cache under its disk and the ghost behind it.
+    Disk,
+}
+
+/// What a VM is promised, and what bounds it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Settings {
+    /// It never gets less.
+    pub min_bytes: u64,
+    /// It never gets more.
+    pub max_bytes: u64,
+    /// What its misses are measured by.
+    pub baseline_bytes: u64,
+    /// Its proportional right, 1 or more.
+    pub shares: u32,
+    /// Most rise of its misses over those at the baseline, as a share.
+    pub max_loss: f64,
+    /// Whether the daemon may move it at all.
+    pub managed: bool,
+}
+
+/// A working set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WorkingSetView {
+    /// Its size.
+    pub bytes: u64,
+    /// `estimate`, `at-least` or `at-most`.
+    pub bound: String,
+}
+
+/// Misses at a size over those at the baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RelativeView {
+    /// What is expected.
+    pub expected: f64,
+    /// Lower edge of the band.
+    pub low: f64,
+    /// Upper edge: what promises are kept by.
+    pub high: f64,
+}
+
+/// How a VM is traced.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TraceView {
+    /// `starting`, `tracing`, `ended` or `failed`.
+    pub state: String,
+    /// Why it failed, or ended.
+    pub error: Option<String>,
+    /// The tracer's process.
+    pub pid: Option<u32>,
+    /// Periods so far.
+    pub periods: u64,
+    /// Share of the pages that is watched.
+    pub tracking_rate: f64,
+    /// Pages watched.
+    pub tracked_pages: u64,
+    /// Traps a second in the last period.
+    pub traps_per_second: f64,
+    /// Time taken from the VM, as a share of its CPU time.
+    pub overhead_ratio: f64,
+    /// References that may be missing, all periods.
+    pub lost: u64,
+    /// Times that the tracer was started anew.
+    pub restarts: u64,
+    /// When the last period ended.
+    pub last_unix_ms: Option<u64>,
+}
+
+/// A balloon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BalloonView {
+    /// What the VM has of its own.
+    pub actual_bytes: u64,
+    /// What it was last told to have.
+    pub target_bytes: Option<u64>,
+    /// `idle`, `following`, `reached`, `late`, `stuck` or `absent`.
+    pub state: String,
+    /// What the guest says is available to it.
+    pub guest_available_bytes: Option<u64>,
+    /// Age of the guest's statistics; `null` if it never gave any.
+    pub statistics_age_ms: Option<u64>,
+}
+
+/// A cache under a VM's disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheView {
+    /// Most that it holds.
+    pub capacity_bytes: u64,
+    /// What it holds.
+    pub used_bytes: u64,
+    /// Blocks read by the VM.
+    pub read_blocks: u64,
+    /// Of them, from the cache.
+    pub hits: u64,
+    /// Why it switched itself off, if it did.
+    pub disabled: Option<String>,
+}
+
+/// A VM in full: the answer to `GET /v1/vms/{vm}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// What a list says of it.
+    #[serde(flatten)]
+    pub summary: VmSummary,
+    /// Its curve; `null` while it is not known.
+    pub curve: Option<CurveJson>,
+}
+
+/// A moment in a VM's history.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Sample {
+    /// When.
+    pub unix_ms: u64,
+    /// Memory of its own.
+    pub direct_bytes: u64,
+    /// Capacity of its cache.
+    pub cache_bytes: u64,
+    /// What it was to have, where that was decided.
+    pub target_bytes: Option<u64>,
+    /// What it used.
+    pub working_set_bytes: Option<u64>,
+    /// Predicted misses at its size over those at its baseline.
+    pub relative: Option<f64>,
+    /// Misses a second, measured at its disk.
+    pub misses_per_second: Option<f64>,
+    /// Time taken by its tracer.
+    pub overhead_ratio: Option<f64>,
+    /// References its tracer may have missed in the time that this stands for.
+    pub lost: u64,
+}
+
+/// A VM's history: the answer to `GET /v1/vms/{vm}/history`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HistoryView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The VM.
+    pub vm: String,
+    /// Its moments, rising in time.
+    pub samples: Vec<Sample>,
+}
+
+/// Where in its RAM a VM is busy: the answer to `GET /v1/vms/{vm}/heatmap`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HeatmapView {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The VM.
+    pub vm: String,
+    /// Bytes of its RAM that a cell stands for.
+    pub cell_bytes: u64,
+    /// Its periods, rising in time.
+    pub rows: Vec<HeatRow>,
+}
+
+/// A period of a heatmap.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HeatRow {
+    /// When it ended.
+    pub unix_ms: u64,
+    /// Pages used in each cell, scaled up from the sample.
+    pub pages: Vec<u32>,
+}

@@ -1,0 +1,56 @@
+//! `plimsoll generate`: what packages hold beside the program, made from the table of verbs.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Command, Subcommand};
+use clap_complete::Shell;
+
+/// Write the man pages or the shells' completions of all verbs into a folder.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Man pages, one for each verb: plimsoll.1, plimsoll-vms.1, ...
+    Man(Folder),
+    /// Completions for bash, zsh and fish
+    Completions(Folder),
+}
+
+/// Where to.
+#[derive(Debug, clap::Args)]
+struct Folder {
+    /// Folder to write to; made if it is not there
+    folder: PathBuf,
+}
+
+/// Shells for which completions are written.
+const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
+
+/// Runs the command for the program `verbs`; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// The cause with the folder's name; some of the files may have been written.
+pub fn run(args: &Args, mut verbs: Command, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (What::Man(Folder { folder }) | What::Completions(Folder { folder })) = &args.what;
+    let cannot = || format!("cannot write to '{}'", folder.display());
+    fs::create_dir_all(folder).with_context(cannot)?;
+    match args.what {
+        What::Man(_) => clap_mangen::generate_to(verbs, folder).with_context(cannot)?,
+        What::Completions(_) => {
+            for shell in SHELLS {
+                clap_complete::generate_to(shell, &mut verbs, "plimsoll", folder)
+                    .with_context(cannot)?;
+            }
+        }
+    }
+    writeln!(out, "written to {}", folder.display())?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! `plimsoll apply`: carry out what the daemon proposes.
+
+use std::io::Write;
+
+use plimsoll_api::client::Client;
+
+use super::decisions::{ChoiceArgs, carry_out};
+
+/// Carry out what the daemon proposes.
+///
+/// Ends with 4 if a promise or a floor forbids it by now (nothing is moved), with 5 if only a part was done.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    choice: ChoiceArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// [`Forbidden`](crate::exit::Forbidden) if a guarantee is in the way, [`Partly`](crate::exit::Partly) if only a part
+/// was done, and why it failed.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    carry_out(&args.choice, Client::apply, out)
+}

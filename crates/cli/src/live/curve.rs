@@ -1,0 +1,140 @@
+//! A VM's curve as the daemon gave it, checked, and read at sizes in bytes.
+
+use anyhow::Context;
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::vm::RelativeView;
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+use plimsoll_policy::Rules;
+
+use crate::hcache::table::printable;
+
+/// A curve over bytes.
+#[derive(Debug, Clone)]
+pub struct Curve {
+    /// The curve over pages.
+    pub misses: MissRatioCurve,
+    /// Of so many bytes each.
+    pub page_size: PageSize,
+}
+
+impl Curve {
+    /// Checks a curve.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn new(json: &CurveJson) -> anyhow::Result<Self> {
+        let points = json.points.iter().map(|point| CurvePoint {
+            size: PageCount(point.size_pages),
+            miss_ratio: point.miss_ratio,
+            low: point.low,
+            high: point.high,
+        });
+        let wrong = || format!("the daemon's curve of VM {} is none", printable(&json.vm));
+        Ok(Self {
+            misses: MissRatioCurve::new(points.collect(), json.references).with_context(wrong)?,
+            page_size: PageSize::new(json.page_bytes).with_context(wrong)?,
+        })
+    }
+
+    /// The curve at a size.
+    pub fn at(&self, bytes: u64) -> CurvePoint {
+        self.misses.at(PageCount::from_bytes(bytes, self.page_size))
+    }
+
+    /// Misses at a size over those expected at the baseline, as policies count them: what is below
+    /// [`Rules::MISS_RATIO_MIN`] counts as that.
+    pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> RelativeView {
+        let least = Rules::MISS_RATIO_MIN;
+        let baseline = self.at(baseline_bytes).miss_ratio.max(least);
+        let at = self.at(bytes);
+        let over_baseline = |ratio: f64| ratio.max(least) / baseline;
+        RelativeView {
+            expected: over_baseline(at.miss_ratio),
+            low: over_baseline(at.low),
+            high: over_baseline(at.high),
+        }
+    }
+
+    /// The size at which the curve ends.
+    pub fn end_bytes(&self) -> u64 {
+        let last = self.misses.points().last();
+        last.map_or(0, |point| point.size.to_bytes(self.page_size))
+    }
+
+    /// About `count` sizes, 1 or more, round and evenly spread up to `until_bytes`, with `marks` among them; rising.
+    pub fn sizes(&self, until_bytes: u64, count: u64, marks: &[u64]) -> Vec<u64> {
+        let step = (until_bytes / count.max(1)).max(self.page_size.bytes());
+        // Above 2^63 a step is as good as any.
+        let step = step.checked_next_power_of_two().unwrap_or(step);
+        let step = if until_bytes / step * 2 <= count {
+            step / 2
+        } else {
+            step
+        };
+        let grid = (1..=count.saturating_mul(2))
+            .map_while(|line| line.checked_mul(step))
+            .take_while(|size| *size <= until_bytes);
+        let mut sizes: Vec<u64> = grid.chain(marks.iter().copied()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use plimsoll_api::curve_json::PointJson;
+
+    /// Half of the references miss from 1 MiB on, an eighth from 4 MiB on.
+    pub fn example() -> CurveJson {
+        let point = |size_pages, miss_ratio| PointJson {
+            size_pages,
+            miss_ratio,
+            low: miss_ratio * 0.5,
+            high: miss_ratio * 1.5,
+        };
+        CurveJson {
+            schema: 1,
+            vm: "web".to_owned(),
+            page_bytes: 4096,
+            references: 100,
+            baseline_pages: Some(512),
+            points: vec![point(256, 0.5), point(1024, 0.125)],
+        }
+    }
+
+    #[test]
+    fn misses_are_told_beside_those_at_the_baseline() {
+        let curve = Curve::new(&example()).unwrap();
+        let at = curve.relative(4 << 20, 2 << 20);
+        assert_eq!((at.expected, at.low, at.high), (0.25, 0.125, 0.375));
+        assert_eq!(curve.relative(0, 2 << 20).expected, 2.0);
+        assert_eq!(curve.end_bytes(), 4 << 20);
+    }
+
+    #[test]
+    fn what_is_no_curve_is_an_error_that_names_the_vm() {
+        let mut json = example();
+        json.vm = "\u{1b}[2J".to_owned();
+        json.points[1].miss_ratio = f64::NAN;
+        let error = Curve::new(&json).unwrap_err().to_string();
+        assert_eq!(error, "the daemon's curve of VM \u{fffd}[2J is none");
+        json = example();
+        json.page_bytes = 0;
+        assert!(Curve::new(&json).is_err());
+    }
+
+    #[test]
+    fn sizes_are_round_few_and_hold_the_marks() {
+        let curve = Curve::new(&example()).unwrap();
+        let mib = |sizes: Vec<u64>| sizes.into_iter().map(|size| size >> 20).collect::<Vec<_>>();
+        let sizes = curve.sizes(512 << 20, 12, &[100 << 20, 128 << 20]);
+        assert_eq!(mib(sizes), [64, 100, 128, 192, 256, 320, 384, 448, 512]);
+        assert_eq!(mib(curve.sizes(400 << 20, 12, &[])).len(), 12);
+        for until in [0, 1, 4096, u64::MAX] {
+            assert!(curve.sizes(until, 12, &[7]).len() <= 25, "{until}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The daemon that the verbs speak to, and what its refusals mean for the one who asked.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use plimsoll_api::client::{Client, ClientError};
+use plimsoll_api::request::RefusalKind;
+use plimsoll_api::vm::{HostView, VmSummary};
+use plimsoll_api::{SOCKET, SOCKET_READ_ONLY};
+
+use crate::exit::{Forbidden, Unreachable, with_causes};
+use crate::hcache::table::printable;
+
+/// Letters of the longest name that is looked at as one that may have been meant.
+const NAME_LETTERS_MAX: usize = 256;
+
+/// Where the daemon is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SocketArg {
+    /// The daemon's socket [default: /run/plimsoll/plimsolld.sock; who may not open it looks through
+    /// plimsolld-ro.sock beside it]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// A daemon that was reached.
+#[derive(Debug)]
+pub struct Daemon {
+    client: Client,
+}
+
+impl Daemon {
+    /// Reaches the daemon; through its read-only socket if the other may not be opened and none was named.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`] if it does not answer.
+    pub fn to_look(at: &SocketArg) -> anyhow::Result<Self> {
+        let client = match &at.socket {
+            Some(socket) => Client::connect(socket),
+            None => Client::connect(Path::new(SOCKET)).or_else(|error| {
+                if error.is_permission_denied() {
+                    Client::connect(Path::new(SOCKET_READ_ONLY))
+                } else {
+                    Err(error)
+                }
+            }),
+        };
+        Ok(Self {
+            client: client.map_err(|error| said(&error))?,
+        })
+    }
+
+    /// Reaches the daemon by the socket for those who may change things.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`] if it does not answer.
+    pub fn to_change(at: &SocketArg) -> anyhow::Result<Self> {
+        let socket = at.socket.as_deref().unwrap_or(Path::new(SOCKET));
+        Ok(Self {
+            client: Client::connect(socket).map_err(|error| said(&error))?,
+        })
+    }
+
+    /// Asks for something that is no VM's alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`], [`Forbidden`] if a guarantee is in the way, else what the daemon said.
+    pub fn ask<T>(&self, ask: impl FnOnce(&Client) -> Result<T, ClientError>) -> anyhow::Result<T> {
+        ask(&self.client).map_err(|error| said(&error))
+    }
+
+    /// Asks for something of a VM's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask`](Self::ask). For a VM that is not there it names one that may have been meant.
+    pub fn ask_of<T>(
+        &self,
+        vm: &str,
+        ask: impl FnOnce(&Client, &str) -> Result<T, ClientError>,
+    ) -> anyhow::Result<T> {
+        ask(&self.client, vm).map_err(|error| {
+            if error.refusal_kind() == Some(RefusalKind::NotFound) {
+                self.not_found(vm, &error)
+            } else {
+                said(&error)
+            }
+        })
+    }
+
+    /// The host and its VMs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask`](Self::ask).
+    pub fn host(&self) -> anyhow::Result<HostView> {
+        self.ask(Client::host)
+    }
+
+    /// The VM of a name, or all without one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask_of`](Self::ask_of).
+    pub fn vms(&self, named: Option<&str>) -> anyhow::Result<Vec<VmSummary>> {
+        match named {
+            Some(vm) => Ok(vec![self.ask_of(vm, Client::vm)?.summary]),
+            None => self.ask(Client::vms),
+        }
+    }
+
+    /// What to say where `vm` was not found: the daemon's words if the VM is there and something of it is not.
+    fn not_found(&self, vm: &str, error: &ClientError) -> anyhow::Error {
+        let Ok(vms) = self.client.vms() else {
+            return said(error);
+        };
+        let names: Vec<_> = vms.iter().map(|vm| &*vm.vm).collect();
+        if names.contains(&vm) {
+            return said(error);
+        }
+        let meant = match nearest(vm, &names) {
+            Some(name) => format!("did you mean '{}'?", printable(name)),
+            None => "`plimsoll vms` lists those that are".to_owned(),
+        };
+        anyhow!("there is no VM '{}'; {meant}", printable(vm))
+    }
+}
+
+/// The name with the fewest letters to mend, if that is at most a third of them.
+fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
+    let letters = |text: &str| text.chars().count();
+    let mended =
+        |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    let near = names
+        .iter()
+        .filter(|other| letters(other).max(letters(name)) <= NAME_LETTERS_MAX)
+        .map(|other| (mended(other), *other))
+        .filter(|(mended, other)| *mended <= letters(other).max(letters(name)).div_ceil(3));
+    near.min().map(|(_, other)| other)
+}
+
+/// What a refusal means here.
+fn said(error: &ClientError) -> anyhow::Error {
+    let words = printable(&with_causes(error));
+    match error {
+        ClientError::Unreachable { .. } => {
+            let what_to_do = if error.is_permission_denied() {
+                "only root and the socket's group may open it"
+            } else {
+                "start it with `systemctl start plimsolld`, or name its socket with --socket PATH"
+            };
+            Unreachable(anyhow!("{words}; {what_to_do}")).into()
+        }
+        ClientError::Refused(refusal) => match refusal.kind {
+            RefusalKind::Guarantee => Forbidden(words).into(),
+            RefusalKind::ReadOnly => anyhow!("{words}; changes go through {SOCKET}"),
+            _ => anyhow!(words),
+        },
+        _ => anyhow!(words),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_may_have_been_meant_is_found_and_no_other() {
+        let names = ["web", "mail", "db-main", "db-copy"];
+        assert_eq!(nearest("wbe", &names), Some("web"));
+        assert_eq!(nearest("DB-mian", &names), Some("db-main"));
+        assert_eq!(nearest("zzz", &names), None);
+        assert_eq!(nearest("web", &[]), None);
+        let long = "x".repeat(10_000);
+        assert_eq!(nearest(&long, &[&long]), None);
+    }
+}

@@ -1,0 +1,274 @@
+//! Decisions in words, and waiting for their end.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::bail;
+use plimsoll_api::client::{Client, ClientError};
+use plimsoll_api::decision::{By, Check, Decision, Kind, State, Step, Verdict};
+use plimsoll_api::request::Choice;
+
+use super::words::{moment, name_of, ratio, relative, size};
+use super::{Daemon, Form, SocketArg, write_json};
+use crate::attach::stop_flag;
+use crate::exit::Partly;
+use crate::hcache::table::printable;
+
+/// How often a decision that is being waited for is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What `apply` and `rollback` take alike.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ChoiceArgs {
+    #[command(flatten)]
+    socket: SocketArg,
+    /// Number of the decision meant [default: the newest that can be]
+    #[arg(long, value_name = "N")]
+    decision: Option<u64>,
+    /// Wait until memory was moved and the result was measured
+    #[arg(long)]
+    wait: bool,
+    /// Form of the result
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    output: Form,
+}
+
+/// Asks for a decision to be carried out, tells of it, and waits for its end if that is wanted.
+pub fn carry_out(
+    args: &ChoiceArgs,
+    ask: impl FnOnce(&Client, Choice) -> Result<Decision, ClientError>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let daemon = Daemon::to_change(&args.socket)?;
+    let choice = Choice {
+        decision: args.decision,
+    };
+    let mut decision = daemon.ask(|client| ask(client, choice))?;
+    if args.wait {
+        decision = wait(&daemon, decision)?;
+    }
+    match args.output {
+        Form::Table => out.write_all(text(&decision, None).as_bytes())?,
+        Form::Csv => out.write_all(csv(&[&decision]).as_bytes())?,
+        Form::Json => write_json(&decision, out)?,
+    }
+    outcome(&decision)
+}
+
+/// Looks at a decision until it has ended; says on standard error what becomes of it.
+fn wait(daemon: &Daemon, mut decision: Decision) -> anyhow::Result<Decision> {
+    let stop = stop_flag()?;
+    let mut said = None;
+    while !decision.state.has_ended() {
+        if said != Some(decision.state) {
+            said = Some(decision.state);
+            // Nobody may be listening; the result tells all the same.
+            let _ = writeln!(io::stderr(), "{}", now_doing(&decision));
+        }
+        thread::sleep(LOOK_EVERY);
+        if stop.load(Ordering::Relaxed) {
+            bail!(
+                "no longer waiting; decision {} goes on, and `plimsoll pause` would stop it",
+                decision.id
+            );
+        }
+        let id = decision.id;
+        decision = daemon.ask(|client| client.decision(id)).map_err(|error| {
+            error.context(format!("decision {id} was begun, its end is not known"))
+        })?;
+    }
+    Ok(decision)
+}
+
+fn now_doing(decision: &Decision) -> String {
+    let what = match decision.state {
+        State::Checking => "memory was moved; measuring what came of it",
+        State::Moving => "moving memory",
+        _ => "not begun",
+    };
+    format!("decision {}: {what}", decision.id)
+}
+
+/// How a decision that has ended, or was just begun, ends the verb.
+fn outcome(decision: &Decision) -> anyhow::Result<()> {
+    let id = decision.id;
+    match decision.state {
+        State::Partly => Err(Partly(format!(
+            "decision {id} was carried out in part: each VM has what is shown as its size now"
+        ))
+        .into()),
+        State::Stopped => Err(Partly(format!(
+            "decision {id} was stopped: what was moved by then stays moved"
+        ))
+        .into()),
+        State::Failed => bail!("decision {id} failed: nothing was moved"),
+        State::RolledBack => {
+            bail!("decision {id} was taken back: the VMs get what they had before")
+        }
+        State::Superseded => bail!("decision {id} was not carried out: a newer one took its place"),
+        State::Proposed | State::Moving | State::Checking | State::Kept => Ok(()),
+    }
+}
+
+/// A decision in sentences: of one VM, or of all that it touches.
+pub fn text(decision: &Decision, of: Option<&str>) -> String {
+    let mut text = format!(
+        "Decision {}, {}: {}, {}.\n",
+        decision.id,
+        moment(decision.unix_ms),
+        match decision.kind {
+            Kind::Divide => "memory is divided anew".to_owned(),
+            Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
+            Kind::GiveBack => "the caches' memory goes back to the VMs".to_owned(),
+            Kind::Rollback => match decision.takes_back {
+                Some(earlier) => format!("decision {earlier} is taken back"),
+                None => "an earlier decision is taken back".to_owned(),
+            },
+        },
+        match decision.by {
+            By::Daemon => format!("by the daemon in mode {}", name_of(decision.mode)),
+            By::Operator => "by an operator".to_owned(),
+        },
+    );
+    let _ = writeln!(text, "  Why: {}", printable(&decision.reason));
+    let concerns = |vm: &str| of.is_none_or(|of| of == vm);
+    for step in decision.steps.iter().filter(|step| concerns(&step.vm)) {
+        let _ = writeln!(text, "  {}", moved(step));
+    }
+    for check in decision.checks.iter().filter(|check| concerns(&check.vm)) {
+        let _ = writeln!(text, "  {}", checked(check));
+    }
+    let ended = match (decision.state, decision.ended_unix_ms) {
+        (State::Proposed, _) => "It waits for `plimsoll apply`.".to_owned(),
+        (State::Moving, _) => "Memory is being moved.".to_owned(),
+        (State::Checking, _) => "Memory was moved; what came of it is being measured.".to_owned(),
+        (State::Superseded, _) => "A newer proposal took its place.".to_owned(),
+        (state, ended) => format!(
+            "It ended{}: {}.",
+            ended.map_or(String::new(), |ended| format!(" {}", moment(ended))),
+            match state {
+                State::Kept => "done, and every promise that could be measured was kept",
+                State::RolledBack => "taken back",
+                State::Partly => "done in part",
+                State::Failed => "nothing was moved",
+                _ => "stopped; what was moved stays",
+            }
+        ),
+    };
+    let _ = write!(text, "  {ended}");
+    if let Some(later) = decision.taken_back_by {
+        let _ = write!(text, " Decision {later} takes it back.");
+    }
+    text.push('\n');
+    text
+}
+
+/// What became of a VM's part in a move.
+fn moved(step: &Step) -> String {
+    let (from, to, now) = (step.from, step.to, step.now);
+    let mut text = format!(
+        "{}: {} -> {}",
+        printable(&step.vm),
+        size(from.size_bytes()),
+        size(to.size_bytes()),
+    );
+    if from.cache_bytes > 0 || to.cache_bytes > 0 {
+        let _ = write!(
+            text,
+            " (own {} -> {}, cache {} -> {})",
+            size(from.direct_bytes),
+            size(to.direct_bytes),
+            size(from.cache_bytes),
+            size(to.cache_bytes),
+        );
+    }
+    let _ = write!(text, ", {}", printable(&step.state));
+    if now != to {
+        let _ = write!(text, "; has {} now", size(now.size_bytes()));
+    }
+    match &step.error {
+        Some(error) => text + ": " + &printable(error),
+        None => text + ".",
+    }
+}
+
+/// What was measured of a VM beside what was predicted.
+fn checked(check: &Check) -> String {
+    let measured = match check.measured {
+        Some(measured) => format!("measured {} by {}", ratio(measured), printable(&check.by)),
+        None => "not measured".to_owned(),
+    };
+    format!(
+        "{}: predicted {} of the misses at its baseline, {measured}; promised at most {}: {}. {}",
+        printable(&check.vm),
+        relative(check.predicted.as_ref()),
+        ratio(check.bound),
+        match check.verdict {
+            Verdict::Kept => "kept",
+            Verdict::Broken => "BROKEN",
+            Verdict::Unknown => "not known",
+        },
+        printable(&check.why),
+    )
+}
+
+/// Decisions as comma-separated values, a line for each VM that they touch.
+pub fn csv(decisions: &[&Decision]) -> String {
+    let mut text = super::columns::csv([
+        "decision",
+        "unix_ms",
+        "kind",
+        "by",
+        "state",
+        "vm",
+        "from_bytes",
+        "to_bytes",
+        "now_bytes",
+        "step",
+        "predicted",
+        "measured",
+        "bound",
+        "verdict",
+    ]);
+    for decision in decisions {
+        for step in &decision.steps {
+            let check = decision.checks.iter().find(|check| check.vm == step.vm);
+            let number = |of: fn(&Check) -> Option<f64>| {
+                check
+                    .and_then(of)
+                    .map(|number| number.to_string())
+                    .unwrap_or_default()
+            };
+            let cells = [
+                decision.id.to_string(),
+                decision.unix_ms.to_string(),
+                name_of(decision.kind),
+                name_of(decision.by),
+                name_of(decision.state),
+                printable(&step.vm),
+                step.from.size_bytes().to_string(),
+                step.to.size_bytes().to_string(),
+                step.now.size_bytes().to_string(),
+                printable(&step.state),
+                number(|check| check.predicted.map(|at| at.expected)),
+                number(|check| check.measured),
+                number(|check| Some(check.bound)),
+                check
+                    .map(|check| name_of(check.verdict))
+                    .unwrap_or_default(),
+            ];
+            text.push_str(&super::columns::csv(cells.iter().map(String::as_str)));
+        }
+    }
+    text
+}

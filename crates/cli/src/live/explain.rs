@@ -1,0 +1,62 @@
+//! `plimsoll explain`: what was decided of a VM, why, and what came of it.
+
+use std::io::Write;
+
+use plimsoll_api::SCHEMA;
+use plimsoll_api::client::Client;
+use plimsoll_api::decision::DecisionsView;
+
+use super::decisions::{csv, text};
+use super::{Daemon, Form, LookArgs, write_json};
+use crate::hcache::table::printable;
+
+/// Tell what was decided of a VM, why, and what came of it: predicted beside measured, newest first.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Name of the VM
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    vm: String,
+    /// Most decisions to tell of
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    limit: usize,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon and of writing.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let daemon = Daemon::to_look(&args.look.socket)?;
+    let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
+    decisions.truncate(args.limit);
+    match args.look.output {
+        Form::Table if decisions.is_empty() => {
+            writeln!(out, "No decision has touched {} yet.", printable(&args.vm))?;
+        }
+        Form::Table => {
+            for (index, decision) in decisions.iter().enumerate() {
+                if index > 0 {
+                    writeln!(out)?;
+                }
+                out.write_all(text(decision, Some(&args.vm)).as_bytes())?;
+            }
+        }
+        Form::Csv => {
+            for decision in &mut decisions {
+                decision.steps.retain(|step| step.vm == args.vm);
+            }
+            out.write_all(csv(&decisions.iter().collect::<Vec<_>>()).as_bytes())?;
+        }
+        Form::Json => {
+            let view = DecisionsView {
+                schema: SCHEMA,
+                decisions,
+            };
+            write_json(&view, out)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! The live verbs: what an operator asks plimsolld, and tells it.
+//!
+//! | verbs | |
+//! |---|---|
+//! | `vms`, `show`, `top`, `report`, `whatif`, `explain` | look; served by the read-only socket too |
+//! | `apply`, `rollback`, `set`, `pause`, `resume` | change something |
+//!
+//! Names of VMs and sentences of the daemon may hold what somebody in a guest chose: every one goes through
+//! [`printable`](crate::hcache::table::printable) before it gets to a terminal.
+
+#[cfg(test)]
+#[path = "../../tests/live_verbs/host.rs"]
+mod example;
+
+mod columns;
+mod curve;
+mod daemon;
+mod decisions;
+mod words;
+
+pub mod apply;
+pub mod explain;
+pub mod pause;
+pub mod report;
+pub mod resume;
+pub mod rollback;
+pub mod set;
+pub mod show;
+pub mod top;
+pub mod vms;
+pub mod whatif;
+
+pub use daemon::{Daemon, SocketArg};
+
+use std::io::Write;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Forms of a result without a picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Form {
+    /// Columns and sentences for a reader
+    #[default]
+    Table,
+    /// Comma-separated values with a header line; sizes in bytes
+    Csv,
+    /// The daemon's JSON, with "schema": 1
+    Json,
+}
+
+/// Where the daemon is, and in which form its answer is written.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LookArgs {
+    #[command(flatten)]
+    socket: SocketArg,
+    /// Form of the result
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    output: Form,
+}
+
+/// Writes a value as a line of JSON.
+fn write_json(value: &impl Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
+    Ok(writeln!(out, "{}", serde_json::to_string(value)?)?)
+}

@@ -1,0 +1,27 @@
+//! `plimsoll pause`: have nothing moved from now on.
+
+use std::io::Write;
+
+use plimsoll_api::client::Client;
+
+use super::{Daemon, SocketArg};
+
+/// Have nothing moved from now on; a move under way stops where it is.
+///
+/// VMs are traced and shown as before, until `plimsoll resume`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon; it then moves memory as before.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    Daemon::to_change(&args.socket)?.ask(Client::pause)?;
+    writeln!(out, "paused: nothing is moved until `plimsoll resume`")?;
+    Ok(())
+}

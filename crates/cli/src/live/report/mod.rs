@@ -1,0 +1,70 @@
+//! `plimsoll report`: figures of one VM or of all, for a reader, a program or a paper.
+
+mod heatmap;
+mod mrc;
+mod overhead;
+mod rightsize;
+mod wss;
+
+use std::io::Write;
+
+use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
+
+use super::{Daemon, SocketArg};
+
+/// Figures of a VM, or of all: its curve, its working set over time, where it is busy, the size that is right for
+/// it, what tracing costs and may have missed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    report: Report,
+}
+
+#[derive(Debug, Subcommand)]
+enum Report {
+    Mrc(mrc::Args),
+    Wss(wss::Args),
+    Heatmap(heatmap::Args),
+    Rightsize(rightsize::Args),
+    Overhead(overhead::Args),
+}
+
+/// Of which VM, and where the daemon is.
+#[derive(Debug, Clone, clap::Args)]
+struct OfVm {
+    /// Name of the VM [default: all of them]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    vm: Option<String>,
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+impl OfVm {
+    fn daemon(&self) -> anyhow::Result<Daemon> {
+        Daemon::to_look(&self.socket)
+    }
+
+    /// The names of those VMs.
+    fn names(&self, daemon: &Daemon) -> anyhow::Result<Vec<String>> {
+        match &self.vm {
+            Some(vm) => Ok(vec![vm.clone()]),
+            None => Ok(daemon.vms(None)?.into_iter().map(|vm| vm.vm).collect()),
+        }
+    }
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon and of writing.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    match &args.report {
+        Report::Mrc(args) => mrc::run(args, out),
+        Report::Wss(args) => wss::run(args, out),
+        Report::Heatmap(args) => heatmap::run(args, out),
+        Report::Rightsize(args) => rightsize::run(args, out),
+        Report::Overhead(args) => overhead::run(args, out),
+    }
+}

@@ -1,0 +1,153 @@
+//! `plimsoll report mrc`: curves.
+
+use std::io::Write;
+
+use anyhow::ensure;
+use plimsoll_api::client::Client;
+use plimsoll_api::vm::VmView;
+
+use super::super::columns::csv;
+use super::super::curve::Curve;
+use super::super::show;
+use super::super::words::{name, size};
+use super::OfVm;
+use crate::hcache::table::printable;
+use crate::output::{Format, OutputArgs};
+use crate::plot::{Axis, Chart, Marker, Series, Unit, grouped, svg_to_png};
+
+/// Miss-ratio curves: the share of references that miss at every size, with its band.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    of: OfVm,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.output.check()?;
+    let daemon = args.of.daemon()?;
+    let names = args.of.names(&daemon)?;
+    let views: anyhow::Result<Vec<_>> = names
+        .iter()
+        .map(|vm| daemon.ask_of(vm, Client::vm))
+        .collect();
+    let views = views?;
+    let content = match args.output.format() {
+        Format::Table => text(&views)?.into_bytes(),
+        Format::Csv => lines(&views)?.into_bytes(),
+        Format::Json => {
+            let curves = views.iter().filter_map(|view| view.curve.as_ref());
+            let lines: Result<Vec<_>, _> = curves.map(serde_json::to_string).collect();
+            lines?
+                .join("\n")
+                .into_bytes()
+                .into_iter()
+                .chain(*b"\n")
+                .collect()
+        }
+        Format::Svg => chart(&views)?.to_svg().into_bytes(),
+        Format::Png => svg_to_png(&chart(&views)?.to_svg(), 2.0)?,
+    };
+    args.output.write(&content, out)
+}
+
+fn text(views: &[VmView]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for view in views {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        let vm = printable(&view.summary.vm);
+        match &view.curve {
+            None => text.push_str(&format!("{vm}: its curve is not known yet\n")),
+            Some(json) => {
+                let references = grouped(json.references as f64);
+                text.push_str(&format!("{vm}: {references} references\n"));
+                text.push_str(&show::plot(&view.summary, &Curve::new(json)?));
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn lines(views: &[VmView]) -> anyhow::Result<String> {
+    let mut text = csv([
+        "vm",
+        "page_bytes",
+        "size_pages",
+        "miss_ratio",
+        "low",
+        "high",
+    ]);
+    for view in views {
+        let Some(json) = &view.curve else { continue };
+        let curve = Curve::new(json)?;
+        for point in curve.misses.points() {
+            let cells = [
+                printable(&view.summary.vm),
+                curve.page_size.bytes().to_string(),
+                point.size.0.to_string(),
+                point.miss_ratio.to_string(),
+                point.low.to_string(),
+                point.high.to_string(),
+            ];
+            text.push_str(&csv(cells.iter().map(String::as_str)));
+        }
+    }
+    Ok(text)
+}
+
+fn chart(views: &[VmView]) -> anyhow::Result<Chart> {
+    let mut series = Vec::new();
+    let mut until_bytes = 0;
+    let mut known = Vec::new();
+    for view in views {
+        let Some(json) = &view.curve else { continue };
+        let curve = Curve::new(json)?;
+        until_bytes = until_bytes.max(show::until(&view.summary, &curve));
+        known.push((&view.summary, curve));
+    }
+    ensure!(!known.is_empty(), "no curve is known yet");
+    // Room for the last step.
+    let until_bytes = until_bytes.saturating_add(until_bytes / 25);
+    for (vm, curve) in &known {
+        let name = name(&vm.vm);
+        series.push(Series::of_curve(
+            name,
+            &curve.misses,
+            curve.page_size,
+            until_bytes,
+        ));
+    }
+    let references: f64 = known
+        .iter()
+        .map(|(_, curve)| curve.misses.references() as f64)
+        .sum();
+    let (title, markers) = match &known[..] {
+        [(vm, _)] => {
+            let markers = show::marks(vm).into_iter().map(|(bytes, names)| Marker {
+                x: bytes as f64,
+                label: format!("{names} {}", size(bytes)),
+            });
+            (
+                format!("Miss-ratio curve of {}", name(&vm.vm)),
+                markers.collect(),
+            )
+        }
+        all => (
+            format!("Miss-ratio curves of {} VMs", all.len()),
+            Vec::new(),
+        ),
+    };
+    Ok(Chart {
+        title,
+        subtitle: format!("Live, with its band · {} references", grouped(references)),
+        x: Axis::new("Memory", Unit::Bytes).up_to(until_bytes as f64),
+        y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
+        shades: Vec::new(),
+        series,
+        markers,
+    })
+}

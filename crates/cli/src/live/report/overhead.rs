@@ -1,0 +1,152 @@
+//! `plimsoll report overhead`: what tracing costs, and how far its figures may be trusted.
+
+use std::io::Write;
+
+use plimsoll_api::SCHEMA;
+use plimsoll_api::answer::VmsView;
+use plimsoll_api::vm::{HostView, TraceView, VmSummary};
+
+use super::super::columns::{Columns, Side, csv};
+use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
+use super::super::{Form, write_json};
+use super::OfVm;
+use crate::hcache::table::{printable, short};
+
+/// What tracing costs, and how far its figures may be trusted: losses, ages, references behind the curves.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    of: OfVm,
+    /// Form of the result
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    output: Form,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let daemon = args.of.daemon()?;
+    let vms = daemon.vms(args.of.vm.as_deref())?;
+    match args.output {
+        Form::Table => {
+            let host = daemon.host()?;
+            out.write_all(text(&vms, &host).as_bytes())?;
+        }
+        Form::Csv => out.write_all(lines(&vms).as_bytes())?,
+        Form::Json => {
+            let view = VmsView {
+                schema: SCHEMA,
+                vms,
+            };
+            write_json(&view, out)?;
+        }
+    }
+    Ok(())
+}
+
+fn text(vms: &[VmSummary], host: &HostView) -> String {
+    let mut columns = Columns::new(&[
+        ("VM", Side::Left),
+        ("curve", Side::Left),
+        ("state", Side::Left),
+        ("overhead", Side::Right),
+        ("watched", Side::Right),
+        ("traps/s", Side::Right),
+        ("lost", Side::Right),
+        ("restarts", Side::Right),
+        ("references", Side::Right),
+        ("curve age", Side::Right),
+        ("guest stats", Side::Right),
+    ]);
+    let now = host.now_unix_ms;
+    for vm in vms {
+        let of = |form: fn(&TraceView) -> String| {
+            vm.trace.as_ref().map_or_else(|| UNKNOWN.to_owned(), form)
+        };
+        let mut source = vm.curve_source.map_or_else(|| UNKNOWN.to_owned(), name_of);
+        if is_emulated(vm) {
+            source.push_str(", tcg");
+        }
+        let curve_age = vm.curve_unix_ms.map(|made| age(now, made));
+        let statistics = vm
+            .balloon
+            .as_ref()
+            .and_then(|balloon| balloon.statistics_age_ms);
+        columns.row([
+            name(&vm.vm),
+            source,
+            of(|trace| printable(&trace.state)),
+            of(|trace| percent(trace.overhead_ratio)),
+            of(|trace| percent(trace.tracking_rate)),
+            of(|trace| format!("{:.0}", trace.traps_per_second)),
+            of(|trace| trace.lost.to_string()),
+            of(|trace| trace.restarts.to_string()),
+            short(vm.references as f64),
+            curve_age.unwrap_or_else(|| UNKNOWN.to_owned()),
+            statistics.map_or_else(|| UNKNOWN.to_owned(), |ms| age(ms, 0)),
+        ]);
+    }
+    let mut text = columns.text();
+    for vm in vms {
+        if let Some(error) = vm.trace.as_ref().and_then(|trace| trace.error.as_deref()) {
+            text.push_str(&format!("{}: {}\n", printable(&vm.vm), printable(error)));
+        }
+    }
+    text.push_str(&format!(
+        "\noverhead: share of a VM's CPU time that its tracer takes. watched: share of its pages. lost: references that\n\
+         may be missing. guest stats: age of what the guest last said of its memory.\n\
+         The daemon: {:.1} ms for the last turn, {} resident{}.\n",
+        host.turn_took_ms,
+        size(host.daemon_resident_bytes),
+        host.history_bytes.map_or_else(String::new, |bytes| format!(", {} of history", size(bytes))),
+    ));
+    if vms.iter().any(is_emulated) {
+        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+    }
+    text
+}
+
+fn lines(vms: &[VmSummary]) -> String {
+    let mut text = csv([
+        "vm",
+        "curve_source",
+        "state",
+        "overhead_ratio",
+        "tracking_rate",
+        "traps_per_second",
+        "lost",
+        "restarts",
+        "references",
+        "curve_unix_ms",
+        "statistics_age_ms",
+    ]);
+    for vm in vms {
+        let of = |form: fn(&TraceView) -> String| vm.trace.as_ref().map(form).unwrap_or_default();
+        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let statistics = vm
+            .balloon
+            .as_ref()
+            .and_then(|balloon| balloon.statistics_age_ms);
+        let cells = [
+            printable(&vm.vm),
+            vm.curve_source.map(name_of).unwrap_or_default(),
+            of(|trace| printable(&trace.state)),
+            of(|trace| trace.overhead_ratio.to_string()),
+            of(|trace| trace.tracking_rate.to_string()),
+            of(|trace| trace.traps_per_second.to_string()),
+            of(|trace| trace.lost.to_string()),
+            of(|trace| trace.restarts.to_string()),
+            vm.references.to_string(),
+            number(vm.curve_unix_ms),
+            number(statistics),
+        ];
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}

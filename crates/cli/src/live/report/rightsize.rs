@@ -1,0 +1,172 @@
+//! `plimsoll report rightsize`: the least size that keeps each VM's promise, and what it would save.
+
+use std::io::Write;
+
+use plimsoll_api::SCHEMA;
+use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
+use serde::{Deserialize, Serialize};
+
+use super::super::columns::{Columns, Side, csv};
+use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
+use super::super::{Form, write_json};
+use super::OfVm;
+use crate::hcache::table::printable;
+
+/// The least size that keeps each VM's promise, and what it would save.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    of: OfVm,
+    /// Form of the result
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    output: Form,
+}
+
+/// What `-o json` writes.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Rightsizes {
+    schema: u32,
+    vms: Vec<Rightsize>,
+    /// Sum of what could be saved, in bytes.
+    saves_bytes: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Rightsize {
+    vm: String,
+    standing: Standing,
+    /// What it has.
+    size_bytes: u64,
+    /// Least size at which its promise is kept; `null` if its curve is not known.
+    right_bytes: Option<u64>,
+    /// What would be saved; `null` if its curve is not known, 0 if it needs more.
+    saves_bytes: Option<u64>,
+    /// What it needs more than it has; 0 if it has enough.
+    lacks_bytes: Option<u64>,
+    /// Misses at that size over those at the baseline.
+    relative_then: Option<RelativeView>,
+    /// 1.0 and what may be lost.
+    bound: f64,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let daemon = args.of.daemon()?;
+    let summaries = daemon.vms(args.of.vm.as_deref())?;
+    let mut vms = Vec::new();
+    for vm in &summaries {
+        let then = match vm.promise_bytes {
+            Some(bytes) => {
+                let answer = daemon.ask_of(&vm.vm, |client, vm| client.vm_what_if(vm, bytes))?;
+                answer.relative_then
+            }
+            None => None,
+        };
+        vms.push(of(vm, then));
+    }
+    let saves = vms.iter().filter_map(|vm| vm.saves_bytes);
+    let report = Rightsizes {
+        schema: SCHEMA,
+        saves_bytes: saves.fold(0, u64::saturating_add),
+        vms,
+    };
+    match args.output {
+        Form::Table => Ok(out.write_all(text(&report, &summaries).as_bytes())?),
+        Form::Csv => Ok(out.write_all(lines(&report).as_bytes())?),
+        Form::Json => write_json(&report, out),
+    }
+}
+
+fn of(vm: &VmSummary, relative_then: Option<RelativeView>) -> Rightsize {
+    let right = vm.promise_bytes;
+    Rightsize {
+        vm: vm.vm.clone(),
+        standing: vm.standing,
+        size_bytes: vm.size_bytes,
+        right_bytes: right,
+        saves_bytes: right.map(|right| vm.size_bytes.saturating_sub(right)),
+        lacks_bytes: right.map(|right| right.saturating_sub(vm.size_bytes)),
+        relative_then,
+        bound: 1.0 + vm.settings.max_loss,
+    }
+}
+
+fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
+    let mut columns = Columns::new(&[
+        ("VM", Side::Left),
+        ("standing", Side::Left),
+        ("has", Side::Right),
+        ("uses", Side::Right),
+        ("needs", Side::Right),
+        ("saves", Side::Right),
+        ("lacks", Side::Right),
+        ("misses then", Side::Right),
+        ("bound", Side::Right),
+    ]);
+    for (right, vm) in report.vms.iter().zip(summaries) {
+        columns.row([
+            name(&right.vm),
+            name_of(right.standing),
+            size(right.size_bytes),
+            working_set(vm.working_set.as_ref()),
+            maybe_size(right.right_bytes),
+            maybe_size(right.saves_bytes),
+            right
+                .lacks_bytes
+                .filter(|lacks| *lacks > 0)
+                .map(size)
+                .unwrap_or_default(),
+            relative(right.relative_then.as_ref()),
+            ratio(right.bound),
+        ]);
+    }
+    format!(
+        "{}\n{} could be saved in all. needs: least size at which its promise is kept, by the upper edge of the band;\n\
+         misses then: over those at its baseline.\n",
+        columns.text(),
+        size(report.saves_bytes)
+    )
+}
+
+fn lines(report: &Rightsizes) -> String {
+    let mut text = csv([
+        "vm",
+        "standing",
+        "size_bytes",
+        "right_bytes",
+        "saves_bytes",
+        "lacks_bytes",
+        "relative_then",
+        "relative_then_high",
+        "bound",
+    ]);
+    let bytes = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    for vm in &report.vms {
+        let then = |of: fn(&RelativeView) -> f64| {
+            vm.relative_then
+                .as_ref()
+                .map(|at| of(at).to_string())
+                .unwrap_or_default()
+        };
+        let cells = [
+            printable(&vm.vm),
+            name_of(vm.standing),
+            vm.size_bytes.to_string(),
+            bytes(vm.right_bytes),
+            bytes(vm.saves_bytes),
+            bytes(vm.lacks_bytes),
+            then(|at| at.expected),
+            then(|at| at.high),
+            vm.bound.to_string(),
+        ];
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! `plimsoll report wss`: working sets over time.
+
+use std::io::Write;
+
+use anyhow::ensure;
+use plimsoll_api::vm::{HistoryView, Sample};
+
+use super::super::columns::{Columns, Side, csv};
+use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
+use super::OfVm;
+use crate::hcache::table::printable;
+use crate::output::{Format, OutputArgs};
+use crate::plot::{Axis, Chart, Look, Series, Unit, svg_to_png};
+use crate::size::Interval;
+
+/// Moments that a table shows, and that programs and pictures get, unless said.
+const TABLE_POINTS: u16 = 24;
+const POINTS: u16 = 500;
+
+/// Working sets over time, beside what the VMs had and missed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    of: OfVm,
+    /// How far back
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    since: Interval,
+    /// Most moments of each VM, at most 10000 [default: 24 in a table, else 500]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    points: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.output.check()?;
+    let format = args.output.format();
+    let daemon = args.of.daemon()?;
+    let now_unix_ms = daemon.host()?.now_unix_ms;
+    let since_ms = u64::try_from(args.since.get().as_millis()).unwrap_or(u64::MAX);
+    let since_unix_ms = now_unix_ms.saturating_sub(since_ms);
+    let points = args.points.unwrap_or(match format {
+        Format::Table => TABLE_POINTS,
+        _ => POINTS,
+    });
+    let mut histories = Vec::new();
+    for vm in args.of.names(&daemon)? {
+        histories.push(daemon.ask_of(&vm, |client, vm| {
+            client.history(vm, Some(since_unix_ms), None, Some(points.into()))
+        })?);
+    }
+    let content = match format {
+        Format::Table => text(&histories).into_bytes(),
+        Format::Csv => lines(&histories).into_bytes(),
+        Format::Json => {
+            let lines: Result<Vec<_>, _> = histories.iter().map(serde_json::to_string).collect();
+            (lines?.join("\n") + "\n").into_bytes()
+        }
+        Format::Svg => chart(&histories)?.to_svg().into_bytes(),
+        Format::Png => svg_to_png(&chart(&histories)?.to_svg(), 2.0)?,
+    };
+    args.output.write(&content, out)
+}
+
+fn text(histories: &[HistoryView]) -> String {
+    let mut text = String::new();
+    for history in histories {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&printable(&history.vm));
+        text.push('\n');
+        let mut columns = Columns::new(&[
+            ("time", Side::Left),
+            ("uses", Side::Right),
+            ("size", Side::Right),
+            ("own", Side::Right),
+            ("cache", Side::Right),
+            ("target", Side::Right),
+            ("x baseline", Side::Right),
+            ("misses/s", Side::Right),
+            ("overhead", Side::Right),
+            ("lost", Side::Right),
+        ]);
+        for sample in &history.samples {
+            let number = |number: Option<f64>, form: fn(f64) -> String| {
+                number.map_or_else(|| UNKNOWN.to_owned(), form)
+            };
+            columns.row([
+                moment(sample.unix_ms),
+                maybe_size(sample.working_set_bytes),
+                size(had(sample)),
+                size(sample.direct_bytes),
+                size(sample.cache_bytes),
+                sample.target_bytes.map(size).unwrap_or_default(),
+                number(sample.relative, ratio),
+                number(sample.misses_per_second, |rate| format!("{rate:.1}")),
+                number(sample.overhead_ratio, percent),
+                sample.lost.to_string(),
+            ]);
+        }
+        text.push_str(&columns.text());
+    }
+    text
+}
+
+fn had(sample: &Sample) -> u64 {
+    sample.direct_bytes.saturating_add(sample.cache_bytes)
+}
+
+fn lines(histories: &[HistoryView]) -> String {
+    let mut text = csv([
+        "vm",
+        "unix_ms",
+        "working_set_bytes",
+        "direct_bytes",
+        "cache_bytes",
+        "target_bytes",
+        "relative",
+        "misses_per_second",
+        "overhead_ratio",
+        "lost",
+    ]);
+    let bytes = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let number = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    for history in histories {
+        for sample in &history.samples {
+            let cells = [
+                printable(&history.vm),
+                sample.unix_ms.to_string(),
+                bytes(sample.working_set_bytes),
+                sample.direct_bytes.to_string(),
+                sample.cache_bytes.to_string(),
+                bytes(sample.target_bytes),
+                number(sample.relative),
+                number(sample.misses_per_second),
+                number(sample.overhead_ratio),
+                sample.lost.to_string(),
+            ];
+            text.push_str(&csv(cells.iter().map(String::as_str)));
+        }
+    }
+    text
+}
+
+fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {
+    let moments = || histories.iter().flat_map(|history| &history.samples);
+    let first = moments().map(|sample| sample.unix_ms).min();
+    ensure!(first.is_some(), "nothing was recorded in that time");
+    let first = first.unwrap_or(0);
+    let over_time = |name: String, look, history: &HistoryView, of: fn(&Sample) -> Option<u64>| {
+        let points = history.samples.iter().filter_map(|sample| {
+            let seconds = sample.unix_ms.saturating_sub(first) as f64 / 1000.0;
+            of(sample).map(|bytes| (seconds, bytes as f64))
+        });
+        Series::new(name, look, points)
+    };
+    let mut series = Vec::new();
+    for history in histories {
+        let (label, alone) = match histories {
+            [_] => ("working set".to_owned(), true),
+            _ => (name(&history.vm), false),
+        };
+        let used = |sample: &Sample| sample.working_set_bytes;
+        series.push(over_time(label, Look::Line, history, used));
+        if alone {
+            let has = |sample: &Sample| Some(had(sample));
+            let of = history;
+            series.push(over_time("size".to_owned(), Look::Steps, of, has));
+            let cache = |sample: &Sample| (sample.cache_bytes > 0).then_some(sample.cache_bytes);
+            series.push(over_time("of it cache".to_owned(), Look::Steps, of, cache));
+        }
+    }
+    series.retain(|series| !series.points.is_empty());
+    Ok(Chart {
+        title: match histories {
+            [history] => format!("Working set of {}", name(&history.vm)),
+            all => format!("Working sets of {} VMs", all.len()),
+        },
+        subtitle: format!("From {} on", moment(first)),
+        x: Axis::new("Time", Unit::Seconds),
+        y: Axis::new("Memory", Unit::Bytes),
+        shades: Vec::new(),
+        series,
+        markers: Vec::new(),
+    })
+}

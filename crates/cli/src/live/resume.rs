@@ -1,0 +1,25 @@
+//! `plimsoll resume`: let memory be moved again.
+
+use std::io::Write;
+
+use plimsoll_api::client::Client;
+
+use super::{Daemon, SocketArg};
+
+/// Let the daemon move memory again, as far as its mode lets it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon; it then stays paused.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    Daemon::to_change(&args.socket)?.ask(Client::resume)?;
+    writeln!(out, "resumed")?;
+    Ok(())
+}

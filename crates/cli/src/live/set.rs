@@ -1,0 +1,164 @@
+//! `plimsoll set`: change what a VM is promised.
+
+use std::io::Write;
+
+use clap::ValueEnum;
+use plimsoll_api::request::SettingsChange;
+use plimsoll_api::vm::{Settings, VmSummary};
+
+use super::columns::csv;
+use super::words::{percent, size};
+use super::{Daemon, Form, LookArgs, write_json};
+use crate::bail_usage;
+use crate::hcache::table::printable;
+use crate::size::ByteSize;
+
+/// Change what a VM is promised; what is not named stays as it is.
+///
+/// Changes made here stand above the configuration until --reset. What a VM has is not moved at once: the next
+/// decision keeps to them. Ends with 4 if the host cannot keep such a promise beside the others.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Name of the VM
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    vm: String,
+    /// It never gets less
+    #[arg(long, value_name = "SIZE")]
+    min: Option<ByteSize>,
+    /// It never gets more
+    #[arg(long, value_name = "SIZE")]
+    max: Option<ByteSize>,
+    /// Size that its misses are measured by
+    #[arg(long, value_name = "SIZE")]
+    baseline: Option<ByteSize>,
+    /// Its proportional right to memory, 1 or more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    shares: Option<u32>,
+    /// Most rise of its misses over those at the baseline, such as 5% or 0.05
+    #[arg(long, value_name = "SHARE", value_parser = loss)]
+    max_loss: Option<f64>,
+    /// Whether the daemon may move it at all
+    #[arg(long, value_enum)]
+    managed: Option<YesNo>,
+    /// Go back to the configuration first
+    #[arg(long)]
+    reset: bool,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum YesNo {
+    Yes,
+    No,
+}
+
+impl Args {
+    fn change(&self) -> anyhow::Result<SettingsChange> {
+        let change = SettingsChange {
+            reset: self.reset,
+            min_bytes: self.min.map(|size| size.0),
+            max_bytes: self.max.map(|size| size.0),
+            baseline_bytes: self.baseline.map(|size| size.0),
+            shares: self.shares,
+            max_loss: self.max_loss,
+            managed: self.managed.map(|managed| managed == YesNo::Yes),
+        };
+        if change == SettingsChange::default() {
+            bail_usage!(
+                "nothing to set: name --min, --max, --baseline, --shares, --max-loss, --managed or --reset"
+            );
+        }
+        if let (Some(min), Some(max)) = (self.min, self.max)
+            && min > max
+        {
+            bail_usage!("--min {min} is above --max {max}");
+        }
+        Ok(change)
+    }
+}
+
+/// Reads a share of 0 or more: `5%`, `0.05`.
+fn loss(text: &str) -> Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let share = match text.strip_suffix('%') {
+        Some(percent) => number(percent).map(|percent| percent / 100.0),
+        None => number(text),
+    };
+    share
+        .filter(|share| (0.0..f64::INFINITY).contains(share))
+        .ok_or_else(|| "write a share of 0 or more, such as 5% or 0.05".to_owned())
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// [`UsageError`](crate::exit::UsageError) for nothing to change or contradictions, and those of asking the daemon;
+/// the settings are then as they were.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let change = args.change()?;
+    let daemon = Daemon::to_change(&args.look.socket)?;
+    let vm = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
+    match args.look.output {
+        Form::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
+        Form::Csv => out.write_all(lines(&vm).as_bytes())?,
+        Form::Json => write_json(&vm, out)?,
+    }
+    Ok(())
+}
+
+fn text(settings: &Settings) -> String {
+    format!(
+        "{} to {}, misses at most {} above those at {}, {} shares, {}",
+        size(settings.min_bytes),
+        size(settings.max_bytes),
+        percent(settings.max_loss),
+        size(settings.baseline_bytes),
+        settings.shares,
+        if settings.managed {
+            "managed"
+        } else {
+            "not managed: the daemon moves none of its memory"
+        },
+    )
+}
+
+fn lines(vm: &VmSummary) -> String {
+    let settings = &vm.settings;
+    let heads = csv([
+        "vm",
+        "min_bytes",
+        "max_bytes",
+        "baseline_bytes",
+        "shares",
+        "max_loss",
+        "managed",
+    ]);
+    let cells = [
+        printable(&vm.vm),
+        settings.min_bytes.to_string(),
+        settings.max_bytes.to_string(),
+        settings.baseline_bytes.to_string(),
+        settings.shares.to_string(),
+        settings.max_loss.to_string(),
+        settings.managed.to_string(),
+    ];
+    heads + &csv(cells.iter().map(String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_read_in_percent_or_as_a_share() {
+        assert_eq!(
+            ["5%", "0.05", "0", "150 %"].map(loss),
+            [0.05, 0.05, 0.0, 1.5].map(Ok)
+        );
+        for text in ["", "-1%", "nan", "inf", "five"] {
+            assert!(loss(text).is_err(), "{text}");
+        }
+    }
+}

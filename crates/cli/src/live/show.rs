@@ -1,0 +1,348 @@
+//! `plimsoll show`: all that is known of a VM.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use anyhow::Context;
+use plimsoll_api::client::Client;
+use plimsoll_api::vm::{CacheView, VmSummary, VmView};
+
+use super::columns::csv as line;
+use super::curve::Curve;
+use super::words::{
+    UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
+};
+use super::{Daemon, Form, LookArgs, write_json};
+use crate::hcache::table::{printable, short};
+
+/// Sizes at which the curve is shown, about.
+const CURVE_LINES: u64 = 12;
+/// Letters of a bar for a ratio of 1.
+const BAR_LETTERS: f64 = 24.0;
+
+/// Tell all that is known of a VM: memory, promise, misses, tracing, balloon, cache and its curve.
+///
+/// With -o csv the curve alone.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Name of the VM
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    vm: String,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon and of writing.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let daemon = Daemon::to_look(&args.look.socket)?;
+    let vm = daemon.ask_of(&args.vm, Client::vm)?;
+    match args.look.output {
+        Form::Table => {
+            let now_unix_ms = daemon.host()?.now_unix_ms;
+            out.write_all(text(&vm, now_unix_ms)?.as_bytes())?;
+        }
+        Form::Csv => {
+            let none = "its curve is not known yet";
+            let curve = Curve::new(vm.curve.as_ref().context(none)?)?;
+            out.write_all(csv(&vm.summary, &curve).as_bytes())?;
+        }
+        Form::Json => write_json(&vm, out)?,
+    }
+    Ok(())
+}
+
+/// Sections of lines: a term, its value, what it means.
+struct Sections(String);
+
+impl Sections {
+    fn head(&mut self, title: &str) {
+        let _ = writeln!(self.0, "\n{title}");
+    }
+
+    fn line(&mut self, term: &str, value: &str, meaning: &str) {
+        let line = format!("  {term:<13} {value:<14} {meaning}");
+        let _ = writeln!(self.0, "{}", line.trim_end());
+    }
+}
+
+fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
+    let vm = &view.summary;
+    let mut kind = match &vm.accelerator {
+        Some(_) if is_emulated(vm) => {
+            "emulated (tcg): times say nothing of real hardware".to_owned()
+        }
+        Some(accelerator) => printable(accelerator),
+        None => "accelerator not known".to_owned(),
+    };
+    if vm.libvirt {
+        kind.push_str(", managed by libvirt");
+    }
+    let mut sections = Sections(format!(
+        "VM {} (process {}), {kind}\n{}: {}\n",
+        printable(&vm.vm),
+        vm.pid,
+        name_of(vm.standing),
+        printable(&vm.why),
+    ));
+    memory(vm, &mut sections);
+    promise(vm, &mut sections);
+    tracing(vm, now_unix_ms, &mut sections);
+    if let Some(balloon) = &vm.balloon {
+        sections.head("Balloon");
+        sections.line("state", &printable(&balloon.state), "");
+        let target = "what the VM was last told to have of its own";
+        sections.line("target", &maybe_size(balloon.target_bytes), target);
+        let actual = "what it has of its own";
+        sections.line("actual", &size(balloon.actual_bytes), actual);
+        let said = match balloon.statistics_age_ms {
+            Some(ms) => format!("what the guest says it could spare, {} ago", age(ms, 0)),
+            None => "the guest gave no statistics yet".to_owned(),
+        };
+        sections.line(
+            "available",
+            &maybe_size(balloon.guest_available_bytes),
+            &said,
+        );
+    }
+    if let Some(cache) = &vm.cache {
+        under_disk(cache, &mut sections);
+    }
+    match &view.curve {
+        None => sections.head("Curve\n  not known yet"),
+        Some(json) => {
+            let curve = Curve::new(json)?;
+            let source = vm.curve_source.map_or_else(String::new, |source| {
+                format!(
+                    "from {}, ",
+                    match name_of(source).as_str() {
+                        "disk" => "its disk's cache and the ghost behind it",
+                        _ => "traps on its RAM",
+                    }
+                )
+            });
+            let made = vm.curve_unix_ms.map_or_else(String::new, |made| {
+                format!(", {} old", age(now_unix_ms, made))
+            });
+            sections.head(&format!(
+                "Curve ({source}{} references{made})",
+                short(json.references as f64)
+            ));
+            sections.0.push_str(&plot(vm, &curve));
+        }
+    }
+    Ok(sections.0)
+}
+
+fn memory(vm: &VmSummary, sections: &mut Sections) {
+    sections.head("Memory");
+    sections.line(
+        "size",
+        &size(vm.size_bytes),
+        "what serves it: its own and its cache",
+    );
+    let ram = format!("of its own: RAM of {} less its balloon", size(vm.ram_bytes));
+    sections.line("own", &size(vm.direct_bytes), &ram);
+    let cache = match &vm.cache {
+        Some(_) => "capacity of the exclusive cache under its disk",
+        None => "there is no cache under its disk",
+    };
+    sections.line("cache", &size(vm.cache_bytes), cache);
+    if vm.target_bytes.is_some() {
+        let target = "what it is to have, as decided";
+        sections.line("target", &maybe_size(vm.target_bytes), target);
+    }
+    let uses = working_set(vm.working_set.as_ref());
+    sections.line("uses", &uses, "its working set, by its curve");
+    let give = "with its promise kept";
+    sections.line("could give", &maybe_size(vm.reclaimable_bytes), give);
+    let least = "least size at which its promise is kept";
+    sections.line("needs", &maybe_size(vm.promise_bytes), least);
+}
+
+fn promise(vm: &VmSummary, sections: &mut Sections) {
+    let settings = &vm.settings;
+    sections.head("Promise");
+    let baseline = "size that its misses are measured by";
+    sections.line("baseline", &size(settings.baseline_bytes), baseline);
+    let loss = "most rise of its misses over those at the baseline";
+    sections.line("max loss", &percent(settings.max_loss), loss);
+    let (misses, band) = match &vm.relative {
+        Some(at) => (
+            ratio(at.expected),
+            format!(
+                "predicted, over those at the baseline; {} to {} by the band",
+                ratio(at.low),
+                ratio(at.high)
+            ),
+        ),
+        None => (UNKNOWN.to_owned(), "its curve is not known".to_owned()),
+    };
+    sections.line("misses", &misses, &band);
+    sections.line("min", &size(settings.min_bytes), "it never gets less");
+    sections.line("max", &size(settings.max_bytes), "it never gets more");
+    let shares = "its proportional right to memory";
+    sections.line("shares", &settings.shares.to_string(), shares);
+    let (managed, meaning) = if settings.managed {
+        ("yes", "the daemon may move its memory")
+    } else {
+        ("no", "the daemon moves none of its memory")
+    };
+    sections.line("managed", managed, meaning);
+}
+
+fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
+    sections.head("Tracing");
+    let Some(trace) = &vm.trace else {
+        sections.line("state", "not traced", "");
+        return;
+    };
+    let process = trace.pid.map(|pid| format!("by process {pid}"));
+    let error = trace.error.as_deref().map(printable);
+    let meaning = error.or(process).unwrap_or_default();
+    sections.line("state", &printable(&trace.state), &meaning);
+    let overhead = "of the VM's CPU time taken by its tracer";
+    sections.line("overhead", &percent(trace.overhead_ratio), overhead);
+    let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
+    sections.line("watched", &percent(trace.tracking_rate), &tracked);
+    let traps = "traps a second in the last period";
+    sections.line("traps", &format!("{:.0} /s", trace.traps_per_second), traps);
+    let periods = trace.last_unix_ms.map_or_else(String::new, |last| {
+        format!("the last ended {} ago", age(now_unix_ms, last))
+    });
+    sections.line("periods", &trace.periods.to_string(), &periods);
+    let lost = "references that may be missing, of all periods";
+    sections.line("lost", &trace.lost.to_string(), lost);
+    if trace.restarts > 0 {
+        let restarts = "times that its tracer was started anew";
+        sections.line("restarts", &trace.restarts.to_string(), restarts);
+    }
+}
+
+fn under_disk(cache: &CacheView, sections: &mut Sections) {
+    sections.head("Cache under its disk");
+    let of = format!("of {} that it may hold", size(cache.capacity_bytes));
+    sections.line("used", &size(cache.used_bytes), &of);
+    let hits = cache.hits as f64 / (cache.read_blocks as f64).max(1.0);
+    let read = format!(
+        "of {} blocks read came from it",
+        short(cache.read_blocks as f64)
+    );
+    sections.line("hits", &percent(hits), &read);
+    if let Some(why) = &cache.disabled {
+        sections.line("DISABLED", "", &printable(why));
+    }
+}
+
+/// The curve at some sizes, with those that matter marked.
+pub(super) fn plot(vm: &VmSummary, curve: &Curve) -> String {
+    let baseline = vm.settings.baseline_bytes;
+    let marks = marks(vm);
+    let mut text = format!(
+        "  {:>9}  {:<w$}  {:>7}  x baseline (band)\n",
+        "size",
+        "misses of its references",
+        "",
+        w = 24
+    );
+    let sizes: Vec<_> = marks.keys().copied().collect();
+    for bytes in curve.sizes(until(vm, curve), CURVE_LINES, &sizes) {
+        let at = curve.at(bytes);
+        let relative = curve.relative(bytes, baseline);
+        let line = format!(
+            "  {:>9}  {:<24}  {:>5.1} %  {:<21} {}",
+            size(bytes),
+            bar(at.miss_ratio),
+            at.miss_ratio * 100.0,
+            format!(
+                "{} ({} to {})",
+                ratio(relative.expected),
+                ratio(relative.low),
+                ratio(relative.high)
+            ),
+            marks.get(&bytes).map_or("", String::as_str)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// The sizes of a VM that matter, each with its names; rising.
+pub(super) fn marks(vm: &VmSummary) -> BTreeMap<u64, String> {
+    let mut marks: BTreeMap<u64, String> = BTreeMap::new();
+    let known = [
+        (Some(vm.size_bytes), "now"),
+        (Some(vm.settings.baseline_bytes), "baseline"),
+        (vm.promise_bytes, "least within its promise"),
+        (vm.target_bytes, "target"),
+    ];
+    for (bytes, name) in known {
+        let Some(bytes) = bytes else { continue };
+        let names = marks.entry(bytes).or_default();
+        if !names.is_empty() {
+            names.push_str(", ");
+        }
+        names.push_str(name);
+    }
+    marks
+}
+
+/// How far the curve is of interest: to its end, or to what the VM may have.
+pub(super) fn until(vm: &VmSummary, curve: &Curve) -> u64 {
+    let most = vm
+        .ram_bytes
+        .max(vm.size_bytes)
+        .max(vm.settings.baseline_bytes);
+    most.max(curve.end_bytes().min(most.saturating_mul(2)))
+}
+
+/// A share as a bar of eighths of letters.
+fn bar(share: f64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and 8 x 24"
+    )]
+    let eighths = (share.clamp(0.0, 1.0) * BAR_LETTERS * 8.0).round() as usize;
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+fn csv(vm: &VmSummary, curve: &Curve) -> String {
+    let heads = ["size_bytes", "miss_ratio", "low", "high", "relative"];
+    let mut text = line(heads);
+    for point in curve.misses.points() {
+        let bytes = point.size.to_bytes(curve.page_size);
+        let relative = curve.relative(bytes, vm.settings.baseline_bytes).expected;
+        let cells = [
+            bytes.to_string(),
+            point.miss_ratio.to_string(),
+            point.low.to_string(),
+            point.high.to_string(),
+            relative.to_string(),
+        ];
+        text.push_str(&line(cells.iter().map(String::as_str)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_as_its_share() {
+        assert_eq!(bar(0.0), "");
+        assert_eq!(bar(1.0), "█".repeat(24));
+        assert_eq!(bar(0.5), "█".repeat(12));
+        assert_eq!(bar(1.0 / 192.0), "▏");
+        assert_eq!(
+            (bar(f64::NAN), bar(7.0).chars().count()),
+            (String::new(), 24)
+        );
+    }
+}

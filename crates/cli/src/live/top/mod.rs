@@ -1,0 +1,247 @@
+//! `plimsoll top`: the host and its VMs, live.
+//!
+//! A thread of its own asks the daemon, so that the screen answers keys while the daemon is slow. Whatever ends the
+//! program, a panic too, the terminal is given back as it was.
+
+mod screen;
+
+use std::io::{IsTerminal, Write, stdout};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use plimsoll_api::client::Client;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::terminal;
+use ratatui::text::Span;
+use ratatui::{DefaultTerminal, Terminal};
+
+use self::screen::{Detail, Picture, Screen, Wish};
+use super::{Daemon, SocketArg};
+use crate::attach::stop_flag;
+use crate::bail_usage;
+use crate::exit::with_causes;
+
+/// Size of a frame where there is no terminal, in letters and lines.
+const SIZE: (u16, u16) = (80, 24);
+/// From one question to the daemon to the next.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a key is waited for before the screen is drawn anew.
+const KEY_WAIT: Duration = Duration::from_millis(100);
+/// How far back the history of the selected VM goes, and in how many moments.
+const HISTORY_MS: u64 = 30 * 60 * 1000;
+const HISTORY_POINTS: usize = 120;
+/// Decisions in the log.
+const DECISIONS: usize = 20;
+
+/// Show the host and its VMs live: who is safe, tight or violating, curves, history and what is decided.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    socket: SocketArg,
+    /// Write one frame as text and end
+    #[arg(long)]
+    once: bool,
+}
+
+/// Runs the command; `out` takes the frame of `--once`.
+///
+/// # Errors
+///
+/// [`Unreachable`](crate::exit::Unreachable) if there is no daemon at the start,
+/// [`UsageError`](crate::exit::UsageError) without a terminal, and the terminal's own.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let daemon = Daemon::to_look(&args.socket)?;
+    if args.once {
+        let mut screen = Screen::default();
+        screen.update(Ok(look(&daemon, None)?));
+        let size = if stdout().is_terminal() {
+            terminal::size().unwrap_or(SIZE)
+        } else {
+            SIZE
+        };
+        return Ok(out.write_all(frame(&mut screen, size)?.as_bytes())?);
+    }
+    if !stdout().is_terminal() {
+        bail_usage!("top draws on a terminal; --once writes one frame as text");
+    }
+    let stop = stop_flag()?;
+    let (asks, asked) = mpsc::channel();
+    let (answers, answered) = mpsc::channel();
+    thread::spawn(move || serve(&daemon, &asked, &answers));
+    let mut terminal = ratatui::try_init()?;
+    let ended = interact(&mut terminal, &asks, &answered, || {
+        stop.load(Ordering::Relaxed)
+    });
+    ratatui::try_restore()?;
+    ended
+}
+
+/// What the thread that asks the daemon is told.
+#[derive(Debug)]
+enum Ask {
+    /// This VM is selected now.
+    Selected(String),
+    /// Have nothing moved, or let it be moved again.
+    Wish(Wish),
+}
+
+/// What it answers.
+#[derive(Debug)]
+enum Answer {
+    /// The host as it is now, or why that is not known.
+    Picture(Box<Result<Picture, String>>),
+    /// What became of a wish.
+    Wished(String),
+}
+
+/// Asks the daemon until nobody listens any more.
+fn serve(daemon: &Daemon, asked: &Receiver<Ask>, answers: &Sender<Answer>) {
+    let mut selected = None;
+    loop {
+        let picture = look(daemon, selected.as_deref());
+        let picture = picture.map_err(|error| with_causes(error.as_ref()));
+        if answers.send(Answer::Picture(Box::new(picture))).is_err() {
+            return;
+        }
+        match asked.recv_timeout(LOOK_EVERY) {
+            Ok(Ask::Selected(vm)) => selected = Some(vm),
+            Ok(Ask::Wish(wish)) => {
+                let done = match wish {
+                    Wish::Pause => daemon.ask(Client::pause).map(|()| "paused"),
+                    Wish::Resume => daemon.ask(Client::resume).map(|()| "resumed"),
+                };
+                let said = done.map_or_else(|error| with_causes(error.as_ref()), str::to_owned);
+                if answers.send(Answer::Wished(said)).is_err() {
+                    return;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// The host, its decisions, and the VM called `selected` or the first one in full.
+fn look(daemon: &Daemon, selected: Option<&str>) -> anyhow::Result<Picture> {
+    let host = daemon.host()?;
+    let decisions = daemon.ask(|client| client.decisions(None, None, Some(DECISIONS)))?;
+    let vm = host.vms.iter().find(|vm| Some(&*vm.vm) == selected);
+    let detail = match vm.or_else(|| screen::first(&host)) {
+        None => None,
+        Some(vm) => {
+            let since = host.now_unix_ms.saturating_sub(HISTORY_MS);
+            let view = daemon.ask_of(&vm.vm, Client::vm);
+            let history = daemon.ask_of(&vm.vm, |client, vm| {
+                client.history(vm, Some(since), None, Some(HISTORY_POINTS))
+            });
+            // A VM may have ended since the list was made; there is then nothing to show of it.
+            view.ok().map(|view| Detail {
+                view,
+                samples: history.map_or_else(|_| Vec::new(), |history| history.samples),
+            })
+        }
+    };
+    Ok(Picture {
+        host,
+        detail,
+        decisions,
+    })
+}
+
+/// Draws, and does what keys say, until somebody wants to leave.
+fn interact(
+    terminal: &mut DefaultTerminal,
+    asks: &Sender<Ask>,
+    answers: &Receiver<Answer>,
+    stopped: impl Fn() -> bool,
+) -> anyhow::Result<()> {
+    let mut screen = Screen::default();
+    while !stopped() {
+        while let Ok(answer) = answers.try_recv() {
+            match answer {
+                Answer::Picture(picture) => screen.update(*picture),
+                Answer::Wished(said) => screen.note(&said),
+            }
+        }
+        terminal.draw(|frame| screen.draw(frame))?;
+        if event::poll(KEY_WAIT)?
+            && let Event::Key(key) = event::read()?
+            && key.kind != KeyEventKind::Release
+        {
+            match press(&mut screen, key) {
+                Pressed::Leave => break,
+                // That thread ends with this one, so it takes what it is told.
+                Pressed::Ask(ask) => asks.send(ask)?,
+                Pressed::Nothing => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a key leads to.
+#[derive(Debug)]
+enum Pressed {
+    Nothing,
+    Ask(Ask),
+    Leave,
+}
+
+fn press(screen: &mut Screen, key: KeyEvent) -> Pressed {
+    let selected =
+        |vm: Option<String>| vm.map_or(Pressed::Nothing, |vm| Pressed::Ask(Ask::Selected(vm)));
+    if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+        return Pressed::Leave;
+    }
+    if screen.is_asking() {
+        let wish = screen.answer(matches!(key.code, KeyCode::Char('y' | 'Y')));
+        return wish.map_or(Pressed::Nothing, |wish| Pressed::Ask(Ask::Wish(wish)));
+    }
+    match key.code {
+        KeyCode::Char('q') => return Pressed::Leave,
+        KeyCode::Esc if !screen.close() => return Pressed::Leave,
+        KeyCode::Down | KeyCode::Char('j') => return selected(screen.step(1)),
+        KeyCode::Up | KeyCode::Char('k') => return selected(screen.step(-1)),
+        KeyCode::Enter => screen.open_or_close(),
+        KeyCode::Char('s') => screen.sort_next(),
+        KeyCode::Char('p') => screen.ask(),
+        _ => {}
+    }
+    Pressed::Nothing
+}
+
+/// A frame as text.
+fn frame(screen: &mut Screen, (width, height): (u16, u16)) -> anyhow::Result<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height))?;
+    terminal.draw(|frame| screen.draw(frame))?;
+    Ok(text(terminal.backend().buffer()))
+}
+
+fn text(buffer: &Buffer) -> String {
+    let mut text = String::new();
+    for row in buffer
+        .content()
+        .chunks(usize::from(buffer.area.width).max(1))
+    {
+        let mut line = String::new();
+        // A wide letter stands in its first cell and hides the next.
+        let mut hidden = 0;
+        for cell in row {
+            if hidden == 0 {
+                line.push_str(cell.symbol());
+                hidden = Span::raw(cell.symbol()).width().max(1);
+            }
+            hidden -= 1;
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,570 @@
+//! What the screen of `plimsoll top` shows, and how it is drawn.
+
+use std::cmp::Reverse;
+
+use plimsoll_api::decision::{Decision, State};
+use plimsoll_api::vm::{HostView, Sample, Standing, VmSummary, VmView};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::canvas::{Canvas, Line as Stroke};
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
+
+use super::super::curve::Curve;
+use super::super::words::{
+    UNKNOWN, is_emulated, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day,
+    working_set,
+};
+use super::super::{show, vms};
+use crate::hcache::table::{duration, printable};
+
+/// The least terminal that holds everything.
+const LEAST: (u16, u16) = (72, 18);
+/// Letters of a list that also tells how each VM is traced.
+const WIDE: u16 = 100;
+
+/// All that one look at the daemon tells.
+#[derive(Debug, Clone)]
+pub struct Picture {
+    pub host: HostView,
+    /// The selected VM.
+    pub detail: Option<Detail>,
+    /// Newest first.
+    pub decisions: Vec<Decision>,
+}
+
+/// A VM in full, with its last half hour.
+#[derive(Debug, Clone)]
+pub struct Detail {
+    pub view: VmView,
+    pub samples: Vec<Sample>,
+}
+
+/// What the operator wants of the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    Pause,
+    Resume,
+}
+
+/// By what the list of VMs is sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Sort {
+    /// Those that need attention first.
+    #[default]
+    Standing,
+    Name,
+    Size,
+    Misses,
+    Gives,
+}
+
+impl Sort {
+    fn next(self) -> Self {
+        match self {
+            Self::Standing => Self::Name,
+            Self::Name => Self::Size,
+            Self::Size => Self::Misses,
+            Self::Misses => Self::Gives,
+            Self::Gives => Self::Standing,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Standing => "standing",
+            Self::Name => "name",
+            Self::Size => "size",
+            Self::Misses => "misses",
+            Self::Gives => "could give",
+        }
+    }
+
+    fn sort(self, vms: &mut [&VmSummary]) {
+        // Names make the order whole, whatever the key.
+        vms.sort_by(|one, other| one.vm.cmp(&other.vm));
+        match self {
+            Self::Name => {}
+            Self::Standing => vms.sort_by_key(|vm| urgency(vm.standing)),
+            Self::Size => vms.sort_by_key(|vm| Reverse(vm.size_bytes)),
+            Self::Gives => vms.sort_by_key(|vm| Reverse(vm.reclaimable_bytes)),
+            Self::Misses => vms.sort_by(|one, other| {
+                let misses = |vm: &VmSummary| vm.relative.map_or(-1.0, |at| at.expected);
+                misses(other).total_cmp(&misses(one))
+            }),
+        }
+    }
+}
+
+fn urgency(standing: Standing) -> u8 {
+    match standing {
+        Standing::Violating => 0,
+        Standing::Tight => 1,
+        Standing::Unknown => 2,
+        Standing::Safe => 3,
+    }
+}
+
+/// The VM that is selected while nobody has chosen one.
+pub fn first(host: &HostView) -> Option<&VmSummary> {
+    let mut vms: Vec<_> = host.vms.iter().collect();
+    Sort::default().sort(&mut vms);
+    vms.first().copied()
+}
+
+/// The screen.
+#[derive(Debug, Default)]
+pub struct Screen {
+    picture: Option<Picture>,
+    /// Why the picture is not a new one.
+    trouble: Option<String>,
+    /// What became of the last wish.
+    note: Option<String>,
+    selected: Option<String>,
+    sort: Sort,
+    /// The selected VM has the room of the list.
+    is_open: bool,
+    asking: Option<Wish>,
+    table: TableState,
+}
+
+impl Screen {
+    /// Takes a new picture, or why there is none; the old one then stays.
+    pub fn update(&mut self, picture: Result<Picture, String>) {
+        match picture {
+            Ok(picture) => {
+                self.trouble = None;
+                self.picture = Some(picture);
+            }
+            Err(why) => self.trouble = Some(why),
+        }
+    }
+
+    /// Takes what became of a wish.
+    pub fn note(&mut self, note: &str) {
+        self.note = Some(printable(note));
+    }
+
+    /// Selects another VM, so many lines further down; its name.
+    pub fn step(&mut self, lines: isize) -> Option<String> {
+        let vms = self.sorted();
+        let last = vms.len().checked_sub(1)?;
+        let at = self
+            .selected_at(&vms)
+            .saturating_add_signed(lines)
+            .min(last);
+        let vm = vms[at].vm.clone();
+        self.selected = Some(vm.clone());
+        Some(vm)
+    }
+
+    /// Gives the selected VM the room of the list, or takes it back.
+    pub fn open_or_close(&mut self) {
+        self.is_open = !self.is_open;
+    }
+
+    /// Goes back to the list; whether it was not there.
+    pub fn close(&mut self) -> bool {
+        std::mem::take(&mut self.is_open)
+    }
+
+    /// Sorts by the next key.
+    pub fn sort_next(&mut self) {
+        self.sort = self.sort.next();
+    }
+
+    /// Asks whether to pause, or to resume.
+    pub fn ask(&mut self) {
+        let host = self.picture.as_ref().map(|picture| &picture.host);
+        self.note = None;
+        self.asking = host.map(|host| {
+            if host.paused {
+                Wish::Resume
+            } else {
+                Wish::Pause
+            }
+        });
+    }
+
+    /// Whether a question is open.
+    pub fn is_asking(&self) -> bool {
+        self.asking.is_some()
+    }
+
+    /// Takes the answer to the question.
+    pub fn answer(&mut self, yes: bool) -> Option<Wish> {
+        self.asking.take().filter(|_| yes)
+    }
+
+    fn sorted(&self) -> Vec<&VmSummary> {
+        let vms = self.picture.iter().flat_map(|picture| &picture.host.vms);
+        let mut vms: Vec<_> = vms.collect();
+        self.sort.sort(&mut vms);
+        vms
+    }
+
+    fn selected_at(&self, vms: &[&VmSummary]) -> usize {
+        let chosen = self.selected.as_deref();
+        let shown = || {
+            let detail = self.picture.as_ref()?.detail.as_ref()?;
+            Some(&*detail.view.summary.vm)
+        };
+        let name = chosen.or_else(shown);
+        vms.iter().position(|vm| Some(&*vm.vm) == name).unwrap_or(0)
+    }
+
+    /// Draws everything.
+    pub fn draw(&mut self, frame: &mut Frame) {
+        let area = frame.area();
+        if area.width < LEAST.0 || area.height < LEAST.1 {
+            let small = format!("needs {} x {} letters", LEAST.0, LEAST.1);
+            frame.render_widget(Paragraph::new(small), area);
+            return;
+        }
+        let Some(picture) = self.picture.clone() else {
+            let waiting = self.trouble.as_deref().unwrap_or("asking plimsolld ...");
+            let waiting = Paragraph::new(printable(waiting)).wrap(Wrap { trim: true });
+            frame.render_widget(waiting, area);
+            return;
+        };
+        // The list has what it needs, as far as the rest leaves it that.
+        let rows = u16::try_from(picture.host.vms.len()).unwrap_or(u16::MAX);
+        let list = rows.saturating_add(1).clamp(4, (area.height - 4) / 3 + 1);
+        let list = if self.is_open { 0 } else { list };
+        let [head, bar, vms, detail, log, foot] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Length(2),
+            Constraint::Length(list),
+            Constraint::Min(7),
+            Constraint::Length(if self.is_open { 4 } else { 5 }),
+            Constraint::Length(1),
+        ])
+        .areas(area);
+        self.draw_head(&picture.host, frame, head);
+        draw_bar(&picture.host, frame, bar);
+        if !self.is_open {
+            self.draw_list(frame, vms);
+        }
+        match &picture.detail {
+            Some(shown) => draw_detail(shown, frame, detail),
+            None => frame.render_widget(Paragraph::new("No VM was found."), detail),
+        }
+        draw_log(&picture, frame, log);
+        self.draw_foot(&picture.host, frame, foot);
+    }
+
+    fn draw_head(&self, host: &HostView, frame: &mut Frame, area: Rect) {
+        let mut line = Line::from(vec![
+            Span::raw("Plimsoll ").bold(),
+            Span::raw(name(&host.host)),
+            Span::raw(format!(
+                "  mode {}  {}  turn {} of {}  {}",
+                name_of(host.mode),
+                name_of(host.phase),
+                host.turn,
+                duration(host.turn_interval_ms as f64 / 1000.0),
+                time_of_day(host.now_unix_ms),
+            )),
+        ]);
+        if host.paused {
+            line.push_span(Span::raw("  PAUSED").bold().yellow());
+        }
+        if let Some(decision) = host.moving {
+            line.push_span(Span::raw(format!("  moving #{decision}")).bold().cyan());
+        }
+        if self.trouble.is_some() {
+            line.push_span(Span::raw("  NO ANSWER").bold().red());
+        }
+        frame.render_widget(line, area);
+    }
+
+    fn draw_list(&mut self, frame: &mut Frame, area: Rect) {
+        let vms = self.sorted();
+        let at = self.selected_at(&vms);
+        let is_wide = area.width >= WIDE;
+        let rows: Vec<_> = vms.iter().map(|vm| row(vm, is_wide)).collect();
+        let heads = ["size", "target", "uses", "misses", "gives", "cost"];
+        let heads = heads.map(right).into_iter();
+        let heads = ["VM".into(), "standing".into()].into_iter().chain(heads);
+        let heads = heads.chain(is_wide.then(|| "traced".into()));
+        let widths = [9, 8, 8, 9, 10, 8, 6].map(Constraint::Length);
+        let widths = [Constraint::Fill(1)].into_iter().chain(widths);
+        let widths = widths.chain(is_wide.then_some(Constraint::Length(20)));
+        let table = Table::new(rows, widths)
+            .header(Row::new(heads).bold())
+            .row_highlight_style(Modifier::REVERSED)
+            .highlight_symbol(">");
+        self.table.select(Some(at));
+        frame.render_stateful_widget(table, area, &mut self.table);
+    }
+
+    fn draw_foot(&self, host: &HostView, frame: &mut Frame, area: Rect) {
+        let line = match (self.asking, &self.trouble, &self.note) {
+            (Some(Wish::Pause), ..) => Line::raw("Move nothing from now on? y / n").bold().yellow(),
+            (Some(Wish::Resume), ..) => Line::raw("Let memory be moved again? y / n")
+                .bold()
+                .yellow(),
+            (None, Some(trouble), _) => Line::raw(printable(trouble)).red(),
+            (None, None, Some(note)) => Line::raw(note.clone()).bold(),
+            (None, None, None) => Line::raw(format!(
+                "↑↓ VM  ⏎ {}  s sort: {}  p {}  q quit",
+                if self.is_open { "list" } else { "more of it" },
+                self.sort.name(),
+                if host.paused { "resume" } else { "pause" },
+            ))
+            .dim(),
+        };
+        frame.render_widget(line, area);
+    }
+}
+
+fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
+    let overhead = vm
+        .trace
+        .as_ref()
+        .map(|trace| percent(trace.overhead_ratio).replace(' ', ""));
+    let misses = vm.relative.map_or_else(
+        || UNKNOWN.to_owned(),
+        |at| format!("{} ≤{}", ratio(at.expected), ratio(at.high)),
+    );
+    let cells = [
+        Cell::new(name(&vm.vm)),
+        Cell::new(name_of(vm.standing)).style(style_of(vm.standing)),
+        right(&size(vm.size_bytes)),
+        right(&vm.target_bytes.map(size).unwrap_or_default()),
+        right(&working_set(vm.working_set.as_ref())),
+        right(&misses),
+        right(&maybe_size(vm.reclaimable_bytes)),
+        right(&overhead.unwrap_or_default()),
+    ];
+    let traced = is_wide.then(|| Cell::new(vms::traced(vm)));
+    Row::new(cells.into_iter().chain(traced))
+}
+
+/// A cell whose text ends at its right.
+fn right(text: &str) -> Cell<'static> {
+    Cell::new(Text::raw(text.to_owned()).right_aligned())
+}
+
+fn style_of(standing: Standing) -> Style {
+    let color = match standing {
+        Standing::Safe => Color::Green,
+        Standing::Tight => Color::Yellow,
+        Standing::Violating => Color::Red,
+        Standing::Unknown => return Style::new().dim(),
+    };
+    Style::new().fg(color)
+}
+
+/// Who has the memory that is divided.
+fn draw_bar(host: &HostView, frame: &mut Frame, area: Rect) {
+    let memory = &host.memory;
+    let parts = [
+        ('█', Color::Blue, "own", memory.vms_direct_bytes),
+        ('▓', Color::Cyan, "cache", memory.vms_cache_bytes),
+        ('▒', Color::Magenta, "store", memory.store_bytes),
+        ('░', Color::Gray, "spare", memory.spare_bytes),
+    ];
+    let all: f64 = parts.iter().map(|(.., bytes)| *bytes as f64).sum();
+    let letters = f64::from(area.width);
+    let mut bar = Line::default();
+    let mut legend = Line::raw(format!(
+        "could take {} of {}:",
+        size(memory.reclaimable_bytes),
+        size(memory.divided_bytes)
+    ));
+    let (mut sum, mut drawn) = (0.0, 0);
+    for (letter, color, name, bytes) in parts {
+        sum += bytes as f64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and the width of the screen"
+        )]
+        let end = (sum / all.max(1.0) * letters).round() as usize;
+        let run: String = std::iter::repeat_n(letter, end - drawn).collect();
+        drawn = end;
+        bar.push_span(Span::styled(run, color));
+        if bytes > 0 {
+            legend.push_span(Span::styled(format!(" {letter} "), color));
+            legend.push_span(format!("{name} {} ", size(bytes)));
+        }
+    }
+    frame.render_widget(Text::from(vec![bar, legend]), area);
+}
+
+fn draw_detail(detail: &Detail, frame: &mut Frame, area: Rect) {
+    let [curve, terms] =
+        Layout::horizontal([Constraint::Fill(1), Constraint::Length(36)]).areas(area);
+    draw_curve(&detail.view, frame, curve);
+    let vm = &detail.view.summary;
+    let block = Block::bordered().title(format!(" {} ", name(&vm.vm)));
+    let inner = block.inner(terms);
+    frame.render_widget(block, terms);
+    let used = |sample: &Sample| sample.working_set_bytes;
+    let uses: Vec<Option<u64>> = detail.samples.iter().map(used).collect();
+    let spark = if uses.iter().any(Option::is_some) {
+        2
+    } else {
+        0
+    };
+    let [terms, head, line] = Layout::vertical([
+        Constraint::Min(1),
+        Constraint::Length(spark / 2),
+        Constraint::Length(spark),
+    ])
+    .areas(inner);
+    let terms_of = Paragraph::new(Text::from(lines(vm))).wrap(Wrap { trim: true });
+    frame.render_widget(terms_of, terms);
+    frame.render_widget(Line::raw("what it used, last half hour").dim(), head);
+    let newest = uses.len().saturating_sub(line.width.into());
+    frame.render_widget(Sparkline::default().data(&uses[newest..]).cyan(), line);
+}
+
+/// What is told of the selected VM, the most important first.
+fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
+    let mut lines = vec![
+        Line::from(vec![
+            Span::styled(name_of(vm.standing), style_of(vm.standing)),
+            Span::raw(": "),
+            Span::raw(printable(&vm.why)),
+        ]),
+        Line::raw(format!("misses {}", relative(vm.relative.as_ref()))),
+        Line::raw(format!(
+            "own {}, cache {}",
+            size(vm.direct_bytes),
+            size(vm.cache_bytes)
+        )),
+        Line::raw(format!(
+            "needs {}, max loss {}",
+            maybe_size(vm.promise_bytes),
+            percent(vm.settings.max_loss)
+        )),
+        Line::raw(format!(
+            "{} to {}, baseline {}",
+            size(vm.settings.min_bytes),
+            size(vm.settings.max_bytes),
+            size(vm.settings.baseline_bytes)
+        )),
+    ];
+    if !vm.settings.managed {
+        lines.push(Line::raw("not managed").yellow());
+    }
+    if let Some(balloon) = &vm.balloon {
+        lines.push(Line::raw(format!("balloon {}", printable(&balloon.state))));
+    }
+    if let Some(trace) = &vm.trace {
+        lines.push(Line::raw(format!(
+            "tracer {}, lost {}",
+            printable(&trace.state),
+            trace.lost
+        )));
+    }
+    if is_emulated(vm) {
+        lines.push(Line::raw("emulated (tcg)").dim());
+    }
+    lines
+}
+
+fn draw_curve(view: &VmView, frame: &mut Frame, area: Rect) {
+    let block = Block::bordered().title(" misses by size ");
+    let curve = view.curve.as_ref().map(Curve::new);
+    let curve = match curve {
+        Some(Ok(curve)) => curve,
+        Some(Err(error)) => {
+            frame.render_widget(Paragraph::new(error.to_string()).block(block), area);
+            return;
+        }
+        None => {
+            frame.render_widget(Paragraph::new("not known yet").block(block), area);
+            return;
+        }
+    };
+    let vm = &view.summary;
+    let until = show::until(vm, &curve);
+    let (now, baseline) = (vm.size_bytes as f64, vm.settings.baseline_bytes as f64);
+    let block = block
+        .title_bottom(Line::raw(format!(" 0 to {} ", size(until))))
+        .title_bottom(Line::raw(" ┊ now  ⡇ baseline ").right_aligned());
+    let points = curve.misses.points();
+    let sizes: Vec<f64> = std::iter::once(0.0)
+        .chain(
+            points
+                .iter()
+                .map(|point| point.size.to_bytes(curve.page_size) as f64),
+        )
+        .chain([until as f64])
+        .collect();
+    let level = |of: fn(&plimsoll_flow::CurvePoint) -> f64| -> Vec<f64> {
+        std::iter::once(1.0).chain(points.iter().map(of)).collect()
+    };
+    let canvas = Canvas::default()
+        .block(block)
+        .marker(Marker::Braille)
+        .x_bounds([0.0, (until as f64).max(1.0)])
+        .y_bounds([0.0, 1.0])
+        .paint(|context| {
+            let mut steps = |levels: &[f64], color| {
+                for (index, y) in levels.iter().copied().enumerate() {
+                    let (from, to) = (sizes[index], sizes[index + 1].max(sizes[index]));
+                    context.draw(&Stroke::new(from, y, to, y, color));
+                    if let Some(next) = levels.get(index + 1) {
+                        context.draw(&Stroke::new(to, y, to, *next, color));
+                    }
+                }
+            };
+            steps(&level(|point| point.low), Color::DarkGray);
+            steps(&level(|point| point.high), Color::DarkGray);
+            steps(&level(|point| point.miss_ratio), Color::Cyan);
+            context.draw(&Stroke::new(baseline, 0.0, baseline, 1.0, Color::Yellow));
+            for tick in 0..8 {
+                let y = f64::from(tick) / 8.0;
+                context.draw(&Stroke::new(now, y, now, y + 0.04, Color::White));
+            }
+        });
+    frame.render_widget(canvas, area);
+}
+
+fn draw_log(picture: &Picture, frame: &mut Frame, area: Rect) {
+    let warnings = picture.host.warnings.iter().map(|warning| {
+        Line::from(vec![
+            Span::raw("! ").red().bold(),
+            Span::raw(printable(warning)),
+        ])
+    });
+    let decisions = picture.decisions.iter().map(|decision| {
+        let state = Span::styled(
+            format!("{} ", name_of(decision.state)),
+            color_of(decision.state),
+        );
+        Line::from(vec![
+            Span::raw(format!(
+                "#{} {} {} ",
+                decision.id,
+                time_of_day(decision.unix_ms),
+                name_of(decision.kind)
+            )),
+            state,
+            Span::raw(printable(&decision.reason)),
+        ])
+    });
+    let mut lines: Vec<Line> = warnings.chain(decisions).collect();
+    if lines.is_empty() {
+        lines.push(Line::raw("nothing was decided yet").dim());
+    }
+    let [head, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(area);
+    frame.render_widget(Line::raw("decisions").bold(), head);
+    frame.render_widget(Text::from(lines), rest);
+}
+
+fn color_of(state: State) -> Color {
+    match state {
+        State::Kept => Color::Green,
+        State::RolledBack | State::Failed => Color::Red,
+        State::Partly | State::Stopped => Color::Yellow,
+        State::Moving | State::Checking | State::Proposed => Color::Cyan,
+        State::Superseded => Color::DarkGray,
+    }
+}

@@ -1,0 +1,199 @@
+//! `plimsoll vms`: the host's VMs, a line each.
+
+use std::io::Write;
+
+use plimsoll_api::vm::{HostMemory, HostView, VmSummary};
+
+use super::columns::{Columns, Side, csv};
+use super::words::{
+    is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
+};
+use super::{Daemon, Form, LookArgs, write_json};
+use crate::hcache::table::{duration, printable};
+
+/// List the VMs: how each stands with its promise, what it has, uses and could give.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// Those of asking the daemon and of writing.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let host = Daemon::to_look(&args.look.socket)?.host()?;
+    match args.look.output {
+        Form::Table => Ok(out.write_all(text(&host).as_bytes())?),
+        Form::Csv => Ok(out.write_all(lines(&host).as_bytes())?),
+        Form::Json => write_json(&host, out),
+    }
+}
+
+fn text(host: &HostView) -> String {
+    let mut text = head(host);
+    text.push('\n');
+    if host.vms.is_empty() {
+        text.push_str("No VM was found.\n");
+    } else {
+        text.push_str(&table(&host.vms));
+        text.push_str(
+            "\nsize: memory of its own and cache. uses: its working set. misses: predicted at its size over those at\n\
+             its baseline, and the upper edge of that. gives: what it could with its promise kept. cost: share of its\n\
+             CPU time that its tracer takes.\n",
+        );
+    }
+    if host.vms.iter().any(is_emulated) {
+        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+    }
+    for warning in &host.warnings {
+        text.push_str(&format!("warning: {}\n", printable(warning)));
+    }
+    text
+}
+
+/// The host in a few lines.
+fn head(host: &HostView) -> String {
+    let HostMemory {
+        divided_bytes,
+        reclaimable_bytes,
+        spare_bytes,
+        ..
+    } = host.memory;
+    let paused = if host.paused { ", PAUSED" } else { "" };
+    let mut head = format!(
+        "host {}: {}{paused}, {}; turn {} of {} at {}\n\
+         {} divided, {} spare; {} could be taken with every promise kept\n",
+        printable(&host.host),
+        name_of(host.mode),
+        name_of(host.phase),
+        host.turn,
+        duration(host.turn_interval_ms as f64 / 1000.0),
+        moment(host.now_unix_ms),
+        size(divided_bytes),
+        size(spare_bytes),
+        size(reclaimable_bytes),
+    );
+    if let Some(decision) = host.moving {
+        head.push_str(&format!("decision {decision} is being carried out\n"));
+    }
+    head
+}
+
+fn table(vms: &[VmSummary]) -> String {
+    let mut columns = Columns::new(&[
+        ("VM", Side::Left),
+        ("standing", Side::Left),
+        ("size", Side::Right),
+        ("of it cache", Side::Right),
+        ("target", Side::Right),
+        ("uses", Side::Right),
+        ("misses", Side::Right),
+        ("gives", Side::Right),
+        ("cost", Side::Right),
+        ("traced", Side::Left),
+    ]);
+    for vm in vms {
+        let misses = vm.relative.map_or_else(
+            || super::words::UNKNOWN.to_owned(),
+            |at| format!("{} ≤ {}", ratio(at.expected), ratio(at.high)),
+        );
+        let overhead = vm.trace.as_ref().map(|trace| percent(trace.overhead_ratio));
+        columns.row([
+            name(&vm.vm),
+            name_of(vm.standing),
+            size(vm.size_bytes),
+            if vm.cache.is_some() || vm.cache_bytes > 0 {
+                size(vm.cache_bytes)
+            } else {
+                String::new()
+            },
+            vm.target_bytes.map(size).unwrap_or_default(),
+            working_set(vm.working_set.as_ref()),
+            misses,
+            maybe_size(vm.reclaimable_bytes),
+            overhead.unwrap_or_default(),
+            traced(vm),
+        ]);
+    }
+    columns.text()
+}
+
+/// How a VM is traced, in few words.
+pub(super) fn traced(vm: &VmSummary) -> String {
+    let mut words = match &vm.trace {
+        None => vec!["no".to_owned()],
+        Some(trace) if trace.state == "tracing" => Vec::new(),
+        Some(trace) => vec![printable(&trace.state)],
+    };
+    if let Some(source) = vm.curve_source {
+        words.push(name_of(source));
+    }
+    if is_emulated(vm) {
+        words.push("tcg".to_owned());
+    }
+    if vm.trace.as_ref().is_some_and(|trace| trace.lost > 0) {
+        words.push("losses".to_owned());
+    }
+    words.join(", ")
+}
+
+fn lines(host: &HostView) -> String {
+    let mut text = csv([
+        "vm",
+        "pid",
+        "accelerator",
+        "standing",
+        "size_bytes",
+        "direct_bytes",
+        "cache_bytes",
+        "target_bytes",
+        "working_set_bytes",
+        "working_set_bound",
+        "relative",
+        "relative_low",
+        "relative_high",
+        "reclaimable_bytes",
+        "promise_bytes",
+        "overhead_ratio",
+        "trace_state",
+        "lost",
+    ]);
+    let known = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    for vm in &host.vms {
+        let set = vm.working_set.as_ref();
+        let relative = |of: fn(&plimsoll_api::vm::RelativeView) -> f64| {
+            vm.relative
+                .as_ref()
+                .map(|at| of(at).to_string())
+                .unwrap_or_default()
+        };
+        let trace = vm.trace.as_ref();
+        let cells = [
+            printable(&vm.vm),
+            vm.pid.to_string(),
+            printable(vm.accelerator.as_deref().unwrap_or_default()),
+            name_of(vm.standing),
+            vm.size_bytes.to_string(),
+            vm.direct_bytes.to_string(),
+            vm.cache_bytes.to_string(),
+            known(vm.target_bytes),
+            known(set.map(|set| set.bytes)),
+            printable(set.map_or("", |set| &set.bound)),
+            relative(|at| at.expected),
+            relative(|at| at.low),
+            relative(|at| at.high),
+            known(vm.reclaimable_bytes),
+            known(vm.promise_bytes),
+            trace
+                .map(|trace| trace.overhead_ratio.to_string())
+                .unwrap_or_default(),
+            printable(trace.map_or("", |trace| &trace.state)),
+            known(trace.map(|trace| trace.lost)),
+        ];
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}

@@ -1,0 +1,182 @@
+//! `plimsoll whatif`: another size of a VM, or a host of another size.
+
+use std::io::Write;
+
+use plimsoll_api::client::Client;
+use plimsoll_api::plan::PlanJson;
+use plimsoll_api::request::{HostWhatIf, VmWhatIf};
+
+use super::columns::{Columns, Side, csv};
+use super::words::{name, name_of, ratio, relative, size};
+use super::{Daemon, Form, LookArgs, write_json};
+use crate::bail_usage;
+use crate::exit::Forbidden;
+use crate::hcache::table::printable;
+use crate::size::ByteSize;
+
+/// Tell what a VM would miss at another size, or how a host with less (or more) memory would be divided.
+///
+/// Nothing is changed. Ends with 4 if the promises could not be kept with so little.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("question").required(true).args(["size", "host_loses", "host_gains"]))]
+pub struct Args {
+    /// Name of the VM
+    #[arg(requires = "size", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    vm: Option<String>,
+    /// The VM's size, its own memory and its cache together
+    #[arg(long, value_name = "SIZE", requires = "vm")]
+    size: Option<ByteSize>,
+    /// Memory that the host would lose
+    #[arg(long, value_name = "SIZE", conflicts_with = "vm")]
+    host_loses: Option<ByteSize>,
+    /// Memory that the host would gain
+    #[arg(long, value_name = "SIZE", conflicts_with = "vm")]
+    host_gains: Option<ByteSize>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// [`Forbidden`] if the host could not keep its promises, and those of asking the daemon.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let (Some(vm), Some(size)) = (&args.vm, args.size) {
+        let daemon = Daemon::to_look(&args.look.socket)?;
+        let answer = daemon.ask_of(vm, |client, vm| client.vm_what_if(vm, size.0))?;
+        return of_vm(&answer, args.look.output, out);
+    }
+    let lose = args.host_loses.map(|size| i128::from(size.0));
+    let gain = args.host_gains.map(|size| -i128::from(size.0));
+    let Ok(lose_bytes) = i64::try_from(lose.or(gain).unwrap_or(0)) else {
+        bail_usage!("no host has 8 EiB to lose or to gain");
+    };
+    let daemon = Daemon::to_look(&args.look.socket)?;
+    let answer = daemon.ask(|client: &Client| client.host_what_if(lose_bytes))?;
+    of_host(&answer, args.look.output, out)
+}
+
+fn of_vm(answer: &VmWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+    match form {
+        Form::Table => {
+            writeln!(
+                out,
+                "{}, {} -> {}: {}",
+                printable(&answer.vm),
+                size(answer.size_bytes),
+                size(answer.size_then_bytes),
+                name_of(answer.standing_then),
+            )?;
+            writeln!(
+                out,
+                "misses over those at its baseline: {} now, {} then",
+                relative(answer.relative.as_ref()),
+                relative(answer.relative_then.as_ref()),
+            )?;
+            writeln!(out, "{}", printable(&answer.why))?;
+        }
+        Form::Csv => {
+            let then = answer.relative_then;
+            let number = |number: Option<f64>| number.map(|n| n.to_string()).unwrap_or_default();
+            let heads = [
+                "vm",
+                "size_bytes",
+                "size_then_bytes",
+                "relative",
+                "relative_then",
+                "relative_then_low",
+                "relative_then_high",
+                "standing_then",
+            ];
+            let cells = [
+                printable(&answer.vm),
+                answer.size_bytes.to_string(),
+                answer.size_then_bytes.to_string(),
+                number(answer.relative.map(|at| at.expected)),
+                number(then.map(|at| at.expected)),
+                number(then.map(|at| at.low)),
+                number(then.map(|at| at.high)),
+                name_of(answer.standing_then),
+            ];
+            out.write_all(csv(heads).as_bytes())?;
+            out.write_all(csv(cells.iter().map(String::as_str)).as_bytes())?;
+        }
+        Form::Json => write_json(answer, out)?,
+    }
+    Ok(())
+}
+
+fn of_host(answer: &HostWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+    match (form, &answer.plan) {
+        (Form::Json, _) => write_json(answer, out)?,
+        (Form::Table, Some(plan)) => out.write_all(division(plan).as_bytes())?,
+        (Form::Csv, Some(plan)) => out.write_all(lines(plan).as_bytes())?,
+        (_, None) => {}
+    }
+    match (&answer.refusal, &answer.plan) {
+        (Some(why), _) => Err(Forbidden(printable(why)).into()),
+        (None, None) => Err(Forbidden("no division keeps all promises".to_owned()).into()),
+        (None, Some(_)) => Ok(()),
+    }
+}
+
+/// What each VM would have.
+fn division(plan: &PlanJson) -> String {
+    let mut columns = Columns::new(&[
+        ("VM", Side::Left),
+        ("now", Side::Right),
+        ("then", Side::Right),
+        ("misses now", Side::Right),
+        ("misses then", Side::Right),
+        ("bound", Side::Right),
+        ("why", Side::Left),
+    ]);
+    for target in &plan.targets {
+        columns.row([
+            name(&target.vm),
+            size(target.current_bytes),
+            size(target.target_bytes),
+            relative(target.relative_now.as_ref()),
+            relative(target.relative.as_ref()),
+            ratio(1.0 + target.max_loss),
+            name_of(target.reason),
+        ]);
+    }
+    format!(
+        "{}\nof {} in all, {} spare; geometric mean of the misses over those at the baselines: {} now, {} then\n",
+        columns.text(),
+        size(plan.total_bytes),
+        size(plan.spare_bytes),
+        ratio(plan.geometric_mean_now),
+        ratio(plan.geometric_mean),
+    )
+}
+
+fn lines(plan: &PlanJson) -> String {
+    let mut text = csv([
+        "vm",
+        "current_bytes",
+        "target_bytes",
+        "relative_now",
+        "relative",
+        "relative_high",
+        "bound",
+        "reason",
+    ]);
+    let number = |number: Option<f64>| number.map(|n| n.to_string()).unwrap_or_default();
+    for target in &plan.targets {
+        let cells = [
+            printable(&target.vm),
+            target.current_bytes.to_string(),
+            target.target_bytes.to_string(),
+            number(target.relative_now.map(|at| at.expected)),
+            number(target.relative.map(|at| at.expected)),
+            number(target.relative.map(|at| at.high)),
+            (1.0 + target.max_loss).to_string(),
+            name_of(target.reason),
+        ];
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}

@@ -1,0 +1,173 @@
+//! How the live verbs write what the daemon tells.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use plimsoll_api::vm::{RelativeView, VmSummary, WorkingSetView};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::hcache::table::{duration, printable};
+use crate::size::ByteSize;
+
+/// What stands for "not known".
+pub const UNKNOWN: &str = "-";
+/// Letters of a VM's name that a table shows.
+const NAME_LETTERS: usize = 24;
+
+/// A size for a reader.
+pub fn size(bytes: u64) -> String {
+    ByteSize(bytes).rounded()
+}
+
+/// A size that may not be known.
+pub fn maybe_size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| UNKNOWN.to_owned(), size)
+}
+
+/// A working set, marked where it is only a bound.
+pub fn working_set(set: Option<&WorkingSetView>) -> String {
+    let Some(set) = set else {
+        return UNKNOWN.to_owned();
+    };
+    let mark = match &*set.bound {
+        "at-least" => "≥ ",
+        "at-most" => "≤ ",
+        _ => "",
+    };
+    format!("{mark}{}", size(set.bytes))
+}
+
+/// Misses over those at the baseline, with their band.
+pub fn relative(relative: Option<&RelativeView>) -> String {
+    relative.map_or_else(
+        || UNKNOWN.to_owned(),
+        |at| {
+            format!(
+                "{} ({} to {})",
+                ratio(at.expected),
+                ratio(at.low),
+                ratio(at.high)
+            )
+        },
+    )
+}
+
+/// A ratio around 1.
+pub fn ratio(ratio: f64) -> String {
+    if ratio >= 100.0 {
+        format!("{ratio:.0}")
+    } else {
+        format!("{ratio:.2}")
+    }
+}
+
+/// A share in percent, with two decimals where it is small.
+pub fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent.abs() < 10.0 && percent != percent.round() {
+        format!("{percent:.2} %")
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
+/// The name that the daemon's JSON gives a state.
+pub fn name_of(value: impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(name)) => name,
+        _ => UNKNOWN.to_owned(),
+    }
+}
+
+/// Whether a VM is emulated: its times say nothing of real hardware.
+pub fn is_emulated(vm: &VmSummary) -> bool {
+    vm.accelerator.as_deref() == Some("tcg")
+}
+
+/// A VM's name as a table shows it.
+pub fn name(name: &str) -> String {
+    let name = printable(name);
+    if name.chars().count() <= NAME_LETTERS {
+        return name;
+    }
+    let begin: String = name.chars().take(NAME_LETTERS - 1).collect();
+    begin + "…"
+}
+
+/// A moment in local time, `2026-11-22 11:31:55`.
+pub fn moment(unix_ms: u64) -> String {
+    written(unix_ms, "%Y-%m-%d %H:%M:%S")
+}
+
+/// The time of day of a moment, `11:31:55`.
+pub fn time_of_day(unix_ms: u64) -> String {
+    written(unix_ms, "%H:%M:%S")
+}
+
+fn written(unix_ms: u64, form: &str) -> String {
+    let moment = i64::try_from(unix_ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    moment.map_or_else(
+        || UNKNOWN.to_owned(),
+        |moment| {
+            let local = moment.to_zoned(TimeZone::system());
+            local.strftime(form).to_string()
+        },
+    )
+}
+
+/// How long ago a moment was, `12 s`.
+pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
+    duration(now_unix_ms.saturating_sub(then_unix_ms) as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_api::decision::Phase;
+    use plimsoll_api::vm::Standing;
+
+    #[test]
+    fn states_have_the_names_of_the_json() {
+        assert_eq!(name_of(Standing::Violating), "violating");
+        assert_eq!(name_of(Phase::GivingBack), "giving-back");
+    }
+
+    #[test]
+    fn names_are_cut_and_cannot_move_the_cursor() {
+        assert_eq!(name("web\u{1b}[2J"), "web\u{fffd}[2J");
+        assert_eq!(name(&"x".repeat(24)), "x".repeat(24));
+        assert_eq!(name(&"x".repeat(25)), "x".repeat(23) + "…");
+    }
+
+    #[test]
+    fn a_bound_is_marked_and_what_nobody_knows_is_a_dash() {
+        let set = |bound: &str| WorkingSetView {
+            bytes: 3 << 20,
+            bound: bound.to_owned(),
+        };
+        assert_eq!(working_set(Some(&set("estimate"))), "3 MiB");
+        assert_eq!(working_set(Some(&set("at-least"))), "≥ 3 MiB");
+        assert_eq!(working_set(Some(&set("at-most"))), "≤ 3 MiB");
+        assert_eq!(
+            (working_set(None), relative(None)),
+            ("-".into(), "-".into())
+        );
+    }
+
+    #[test]
+    fn a_moment_beyond_all_calendars_is_not_known() {
+        assert_eq!(moment(u64::MAX), "-");
+        assert_eq!(moment(1_795_347_115_000).len(), "2026-11-22 11:31:55".len());
+    }
+
+    #[test]
+    fn shares_and_ratios_keep_what_matters_of_them() {
+        assert_eq!(
+            [0.0098, 0.25, 1.0, 0.0].map(percent),
+            ["0.98 %", "25 %", "100 %", "0 %"]
+        );
+        assert_eq!([1.0, 99.999, 1234.5].map(ratio), ["1.00", "100.00", "1234"]);
+    }
+}

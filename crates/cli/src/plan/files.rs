@@ -1,0 +1,175 @@
+//! Curves and recorded inputs from files.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail};
+use plimsoll_api::curve_json::{CurveJson, PointJson, SCHEMA};
+use plimsoll_api::plan::{PlanInputs, read_curve};
+use plimsoll_flow::PageSize;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::bail_usage;
+
+/// Most bytes of a file that are read.
+const FILE_BYTES_MAX: u64 = 1 << 28;
+
+/// A VM's curve as it was found.
+#[derive(Debug)]
+pub(super) struct CurveFile {
+    /// What errors call the file.
+    pub(super) file: String,
+    /// The VM.
+    pub(super) vm: String,
+    /// Its curve; `None` if its tracer saw too little for one.
+    pub(super) curve: Option<CurveJson>,
+}
+
+impl CurveFile {
+    /// What the VM had while it was observed.
+    pub(super) fn baseline_bytes(&self) -> Option<u64> {
+        let curve = self.curve.as_ref()?;
+        Some(curve.baseline_pages?.saturating_mul(curve.page_bytes))
+    }
+}
+
+/// What may stand in a file: a curve by itself, a line of `attach`, or what else has a curve within it.
+#[derive(Debug, Deserialize)]
+struct Document {
+    schema: u32,
+    vm: String,
+    /// A line of `attach` about one period.
+    period: Option<u64>,
+    /// The last line of `attach`.
+    #[serde(default, rename = "final")]
+    is_final: bool,
+    curve: Option<CurveJson>,
+    page_bytes: Option<u64>,
+    references: Option<u64>,
+    baseline_pages: Option<u64>,
+    points: Option<Vec<PointJson>>,
+}
+
+/// Reads the curves of all files; each VM has one.
+pub(super) fn read_curves(paths: &[PathBuf]) -> anyhow::Result<Vec<CurveFile>> {
+    let mut found: Vec<CurveFile> = Vec::new();
+    for path in paths {
+        let file = name(path);
+        let before = found.len();
+        let mut periods = false;
+        for document in documents::<Document>(path)? {
+            if document.period.is_some() && !document.is_final {
+                periods = true;
+                continue;
+            }
+            let vm = document.vm.clone();
+            let curve = curve_of(document).with_context(|| format!("'{file}', VM {vm}"))?;
+            if let Some(other) = found.iter().find(|other| other.vm == vm) {
+                bail_usage!(
+                    "'{file}' has a curve of VM {vm}, and so has '{}'",
+                    other.file
+                );
+            }
+            found.push(CurveFile {
+                file: file.clone(),
+                vm,
+                curve,
+            });
+        }
+        if found.len() == before {
+            let why = if periods {
+                "has periods of a trace but not its last line: the trace had not ended"
+            } else {
+                "has no curve: it is empty"
+            };
+            bail!("'{file}' {why}");
+        }
+    }
+    Ok(found)
+}
+
+fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
+    if document.schema != SCHEMA {
+        bail!("schema {}, where {SCHEMA} is read", document.schema);
+    }
+    let curve = match (document.points, document.curve) {
+        (Some(points), _) => {
+            let missing = |field: &str| anyhow!("a curve without '{field}'");
+            CurveJson {
+                schema: document.schema,
+                vm: document.vm,
+                page_bytes: document.page_bytes.ok_or_else(|| missing("page_bytes"))?,
+                references: document.references.ok_or_else(|| missing("references"))?,
+                baseline_pages: document.baseline_pages,
+                points,
+            }
+        }
+        (None, Some(curve)) => curve,
+        (None, None) if document.is_final => return Ok(None),
+        (None, None) => bail!("no curve: neither 'points' nor 'curve' is there"),
+    };
+    read_curve(&curve)?;
+    Ok(Some(curve))
+}
+
+/// The pages that all curves are of.
+pub(super) fn page_bytes(found: &[CurveFile]) -> anyhow::Result<u64> {
+    let mut known = found
+        .iter()
+        .filter_map(|found| Some((found, found.curve.as_ref()?.page_bytes)));
+    let Some((first, expected)) = known.next() else {
+        return Ok(PageSize::FOUR_KIB.bytes());
+    };
+    if let Some((other, found)) = known.find(|(_, bytes)| *bytes != expected) {
+        bail_usage!(
+            "'{}' counts in pages of {expected} bytes and '{}' in pages of {found}: one host has one page size",
+            first.file,
+            other.file
+        );
+    }
+    Ok(expected)
+}
+
+/// Reads what a decision was recorded with.
+pub(super) fn read_inputs(path: &Path) -> anyhow::Result<PlanInputs> {
+    let mut inputs = documents(path)?;
+    match (inputs.pop(), inputs.len()) {
+        (Some(inputs), 0) => Ok(inputs),
+        (None, _) => bail!("'{}' is empty", name(path)),
+        (Some(_), others) => bail!(
+            "'{}' has the inputs of {} decisions: give one",
+            name(path),
+            others + 1
+        ),
+    }
+}
+
+/// Reads JSON values one after the other, to the file's end.
+fn documents<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
+    let source: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        let file = File::open(path).with_context(|| format!("cannot read '{}'", name(path)))?;
+        Box::new(file)
+    };
+    let mut source = source.take(FILE_BYTES_MAX + 1);
+    let values = serde_json::Deserializer::from_reader(BufReader::new(&mut source));
+    let values: Result<Vec<T>, _> = values.into_iter().collect();
+    if source.limit() == 0 {
+        bail!(
+            "'{}' is larger than {} MiB; the last line of a long trace is enough",
+            name(path),
+            FILE_BYTES_MAX >> 20
+        );
+    }
+    values.with_context(|| format!("cannot read '{}'", name(path)))
+}
+
+fn name(path: &Path) -> String {
+    match path.to_str() {
+        Some("-") => "standard input".to_owned(),
+        _ => path.display().to_string(),
+    }
+}

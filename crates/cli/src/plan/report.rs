@@ -1,0 +1,184 @@
+//! A plan as a reader or a program wants it.
+
+use std::fmt::Write as _;
+
+use plimsoll_api::plan::{HeldJson, PlanInputs, PlanJson, PolicyJson, TargetJson};
+use plimsoll_api::vm::RelativeView;
+
+use crate::hcache::table::printable;
+use crate::plot::grouped;
+use crate::size::ByteSize;
+
+/// Columns of the table; the first and the last stand to the left.
+const HEADS: [&str; 10] = [
+    "VM",
+    "baseline",
+    "now",
+    "target",
+    "change",
+    "misses now",
+    "then",
+    "band",
+    "bound",
+    "why",
+];
+
+pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
+    let mut table = String::new();
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(table, "{:<16}{}", "policy", method(plan));
+    let _ = writeln!(
+        table,
+        "{:<16}{} for {}, in units of {}",
+        "memory",
+        size(plan.total_bytes),
+        counted(plan.targets.len(), "VM"),
+        size(inputs.rules.unit_bytes)
+    );
+    table.push('\n');
+    let mut rows = vec![HEADS.map(str::to_owned)];
+    rows.extend(plan.targets.iter().map(row));
+    let widths: Vec<usize> = (0..HEADS.len())
+        .map(|column| {
+            let letters = rows.iter().map(|row| row[column].chars().count());
+            letters.max().unwrap_or(0)
+        })
+        .collect();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _ = match column {
+                0 => write!(line, "{cell:<width$}"),
+                9 => write!(line, "  {cell}"),
+                _ => write!(line, "  {cell:>width$}"),
+            };
+        }
+        let _ = writeln!(table, "{}", line.trim_end());
+    }
+    table.push('\n');
+    let _ = writeln!(
+        table,
+        "{:<16}{} of the baselines' misses, now {}{}",
+        "geometric mean",
+        times(plan.geometric_mean),
+        times(plan.geometric_mean_now),
+        gap(plan)
+    );
+    let _ = writeln!(table, "{:<16}{}", "spare", size(plan.spare_bytes));
+    if let Some(HeldJson::Hysteresis { gain }) = plan.held {
+        let _ = writeln!(
+            table,
+            "{:<16}nothing is moved: the best division would gain {}, less than {}",
+            "held",
+            percent(gain),
+            percent(inputs.rules.gain_min)
+        );
+    }
+    table.replace('\u{a0}', " ")
+}
+
+/// The policy, with the search that it took.
+pub(super) fn method(plan: &PlanJson) -> String {
+    match (plan.policy, plan.search) {
+        (PolicyJson::Isolated { .. }, Some(search)) => {
+            format!("{}, {search} search", plan.policy)
+        }
+        (policy, _) => policy.to_string(),
+    }
+}
+
+fn row(target: &TargetJson) -> [String; HEADS.len()] {
+    let expected =
+        |relative: Option<RelativeView>| relative.map(|relative| times(relative.expected));
+    let band = target
+        .relative
+        .filter(|relative| relative.low < relative.high);
+    [
+        printable(&target.vm),
+        size(target.baseline_bytes),
+        size(target.current_bytes),
+        size(target.target_bytes),
+        change(target.current_bytes, target.target_bytes),
+        expected(target.relative_now).unwrap_or_else(|| "?".to_owned()),
+        expected(target.relative).unwrap_or_else(|| "?".to_owned()),
+        band.map_or_else(String::new, |relative| {
+            format!("{}-{}", times(relative.low), times(relative.high))
+        }),
+        times(1.0 + target.max_loss),
+        target.reason.to_string(),
+    ]
+}
+
+pub(super) fn change(from: u64, to: u64) -> String {
+    match to.abs_diff(from) {
+        0 => "-".to_owned(),
+        by if to > from => format!("+{}", size(by)),
+        by => format!("-{}", size(by)),
+    }
+}
+
+fn gap(plan: &PlanJson) -> String {
+    match plan.gap {
+        None => String::new(),
+        Some(0.0) => "; no division is better".to_owned(),
+        Some(gap) => format!("; the best is at most {} lower", percent(gap)),
+    }
+}
+
+/// A quotient of misses: `0.43x`.
+pub(super) fn times(relative: f64) -> String {
+    format!("{relative:.2}x")
+}
+
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize(bytes).rounded()
+}
+
+pub(super) fn counted(count: usize, what: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{ending}")
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", grouped((share * 1e4).round() / 100.0))
+}
+
+pub(super) fn csv(plan: &PlanJson) -> String {
+    let mut csv = String::from(
+        "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason\n",
+    );
+    for target in &plan.targets {
+        let number = |relative: Option<RelativeView>, of: fn(RelativeView) -> f64| {
+            relative.map_or_else(String::new, |relative| of(relative).to_string())
+        };
+        let reason = serde_json::to_value(target.reason);
+        let _ = writeln!(
+            csv,
+            "{},{},{},{},{},{},{},{},{},{}",
+            quoted(&target.vm),
+            target.baseline_bytes,
+            target.current_bytes,
+            target.target_bytes,
+            number(target.relative_now, |relative| relative.expected),
+            number(target.relative, |relative| relative.expected),
+            number(target.relative, |relative| relative.low),
+            number(target.relative, |relative| relative.high),
+            target.max_loss,
+            reason
+                .as_ref()
+                .ok()
+                .and_then(|word| word.as_str())
+                .unwrap_or_default(),
+        );
+    }
+    csv
+}
+
+/// A name as a field of CSV: in quotes where it must be (RFC 4180).
+fn quoted(name: &str) -> String {
+    if name.contains(['"', ',', '\n', '\r']) {
+        format!("\"{}\"", name.replace('"', "\"\""))
+    } else {
+        name.to_owned()
+    }
+}

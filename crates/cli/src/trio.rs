@@ -1,0 +1,319 @@
+//! Three servers that share a host's memory, each a guest of ours with a balloon on a disk with an exclusive cache.
+//!
+//! After the machines of \[LS07\] §6.5: *web* loses a little with every page taken and gains a little with every
+//! page given, *search* gains until its index fits, *scan* has memory that serves it nothing. The memory of each
+//! is divided at two places: what is its own (RAM less balloon) and the cache under its disk. What they do is told by
+//! themselves, request by request; what the cache caught is told by its daemon.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use plimsoll_api::disk_admin::{self, DiskStat};
+use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage};
+
+use crate::disk_guest::{DiskGuest, Fields, Setup};
+
+/// Memory of each that is divided, in MiB.
+pub const BASELINE_MIB: u64 = 160;
+/// Of it, in the cache under its disk while it is not traced: the least that a cache takes.
+pub const CACHE_MIB: u64 = 4;
+/// The guests' RAM, the most that each can have of its own.
+pub const RAM_MIB: u64 = 256;
+/// Their own memory while they are traced through their caches; of it their kernels keep about 70 MiB.
+pub const TRACED_MIB: u64 = 104;
+
+/// Longest boot, with the writing of all files, on a host that does other things too.
+const READY_MAX: Duration = Duration::from_secs(600);
+/// How long a guest may take to follow its balloon.
+const BALLOON_MAX: Duration = Duration::from_secs(120);
+/// How long a disk's daemon may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// From one look at something that tells of no change to the next.
+const POLL: Duration = Duration::from_millis(100);
+/// A balloon this near to its target has reached it.
+const NEAR_BYTES: u64 = 1 << 20;
+/// What each serves, beside what all have in common.
+const SERVERS: [(&str, &str); 3] = [
+    ("demo-web", "order=web files=3072 file_kib=64"),
+    ("demo-search", "order=search files=44 file_kib=4096"),
+    ("demo-scan", "order=scan files=192 file_kib=1024"),
+];
+/// The paper's light task beside scan, scaled to these machines: 96 MiB, of which 4 are read once in 2.5 s.
+const BACKGROUND: &str = " background=1 background_files=24 background_kib=4096 background_ms=2500";
+
+/// One of the servers.
+pub struct Server {
+    /// Its VM's name.
+    pub name: &'static str,
+    // Ended before its disk.
+    guest: Guest,
+    disk: DiskGuest,
+    told: Vec<(Instant, Fields)>,
+    serves: bool,
+}
+
+/// The three.
+pub struct Trio {
+    /// Web, search, scan.
+    pub servers: Vec<Server>,
+}
+
+/// What a server did within a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Counted {
+    /// Requests answered.
+    pub requests: u64,
+    /// Pages that were in none of its memory, as its kernel counts reads from its disk, less what the cache caught.
+    pub misses: f64,
+}
+
+impl Counted {
+    /// Misses per request; `None` without requests.
+    #[must_use]
+    pub fn per_request(&self) -> Option<f64> {
+        (self.requests > 0).then(|| self.misses / self.requests as f64)
+    }
+}
+
+impl Trio {
+    /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`; with `background`, scan
+    /// also runs the light task.
+    ///
+    /// # Errors
+    ///
+    /// Why one did not come up, or `stop` was set; nothing is left running.
+    pub fn boot(program: &Path, background: bool, stop: &AtomicBool) -> anyhow::Result<Self> {
+        let servers = SERVERS.iter().map(|&(name, serves)| {
+            let task = if background && name == "demo-scan" {
+                BACKGROUND
+            } else {
+                ""
+            };
+            Server::boot(program, name, &format!("{serves}{task}"))
+                .with_context(|| format!("VM {name} does not start"))
+        });
+        let mut trio = Self {
+            servers: servers.collect::<anyhow::Result<_>>()?,
+        };
+        let deadline = Instant::now() + READY_MAX;
+        while !trio.servers.iter().all(|server| server.serves) {
+            ensure!(
+                Instant::now() < deadline,
+                "the VMs do not serve after {READY_MAX:?}"
+            );
+            trio.pass(POLL, stop)?;
+        }
+        let own_mib = BASELINE_MIB - CACHE_MIB;
+        trio.hold(&[(own_mib << 20, CACHE_MIB << 20); 3], stop)?;
+        Ok(trio)
+    }
+
+    /// Lets time pass, and hears what the servers tell meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If a server gave up, ended or read what it had not written, or `stop` was set.
+    pub fn pass(&mut self, time: Duration, stop: &AtomicBool) -> anyhow::Result<()> {
+        let end = Instant::now() + time;
+        loop {
+            for server in &mut self.servers {
+                server.hear()?;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            ensure!(!stop.load(Ordering::Relaxed), "stopped");
+            thread::sleep(left.min(POLL));
+        }
+    }
+
+    /// Measures for a time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`pass`](Self::pass), and if a disk's daemon does not answer.
+    pub fn measure(&mut self, time: Duration, stop: &AtomicBool) -> anyhow::Result<Vec<Counted>> {
+        let begin = Instant::now();
+        let before = self.disks()?;
+        self.pass(time, stop)?;
+        let after = self.disks()?;
+        let counted = self.servers.iter().zip(before.iter().zip(&after));
+        counted
+            .map(|(server, (before, after))| server.counted(begin, before, after))
+            .collect()
+    }
+
+    /// Gives each server so many bytes of its own and in its cache, one pair for each, and waits until that is so. What shrinks goes first.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`pass`](Self::pass), and if a guest does not follow; the others then have what they were given.
+    pub fn hold(&mut self, holdings: &[(u64, u64)], stop: &AtomicBool) -> anyhow::Result<()> {
+        for shrinking in [true, false] {
+            for (server, &(direct, cache)) in self.servers.iter_mut().zip(holdings) {
+                if (server.direct_bytes()? > direct) == shrinking {
+                    server.guest.qmp()?.set_balloon(direct)?;
+                }
+                let has = disk_admin::stat(&server.admin(), ANSWER_MAX)?.cache_bytes;
+                if has != cache && (has > cache) == shrinking {
+                    disk_admin::resize(&server.admin(), cache, ANSWER_MAX)?;
+                }
+            }
+            let deadline = Instant::now() + BALLOON_MAX;
+            for (index, &(direct, _)) in holdings.iter().enumerate() {
+                loop {
+                    let has = self.servers[index].direct_bytes()?;
+                    let follows = if shrinking {
+                        has > direct + NEAR_BYTES
+                    } else {
+                        has.abs_diff(direct) > NEAR_BYTES
+                    };
+                    if !follows {
+                        break;
+                    }
+                    ensure!(
+                        Instant::now() < deadline,
+                        "VM {} has {} MiB and does not follow its balloon to {}",
+                        self.servers[index].name,
+                        has >> 20,
+                        direct >> 20
+                    );
+                    self.pass(POLL, stop)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the disks' daemons count.
+    ///
+    /// # Errors
+    ///
+    /// If one does not answer.
+    pub fn disks(&self) -> anyhow::Result<Vec<DiskStat>> {
+        self.servers.iter().map(Server::disk).collect()
+    }
+}
+
+impl Server {
+    fn boot(program: &Path, name: &'static str, serves: &str) -> anyhow::Result<Self> {
+        let mut setup = Setup::new(&format!("--cache {CACHE_MIB}M"), "");
+        setup.image_mib = 384;
+        setup.memory_mib = RAM_MIB;
+        let disk = DiskGuest::prepare(program, &setup)?;
+        let mut config = GuestConfig::new(
+            name,
+            // Twice the usual slots: an emulated guest may evict many pages before its host gets to run.
+            &format!("workload=disk-serve module=copy module.slots=1024 mglru=0 {serves}"),
+        );
+        config.kernel = setup.kernel;
+        config.memory_mib = RAM_MIB;
+        config.balloon = true;
+        for socket in ["disk.sock", "control.sock"] {
+            let disk = GuestDisk::vhost_user(disk.folder().join(socket));
+            config.disks.push(disk);
+        }
+        let image = GuestImage::for_guest(&config)?;
+        Ok(Self {
+            name,
+            guest: Guest::start(&image, &config)?,
+            disk,
+            told: Vec::new(),
+            serves: false,
+        })
+    }
+
+    /// Its QEMU process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.guest.pid()
+    }
+
+    /// What runs its instructions.
+    #[must_use]
+    pub fn accelerator(&self) -> String {
+        self.guest.detection().accelerator.to_string()
+    }
+
+    /// The admin socket of its disk's daemon.
+    #[must_use]
+    pub fn admin(&self) -> PathBuf {
+        self.disk.folder().join("admin.sock")
+    }
+
+    /// What its disk's daemon counts.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn disk(&self) -> anyhow::Result<DiskStat> {
+        Ok(disk_admin::stat(&self.admin(), ANSWER_MAX)?)
+    }
+
+    /// Memory of its own: RAM less balloon.
+    ///
+    /// # Errors
+    ///
+    /// If its monitor does not answer.
+    pub fn direct_bytes(&mut self) -> anyhow::Result<u64> {
+        Ok(self.guest.qmp()?.balloon_actual_bytes()?)
+    }
+
+    /// Takes what it has told.
+    fn hear(&mut self) -> anyhow::Result<()> {
+        while let Some(line) = self.guest.next_line(Duration::ZERO)? {
+            match line.event {
+                Some(ConsoleEvent::Phase { name, .. }) if name == "measured" => self.serves = true,
+                Some(ConsoleEvent::Result { name, fields }) if name == "serve" => {
+                    let wrong = number(&fields, "mismatches")?;
+                    ensure!(wrong == 0, "VM {} read {wrong} wrong blocks", self.name);
+                    self.told.push((line.at, fields));
+                }
+                Some(ConsoleEvent::Error { message }) => {
+                    bail!("VM {} gave up: {message}", self.name)
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What it told in lines that lie whole after `begin`.
+    fn counted(
+        &self,
+        begin: Instant,
+        before: &DiskStat,
+        after: &DiskStat,
+    ) -> anyhow::Result<Counted> {
+        let (mut requests, mut sectors) = (0, 0);
+        for (at, fields) in &self.told {
+            let length = Duration::from_millis(number(fields, "ms")?);
+            if at.checked_sub(length).is_some_and(|from| from >= begin) {
+                requests += number(fields, "requests")?;
+                sectors += number(fields, "disk_read_sectors")?;
+            }
+        }
+        let reads = after.read_blocks.saturating_sub(before.read_blocks);
+        let hits = after.hits.saturating_sub(before.hits);
+        let missed = if reads == 0 {
+            1.0
+        } else {
+            1.0 - hits as f64 / reads as f64
+        };
+        Ok(Counted {
+            requests,
+            misses: sectors as f64 / 8.0 * missed,
+        })
+    }
+}
+
+fn number(fields: &Fields, key: &str) -> anyhow::Result<u64> {
+    let text = fields
+        .get(key)
+        .with_context(|| format!("a server told of no {key}"))?;
+    text.parse().with_context(|| format!("{key}={text}"))
+}

@@ -1,0 +1,99 @@
+//! A daemon that moves memory by curves from traps.
+
+use plimsoll_api::decision::{By, Kind, State};
+use plimsoll_api::request::Choice;
+
+use crate::rig::{Daemon, MIB, Machine, Place, alone, with_balloon};
+
+/// The guest that has less than its rule says is raised to it; the other one, which needs little, gives.
+const RULES: &str = "
+    mode = \"act\"
+    [policy]
+    cooldown = \"5s\"
+    [[vm]]
+    name = \"poor\"
+    min = \"208M\"
+    [[vm]]
+    name = \"rich\"
+    max_loss = \"25%\"
+";
+
+fn sizes(daemon: &Daemon<'_>) -> (u64, u64) {
+    (
+        daemon.vm("rich").direct_bytes / MIB,
+        daemon.vm("poor").direct_bytes / MIB,
+    )
+}
+
+#[test]
+fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
+    alone(|| {
+        let [mut rich, mut poor] = Machine::boot([
+            with_balloon("rich", 256, "workload=zipf mib=16"),
+            with_balloon("poor", 256, "workload=zipf mib=32"),
+        ]);
+        poor.balloon_to(128);
+        let place = Place::new();
+        let daemon = place.start(RULES);
+        let moved = daemon.until_state(State::Kept);
+        assert_eq!((moved.kind, moved.by), (Kind::Divide, By::Daemon));
+        assert_eq!(sizes(&daemon), (176, 208));
+        let host = daemon.host();
+        assert_eq!(host.memory.divided_bytes, 384 * MIB);
+        assert!(
+            daemon.vm("rich").promise_bytes <= Some(176 * MIB),
+            "{host:#?}"
+        );
+        assert!(daemon.client().replay(moved.id).unwrap().agrees);
+
+        let taken = daemon
+            .client()
+            .roll_back(Choice {
+                decision: Some(moved.id),
+            })
+            .unwrap();
+        assert_eq!((taken.kind, taken.by), (Kind::Rollback, By::Operator));
+        daemon.until_decision("the end of a rollback", |decision| {
+            decision.id == taken.id && decision.state == State::Kept
+        });
+        daemon.client().pause().unwrap();
+        assert_eq!(sizes(&daemon), (256, 128));
+        let decision = daemon.client().decision(moved.id).unwrap();
+        assert_eq!(decision.taken_back_by, Some(taken.id));
+
+        // Beyond the cooldown only the pause holds it.
+        daemon.pass_turns(8);
+        assert_eq!(sizes(&daemon), (256, 128));
+        assert_eq!(daemon.decisions()[0].id, taken.id);
+        daemon.client().resume().unwrap();
+        daemon.until_decision("the same division again", |decision| {
+            decision.kind == Kind::Divide && decision.id > taken.id && decision.state == State::Kept
+        });
+        assert_eq!(sizes(&daemon), (176, 208));
+        rich.assert_goes_on();
+        poor.assert_goes_on();
+
+        // All of it is known to the next daemon.
+        let (status, took) = daemon.end_by("TERM");
+        assert_eq!(status.code(), Some(0));
+        println!("ended in {took:?}");
+        let daemon = place.start("");
+        let kinds: Vec<_> = daemon.decisions().iter().map(|known| known.kind).collect();
+        assert!(
+            kinds.ends_with(&[Kind::Divide, Kind::Rollback, Kind::Divide]),
+            "{kinds:?}"
+        );
+        let past = daemon.client().history("rich", None, None, None).unwrap();
+        for size in [256, 176] {
+            let had = |bytes| {
+                past.samples
+                    .iter()
+                    .any(|sample| sample.direct_bytes == bytes)
+            };
+            assert!(had(size * MIB), "{size}: {past:?}");
+        }
+        let rich = daemon.vm("rich");
+        assert_eq!(rich.direct_bytes, 176 * MIB);
+        assert_eq!(rich.settings.baseline_bytes, 256 * MIB);
+    });
+}

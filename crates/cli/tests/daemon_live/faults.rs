@@ -1,0 +1,190 @@
+//! Guests and monitors that do not do as they are told, and ends in the middle of a move.
+
+use std::time::Duration;
+
+use plimsoll_api::decision::{Decision, State, Step};
+use plimsoll_vm::{GuestConfig, GuestImage, Qmp};
+
+use crate::rig::{Daemon, MIB, Machine, PATIENCE, Place, alone, signal, wait, with_balloon};
+
+/// `poor` is to be raised by more than `rich` can give: its array and its kernel need 160 MiB and more.
+fn rules(patience: &str) -> String {
+    format!(
+        "mode = \"act\"
+        total = \"336M\"
+        [policy]
+        cooldown = \"1s\"
+        [balloon]
+        patience = \"{patience}\"
+        [[vm]]
+        name = \"poor\"
+        min = \"224M\"
+        [[vm]]
+        name = \"rich\"
+        max_loss = 10
+        min = \"64M\"
+    "
+    )
+}
+
+fn step<'a>(decision: &'a Decision, vm: &str) -> &'a Step {
+    decision.steps.iter().find(|step| step.vm == vm).unwrap()
+}
+
+/// Waits until a division is under way, and `rich` has given all it can.
+fn until_it_hangs(daemon: &Daemon<'_>) -> Decision {
+    daemon.until_decision("a move that hangs", |decision| {
+        let gives = |step: &&Step| step.vm == "rich";
+        let rich = decision.steps.iter().find(gives);
+        decision.state == State::Moving
+            && rich.is_some_and(|rich| rich.now.direct_bytes < 180 * MIB)
+    })
+}
+
+#[test]
+fn whatever_happens_in_a_move_no_memory_is_given_twice() {
+    alone(|| {
+        let [mut rich, mut poor] = Machine::boot([
+            with_balloon("rich", 224, "workload=uniform mib=96"),
+            with_balloon("poor", 256, "workload=zipf mib=16"),
+        ]);
+        poor.balloon_to(112);
+        let place = Place::new();
+
+        // Another client has the monitor.
+        let monitor = rich.guest.vm().unwrap().qmp_socket.unwrap();
+        let other = Qmp::connect(&monitor, PATIENCE).unwrap();
+        let daemon = place.start(&rules("12s"));
+        daemon.until("curves", |host| {
+            host.vms.len() == 2 && host.vms.iter().all(|vm| vm.references > 1000)
+        });
+        let host = daemon.pass_turns(3);
+        let warned = |word: &str| host.warnings.iter().any(|warning| warning.contains(word));
+        assert!(warned("the balloon of VM rich"), "{:?}", host.warnings);
+        assert!(warned("memory cannot be divided"), "{:?}", host.warnings);
+        assert!(daemon.decisions().is_empty());
+        drop(other);
+
+        // The whole VM stands still in the middle, and goes on.
+        let hanging = until_it_hangs(&daemon);
+        signal(rich.guest.pid(), "STOP");
+        let turn = daemon.host().turn;
+        let host = daemon.until("turns beside a VM that hangs", |host| host.turn >= turn + 2);
+        let warned = |word: &str| host.warnings.iter().any(|warning| warning.contains(word));
+        assert!(warned("rich: "), "{:?}", host.warnings);
+        signal(rich.guest.pid(), "CONT");
+
+        // It cannot give all of it: what it gave is poor's, the rest stays where it is.
+        let partly = daemon.until_state(State::Partly);
+        assert_eq!(partly.id, hanging.id);
+        daemon.client().pause().unwrap();
+        let (gave, got) = (step(&partly, "rich"), step(&partly, "poor"));
+        assert_eq!(gave.state, "stuck", "{partly:#?}");
+        let why = gave.error.as_deref().unwrap_or_default();
+        assert!(why.contains("its balloon stands still for"), "{why}");
+        daemon.until_logged("its balloon stands still for");
+        assert!(gave.now.direct_bytes > 128 * MIB && got.now.direct_bytes < 208 * MIB);
+        // It was told to stay where it is.
+        let vm = daemon.vm("rich");
+        let target = vm.balloon.unwrap().target_bytes.unwrap();
+        assert!(
+            target.abs_diff(vm.direct_bytes) <= MIB,
+            "{target} for {}",
+            vm.direct_bytes
+        );
+        rich.assert_goes_on();
+
+        // Ended in the middle.
+        daemon.client().resume().unwrap();
+        daemon.end_by("TERM");
+        let daemon = place.start(&rules("1h"));
+        let hanging = until_it_hangs(&daemon);
+        let (status, took) = daemon.end_by("TERM");
+        assert_eq!(status.code(), Some(0));
+        println!("ended in {took:?} in the middle of a move");
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        let daemon = place.start("total = \"336M\"\n");
+        let stopped = daemon.client().decision(hanging.id).unwrap();
+        assert_eq!(stopped.state, State::Stopped);
+        assert!(
+            stopped
+                .reason
+                .contains("was shut down; what was moved stays")
+        );
+        daemon.until("both", |host| host.vms.len() == 2);
+        daemon.end_by("TERM");
+
+        // Killed in the middle: its successor says so.
+        let daemon = place.start(&rules("1h"));
+        let hanging = until_it_hangs(&daemon);
+        daemon.end_by("KILL");
+        let daemon = place.start(&rules("1h"));
+        daemon.until_logged("a move was under way when the daemon ended; what was moved stays");
+        let stopped = daemon.client().decision(hanging.id).unwrap();
+        assert_eq!(stopped.state, State::Stopped);
+
+        // One VM dies in the middle: what it had goes to the other.
+        let hanging = until_it_hangs(&daemon);
+        rich.guest.kill();
+        let ended = daemon.until_decision("the end of a move", |decision| {
+            decision.id == hanging.id && decision.state.has_ended()
+        });
+        assert_eq!(step(&ended, "rich").state, "gone", "{ended:#?}");
+        assert_eq!(step(&ended, "poor").state, "done", "{ended:#?}");
+        assert_eq!(ended.state, State::Partly);
+        daemon.until_logged("it ended; its memory is free");
+        assert_eq!(daemon.vm("poor").direct_bytes, 224 * MIB);
+        poor.assert_goes_on();
+    });
+}
+
+#[test]
+fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
+    alone(|| {
+        // The plain image has no modules, so no driver.
+        let image = GuestImage::locate().unwrap();
+        let workload = "workload=zipf mib=32";
+        let mut deaf = Machine::start(&image, &with_balloon("deaf", 128, workload));
+        let mut fixed = Machine::start(
+            &image,
+            &GuestConfig {
+                memory_mib: 128,
+                ..GuestConfig::new("fixed", workload)
+            },
+        );
+        deaf.until_populated();
+        fixed.until_populated();
+        let place = Place::new();
+        let daemon = place.start(
+            "mode = \"act\"\n[policy]\ncooldown = \"1s\"\n[[vm]]\nname = \"*\"\nmin = \"64M\"\nmax_loss = 10\n\
+             baseline = \"96M\"\n",
+        );
+        let client = daemon.client();
+        let host = wait("curves", || {
+            let host = client.host().unwrap();
+            let known = host.vms.iter().all(|vm| vm.references > 1000);
+            (host.vms.len() == 2 && known && host.turn > 8).then_some(host)
+        });
+        // They have more than is to be divided, and it stays theirs.
+        assert_eq!(host.memory.divided_bytes, 192 * MIB);
+        assert_eq!(host.memory.vms_direct_bytes, 256 * MIB);
+        assert_eq!(host.memory.spare_bytes, 0);
+        assert!(
+            host.warnings
+                .iter()
+                .any(|warning| warning.contains("memory cannot be divided")),
+            "{:?}",
+            host.warnings
+        );
+        let state = |name: &str| {
+            let vm = host.vms.iter().find(|vm| vm.vm == name).unwrap();
+            vm.balloon.as_ref().map(|balloon| balloon.state.clone())
+        };
+        assert_eq!(state("deaf").as_deref(), Some("absent"));
+        assert_eq!(state("fixed"), None);
+        assert!(daemon.decisions().is_empty());
+        assert_eq!(host.moving, None);
+        deaf.assert_goes_on();
+        fixed.assert_goes_on();
+    });
+}

@@ -1,0 +1,294 @@
+//! A daemon of this test's own: it speaks the API over a Unix socket and remembers what it was asked.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use plimsoll_api::SCHEMA;
+use plimsoll_api::answer::{Done, VmsView};
+use plimsoll_api::decision::{Decision, DecisionsView, State};
+use plimsoll_api::plan::{PlanJson, PolicyJson, ReasonJson, SearchJson, TargetJson};
+use plimsoll_api::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
+use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::host;
+use super::program::ran;
+
+/// How it behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// Does what it is asked.
+    Willing,
+    /// Only shows.
+    ReadOnly,
+    /// Refuses all changes by a guarantee.
+    Strict,
+    /// Carries moves out in part.
+    Clumsy,
+    /// Never ends a move.
+    Slow,
+    /// Answers what no program understands.
+    Mad,
+}
+
+/// What it was asked, and how often a decision was looked at.
+#[derive(Debug, Default)]
+struct Seen {
+    requests: Vec<String>,
+    looks: u32,
+}
+
+/// The server; it ends with the process.
+pub struct Server {
+    folder: TempDir,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Server {
+    pub fn new(manner: Manner) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let shared = Arc::clone(&seen);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                serve(stream.unwrap(), manner, &shared);
+            }
+        });
+        Self { folder, seen }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// The program with a verb, speaking to this server.
+    pub fn verb(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.args(words).arg("--socket").arg(self.socket());
+        command.env("TZ", "UTC");
+        command
+    }
+
+    /// Runs a verb that must succeed in silence, and returns what it wrote.
+    pub fn text(&self, words: &[&str]) -> String {
+        let (code, text, complaint) = ran(&mut self.verb(words));
+        assert_eq!((code, &*complaint), (Some(0), ""), "{words:?}");
+        text
+    }
+
+    /// What it was asked, method, path and body, without looks.
+    pub fn changes(&self) -> Vec<String> {
+        let seen = self.seen.lock().unwrap();
+        let changes = seen.requests.iter().filter(|line| !line.starts_with("GET"));
+        changes.cloned().collect()
+    }
+}
+
+fn serve(stream: UnixStream, manner: Manner, seen: &Mutex<Seen>) {
+    let mut reader = BufReader::new(stream);
+    let (mut request, mut body_bytes) = (String::new(), 0);
+    // Who only looks whether somebody is there asks nothing.
+    if reader.read_line(&mut request).unwrap_or(0) == 0 {
+        return;
+    }
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).unwrap();
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some(length) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+            body_bytes = length.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; body_bytes];
+    reader.read_exact(&mut body).unwrap();
+    let body = String::from_utf8(body).unwrap();
+    let mut words = request.split(' ');
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let looks = {
+        let mut seen = seen.lock().unwrap();
+        seen.requests.push(format!("{method} {path} {body}"));
+        seen.looks += u32::from(path.starts_with("/v1/decisions/"));
+        seen.looks
+    };
+    let (status, answer) = match manner {
+        Manner::Mad => (200, "\u{1b}[2J is no JSON".to_owned()),
+        _ => answer(method, path, &body, manner, looks),
+    };
+    let text = format!(
+        "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{answer}",
+        answer.len()
+    );
+    // The client may have had enough.
+    let _ = reader.into_inner().write_all(text.as_bytes());
+}
+
+type Answer = (u16, String);
+
+fn ok(value: impl Serialize) -> Answer {
+    (200, serde_json::to_string(&value).unwrap())
+}
+
+fn refused(kind: RefusalKind, message: &str) -> Answer {
+    let refusal = Refusal {
+        schema: SCHEMA,
+        kind,
+        message: message.to_owned(),
+    };
+    (kind.status(), serde_json::to_string(&refusal).unwrap())
+}
+
+fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> Answer {
+    match (method, manner) {
+        ("GET", _) | (_, Manner::Willing | Manner::Clumsy | Manner::Slow) => {}
+        (_, Manner::Strict) => {
+            let why = "web would miss 1.40 of what it was promised\u{1b}[2J; nothing was moved";
+            return refused(RefusalKind::Guarantee, why);
+        }
+        _ => return refused(RefusalKind::ReadOnly, "this socket only shows"),
+    }
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
+    match (method, &parts[..]) {
+        ("GET", ["v1", "host"]) => ok(host::host()),
+        ("GET", ["v1", "vms"]) => ok(VmsView {
+            schema: SCHEMA,
+            vms: host::host().vms,
+        }),
+        ("GET", ["v1", "whatif"]) => host_what_if(query),
+        ("GET", ["v1", "decisions"]) => ok(DecisionsView {
+            schema: SCHEMA,
+            decisions: host::decisions(),
+        }),
+        ("GET", ["v1", "decisions", _]) => ok(decision(match (manner, looks) {
+            (Manner::Slow, _) | (_, ..2) => State::Checking,
+            (Manner::Clumsy, _) => State::Partly,
+            _ => State::Kept,
+        })),
+        ("POST", ["v1", "apply" | "rollback"]) => ok(decision(State::Moving)),
+        ("POST", ["v1", "pause" | "resume"]) => ok(Done { schema: SCHEMA }),
+        (_, ["v1", "vms", vm, rest @ ..]) => {
+            let vm = percent_encoding::percent_decode_str(vm)
+                .decode_utf8()
+                .unwrap();
+            of_vm(method, &vm, rest, query, body)
+        }
+        _ => refused(RefusalKind::NotFound, "no such page"),
+    }
+}
+
+/// Decision 12 as it is being carried out; in the end mail's part of it fails if it is done in part.
+fn decision(state: State) -> Decision {
+    let mut decision = host::decisions().remove(1);
+    if !state.has_ended() {
+        decision.ended_unix_ms = None;
+        decision.checks.clear();
+    }
+    if state == State::Partly {
+        let step = &mut decision.steps[0];
+        step.now = step.from;
+        step.state = "stuck".to_owned();
+        step.error = Some("its balloon does not follow\u{1b}[2J; it keeps what it has".to_owned());
+    }
+    decision.state = state;
+    decision
+}
+
+fn host_what_if(query: &str) -> Answer {
+    let lose_bytes: i64 = query.strip_prefix("lose_bytes=").unwrap().parse().unwrap();
+    let short = u64::try_from(lose_bytes).is_ok_and(|bytes| bytes > 120 * host::MIB);
+    ok(HostWhatIf {
+        schema: SCHEMA,
+        lose_bytes,
+        plan: (!short).then(plan),
+        refusal: short.then(|| "the promises need 136 MiB more than there would be".to_owned()),
+    })
+}
+
+fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> Answer {
+    let Some(mut view) = host::vm(name) else {
+        return refused(RefusalKind::NotFound, "no such VM");
+    };
+    match (method, rest) {
+        ("GET", []) => ok(view),
+        ("GET", ["history"]) => ok(host::history(name)),
+        ("GET", ["heatmap"]) if view.curve.is_none() => refused(
+            RefusalKind::NotFound,
+            "it is not traced, so nobody knows where it is busy",
+        ),
+        ("GET", ["heatmap"]) => ok(host::heatmap(name)),
+        ("GET", ["explain"]) => {
+            let mut decisions = host::decisions();
+            decisions.retain(|decision| decision.steps.iter().any(|step| step.vm == name));
+            ok(DecisionsView {
+                schema: SCHEMA,
+                decisions,
+            })
+        }
+        ("GET", ["whatif"]) => {
+            let size_then = query.strip_prefix("size_bytes=").unwrap().parse().unwrap();
+            ok(VmWhatIf {
+                schema: SCHEMA,
+                vm: name.to_owned(),
+                size_bytes: view.summary.size_bytes,
+                size_then_bytes: size_then,
+                relative: view.summary.relative,
+                relative_then: Some(RelativeView {
+                    expected: 1.2,
+                    low: 1.1,
+                    high: 1.24,
+                }),
+                standing_then: Standing::Tight,
+                why: "its promise would just be kept".to_owned(),
+            })
+        }
+        ("PATCH", []) => {
+            let change: SettingsChange = serde_json::from_str(body).unwrap();
+            let settings = &mut view.summary.settings;
+            settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
+            settings.max_loss = change.max_loss.unwrap_or(settings.max_loss);
+            settings.managed = change.managed.unwrap_or(settings.managed);
+            ok(view.summary)
+        }
+        _ => refused(RefusalKind::NotFound, "no such page"),
+    }
+}
+
+/// How the host would be divided with less.
+fn plan() -> PlanJson {
+    let target = |vm: &VmSummary| TargetJson {
+        vm: vm.vm.clone(),
+        baseline_bytes: vm.settings.baseline_bytes,
+        current_bytes: vm.size_bytes,
+        target_bytes: vm.promise_bytes.unwrap_or(vm.size_bytes),
+        max_loss: vm.settings.max_loss,
+        relative_now: vm.relative,
+        relative: vm.relative,
+        reason: match vm.standing {
+            Standing::Safe => ReasonJson::GivesToItsBound,
+            Standing::Unknown => ReasonJson::Unknown,
+            Standing::Tight | Standing::Violating => ReasonJson::Kept,
+        },
+    };
+    PlanJson {
+        schema: SCHEMA,
+        policy: PolicyJson::Isolated {
+            search: SearchJson::Auto,
+        },
+        search: Some(SearchJson::Optimal),
+        total_bytes: 1416 * host::MIB,
+        targets: host::host().vms.iter().map(target).collect(),
+        geometric_mean: 1.08,
+        geometric_mean_now: 1.0,
+        gap: Some(0.0),
+        spare_bytes: 128 * host::MIB,
+        held: None,
+    }
+}

@@ -1,0 +1,176 @@
+//! Whether a move kept what it promised: measured misses beside predicted ones.
+
+use plimsoll_api::decision::{Check, Verdict};
+use plimsoll_api::vm::RelativeView;
+
+use crate::vm::Counted;
+
+/// References, or misses where references are not counted, below which nothing is said.
+const COUNT_MIN: u64 = 50;
+/// Standard errors that a measure must be above its bound to count as broken.
+const CERTAIN: f64 = 2.0;
+
+/// What a VM was promised and predicted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Promise {
+    /// The VM.
+    pub vm: String,
+    /// Misses at its new size over those at the baseline.
+    pub predicted: Option<RelativeView>,
+    /// The same at its size before.
+    pub before: Option<f64>,
+    /// Predicted share of references that miss at the baseline; not below the rules' least.
+    pub baseline_ratio: f64,
+    /// Least miss ratio told from none.
+    pub ratio_min: f64,
+    /// Most rise over the baseline.
+    pub max_loss: f64,
+}
+
+/// Judges what was counted after a move, beside what was counted `before` it.
+///
+/// Where references are counted, misses over references are set against the curve's ratio at the baseline. Where they are not,
+/// the misses' rate is set against the rate before the move, which is taken to be what the curve said of the old size: a VM
+/// that does other work than before is then judged by that. `tolerance` is how far above its bound a VM may be.
+#[must_use]
+pub fn judge(
+    promise: &Promise,
+    before: Option<Counted>,
+    after: Option<Counted>,
+    tolerance: f64,
+) -> Check {
+    let bound = 1.0 + promise.max_loss;
+    let check = |measured, by: &str, verdict, why: String| Check {
+        vm: promise.vm.clone(),
+        predicted: promise.predicted,
+        measured,
+        by: by.to_owned(),
+        bound,
+        verdict,
+        why,
+    };
+    let Some(after) = after.filter(|after| after.seconds > 0.0) else {
+        let why = "nothing counts its misses";
+        return check(None, "nothing", Verdict::Unknown, why.to_owned());
+    };
+    let by = after.by;
+    let measured = match (after.references, before) {
+        (Some(references), _) => {
+            if references < COUNT_MIN {
+                let why = format!(
+                    "only {references} references came in {:.0} s",
+                    after.seconds
+                );
+                return check(None, by, Verdict::Unknown, why);
+            }
+            let ratio = after.misses as f64 / references as f64;
+            let error = (ratio * (1.0 - ratio) / references as f64).sqrt();
+            let of_baseline = |ratio: f64| ratio.max(promise.ratio_min) / promise.baseline_ratio;
+            (of_baseline(ratio), of_baseline(ratio - CERTAIN * error))
+        }
+        (None, Some(before)) if before.seconds > 0.0 && before.misses >= COUNT_MIN => {
+            let old = before.misses as f64 / before.seconds;
+            let new = after.misses as f64 / after.seconds;
+            let factor = promise.before.unwrap_or(1.0) / old;
+            let error = (after.misses as f64).sqrt() / after.seconds;
+            (new * factor, (new - CERTAIN * error) * factor)
+        }
+        (None, _) if after.misses < COUNT_MIN => {
+            let why = format!("it missed {} times in {:.0} s", after.misses, after.seconds);
+            return check(None, by, Verdict::Kept, why);
+        }
+        (None, _) => {
+            let why = format!(
+                "it missed {} times in {:.0} s, and too little is known of the time before the move",
+                after.misses, after.seconds
+            );
+            return check(None, by, Verdict::Unknown, why);
+        }
+    };
+    let (value, surely) = measured;
+    if surely > bound + tolerance {
+        let why = format!(
+            "measured {value:.2} of the misses at its baseline, promised {bound:.2} at most"
+        );
+        check(Some(value), by, Verdict::Broken, why)
+    } else {
+        let why = format!("measured {value:.2} of the misses at its baseline, within {bound:.2}");
+        let why = if value > bound {
+            format!(
+                "measured {value:.2} of the misses at its baseline: above {bound:.2}, but within the tolerance or too few to be sure"
+            )
+        } else {
+            why
+        };
+        check(Some(value), by, Verdict::Kept, why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn promise() -> Promise {
+        Promise {
+            vm: "web".to_owned(),
+            predicted: None,
+            before: Some(1.0),
+            baseline_ratio: 0.2,
+            ratio_min: 0.001,
+            max_loss: 0.25,
+        }
+    }
+
+    fn counted(misses: u64, references: Option<u64>, seconds: f64) -> Option<Counted> {
+        Some(Counted {
+            misses,
+            references,
+            seconds,
+            by: "a count",
+        })
+    }
+
+    #[test]
+    fn a_miss_ratio_is_set_against_that_at_the_baseline() {
+        // 0.2 at the baseline: 0.24 is 1.2 times as much, 0.30 is 1.5 times.
+        let verdict = |misses| {
+            let check = judge(&promise(), None, counted(misses, Some(10_000), 10.0), 0.03);
+            (check.verdict, (check.measured.unwrap() * 100.0).round())
+        };
+        assert_eq!(verdict(2400), (Verdict::Kept, 120.0));
+        assert_eq!(verdict(3000), (Verdict::Broken, 150.0));
+        // Above the bound, but not by more than the tolerance.
+        assert_eq!(verdict(2550), (Verdict::Kept, 128.0));
+    }
+
+    #[test]
+    fn few_references_accuse_nobody() {
+        let check = judge(&promise(), None, counted(18, Some(60), 10.0), 0.0);
+        // 0.3 of 60 may as well be 0.18.
+        assert_eq!(check.verdict, Verdict::Kept);
+        let check = judge(&promise(), None, counted(40, Some(40), 10.0), 0.0);
+        assert_eq!((check.verdict, check.measured), (Verdict::Unknown, None));
+        let check = judge(&promise(), None, None, 0.0);
+        assert_eq!(check.verdict, Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_rate_is_set_against_the_rate_before() {
+        let before = counted(1000, None, 10.0);
+        let verdict = |misses| judge(&promise(), before, counted(misses, None, 10.0), 0.03).verdict;
+        assert_eq!(verdict(1200), Verdict::Kept);
+        assert_eq!(verdict(2000), Verdict::Broken);
+        // It began at half of its baseline's misses, so it may double them and more.
+        let half = Promise {
+            before: Some(0.5),
+            ..promise()
+        };
+        let check = judge(&half, before, counted(2000, None, 10.0), 0.03);
+        assert_eq!((check.verdict, check.measured), (Verdict::Kept, Some(1.0)));
+        // Nearly no misses before: few after are no harm, many are not understood.
+        let idle = counted(3, None, 10.0);
+        let verdict = |misses| judge(&promise(), idle, counted(misses, None, 10.0), 0.03).verdict;
+        assert_eq!(verdict(20), Verdict::Kept);
+        assert_eq!(verdict(500), Verdict::Unknown);
+    }
+}

@@ -1,0 +1,451 @@
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::source::File;
+use super::*;
+
+/// Every key, as it is shipped.
+const EXAMPLE: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../packaging/plimsoll.toml"
+));
+
+fn read(text: &str) -> Result<Config, ConfigError> {
+    keys::read(&[File::new(Path::new("p.toml"), text.to_owned())])
+}
+
+fn refusal(text: &str) -> String {
+    read(text).unwrap_err().to_string()
+}
+
+/// The shipped example with its defaults switched on, but for its rules.
+fn example_in_force() -> String {
+    let lines = EXAMPLE.lines().take_while(|line| !line.contains("[[vm]]"));
+    let lines = lines.map(|line| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|letter: char| letter.is_ascii_lowercase()) => rest,
+        _ => line,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_shipped_example_holds_the_defaults() {
+    assert_eq!(read(EXAMPLE).unwrap(), Config::default());
+    let in_force = example_in_force();
+    assert_eq!(read(&in_force).unwrap(), Config::default());
+    let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
+    assert_eq!(keys, 39, "{in_force}");
+}
+
+#[test]
+fn every_key_is_taken() {
+    let config = read(
+        r#"
+        mode = "act"
+        turn_interval = "10s"
+        total = "64G"
+        [policy]
+        name = "isolated"
+        search = "annealing"
+        seed = 7
+        unit = "8M"
+        step = "256M"
+        gain_min = 0.05
+        cooldown = "1m"
+        [check]
+        after = "90s"
+        tolerance = "1/20"
+        [balloon]
+        patience = "1m"
+        [curves]
+        from = "caches"
+        direct = "30%"
+        trace_for = "20m"
+        keep = false
+        every = "12h"
+        [trace]
+        enabled = false
+        program = "/opt/plimsoll"
+        period = "500ms"
+        budget = "2%"
+        window = "1m"
+        [history]
+        file = "none"
+        size_max = 33554432
+        keep = "24h"
+        [serve]
+        socket = "/run/a"
+        group = "plimsoll"
+        read_only_socket = "none"
+        read_only_group = "plimsoll-ro"
+        [tcp]
+        listen = "[::1]:7373"
+        token_file = "/etc/token"
+        certificate = "/etc/chain.pem"
+        key = "/etc/key.pem"
+        client_ca = "/etc/ca.pem"
+        read_only = true
+        [libvirt]
+        uri = "qemu:///system"
+        [store]
+        socket = "/run/hcache"
+        [[vm]]
+        name = "web-*"
+        managed = false
+        min = "1G"
+        max = "2G"
+        baseline = "1.5G"
+        shares = 3
+        max_loss = "25%"
+        self_balloon = true
+        disk_admin = "/run/web"
+        "#,
+    )
+    .unwrap();
+    let expected = Config {
+        mode: Mode::Act,
+        turn_interval: Duration::from_secs(10),
+        total_bytes: Some(64 << 30),
+        policy: Policy::Isolated(Search::Annealing { seed: 7 }),
+        unit_bytes: 8 << 20,
+        step_bytes: Some(256 << 20),
+        gain_min: 0.05,
+        cooldown: Duration::from_mins(1),
+        check_after: Duration::from_secs(90),
+        tolerance: 0.05,
+        balloon_patience: Duration::from_mins(1),
+        workflow: Workflow::Cache {
+            direct_ratio: 0.3,
+            trace_for: Duration::from_mins(20),
+            keep: false,
+            every: Duration::from_hours(12),
+        },
+        trace: TraceSettings {
+            enabled: false,
+            program: Some("/opt/plimsoll".into()),
+            period: Duration::from_millis(500),
+            budget: 0.02,
+            window: Duration::from_mins(1),
+        },
+        history: None,
+        history_bytes_max: 32 << 20,
+        history_keep: Duration::from_hours(24),
+        serve: ServeSettings {
+            socket: "/run/a".into(),
+            group: Some("plimsoll".into()),
+            read_only_socket: None,
+            read_only_group: Some("plimsoll-ro".into()),
+            tcp: Some(TcpSettings {
+                listen: "[::1]:7373".parse().unwrap(),
+                token_file: Some("/etc/token".into()),
+                tls: Some(TlsSettings {
+                    certificate: "/etc/chain.pem".into(),
+                    key: "/etc/key.pem".into(),
+                    client_ca: Some("/etc/ca.pem".into()),
+                }),
+                read_only: true,
+            }),
+        },
+        libvirt: Some("qemu:///system".into()),
+        store: Some("/run/hcache".into()),
+        vms: vec![VmRule {
+            name: "web-*".into(),
+            managed: Some(false),
+            min_bytes: Some(1 << 30),
+            max_bytes: Some(2 << 30),
+            baseline_bytes: Some(3 << 29),
+            shares: Some(3),
+            max_loss: Some(0.25),
+            self_balloon: Some(true),
+            disk_admin: Some("/run/web".into()),
+        }],
+    };
+    assert_eq!(config, expected);
+    let rest = Config::default().changes_needing_restart(&config);
+    assert_eq!(
+        rest,
+        [
+            "history.file",
+            "history.size_max",
+            "history.keep",
+            "serve.socket",
+            "serve.group",
+            "serve.read_only_socket",
+            "serve.read_only_group",
+            "[tcp]"
+        ]
+    );
+    assert!(config.changes_needing_restart(&config).is_empty());
+}
+
+#[test]
+fn policies_have_their_names() {
+    let policy = |keys: &str| read(&format!("[policy]\n{keys}")).unwrap().policy;
+    assert_eq!(
+        policy("name = \"optimal\""),
+        Policy::Isolated(Search::Optimal)
+    );
+    assert_eq!(policy("name = \"esx\""), Policy::Esx { idle_tax: 0.75 });
+    assert_eq!(
+        policy("name = \"esx-sampling\"\nidle_tax = 0"),
+        Policy::EsxSampling { idle_tax: 0.0 }
+    );
+    assert_eq!(policy("search = \"hull\""), Policy::Isolated(Search::Hull));
+}
+
+#[test]
+fn unknown_keys_are_told_with_their_line_and_what_was_meant() {
+    assert_eq!(
+        refusal("mode = \"act\"\nturn_intervall = \"5s\"\n"),
+        "p.toml:2: unknown key 'turn_intervall'; did you mean 'turn_interval'?"
+    );
+    assert_eq!(
+        refusal("[trace]\n\nbugdet = 0.01"),
+        "p.toml:3: unknown key 'trace.bugdet'; did you mean 'trace.budget'?"
+    );
+    assert_eq!(
+        refusal("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\nmaxloss = 0"),
+        "p.toml:5: unknown key 'vm.maxloss'; did you mean 'vm.max_loss'?"
+    );
+    assert_eq!(refusal("colour = 1"), "p.toml:1: unknown key 'colour'");
+    assert_eq!(
+        refusal("\"a\\u001b[2J\" = 1"),
+        "p.toml:1: unknown key 'a [2J'"
+    );
+}
+
+#[test]
+fn values_out_of_range_are_told_with_what_is_taken() {
+    let known = [
+        (
+            "mode = \"go\"",
+            "p.toml:1: mode = \"go\": expected \"observe\", \"advise\", \"act\"",
+        ),
+        (
+            "turn_interval = \"2h\"",
+            "turn_interval = \"2h\": expected a time from 1s to 1h",
+        ),
+        ("turn_interval = 30", "turn_interval = 30: expected a time"),
+        ("total = \"5MB\"", "expected a size from 4KiB to 1024TiB"),
+        ("total = \"4097\"", "in whole pages of 4 KiB"),
+        ("total = -1", "total = -1: expected a size"),
+        ("check = 1", "check = 1: expected a section: write [check]"),
+        ("vm = 1", "expected rules, each headed [[vm]]"),
+        (
+            "[check]\ntolerance = \"101%\"",
+            "p.toml:2: check.tolerance = \"101%\": expected a share from 0 to 1",
+        ),
+        (
+            "[trace]\nbudget = 0",
+            "expected a share above 0 and at most 1",
+        ),
+        (
+            "[trace]\nbudget = nan",
+            "trace.budget = nan: expected a share",
+        ),
+        (
+            "[trace]\nprogram = \"plimsoll\"",
+            "expected a path that begins with /",
+        ),
+        (
+            "[curves]\ndirect = 1.0",
+            "expected a share above 0 and below 1",
+        ),
+        (
+            "[policy]\nseed = 9223372036854775808",
+            "expected a whole number from 0 to",
+        ),
+        ("[tcp]\nlisten = \"7373\"", "expected address and port"),
+        ("[[vm]]\nname = \"\"", "vm.name = \"\": expected a text"),
+        (
+            "[[vm]]\nname = \"a\"\nshares = 0",
+            "p.toml:3: vm.shares = 0: expected a whole number from 1",
+        ),
+        (
+            "[[vm]]\nname = \"a\"\nmax_loss = \"-5%\"",
+            "expected a share from 0 to 10",
+        ),
+    ];
+    for (text, expected) in known {
+        let told = refusal(text);
+        assert!(told.contains(expected), "{text}: {told}");
+    }
+    let long = format!("[serve]\nsocket = \"/{}\"", "a".repeat(200));
+    let told = refusal(&long);
+    assert!(
+        told.contains("at most 107 bytes") && told.len() < 200,
+        "{told}"
+    );
+}
+
+#[test]
+fn contradictions_are_told_where_a_key_was_set() {
+    let known = [
+        (
+            "[policy]\nstep = \"1M\"",
+            "p.toml:2: policy.step: is less than policy.unit",
+        ),
+        (
+            "[policy]\nunit = \"8M\"\nstep = \"4M\"",
+            "p.toml:3: policy.step",
+        ),
+        (
+            "total = \"1M\"",
+            "p.toml:1: total: is less than policy.unit",
+        ),
+        (
+            "[trace]\nperiod = \"10m\"",
+            "p.toml:2: trace.window: is shorter than trace.period",
+        ),
+        (
+            "[serve]\nsocket = \"/a\"\nread_only_socket = \"/a\"",
+            "p.toml:3: serve.read_only_socket: is also serve.socket",
+        ),
+        (
+            "[curves]\nfrom = \"caches\"\nevery = \"1m\"",
+            "p.toml:3: curves.every: is shorter",
+        ),
+        (
+            "[policy]\nname = \"esx\"\nsearch = \"hull\"",
+            "p.toml:3: policy.search: only",
+        ),
+        (
+            "[tcp]\ntoken_file = \"/t\"",
+            "p.toml:2: tcp.token_file: nothing is served",
+        ),
+        (
+            "[tcp]\nlisten = \"1.2.3.4:5\"\nread_only = true",
+            "p.toml:2: tcp.listen: needs tcp.token_file or",
+        ),
+        (
+            "[tcp]\nlisten = \"127.0.0.1:5\"",
+            "tcp.listen: needs tcp.token_file or",
+        ),
+        (
+            "[tcp]\nlisten = \"127.0.0.1:5\"\ncertificate = \"/c\"",
+            "tcp.certificate: needs tcp.key",
+        ),
+        (
+            "[tcp]\nlisten = \"127.0.0.1:5\"\nkey = \"/c\"",
+            "tcp.key: needs tcp.certificate",
+        ),
+        (
+            "[tcp]\nlisten = \"127.0.0.1:5\"\nclient_ca = \"/c\"",
+            "tcp.client_ca: needs tcp.certificate and",
+        ),
+        (
+            "\n[[vm]]\nmin = \"1G\"",
+            "p.toml:2: vm.name: each rule needs a name",
+        ),
+        (
+            "[[vm]]\nname = \"a\"\nmin = \"2G\"\nmax = \"1G\"",
+            "p.toml:1: vm.min: is above vm.max",
+        ),
+    ];
+    for (text, expected) in known {
+        let told = refusal(text);
+        assert!(told.contains(expected), "{text}: {told}");
+    }
+    read("[tcp]\nlisten = \"127.0.0.1:5\"\nread_only = true").unwrap();
+}
+
+#[test]
+fn what_is_no_toml_is_told_with_its_line() {
+    let told = refusal("mode = \"act\"\n\nmode = \"act\"\n");
+    assert!(told.starts_with("p.toml:3: "), "{told}");
+    assert!(refusal("a = [").starts_with("p.toml:1: "));
+    assert!(refusal(&"[".repeat(100_000)).starts_with("p.toml:1: "));
+}
+
+#[test]
+fn the_first_rule_that_has_a_setting_decides_it() {
+    let config = read(
+        r#"
+        [[vm]]
+        name = "web-1"
+        shares = 9
+        min = "4G"
+        [[vm]]
+        name = "web-?"
+        shares = 5
+        max_loss = "5%"
+        [[vm]]
+        name = "*"
+        shares = 1
+        max_loss = "25%"
+        managed = true
+        max = "2G"
+        "#,
+    )
+    .unwrap();
+    let of = |name: &str| {
+        let rule = config.settings_for(name);
+        assert_eq!(rule.name, name);
+        (rule.shares, rule.max_loss, rule.managed, rule.max_bytes)
+    };
+    // The floor of the first rule lifts the ceiling of the last.
+    assert_eq!(
+        of("web-1"),
+        (Some(9), Some(0.05), Some(true), Some(4 << 30))
+    );
+    assert_eq!(
+        of("web-2"),
+        (Some(5), Some(0.05), Some(true), Some(2 << 30))
+    );
+    assert_eq!(of("db"), (Some(1), Some(0.25), Some(true), Some(2 << 30)));
+    let none = Config::default().settings_for("db");
+    assert_eq!(none, VmRule::for_name("db"));
+}
+
+#[test]
+fn additions_are_read_by_name_over_the_file() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("plimsoll.toml");
+    let additions = folder.path().join("plimsoll.toml.d");
+    fs::create_dir(&additions).unwrap();
+    fs::write(
+        &path,
+        "mode = \"advise\"\n[trace]\nbudget = 0.02\nperiod = \"2s\"\n[[vm]]\nname = \"a\"\n",
+    )
+    .unwrap();
+    fs::write(
+        additions.join("20-b.toml"),
+        "mode = \"observe\"\n[[vm]]\nname = \"c\"\n",
+    )
+    .unwrap();
+    fs::write(
+        additions.join("10-a.toml"),
+        "mode = \"act\"\n[trace]\nbudget = 0.03\n[[vm]]\nname = \"b\"\n",
+    )
+    .unwrap();
+    fs::write(additions.join("30-c.toml.bak"), "no TOML").unwrap();
+    let (config, notes) = Config::load(Some(&path)).unwrap();
+    assert_eq!(config.mode, Mode::Observe);
+    assert_eq!(config.trace.budget, 0.03);
+    assert_eq!(config.trace.period, Duration::from_secs(2));
+    let names: Vec<_> = config.vms.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(notes.len(), 3);
+    assert!(notes[1].ends_with("10-a.toml"), "{notes:?}");
+
+    fs::write(additions.join("10-a.toml"), "[policy]\nstep = \"4K\"\n").unwrap();
+    let told = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(told.contains("10-a.toml:2: policy.step"), "{told}");
+}
+
+#[test]
+fn only_a_file_that_was_asked_for_must_be_there() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("plimsoll.toml");
+    assert!(source::files(&path, false).unwrap().is_empty());
+    let told = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(told.contains("cannot be read: No such file"), "{told}");
+    let told = Config::load(Some(folder.path())).unwrap_err().to_string();
+    assert!(told.contains("expected a regular file"), "{told}");
+    fs::write(&path, "# ".repeat(1 << 20)).unwrap();
+    let told = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(told.contains("at most 1024 KiB"), "{told}");
+    fs::write(&path, [0xff, 0xfe]).unwrap();
+    assert!(Config::load(Some(&path)).is_err());
+}

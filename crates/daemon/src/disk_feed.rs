@@ -1,0 +1,88 @@
+//! What the daemon under a VM's disk knows of its misses: a thread that asks it now and then.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::disk_admin;
+use plimsoll_api::vm::CurveSource;
+
+use crate::clock::unix_ms;
+use crate::host::{Feed, Seen};
+
+/// Longest wait for an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Asks a disk daemon for its curve.
+#[derive(Debug)]
+pub struct DiskFeed {
+    read: Arc<Mutex<Read>>,
+    /// Dropped, the thread ends.
+    _end: Option<Sender<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Read {
+    curve: Option<(CurveJson, u64)>,
+    error: Option<String>,
+}
+
+impl DiskFeed {
+    /// Asks at `socket` from one `interval` to the next.
+    #[must_use]
+    pub fn new(socket: PathBuf, interval: Duration) -> Self {
+        let read = Arc::new(Mutex::new(Read::default()));
+        let (end, ended) = mpsc::channel();
+        let its = Arc::clone(&read);
+        let ask = move || {
+            loop {
+                let answer = disk_admin::curve(&socket, ANSWER_MAX);
+                let mut read = its.lock().unwrap_or_else(PoisonError::into_inner);
+                match answer {
+                    // Its counts begin anew when the guest's memory changes: what was true before is not any more.
+                    Ok(curve) => {
+                        read.curve = curve.map(|curve| (curve, unix_ms()));
+                        read.error = None;
+                    }
+                    Err(error) => read.error = Some(error.to_string()),
+                }
+                drop(read);
+                if ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("disk-feed".into()).spawn(ask);
+        if let Err(error) = thread {
+            let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
+            read.error = Some(format!("no thread could be started: {error}"));
+        }
+        Self {
+            read,
+            _end: Some(end),
+        }
+    }
+}
+
+impl Feed for DiskFeed {
+    fn source(&self) -> CurveSource {
+        CurveSource::Disk
+    }
+
+    fn seen(&mut self) -> Seen {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        Seen {
+            curve: read.curve.clone(),
+            warning: read.error.clone(),
+            ..Seen::default()
+        }
+    }
+
+    fn forget(&mut self) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.curve = None;
+    }
+}

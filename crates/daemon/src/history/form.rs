@@ -1,0 +1,229 @@
+//! What stands in the store, apart from what is said to clients: these change only with [`SCHEMA`].
+
+use plimsoll_api::curve_json::{CurveJson, PointJson};
+use plimsoll_api::request::SettingsChange;
+use plimsoll_api::vm::{HeatRow, Sample};
+use serde::{Deserialize, Serialize};
+
+/// Version of all forms in the store.
+pub(super) const SCHEMA: u32 = 1;
+
+/// Most steps that a kept curve has.
+const POINTS_MAX: usize = 48;
+
+/// All VMs at the end of a turn, by key.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Turn(pub(super) Vec<(u64, Moment)>);
+
+impl Turn {
+    pub(super) fn of(samples: impl Iterator<Item = (u64, Sample)>) -> Self {
+        Self(samples.map(|(key, sample)| (key, sample.into())).collect())
+    }
+}
+
+/// [`Sample`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Moment {
+    pub(super) unix_ms: u64,
+    direct_bytes: u64,
+    cache_bytes: u64,
+    target_bytes: Option<u64>,
+    working_set_bytes: Option<u64>,
+    relative: Option<f64>,
+    misses_per_second: Option<f64>,
+    overhead_ratio: Option<f64>,
+    lost: u64,
+}
+
+impl From<Sample> for Moment {
+    fn from(sample: Sample) -> Self {
+        Self {
+            unix_ms: sample.unix_ms,
+            direct_bytes: sample.direct_bytes,
+            cache_bytes: sample.cache_bytes,
+            target_bytes: sample.target_bytes,
+            working_set_bytes: sample.working_set_bytes,
+            relative: sample.relative,
+            misses_per_second: sample.misses_per_second,
+            overhead_ratio: sample.overhead_ratio,
+            lost: sample.lost,
+        }
+    }
+}
+
+impl From<Moment> for Sample {
+    fn from(moment: Moment) -> Self {
+        Self {
+            unix_ms: moment.unix_ms,
+            direct_bytes: moment.direct_bytes,
+            cache_bytes: moment.cache_bytes,
+            target_bytes: moment.target_bytes,
+            working_set_bytes: moment.working_set_bytes,
+            relative: moment.relative,
+            misses_per_second: moment.misses_per_second,
+            overhead_ratio: moment.overhead_ratio,
+            lost: moment.lost,
+        }
+    }
+}
+
+/// One moment for several, rising in time: sizes are the last, what was measured is the mean, losses are summed.
+pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
+    let last = samples.last()?;
+    let mean = |of: fn(&Sample) -> Option<f64>| {
+        let (sum, count) = samples
+            .iter()
+            .filter_map(of)
+            .fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    };
+    let used = mean(|sample| sample.working_set_bytes.map(|bytes| bytes as f64));
+    let lost = samples.iter().map(|sample| sample.lost);
+    Some(Sample {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of u64 lies within u64"
+        )]
+        working_set_bytes: used.map(|bytes| bytes.round() as u64),
+        relative: mean(|sample| sample.relative),
+        misses_per_second: mean(|sample| sample.misses_per_second),
+        overhead_ratio: mean(|sample| sample.overhead_ratio),
+        lost: lost.fold(0, u64::saturating_add),
+        ..*last
+    })
+}
+
+/// The most pages seen in each cell over a span.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Heat {
+    pub(super) cell_bytes: u64,
+    pub(super) pages: Vec<u32>,
+}
+
+impl Heat {
+    /// Adds a period; one of other cells begins anew.
+    pub(super) fn add(&mut self, cell_bytes: u64, row: &HeatRow) {
+        if self.cell_bytes != cell_bytes || self.pages.len() != row.pages.len() {
+            self.cell_bytes = cell_bytes;
+            self.pages.clone_from(&row.pages);
+            return;
+        }
+        for (most, pages) in self.pages.iter_mut().zip(&row.pages) {
+            *most = (*most).max(*pages);
+        }
+    }
+}
+
+/// A curve of few steps: size in pages, miss ratio and its band.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Curve {
+    page_bytes: u64,
+    references: u64,
+    baseline_pages: Option<u64>,
+    points: Vec<(u64, f32, f32, f32)>,
+}
+
+impl Curve {
+    /// The steps at which the ratio has fallen by another part of its whole fall, and the ends.
+    pub(super) fn thinned(curve: &CurveJson) -> Self {
+        let points = &curve.points;
+        let ratio = |point: Option<&PointJson>| point.map_or(0.0, |point| point.miss_ratio);
+        let part = (ratio(points.first()) - ratio(points.last())).abs() / (POINTS_MAX - 2) as f64;
+        let mut kept: Vec<&PointJson> = Vec::new();
+        for (at, point) in points.iter().enumerate() {
+            let fallen = kept.last().is_none_or(|last| {
+                points.len() <= POINTS_MAX || (last.miss_ratio - point.miss_ratio).abs() >= part
+            });
+            let room = kept.len() + 1 < POINTS_MAX;
+            if (fallen && room) || at + 1 == points.len() {
+                kept.push(point);
+            }
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "seven digits of a ratio do"
+        )]
+        let points = kept.into_iter().map(|point| {
+            let PointJson {
+                size_pages,
+                miss_ratio,
+                low,
+                high,
+            } = *point;
+            (size_pages, miss_ratio as f32, low as f32, high as f32)
+        });
+        Self {
+            page_bytes: curve.page_bytes,
+            references: curve.references,
+            baseline_pages: curve.baseline_pages,
+            points: points.collect(),
+        }
+    }
+
+    pub(super) fn into_json(self, vm: &str) -> CurveJson {
+        let points = self.points.into_iter();
+        CurveJson {
+            schema: plimsoll_api::SCHEMA,
+            vm: vm.to_owned(),
+            page_bytes: self.page_bytes,
+            references: self.references,
+            baseline_pages: self.baseline_pages,
+            points: points
+                .map(|(size_pages, miss_ratio, low, high)| PointJson {
+                    size_pages,
+                    miss_ratio: miss_ratio.into(),
+                    low: low.into(),
+                    high: high.into(),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// What is kept of a VM beside its past.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct KeptVm {
+    pub(super) baseline_bytes: Option<u64>,
+    pub(super) settings: Option<Settings>,
+    /// When it was last there; 0 until it was.
+    pub(super) seen_unix_ms: u64,
+}
+
+/// [`SettingsChange`], but for `reset`.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Settings {
+    min_bytes: Option<u64>,
+    max_bytes: Option<u64>,
+    baseline_bytes: Option<u64>,
+    shares: Option<u32>,
+    max_loss: Option<f64>,
+    managed: Option<bool>,
+}
+
+impl Settings {
+    /// What is set; `None` if nothing is.
+    pub(super) fn of(change: &SettingsChange) -> Option<Self> {
+        let settings = Self {
+            min_bytes: change.min_bytes,
+            max_bytes: change.max_bytes,
+            baseline_bytes: change.baseline_bytes,
+            shares: change.shares,
+            max_loss: change.max_loss,
+            managed: change.managed,
+        };
+        (settings != Self::default()).then_some(settings)
+    }
+
+    pub(super) fn to_change(&self) -> SettingsChange {
+        SettingsChange {
+            reset: false,
+            min_bytes: self.min_bytes,
+            max_bytes: self.max_bytes,
+            baseline_bytes: self.baseline_bytes,
+            shares: self.shares,
+            max_loss: self.max_loss,
+            managed: self.managed,
+        }
+    }
+}

@@ -1,0 +1,507 @@
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use plimsoll_api::curve_json::PointJson;
+use plimsoll_api::decision::{By, HoldingView, Kind, Mode, State as Became, Step};
+use plimsoll_api::plan::PlanInputs;
+use tempfile::TempDir;
+
+use super::*;
+
+const LIMITS: Limits = Limits {
+    bytes_max: 16 << 20,
+    keep: Duration::from_hours(24),
+};
+/// A time that divides by spans.
+const NOON_MS: u64 = 6_000_000 * SPAN_MS;
+const TURN_MS: u64 = 30_000;
+
+fn open(path: &Path) -> (History, Vec<String>) {
+    History::open(path, LIMITS).unwrap()
+}
+
+fn opened_quietly(path: &Path) -> History {
+    let (history, warnings) = open(path);
+    assert_eq!(warnings, [""; 0]);
+    assert!(!history.began_anew());
+    history
+}
+
+fn sample(unix_ms: u64, direct_bytes: u64) -> Sample {
+    Sample {
+        unix_ms,
+        direct_bytes,
+        cache_bytes: 1,
+        target_bytes: None,
+        working_set_bytes: Some(direct_bytes / 2),
+        relative: None,
+        misses_per_second: Some(10.0),
+        overhead_ratio: None,
+        lost: 1,
+    }
+}
+
+fn moment(vm: &str, sample: Sample) -> Moment<'_> {
+    Moment {
+        vm,
+        sample,
+        heat: None,
+        curve: None,
+    }
+}
+
+fn decision(id: u64, vm: &str, state: Became) -> Decision {
+    let holding = HoldingView::default();
+    Decision {
+        schema: plimsoll_api::SCHEMA,
+        id,
+        unix_ms: NOON_MS + id,
+        kind: Kind::Divide,
+        by: By::Daemon,
+        mode: Mode::Act,
+        state,
+        reason: format!("the reason of {id}"),
+        inputs: None,
+        plan: None,
+        steps: vec![Step {
+            vm: vm.to_owned(),
+            from: holding,
+            to: holding,
+            now: holding,
+            state: "waiting".to_owned(),
+            error: None,
+        }],
+        checks: Vec::new(),
+        takes_back: None,
+        taken_back_by: None,
+        ended_unix_ms: None,
+    }
+}
+
+/// Longer than a part.
+fn inputs() -> PlanInputs {
+    let names = large(1, 50_000).reason.replace(['"', '\\'], "x");
+    let demands = format!(
+        r#"[{{"vm":"{names}","curve":null,"baseline_bytes":1,"current_bytes":1,"floor_bytes":1,
+        "ceiling_bytes":null,"max_loss":0.0,"shares":1,"working_set_bytes":null}}]"#
+    );
+    let text = r#"{"schema":1,"page_bytes":4096,"policy":{"name":"esx","idle_tax":0.75},"rules":{"total_bytes":4096,
+        "unit_bytes":4096,"step_bytes":null,"gain_min":0.0,"miss_ratio_min":0.001},"demands":DEMANDS}"#;
+    serde_json::from_str(&text.replace("DEMANDS", &demands)).unwrap()
+}
+
+fn ids(decisions: &[Decision]) -> Vec<u64> {
+    decisions.iter().map(|decision| decision.id).collect()
+}
+
+#[test]
+fn what_was_kept_is_there_when_opened_again() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("new/history.redb");
+    let change = SettingsChange {
+        min_bytes: Some(4096),
+        max_loss: Some(0.05),
+        ..SettingsChange::default()
+    };
+    {
+        let history = opened_quietly(&path);
+        assert!(!history.paused());
+        assert_eq!(history.next_id(), 1);
+        assert_eq!(history.put_paused(true), Kept::Durably);
+        assert_eq!(history.phase(), None);
+        assert_eq!(history.put_phase(Phase::Moving), Kept::Durably);
+        assert_eq!(history.put_settings("web", &change), Kept::Durably);
+        assert_eq!(history.put_settings("db", &change), Kept::Durably);
+        assert_eq!(
+            history.put_settings("db", &SettingsChange::default()),
+            Kept::Durably
+        );
+        assert_eq!(history.put_baseline("web", 1 << 30), Kept::Durably);
+        assert_eq!(
+            history.put_decision(&decision(5, "web", Became::Moving)),
+            Kept::Durably
+        );
+        history.record_turn(&[moment("web", sample(NOON_MS, 100))]);
+    }
+    let history = opened_quietly(&path);
+    assert!(history.paused());
+    assert_eq!(history.next_id(), 6);
+    assert_eq!(history.phase(), Some(Phase::Moving));
+    assert_eq!(history.settings("web"), change);
+    assert_eq!(history.settings("db"), SettingsChange::default());
+    assert_eq!(history.baseline("web"), Some(1 << 30));
+    assert_eq!(history.baseline("db"), None);
+    assert_eq!(ids(&history.unfinished()), [5]);
+    assert_eq!(
+        history.samples("web", 0, u64::MAX, 9),
+        [sample(NOON_MS, 100)]
+    );
+    assert!(history.bytes().unwrap() > 0);
+    assert_eq!(history.warnings(), [""; 0]);
+}
+
+#[test]
+fn decisions_are_listed_newest_first_and_by_vm() {
+    for history in [History::nowhere(), {
+        let folder = TempDir::new().unwrap();
+        opened_quietly(&folder.path().join("history.redb"))
+    }] {
+        for id in 1..=9 {
+            let vm = if id % 2 == 0 { "even" } else { "odd" };
+            let _ = history.put_decision(&decision(id, vm, Became::Kept));
+        }
+        assert_eq!(ids(&history.decisions(None, None, 3)), [9, 8, 7]);
+        assert_eq!(ids(&history.decisions(None, Some(3), 9)), [2, 1]);
+        assert_eq!(ids(&history.decisions(Some("even"), None, 2)), [8, 6]);
+        assert_eq!(ids(&history.decisions(Some("even"), Some(6), 9)), [4, 2]);
+        assert!(history.decisions(Some("other"), None, 9).is_empty());
+        assert!(history.unfinished().is_empty());
+        assert_eq!(history.decision(10), None);
+        assert_eq!(history.next_id(), 10);
+    }
+}
+
+#[test]
+fn a_decision_keeps_its_inputs_whatever_becomes_of_it() {
+    let history = History::nowhere();
+    let mut one = decision(1, "web", Became::Moving);
+    one.inputs = Some(inputs());
+    let _ = history.put_decision(&one);
+    assert_eq!(history.decisions(None, None, 1)[0].inputs, None);
+    assert_eq!(history.unfinished(), [one.clone()]);
+
+    let mut listed = history.decisions(None, None, 1).remove(0);
+    listed.state = Became::Kept;
+    let _ = history.put_decision(&listed);
+    one.state = Became::Kept;
+    assert_eq!(history.decision(1), Some(one));
+    assert!(history.unfinished().is_empty());
+}
+
+#[test]
+fn old_turns_become_means_and_very_old_ones_go() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    let history = opened_quietly(&path);
+    let turns = 26 * 120;
+    for turn in 0..turns {
+        let now = NOON_MS + turn * TURN_MS;
+        history.record_turn(&[
+            moment("web", sample(now, turn)),
+            moment("db", sample(now, 7)),
+        ]);
+    }
+    let end = NOON_MS + turns * TURN_MS;
+    let all = history.samples("web", 0, u64::MAX, POINTS_MAX);
+    assert!(all.is_sorted_by(|a, b| a.unix_ms < b.unix_ms));
+    let fine = all.iter().filter(|sample| sample.lost == 1).count();
+    assert!((240..=250).contains(&fine), "{fine}");
+    // Each mean stands for ten turns.
+    let coarse: Vec<_> = all.iter().filter(|sample| sample.lost == 10).collect();
+    assert_eq!(coarse.len() + fine, all.len());
+    assert!((260..=265).contains(&coarse.len()), "{}", coarse.len());
+    let first = coarse[0];
+    assert!(first.unix_ms + 24 * 3_600_000 + 2 * SPAN_MS > end);
+    assert_eq!((first.unix_ms - NOON_MS) / TURN_MS, first.direct_bytes);
+    // Halves of the ten sizes up to the last, rounded down each: 2.25 below its half.
+    assert_eq!(first.working_set_bytes, Some((first.direct_bytes - 5) / 2));
+    assert_eq!(first.misses_per_second, Some(10.0));
+
+    let few = history.samples("web", 0, u64::MAX, 10);
+    assert!((5..=10).contains(&few.len()), "{}", few.len());
+    let lost = |samples: &[Sample]| samples.iter().map(|sample| sample.lost).sum::<u64>();
+    assert_eq!(lost(&few), lost(&all));
+    assert_eq!(few.last().unwrap().direct_bytes, turns - 1);
+    let some = history.samples("web", end - 10 * TURN_MS, end - 5 * TURN_MS, 99);
+    assert_eq!(some.len(), 5);
+    assert!(history.samples("web", 5, 5, 9).is_empty());
+    assert!(history.samples("web", 9, 5, 9).is_empty());
+    assert!(history.samples("nobody", 0, u64::MAX, 9).is_empty());
+}
+
+#[test]
+fn curves_and_heat_of_the_past_are_found() {
+    let points = (0..1000_u32).map(|at| PointJson {
+        size_pages: u64::from(at) * 10,
+        miss_ratio: 1.0 - f64::from(at) / 1000.0,
+        low: 0.0,
+        high: 1.0,
+    });
+    let curve = CurveJson {
+        schema: 1,
+        vm: "web".to_owned(),
+        page_bytes: 4096,
+        references: 77,
+        baseline_pages: Some(5),
+        points: points.collect(),
+    };
+    let history = History::nowhere();
+    let mut row = HeatRow {
+        unix_ms: 0,
+        pages: vec![0, 0, 9],
+    };
+    for turn in 0..41 {
+        let now = NOON_MS + turn * TURN_MS;
+        row.pages[0] = u32::try_from(turn).unwrap();
+        history.record_turn(&[Moment {
+            heat: Some((1 << 20, &row)),
+            curve: Some(&curve),
+            ..moment("web", sample(now, 1))
+        }]);
+    }
+    let (made, kept) = history.curve_at("web", u64::MAX).unwrap();
+    assert!(made > NOON_MS && made.is_multiple_of(SPAN_MS));
+    assert_eq!((kept.references, kept.baseline_pages), (77, Some(5)));
+    assert!(
+        (40..=48).contains(&kept.points.len()),
+        "{}",
+        kept.points.len()
+    );
+    assert_eq!(kept.points.last().unwrap().size_pages, 9990);
+    for pair in kept.points.windows(2) {
+        assert!(pair[0].miss_ratio - pair[1].miss_ratio < 0.03);
+    }
+    let (older, _) = history.curve_at("web", made - 1).unwrap();
+    assert_eq!(older, made - 2 * SPAN_MS);
+    assert!(history.curve_at("web", NOON_MS - 1).is_none());
+
+    let heat = history.heat("web", 0, u64::MAX).unwrap();
+    assert_eq!(heat.cell_bytes, 1 << 20);
+    let rows: Vec<_> = heat.rows.into_iter().map(|row| row.pages).collect();
+    assert_eq!(
+        rows,
+        [[0, 0, 9], [10, 0, 9], [20, 0, 9], [30, 0, 9], [40, 0, 9]]
+    );
+    assert!(history.heat("db", 0, u64::MAX).is_none());
+}
+
+/// A decision of so many random letters.
+fn large(id: u64, letters: usize) -> Decision {
+    let mut noise = id;
+    let mut one = decision(id, "web", Became::Kept);
+    one.unix_ms = NOON_MS + id * SPAN_MS / 2;
+    one.reason = std::iter::repeat_with(|| {
+        noise = noise
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        char::from(b' ' + (noise >> 58).to_le_bytes()[0])
+    })
+    .take(letters)
+    .collect();
+    one
+}
+
+#[test]
+fn bytes_are_bounded_the_oldest_going_first() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    let limits = Limits {
+        bytes_max: 4 << 20,
+        ..LIMITS
+    };
+    let (history, _) = History::open(&path, limits).unwrap();
+    for id in 1..=200 {
+        let one = large(id, 50_000);
+        assert_eq!(history.put_decision(&one), Kept::Durably);
+        history.record_turn(&[moment("web", sample(one.unix_ms, id))]);
+        let bytes = history.bytes().unwrap();
+        assert!(bytes <= limits.bytes_max, "{bytes} after {id}");
+    }
+    let left = ids(&history.decisions(None, None, 1000));
+    assert_eq!(left[0], 200);
+    assert!((20..150).contains(&left.len()), "{}", left.len());
+    assert_eq!(*left.last().unwrap(), 201 - left.len() as u64);
+    let samples = history.samples("web", 0, u64::MAX, POINTS_MAX);
+    assert_eq!(samples.last().unwrap().direct_bytes, 200);
+}
+
+#[test]
+fn memory_is_bounded_too() {
+    let history = History::nowhere();
+    for id in 1..=100 {
+        let one = large(id, 200_000);
+        assert_eq!(history.put_decision(&one), Kept::InMemory);
+        history.record_turn(&[moment("web", sample(one.unix_ms, id))]);
+    }
+    let left = ids(&history.decisions(None, None, 1000));
+    assert_eq!(left[0], 100);
+    assert!((20..60).contains(&left.len()), "{}", left.len());
+    let state = history.state();
+    let memory = state.memory.as_ref().unwrap();
+    assert!(memory.bytes_taken().unwrap() <= MEMORY_BYTES_MAX);
+    drop(state);
+    assert_eq!(history.bytes(), None);
+    assert_eq!(history.warnings(), [""; 0]);
+}
+
+#[test]
+fn a_file_that_is_not_what_was_written_is_set_aside() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    for damage in 0..5_u64 {
+        {
+            let history = History::open(&path, LIMITS).unwrap().0;
+            for id in 1..200 {
+                let _ = history.put_decision(&decision(id, "web", Became::Kept));
+            }
+        }
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let length = file.metadata().unwrap().len();
+        match damage {
+            0 => fs::write(&path, "no history").unwrap(),
+            1 => file.set_len(length / 2).unwrap(),
+            2 => file.set_len(100).unwrap(),
+            3 => file.write_all_at(&[0x5a; 4096], 0).unwrap(),
+            _ => {
+                for page in 1..length / 4096 {
+                    file.write_all_at(&[0x5a; 64], page * 4096 + 700).unwrap();
+                }
+            }
+        }
+        let damaged = fs::read(&path).unwrap();
+        let (history, warnings) = open(&path);
+        assert!(
+            warnings[0].contains("it is kept as"),
+            "{damage}: {warnings:?}"
+        );
+        assert!(history.began_anew());
+        assert_eq!(history.warnings(), [""; 0]);
+        assert!(history.decisions(None, None, 9).is_empty());
+        assert_eq!(
+            history.put_decision(&decision(7, "web", Became::Kept)),
+            Kept::Durably
+        );
+        let aside = warnings[0].split("kept as ").nth(1).unwrap();
+        let aside = aside.split(" and a new").next().unwrap();
+        assert_eq!(fs::read(aside).unwrap(), damaged, "{damage}");
+    }
+    let files = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 6);
+}
+
+#[test]
+fn a_later_schema_is_set_aside() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    {
+        let store = Store::open(&path, 1 << 20).unwrap();
+        store.write(true, &|txn| store::put_schema(txn, 2)).unwrap();
+    }
+    let (_, warnings) = open(&path);
+    assert!(
+        warnings[0].contains("its schema is 2, and this plimsolld knows 1"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    let first = opened_quietly(&path);
+    let error = History::open(&path, LIMITS).unwrap_err();
+    assert!(
+        error.to_string().contains("another plimsolld holds"),
+        "{error}"
+    );
+    assert_eq!(first.put_paused(true), Kept::Durably);
+}
+
+#[test]
+fn without_a_place_to_write_it_goes_on_in_memory() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("file/history.redb");
+    fs::write(folder.path().join("file"), "").unwrap();
+    let (history, warnings) = open(&path);
+    assert!(
+        warnings[0].contains("history is kept in memory"),
+        "{warnings:?}"
+    );
+    assert_eq!(history.warnings(), warnings);
+    assert_eq!(
+        history.put_decision(&decision(3, "web", Became::Moving)),
+        Kept::InMemory
+    );
+    assert_eq!(ids(&history.unfinished()), [3]);
+    fs::remove_file(folder.path().join("file")).unwrap();
+    history.state().retry_at = Instant::now();
+    assert_eq!(history.put_paused(true), Kept::Durably);
+    assert_eq!(history.warnings(), [""; 0]);
+    drop(history);
+    let history = opened_quietly(&path);
+    assert_eq!(ids(&history.unfinished()), [3]);
+    assert!(history.paused());
+}
+
+#[test]
+fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
+    let folder = TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path()) else {
+        eprintln!("SKIPPED: a small file system can be mounted by root alone");
+        return;
+    };
+    let path = folder.path().join("history.redb");
+    let history = opened_quietly(&path);
+    assert_eq!(history.put_baseline("web", 5), Kept::Durably);
+    let mut id = 0;
+    let put = |id| history.put_decision(&large(id, 16_000));
+    while history.warnings().is_empty() {
+        id += 1;
+        assert!(id < 10_000);
+        let kept = put(id);
+        assert_eq!(kept == Kept::Durably, history.warnings().is_empty());
+    }
+    let problem = history.warnings().remove(0);
+    assert!(problem.contains("No space left on device"), "{problem}");
+    assert!(problem.contains("history is kept in memory"), "{problem}");
+    for more in 1..=3 {
+        assert_eq!(put(id + more), Kept::InMemory);
+        history.state().retry_at = Instant::now();
+    }
+    id += 3;
+    // What is on the disk and what is in memory are seen as one.
+    let expected: Vec<u64> = (1..=id).rev().take(1000).collect();
+    assert_eq!(ids(&history.decisions(None, None, 1000)), expected);
+    assert_eq!(history.baseline("web"), Some(5));
+
+    disk.enlarge();
+    history.state().retry_at = Instant::now();
+    assert_eq!(put(id + 1), Kept::Durably);
+    assert_eq!(history.warnings(), [""; 0]);
+    let all: Vec<u64> = (1..=id + 1).rev().take(1000).collect();
+    assert_eq!(ids(&history.decisions(None, None, 1000)), all);
+    drop(history);
+    let history = opened_quietly(&path);
+    assert_eq!(ids(&history.decisions(None, None, 1000)), all);
+    assert_eq!(history.baseline("web"), Some(5));
+    drop(history);
+}
+
+/// A file system of few bytes, until dropped.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(at: &'a Path) -> Option<Self> {
+        run(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=4m", "plimsoll-test"],
+            at,
+        )
+        .then_some(Self(at))
+    }
+
+    fn enlarge(&self) {
+        assert!(run("mount", &["-o", "remount,size=64m"], self.0));
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        run("umount", &["--lazy"], self.0);
+    }
+}
+
+fn run(command: &str, arguments: &[&str], path: &Path) -> bool {
+    let output = Command::new(command).args(arguments).arg(path).output();
+    output.is_ok_and(|output| output.status.success())
+}

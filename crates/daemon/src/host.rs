@@ -1,0 +1,115 @@
+//! What the turn loop sees of a host: its VMs, what moves them, and what tells their curves.
+//!
+//! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
+
+use plimsoll_actuator::{Actuator, ActuatorError, Look};
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
+
+use crate::config::{Config, VmRule};
+
+/// A VM that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its name, unique on the host.
+    pub vm: String,
+    /// Its process.
+    pub pid: u32,
+    /// `kvm` or `tcg`, if that can be told.
+    pub accelerator: Option<String>,
+    /// Whether libvirt manages it.
+    pub libvirt: bool,
+    /// Its RAM as it was started.
+    pub ram_bytes: u64,
+}
+
+/// What a VM is moved and known by.
+pub struct Opened {
+    /// What moves it.
+    pub actuator: Box<dyn Actuator>,
+    /// What tells its curve.
+    pub feeds: Vec<Box<dyn Feed>>,
+}
+
+/// Something that tells a VM's curve, in a process or thread of its own. Dropped, it ends.
+pub trait Feed: Send {
+    /// Where its curves come from.
+    fn source(&self) -> CurveSource;
+
+    /// What is known now; never waits.
+    fn seen(&mut self) -> Seen;
+
+    /// What was seen until now is of another time: the VM's memory was moved.
+    fn forget(&mut self) {}
+}
+
+/// What a feed knows of a VM.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// The newest curve and when it was made.
+    pub curve: Option<(CurveJson, u64)>,
+    /// The working set.
+    pub working_set: Option<WorkingSetView>,
+    /// How it is traced.
+    pub trace: Option<TraceView>,
+    /// Rows of the heatmap since the last look.
+    pub heat: Vec<HeatRow>,
+    /// Bytes of RAM that a cell of them stands for.
+    pub heat_cell_bytes: u64,
+    /// What is wrong, for the operator.
+    pub warning: Option<String>,
+}
+
+/// A host.
+pub trait Host: Send {
+    /// The VMs that run now, and what hindered looking.
+    fn vms(&mut self) -> (Vec<Found>, Vec<String>);
+
+    /// Prepares to move and to trace a VM.
+    fn open(&mut self, found: &Found, rule: &VmRule, config: &Config) -> Opened;
+
+    /// All RAM of the host, and what of it the kernel could give without swapping, in bytes.
+    fn ram(&mut self) -> (u64, u64);
+
+    /// The shared page store, if there is one: what its capacity is, in bytes.
+    fn store(&mut self) -> Option<Result<u64, ActuatorError>>;
+
+    /// Changes the capacity of the shared page store.
+    ///
+    /// # Errors
+    ///
+    /// Why it has its old one, as far as is known.
+    fn resize_store(&mut self, capacity_bytes: u64) -> Result<(), ActuatorError>;
+}
+
+/// A count that rises with every miss of a VM, and what it is a count of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Misses {
+    /// Misses since some time.
+    pub count: u64,
+    /// References that could have missed, if they are counted.
+    pub of: Option<u64>,
+    /// What is counted.
+    pub by: &'static str,
+}
+
+impl Misses {
+    /// Reads the counts off what a VM's actuator saw: reads of its storage where its disk is ours, else what its guest
+    /// says of pages that it had to read.
+    #[must_use]
+    pub fn of(look: &Look) -> Option<Self> {
+        if let Some(disk) = &look.disk {
+            return Some(Self {
+                count: disk.read_blocks.saturating_sub(disk.hits),
+                of: Some(disk.read_blocks),
+                by: "blocks read from storage",
+            });
+        }
+        let guest = look.guest.as_ref()?;
+        Some(Self {
+            count: guest.major_faults?,
+            of: None,
+            by: "major faults by the guest's account",
+        })
+    }
+}

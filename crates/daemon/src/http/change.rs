@@ -1,0 +1,104 @@
+//! What clients want changed: handed to the turn loop, whose answer is theirs.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use plimsoll_api::SCHEMA;
+use plimsoll_api::answer::Done;
+use plimsoll_api::decision::Decision;
+use plimsoll_api::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_api::vm::VmSummary;
+use serde::Deserialize;
+use tokio::sync::oneshot;
+use tokio::time;
+use utoipa::ToSchema;
+
+use super::params::{Body, Named, NoParams, Params, find};
+use super::{Answer, Desk};
+use crate::shared::{Command, Refused, Reply};
+
+/// The body of what needs none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nothing {}
+
+/// Carries out a proposal; the answer is the decision as it begins.
+#[utoipa::path(post, path = "/v1/apply", request_body = Choice, responses((status = 200, body = Decision)))]
+pub(super) async fn apply(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(choice): Body<Choice>,
+) -> Answer<Decision> {
+    let done = order(&desk, |reply| Command::Apply(choice, reply)).await;
+    done.map(Json)
+}
+
+/// Takes a decision back; the answer is the decision that does.
+#[utoipa::path(post, path = "/v1/rollback", request_body = Choice, responses((status = 200, body = Decision)))]
+pub(super) async fn roll_back(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(choice): Body<Choice>,
+) -> Answer<Decision> {
+    let done = order(&desk, |reply| Command::Rollback(choice, reply)).await;
+    done.map(Json)
+}
+
+/// Has nothing moved from now on; a move under way stops where it is.
+#[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
+pub(super) async fn pause(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Done> {
+    order(&desk, Command::Pause).await.map(|()| DONE)
+}
+
+/// Lets memory be moved again.
+#[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
+pub(super) async fn resume(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Done> {
+    order(&desk, Command::Resume).await.map(|()| DONE)
+}
+
+/// Has the configuration read again; a wrong one is refused, and the old one stands.
+#[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = Done)))]
+pub(super) async fn reload(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<Done> {
+    order(&desk, Command::Reload).await.map(|()| DONE)
+}
+
+/// Changes what a VM is promised.
+#[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = VmSummary)))]
+pub(super) async fn set(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(NoParams {}): Params<NoParams>,
+    Body(change): Body<SettingsChange>,
+) -> Answer<VmSummary> {
+    find(&desk.shared.snapshot(), &vm)?;
+    let done = order(&desk, |reply| Command::Set(vm, change, reply)).await;
+    done.map(Json)
+}
+
+const DONE: Json<Done> = Json(Done { schema: SCHEMA });
+
+/// Hands a command to the turn loop and waits for its answer.
+async fn order<T>(desk: &Desk, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    let (reply, answer) = oneshot::channel();
+    desk.shared.command(command(reply))?;
+    let why = match time::timeout(desk.command_max, answer).await {
+        Ok(Ok(answer)) => return answer,
+        Ok(Err(_)) => "the daemon dropped the request, as it does when it shuts down",
+        Err(_) => "the turn loop does not answer",
+    };
+    let message = format!("{why}; what was asked for may still be done: look before asking again");
+    Err(Refused::new(RefusalKind::Busy, message))
+}

@@ -1,0 +1,642 @@
+//! An example host that answers as a daemon does: for tests of clients and of the page, and for looking at both without VMs.
+//!
+//! Its four VMs have invented curves. Sizes, promises and decisions follow from them by the policy, as a daemon's do.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use plimsoll_api::SCHEMA;
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::decision::{
+    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, Verdict,
+};
+use plimsoll_api::plan::PlanInputs;
+use plimsoll_api::request::{Choice, Event, RefusalKind};
+use plimsoll_api::vm::{
+    BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView, RelativeView,
+    Sample, Settings, Standing, TraceView, VmSummary, WorkingSetView,
+};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
+use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
+
+use crate::clock;
+use crate::history::{History, Moment};
+use crate::shared::{Command, Refused, Shared, Snapshot};
+
+const MIB: u64 = 1 << 20;
+const PAGE: PageSize = PageSize::FOUR_KIB;
+/// Commands that may wait.
+const COMMANDS: usize = 16;
+/// Past of the example, and from one of its moments to the next.
+const PAST_MS: u64 = 3_600_000;
+const MOMENT_MS: u64 = 30_000;
+/// Cells and rows of a heatmap.
+const CELLS: u32 = 64;
+const ROWS: u32 = 60;
+
+/// A VM of the example.
+struct Guest {
+    vm: &'static str,
+    accelerator: &'static str,
+    direct_mib: u32,
+    cache_mib: u32,
+    max_loss: f64,
+    working_set_mib: u32,
+    /// Its miss ratio at so many MiB; `None` where the curve is not known yet.
+    misses: Option<fn(f64) -> f64>,
+}
+
+const RAM_MIB: u32 = 1024;
+const BASELINE_MIB: u32 = 512;
+
+const GUESTS: [Guest; 4] = [
+    Guest {
+        vm: "web",
+        accelerator: "kvm",
+        direct_mib: 448,
+        cache_mib: 64,
+        max_loss: 0.05,
+        working_set_mib: 620,
+        misses: Some(|mib| 0.02 + 0.9 * (-mib / 260.0).exp()),
+    },
+    Guest {
+        vm: "search",
+        accelerator: "kvm",
+        direct_mib: 512,
+        cache_mib: 0,
+        max_loss: 0.25,
+        working_set_mib: 300,
+        misses: Some(|mib| 0.05 + 0.75 * (1.0 - (mib - 224.0) / 96.0).clamp(0.0, 1.0)),
+    },
+    Guest {
+        vm: "scan",
+        accelerator: "tcg",
+        direct_mib: 384,
+        cache_mib: 128,
+        max_loss: 0.25,
+        working_set_mib: 1000,
+        misses: Some(|mib| 0.95 - mib * 0.000_02),
+    },
+    Guest {
+        vm: "fresh",
+        accelerator: "kvm",
+        direct_mib: 512,
+        cache_mib: 0,
+        max_loss: 0.05,
+        working_set_mib: 0,
+        misses: None,
+    },
+];
+
+/// An example's daemon: what it shares, and the commands that it is to answer.
+#[must_use]
+pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
+    let now_ms = clock::unix_ms();
+    let history = History::nowhere();
+    for decision in decisions(now_ms) {
+        history.put_decision(&decision);
+    }
+    for moment in 0..PAST_MS / MOMENT_MS {
+        let at_ms = now_ms - PAST_MS + moment * MOMENT_MS;
+        record(&history, at_ms, moment);
+    }
+    let (sender, commands) = mpsc::sync_channel(COMMANDS);
+    let snapshot = snapshot(now_ms);
+    (
+        Arc::new(Shared::new(snapshot, sender, Arc::new(history))),
+        commands,
+    )
+}
+
+/// Answers commands, with a turn every `interval`, until all others that hold `shared` are gone.
+///
+/// An applied proposal is under way for a turn and then kept. A rollback is done at once.
+pub fn run(shared: &Arc<Shared>, commands: &Receiver<Command>, interval: Duration) {
+    let mut next_turn = Instant::now() + interval;
+    while Arc::strong_count(shared) > 1 {
+        let left = next_turn.saturating_duration_since(Instant::now());
+        match commands.recv_timeout(left.min(Duration::from_millis(50))) {
+            Ok(command) => answer(shared, command),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if Instant::now() >= next_turn {
+            next_turn += interval;
+            turn(shared);
+        }
+    }
+}
+
+/// The host at that time: its first turn.
+#[must_use]
+pub fn snapshot(now_unix_ms: u64) -> Snapshot {
+    let curves: BTreeMap<_, _> = GUESTS
+        .iter()
+        .filter_map(|guest| {
+            let json = CurveJson::new(guest.vm, PAGE, Some(pages(BASELINE_MIB)), &guest.curve()?);
+            Some((guest.vm.to_owned(), json))
+        })
+        .collect();
+    let mut vms: Vec<_> = GUESTS
+        .iter()
+        .map(|guest| guest.summary(now_unix_ms))
+        .collect();
+    vms.sort_by(|a, b| a.vm.cmp(&b.vm));
+    let direct = vms.iter().map(|vm| vm.direct_bytes).sum();
+    let cache = vms.iter().map(|vm| vm.cache_bytes).sum();
+    let spare = 256 * MIB;
+    let heat = GUESTS.iter().filter(|guest| guest.misses.is_some());
+    Snapshot {
+        host: HostView {
+            schema: SCHEMA,
+            host: "example".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: Mode::Advise,
+            paused: false,
+            phase: Phase::Whole,
+            since_unix_ms: now_unix_ms.saturating_sub(PAST_MS),
+            now_unix_ms,
+            turn: 120,
+            turn_interval_ms: MOMENT_MS,
+            turn_took_ms: 1.5,
+            memory: HostMemory {
+                total_bytes: 4096 * MIB,
+                divided_bytes: direct + cache + spare,
+                vms_direct_bytes: direct,
+                vms_cache_bytes: cache,
+                store_bytes: 0,
+                spare_bytes: spare,
+                reclaimable_bytes: vms.iter().filter_map(|vm| vm.reclaimable_bytes).sum(),
+                available_bytes: 1400 * MIB,
+            },
+            vms,
+            moving: None,
+            warnings: vec![
+                "this is an example: its VMs are invented, and nothing is moved".to_owned(),
+            ],
+            history_bytes: None,
+            daemon_resident_bytes: 21 * MIB,
+        },
+        curves,
+        heat: heat
+            .map(|guest| (guest.vm.to_owned(), Arc::new(guest.heatmap(now_unix_ms))))
+            .collect(),
+        inputs: inputs(),
+        proposal: Some(proposal(now_unix_ms)),
+    }
+}
+
+impl Guest {
+    fn curve(&self) -> Option<MissRatioCurve> {
+        let misses = self.misses?;
+        let points = (1..=RAM_MIB / 8).map(|step| {
+            let miss_ratio = misses(f64::from(step * 8));
+            CurvePoint {
+                size: pages(step * 8),
+                miss_ratio,
+                low: miss_ratio * 0.985,
+                high: (miss_ratio * 1.015).min(1.0),
+            }
+        });
+        MissRatioCurve::new(points.collect(), 1_250_000).ok()
+    }
+
+    fn size(&self) -> PageCount {
+        pages(self.direct_mib + self.cache_mib)
+    }
+
+    fn holding(&self) -> HoldingView {
+        HoldingView {
+            direct_bytes: bytes(self.direct_mib),
+            cache_bytes: bytes(self.cache_mib),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            min_bytes: bytes(128),
+            max_bytes: bytes(RAM_MIB),
+            baseline_bytes: bytes(BASELINE_MIB),
+            shares: 100,
+            max_loss: self.max_loss,
+            managed: true,
+        }
+    }
+
+    fn relative(&self, size: PageCount) -> Option<RelativeView> {
+        let relative = relative(&self.curve()?, pages(BASELINE_MIB), size, &rules());
+        Some(RelativeView {
+            expected: relative.expected,
+            low: relative.low,
+            high: relative.high,
+        })
+    }
+
+    fn summary(&self, now_unix_ms: u64) -> VmSummary {
+        let size_bytes = self.holding().size_bytes();
+        let promise = self.curve().map(|curve| {
+            promise_size(&curve, pages(BASELINE_MIB), self.max_loss, &rules()).to_bytes(PAGE)
+        });
+        let promise = promise.map(|bytes| bytes.max(self.settings().min_bytes));
+        let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
+        let (standing, why) = match reclaimable {
+            None => (Standing::Unknown, "its curve is not known yet".to_owned()),
+            Some(reclaimable) if reclaimable < 4 * MIB => (
+                Standing::Tight,
+                "its promise is kept, and it can give nothing".to_owned(),
+            ),
+            Some(reclaimable) => (
+                Standing::Safe,
+                format!(
+                    "its promise is kept even with {} MiB less",
+                    reclaimable / MIB
+                ),
+            ),
+        };
+        let known = self.misses.is_some();
+        VmSummary {
+            vm: self.vm.to_owned(),
+            pid: 4000 + self.direct_mib + self.cache_mib / 64,
+            accelerator: Some(self.accelerator.to_owned()),
+            libvirt: false,
+            standing,
+            why,
+            ram_bytes: bytes(RAM_MIB),
+            direct_bytes: self.holding().direct_bytes,
+            cache_bytes: self.holding().cache_bytes,
+            size_bytes,
+            target_bytes: None,
+            settings: self.settings(),
+            working_set: known.then(|| WorkingSetView {
+                bytes: bytes(self.working_set_mib),
+                bound: if self.vm == "scan" {
+                    "at-least"
+                } else {
+                    "estimate"
+                }
+                .to_owned(),
+            }),
+            relative: self.relative(self.size()),
+            reclaimable_bytes: reclaimable,
+            promise_bytes: promise,
+            curve_source: known.then_some(CurveSource::Trap),
+            references: if known { 1_250_000 } else { 0 },
+            curve_unix_ms: known.then_some(now_unix_ms.saturating_sub(4000)),
+            trace: Some(TraceView {
+                state: if known { "tracing" } else { "starting" }.to_owned(),
+                error: None,
+                pid: known.then_some(5000 + self.direct_mib),
+                periods: if known { 720 } else { 0 },
+                tracking_rate: 1.0 / 128.0,
+                tracked_pages: u64::from(RAM_MIB) * 2,
+                traps_per_second: 180.0,
+                overhead_ratio: 0.0098,
+                lost: u64::from(self.vm == "scan") * 3,
+                restarts: 0,
+                last_unix_ms: known.then_some(now_unix_ms.saturating_sub(2000)),
+            }),
+            balloon: Some(BalloonView {
+                actual_bytes: self.holding().direct_bytes,
+                target_bytes: Some(self.holding().direct_bytes),
+                state: "idle".to_owned(),
+                guest_available_bytes: Some(bytes(self.direct_mib / 4)),
+                statistics_age_ms: Some(1500),
+            }),
+            cache: (self.cache_mib > 0).then(|| CacheView {
+                capacity_bytes: self.holding().cache_bytes,
+                used_bytes: self.holding().cache_bytes / 10 * 9,
+                read_blocks: 812_000,
+                hits: 301_000,
+                disabled: None,
+            }),
+        }
+    }
+
+    fn heatmap(&self, now_unix_ms: u64) -> HeatmapView {
+        let cell = bytes(RAM_MIB / CELLS);
+        let busy_cells = self.working_set_mib * CELLS / RAM_MIB;
+        let row = |row: u32| HeatRow {
+            unix_ms: now_unix_ms.saturating_sub(u64::from(ROWS - row) * 5000),
+            pages: (0..CELLS)
+                .map(|at| {
+                    // A region that is used ever less from its begin on, and a place that moves through it.
+                    let moving = u32::from(at == row * busy_cells.max(1) / ROWS);
+                    let still = busy_cells.saturating_sub(at) * 3000 / CELLS;
+                    (still + moving * 4096).min(4096)
+                })
+                .collect(),
+        };
+        HeatmapView {
+            schema: SCHEMA,
+            vm: self.vm.to_owned(),
+            cell_bytes: cell,
+            rows: (0..ROWS).map(row).collect(),
+        }
+    }
+}
+
+fn rules() -> Rules {
+    let sizes = GUESTS.iter().map(|guest| guest.size().0).sum();
+    Rules {
+        gain_min: 0.02,
+        ..Rules::new(PageCount(sizes))
+    }
+}
+
+/// What the policy is given.
+fn inputs() -> Option<PlanInputs> {
+    let demands = GUESTS.map(|guest| Demand {
+        vm: VmId(guest.vm.to_owned()),
+        curve: guest.curve(),
+        baseline: pages(BASELINE_MIB),
+        current: guest.size(),
+        floor: pages(128),
+        ceiling: pages(RAM_MIB),
+        max_loss: guest.max_loss,
+        shares: 100,
+        working_set: None,
+    });
+    PlanInputs::new(&demands, &rules(), Policy::Isolated(Search::Auto), PAGE).ok()
+}
+
+fn proposal(now_unix_ms: u64) -> Decision {
+    let inputs = inputs();
+    let plan = inputs.as_ref().and_then(|inputs| inputs.plan().ok());
+    let targets = plan.iter().flat_map(|plan| &plan.targets);
+    let moved = targets.filter(|target| target.target_bytes != target.current_bytes);
+    let steps = moved.filter_map(|target| {
+        let guest = GUESTS.iter().find(|guest| guest.vm == target.vm)?;
+        let from = guest.holding();
+        let direct_bytes = target.target_bytes.saturating_sub(from.cache_bytes);
+        let to = HoldingView {
+            direct_bytes,
+            ..from
+        };
+        Some(step(&target.vm, from, to, "waiting"))
+    });
+    Decision {
+        steps: steps.collect(),
+        inputs,
+        plan,
+        state: State::Proposed,
+        ended_unix_ms: None,
+        reason: "The VMs together are predicted to miss less often.".to_owned(),
+        ..blank(4, now_unix_ms, Kind::Divide, By::Daemon)
+    }
+}
+
+/// A past in which a division was kept and another was taken back, and a proposal.
+fn decisions(now_unix_ms: u64) -> Vec<Decision> {
+    let [web, search, ..] = &GUESTS;
+    let whole = |direct_mib| HoldingView {
+        direct_bytes: bytes(direct_mib),
+        cache_bytes: 0,
+    };
+    let check = |guest: &Guest, predicted: f64, measured: f64| {
+        let bound = 1.0 + guest.max_loss;
+        let kept = measured <= bound;
+        let verdict = if kept { "kept" } else { "broken" };
+        Check {
+            vm: guest.vm.to_owned(),
+            predicted: Some(RelativeView {
+                expected: predicted,
+                low: predicted * 0.95,
+                high: predicted * 1.05,
+            }),
+            measured: Some(measured),
+            by: "blocks read from storage".to_owned(),
+            bound,
+            verdict: if kept { Verdict::Kept } else { Verdict::Broken },
+            why: format!(
+                "its misses are {measured:.2} times those at its baseline, promised {bound:.2} at most: {verdict}"
+            ),
+        }
+    };
+    let ago = |minutes: u64| now_unix_ms.saturating_sub(minutes * 60_000);
+    let kept = Decision {
+        steps: vec![step("search", whole(576), search.holding(), "done")],
+        checks: vec![check(search, 1.02, 1.04)],
+        ended_unix_ms: Some(ago(48)),
+        reason: "Others gain more than search loses. Every promise was kept.".to_owned(),
+        ..blank(1, ago(50), Kind::Divide, By::Operator)
+    };
+    let broken = Decision {
+        steps: vec![step("web", web.holding(), whole(384), "done")],
+        checks: vec![check(web, 1.04, 1.31)],
+        state: State::RolledBack,
+        taken_back_by: Some(3),
+        ended_unix_ms: Some(ago(28)),
+        reason: "web was to give 128 MiB. Its promise was broken: taken back by decision 3."
+            .to_owned(),
+        ..blank(2, ago(31), Kind::Divide, By::Daemon)
+    };
+    let rollback = Decision {
+        steps: vec![step("web", whole(384), web.holding(), "done")],
+        takes_back: Some(2),
+        ended_unix_ms: Some(ago(27)),
+        reason: "Decision 2 broke web's promise.".to_owned(),
+        ..blank(3, ago(28), Kind::Rollback, By::Daemon)
+    };
+    vec![kept, broken, rollback, proposal(now_unix_ms)]
+}
+
+fn blank(id: u64, unix_ms: u64, kind: Kind, by: By) -> Decision {
+    Decision {
+        schema: SCHEMA,
+        id,
+        unix_ms,
+        kind,
+        by,
+        mode: Mode::Advise,
+        state: State::Kept,
+        reason: String::new(),
+        inputs: None,
+        plan: None,
+        steps: Vec::new(),
+        checks: Vec::new(),
+        takes_back: None,
+        taken_back_by: None,
+        ended_unix_ms: Some(unix_ms),
+    }
+}
+
+fn step(vm: &str, from: HoldingView, to: HoldingView, state: &str) -> Step {
+    Step {
+        vm: vm.to_owned(),
+        from,
+        to,
+        now: if state == "done" { to } else { from },
+        state: state.to_owned(),
+        error: None,
+    }
+}
+
+/// Records a moment of all VMs.
+fn record(history: &History, unix_ms: u64, moment: u64) {
+    let moments = GUESTS.each_ref().map(|guest| {
+        // Up and down by an eighth, in 16 moments.
+        let wave = moment.abs_diff(moment / 16 * 16 + 8) * u64::from(guest.working_set_mib) / 64;
+        let known = guest.misses.is_some();
+        let relative = guest.relative(guest.size());
+        Moment {
+            vm: guest.vm,
+            sample: Sample {
+                unix_ms,
+                direct_bytes: guest.holding().direct_bytes,
+                cache_bytes: guest.holding().cache_bytes,
+                target_bytes: None,
+                working_set_bytes: known.then(|| bytes(guest.working_set_mib) + wave * MIB),
+                relative: relative.map(|relative| relative.expected),
+                misses_per_second: known.then_some(120.0),
+                overhead_ratio: known.then_some(0.0098),
+                lost: 0,
+            },
+            heat: None,
+            curve: None,
+        }
+    });
+    history.record_turn(&moments);
+}
+
+/// Another turn: nothing but the time has changed, and a move under way is done.
+fn turn(shared: &Shared) {
+    let mut next = (*shared.snapshot()).clone();
+    next.host.turn += 1;
+    next.host.now_unix_ms = clock::unix_ms();
+    record(&shared.history, next.host.now_unix_ms, next.host.turn);
+    if let Some(mut decision) = next
+        .host
+        .moving
+        .take()
+        .and_then(|id| shared.history.decision(id))
+    {
+        for step in &mut decision.steps {
+            "done".clone_into(&mut step.state);
+            step.now = step.to;
+            set_holding(&mut next, &step.vm, step.to);
+        }
+        decision.state = State::Kept;
+        decision.ended_unix_ms = Some(next.host.now_unix_ms);
+        put(shared, &decision);
+    }
+    shared.publish(next);
+}
+
+fn answer(shared: &Shared, command: Command) {
+    let mut next = (*shared.snapshot()).clone();
+    // Whoever asked may have gone.
+    match command {
+        Command::Apply(choice, reply) => drop(reply.send(apply(shared, &mut next, choice))),
+        Command::Rollback(choice, reply) => drop(reply.send(roll_back(shared, &mut next, choice))),
+        Command::Pause(reply) => {
+            next.host.paused = true;
+            drop(reply.send(Ok(())));
+        }
+        Command::Resume(reply) => {
+            next.host.paused = false;
+            drop(reply.send(Ok(())));
+        }
+        Command::Reload(reply) => drop(reply.send(Ok(()))),
+        Command::Set(vm, change, reply) => {
+            let found = next.host.vms.iter_mut().find(|summary| summary.vm == vm);
+            drop(reply.send(match found {
+                None => Err(refused(RefusalKind::NotFound, "there is no such VM")),
+                Some(_) if change.min_bytes > Some(bytes(RAM_MIB)) => Err(refused(
+                    RefusalKind::Guarantee,
+                    "a floor above the VM's RAM cannot be kept",
+                )),
+                Some(summary) => {
+                    let settings = &mut summary.settings;
+                    settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
+                    settings.max_bytes = change.max_bytes.unwrap_or(settings.max_bytes);
+                    settings.baseline_bytes =
+                        change.baseline_bytes.unwrap_or(settings.baseline_bytes);
+                    settings.shares = change.shares.unwrap_or(settings.shares);
+                    settings.max_loss = change.max_loss.unwrap_or(settings.max_loss);
+                    settings.managed = change.managed.unwrap_or(settings.managed);
+                    Ok(summary.clone())
+                }
+            }));
+        }
+    }
+    shared.publish(next);
+}
+
+fn apply(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decision, Refused> {
+    if next.host.paused {
+        let paused = "the daemon is paused; nothing was moved";
+        return Err(refused(RefusalKind::Conflict, paused));
+    }
+    let wanted = |proposal: &mut Decision| choice.decision.is_none_or(|id| id == proposal.id);
+    let Some(mut decision) = next.proposal.take_if(wanted) else {
+        let none = "there is no such proposal; nothing was moved";
+        return Err(refused(RefusalKind::Conflict, none));
+    };
+    decision.state = State::Moving;
+    decision.by = By::Operator;
+    for step in &mut decision.steps {
+        "shrinking".clone_into(&mut step.state);
+    }
+    next.host.moving = Some(decision.id);
+    put(shared, &decision);
+    Ok(decision)
+}
+
+fn roll_back(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decision, Refused> {
+    let newest = || {
+        let recent = shared.history.decisions(None, None, 10);
+        let kept = recent
+            .into_iter()
+            .find(|decision| decision.state == State::Kept);
+        kept.map(|decision| decision.id)
+    };
+    let id = choice.decision.or_else(newest);
+    let found = id.and_then(|id| shared.history.decision(id));
+    let Some(mut decision) = found.filter(|decision| decision.state == State::Kept) else {
+        let none = "there is no such decision to take back; nothing was moved";
+        return Err(refused(RefusalKind::Conflict, none));
+    };
+    let newest = shared.history.decisions(None, None, 1);
+    let id = newest.first().map_or(1, |newest| newest.id + 1);
+    let now = clock::unix_ms();
+    let mut rollback = blank(id, now, Kind::Rollback, By::Operator);
+    rollback.takes_back = Some(decision.id);
+    rollback.reason = "An operator took it back.".to_owned();
+    for old in &decision.steps {
+        rollback.steps.push(step(&old.vm, old.to, old.from, "done"));
+        set_holding(next, &old.vm, old.from);
+    }
+    decision.state = State::RolledBack;
+    decision.taken_back_by = Some(id);
+    put(shared, &decision);
+    put(shared, &rollback);
+    Ok(rollback)
+}
+
+fn put(shared: &Shared, decision: &Decision) {
+    shared.history.put_decision(decision);
+    shared.tell(Event::Decision { id: decision.id });
+}
+
+fn set_holding(next: &mut Snapshot, vm: &str, holding: HoldingView) {
+    if let Some(summary) = next.host.vms.iter_mut().find(|summary| summary.vm == vm) {
+        summary.direct_bytes = holding.direct_bytes;
+        summary.cache_bytes = holding.cache_bytes;
+        summary.size_bytes = holding.size_bytes();
+        summary.target_bytes = Some(holding.size_bytes());
+    }
+}
+
+fn refused(kind: RefusalKind, why: &str) -> Refused {
+    Refused::new(kind, why)
+}
+
+fn bytes(mib: u32) -> u64 {
+    u64::from(mib) * MIB
+}
+
+fn pages(mib: u32) -> PageCount {
+    PageCount(bytes(mib) / PAGE.bytes())
+}

@@ -1,0 +1,352 @@
+//! Sockets: whose they are, taking them over from the dead, TLS.
+
+use std::fmt::Display;
+use std::fs::{self, File, Permissions, TryLockError};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::unistd::Group;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::version::TLS13;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+use super::access::{Access, Way};
+use crate::config::{ServeSettings, TcpSettings, TlsSettings};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Shortest token.
+const TOKEN_BYTES_MIN: usize = 16;
+/// Longest file of a token.
+const TOKEN_BYTES_MAX: u64 = 4096;
+
+/// Why the daemon does not serve. Nothing is served anywhere, and no other's socket was touched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Two daemons at one socket.
+    #[error("another plimsolld serves there: {}", path.display())]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A file that is not ours to remove.
+    #[error("{} is there already and is no socket; it was left alone", path.display())]
+    NoSocket {
+        /// What was to be the socket.
+        path: PathBuf,
+    },
+    /// A group that the system does not know.
+    #[error("{} is to be served to the group {group:?}, which does not exist", path.display())]
+    NoGroup {
+        /// The socket.
+        path: PathBuf,
+        /// The group.
+        group: String,
+    },
+    /// The system says no.
+    #[error("cannot serve at {at}")]
+    Listen {
+        /// Path or address.
+        at: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// TCP for everybody.
+    #[error(
+        "TCP at {listen} needs a token (token_file) or certificates of clients (client_ca); only on a loopback address \
+         and read-only can it go without"
+    )]
+    Open {
+        /// The address.
+        listen: SocketAddr,
+    },
+    /// A file with a token, a key or certificates that cannot be used.
+    #[error("{}: {why}", path.display())]
+    Secret {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// Where clients come in, and what they may do.
+#[derive(Debug)]
+pub(super) struct Door {
+    pub listener: Listener,
+    pub access: Access,
+}
+
+/// What is listened at.
+pub(super) enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener, Option<TlsAcceptor>),
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(listener) => listener.fmt(f),
+            Self::Tcp(listener, _) => listener.fmt(f),
+        }
+    }
+}
+
+/// A path that is ours until this is dropped: its socket then goes. The lock beside it stays, so that nobody can take
+/// one that another has removed.
+#[derive(Debug)]
+pub(super) struct Claim {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // That it is gone already, or cannot be removed, hinders nobody: the next daemon takes it over.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Opens all doors that `settings` ask for.
+pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), ServeError> {
+    // First what is easily wrong, then what others see.
+    let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
+    let mut doors = Vec::new();
+    let mut claims = Vec::new();
+    let mut add = |path: &Path, mode, group: Option<&str>| {
+        let (listener, claim) = open_unix(path, mode, group)?;
+        claims.push(claim);
+        doors.push(Door {
+            listener: Listener::Unix(listener),
+            access: Access {
+                read_only: mode == READ_ONLY_MODE,
+                token: None,
+                way: Way::Unix,
+            },
+        });
+        Ok(())
+    };
+    add(&settings.socket, MODE, settings.group.as_deref())?;
+    if let Some(path) = &settings.read_only_socket {
+        add(path, READ_ONLY_MODE, settings.read_only_group.as_deref())?;
+    }
+    doors.extend(tcp);
+    Ok((doors, claims))
+}
+
+/// Permissions of the socket for those who may change things.
+const MODE: u32 = 0o660;
+/// Those of the one for those who may look; less what others may if it has a group.
+const READ_ONLY_MODE: u32 = 0o666;
+
+fn open_unix(
+    path: &Path,
+    mode: u32,
+    group: Option<&str>,
+) -> Result<(UnixListener, Claim), ServeError> {
+    let failed = |source| ServeError::Listen {
+        at: path.display().to_string(),
+        source,
+    };
+    let gid = match group {
+        None => None,
+        Some(name) => {
+            let no_group = || ServeError::NoGroup {
+                path: path.to_owned(),
+                group: name.to_owned(),
+            };
+            let found = Group::from_name(name).map_err(|errno| failed(errno.into()))?;
+            Some(found.ok_or_else(no_group)?.gid.as_raw())
+        }
+    };
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed)?;
+    }
+    let claim = claim(path)?;
+    // Permissions come before the first connection can.
+    let listener = || -> io::Result<UnixListener> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        chown(path, None, gid)?;
+        let mode = if gid.is_some() { mode & 0o660 } else { mode };
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(socket.into())
+    };
+    Ok((listener().map_err(failed)?, claim))
+}
+
+/// Makes `path` ours, and removes the socket of a daemon that is dead.
+fn claim(path: &Path) -> Result<Claim, ServeError> {
+    let failed = |source| ServeError::Listen {
+        at: path.display().to_string(),
+        source,
+    };
+    let taken = || ServeError::Taken {
+        path: path.to_owned(),
+    };
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ServeError::NoSocket {
+                path: path.to_owned(),
+            });
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    let lock = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(lock)
+        .map_err(failed)?;
+    lock.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => taken(),
+        TryLockError::Error(error) => failed(error),
+    })?;
+    // Somebody else's server takes no lock.
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(taken()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(failed)?;
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    Ok(Claim {
+        path: path.to_owned(),
+        _lock: lock,
+    })
+}
+
+fn open_tcp(settings: &TcpSettings) -> Result<Door, ServeError> {
+    let listen = settings.listen;
+    let loopback = listen.ip().is_loopback();
+    let certificates = settings.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
+    let known = settings.token_file.is_some() || certificates.is_some();
+    let harmless = loopback && settings.read_only;
+    if !(known || harmless) {
+        return Err(ServeError::Open { listen });
+    }
+    let token = settings.token_file.as_deref().map(token).transpose()?;
+    let tls = settings.tls.as_ref().map(tls).transpose()?;
+    let listener = || -> io::Result<TcpListener> {
+        let listener = TcpListener::bind(listen)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let listener = listener().map_err(|source| ServeError::Listen {
+        at: listen.to_string(),
+        source,
+    })?;
+    Ok(Door {
+        listener: Listener::Tcp(listener, tls),
+        access: Access {
+            read_only: settings.read_only,
+            token,
+            way: if loopback {
+                Way::Loopback
+            } else {
+                Way::Network
+            },
+        },
+    })
+}
+
+/// The token in a file that others may not read.
+fn token(path: &Path) -> Result<Arc<str>, ServeError> {
+    let wrong = |why: String| secret(path, why);
+    check_private(path)?;
+    if fs::metadata(path)
+        .map_err(|error| wrong(error.to_string()))?
+        .len()
+        > TOKEN_BYTES_MAX
+    {
+        return Err(wrong(format!("a token of over {TOKEN_BYTES_MAX} bytes")));
+    }
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let token = text.trim();
+    if token.len() < TOKEN_BYTES_MIN {
+        let short = format!("a token of under {TOKEN_BYTES_MIN} bytes can be guessed");
+        return Err(wrong(short));
+    }
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(wrong(
+            "a token is one word of visible ASCII letters".to_owned(),
+        ));
+    }
+    Ok(token.into())
+}
+
+fn tls(settings: &TlsSettings) -> Result<TlsAcceptor, ServeError> {
+    let certificates = certificates(&settings.certificate)?;
+    check_private(&settings.key)?;
+    let key = PrivateKeyDer::from_pem_file(&settings.key);
+    let key = key.map_err(|error| secret(&settings.key, error))?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| secret(&settings.certificate, error))?;
+    let builder = match &settings.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in self::certificates(path)? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| secret(path, error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider)
+                .build()
+                .map_err(|error| secret(path, error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(certificates, key)
+        .map_err(|error| secret(&settings.certificate, error))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config).into())
+}
+
+/// The certificates in a PEM file: at least one.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServeError> {
+    let read = || -> Result<Vec<_>, pem::Error> { CertificateDer::pem_file_iter(path)?.collect() };
+    let certificates = read().map_err(|error| secret(path, error))?;
+    if certificates.is_empty() {
+        return Err(secret(path, "no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+/// Refuses a secret that everybody may read.
+fn check_private(path: &Path) -> Result<(), ServeError> {
+    let found = fs::metadata(path).map_err(|error| secret(path, error))?;
+    if found.permissions().mode() & 0o007 != 0 {
+        return Err(secret(path, "others may read or write it: chmod o= it"));
+    }
+    Ok(())
+}
+
+fn secret(path: &Path, why: impl Display) -> ServeError {
+    ServeError::Secret {
+        path: path.to_owned(),
+        why: why.to_string(),
+    }
+}

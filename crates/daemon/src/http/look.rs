@@ -1,0 +1,264 @@
+//! What there is to see: the host, its VMs, what was decided.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use plimsoll_api::SCHEMA;
+use plimsoll_api::answer::{Done, ProposalView, VmsView};
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::decision::{Decision, DecisionsView};
+use plimsoll_api::request::RefusalKind;
+use plimsoll_api::vm::{HeatmapView, HistoryView, HostView, VmView};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::params::{Named, NoParams, Params, find};
+use super::{Answer, Desk, beside};
+use crate::clock;
+use crate::shared::Refused;
+
+/// How far back a history goes if nobody says.
+const HISTORY_MS: u64 = 3_600_000;
+/// Moments of a history if nobody says, and at most.
+const POINTS: usize = 300;
+const POINTS_MAX: usize = 2000;
+/// Decisions of a list if nobody says, and at most.
+const DECISIONS: usize = 20;
+const DECISIONS_MAX: usize = 100;
+/// How long after the turn that should have come the loop counts as hanging, in ms.
+const LATE_MS: u64 = 120_000;
+
+/// The host and its VMs.
+#[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostView)))]
+pub(super) async fn host(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Json<HostView> {
+    Json(desk.shared.snapshot().host.clone())
+}
+
+/// The VMs, by name.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = VmsView)))]
+pub(super) async fn vms(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Json<VmsView> {
+    Json(VmsView {
+        schema: SCHEMA,
+        vms: desk.shared.snapshot().host.vms.clone(),
+    })
+}
+
+/// A VM in full.
+#[utoipa::path(get, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), responses((status = 200, body = VmView)))]
+pub(super) async fn vm(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<VmView> {
+    let snapshot = desk.shared.snapshot();
+    Ok(Json(VmView {
+        schema: SCHEMA,
+        summary: find(&snapshot, &vm)?.clone(),
+        curve: snapshot.curves.get(&vm).cloned(),
+    }))
+}
+
+/// A VM's curve.
+#[utoipa::path(get, path = "/v1/vms/{vm}/curve", params(("vm", description = "Its name")), responses((status = 200, body = CurveJson)))]
+pub(super) async fn curve(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<CurveJson> {
+    let snapshot = desk.shared.snapshot();
+    find(&snapshot, &vm)?;
+    let curve = snapshot.curves.get(&vm).cloned();
+    let missing = || not_found(format!("the curve of {vm:?} is not known yet"));
+    curve.map(Json).ok_or_else(missing)
+}
+
+/// Where in its RAM a VM is busy.
+#[utoipa::path(get, path = "/v1/vms/{vm}/heatmap", params(("vm", description = "Its name")), responses((status = 200, body = HeatmapView)))]
+pub(super) async fn heatmap(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<HeatmapView> {
+    let snapshot = desk.shared.snapshot();
+    find(&snapshot, &vm)?;
+    let heat = snapshot.heat.get(&vm).map(|heat| (**heat).clone());
+    let missing = || {
+        not_found(format!(
+            "where {vm:?} is busy is not known: no tracer tells"
+        ))
+    };
+    heat.map(Json).ok_or_else(missing)
+}
+
+/// What a history is to hold.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Span {
+    /// Its begin; an hour before its end if it is not given.
+    since_unix_ms: Option<u64>,
+    /// Its end; now if it is not given.
+    until_unix_ms: Option<u64>,
+    /// Moments at most, 1 to 2000; 300 if it is not given.
+    points: Option<usize>,
+}
+
+/// A VM's history.
+#[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm", description = "Its name"), Span), responses((status = 200, body = HistoryView)))]
+pub(super) async fn history(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(span): Params<Span>,
+) -> Answer<HistoryView> {
+    let until_ms = span.until_unix_ms.unwrap_or_else(clock::unix_ms);
+    let since_ms = span.since_unix_ms;
+    let since_ms = since_ms.unwrap_or(until_ms.saturating_sub(HISTORY_MS));
+    if since_ms > until_ms {
+        return Err(bad("since_unix_ms is later than until_unix_ms"));
+    }
+    let points = within("points", span.points, POINTS, POINTS_MAX)?;
+    beside(move || {
+        let samples = desk.shared.history.samples(&vm, since_ms, until_ms, points);
+        if samples.is_empty() {
+            find(&desk.shared.snapshot(), &vm)?;
+        }
+        Ok(Json(HistoryView {
+            schema: SCHEMA,
+            vm,
+            samples,
+        }))
+    })
+    .await?
+}
+
+/// What `apply` would carry out.
+#[utoipa::path(get, path = "/v1/plan", responses((status = 200, body = ProposalView)))]
+pub(super) async fn plan(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Json<ProposalView> {
+    let proposal = desk.shared.snapshot().proposal.clone();
+    Json(ProposalView {
+        schema: SCHEMA,
+        proposal: proposal.map(|proposal| Decision {
+            inputs: None,
+            ..proposal
+        }),
+    })
+}
+
+/// Which decisions a list is to hold.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Which {
+    /// Those that touch this VM; all if it is not given.
+    vm: Option<String>,
+    /// Those with a lower number; the newest if it is not given.
+    before: Option<u64>,
+    /// So many at most, 1 to 100; 20 if it is not given.
+    limit: Option<usize>,
+}
+
+/// Decisions, newest first, without their `inputs`.
+#[utoipa::path(get, path = "/v1/decisions", params(Which), responses((status = 200, body = DecisionsView)))]
+pub(super) async fn decisions(
+    State(desk): State<Arc<Desk>>,
+    Params(which): Params<Which>,
+) -> Answer<DecisionsView> {
+    let limit = within("limit", which.limit, DECISIONS, DECISIONS_MAX)?;
+    beside(move || {
+        let vm = which.vm.as_deref();
+        let found = desk.shared.history.decisions(vm, which.before, limit);
+        Ok(Json(list(found)))
+    })
+    .await?
+}
+
+/// The decisions that touched a VM, newest first, without their `inputs`.
+#[utoipa::path(get, path = "/v1/vms/{vm}/explain", params(("vm", description = "Its name")), responses((status = 200, body = DecisionsView)))]
+pub(super) async fn explain(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<DecisionsView> {
+    beside(move || {
+        let found = desk.shared.history.decisions(Some(&vm), None, DECISIONS);
+        if found.is_empty() {
+            find(&desk.shared.snapshot(), &vm)?;
+        }
+        Ok(Json(list(found)))
+    })
+    .await?
+}
+
+/// A decision with all that led to it.
+#[utoipa::path(get, path = "/v1/decisions/{id}", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = Decision)))]
+pub(super) async fn decision(
+    State(desk): State<Arc<Desk>>,
+    Named(id): Named<u64>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<Decision> {
+    beside(move || recorded(&desk, id).map(Json)).await?
+}
+
+/// Whether the daemon works: refused (503) if its turns do not come.
+#[utoipa::path(get, path = "/healthz", responses((status = 200, body = Done)))]
+pub(super) async fn health(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<Done> {
+    let snapshot = desk.shared.snapshot();
+    let age_ms = clock::unix_ms().saturating_sub(snapshot.host.now_unix_ms);
+    let interval_ms = snapshot.host.turn_interval_ms;
+    if age_ms > interval_ms.saturating_mul(2).saturating_add(LATE_MS) {
+        let late = format!(
+            "the last turn ended {} s ago, and one is due every {} s",
+            age_ms / 1000,
+            interval_ms / 1000
+        );
+        return Err(Refused::new(RefusalKind::Busy, late));
+    }
+    Ok(Json(Done { schema: SCHEMA }))
+}
+
+/// Decision number `id`: the one that waits, or a recorded one.
+pub(super) fn recorded(desk: &Desk, id: u64) -> Result<Decision, Refused> {
+    let proposal = desk.shared.snapshot().proposal.clone();
+    proposal
+        .filter(|proposal| proposal.id == id)
+        .or_else(|| desk.shared.history.decision(id))
+        .ok_or_else(|| not_found(format!("there is no decision {id}, or no longer")))
+}
+
+fn list(decisions: Vec<Decision>) -> DecisionsView {
+    DecisionsView {
+        schema: SCHEMA,
+        decisions,
+    }
+}
+
+/// How many: `given`, or else `usual`; 1 to `most`.
+fn within(key: &str, given: Option<usize>, usual: usize, most: usize) -> Result<usize, Refused> {
+    let value = given.unwrap_or(usual);
+    if (1..=most).contains(&value) {
+        Ok(value)
+    } else {
+        Err(bad(format!("{key}={value}: expected 1 to {most}")))
+    }
+}
+
+fn bad(message: impl Into<String>) -> Refused {
+    Refused::new(RefusalKind::BadRequest, message)
+}
+
+fn not_found(message: String) -> Refused {
+    Refused::new(RefusalKind::NotFound, message)
+}

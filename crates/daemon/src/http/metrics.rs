@@ -1,0 +1,636 @@
+//! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and its kin.
+//!
+//! Names begin with `plimsoll_`, are in base units, and end in `_total` where they count. What is a VM's has the label
+//! `vm`. What is not known is absent, never zero.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
+use std::sync::{Arc, PoisonError};
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::decision::{Mode, Phase, State as Fate};
+use plimsoll_api::openmetrics::{self, Escaped};
+use plimsoll_api::request::RefusalKind;
+use plimsoll_api::vm::{HostView, Standing, TraceView, VmSummary};
+
+use super::params::{NoParams, Params};
+use super::{Desk, beside};
+use crate::history::History;
+use crate::shared::{Refused, Snapshot};
+
+/// Most buckets of a curve.
+const BUCKETS_MAX: u32 = 40;
+/// The first bucket's bound. From one to the next but one it doubles.
+const BUCKET_BYTES: u64 = 4 << 20;
+/// Decisions that are read at a time to be counted, and at most.
+const DECISIONS: usize = 100;
+const DECISIONS_MAX: usize = 10_000;
+
+/// A number of the host: name, meaning, value.
+type OfHost = (&'static str, &'static str, fn(&HostView) -> Option<f64>);
+/// A number of a VM.
+type OfVm = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
+/// A number of a tracer.
+type OfTrace = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
+
+const HOST_GAUGES: [OfHost; 15] = [
+    ("host_total_bytes", "All RAM of the host.", |h| {
+        Some(float(h.memory.total_bytes))
+    }),
+    (
+        "host_available_bytes",
+        "What the kernel could give without swapping.",
+        |h| Some(float(h.memory.available_bytes)),
+    ),
+    ("host_divided_bytes", "What Plimsoll divides.", |h| {
+        Some(float(h.memory.divided_bytes))
+    }),
+    (
+        "host_reclaimable_bytes",
+        "What could be taken from the VMs with every promise kept.",
+        |h| Some(float(h.memory.reclaimable_bytes)),
+    ),
+    ("paused", "Whether nothing is moved until told.", |h| {
+        Some(f64::from(h.paused))
+    }),
+    ("moving", "Whether a move is under way.", |h| {
+        Some(f64::from(h.moving.is_some()))
+    }),
+    ("warnings", "Things that an operator should know.", |h| {
+        Some(count(h.warnings.len()))
+    }),
+    ("vms", "VMs found.", |h| Some(count(h.vms.len()))),
+    ("turn_duration_seconds", "What the last turn took.", |h| {
+        Some(h.turn_took_ms / 1000.0)
+    }),
+    ("turn_interval_seconds", "From one turn to the next.", |h| {
+        Some(seconds(h.turn_interval_ms))
+    }),
+    ("turn_timestamp_seconds", "When the last turn ended.", |h| {
+        Some(seconds(h.now_unix_ms))
+    }),
+    ("start_timestamp_seconds", "When the daemon started.", |h| {
+        Some(seconds(h.since_unix_ms))
+    }),
+    (
+        "daemon_resident_bytes",
+        "Resident memory of the daemon.",
+        |h| Some(float(h.daemon_resident_bytes)),
+    ),
+    ("history_kept", "Whether history is kept on disk.", |h| {
+        Some(f64::from(h.history_bytes.is_some()))
+    }),
+    ("history_bytes", "History on disk.", |h| {
+        h.history_bytes.map(float)
+    }),
+];
+
+const VM_GAUGES: [OfVm; 26] = [
+    ("vm_ram_bytes", "Its RAM as it was started.", |vm| {
+        Some(float(vm.ram_bytes))
+    }),
+    (
+        "vm_direct_bytes",
+        "Memory of its own: RAM less balloon.",
+        |vm| Some(float(vm.direct_bytes)),
+    ),
+    (
+        "vm_cache_bytes",
+        "Capacity of the cache under its disk.",
+        |vm| Some(float(vm.cache_bytes)),
+    ),
+    ("vm_size_bytes", "Both together.", |vm| {
+        Some(float(vm.size_bytes))
+    }),
+    ("vm_target_bytes", "The size it is to have.", |vm| {
+        vm.target_bytes.map(float)
+    }),
+    ("vm_min_bytes", "It never gets less.", |vm| {
+        Some(float(vm.settings.min_bytes))
+    }),
+    ("vm_max_bytes", "It never gets more.", |vm| {
+        Some(float(vm.settings.max_bytes))
+    }),
+    (
+        "vm_baseline_bytes",
+        "What its misses are measured by.",
+        |vm| Some(float(vm.settings.baseline_bytes)),
+    ),
+    (
+        "vm_promise_bytes",
+        "Least size at which its promise is kept.",
+        |vm| vm.promise_bytes.map(float),
+    ),
+    (
+        "vm_reclaimable_bytes",
+        "What it could give with its promise kept.",
+        |vm| vm.reclaimable_bytes.map(float),
+    ),
+    (
+        "vm_max_loss_ratio",
+        "Most rise of its misses that it was promised.",
+        |vm| Some(vm.settings.max_loss),
+    ),
+    ("vm_shares", "Its proportional right.", |vm| {
+        Some(f64::from(vm.settings.shares))
+    }),
+    ("vm_managed", "Whether the daemon may move it.", |vm| {
+        Some(f64::from(vm.settings.managed))
+    }),
+    (
+        "vm_curve_references",
+        "References behind its curve.",
+        |vm| vm.curve_source.map(|_| float(vm.references)),
+    ),
+    (
+        "vm_curve_timestamp_seconds",
+        "When its curve was made.",
+        |vm| vm.curve_unix_ms.map(seconds),
+    ),
+    (
+        "vm_balloon_actual_bytes",
+        "What its balloon leaves it.",
+        |vm| {
+            vm.balloon
+                .as_ref()
+                .map(|balloon| float(balloon.actual_bytes))
+        },
+    ),
+    (
+        "vm_balloon_target_bytes",
+        "What its balloon was told to leave it.",
+        |vm| {
+            vm.balloon
+                .as_ref()
+                .and_then(|balloon| balloon.target_bytes)
+                .map(float)
+        },
+    ),
+    (
+        "vm_balloon_stuck",
+        "Whether its balloon does not move although it should.",
+        |vm| {
+            vm.balloon
+                .as_ref()
+                .map(|balloon| f64::from(balloon.state == "stuck"))
+        },
+    ),
+    (
+        "vm_guest_available_bytes",
+        "What the guest says is available to it.",
+        |vm| {
+            vm.balloon
+                .as_ref()
+                .and_then(|balloon| balloon.guest_available_bytes)
+                .map(float)
+        },
+    ),
+    (
+        "vm_statistics_age_seconds",
+        "Age of the guest's statistics.",
+        |vm| {
+            vm.balloon
+                .as_ref()
+                .and_then(|balloon| balloon.statistics_age_ms)
+                .map(seconds)
+        },
+    ),
+    (
+        "vm_cache_used_bytes",
+        "What the cache under its disk holds.",
+        |vm| vm.cache.as_ref().map(|cache| float(cache.used_bytes)),
+    ),
+    (
+        "vm_cache_disabled",
+        "Whether that cache switched itself off.",
+        |vm| {
+            vm.cache
+                .as_ref()
+                .map(|cache| f64::from(cache.disabled.is_some()))
+        },
+    ),
+    (
+        "vm_relative_misses_ratio",
+        "Predicted misses at its size over those at its baseline.",
+        |vm| vm.relative.map(|relative| relative.expected),
+    ),
+    (
+        "vm_relative_misses_low_ratio",
+        "Lower edge of the same.",
+        |vm| vm.relative.map(|relative| relative.low),
+    ),
+    (
+        "vm_relative_misses_high_ratio",
+        "Upper edge of the same: what promises are kept by.",
+        |vm| vm.relative.map(|relative| relative.high),
+    ),
+    ("vm_traced", "Whether a tracer is at work.", |vm| {
+        let trace = vm.trace.as_ref();
+        Some(f64::from(
+            trace.is_some_and(|trace| trace.state == "tracing"),
+        ))
+    }),
+];
+
+const VM_COUNTERS: [OfVm; 2] = [
+    (
+        "vm_cache_read_blocks",
+        "Blocks read through the cache under its disk.",
+        |vm| vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
+    ),
+    ("vm_cache_hits", "Of them, from the cache.", |vm| {
+        vm.cache.as_ref().map(|cache| float(cache.hits))
+    }),
+];
+
+const TRACE_GAUGES: [OfTrace; 5] = [
+    (
+        "trace_overhead_ratio",
+        "Time taken from the VM by its tracer, as a share of its CPU time.",
+        |t| Some(t.overhead_ratio),
+    ),
+    (
+        "trace_tracking_ratio",
+        "Share of the VM's pages that is watched.",
+        |t| Some(t.tracking_rate),
+    ),
+    ("trace_tracked_pages", "Pages watched.", |t| {
+        Some(float(t.tracked_pages))
+    }),
+    ("trace_traps_per_second", "Traps in the last period.", |t| {
+        Some(t.traps_per_second)
+    }),
+    (
+        "trace_timestamp_seconds",
+        "When the last period ended.",
+        |t| t.last_unix_ms.map(seconds),
+    ),
+];
+
+const TRACE_COUNTERS: [OfTrace; 3] = [
+    (
+        "trace_lost_references",
+        "References that may be missing.",
+        |t| Some(float(t.lost)),
+    ),
+    ("trace_periods", "Periods traced.", |t| {
+        Some(float(t.periods))
+    }),
+    (
+        "trace_restarts",
+        "Times that the tracer was started anew.",
+        |t| Some(float(t.restarts)),
+    ),
+];
+
+const MODES: [(Mode, &str); 3] = [
+    (Mode::Observe, "observe"),
+    (Mode::Advise, "advise"),
+    (Mode::Act, "act"),
+];
+
+const PHASES: [(Phase, &str); 6] = [
+    (Phase::Whole, "whole"),
+    (Phase::Shrinking, "shrinking"),
+    (Phase::Tracing, "tracing"),
+    (Phase::Moving, "moving"),
+    (Phase::Checking, "checking"),
+    (Phase::GivingBack, "giving-back"),
+];
+
+const STANDINGS: [(Standing, &str); 4] = [
+    (Standing::Safe, "safe"),
+    (Standing::Tight, "tight"),
+    (Standing::Violating, "violating"),
+    (Standing::Unknown, "unknown"),
+];
+
+/// How decisions end.
+const FATES: [(Fate, &str); 6] = [
+    (Fate::Superseded, "superseded"),
+    (Fate::Kept, "kept"),
+    (Fate::RolledBack, "rolled-back"),
+    (Fate::Partly, "partly"),
+    (Fate::Failed, "failed"),
+    (Fate::Stopped, "stopped"),
+];
+
+/// Decisions since the server's start, counted by how they ended.
+#[derive(Debug)]
+pub(super) struct Tally {
+    ended: [u64; FATES.len()],
+    /// The newest that was seen.
+    newest: u64,
+    /// Those that had not ended when they were seen.
+    open: BTreeSet<u64>,
+}
+
+impl Tally {
+    /// Counts those that end from now on.
+    pub fn from_now_on(history: &History) -> Self {
+        let recent = history.decisions(None, None, DECISIONS);
+        let open = recent.iter().filter(|decision| !decision.state.has_ended());
+        Self {
+            ended: [0; FATES.len()],
+            newest: recent.first().map_or(0, |decision| decision.id),
+            open: open.map(|decision| decision.id).collect(),
+        }
+    }
+
+    /// Counts what has ended since the last time.
+    fn update(&mut self, history: &History) {
+        let open = std::mem::take(&mut self.open);
+        let seen = open.into_iter().filter_map(|id| history.decision(id));
+        for decision in seen.collect::<Vec<_>>() {
+            self.see(decision.id, decision.state);
+        }
+        let (known, mut before) = (self.newest, None);
+        for _ in 0..DECISIONS_MAX / DECISIONS {
+            let page = history.decisions(None, before, DECISIONS);
+            let new = page.iter().take_while(|decision| decision.id > known);
+            let new: Vec<_> = new.map(|decision| (decision.id, decision.state)).collect();
+            for &(id, state) in &new {
+                self.newest = self.newest.max(id);
+                self.see(id, state);
+            }
+            before = new.last().map(|&(id, _)| id);
+            if new.len() < DECISIONS {
+                break;
+            }
+        }
+    }
+
+    fn see(&mut self, id: u64, state: Fate) {
+        match FATES.iter().position(|&(fate, _)| fate == state) {
+            Some(fate) => self.ended[fate] += 1,
+            None => {
+                self.open.insert(id);
+            }
+        }
+    }
+}
+
+/// All numbers, for Prometheus.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
+pub(super) async fn metrics(
+    State(desk): State<Arc<Desk>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<impl IntoResponse, Refused> {
+    let text = beside(move || {
+        let ended = {
+            let mut tally = desk.tally.lock().unwrap_or_else(PoisonError::into_inner);
+            tally.update(&desk.shared.history);
+            tally.ended
+        };
+        text(&desk.shared.snapshot(), ended)
+    })
+    .await?
+    .map_err(|_| Refused::new(RefusalKind::Busy, "the numbers could not be written"))?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text))
+}
+
+/// The whole exposition.
+pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    of_host(&mut text, &snapshot.host, ended)?;
+    of_vms(&mut text, snapshot)?;
+    text.push_str("# EOF\n");
+    Ok(text)
+}
+
+fn of_host(text: &mut String, host: &HostView, ended: [u64; FATES.len()]) -> fmt::Result {
+    head(text, "build", "info", "Version of the daemon.")?;
+    let (version, name) = (Escaped(&host.version), Escaped(&host.host));
+    writeln!(
+        text,
+        "plimsoll_build_info{{version=\"{version}\",host=\"{name}\"}} 1"
+    )?;
+    for (name, help, value) in HOST_GAUGES {
+        if let Some(value) = value(host) {
+            head(text, name, "gauge", help)?;
+            writeln!(text, "plimsoll_{name} {value}")?;
+        }
+    }
+    head(
+        text,
+        "host_memory_bytes",
+        "gauge",
+        "Where the memory is that Plimsoll divides.",
+    )?;
+    for (holder, bytes) in [
+        ("vms-direct", host.memory.vms_direct_bytes),
+        ("vms-cache", host.memory.vms_cache_bytes),
+        ("store", host.memory.store_bytes),
+        ("spare", host.memory.spare_bytes),
+    ] {
+        writeln!(
+            text,
+            "plimsoll_host_memory_bytes{{holder=\"{holder}\"}} {bytes}"
+        )?;
+    }
+    head(
+        text,
+        "mode",
+        "gauge",
+        "What the daemon may do: 1 for what it is.",
+    )?;
+    for (mode, word) in MODES {
+        let is = u8::from(mode == host.mode);
+        writeln!(text, "plimsoll_mode{{mode=\"{word}\"}} {is}")?;
+    }
+    head(
+        text,
+        "phase",
+        "gauge",
+        "Where in the workflow the host is: 1 for what it is.",
+    )?;
+    for (phase, word) in PHASES {
+        let is = u8::from(phase == host.phase);
+        writeln!(text, "plimsoll_phase{{phase=\"{word}\"}} {is}")?;
+    }
+    head(text, "turns", "counter", "Turns since the start.")?;
+    writeln!(text, "plimsoll_turns_total {}", host.turn)?;
+    head(
+        text,
+        "decisions",
+        "counter",
+        "Decisions by how they ended, since the start.",
+    )?;
+    for ((_, word), count) in FATES.into_iter().zip(ended) {
+        writeln!(text, "plimsoll_decisions_total{{state=\"{word}\"}} {count}")?;
+    }
+    Ok(())
+}
+
+fn of_vms(text: &mut String, snapshot: &Snapshot) -> fmt::Result {
+    let vms = &snapshot.host.vms;
+    head(
+        text,
+        "vm",
+        "info",
+        "What runs a VM; an accelerator of \"tcg\" emulates.",
+    )?;
+    for vm in vms {
+        let accelerator = vm.accelerator.as_deref().unwrap_or("unknown");
+        writeln!(
+            text,
+            "plimsoll_vm_info{{vm=\"{}\",pid=\"{}\",accelerator=\"{}\",libvirt=\"{}\"}} 1",
+            Escaped(&vm.vm),
+            vm.pid,
+            Escaped(accelerator),
+            vm.libvirt
+        )?;
+    }
+    for (name, help, value) in VM_GAUGES {
+        family(text, name, "gauge", help, vms, value)?;
+    }
+    for (name, help, value) in VM_COUNTERS {
+        family(text, name, "counter", help, vms, value)?;
+    }
+    for (name, help, value) in TRACE_GAUGES {
+        family(text, name, "gauge", help, vms, |vm| {
+            vm.trace.as_ref().and_then(value)
+        })?;
+    }
+    for (name, help, value) in TRACE_COUNTERS {
+        family(text, name, "counter", help, vms, |vm| {
+            vm.trace.as_ref().and_then(value)
+        })?;
+    }
+    head(
+        text,
+        "vm_standing",
+        "gauge",
+        "How it stands with its promise: 1 for what it is.",
+    )?;
+    for vm in vms {
+        for (standing, word) in STANDINGS {
+            let is = u8::from(standing == vm.standing);
+            let vm = Escaped(&vm.vm);
+            writeln!(
+                text,
+                "plimsoll_vm_standing{{vm=\"{vm}\",standing=\"{word}\"}} {is}"
+            )?;
+        }
+    }
+    let help = "What it uses, by its curve; the bound says whether it is an estimate, at-least or at-most.";
+    head(text, "vm_working_set_bytes", "gauge", help)?;
+    for vm in vms {
+        if let Some(set) = &vm.working_set {
+            let (vm, bound) = (Escaped(&vm.vm), Escaped(&set.bound));
+            writeln!(
+                text,
+                "plimsoll_vm_working_set_bytes{{vm=\"{vm}\",bound=\"{bound}\"}} {}",
+                set.bytes
+            )?;
+        }
+    }
+    // The references of a window, so a gauge's histogram: counts fall as well as rise.
+    let help = "References behind its curve by reuse distance; first references, and those beyond the curve, in +Inf.";
+    head(text, "vm_reuse_distance_bytes", "gaugehistogram", help)?;
+    for vm in vms {
+        if let Some(curve) = snapshot.curves.get(&vm.vm) {
+            buckets(text, vm, curve)?;
+        }
+    }
+    let help = "References behind its curve that miss at every size: first ones, and those beyond the curve.";
+    head(text, "vm_first_references", "gauge", help)?;
+    for vm in vms {
+        if let Some(curve) = snapshot.curves.get(&vm.vm) {
+            let first = float(curve.references) - hits(curve, u64::MAX);
+            writeln!(
+                text,
+                "plimsoll_vm_first_references{{vm=\"{}\"}} {first}",
+                Escaped(&vm.vm)
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// A family with a number of each VM that has it.
+fn family(
+    text: &mut String,
+    name: &str,
+    kind: &str,
+    help: &str,
+    vms: &[VmSummary],
+    value: impl Fn(&VmSummary) -> Option<f64>,
+) -> fmt::Result {
+    let mut values = vms
+        .iter()
+        .filter_map(|vm| Some((vm, value(vm)?)))
+        .peekable();
+    if values.peek().is_none() {
+        return Ok(());
+    }
+    head(text, name, kind, help)?;
+    let ending = if kind == "counter" { "_total" } else { "" };
+    for (vm, value) in values {
+        writeln!(
+            text,
+            "plimsoll_{name}{ending}{{vm=\"{}\"}} {value}",
+            Escaped(&vm.vm)
+        )?;
+    }
+    Ok(())
+}
+
+/// A curve as a histogram. Bounds are the same for all VMs and at all times, up to what a VM could have and its curve tells.
+fn buckets(text: &mut String, vm: &VmSummary, curve: &CurveJson) -> fmt::Result {
+    let name = Escaped(&vm.vm);
+    let told = curve.points.last();
+    let told = told.map_or(0, |point| point.size_pages.saturating_mul(curve.page_bytes));
+    let most = told.max(vm.ram_bytes);
+    for index in 0..BUCKETS_MAX - 1 {
+        let octave = BUCKET_BYTES << (index / 2);
+        let bound = octave + octave / 2 * u64::from(index % 2);
+        let hits = hits(curve, bound);
+        writeln!(
+            text,
+            "plimsoll_vm_reuse_distance_bytes_bucket{{vm=\"{name}\",le=\"{bound}.0\"}} {hits}"
+        )?;
+        if bound >= most {
+            break;
+        }
+    }
+    writeln!(
+        text,
+        "plimsoll_vm_reuse_distance_bytes_bucket{{vm=\"{name}\",le=\"+Inf\"}} {}",
+        curve.references
+    )
+}
+
+/// References that hit in a memory of `bytes`.
+fn hits(curve: &CurveJson, bytes: u64) -> f64 {
+    let pages = bytes / curve.page_bytes.max(1);
+    let below = curve
+        .points
+        .partition_point(|point| point.size_pages <= pages);
+    let ratio = below
+        .checked_sub(1)
+        .map_or(1.0, |at| curve.points[at].miss_ratio);
+    (float(curve.references) * (1.0 - ratio)).round()
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+    openmetrics::head(text, "plimsoll_", name, kind, help)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a metric is a float")]
+fn float(value: u64) -> f64 {
+    value as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a metric is a float")]
+fn count(value: usize) -> f64 {
+    value as f64
+}
+
+fn seconds(ms: u64) -> f64 {
+    float(ms) / 1000.0
+}

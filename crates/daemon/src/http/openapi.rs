@@ -1,0 +1,85 @@
+//! The routes of the API, and their description by OpenAPI: `docs/openapi.json`.
+
+use std::sync::Arc;
+
+use plimsoll_api::request::Refusal;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Components, Content, Ref, ResponseBuilder};
+use utoipa::{Modify, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Desk, change, events, look, metrics, what_if};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "plimsolld", description = "What plimsolld shows, and what it can be told.", license(name = "Apache-2.0 OR MIT")),
+    components(schemas(Refusal)),
+    modifiers(&Token),
+    security((), ("token" = [])),
+)]
+struct Document;
+
+/// The token that is asked for over TCP.
+struct Token;
+
+impl Modify for Token {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let token = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("Asked for over TCP where a token is configured."))
+            .build();
+        document
+            .components
+            .get_or_insert_with(Components::new)
+            .add_security_scheme("token", SecurityScheme::Http(token));
+    }
+}
+
+/// All routes of the API.
+pub(super) fn routes() -> OpenApiRouter<Arc<Desk>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(look::host))
+        .routes(routes!(look::vms))
+        .routes(routes!(look::vm, change::set))
+        .routes(routes!(look::curve))
+        .routes(routes!(look::history))
+        .routes(routes!(look::heatmap))
+        .routes(routes!(look::explain))
+        .routes(routes!(what_if::vm))
+        .routes(routes!(what_if::host))
+        .routes(routes!(look::plan))
+        .routes(routes!(look::decisions))
+        .routes(routes!(look::decision))
+        .routes(routes!(what_if::replay))
+        .routes(routes!(events::events))
+        .routes(routes!(metrics::metrics))
+        .routes(routes!(look::health))
+        .routes(routes!(change::apply))
+        .routes(routes!(change::roll_back))
+        .routes(routes!(change::pause))
+        .routes(routes!(change::resume))
+        .routes(routes!(change::reload))
+}
+
+/// The API by OpenAPI.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut document = routes().into_openapi();
+    for path in document.paths.paths.values_mut() {
+        let operations = [&mut path.get, &mut path.post, &mut path.patch];
+        operations.into_iter().flatten().for_each(may_be_refused);
+    }
+    document
+}
+
+/// Every other answer is a refusal.
+fn may_be_refused(operation: &mut Operation) {
+    let refusal = Content::new(Some(Ref::from_schema_name("Refusal")));
+    let refused = ResponseBuilder::new()
+        .description("Refused; the status follows from `kind`.")
+        .content("application/json", refusal);
+    let responses = &mut operation.responses.responses;
+    responses.insert("default".to_owned(), refused.build().into());
+}

@@ -1,0 +1,93 @@
+//! What a request says: names in its path, its query, its body. All of it is foreign.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use plimsoll_api::request::RefusalKind;
+use plimsoll_api::vm::VmSummary;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::shared::{Refused, Snapshot};
+
+/// Longest body.
+pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
+/// How alike two names are, 0.0 to 1.0, of which one is taken for the other's misspelling.
+const ALIKE: f64 = 0.8;
+
+fn bad(message: impl Into<String>) -> Refused {
+    Refused::new(RefusalKind::BadRequest, message)
+}
+
+/// A query; keys that nobody asked for are refused.
+#[derive(Debug)]
+pub(super) struct Params<T>(pub T);
+
+/// The query of what takes none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoParams {}
+
+impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refused> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(error) => Err(bad(format!("{}: {}", parts.uri.path(), error.body_text()))),
+        }
+    }
+}
+
+/// The part of a path that is a name or a number.
+#[derive(Debug)]
+pub(super) struct Named<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T> {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(error) => Err(bad(format!("{}: {}", parts.uri.path(), error.body_text()))),
+        }
+    }
+}
+
+/// A JSON body; none at all is `{}`.
+#[derive(Debug)]
+pub(super) struct Body<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Refused;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refused> {
+        let text = Bytes::from_request(request, state)
+            .await
+            .map_err(|error| bad(format!("the body: {}", error.body_text())))?;
+        let text: &[u8] = if text.is_empty() { b"{}" } else { &text };
+        serde_json::from_slice(text)
+            .map(Self)
+            .map_err(|error| bad(format!("the body: {error}; nothing was changed")))
+    }
+}
+
+/// The VM called `name`.
+pub(super) fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Result<&'a VmSummary, Refused> {
+    let vms = &snapshot.host.vms;
+    let found = vms.iter().find(|vm| vm.vm == name);
+    found.ok_or_else(|| no_vm(snapshot, name))
+}
+
+/// There is no VM called `name`.
+pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> Refused {
+    let alike = |vm: &VmSummary| strsim::jaro_winkler(&vm.vm, name);
+    let vms = snapshot.host.vms.iter();
+    let nearest = vms.max_by(|a, b| alike(a).total_cmp(&alike(b)));
+    let hint = match nearest {
+        Some(vm) if alike(vm) >= ALIKE => format!("; did you mean {:?}?", vm.vm),
+        _ => String::new(),
+    };
+    let message = format!("no VM is called {name:?}{hint}");
+    Refused::new(RefusalKind::NotFound, message)
+}

@@ -1,0 +1,266 @@
+//! The server: all doors, in one thread.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, Uri};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use plimsoll_api::request::RefusalKind;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time;
+use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
+
+use super::access::{Access, guard};
+use super::listen::{self, Claim, Door, Listener, ServeError};
+use super::params::BODY_BYTES_MAX;
+use super::{COMMAND_MAX, Desk, openapi, page};
+use crate::config::ServeSettings;
+use crate::shared::{Refused, Shared};
+
+/// Threads beside the one that serves.
+const BESIDE_MAX: usize = 4;
+/// Bytes of a connection's buffer: the longest head of a request.
+const BUFFER_BYTES: usize = 16 << 10;
+/// How long a shutdown waits for answers under way.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long after a failed accept the next one is tried: as a rule, files have run out.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// What bounds clients.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Connections at a door at a time; more wait to be accepted.
+    pub connections: usize,
+    /// How long a connection may be silent before a request, and a request's head may take.
+    pub head: Duration,
+    /// How long a client may take nothing of what it is sent.
+    pub write: Duration,
+    /// How long the turn loop may take to answer.
+    pub command: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            head: Duration::from_secs(30),
+            write: Duration::from_secs(30),
+            command: COMMAND_MAX,
+        }
+    }
+}
+
+/// A server that runs until it is stopped or dropped; its sockets are then removed.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    tcp: Option<SocketAddr>,
+    _claims: Vec<Claim>,
+}
+
+impl Server {
+    /// Where TCP is served, if it is.
+    #[must_use]
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        self.tcp
+    }
+
+    /// Takes no more requests, waits a few seconds for answers under way, and ends.
+    pub fn stop(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves what is `shared` wherever `settings` say.
+///
+/// # Errors
+///
+/// Every [`ServeError`]; nothing is then served.
+pub fn serve(shared: Arc<Shared>, settings: &ServeSettings) -> Result<Server, ServeError> {
+    serve_within(shared, settings, Limits::default())
+}
+
+pub(super) fn serve_within(
+    shared: Arc<Shared>,
+    settings: &ServeSettings,
+    limits: Limits,
+) -> Result<Server, ServeError> {
+    let (doors, claims) = listen::open(settings)?;
+    let failed = |source| ServeError::Listen {
+        at: settings.socket.display().to_string(),
+        source,
+    };
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BESIDE_MAX)
+        .thread_name("http-beside")
+        .build()
+        .map_err(failed)?;
+    let (stop, stopped) = watch::channel(false);
+    let desk = Desk::new(shared, stopped.clone(), limits.command);
+    let mut tcp = None;
+    let mut open = JoinSet::new();
+    for Door { listener, access } in doors {
+        let _inside = runtime.enter();
+        let listener = Accepting::new(listener).map_err(failed)?;
+        tcp = listener.address().or(tcp);
+        let router = router(&desk, access);
+        open.spawn_on(
+            admit(listener, router, limits, stopped.clone()),
+            runtime.handle(),
+        );
+    }
+    let thread = thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(move || {
+            runtime.block_on(open.join_all());
+            runtime.shutdown_timeout(GRACE);
+        })
+        .map_err(failed)?;
+    Ok(Server {
+        stop,
+        thread: Some(thread),
+        tcp,
+        _claims: claims,
+    })
+}
+
+/// All that is served at a door.
+fn router(desk: &Arc<Desk>, access: Access) -> Router {
+    openapi::routes()
+        .split_for_parts()
+        .0
+        .route("/", get(page::index))
+        .route("/assets/{*path}", get(page::asset))
+        .route("/openapi.json", get(async || Json(openapi::openapi())))
+        .fallback(async |uri: Uri| {
+            let missing = format!("nothing is served at {:?}", uri.path());
+            Refused::new(RefusalKind::NotFound, missing)
+        })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            let wrong = format!(
+                "{:?} does not take {method}; nothing was changed",
+                uri.path()
+            );
+            Refused::new(RefusalKind::BadRequest, wrong)
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn_with_state(access, guard))
+        .with_state(Arc::clone(desk))
+}
+
+/// A [`Listener`] in the runtime.
+enum Accepting {
+    Unix(UnixListener),
+    Tcp(TcpListener, Option<TlsAcceptor>),
+}
+
+impl Accepting {
+    fn new(listener: Listener) -> io::Result<Self> {
+        Ok(match listener {
+            Listener::Unix(listener) => Self::Unix(UnixListener::from_std(listener)?),
+            Listener::Tcp(listener, tls) => Self::Tcp(TcpListener::from_std(listener)?, tls),
+        })
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(listener, _) => listener.local_addr().ok(),
+        }
+    }
+
+    /// The next connection.
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Option<TlsAcceptor>)> {
+        Ok(match self {
+            Self::Unix(listener) => (Box::new(listener.accept().await?.0), None),
+            Self::Tcp(listener, tls) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                (Box::new(stream), tls.clone())
+            }
+        })
+    }
+}
+
+/// What bytes come and go by.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Serves connections until the server stops.
+async fn admit(
+    listener: Accepting,
+    router: Router,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let graceful = GracefulShutdown::new();
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    loop {
+        let next = async {
+            let slot = Arc::clone(&slots).acquire_owned().await;
+            (slot, listener.accept().await)
+        };
+        let (slot, accepted) = tokio::select! {
+            next = next => next,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let Ok((stream, tls)) = accepted else {
+            time::sleep(BREATH).await;
+            continue;
+        };
+        let router = router.clone();
+        let watcher = graceful.watcher();
+        tokio::spawn(async move {
+            let _slot = slot;
+            // A connection that breaks is its client's loss alone.
+            match tls {
+                None => converse(stream, router, watcher, limits).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = time::timeout(limits.head, tls.accept(stream)).await {
+                        converse(stream, router, watcher, limits).await;
+                    }
+                }
+            }
+        });
+    }
+    drop(listener);
+    let _ = time::timeout(GRACE, graceful.shutdown()).await;
+}
+
+/// Serves a connection to its end.
+async fn converse(stream: impl Stream + 'static, router: Router, watcher: Watcher, limits: Limits) {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(limits.write));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(BUFFER_BYTES)
+        .serve_connection(
+            TokioIo::new(Box::pin(stream)),
+            TowerToHyperService::new(router),
+        );
+    let _ = watcher.watch(connection).await;
+}

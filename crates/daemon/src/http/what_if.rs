@@ -1,0 +1,233 @@
+//! What would be, and whether a decision follows from its records: the policy is asked anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use plimsoll_api::SCHEMA;
+use plimsoll_api::answer::ReplayView;
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::decision::Decision;
+use plimsoll_api::plan::{PlanInputs, read_curve};
+use plimsoll_api::request::{HostWhatIf, RefusalKind, VmWhatIf};
+use plimsoll_api::size::ByteSize;
+use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_flow::PageCount;
+use plimsoll_policy::{Rules, relative};
+use serde::Deserialize;
+use tokio::time;
+use utoipa::IntoParams;
+
+use super::look::recorded;
+use super::params::{Named, NoParams, Params, find};
+use super::{Answer, Desk, beside};
+use crate::shared::Refused;
+
+/// How long a computation may wait for others.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+/// Another size of a VM.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Size {
+    /// What it would have: memory of its own and its cache.
+    size_bytes: u64,
+}
+
+/// What a VM would suffer or gain at another size.
+#[utoipa::path(get, path = "/v1/vms/{vm}/whatif", params(("vm", description = "Its name"), Size), responses((status = 200, body = VmWhatIf)))]
+pub(super) async fn vm(
+    State(desk): State<Arc<Desk>>,
+    Named(vm): Named<String>,
+    Params(Size { size_bytes }): Params<Size>,
+) -> Answer<VmWhatIf> {
+    let snapshot = desk.shared.snapshot();
+    let summary = find(&snapshot, &vm)?;
+    Ok(Json(at_size(summary, snapshot.curves.get(&vm), size_bytes)))
+}
+
+/// Memory that the host loses.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Loss {
+    /// So much; below zero, won.
+    lose_bytes: i64,
+}
+
+/// How the host would be divided in the end if it lost (or won) memory: step by step where moves are limited.
+#[utoipa::path(get, path = "/v1/whatif", params(Loss), responses((status = 200, body = HostWhatIf)))]
+pub(super) async fn host(
+    State(desk): State<Arc<Desk>>,
+    Params(Loss { lose_bytes }): Params<Loss>,
+) -> Answer<HostWhatIf> {
+    let inputs = desk.shared.snapshot().inputs.clone();
+    let Some(inputs) = inputs else {
+        return Ok(Json(HostWhatIf {
+            schema: SCHEMA,
+            lose_bytes,
+            plan: None,
+            refusal: Some("no VM is known yet".to_owned()),
+        }));
+    };
+    computed(&desk, move || with_less(inputs, lose_bytes))
+        .await
+        .map(Json)
+}
+
+/// Asks the policy anew for a recorded decision.
+#[utoipa::path(get, path = "/v1/decisions/{id}/replay", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = ReplayView)))]
+pub(super) async fn replay(
+    State(desk): State<Arc<Desk>>,
+    Named(id): Named<u64>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<ReplayView> {
+    let on_desk = Arc::clone(&desk);
+    let decision = beside(move || recorded(&on_desk, id)).await??;
+    computed(&desk, move || replayed(&decision))
+        .await?
+        .map(Json)
+}
+
+/// Computes when fewer than the most do; a client that goes leaves its place only when its computation has ended.
+async fn computed<T: Send + 'static>(
+    desk: &Desk,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refused> {
+    let permit = time::timeout(TURN_MAX, Arc::clone(&desk.what_ifs).acquire_owned()).await;
+    let Ok(permit) = permit else {
+        let busy = "too many ask for a division at a time; ask again";
+        return Err(Refused::new(RefusalKind::Busy, busy));
+    };
+    beside(move || {
+        let _permit = permit;
+        work()
+    })
+    .await
+}
+
+fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> VmWhatIf {
+    let relative_then = curve.and_then(|curve| relative_at(summary, curve, size_bytes));
+    let (standing_then, why) = standing(summary, relative_then, size_bytes);
+    VmWhatIf {
+        schema: SCHEMA,
+        vm: summary.vm.clone(),
+        size_bytes: summary.size_bytes,
+        size_then_bytes: size_bytes,
+        relative: summary.relative,
+        relative_then,
+        standing_then,
+        why,
+    }
+}
+
+/// A VM's misses at a size over those at its baseline; `None` if its curve is none.
+fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option<RelativeView> {
+    let curve = read_curve(json).ok()?;
+    let pages = |bytes: u64| PageCount(bytes / json.page_bytes);
+    let baseline = pages(summary.settings.baseline_bytes);
+    let rules = Rules::new(baseline);
+    let relative = relative(&curve, baseline, pages(size_bytes), &rules);
+    Some(RelativeView {
+        expected: relative.expected,
+        low: relative.low,
+        high: relative.high,
+    })
+}
+
+/// How a VM would stand at a size, and why.
+fn standing(
+    summary: &VmSummary,
+    relative: Option<RelativeView>,
+    size_bytes: u64,
+) -> (Standing, String) {
+    let settings = &summary.settings;
+    let bound = 1.0 + settings.max_loss;
+    let (standing, mut why) = match relative {
+        None => (Standing::Unknown, "its curve is not known".to_owned()),
+        Some(relative) if relative.expected > bound => (
+            Standing::Violating,
+            format!(
+                "predicted to miss {:.2} times as often as at its baseline, promised {bound:.2} at most",
+                relative.expected
+            ),
+        ),
+        Some(relative) if relative.high > bound => (
+            Standing::Tight,
+            format!(
+                "within its promise as predicted, but not for certain: its misses may be {:.2} times those at its \
+                 baseline, promised {bound:.2} at most",
+                relative.high
+            ),
+        ),
+        Some(_) => match summary.promise_bytes {
+            Some(promise) if promise < size_bytes => (
+                Standing::Safe,
+                format!(
+                    "its promise is kept, and would be with {} less",
+                    ByteSize(size_bytes - promise).rounded()
+                ),
+            ),
+            _ => (
+                Standing::Tight,
+                "its promise is kept, and it could give nothing".to_owned(),
+            ),
+        },
+    };
+    let (min, max) = (settings.min_bytes, settings.max_bytes);
+    if size_bytes < min {
+        why += &format!("; it never gets less than {}", ByteSize(min).rounded());
+    } else if size_bytes > max {
+        why += &format!("; it never gets more than {}", ByteSize(max).rounded());
+    }
+    (standing, why)
+}
+
+fn with_less(mut inputs: PlanInputs, lose_bytes: i64) -> HostWhatIf {
+    let total = inputs.rules.total_bytes;
+    inputs.rules.step_bytes = None;
+    inputs.rules.total_bytes = if lose_bytes < 0 {
+        total.saturating_add(lose_bytes.unsigned_abs())
+    } else {
+        total.saturating_sub(lose_bytes.unsigned_abs())
+    };
+    let (plan, refusal) = match inputs.plan() {
+        Ok(plan) => (Some(plan), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    HostWhatIf {
+        schema: SCHEMA,
+        lose_bytes,
+        plan,
+        refusal,
+    }
+}
+
+fn replayed(decision: &Decision) -> Result<ReplayView, Refused> {
+    let id = decision.id;
+    let Some(inputs) = &decision.inputs else {
+        let none = format!("decision {id} was not taken by a policy: there is nothing to replay");
+        return Err(Refused::new(RefusalKind::NotFound, none));
+    };
+    let (plan, agrees, why) = match inputs.plan() {
+        Ok(plan) => {
+            let agrees = decision.plan.as_ref() == Some(&plan);
+            let why = if agrees {
+                "the policy gives the recorded plan again"
+            } else {
+                "the policy gives another plan: it was changed since, or the record was"
+            };
+            (Some(plan), agrees, why.to_owned())
+        }
+        Err(error) => (None, false, format!("the policy refuses: {error}")),
+    };
+    Ok(ReplayView {
+        schema: SCHEMA,
+        id,
+        agrees,
+        plan,
+        why,
+    })
+}

@@ -1,0 +1,27 @@
+//! `plimsolld`: the only place where all stages meet.
+//!
+//! ```text
+//! tracers (children) ─┐                                   ┌─> actuators (QMP, disk daemons, libvirt)
+//! disk daemons ───────┼─> turn loop: curves ─> policy ────┤
+//! /proc, libvirt ─────┘     │        ▲                    └─> check, roll back
+//!                        snapshot  commands
+//!                           ▼        │
+//!                    HTTP: REST, metrics, page          history (redb)
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod check;
+pub mod clock;
+pub mod config;
+mod disk_feed;
+pub mod history;
+pub mod host;
+pub mod http;
+pub mod log;
+pub mod moves;
+pub mod qemu_host;
+pub mod shared;
+pub mod simulated;
+pub mod tracer;
+pub mod turn;
+pub mod vm;

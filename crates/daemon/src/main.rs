@@ -1,0 +1,136 @@
+//! `plimsolld`: how far this host's memory may safely be loaded, and who gets how much of it.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use plimsoll_daemon::config::Config;
+use plimsoll_daemon::history::{History, Limits};
+use plimsoll_daemon::qemu_host::QemuHost;
+use plimsoll_daemon::shared::{Command, Shared, Snapshot};
+use plimsoll_daemon::turn::Turns;
+use plimsoll_daemon::{http, log};
+use sd_notify::NotifyState;
+use tokio::sync::oneshot;
+
+/// Commands that may wait for the turn loop.
+const COMMANDS: usize = 64;
+
+/// Trace this host's VMs, keep their miss-ratio curves, and divide its memory so that none loses more than it was promised.
+///
+/// By default it only observes: nothing is moved unless the configuration, or an operator, says so.
+#[derive(Debug, Parser)]
+#[command(name = "plimsolld", version)]
+struct Args {
+    /// Configuration; beside it FILE.d/*.toml is read [default: /etc/plimsoll/plimsoll.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Only read the configuration and say what is wrong with it
+    #[arg(long)]
+    check_config: bool,
+    /// Decide and record, but move nothing whatever the mode
+    #[arg(long)]
+    dry_run: bool,
+    /// What is told: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: tracing::Level,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("plimsolld: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let (config, notes) = Config::load(args.config.as_deref())?;
+    if args.check_config {
+        for note in notes {
+            println!("{note}");
+        }
+        println!("the configuration is good");
+        return Ok(());
+    }
+    log::begin(args.log)?;
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    let history = match &config.history {
+        Some(path) => {
+            let limits = Limits {
+                bytes_max: config.history_bytes_max,
+                keep: config.history_keep,
+            };
+            let (history, warnings) = History::open(path, limits)?;
+            for warning in warnings {
+                tracing::warn!("{warning}");
+            }
+            history
+        }
+        None => History::nowhere(),
+    };
+    let (sender, commands) = mpsc::sync_channel(COMMANDS);
+    let shared = Shared::new(
+        Snapshot::before_the_first_turn(&config),
+        sender.clone(),
+        Arc::new(history),
+    );
+    let shared = Arc::new(shared);
+    let server = http::serve(Arc::clone(&shared), &config.serve)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let hang_up = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&hang_up))?;
+
+    let path = args.config.clone();
+    let reload = Box::new(move || match Config::load(path.as_deref()) {
+        Ok((config, _)) => Ok(config),
+        Err(error) => Err(error.to_string()),
+    });
+    let host = QemuHost::new(&config, args.dry_run);
+    let mode = config.mode;
+    let mut turns = Turns::new(config, reload, host, Arc::clone(&shared), Instant::now());
+    tracing::info!(mode = ?mode, dry_run = args.dry_run, "plimsolld {} begins", env!("CARGO_PKG_VERSION"));
+    let mut ready = false;
+    let watchdog = sd_notify::watchdog_enabled().unwrap_or(Duration::ZERO);
+    let mut told = Instant::now();
+    let mut alive = || {
+        if !ready {
+            ready = true;
+            notify(&[NotifyState::Ready]);
+        }
+        if !watchdog.is_zero() && told.elapsed() > watchdog / 3 {
+            told = Instant::now();
+            notify(&[NotifyState::Watchdog]);
+        }
+        if hang_up.swap(false, Ordering::Relaxed) {
+            // Nobody waits for the answer: what it says is in the log.
+            let _ = sender.try_send(Command::Reload(oneshot::channel().0));
+        }
+    };
+    turns.run(&commands, &|| stop.load(Ordering::Relaxed), &mut alive);
+    notify(&[NotifyState::Stopping]);
+    server.stop();
+    tracing::info!("plimsolld ends; VMs keep what they have");
+    Ok(())
+}
+
+/// Tells systemd, if it listens.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!("systemd was not told: {error}");
+    }
+}

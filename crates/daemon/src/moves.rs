@@ -1,0 +1,378 @@
+//! A move: VMs go from what they hold to what a decision gives them.
+//!
+//! What shrinks goes first, and only memory seen to be free is given: at no moment do the VMs hold more together than is
+//! divided, even when a balloon stands still, a monitor hangs or a VM dies in the middle. A part that cannot
+//! be moved is told to stay where it is, so that a guest which comes round later does not lose memory nobody counts on.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::{Absence, Actuator, ActuatorError, Holding, Look, Progress};
+use plimsoll_api::decision::{HoldingView, Step};
+
+/// Most time that a move may take, however slowly its VMs follow.
+const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
+/// Least memory worth telling a VM of before the rest is free.
+const GRANT_MIN_BYTES: u64 = 4 << 20;
+/// Times that telling a VM may fail before its part is given up.
+const FAILURES_MAX: u32 = 5;
+
+/// Where one VM is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PartState {
+    /// It waits for memory that others have to free.
+    Waiting,
+    /// It gives.
+    Shrinking,
+    /// It takes.
+    Growing,
+    /// It has what it is to have.
+    Done,
+    /// It gives, but slowly.
+    Late,
+    /// Its balloon stands still; it keeps what it has.
+    Stuck,
+    /// It cannot be told; it keeps what it has.
+    Failed,
+    /// It has ended.
+    Gone,
+}
+
+impl PartState {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Shrinking => "shrinking",
+            Self::Growing => "growing",
+            Self::Done => "done",
+            Self::Late => "late",
+            Self::Stuck => "stuck",
+            Self::Failed => "failed",
+            Self::Gone => "gone",
+        }
+    }
+
+    fn has_ended(self) -> bool {
+        matches!(self, Self::Done | Self::Stuck | Self::Failed | Self::Gone)
+    }
+}
+
+/// One VM's part.
+#[derive(Debug)]
+struct Part {
+    vm: String,
+    from: Holding,
+    to: Holding,
+    /// What it was last told.
+    told: Holding,
+    now: Holding,
+    state: PartState,
+    failures: u32,
+    error: Option<String>,
+}
+
+/// A move under way.
+#[derive(Debug)]
+pub struct Move {
+    parts: Vec<Part>,
+    began: Instant,
+}
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progressed {
+    /// Not at its end.
+    Going,
+    /// Every VM has what it is to have.
+    Done,
+    /// Nothing more can be moved, and some VM has not what it is to have.
+    Partly,
+}
+
+/// What a move needs to know of a VM, and of all memory.
+pub struct Held<'a> {
+    /// What moves it.
+    pub actuator: &'a mut dyn Actuator,
+    /// How it stood when it was last looked at; a move looks again.
+    pub look: &'a mut Look,
+}
+
+impl Move {
+    /// Begins to give each VM what stands beside its name, from what it holds.
+    #[must_use]
+    pub fn begin(vms: Vec<(String, Holding, Holding)>, now: Instant) -> Self {
+        let part = |(vm, from, to)| Part {
+            vm,
+            from,
+            to,
+            told: from,
+            now: from,
+            state: PartState::Waiting,
+            failures: 0,
+            error: None,
+        };
+        Self {
+            parts: vms.into_iter().map(part).collect(),
+            began: now,
+        }
+    }
+
+    /// Whether the VM takes part.
+    #[must_use]
+    pub fn involves(&self, vm: &str) -> bool {
+        self.parts.iter().any(|part| part.vm == vm)
+    }
+
+    /// Does what can be done now; `free` is memory that nobody may have. Call it about once a second.
+    pub fn advance(
+        &mut self,
+        vms: &mut BTreeMap<String, Held<'_>>,
+        divided_bytes: u64,
+        now: Instant,
+    ) -> Progressed {
+        for part in &mut self.parts {
+            let Some(held) = vms.get_mut(&part.vm) else {
+                part.state = PartState::Gone;
+                part.error = Some("it ended; its memory is free".to_owned());
+                continue;
+            };
+            *held.look = held.actuator.look();
+            part.now = held.look.holding();
+            part.watch(held.look);
+        }
+        for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
+            if let Some(held) = vms.get_mut(&part.vm) {
+                part.shrink(held);
+            }
+        }
+        // What is free is what nobody can have without being told anything more.
+        let reserved: u64 = vms.values().map(|held| held.look.reserved().bytes()).sum();
+        let mut free_bytes = divided_bytes.saturating_sub(reserved);
+        for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
+            if let Some(held) = vms.get_mut(&part.vm) {
+                part.grow(held, &mut free_bytes);
+            }
+        }
+        for part in &mut self.parts {
+            if let Some(held) = vms.get(&part.vm) {
+                part.name(held.look);
+            }
+        }
+        let too_long = now.duration_since(self.began) > DURATION_MAX;
+        let moving = self.parts.iter().any(|part| {
+            matches!(
+                part.state,
+                PartState::Shrinking | PartState::Growing | PartState::Late
+            )
+        });
+        if moving && !too_long {
+            return Progressed::Going;
+        }
+        if self
+            .parts
+            .iter()
+            .all(|part| matches!(part.state, PartState::Done))
+        {
+            return Progressed::Done;
+        }
+        self.stop(vms);
+        Progressed::Partly
+    }
+
+    /// Tells every VM that is not there yet to stay where it is.
+    pub fn stop(&mut self, vms: &mut BTreeMap<String, Held<'_>>) {
+        for part in &mut self.parts {
+            if matches!(part.state, PartState::Done | PartState::Gone) {
+                continue;
+            }
+            if let Some(held) = vms.get_mut(&part.vm) {
+                part.hold(held);
+            }
+        }
+    }
+
+    /// What has become of each VM's part.
+    #[must_use]
+    pub fn steps(&self) -> Vec<Step> {
+        let step = |part: &Part| Step {
+            vm: part.vm.clone(),
+            from: view(part.from),
+            to: view(part.to),
+            now: view(part.now),
+            state: part.state.name().to_owned(),
+            error: part.error.clone(),
+        };
+        self.parts.iter().map(step).collect()
+    }
+}
+
+/// An error and what is behind it, in one line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// A holding as it is told.
+#[must_use]
+pub fn view(holding: Holding) -> HoldingView {
+    HoldingView {
+        direct_bytes: holding.direct_bytes,
+        cache_bytes: holding.cache_bytes,
+    }
+}
+
+impl Part {
+    /// Looks whether its balloon follows.
+    fn watch(&mut self, look: &Look) {
+        if self.state.has_ended() {
+            return;
+        }
+        if self.to.direct_bytes == self.from.direct_bytes {
+            return;
+        }
+        let why = match look.direct.progress {
+            Progress::Absent(Absence::NoDevice) => "it has no balloon".to_owned(),
+            Progress::Absent(_) => "its guest does not answer to its balloon".to_owned(),
+            Progress::Stuck {
+                unchanged_ms,
+                left_bytes,
+            } => format!(
+                "its balloon stands still for {} s with {} MiB to go",
+                unchanged_ms / 1000,
+                left_bytes >> 20
+            ),
+            _ => return,
+        };
+        self.state = PartState::Stuck;
+        self.error = Some(format!("{why}; it keeps what it has"));
+    }
+
+    /// Whether what it was told has come true.
+    fn is_settled(&self, look: &Look) -> bool {
+        let there = |progress: &Progress| matches!(progress, Progress::Untold | Progress::Reached);
+        let direct =
+            self.told.direct_bytes == self.from.direct_bytes || there(&look.direct.progress);
+        direct
+            && look
+                .cache
+                .as_ref()
+                .is_none_or(|cache| there(&cache.progress))
+    }
+
+    /// Gives what it has too much of.
+    fn shrink(&mut self, held: &mut Held<'_>) {
+        if self.to.direct_bytes < self.told.direct_bytes {
+            match held.actuator.set_direct(self.to.direct_bytes) {
+                Ok(()) => self.told.direct_bytes = self.to.direct_bytes,
+                Err(error) => self.failed(&error),
+            }
+        }
+        if self.to.cache_bytes < self.told.cache_bytes {
+            match held.actuator.set_cache(self.to.cache_bytes) {
+                Ok(()) => self.told.cache_bytes = self.to.cache_bytes,
+                Err(error) => self.failed(&error),
+            }
+        }
+        *held.look = held.actuator.look();
+    }
+
+    /// Takes of what is free, never beyond its new size.
+    fn grow(&mut self, held: &mut Held<'_>, free_bytes: &mut u64) {
+        let mut room = self
+            .to
+            .bytes()
+            .saturating_sub(held.look.reserved().bytes())
+            .min(*free_bytes);
+        let mut grant = |told: u64, to: u64| {
+            let want = to.saturating_sub(told);
+            let given = want.min(room);
+            let worth = given > 0 && (given == want || given >= GRANT_MIN_BYTES);
+            worth.then(|| {
+                room -= given;
+                told + given
+            })
+        };
+        let direct = grant(self.told.direct_bytes, self.to.direct_bytes);
+        let cache = grant(self.told.cache_bytes, self.to.cache_bytes);
+        if let Some(bytes) = direct {
+            match held.actuator.set_direct(bytes) {
+                Ok(()) => {
+                    *free_bytes -= bytes - self.told.direct_bytes;
+                    self.told.direct_bytes = bytes;
+                }
+                Err(error) => self.failed(&error),
+            }
+        }
+        if let Some(bytes) = cache {
+            match held.actuator.set_cache(bytes) {
+                Ok(()) => {
+                    *free_bytes -= bytes - self.told.cache_bytes;
+                    self.told.cache_bytes = bytes;
+                }
+                Err(error) => self.failed(&error),
+            }
+        }
+        if direct.is_some() || cache.is_some() {
+            // What was true before it was told says nothing of what it was told.
+            *held.look = held.actuator.look();
+        }
+    }
+
+    /// Says where it is now.
+    fn name(&mut self, look: &Look) {
+        if self.state.has_ended() {
+            return;
+        }
+        let settled = self.is_settled(look);
+        self.now = look.holding();
+        self.state = if self.failures > FAILURES_MAX {
+            PartState::Failed
+        } else if self.told == self.to && settled {
+            self.error = None;
+            PartState::Done
+        } else if matches!(look.direct.progress, Progress::Late { .. }) {
+            PartState::Late
+        } else if !settled || self.failures > 0 {
+            let gives = look.direct.actual_bytes > self.told.direct_bytes;
+            if gives {
+                PartState::Shrinking
+            } else {
+                PartState::Growing
+            }
+        } else {
+            PartState::Waiting
+        };
+    }
+
+    fn failed(&mut self, error: &ActuatorError) {
+        self.failures += 1;
+        self.error = Some(chain(error));
+    }
+
+    /// Tells it to stay as it is.
+    fn hold(&mut self, held: &mut Held<'_>) {
+        *held.look = held.actuator.look();
+        let has = held.look.holding();
+        let mut failure = None;
+        if self.told.direct_bytes != has.direct_bytes {
+            failure = held.actuator.set_direct(has.direct_bytes).err();
+        }
+        if self.told.cache_bytes != has.cache_bytes {
+            failure = failure.or(held.actuator.set_cache(has.cache_bytes).err());
+        }
+        self.now = has;
+        if let Some(error) = failure {
+            let error = chain(&error);
+            self.error = Some(format!("it could not be told to stay as it is: {error}"));
+        } else if self.state == PartState::Waiting {
+            self.error = Some("the memory that it was to get was not freed".to_owned());
+        }
+    }
+}

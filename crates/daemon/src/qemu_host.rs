@@ -1,0 +1,243 @@
+//! The host that this daemon runs on: QEMU processes, those that libvirt manages among them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use plimsoll_actuator::{
+    ActuatorError, Balloon, BalloonSettings, Direct, DiskCache, DryRun, HcacheStore, Patience,
+    VmMemory,
+};
+use plimsoll_flow::VmId;
+use plimsoll_vm::{QemuVm, qemu_pids};
+
+use crate::config::{Config, VmRule};
+use crate::disk_feed::DiskFeed;
+use crate::host::{Feed, Found, Host, Opened};
+use crate::tracer::Tracer;
+
+/// Where `plimsoll run` keeps each VM's sockets.
+const FOLDER: &str = "/run/plimsoll";
+/// The admin socket of a disk daemon beside its disks' sockets.
+const ADMIN_SOCKET: &str = "admin.sock";
+/// Longest exchange with a disk daemon or the page store.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// Most that a disk daemon is asked for its curve.
+const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
+
+/// QEMU processes of this host.
+#[derive(Debug)]
+pub struct QemuHost {
+    /// By process id and start: a number may be used again.
+    known: BTreeMap<(u32, u64), QemuVm>,
+    store: Option<HcacheStore>,
+    dry_run: bool,
+}
+
+impl QemuHost {
+    /// Looks at this host, with the page store of the configuration. With `dry_run` nothing is ever moved.
+    #[must_use]
+    pub fn new(config: &Config, dry_run: bool) -> Self {
+        let store = config.store.clone();
+        Self {
+            known: BTreeMap::new(),
+            store: store.map(|socket| HcacheStore::new(socket, ANSWER_MAX)),
+            dry_run,
+        }
+    }
+}
+
+impl Host for QemuHost {
+    fn vms(&mut self) -> (Vec<Found>, Vec<String>) {
+        let mut warnings = Vec::new();
+        let pids = qemu_pids().unwrap_or_else(|error| {
+            warnings.push(format!("VMs cannot be looked for: {error}"));
+            Vec::new()
+        });
+        let mut here = BTreeMap::new();
+        for pid in pids {
+            let Some(started) = start_time(pid) else {
+                continue;
+            };
+            let vm = match self.known.remove(&(pid, started)) {
+                Some(vm) => vm,
+                None => match QemuVm::of_pid(pid) {
+                    // One that has just been started has not mapped its RAM yet.
+                    Ok(vm) if vm.ram.is_empty() || vm.vcpus.is_empty() => {
+                        warnings.push(format!(
+                            "process {pid} ({}) has no guest RAM that could be watched, or no vCPUs (yet)",
+                            vm.id
+                        ));
+                        continue;
+                    }
+                    Ok(vm) => vm,
+                    Err(error) => {
+                        warnings.push(format!("process {pid}: {error}"));
+                        continue;
+                    }
+                },
+            };
+            here.insert((pid, started), vm);
+        }
+        self.known = here;
+        let mut names: BTreeMap<&str, u32> = BTreeMap::new();
+        for vm in self.known.values() {
+            *names.entry(&vm.id.0).or_default() += 1;
+        }
+        let found = self.known.values().map(|vm| {
+            let twice = names.get(vm.id.0.as_str()).is_some_and(|count| *count > 1);
+            Found {
+                vm: if twice {
+                    format!("{}-{}", vm.id, vm.pid)
+                } else {
+                    vm.id.0.clone()
+                },
+                pid: vm.pid,
+                accelerator: vm.accelerator.map(|accelerator| accelerator.to_string()),
+                libvirt: is_libvirts(vm),
+                ram_bytes: vm.memory_bytes,
+            }
+        });
+        (found.collect(), warnings)
+    }
+
+    fn open(&mut self, found: &Found, rule: &VmRule, config: &Config) -> Opened {
+        let id = VmId(found.vm.clone());
+        let vm = self.known.values().find(|vm| vm.pid == found.pid);
+        let admin = rule
+            .disk_admin
+            .clone()
+            .or_else(|| vm.and_then(|vm| admin_socket(&found.vm, vm)));
+        let cache = admin
+            .clone()
+            .map(|socket| DiskCache::new(&id, socket, ANSWER_MAX));
+        let patience = u64::try_from(config.balloon_patience.as_millis()).unwrap_or(u64::MAX);
+        let settings = BalloonSettings {
+            patience: Patience {
+                stuck_ms: patience,
+                late_ms: patience,
+            },
+            ..BalloonSettings::default()
+        };
+        let socket = vm.and_then(|vm| vm.qmp_socket.clone());
+        let direct = direct(found, socket, settings, config);
+        let memory = VmMemory::new(direct, cache);
+        let actuator: Box<dyn plimsoll_actuator::Actuator> = if self.dry_run {
+            Box::new(DryRun::new(memory))
+        } else {
+            Box::new(memory)
+        };
+        let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
+        if let Some(socket) = admin {
+            let interval = config.turn_interval.min(CURVE_INTERVAL_MAX);
+            feeds.push(Box::new(DiskFeed::new(socket, interval)));
+        }
+        if config.trace.enabled {
+            let program = config.trace.program.clone().unwrap_or_else(beside_us);
+            feeds.push(Box::new(Tracer::new(
+                found.pid,
+                found.ram_bytes,
+                program,
+                &config.trace,
+            )));
+        }
+        Opened { actuator, feeds }
+    }
+
+    fn ram(&mut self) -> (u64, u64) {
+        let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+            Some(kib << 10)
+        };
+        (
+            field("MemTotal:").unwrap_or_default(),
+            field("MemAvailable:").unwrap_or_default(),
+        )
+    }
+
+    fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
+        let store = self.store.as_mut()?;
+        let failure = store.look().into_iter().next_back();
+        Some(failure.map_or_else(|| Ok(store.part().reserved_bytes), Err))
+    }
+
+    fn resize_store(&mut self, capacity_bytes: u64) -> Result<(), ActuatorError> {
+        match &mut self.store {
+            Some(store) if !self.dry_run => store.set(capacity_bytes),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What changes a VM's own memory.
+#[cfg_attr(
+    not(feature = "libvirt"),
+    expect(unused_variables, reason = "only libvirt's VMs need the configuration")
+)]
+fn direct(
+    found: &Found,
+    socket: Option<PathBuf>,
+    settings: BalloonSettings,
+    config: &Config,
+) -> Direct {
+    let vm = VmId(found.vm.clone());
+    #[cfg(feature = "libvirt")]
+    if let Some(uri) = config.libvirt.as_ref().filter(|_| found.libvirt) {
+        let virsh = plimsoll_actuator::Virsh::new(uri);
+        return Direct::Libvirt(plimsoll_actuator::Domain::new(vm, virsh, settings));
+    }
+    match socket {
+        Some(socket) => Direct::Balloon(Box::new(Balloon::new(
+            vm,
+            socket,
+            found.ram_bytes,
+            settings,
+        ))),
+        None => Direct::Fixed {
+            vm,
+            memory_bytes: found.ram_bytes,
+        },
+    }
+}
+
+/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat`, proc(5).
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold anything, brackets too.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether libvirt started it: its monitor is in libvirt's folder.
+fn is_libvirts(vm: &QemuVm) -> bool {
+    let path = vm.qmp_socket.as_deref().unwrap_or(Path::new(""));
+    path.components().any(|part| part.as_os_str() == "libvirt")
+}
+
+/// The admin socket of the daemon under a VM's disk: where `plimsoll run` puts it, or beside the disks' sockets.
+fn admin_socket(name: &str, vm: &QemuVm) -> Option<PathBuf> {
+    let made = [Path::new(FOLDER).join(name)];
+    let folders = made
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(vm.sockets.iter().filter_map(|socket| socket.parent()));
+    let is_socket = |path: &PathBuf| {
+        fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
+    };
+    folders
+        .map(|folder| folder.join(ADMIN_SOCKET))
+        .find(is_socket)
+}
+
+/// The program `plimsoll` beside this one, else in the path.
+fn beside_us() -> PathBuf {
+    let beside = std::env::current_exe().map(|us| us.with_file_name("plimsoll"));
+    match beside {
+        Ok(path) if path.exists() => path,
+        _ => "plimsoll".into(),
+    }
+}

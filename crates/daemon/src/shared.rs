@@ -1,0 +1,176 @@
+//! What the turn loop and those who serve clients share: the last turn's picture, and commands with their answers.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::decision::{Decision, Phase};
+use plimsoll_api::plan::PlanInputs;
+use plimsoll_api::request::{Choice, Event, RefusalKind, SettingsChange};
+use plimsoll_api::vm::{HeatmapView, HostMemory, HostView, VmSummary};
+use tokio::sync::{broadcast, oneshot};
+
+use crate::clock::unix_ms;
+use crate::config::Config;
+use crate::history::History;
+
+/// The host as of the last turn. Never changed, only replaced.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The host and its VMs.
+    pub host: HostView,
+    /// The curves that are known.
+    pub curves: BTreeMap<String, CurveJson>,
+    /// Where the VMs are busy, newest periods last.
+    pub heat: BTreeMap<String, Arc<HeatmapView>>,
+    /// What the policy was given in the last turn; `None` before the first VM.
+    pub inputs: Option<PlanInputs>,
+    /// The proposal that `apply` would carry out.
+    pub proposal: Option<Decision>,
+}
+
+impl Snapshot {
+    /// What is shown until the first turn has ended.
+    #[must_use]
+    pub fn before_the_first_turn(config: &Config) -> Self {
+        let now = unix_ms();
+        let host = HostView {
+            schema: plimsoll_api::SCHEMA,
+            host: host_name(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: config.mode,
+            paused: false,
+            phase: Phase::Whole,
+            since_unix_ms: now,
+            now_unix_ms: now,
+            turn: 0,
+            turn_interval_ms: u64::try_from(config.turn_interval.as_millis()).unwrap_or(u64::MAX),
+            turn_took_ms: 0.0,
+            memory: HostMemory::default(),
+            vms: Vec::new(),
+            moving: None,
+            warnings: vec!["the first turn has not ended yet".to_owned()],
+            history_bytes: None,
+            daemon_resident_bytes: 0,
+        };
+        Self {
+            host,
+            curves: BTreeMap::new(),
+            heat: BTreeMap::new(),
+            inputs: None,
+            proposal: None,
+        }
+    }
+}
+
+/// The host's name, as its kernel has it.
+#[must_use]
+pub fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// A refusal, with what is wrong and what state things are left in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// What kind.
+    pub kind: RefusalKind,
+    /// The sentence for the one who asked.
+    pub message: String,
+}
+
+impl Refused {
+    /// Refuses.
+    pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+/// Where the answer to a command goes.
+pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+
+/// What clients may want changed. The turn loop answers within a tick (a second).
+#[derive(Debug)]
+pub enum Command {
+    /// Carry out a proposal.
+    Apply(Choice, Reply<Decision>),
+    /// Take a decision back.
+    Rollback(Choice, Reply<Decision>),
+    /// Move nothing from now on; a move under way is stopped where it is.
+    Pause(Reply<()>),
+    /// Move again.
+    Resume(Reply<()>),
+    /// Change what a VM is promised.
+    Set(String, SettingsChange, Reply<VmSummary>),
+    /// Read the configuration again.
+    Reload(Reply<()>),
+}
+
+/// What both sides hold.
+#[derive(Debug)]
+pub struct Shared {
+    snapshot: RwLock<Arc<Snapshot>>,
+    commands: SyncSender<Command>,
+    /// Curves, samples and decisions of the past.
+    pub history: Arc<History>,
+    /// What happens, for those who listen.
+    pub events: broadcast::Sender<Event>,
+}
+
+/// Events kept for a listener that is slow.
+const EVENTS: usize = 64;
+
+impl Shared {
+    /// Shares `snapshot` until the first turn, and takes commands for the other end of `commands`.
+    #[must_use]
+    pub fn new(snapshot: Snapshot, commands: SyncSender<Command>, history: Arc<History>) -> Self {
+        Self {
+            snapshot: RwLock::new(Arc::new(snapshot)),
+            commands,
+            history,
+            events: broadcast::channel(EVENTS).0,
+        }
+    }
+
+    /// The host as of the last turn.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts a new picture in the place of the old one, and tells those who listen.
+    pub fn publish(&self, snapshot: Snapshot) {
+        let turn = snapshot.host.turn;
+        *self
+            .snapshot
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+        self.tell(Event::Turn { turn });
+    }
+
+    /// Tells those who listen; that nobody does is no error.
+    pub fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    /// Hands a command to the turn loop.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Busy`] if it is behind or gone; nothing was changed.
+    pub fn command(&self, command: Command) -> Result<(), Refused> {
+        self.commands.try_send(command).map_err(|error| {
+            let why = match error {
+                TrySendError::Full(_) => {
+                    "the daemon is behind with earlier requests; nothing was changed"
+                }
+                TrySendError::Disconnected(_) => "the daemon is shutting down; nothing was changed",
+            };
+            Refused::new(RefusalKind::Busy, why)
+        })
+    }
+}

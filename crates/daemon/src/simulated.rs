@@ -1,0 +1,405 @@
+//! A host that is computed: VMs that miss by curves, with balloons that follow, lag, stand still or lie.
+//!
+//! The turn loop runs on it in tests and benchmarks as it does on a real one. Its time is the caller's: [`SimulatedHost::pass`].
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use plimsoll_actuator::{Absence, Actuator, ActuatorError, DiskStat, Look, Part, Progress, Sent};
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::vm::{CurveSource, TraceView, WorkingSetView};
+use plimsoll_flow::{MissRatioCurve, PageSize, VmId};
+
+use crate::config::{Config, VmRule, Workflow};
+use crate::host::{Feed, Found, Host, Opened, Seen};
+use crate::vm::pages;
+
+/// How long a simulated balloon stands still before it says so.
+const STUCK_MS: u64 = 10_000;
+
+/// How a balloon follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follows {
+    /// By so many bytes a second.
+    Pace(u64),
+    /// Not at all.
+    Never,
+    /// There is none.
+    Absent,
+    /// Its monitor fails: what is told may or may not arrive.
+    Broken,
+}
+
+/// A VM that is computed.
+#[derive(Debug, Clone)]
+pub struct SimulatedVm {
+    /// Its process, by which it is told from an earlier one of its name.
+    pub pid: u32,
+    /// Its RAM.
+    pub ram_bytes: u64,
+    /// Memory of its own.
+    pub direct_bytes: u64,
+    /// Capacity of its cache; `None` if it has none.
+    pub cache_bytes: Option<u64>,
+    /// How it really misses.
+    pub truth: MissRatioCurve,
+    /// How it is seen to miss.
+    pub claimed: Option<MissRatioCurve>,
+    /// References a second.
+    pub references_per_second: u64,
+    /// How its balloon follows.
+    pub follows: Follows,
+    /// What it uses.
+    pub working_set_bytes: Option<u64>,
+    target_bytes: Option<u64>,
+    told_at_ms: u64,
+    references: u64,
+    misses: f64,
+}
+
+impl SimulatedVm {
+    /// A VM of so much RAM, all its own, that misses by `truth` and is seen to; its balloon moves 64 MiB a second.
+    #[must_use]
+    pub fn new(pid: u32, ram_bytes: u64, truth: MissRatioCurve) -> Self {
+        Self {
+            pid,
+            ram_bytes,
+            direct_bytes: ram_bytes,
+            cache_bytes: None,
+            claimed: Some(truth.clone()),
+            truth,
+            references_per_second: 1000,
+            follows: Follows::Pace(64 << 20),
+            working_set_bytes: None,
+            target_bytes: None,
+            told_at_ms: 0,
+            references: 0,
+            misses: 0.0,
+        }
+    }
+
+    /// What it has.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.direct_bytes + self.cache_bytes.unwrap_or(0)
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        if let (Follows::Pace(pace), Some(target)) = (self.follows, self.target_bytes) {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a pace and a time"
+            )]
+            let most = (pace as f64 * seconds) as u64;
+            let step = self.direct_bytes.abs_diff(target).min(most);
+            if self.direct_bytes > target {
+                self.direct_bytes -= step;
+            } else {
+                self.direct_bytes += step;
+            }
+        }
+        let references = self.references_per_second as f64 * seconds;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate and a time"
+        )]
+        let whole = references as u64;
+        self.references += whole;
+        self.misses += whole as f64 * self.truth.miss_ratio(pages(self.size_bytes()));
+    }
+
+    fn part(&self, now_ms: u64) -> Part {
+        let left_bytes = self
+            .target_bytes
+            .map_or(0, |target| target.abs_diff(self.direct_bytes));
+        let unchanged_ms = now_ms - self.told_at_ms;
+        let progress = match (self.follows, self.target_bytes) {
+            (Follows::Absent, _) => Progress::Absent(Absence::NoDevice),
+            (_, None) => Progress::Untold,
+            (_, Some(_)) if left_bytes == 0 => Progress::Reached,
+            (Follows::Never, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
+                unchanged_ms,
+                left_bytes,
+            },
+            (_, Some(_)) => Progress::Following {
+                bytes_per_second: 0,
+                left_bytes,
+            },
+        };
+        Part {
+            actual_bytes: self.direct_bytes,
+            target_bytes: self.target_bytes,
+            in_doubt: false,
+            reserved_bytes: self.direct_bytes.max(self.target_bytes.unwrap_or(0)),
+            max_bytes: Some(self.ram_bytes),
+            progress,
+            age_ms: Some(0),
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count"
+    )]
+    fn disk(&self) -> DiskStat {
+        DiskStat {
+            cache_bytes: self.cache_bytes.unwrap_or(0),
+            read_blocks: self.references,
+            hits: self.references.saturating_sub(self.misses as u64),
+            ..DiskStat::default()
+        }
+    }
+}
+
+/// What all parts of the simulation hold.
+#[derive(Debug, Default)]
+struct Inner {
+    now_ms: u64,
+    vms: BTreeMap<String, SimulatedVm>,
+    /// The most that all VMs together ever had, with what they could still have taken.
+    most_bytes: u64,
+}
+
+impl Inner {
+    fn watch(&mut self) {
+        let vms = self.vms.values();
+        let all = vms.map(|vm| {
+            vm.direct_bytes.max(vm.target_bytes.unwrap_or(0)) + vm.cache_bytes.unwrap_or(0)
+        });
+        self.most_bytes = self.most_bytes.max(all.sum());
+    }
+}
+
+/// A host that is computed. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct SimulatedHost {
+    inner: Arc<Mutex<Inner>>,
+}
+
+impl SimulatedHost {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a VM, or changes it.
+    pub fn put(&self, name: &str, vm: SimulatedVm) {
+        let mut inner = self.lock();
+        inner.vms.insert(name.to_owned(), vm);
+        inner.watch();
+    }
+
+    /// Ends a VM.
+    pub fn end(&self, name: &str) {
+        self.lock().vms.remove(name);
+    }
+
+    /// A VM as it is.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<SimulatedVm> {
+        self.lock().vms.get(name).cloned()
+    }
+
+    /// Changes a VM.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut SimulatedVm)) {
+        if let Some(vm) = self.lock().vms.get_mut(name) {
+            change(vm);
+        }
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        let mut inner = self.lock();
+        inner.now_ms += u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        for vm in inner.vms.values_mut() {
+            vm.pass(time);
+        }
+        inner.watch();
+    }
+
+    /// The most that all VMs together ever had, with what they could still have taken without being told.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        self.lock().most_bytes
+    }
+}
+
+impl Host for SimulatedHost {
+    fn vms(&mut self) -> (Vec<Found>, Vec<String>) {
+        let inner = self.lock();
+        let found = inner.vms.iter().map(|(name, vm)| Found {
+            vm: name.clone(),
+            pid: vm.pid,
+            accelerator: Some("tcg".to_owned()),
+            libvirt: false,
+            ram_bytes: vm.ram_bytes,
+        });
+        (found.collect(), Vec::new())
+    }
+
+    fn open(&mut self, found: &Found, _rule: &VmRule, config: &Config) -> Opened {
+        let source = match config.workflow {
+            Workflow::Trap => CurveSource::Trap,
+            Workflow::Cache { .. } => CurveSource::Disk,
+        };
+        Opened {
+            actuator: Box::new(SimulatedMemory {
+                vm: VmId(found.vm.clone()),
+                host: self.clone(),
+            }),
+            feeds: vec![Box::new(SimulatedFeed {
+                vm: found.vm.clone(),
+                source,
+                host: self.clone(),
+            })],
+        }
+    }
+
+    fn ram(&mut self) -> (u64, u64) {
+        (1 << 40, 1 << 39)
+    }
+
+    fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
+        None
+    }
+
+    fn resize_store(&mut self, _capacity_bytes: u64) -> Result<(), ActuatorError> {
+        Ok(())
+    }
+}
+
+struct SimulatedMemory {
+    vm: VmId,
+    host: SimulatedHost,
+}
+
+impl SimulatedMemory {
+    fn broken(&self, target_bytes: u64) -> ActuatorError {
+        ActuatorError::Set {
+            what: format!("balloon of VM {}", self.vm),
+            target_bytes,
+            sent: Sent::Maybe,
+            source: "the monitor closed the connection".into(),
+        }
+    }
+}
+
+impl Actuator for SimulatedMemory {
+    fn vm(&self) -> &VmId {
+        &self.vm
+    }
+
+    fn look(&mut self) -> Look {
+        let inner = self.host.lock();
+        let Some(vm) = inner.vms.get(&self.vm.0) else {
+            // It has ended; the loop will see so.
+            return Look {
+                direct: Part {
+                    actual_bytes: 0,
+                    target_bytes: None,
+                    in_doubt: false,
+                    reserved_bytes: 0,
+                    max_bytes: None,
+                    progress: Progress::Untold,
+                    age_ms: None,
+                },
+                cache: None,
+                guest: None,
+                disk: None,
+                failures: Vec::new(),
+            };
+        };
+        let cache = vm.cache_bytes.map(|bytes| Part {
+            actual_bytes: bytes,
+            target_bytes: Some(bytes),
+            in_doubt: false,
+            reserved_bytes: bytes,
+            max_bytes: None,
+            progress: Progress::Reached,
+            age_ms: Some(0),
+        });
+        Look {
+            direct: vm.part(inner.now_ms),
+            cache,
+            guest: None,
+            disk: Some(vm.disk()),
+            failures: Vec::new(),
+        }
+    }
+
+    fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+        let mut inner = self.host.lock();
+        let now_ms = inner.now_ms;
+        let Some(vm) = inner.vms.get_mut(&self.vm.0) else {
+            return Ok(());
+        };
+        match vm.follows {
+            Follows::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
+            Follows::Broken => return Err(self.broken(target_bytes)),
+            Follows::Pace(_) | Follows::Never => {}
+        }
+        vm.target_bytes = Some(target_bytes.min(vm.ram_bytes));
+        vm.told_at_ms = now_ms;
+        inner.watch();
+        Ok(())
+    }
+
+    fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+        let mut inner = self.host.lock();
+        let vm = inner.vms.get_mut(&self.vm.0);
+        match vm.and_then(|vm| vm.cache_bytes.as_mut()) {
+            Some(bytes) => *bytes = target_bytes,
+            None => return Err(ActuatorError::NoCache(self.vm.clone())),
+        }
+        inner.watch();
+        Ok(())
+    }
+}
+
+struct SimulatedFeed {
+    vm: String,
+    source: CurveSource,
+    host: SimulatedHost,
+}
+
+impl Feed for SimulatedFeed {
+    fn source(&self) -> CurveSource {
+        self.source
+    }
+
+    fn seen(&mut self) -> Seen {
+        let inner = self.host.lock();
+        let Some(vm) = inner.vms.get(&self.vm) else {
+            return Seen::default();
+        };
+        let curve = vm.claimed.as_ref().map(|curve| {
+            let json = CurveJson::new(&self.vm, PageSize::FOUR_KIB, None, curve);
+            (json, inner.now_ms)
+        });
+        Seen {
+            curve,
+            working_set: vm.working_set_bytes.map(|bytes| WorkingSetView {
+                bytes,
+                bound: "estimate".to_owned(),
+            }),
+            trace: Some(TraceView {
+                state: "tracing".to_owned(),
+                error: None,
+                pid: None,
+                periods: 1,
+                tracking_rate: 1.0 / 128.0,
+                tracked_pages: 1000,
+                traps_per_second: 100.0,
+                overhead_ratio: 0.01,
+                lost: 0,
+                restarts: 0,
+                last_unix_ms: Some(inner.now_ms),
+            }),
+            ..Seen::default()
+        }
+    }
+}

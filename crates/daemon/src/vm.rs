@@ -1,0 +1,380 @@
+//! What the turn loop keeps of a VM.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::{Absence, Actuator, Look, Progress};
+use plimsoll_api::curve_json::CurveJson;
+use plimsoll_api::request::SettingsChange;
+use plimsoll_api::vm::{
+    BalloonView, CacheView, CurveSource, HeatRow, Settings, TraceView, WorkingSetView,
+};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+
+use crate::config::{VmRule, Workflow};
+use crate::host::{Feed, Found, Misses, Opened, Seen};
+use crate::moves::chain;
+
+/// Least memory of a VM by default, as a share of its baseline, and in bytes.
+const MIN: (u64, u64) = (4, 64 << 20);
+/// Most rise of a VM's misses by default.
+const MAX_LOSS: f64 = 0.05;
+/// A VM's shares by default.
+const SHARES: u32 = 100;
+/// References behind a curve below which nothing is decided by it.
+const REFERENCES_MIN: u64 = 100;
+/// Rows of a heatmap that are kept.
+const HEAT_ROWS: usize = 240;
+/// How long miss counts are kept.
+const COUNTS_KEEP: Duration = Duration::from_secs(900);
+
+/// A curve that is known, in sizes as the host counts them.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// The curve.
+    pub curve: MissRatioCurve,
+    /// Where it comes from.
+    pub source: CurveSource,
+    /// When it was made.
+    pub unix_ms: u64,
+}
+
+/// A VM.
+pub struct Vm {
+    /// What runs.
+    pub found: Found,
+    /// What moves it.
+    pub actuator: Box<dyn Actuator>,
+    /// How it stood when it was last looked at.
+    pub look: Look,
+    /// What it had when it was first found.
+    pub first_bytes: u64,
+    /// Whether that is known and kept for later daemons.
+    pub first_is_kept: bool,
+    /// What its name's rules say.
+    pub rule: VmRule,
+    /// What was changed by hand.
+    pub change: SettingsChange,
+    /// Its curve.
+    pub known: Option<Known>,
+    /// What it uses.
+    pub working_set: Option<WorkingSetView>,
+    /// How it is traced.
+    pub trace: Option<TraceView>,
+    /// Where it is busy, newest last.
+    pub heat: VecDeque<HeatRow>,
+    /// Bytes of RAM that a cell of that stands for.
+    pub heat_cell_bytes: u64,
+    /// Rows of it since the turn before.
+    heat_is_new: bool,
+    /// What is wrong with it.
+    pub warnings: Vec<String>,
+    /// The last check that found its promise broken.
+    pub broken: Option<String>,
+    /// The size that a decision gave it.
+    pub target_bytes: Option<u64>,
+    feeds: Vec<Box<dyn Feed>>,
+    counts: VecDeque<(Instant, Misses)>,
+    /// Losses of its tracer that history has seen.
+    lost_before: u64,
+}
+
+impl Vm {
+    /// Keeps a VM that was found; `first_bytes` is what it is known to have had when it was first found, if it is known.
+    #[must_use]
+    pub fn new(
+        found: Found,
+        opened: Opened,
+        rule: VmRule,
+        change: SettingsChange,
+        first_bytes: Option<u64>,
+    ) -> Self {
+        let Opened {
+            mut actuator,
+            feeds,
+        } = opened;
+        let look = actuator.look();
+        let has = look.holding().bytes();
+        Self {
+            found,
+            actuator,
+            look,
+            first_bytes: first_bytes.unwrap_or(has),
+            first_is_kept: first_bytes.is_some(),
+            rule,
+            change,
+            known: None,
+            working_set: None,
+            trace: None,
+            heat: VecDeque::new(),
+            heat_cell_bytes: 0,
+            heat_is_new: false,
+            warnings: Vec::new(),
+            broken: None,
+            target_bytes: None,
+            feeds,
+            counts: VecDeque::new(),
+            lost_before: 0,
+        }
+    }
+
+    /// Whether what it has was ever told by itself, not assumed.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.look.direct.age_ms.is_some()
+            || matches!(
+                self.look.direct.progress,
+                Progress::Absent(Absence::NoDevice)
+            )
+    }
+
+    /// What it has: its own memory and its cache.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.look.holding().bytes()
+    }
+
+    /// Whether its own memory can be changed.
+    #[must_use]
+    pub fn has_balloon(&self) -> bool {
+        !matches!(self.look.direct.progress, Progress::Absent(_))
+    }
+
+    /// What it is promised: by hand, by the rules, by default.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.settings_with(&self.change)
+    }
+
+    /// The same if `change` were what was changed by hand.
+    #[must_use]
+    pub fn settings_with(&self, change: &SettingsChange) -> Settings {
+        let baseline_bytes = change
+            .baseline_bytes
+            .or(self.rule.baseline_bytes)
+            .unwrap_or(self.first_bytes);
+        let min = (baseline_bytes / MIN.0).max(MIN.1).min(baseline_bytes);
+        let max = self.found.ram_bytes.max(baseline_bytes);
+        Settings {
+            min_bytes: change.min_bytes.or(self.rule.min_bytes).unwrap_or(min),
+            max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),
+            baseline_bytes,
+            shares: change.shares.or(self.rule.shares).unwrap_or(SHARES),
+            max_loss: change.max_loss.or(self.rule.max_loss).unwrap_or(MAX_LOSS),
+            managed: change.managed.or(self.rule.managed).unwrap_or(true),
+        }
+    }
+
+    /// Whether a policy may give it another size.
+    #[must_use]
+    pub fn can_be_divided(&self) -> bool {
+        self.settings().managed
+            && self.rule.self_balloon != Some(true)
+            && self.is_known()
+            && (self.has_balloon() || self.look.cache.is_some())
+    }
+
+    /// Looks at it, and takes what its feeds have seen.
+    pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
+        self.look = self.actuator.look();
+        self.count(now);
+        let failures = self.look.failures.iter();
+        self.warnings = failures.map(|failure| chain(failure)).collect();
+        let mut found: Vec<Known> = Vec::new();
+        let mut new_heat = false;
+        for index in 0..self.feeds.len() {
+            let source = self.feeds[index].source();
+            let Seen {
+                curve,
+                working_set,
+                trace,
+                heat,
+                heat_cell_bytes,
+                warning,
+            } = self.feeds[index].seen();
+            self.warnings.extend(warning);
+            if let Some((json, unix_ms)) = curve {
+                match self.in_host_sizes(&json, source) {
+                    Ok(curve) => found.push(Known {
+                        curve,
+                        source,
+                        unix_ms,
+                    }),
+                    Err(why) => self.warnings.push(format!("its curve is none: {why}")),
+                }
+            }
+            self.working_set = working_set.or(self.working_set.take());
+            self.trace = trace.or(self.trace.take());
+            if heat_cell_bytes > 0 {
+                self.heat_cell_bytes = heat_cell_bytes;
+            }
+            new_heat |= !heat.is_empty();
+            self.heat.extend(heat);
+        }
+        self.heat_is_new = new_heat;
+        while self.heat.len() > HEAT_ROWS {
+            self.heat.pop_front();
+        }
+        let wanted = match workflow {
+            Workflow::Trap => CurveSource::Trap,
+            Workflow::Cache { .. } => CurveSource::Disk,
+        };
+        found.sort_by_key(|known| known.source != wanted);
+        let newest = found
+            .into_iter()
+            .find(|known| known.curve.references() >= REFERENCES_MIN);
+        self.known = newest;
+    }
+
+    /// Counts its misses, to be called at every tick that looked at it.
+    pub fn count(&mut self, now: Instant) {
+        if let Some(misses) = Misses::of(&self.look) {
+            // A count that fell began anew, with another guest or daemon.
+            if self.counts.back().is_some_and(|(_, last)| {
+                last.count > misses.count || last.of > misses.of || last.by != misses.by
+            }) {
+                self.counts.clear();
+            }
+            self.counts.push_back((now, misses));
+        }
+        while let Some((at, _)) = self.counts.front()
+            && now.duration_since(*at) > COUNTS_KEEP
+        {
+            self.counts.pop_front();
+        }
+    }
+
+    /// Its misses from `from` to `until`, as far as they were counted.
+    #[must_use]
+    pub fn misses_between(&self, from: Instant, until: Instant) -> Option<Counted> {
+        let within = |at: &Instant| (from..=until).contains(at);
+        let mut counts = self.counts.iter().filter(|(at, _)| within(at));
+        let (begin, first) = counts.next()?;
+        let (end, last) = counts.next_back()?;
+        Some(Counted {
+            misses: last.count - first.count,
+            references: last.of.zip(first.of).map(|(last, first)| last - first),
+            seconds: end.duration_since(*begin).as_secs_f64(),
+            by: last.by,
+        })
+    }
+
+    /// Its misses a second between the last two counts.
+    #[must_use]
+    pub fn misses_per_second(&self) -> Option<f64> {
+        let (end, last) = self.counts.back()?;
+        let (begin, first) = self.counts.iter().rev().nth(1)?;
+        let seconds = end.duration_since(*begin).as_secs_f64();
+        (seconds > 0.0).then(|| (last.count - first.count) as f64 / seconds)
+    }
+
+    /// The newest row of its heatmap, if it came since the turn before.
+    #[must_use]
+    pub fn new_heat(&self) -> Option<&HeatRow> {
+        self.heat.back().filter(|_| self.heat_is_new)
+    }
+
+    /// References lost by its tracer since this was last asked.
+    pub fn newly_lost(&mut self) -> u64 {
+        let lost = self.trace.as_ref().map_or(0, |trace| trace.lost);
+        let new = lost.saturating_sub(self.lost_before);
+        self.lost_before = lost;
+        new
+    }
+
+    /// Its memory was moved: what feeds saw before is of another time.
+    pub fn moved(&mut self) {
+        for feed in &mut self.feeds {
+            feed.forget();
+        }
+    }
+
+    /// A feed's curve in sizes as the host counts them: a disk's begins at the pages that the guest's kernel manages, which
+    /// are fewer than those the guest has.
+    fn in_host_sizes(
+        &self,
+        json: &CurveJson,
+        source: CurveSource,
+    ) -> Result<MissRatioCurve, String> {
+        let page = json.page_bytes;
+        if page != PageSize::FOUR_KIB.bytes() {
+            return Err(format!("its pages are of {page} bytes, not 4096"));
+        }
+        let behind = match (source, &self.look.disk) {
+            (CurveSource::Disk, Some(disk)) if disk.direct_pages > 0 => {
+                (self.look.direct.actual_bytes / page).saturating_sub(disk.direct_pages)
+            }
+            _ => 0,
+        };
+        let points = json.points.iter().map(|point| CurvePoint {
+            size: PageCount(point.size_pages.saturating_add(behind)),
+            miss_ratio: point.miss_ratio,
+            low: point.low,
+            high: point.high,
+        });
+        MissRatioCurve::new(points.collect(), json.references).map_err(|error| error.to_string())
+    }
+
+    /// Its balloon, as it is shown.
+    #[must_use]
+    pub fn balloon(&self) -> Option<BalloonView> {
+        let part = &self.look.direct;
+        let state = match part.progress {
+            Progress::Absent(Absence::NoDevice) => return None,
+            Progress::Absent(_) => "absent",
+            Progress::Untold => "idle",
+            Progress::Reached => "reached",
+            Progress::Following { .. } => "following",
+            Progress::Late { .. } => "late",
+            Progress::Stuck { .. } => "stuck",
+            _ => "unknown",
+        };
+        let guest = self.look.guest.as_ref();
+        Some(BalloonView {
+            actual_bytes: part.actual_bytes,
+            target_bytes: part.target_bytes,
+            state: state.to_owned(),
+            guest_available_bytes: guest.and_then(|guest| guest.available_bytes),
+            statistics_age_ms: guest.map(|guest| guest.age_s.saturating_mul(1000)),
+        })
+    }
+
+    /// Its cache, as it is shown.
+    #[must_use]
+    pub fn cache(&self) -> Option<CacheView> {
+        let cache = self.look.cache.as_ref()?;
+        let disk = self.look.disk.clone().unwrap_or_default();
+        Some(CacheView {
+            capacity_bytes: cache.actual_bytes,
+            used_bytes: disk.cached_pages.saturating_mul(4096),
+            read_blocks: disk.read_blocks,
+            hits: disk.hits,
+            disabled: disk.disabled,
+        })
+    }
+}
+
+/// Misses within a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Counted {
+    /// Misses.
+    pub misses: u64,
+    /// References that could have missed, if they are counted.
+    pub references: Option<u64>,
+    /// The time.
+    pub seconds: f64,
+    /// What is counted.
+    pub by: &'static str,
+}
+
+/// Pages of 4 KiB in so many bytes.
+#[must_use]
+pub fn pages(bytes: u64) -> PageCount {
+    PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
+}
+
+/// Bytes of so many pages.
+#[must_use]
+pub fn bytes(pages: PageCount) -> u64 {
+    pages.to_bytes(PageSize::FOUR_KIB)
+}

@@ -1,0 +1,567 @@
+//! The whole loop on a host that is computed: what is decided, moved, checked and taken back, and what faults leave behind.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use plimsoll_api::decision::{Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_api::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_api::vm::Standing;
+use plimsoll_daemon::config::{Config, VmRule, Workflow};
+use plimsoll_daemon::history::History;
+use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
+use plimsoll_daemon::simulated::{Follows, SimulatedHost, SimulatedVm};
+use plimsoll_daemon::turn::{TICK, Turns};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use tokio::sync::oneshot;
+
+const MIB: u64 = 1 << 20;
+
+/// A curve through points of MiB and miss ratio, with a step at each MiB between them.
+fn curve(points: &[(u64, f64)]) -> MissRatioCurve {
+    let mut steps = Vec::new();
+    for pair in points.windows(2) {
+        let ((from, high), (to, low)) = (pair[0], pair[1]);
+        for mib in from..to {
+            let share = (mib - from) as f64 / (to - from) as f64;
+            let ratio = high + (low - high) * share;
+            steps.push(CurvePoint::exact(PageCount(mib * 256), ratio));
+        }
+    }
+    let (last, ratio) = points[points.len() - 1];
+    steps.push(CurvePoint::exact(PageCount(last * 256), ratio));
+    MissRatioCurve::new(steps, 100_000).unwrap()
+}
+
+/// It loses a little by the megabyte.
+fn web() -> MissRatioCurve {
+    curve(&[(16, 0.9), (512, 0.3), (1024, 0.25)])
+}
+
+/// More memory helps it a lot.
+fn search() -> MissRatioCurve {
+    curve(&[(16, 0.95), (512, 0.6), (900, 0.05), (1024, 0.04)])
+}
+
+/// It reads on and on: beyond its hot set memory does not help.
+fn scan() -> MissRatioCurve {
+    curve(&[(16, 0.9), (160, 0.5), (1024, 0.5)])
+}
+
+/// A loop on a simulated host, a second at a time.
+struct Rig {
+    host: SimulatedHost,
+    turns: Turns<SimulatedHost>,
+    shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    now: Instant,
+}
+
+fn config(mode: Mode) -> Config {
+    Config {
+        mode,
+        turn_interval: Duration::from_secs(5),
+        cooldown: Duration::from_secs(60),
+        check_after: Duration::from_secs(20),
+        history: None,
+        vms: vec![VmRule {
+            max_loss: Some(0.25),
+            ..VmRule::for_name("*")
+        }],
+        ..Config::default()
+    }
+}
+
+impl Rig {
+    fn new(config: Config) -> Self {
+        Self::with(
+            config,
+            SimulatedHost::default(),
+            Arc::new(History::nowhere()),
+        )
+    }
+
+    fn with(config: Config, host: SimulatedHost, history: Arc<History>) -> Self {
+        let (sender, commands) = sync_channel(8);
+        let shared = Arc::new(Shared::new(
+            Snapshot::before_the_first_turn(&config),
+            sender,
+            history,
+        ));
+        let now = Instant::now();
+        let reload = Box::new(|| Err("there is none".to_owned()));
+        let turns = Turns::new(config, reload, host.clone(), Arc::clone(&shared), now);
+        Self {
+            host,
+            turns,
+            shared,
+            commands,
+            now,
+        }
+    }
+
+    /// Three VMs of 512 MiB that could have 1 GiB.
+    fn of_three(config: Config) -> Self {
+        let rig = Self::new(config);
+        for (pid, (name, truth)) in [("web", web()), ("search", search()), ("scan", scan())]
+            .into_iter()
+            .enumerate()
+        {
+            rig.add(u32::try_from(pid).unwrap() + 100, name, truth);
+        }
+        rig
+    }
+
+    fn add(&self, pid: u32, name: &str, truth: MissRatioCurve) {
+        let mut vm = SimulatedVm::new(pid, 1024 * MIB, truth);
+        vm.direct_bytes = 512 * MIB;
+        self.host.put(name, vm);
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.turns.tick(self.now);
+            self.host.pass(TICK);
+            self.now += TICK;
+        }
+    }
+
+    fn until(&mut self, what: &str, is: impl Fn(&Self) -> bool) {
+        for _ in 0..2000 {
+            if is(self) {
+                return;
+            }
+            self.pass(1);
+        }
+        panic!("{what}: {:#?}", self.decisions());
+    }
+
+    fn ask<T: std::fmt::Debug>(
+        &mut self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.command(command(reply)).unwrap();
+        let command = self.commands.try_recv().unwrap();
+        self.turns.answer(command, self.now);
+        answer.blocking_recv().unwrap()
+    }
+
+    fn apply(&mut self) -> Result<Decision, Refused> {
+        self.ask(|reply| Command::Apply(Choice::default(), reply))
+    }
+
+    fn decisions(&self) -> Vec<Decision> {
+        self.shared.history.decisions(None, None, 100)
+    }
+
+    fn newest(&self) -> Decision {
+        self.decisions().remove(0)
+    }
+
+    fn mib(&self, vm: &str) -> u64 {
+        self.host.vm(vm).unwrap().size_bytes() / MIB
+    }
+
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.shared.snapshot()
+    }
+}
+
+#[test]
+fn memory_goes_from_who_needs_it_least_to_who_gains_most_and_promises_are_kept() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("it divides", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Kept)
+    });
+    assert!(rig.mib("search") > 700, "{}", rig.mib("search"));
+    assert!(rig.mib("scan") < 200, "{}", rig.mib("scan"));
+    let decision = rig.newest();
+    assert_eq!(decision.kind, Kind::Divide);
+    assert_eq!(decision.checks.len(), 3);
+    for check in &decision.checks {
+        assert_eq!(check.verdict, Verdict::Kept, "{check:?}");
+        let predicted = check.predicted.unwrap().expected;
+        let measured = check.measured.unwrap();
+        assert!((predicted - measured).abs() < 0.05, "{check:?}");
+        assert!(measured <= 1.28, "{check:?}");
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    // What was decided follows from what was recorded of it.
+    let recorded = rig.shared.history.decision(decision.id).unwrap();
+    assert_eq!(
+        recorded.inputs.unwrap().plan().unwrap(),
+        recorded.plan.unwrap()
+    );
+    // And there is nothing more to do.
+    let divisions = rig.decisions().len();
+    rig.pass(300);
+    assert_eq!(rig.decisions().len(), divisions);
+}
+
+#[test]
+fn an_observer_moves_nothing_until_somebody_says_so_and_can_take_it_back() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(200);
+    assert_eq!(rig.decisions(), []);
+    assert_eq!(rig.mib("search"), 512);
+    let proposal = rig.snapshot().proposal.clone().unwrap();
+    let decision = rig.apply().unwrap();
+    assert_eq!(decision.id, proposal.id);
+    rig.until("it is kept", |rig| rig.newest().state == State::Kept);
+    assert!(rig.mib("search") > 700);
+    let back = rig
+        .ask(|reply| Command::Rollback(Choice::default(), reply))
+        .unwrap();
+    assert_eq!(back.takes_back, Some(decision.id));
+    rig.until("it is back", |rig| rig.newest().state == State::Kept);
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.mib(vm), 512);
+    }
+    let taken = rig.shared.history.decision(decision.id).unwrap();
+    assert_eq!(taken.taken_back_by, Some(back.id));
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    let error = rig
+        .ask(|reply| {
+            Command::Rollback(
+                Choice {
+                    decision: Some(decision.id),
+                },
+                reply,
+            )
+        })
+        .unwrap_err();
+    assert_eq!(error.kind, RefusalKind::Conflict);
+}
+
+#[test]
+fn an_adviser_records_what_it_would_do_once() {
+    let mut rig = Rig::of_three(config(Mode::Advise));
+    rig.pass(300);
+    let decisions = rig.decisions();
+    assert_eq!(decisions.len(), 1, "{decisions:#?}");
+    assert_eq!(decisions[0].state, State::Proposed);
+    assert_eq!(rig.mib("search"), 512);
+}
+
+#[test]
+fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| vm.follows = Follows::Never);
+    rig.until("it ends", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Partly)
+    });
+    assert_eq!(rig.mib("scan"), 512);
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    let decision = rig.newest();
+    let step = decision
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!(step.state, "stuck");
+    assert!(
+        step.error.as_ref().unwrap().contains("stands still"),
+        "{step:?}"
+    );
+    // Were it to come round now, it would lose nothing: it was told to stay.
+    rig.host
+        .change("scan", |vm| vm.follows = Follows::Pace(MIB));
+    rig.pass(30);
+    assert_eq!(rig.mib("scan"), 512);
+}
+
+#[test]
+fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| vm.follows = Follows::Broken);
+    rig.until("it ends", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Partly)
+    });
+    let decision = rig.newest();
+    let step = decision
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!((step.state.as_str(), rig.mib("scan")), ("failed", 512));
+    assert!(
+        step.error
+            .as_ref()
+            .unwrap()
+            .contains("closed the connection")
+    );
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = Follows::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 500);
+    rig.host.end("scan");
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig.pass(200);
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    // Two VMs are left, and what they were found with is what is divided.
+    assert!(
+        rig.mib("web") + rig.mib("search") <= 1024,
+        "{} {}",
+        rig.mib("web"),
+        rig.mib("search")
+    );
+    assert_eq!(rig.snapshot().host.vms.len(), 2);
+}
+
+#[test]
+fn pause_stops_a_move_where_it_is() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    for vm in ["web", "search", "scan"] {
+        rig.host
+            .change(vm, |vm| vm.follows = Follows::Pace(2 * MIB));
+    }
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    rig.ask(Command::Pause).unwrap();
+    let stands = ["web", "search", "scan"].map(|vm| rig.mib(vm));
+    rig.pass(100);
+    assert_eq!(["web", "search", "scan"].map(|vm| rig.mib(vm)), stands);
+    assert_eq!(rig.newest().state, State::Stopped);
+    assert!(rig.snapshot().host.paused);
+    let refused = rig.apply().unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Conflict);
+    // Another daemon finds it paused.
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Act), rig.host.clone(), history);
+    later.pass(100);
+    assert_eq!(["web", "search", "scan"].map(|vm| later.mib(vm)), stands);
+    later.ask(Command::Resume).unwrap();
+    later.until("it goes on", |rig| rig.newest().state == State::Kept);
+}
+
+#[test]
+fn a_promise_found_broken_is_made_good() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    // It is seen to need nothing, and needs it all.
+    rig.host.change("scan", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.1)]);
+    });
+    rig.until("it is taken back", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::RolledBack)
+    });
+    rig.until("it is back", |rig| rig.newest().state == State::Kept);
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.mib(vm), 512);
+    }
+    let decisions = rig.decisions();
+    assert_eq!(decisions[0].kind, Kind::Rollback);
+    assert_eq!(decisions[1].taken_back_by, Some(decisions[0].id));
+    let check = decisions[1]
+        .checks
+        .iter()
+        .find(|check| check.vm == "scan")
+        .unwrap();
+    assert_eq!(check.verdict, Verdict::Broken);
+    assert!(decisions[1].reason.contains("A promise was broken"));
+    let snapshot = rig.snapshot();
+    let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+    assert_eq!(scan.standing, Standing::Violating);
+    // It is not done at once again.
+    rig.pass(60);
+    assert_eq!(rig.decisions().len(), decisions.len());
+}
+
+#[test]
+fn a_vm_that_exaggerates_costs_others_no_more_than_their_bound() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    // As if all it has were never enough.
+    let greedy = curve(&[(16, 1.0), (1000, 0.9), (1024, 0.0001)]);
+    rig.host.change("scan", |vm| vm.claimed = Some(greedy));
+    rig.pass(600);
+    assert!(!rig.decisions().is_empty());
+    for (vm, truth) in [("web", web()), ("search", search())] {
+        let at = |mib: u64| truth.miss_ratio(PageCount(mib * 256));
+        let loss = at(rig.mib(vm)) / at(512);
+        assert!(loss <= 1.25 + 1e-9, "{vm}: {loss}");
+    }
+    assert!(rig.mib("web") < 512);
+}
+
+#[test]
+fn the_papers_workflow_shrinks_traces_divides_and_gives_back() {
+    let mut config = config(Mode::Act);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.25,
+        trace_for: Duration::from_secs(60),
+        keep: false,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config);
+    for vm in ["web", "search", "scan"] {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    rig.until("they are traced", |rig| {
+        rig.snapshot().host.phase == Phase::Tracing
+    });
+    for vm in ["web", "search", "scan"] {
+        let vm = rig.host.vm(vm).unwrap();
+        assert_eq!(
+            (vm.direct_bytes, vm.cache_bytes),
+            (128 * MIB, Some(384 * MIB))
+        );
+    }
+    rig.until("all is given back", |rig| {
+        rig.snapshot().host.phase == Phase::Whole && rig.decisions().len() >= 3
+    });
+    let kinds: Vec<_> = rig
+        .decisions()
+        .iter()
+        .map(|decision| decision.kind)
+        .collect();
+    assert_eq!(kinds, [Kind::GiveBack, Kind::Divide, Kind::IntoCaches]);
+    assert!(
+        rig.decisions()
+            .iter()
+            .all(|decision| decision.state == State::Kept)
+    );
+    assert!(rig.mib("search") > 700, "{:#?}", rig.decisions());
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.host.vm(vm).unwrap().cache_bytes, Some(4 * MIB));
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_daemon_that_was_killed_in_the_middle_is_followed_by_one_that_knows() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = Follows::Pace(2 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    let id = rig.newest().id;
+    drop(rig);
+    let mut later = Rig::with(config(Mode::Observe), host, history);
+    later.pass(10);
+    let decision = later.shared.history.decision(id).unwrap();
+    assert_eq!(decision.state, State::Stopped);
+    assert!(decision.reason.contains("what was moved stays"));
+    // Baselines are those of the beginning, not what was found half moved.
+    let snapshot = later.snapshot();
+    for vm in &snapshot.host.vms {
+        assert_eq!(vm.settings.baseline_bytes, 512 * MIB, "{}", vm.vm);
+    }
+    later
+        .ask(|reply| Command::Rollback(Choice { decision: Some(id) }, reply))
+        .unwrap();
+    later.until("it is back", |rig| rig.newest().state.has_ended());
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(later.mib(vm), 512);
+    }
+}
+
+#[test]
+fn promises_that_cannot_all_be_kept_are_refused() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(10);
+    let change = SettingsChange {
+        min_bytes: Some(2 << 30),
+        max_bytes: Some(4 << 30),
+        ..SettingsChange::default()
+    };
+    let refused = rig
+        .ask(|reply| Command::Set("web".to_owned(), change, reply))
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Guarantee);
+    assert!(
+        refused.message.contains("nothing was changed"),
+        "{}",
+        refused.message
+    );
+    let change = SettingsChange {
+        min_bytes: Some(300 * MIB),
+        shares: Some(7),
+        ..SettingsChange::default()
+    };
+    let vm = rig
+        .ask(|reply| Command::Set("scan".to_owned(), change, reply))
+        .unwrap();
+    assert_eq!((vm.settings.min_bytes, vm.settings.shares), (300 * MIB, 7));
+    rig.pass(10);
+    let proposal = rig.snapshot().proposal.clone().unwrap();
+    let step = proposal
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!(step.to.size_bytes(), 300 * MIB);
+    for change in [
+        SettingsChange {
+            shares: Some(0),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            max_loss: Some(f64::NAN),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            max_loss: Some(-0.1),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            min_bytes: Some(9 << 30),
+            ..SettingsChange::default()
+        },
+    ] {
+        let refused = rig
+            .ask(|reply| Command::Set("scan".to_owned(), change, reply))
+            .unwrap_err();
+        assert_eq!(refused.kind, RefusalKind::BadRequest, "{change:?}");
+    }
+    let refused = rig
+        .ask(|reply| Command::Set("nobody".to_owned(), change, reply))
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::NotFound);
+}
+
+#[test]
+fn memory_is_accounted_for_at_every_moment() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    for _ in 0..300 {
+        rig.pass(1);
+        let memory = rig.snapshot().host.memory;
+        let sum = memory.vms_direct_bytes
+            + memory.vms_cache_bytes
+            + memory.store_bytes
+            + memory.spare_bytes;
+        assert_eq!(
+            sum.max(memory.divided_bytes),
+            memory.divided_bytes,
+            "{memory:?}"
+        );
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_vm_nobody_may_move_keeps_what_it_has() {
+    let mut config = config(Mode::Act);
+    config.vms.insert(
+        0,
+        VmRule {
+            managed: Some(false),
+            ..VmRule::for_name("w*")
+        },
+    );
+    let mut rig = Rig::of_three(config);
+    rig.pass(300);
+    assert_eq!(rig.mib("web"), 512);
+    assert!(rig.mib("search") > 700);
+}

@@ -1,0 +1,187 @@
+//! The policy of VMware ESX, from curves and from sampled working sets (\[LS07\] §4.2, §6.5).
+//!
+//! All begin at their baselines. Who does not need all of its own is a victim: by its curve, if no size above the
+//! baseline misses less and some size below misses no more; by sampling, if its working set is smaller than its
+//! baseline. Of what a victim does not need, the tax says which share can be taken. Those who miss less with more
+//! memory (by sampling: all who are no victims) divide it by their shares, no one above its ceiling; what nobody can
+//! use stays where it was.
+//!
+//! A host too small for all baselines takes what victims do not need first, whatever the tax, and then from all, in
+//! proportion to what their promises leave.
+
+use crate::choice::{at_or_above, at_or_below};
+use crate::ground::{Decision, Ground, Vm};
+
+/// Misses that differ by less than this share of those at the baseline are alike.
+const ALIKE: f64 = 0.01;
+
+/// What one VM brings in.
+struct Party {
+    base: u64,
+    /// What it does not need of that.
+    idle: u64,
+    /// Whether more memory serves it.
+    gains: bool,
+}
+
+/// Divides by curves, or by working sets if `sampled`.
+pub(crate) fn divide(ground: &Ground<'_>, idle_tax: f64, sampled: bool) -> Decision {
+    let parties = 0..ground.vms.len();
+    let parties: Vec<_> = parties
+        .map(|vm| {
+            if sampled {
+                sampled_party(ground, vm)
+            } else {
+                curve_party(ground, vm)
+            }
+        })
+        .collect();
+    let mut sizes: Vec<_> = parties.iter().map(|party| party.base).collect();
+    let idle: Vec<_> = parties.iter().map(|party| party.idle).collect();
+    let taxed: Vec<_> = (0..parties.len())
+        .map(|vm| {
+            let base = parties[vm].base;
+            let left = base - plimsoll_flow::PageCount(idle[vm]).scaled(idle_tax).0;
+            base.saturating_sub(at_or_above(&ground.lists[vm], &ground.vms[vm].grid, left))
+        })
+        .collect();
+    let sum = |sizes: &[u64]| sizes.iter().copied().map(u128::from).sum::<u128>();
+    let total = u128::from(ground.rules.total.0);
+    let taken = sum(&sizes);
+    if taken > total {
+        charge(ground, &mut sizes, &idle, taken - total);
+        let taken = sum(&sizes);
+        let lists = ground.lists.iter().zip(&sizes);
+        let above: Vec<_> = lists.map(|(list, size)| size - list[0].from).collect();
+        charge(ground, &mut sizes, &above, taken.saturating_sub(total));
+    } else {
+        let free = total - taken;
+        let given = give(ground, &parties, &mut sizes, free + sum(&taxed));
+        charge(ground, &mut sizes, &taxed, given.saturating_sub(free));
+    }
+    Decision {
+        sizes,
+        bound: None,
+        best: false,
+        search: None,
+    }
+}
+
+/// A VM that keeps out of it.
+fn bystander(ground: &Ground<'_>, vm: usize) -> Party {
+    Party {
+        base: ground.lists[vm][0].from,
+        idle: 0,
+        gains: false,
+    }
+}
+
+fn base(ground: &Ground<'_>, vm: usize) -> u64 {
+    let Vm { demand, grid, .. } = &ground.vms[vm];
+    at_or_below(&ground.lists[vm], grid, demand.baseline.0)
+}
+
+fn curve_party(ground: &Ground<'_>, vm: usize) -> Party {
+    let Vm { misses, all, .. } = &ground.vms[vm];
+    let Some(misses) = misses else {
+        return bystander(ground, vm);
+    };
+    let base = base(ground, vm);
+    let expected = |size: u64| misses.relative(size).expected;
+    let gains = expected(all[all.len() - 1].to) < 1.0 - ALIKE;
+    let flat = all.partition_point(|choice| expected(choice.from) > 1.0 + ALIKE);
+    let needed = all.get(flat).map_or(base, |choice| choice.from);
+    Party {
+        base,
+        idle: if gains {
+            0
+        } else {
+            base.saturating_sub(needed)
+        },
+        gains,
+    }
+}
+
+fn sampled_party(ground: &Ground<'_>, vm: usize) -> Party {
+    let Some(working_set) = ground.vms[vm].demand.working_set else {
+        return bystander(ground, vm);
+    };
+    let base = base(ground, vm);
+    let idle = base.saturating_sub(working_set.0);
+    Party {
+        base,
+        idle,
+        gains: idle == 0,
+    }
+}
+
+/// Divides `pool` pages among those who gain, by shares; returns what was given.
+fn give(ground: &Ground<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -> u128 {
+    let room = |vm: usize| {
+        let list = &ground.lists[vm];
+        u128::from(list[list.len() - 1].to.saturating_sub(parties[vm].base))
+    };
+    let shares = |vm: usize| u128::from(ground.vms[vm].demand.shares);
+    let mut open: Vec<_> = (0..parties.len()).filter(|&vm| parties[vm].gains).collect();
+    let mut left = pool;
+    let mut gets = vec![0_u128; parties.len()];
+    // Whoever has no room for its part gets what it has room for, and the others divide anew.
+    loop {
+        let all: u128 = open.iter().map(|&vm| shares(vm)).sum();
+        let part = |vm: usize| left * shares(vm) / all.max(1);
+        let (full, rest): (Vec<_>, Vec<_>) = open.iter().partition(|&&vm| room(vm) <= part(vm));
+        if full.is_empty() {
+            rest.iter().for_each(|&vm| gets[vm] = part(vm));
+            break;
+        }
+        for &vm in &full {
+            gets[vm] = room(vm);
+        }
+        left -= full.iter().map(|&vm| room(vm)).sum::<u128>();
+        open = rest;
+    }
+    let mut given = 0;
+    for (vm, party) in parties.iter().enumerate() {
+        let wanted = party.base + u64::try_from(gets[vm]).unwrap_or(u64::MAX);
+        let size = at_or_below(&ground.lists[vm], &ground.vms[vm].grid, wanted);
+        if gets[vm] > 0 && size > party.base {
+            given += u128::from(size - party.base);
+            sizes[vm] = size;
+        }
+    }
+    given
+}
+
+/// Takes at least `due` pages, in proportion to what each can give, as far as that reaches.
+fn charge(ground: &Ground<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
+    let all: u128 = can.iter().copied().map(u128::from).sum();
+    let parts = can
+        .iter()
+        .map(|&can| (due * u128::from(can)).div_ceil(all.max(1)));
+    let parts: Vec<_> = parts.collect();
+    let least: Vec<_> = sizes
+        .iter()
+        .zip(can)
+        .map(|(size, can)| size - can)
+        .collect();
+    let mut left = due;
+    // Once by its part, and once more for what rounding to the unit left due.
+    for round in 0..2 {
+        for (vm, size) in sizes.iter_mut().enumerate() {
+            let pages = if round == 0 {
+                parts[vm].min(left)
+            } else {
+                left
+            };
+            if pages == 0 {
+                continue;
+            }
+            let (list, grid) = (&ground.lists[vm], &ground.vms[vm].grid);
+            let pages = u64::try_from(pages).unwrap_or(u64::MAX);
+            let to = at_or_below(list, grid, size.saturating_sub(pages));
+            let to = to.max(at_or_above(list, grid, least[vm])).min(*size);
+            left = left.saturating_sub(u128::from(*size - to));
+            *size = to;
+        }
+    }
+}

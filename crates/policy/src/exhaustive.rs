@@ -1,0 +1,55 @@
+//! Every division among at most three VMs (\[LS07\] §4.2).
+//!
+//! What the first takes leaves two, and of those the more one takes the less the other can: two fingers that move
+//! towards each other see every pair that could be best.
+//!
+//! Cost: `O(k²)` for `k` choices a VM.
+
+use crate::choice::Choice;
+use crate::hull::Division;
+
+/// The most VMs.
+pub(crate) const VMS_MAX: usize = 3;
+
+/// The most divisions that are tried.
+pub(crate) const DIVISIONS_MAX: u64 = 1 << 30;
+
+/// How many divisions there are to try.
+pub(crate) fn divisions(lists: &[Vec<Choice>]) -> u64 {
+    let len = |at: usize| lists.get(at).map_or(1, Vec::len) as u64;
+    len(0).saturating_mul(len(1).saturating_add(len(2)))
+}
+
+/// The best of all divisions. The smallest choices of all must fit, and there must be no more than three lists.
+pub(crate) fn search(lists: &[Vec<Choice>], capacity: u64) -> Division {
+    let none = [Choice {
+        from: 0,
+        to: 0,
+        cost: 0.0,
+    }];
+    let list = |at: usize| lists.get(at).map_or(&none[..], Vec::as_slice);
+    let (first, second, third) = (list(0), list(1), list(2));
+    let mut best = (f64::INFINITY, [0, 0, 0]);
+    for (at_first, one) in first.iter().enumerate() {
+        let Some(left) = capacity.checked_sub(one.from) else {
+            break;
+        };
+        let mut at_third = third.len();
+        for (at_second, two) in second.iter().enumerate() {
+            let Some(left) = left.checked_sub(two.from) else {
+                break;
+            };
+            while at_third > 0 && third[at_third - 1].from > left {
+                at_third -= 1;
+            }
+            let Some(last) = at_third.checked_sub(1) else {
+                break;
+            };
+            let cost = one.cost + two.cost + third[last].cost;
+            if cost < best.0 {
+                best = (cost, [at_first, at_second, last]);
+            }
+        }
+    }
+    Division::new(lists, best.1[..lists.len()].to_vec())
+}

@@ -1,0 +1,316 @@
+//! What a policy may do with each VM, and what it made of it.
+//!
+//! Limits, promises and the total always hold. The step limit yields to them: a VM below what it was promised is
+//! raised at once, and a host that has become too small takes more than a step. VMs whose curve is not known keep what
+//! they have, and give what exceeds their baseline only when the others' promises cannot be kept otherwise.
+
+use plimsoll_flow::PageCount;
+
+use crate::choice::{self, Choice, Grid, Misses};
+use crate::{Allocation, Demand, Held, PolicyError, Reason, Rules, Search, Target};
+
+/// A gain below this share is none.
+const GAIN_MIN: f64 = 1e-7;
+
+/// One VM.
+pub(crate) struct Vm<'a> {
+    pub(crate) demand: &'a Demand,
+    pub(crate) grid: Grid,
+    /// `None` if its curve is not known.
+    pub(crate) misses: Option<Misses<'a>>,
+    /// Whether the policy knows enough of it to move it.
+    pub(crate) movable: bool,
+    /// All sizes that its limits and its promise leave, however far away.
+    pub(crate) all: Vec<Choice>,
+}
+
+/// All VMs and the memory that there is.
+pub(crate) struct Ground<'a> {
+    pub(crate) vms: Vec<Vm<'a>>,
+    /// The sizes that each VM may be given now; the smallest of all fit into the total.
+    pub(crate) lists: Vec<Vec<Choice>>,
+    pub(crate) rules: &'a Rules,
+}
+
+/// What a policy decided.
+pub(crate) struct Decision {
+    pub(crate) sizes: Vec<u64>,
+    /// No division has a lower sum of logarithms of relative misses.
+    pub(crate) bound: Option<f64>,
+    /// Whether this is the best division.
+    pub(crate) best: bool,
+    pub(crate) search: Option<Search>,
+}
+
+impl<'a> Ground<'a> {
+    /// Prepares what the policies divide; `sampled` if they go by sampled working sets instead of curves.
+    pub(crate) fn new(
+        demands: &'a [Demand],
+        rules: &'a Rules,
+        sampled: bool,
+    ) -> Result<Self, PolicyError> {
+        let current = demands.iter().map(|demand| demand.current.0 as f64);
+        let sum = rules.total.0 as f64 + current.sum::<f64>();
+        let vms = demands.iter().map(|demand| {
+            let misses = demand.curve.as_ref();
+            let misses = misses.map(|curve| Misses::new(curve, demand.baseline, rules));
+            let grid = Grid::new(demand, rules.unit);
+            let movable = if sampled {
+                demand.working_set.is_some()
+            } else {
+                misses.is_some()
+            };
+            let all = match &misses {
+                Some(misses) => choice::choices(demand, misses, rules, &grid, sum),
+                None => vec![without_curve(demand, rules, &grid, movable)],
+            };
+            Vm {
+                demand,
+                grid,
+                misses,
+                movable,
+                all,
+            }
+        });
+        let vms: Vec<_> = vms.collect();
+        let lists = lists(&vms, rules)?;
+        Ok(Self { vms, lists, rules })
+    }
+
+    pub(crate) fn grids(&self) -> Vec<Grid> {
+        self.vms.iter().map(|vm| vm.grid).collect()
+    }
+
+    pub(crate) fn current(&self) -> Vec<u64> {
+        self.vms.iter().map(|vm| vm.demand.current.0).collect()
+    }
+
+    /// The choices that hold what the VMs have, or the smallest if those do not fit.
+    pub(crate) fn picks(&self) -> Vec<usize> {
+        let lists = self.lists.iter().zip(&self.vms);
+        let picks: Vec<_> = lists
+            .map(|(list, vm)| {
+                let current = vm.demand.current.0;
+                let below = list.partition_point(|choice| choice.from <= current);
+                below.saturating_sub(1)
+            })
+            .collect();
+        let pages = self
+            .lists
+            .iter()
+            .zip(&picks)
+            .map(|(list, &at)| list[at].from);
+        let pages: Vec<_> = pages.collect();
+        if total_of(&pages) <= u128::from(self.rules.total.0) {
+            picks
+        } else {
+            vec![0; picks.len()]
+        }
+    }
+
+    /// The sizes of a division: each VM stays as near to what it has as its choice lets it. Where memory lacks for
+    /// that, those give first that have most they do not use.
+    pub(crate) fn sizes(&self, picks: &[usize]) -> Vec<u64> {
+        let picked: Vec<_> = self
+            .lists
+            .iter()
+            .zip(picks)
+            .map(|(list, &at)| list[at])
+            .collect();
+        let wanted = self.vms.iter().zip(&picked);
+        let mut sizes: Vec<_> = wanted
+            .map(|(vm, choice)| vm.demand.current.0.clamp(choice.from, choice.to))
+            .collect();
+        let mut over = total_of(&sizes).saturating_sub(u128::from(self.rules.total.0));
+        let mut order: Vec<_> = (0..sizes.len()).collect();
+        order.sort_by_key(|&vm| (std::cmp::Reverse(sizes[vm] - picked[vm].from), vm));
+        for vm in order {
+            let idle = sizes[vm] - picked[vm].from;
+            let gives = u64::try_from(over).unwrap_or(u64::MAX).min(idle);
+            if gives > 0 {
+                let size = self.vms[vm].grid.at_or_below(sizes[vm] - gives);
+                over = over.saturating_sub(u128::from(sizes[vm] - size));
+                sizes[vm] = size;
+            }
+        }
+        sizes
+    }
+
+    /// Whether everybody may keep what he has.
+    fn keeps(&self) -> bool {
+        let current = self.current();
+        let allowed = self.vms.iter().zip(&current);
+        let mut allowed =
+            allowed.map(|(vm, &size)| choice::at_or_above(&vm.all, &vm.grid, size) == size);
+        allowed.all(|allowed| allowed) && total_of(&current) <= u128::from(self.rules.total.0)
+    }
+
+    /// Sum of the logarithms of relative misses of all VMs whose curve is known, and their number.
+    fn losses(&self, sizes: &[u64]) -> (f64, usize) {
+        let known = self.vms.iter().zip(sizes);
+        let known = known.filter_map(|(vm, &size)| Some(vm.misses?.relative(size).expected.ln()));
+        known.fold((0.0, 0), |(sum, vms), loss| (sum + loss, vms + 1))
+    }
+
+    /// Judges a decision and writes it down.
+    pub(crate) fn allocation(&self, decision: Decision) -> Allocation {
+        let current = self.current();
+        let (now, known) = self.losses(&current);
+        let (then, _) = self.losses(&decision.sizes);
+        let mean = |sum: f64| (sum / known.max(1) as f64).exp();
+        let gain = 1.0 - mean(then) / mean(now);
+        let (mut sizes, mut held, mut best) = (decision.sizes, None, decision.best);
+        if known > 0 && sizes != current && self.keeps() {
+            if gain <= GAIN_MIN && decision.search.is_some() {
+                sizes = current.clone();
+            } else if gain < self.rules.gain_min {
+                held = Some(Held::Hysteresis { gain });
+                best = false;
+                sizes = current.clone();
+            }
+        }
+        let (sum, _) = self.losses(&sizes);
+        let short = total_of(&current) > u128::from(self.rules.total.0);
+        let targets = self.vms.iter().zip(&sizes).map(|(vm, &size)| Target {
+            vm: vm.demand.vm.clone(),
+            size: PageCount(size),
+            relative: vm.misses.map(|misses| misses.relative(size)),
+            relative_now: vm.misses.map(|misses| misses.relative(vm.demand.current.0)),
+            reason: vm.reason(size, short),
+        });
+        let gap = decision.bound.map(|bound| match best {
+            true => 0.0,
+            false => (1.0 - mean(bound - choice::MOVE_COST - sum)).max(0.0),
+        });
+        let spare = u128::from(self.rules.total.0).saturating_sub(total_of(&sizes));
+        Allocation {
+            targets: targets.collect(),
+            geometric_mean: mean(sum),
+            geometric_mean_now: mean(now),
+            gap,
+            spare: PageCount(u64::try_from(spare).unwrap_or(u64::MAX)),
+            held,
+            search: decision.search,
+        }
+    }
+}
+
+impl Vm<'_> {
+    /// The smallest size that its limits and its promise leave.
+    fn least(&self) -> u64 {
+        self.all[0].from
+    }
+
+    fn reason(&self, size: u64, short: bool) -> Reason {
+        let Demand {
+            current,
+            floor,
+            ceiling,
+            ..
+        } = self.demand;
+        match size.cmp(&current.0) {
+            std::cmp::Ordering::Equal if self.movable => Reason::Kept,
+            std::cmp::Ordering::Equal => Reason::Unknown,
+            _ if current < floor || current > ceiling => Reason::Limits,
+            std::cmp::Ordering::Greater => Reason::Gains,
+            std::cmp::Ordering::Less if short => Reason::HostShort,
+            std::cmp::Ordering::Less if size == self.least() && size > floor.0 => {
+                Reason::GivesToItsBound
+            }
+            std::cmp::Ordering::Less => Reason::Gives,
+        }
+    }
+
+    /// The range of sizes within a step of what it has.
+    fn reach(&self, rules: &Rules) -> std::ops::RangeInclusive<u64> {
+        let current = self.demand.current.0;
+        match rules.step {
+            None => 0..=u64::MAX,
+            Some(step) => current.saturating_sub(step.0)..=current.saturating_add(step.0),
+        }
+    }
+}
+
+/// The sizes of a VM whose curve is not known: any within its limits if it can be moved, else what it has, or what it
+/// is entitled to if that is less.
+fn without_curve(demand: &Demand, rules: &Rules, grid: &Grid, movable: bool) -> Choice {
+    let keep = demand.current.clamp(demand.floor, demand.ceiling).0;
+    let (from, to) = if movable {
+        let limits = choice::limits(demand, rules);
+        (*limits.start(), grid.at_or_below(*limits.end()))
+    } else {
+        (keep.min(choice::entitled(demand)), keep)
+    };
+    Choice {
+        from,
+        to,
+        cost: 0.0,
+    }
+}
+
+fn total_of(sizes: &[u64]) -> u128 {
+    sizes.iter().copied().map(u128::from).sum()
+}
+
+/// What the least sizes of `lists` exceed the total by.
+fn lacking(lists: &[Vec<Choice>], total: PageCount) -> u128 {
+    let least: u128 = lists.iter().map(|list| u128::from(list[0].from)).sum();
+    least.saturating_sub(u128::from(total.0))
+}
+
+/// The sizes that each VM may be given in this turn, as few rules given up as must be.
+fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Choice>>, PolicyError> {
+    let fixed = |vm: &Vm<'_>, size: u64| {
+        let at = vm.all.partition_point(|choice| choice.to < size);
+        vec![Choice {
+            from: size,
+            to: size,
+            ..vm.all[at.min(vm.all.len() - 1)]
+        }]
+    };
+    let keep = |vm: &Vm<'_>| choice::at_or_above(&vm.all, &vm.grid, vm.demand.current.0);
+    let cut = |from_step: bool| -> Vec<_> {
+        let lists = vms.iter().map(|vm| {
+            let reach = vm.reach(rules);
+            let from = if from_step { *reach.start() } else { 0 };
+            if vm.movable {
+                choice::within(&vm.all, &vm.grid, &(from..=*reach.end()))
+            } else {
+                fixed(vm, keep(vm))
+            }
+        });
+        lists.collect()
+    };
+    let mut lists = cut(true);
+    if lacking(&lists, rules.total) > 0 && rules.step.is_some() {
+        lists = cut(false);
+    }
+    let mut order: Vec<_> = (0..vms.len()).filter(|&vm| !vms[vm].movable).collect();
+    order.sort_by_key(|&vm| (std::cmp::Reverse(lists[vm][0].from - vms[vm].least()), vm));
+    for vm in order {
+        let lacking = u64::try_from(lacking(&lists, rules.total)).unwrap_or(u64::MAX);
+        if lacking == 0 {
+            break;
+        }
+        let left = lists[vm][0].from.saturating_sub(lacking);
+        lists[vm] = fixed(
+            &vms[vm],
+            choice::at_or_below(&vms[vm].all, &vms[vm].grid, left),
+        );
+    }
+    if lacking(&lists, rules.total) == 0 {
+        // Nobody can have more than there is.
+        let lists = lists.iter().zip(vms);
+        let lists = lists.map(|(list, vm)| choice::within(list, &vm.grid, &(0..=rules.total.0)));
+        return Ok(lists.collect());
+    }
+    let least: Vec<_> = vms.iter().map(|vm| PageCount(vm.least())).collect();
+    let needed = least
+        .iter()
+        .fold(0_u64, |sum, size| sum.saturating_add(size.0));
+    Err(PolicyError::Infeasible {
+        needed: PageCount(needed),
+        total: rules.total,
+        least,
+    })
+}

@@ -1,0 +1,250 @@
+//! The division on the curves' convex minorants, and how far it can be from the best.
+//!
+//! Were every VM's choices convex, a price of memory would settle all: each takes what is worth its price, and the
+//! price is right when all memory is taken. On the lower convex hulls of the choices this gives a cost that no
+//! division falls below (the Lagrangian relaxation), and a division that leaves a little memory over; what is left
+//! is spent on whatever falls most for it.
+//!
+//! Cost: one pass over the choices, and `O(log)` a VM for each of some dozens of prices.
+
+use crate::choice::Choice;
+
+/// Prices tried, at most: each halves what the price can be.
+const PRICES_MAX: usize = 64;
+
+/// Rounds of spending what is left.
+const ROUNDS_MAX: usize = 64;
+
+/// The relaxed problem, solved.
+#[derive(Debug)]
+pub(crate) struct Relaxation {
+    /// Each VM's choice at the price: an optimal division of the memory that these need.
+    pub(crate) picks: Vec<usize>,
+    /// What a page costs, in the logarithm of misses; 0.0 when memory is not scarce.
+    pub(crate) price: f64,
+    /// Pages that the picks leave.
+    pub(crate) slack: u64,
+    /// No division costs less.
+    pub(crate) bound: f64,
+    /// The next step down a hull, which did not fit: the VM and its choice.
+    next: Option<(usize, usize)>,
+}
+
+/// A division that fits.
+#[derive(Debug, Clone)]
+pub(crate) struct Division {
+    /// Each VM's choice.
+    pub(crate) picks: Vec<usize>,
+    /// Sum of their costs.
+    pub(crate) cost: f64,
+}
+
+impl Division {
+    pub(crate) fn new(lists: &[Vec<Choice>], picks: Vec<usize>) -> Self {
+        let cost = cost_of(lists, &picks);
+        Self { picks, cost }
+    }
+}
+
+/// Sum of the costs of `picks`.
+pub(crate) fn cost_of(lists: &[Vec<Choice>], picks: &[usize]) -> f64 {
+    let costs = lists.iter().zip(picks).map(|(list, &at)| list[at].cost);
+    costs.sum()
+}
+
+/// Pages that `picks` need at least; not more than fit into a `u64` when they are within the host's.
+pub(crate) fn pages_of(lists: &[Vec<Choice>], picks: &[usize]) -> u64 {
+    lists
+        .iter()
+        .zip(picks)
+        .map(|(list, &at)| list[at].from)
+        .sum()
+}
+
+/// The lower convex hulls of all VMs, one behind the other.
+struct Hulls {
+    /// Where each VM's begins; one more at the end.
+    starts: Vec<usize>,
+    /// The choices on the hulls.
+    corners: Vec<usize>,
+    /// How much the cost falls a page on the way to each corner; that of a VM's first is infinite.
+    steepness: Vec<f64>,
+}
+
+impl Hulls {
+    fn new(lists: &[Vec<Choice>]) -> Self {
+        let mut hulls = Self {
+            starts: vec![0],
+            corners: Vec::new(),
+            steepness: Vec::new(),
+        };
+        for list in lists {
+            let start = hulls.corners.len();
+            for (at, choice) in list.iter().enumerate() {
+                let steepness = loop {
+                    if hulls.corners.len() == start {
+                        break f64::INFINITY;
+                    }
+                    let last = hulls.corners.len() - 1;
+                    let steepness = steepness(&list[hulls.corners[last]], choice);
+                    if steepness < hulls.steepness[last] {
+                        break steepness;
+                    }
+                    hulls.corners.pop();
+                    hulls.steepness.pop();
+                };
+                hulls.corners.push(at);
+                hulls.steepness.push(steepness);
+            }
+            hulls.starts.push(hulls.corners.len());
+        }
+        hulls
+    }
+
+    fn vms(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The corner where each VM stands at `price`: behind all steps that are steeper.
+    fn stand(&self, price: f64, stand: &mut [usize]) {
+        for (vm, stand) in stand.iter_mut().enumerate() {
+            let (start, end) = (self.starts[vm], self.starts[vm + 1]);
+            let steps = &self.steepness[start + 1..end];
+            *stand = start + steps.partition_point(|&steepness| steepness > price);
+        }
+    }
+}
+
+/// How much the cost falls a page between two choices.
+fn steepness(before: &Choice, after: &Choice) -> f64 {
+    (before.cost - after.cost) / (after.from - before.from) as f64
+}
+
+/// Solves the relaxed problem. The smallest choices of all must fit.
+pub(crate) fn relax(lists: &[Vec<Choice>], capacity: u64) -> Relaxation {
+    let hulls = Hulls::new(lists);
+    let pages = |stand: &[usize]| -> u128 {
+        let sizes = stand
+            .iter()
+            .zip(lists)
+            .map(|(&corner, list)| u128::from(list[hulls.corners[corner]].from));
+        sizes.sum()
+    };
+    let mut dear = hulls.starts[..hulls.vms()].to_vec();
+    let mut cheap: Vec<_> = hulls.starts[1..].iter().map(|end| end - 1).collect();
+    let mut price = 0.0;
+    let mut next = None;
+    if pages(&cheap) <= u128::from(capacity) {
+        dear = cheap;
+    } else {
+        let steps = hulls.steepness.iter().copied();
+        let (mut low, mut high) = (
+            0.0,
+            steps.filter(|step| step.is_finite()).fold(0.0, f64::max),
+        );
+        let mut stand = dear.clone();
+        for _ in 0..PRICES_MAX {
+            let between: usize = cheap
+                .iter()
+                .zip(&dear)
+                .map(|(cheap, dear)| cheap - dear)
+                .sum();
+            let middle = f64::midpoint(low, high);
+            if between <= hulls.vms() || middle <= low || middle >= high {
+                break;
+            }
+            hulls.stand(middle, &mut stand);
+            if pages(&stand) <= u128::from(capacity) {
+                high = middle;
+                dear.copy_from_slice(&stand);
+            } else {
+                low = middle;
+                cheap.copy_from_slice(&stand);
+            }
+        }
+        // The last steps, the steepest first, until one does not fit: it makes the price.
+        let mut steps: Vec<_> = (0..hulls.vms())
+            .flat_map(|vm| (dear[vm] + 1..=cheap[vm]).map(move |corner| (vm, corner)))
+            .collect();
+        steps.sort_by(|one, other| {
+            let steeper = hulls.steepness[other.1].total_cmp(&hulls.steepness[one.1]);
+            steeper.then(one.cmp(other))
+        });
+        let mut left = u128::from(capacity) - pages(&dear);
+        for (vm, corner) in steps {
+            let (before, after) = (hulls.corners[corner - 1], hulls.corners[corner]);
+            let more = u128::from(lists[vm][after].from - lists[vm][before].from);
+            if more > left {
+                price = hulls.steepness[corner];
+                next = Some((vm, after));
+                break;
+            }
+            left -= more;
+            dear[vm] = corner;
+        }
+    }
+    let picks: Vec<_> = dear.iter().map(|&corner| hulls.corners[corner]).collect();
+    let slack = capacity - pages_of(lists, &picks);
+    Relaxation {
+        bound: cost_of(lists, &picks) - price * slack as f64,
+        picks,
+        price,
+        slack,
+        next,
+    }
+}
+
+/// A division near the relaxed one.
+pub(crate) fn round(lists: &[Vec<Choice>], relaxation: &Relaxation) -> Division {
+    let mut best = Division::new(lists, relaxation.picks.clone());
+    spend(lists, &mut best, relaxation.slack);
+    // Or the step that did not fit is taken, and who loses least by it pays what was missing.
+    let Some((vm, after)) = relaxation.next else {
+        return best;
+    };
+    let mut other = Division::new(lists, relaxation.picks.clone());
+    let more = lists[vm][after].from - lists[vm][other.picks[vm]].from;
+    let missing = more - relaxation.slack;
+    let payers = (0..lists.len()).filter(|&payer| payer != vm);
+    let ways = payers.filter_map(|payer| {
+        let now = &lists[payer][other.picks[payer]];
+        let left = now.from.checked_sub(missing)?;
+        let to = largest_within(&lists[payer], left)?;
+        Some((lists[payer][to].cost - now.cost, payer, to))
+    });
+    let least = ways.min_by(|one, other| one.0.total_cmp(&other.0));
+    if let Some((_, payer, to)) = least {
+        let freed = lists[payer][other.picks[payer]].from - lists[payer][to].from;
+        other.picks[vm] = after;
+        other.picks[payer] = to;
+        other.cost = cost_of(lists, &other.picks);
+        spend(lists, &mut other, freed - missing);
+        if other.cost < best.cost {
+            best = other;
+        }
+    }
+    best
+}
+
+/// The last choice that needs at most `pages`.
+pub(crate) fn largest_within(list: &[Choice], pages: u64) -> Option<usize> {
+    list.partition_point(|choice| choice.from <= pages)
+        .checked_sub(1)
+}
+
+/// Spends what is left on whatever falls most for it, for some rounds.
+pub(crate) fn spend(lists: &[Vec<Choice>], division: &mut Division, mut slack: u64) {
+    for _ in 0..ROUNDS_MAX {
+        let ways = lists.iter().zip(&division.picks).enumerate();
+        let ways = ways.filter_map(|(vm, (list, &at))| {
+            let to = largest_within(list, list[at].from.saturating_add(slack))?;
+            (to > at).then(|| (list[at].cost - list[to].cost, vm, to))
+        });
+        let Some((_, vm, to)) = ways.max_by(|one, other| one.0.total_cmp(&other.0)) else {
+            break;
+        };
+        slack -= lists[vm][to].from - lists[vm][division.picks[vm]].from;
+        division.picks[vm] = to;
+    }
+    division.cost = cost_of(lists, &division.picks);
+}

@@ -1,0 +1,86 @@
+//! What one VM's curve says of its promise, for whoever shows it.
+
+use plimsoll_flow::{MissRatioCurve, PageCount};
+
+use crate::choice::{Misses, keeps};
+use crate::{Relative, Rules};
+
+/// Misses at `size` over those at `baseline`, as every policy counts them.
+#[must_use]
+pub fn relative(
+    curve: &MissRatioCurve,
+    baseline: PageCount,
+    size: PageCount,
+    rules: &Rules,
+) -> Relative {
+    Misses::new(curve, baseline, rules).relative(size.0)
+}
+
+/// The least size from which on a promise of at most `max_loss` is kept by the upper edge of the band; at most `baseline`, which a VM may
+/// always have.
+#[must_use]
+pub fn promise_size(
+    curve: &MissRatioCurve,
+    baseline: PageCount,
+    max_loss: f64,
+    rules: &Rules,
+) -> PageCount {
+    let misses = Misses::new(curve, baseline, rules);
+    let kept = |size: PageCount| keeps(misses.relative(size.0).high, max_loss);
+    // An upper edge need not fall as the ratio does: what counts is that it keeps the promise from here on.
+    let points = curve.points().iter().rev().map(|point| point.size);
+    let mut least = baseline;
+    for size in points.filter(|size| *size <= baseline) {
+        if !kept(size) {
+            return least;
+        }
+        least = size;
+    }
+    if kept(PageCount(0)) {
+        PageCount(0)
+    } else {
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_flow::CurvePoint;
+
+    fn point(size: u64, miss_ratio: f64, high: f64) -> CurvePoint {
+        CurvePoint {
+            size: PageCount(size),
+            miss_ratio,
+            low: miss_ratio,
+            high,
+        }
+    }
+
+    #[test]
+    fn a_promise_is_kept_from_the_size_where_its_upper_edge_keeps_it() {
+        let points = vec![
+            point(10, 0.6, 0.6),
+            point(20, 0.44, 0.44),
+            point(30, 0.42, 0.5),
+            point(40, 0.4, 0.4),
+        ];
+        let curve = MissRatioCurve::new(points, 9).unwrap();
+        let rules = Rules::new(PageCount(1000));
+        let least = |loss| promise_size(&curve, PageCount(50), loss, &rules).0;
+        // The edge at 30 is 1.25 times 0.4, so what it is at 20 does not help.
+        assert_eq!(least(0.2), 40);
+        assert_eq!(least(0.26), 20);
+        assert_eq!(least(0.6), 10);
+        assert_eq!(least(2.0), 0);
+        let relative = relative(&curve, PageCount(50), PageCount(35), &rules);
+        assert!((relative.expected - 1.05).abs() < 1e-9 && (relative.high - 1.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_vm_without_a_size_that_keeps_it_has_its_baseline() {
+        let curve = MissRatioCurve::new(vec![point(10, 0.5, 0.9)], 9).unwrap();
+        let rules = Rules::new(PageCount(1000));
+        assert_eq!(promise_size(&curve, PageCount(15), 0.1, &rules).0, 15);
+    }
+}

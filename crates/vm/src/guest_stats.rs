@@ -1,0 +1,123 @@
+//! What a guest tells of its memory through its balloon.
+//!
+//! A hint, not a fact: the guest may say anything.
+//!
+//! Source: Virtual I/O Device (VIRTIO) 1.2, §5.5.6.3; QEMU, docs/interop/virtio-balloon-stats.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+/// Statistics older than so many intervals are stale: the guest hangs, is stopped, or has lost its driver.
+const STALE_INTERVALS: u64 = 5;
+
+/// What a guest told of its memory; counts since it booted. `None` is what it does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GuestStats {
+    /// How old this is, in s.
+    pub age_s: u64,
+    /// How often the guest is asked, in s; 0: never.
+    pub interval_s: u64,
+    /// Memory it manages.
+    pub total_bytes: Option<u64>,
+    /// Of it, unused.
+    pub free_bytes: Option<u64>,
+    /// Of it, what could be had without swapping.
+    pub available_bytes: Option<u64>,
+    /// Of it, contents of files.
+    pub disk_caches_bytes: Option<u64>,
+    /// Page faults that needed the disk.
+    pub major_faults: Option<u64>,
+    /// Page faults that did not.
+    pub minor_faults: Option<u64>,
+    /// Read from its swap.
+    pub swap_in_bytes: Option<u64>,
+    /// Written to its swap.
+    pub swap_out_bytes: Option<u64>,
+    /// Huge pages it has allocated.
+    pub huge_allocations: Option<u64>,
+    /// Huge pages it could not allocate.
+    pub huge_failures: Option<u64>,
+}
+
+impl GuestStats {
+    /// Whether the guest has told nothing for longer than it should, or is not asked.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.age_s > self.interval_s.saturating_mul(STALE_INTERVALS)
+    }
+
+    /// How long ago `unix_s` was, in s; 0 if the clock was set back since.
+    #[must_use]
+    pub fn age_s_of(unix_s: u64) -> u64 {
+        let since = Duration::from_secs(unix_s);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.unwrap_or_default().saturating_sub(since).as_secs()
+    }
+
+    /// Reads a balloon's property `guest-stats`, whose `interval_s` is not in it; `Some(None)` if the guest never told any,
+    /// `None` if it is no such property.
+    pub(crate) fn of_qmp(property: &Value) -> Option<Option<Self>> {
+        let told_unix_s = property["last-update"].as_u64()?;
+        if told_unix_s == 0 {
+            return Some(None);
+        }
+        // QEMU fills in all bits where the guest said nothing.
+        let value = |key: &str| property["stats"][key].as_u64().filter(|&n| n != u64::MAX);
+        Some(Some(Self {
+            age_s: Self::age_s_of(told_unix_s),
+            interval_s: 0,
+            total_bytes: value("stat-total-memory"),
+            free_bytes: value("stat-free-memory"),
+            available_bytes: value("stat-available-memory"),
+            disk_caches_bytes: value("stat-disk-caches"),
+            major_faults: value("stat-major-faults"),
+            minor_faults: value("stat-minor-faults"),
+            swap_in_bytes: value("stat-swap-in"),
+            swap_out_bytes: value("stat-swap-out"),
+            huge_allocations: value("stat-htlb-pgalloc"),
+            huge_failures: value("stat-htlb-pgfail"),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_the_guest_does_not_tell_is_none() {
+        let stats = json!({
+            "stat-free-memory": 4096,
+            "stat-htlb-pgfail": u64::MAX,
+            "stat-swap-in": -1,
+            "stat-swap-out": "much",
+        });
+        let told = GuestStats::of_qmp(&json!({ "stats": stats, "last-update": 1 }));
+        let told = told.unwrap().unwrap();
+        assert!(told.age_s > 1_000_000_000, "{told:?}");
+        let expected = GuestStats {
+            age_s: told.age_s,
+            free_bytes: Some(4096),
+            ..GuestStats::default()
+        };
+        assert_eq!(told, expected);
+        assert_eq!(GuestStats::of_qmp(&json!({ "last-update": 0 })), Some(None));
+        assert_eq!(GuestStats::of_qmp(&json!({ "stats": {} })), None);
+        assert_eq!(GuestStats::of_qmp(&json!([])), None);
+    }
+
+    #[test]
+    fn stale_is_what_is_older_than_it_should_be() {
+        let told = |age_s, interval_s| GuestStats {
+            age_s,
+            interval_s,
+            ..GuestStats::default()
+        };
+        assert!(!told(10, 2).is_stale());
+        assert!(told(11, 2).is_stale());
+        assert!(told(1, 0).is_stale());
+        assert_eq!(GuestStats::age_s_of(u64::MAX), 0);
+    }
+}

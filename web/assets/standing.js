@@ -1,0 +1,71 @@
+// How a VM stands, a state, a verdict: always by shape and word, the colour only repeats it.
+
+import { h, s } from "./dom.js";
+
+const STANDINGS = {
+    violating: { word: "violating", more: "Misses more than it was promised" },
+    tight: { word: "tight", more: "Within its promise, can give nothing" },
+    safe: { word: "safe", more: "Within its promise, could give memory" },
+    unknown: { word: "unknown", more: "No curve yet" },
+};
+
+/** Worst first. */
+export const ORDER = Object.keys(STANDINGS);
+export const meaning = (standing) => STANDINGS[standing]?.more ?? "";
+
+const SHAPES = {
+    // A circle afloat: the line is well above the water.
+    safe: () => [s("circle", { cx: 8, cy: 8, r: 7 }), s("path", { class: "sign", d: "M4.6 8.3l2.3 2.3 4.4-4.9" })],
+    tight: () => [s("path", { d: "M8 .9L15.4 14.6H.6z" }), s("path", { class: "sign", d: "M4.6 11.2h6.8" })],
+    violating: () => [
+        s("path", { d: "M8 .4L15.6 8 8 15.6.4 8z" }),
+        s("path", { class: "sign", d: "M8 4.4v4.4M8 11.2v.2" }),
+    ],
+    unknown: () => [s("circle", { class: "hollow", cx: 8, cy: 8, r: 6.2 })],
+};
+
+export function shape(standing) {
+    return s(
+        "svg",
+        { class: `shape ${SHAPES[standing] ? standing : "unknown"}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
+        (SHAPES[standing] ?? SHAPES.unknown)(),
+    );
+}
+
+/** Shape and word. */
+export const badge = (standing) =>
+    h("span", { class: `badge ${standing}`, title: meaning(standing) }, shape(standing), h("span", {}, standing));
+
+const STATES = {
+    proposed: "unknown",
+    superseded: "unknown",
+    moving: "tight",
+    checking: "tight",
+    kept: "safe",
+    "rolled-back": "violating",
+    partly: "tight",
+    failed: "violating",
+    stopped: "tight",
+};
+
+/** What has become of a decision. */
+export const state = (name) => mark(STATES[name] ?? "unknown", name.replaceAll("-", " "));
+
+const VERDICTS = { kept: "safe", broken: "violating", unknown: "unknown" };
+
+export const verdict = (name) => mark(VERDICTS[name] ?? "unknown", name);
+
+/** Any word beside the shape of a standing. */
+export const mark = (standing, word) => h("span", { class: `badge ${standing}` }, shape(standing), h("span", {}, word));
+
+/** What tells that a VM's times are not those of hardware. */
+export const accelerator = (name) =>
+    name === "tcg"
+        ? h(
+              "span",
+              { class: "tag", title: "Runs under TCG: its CPU is emulated, and its speed says nothing of hardware" },
+              "emulated",
+          )
+        : name
+          ? h("span", { class: "tag plain" }, name)
+          : null;

@@ -1,0 +1,345 @@
+// What the page knows, and how it comes to know more. Views read it; nothing here draws.
+
+import * as api from "./api.js";
+
+export const app = {
+    /** The answer to `GET /v1/host`, and when it came (`performance.now()`). */
+    host: null,
+    hostAt: 0,
+    /** Why the last question went unanswered. */
+    lost: null,
+    /** The daemon wants a token. */
+    locked: false,
+    /** When the daemon's turn last advanced. */
+    turnAt: 0,
+    /** The proposal that `apply` would carry out. */
+    proposal: null,
+    route: { view: "host" },
+    /** Which VMs the board shows, and in which order. */
+    only: null,
+    sort: "standing",
+    /** The slider "host loses X". */
+    lose: { bytes: 0, answered: 0, answer: null, error: null },
+    /** The VM whose page is open. */
+    vm: null,
+    decisions: { list: null, error: null, end: false, waiting: false },
+    /** Samples of the last hour by VM, for the board's small lines. */
+    trends: new Map(),
+    /** What an action came to: `{ text, bad }`. */
+    notice: null,
+    /** A question before an action: `{ title, text, verb, run }`. */
+    question: null,
+};
+
+let drawing = false;
+let draw = () => {};
+
+/** Says who draws. */
+export const onUpdate = (then) => {
+    draw = then;
+};
+
+/** Draws anew before the next frame. */
+export function update() {
+    if (drawing) return;
+    drawing = true;
+    requestAnimationFrame(() => {
+        drawing = false;
+        draw();
+    });
+}
+
+/** The age of what is shown, by this machine's own clock. */
+export const ageMs = () => performance.now() - app.hostAt;
+
+/** The daemon's clock now. */
+export const nowUnixMs = () => (app.host ? app.host.now_unix_ms + ageMs() : Date.now());
+
+/** Why a question failed, for people. */
+const reason = (error) =>
+    error instanceof api.Refused
+        ? error.message
+        : error.name === "TimeoutError"
+          ? "the daemon did not answer in time"
+          : error instanceof SyntaxError
+            ? "the daemon's answer is not understood"
+            : "the daemon cannot be reached";
+
+const pause = (ms) => new Promise((wake) => setTimeout(wake, ms));
+
+let wake = () => {};
+
+async function keepHost() {
+    let failures = 0;
+    for (;;) {
+        try {
+            const host = await api.get("/v1/host");
+            if (host.schema !== 1)
+                throw new api.Refused(200, "schema", `the daemon speaks schema ${host.schema}, this page 1: reload it`);
+            if (host.turn !== app.host?.turn) app.turnAt = performance.now();
+            Object.assign(app, { host, hostAt: performance.now(), lost: null, locked: false });
+            failures = 0;
+            addToTrends(host);
+            turned();
+        } catch (error) {
+            failures += 1;
+            app.locked = error.status === 401;
+            app.lost = reason(error);
+        }
+        update();
+        // Woken by the next event; without one, a little later than the next turn.
+        const wait = failures
+            ? Math.min(500 * 2 ** failures, 8000)
+            : Math.min(app.host.turn_interval_ms + 1000, 15_000);
+        await Promise.race([pause(wait), new Promise((resolve) => (wake = resolve))]);
+    }
+}
+
+async function follow() {
+    for (;;) {
+        try {
+            await api.events((event) => {
+                if (event.event === "turn") wake();
+                if (event.event === "decision") {
+                    loadProposal();
+                    if (app.decisions.list) loadDecisions();
+                    wake();
+                }
+            });
+        } catch {
+            // `keepHost` says what is wrong; it asks without events too.
+        }
+        await pause(2000);
+    }
+}
+
+/** Begins, and goes on as long as the page is open. */
+export function begin() {
+    keepHost();
+    follow();
+    loadProposal();
+}
+
+/** Asks at once. */
+export const askNow = () => wake();
+
+function turned() {
+    if (app.vm) loadVm();
+    if (app.lose.bytes) askLose();
+}
+
+async function loadProposal() {
+    try {
+        app.proposal = (await api.get("/v1/plan")).proposal;
+    } catch {
+        app.proposal = null;
+    }
+    update();
+}
+
+const PAGE = 30;
+
+/** The newest decisions, or those before the oldest known. */
+export async function loadDecisions(more = false) {
+    const decisions = app.decisions;
+    if (decisions.waiting) return;
+    decisions.waiting = true;
+    const last = more ? decisions.list?.at(-1) : null;
+    try {
+        const answer = await api.get(`/v1/decisions?limit=${PAGE}${last ? `&before=${last.id}` : ""}`);
+        const known = decisions.list ?? [];
+        if (last) {
+            decisions.list = [...known, ...answer.decisions];
+            decisions.end = answer.decisions.length < PAGE;
+        } else {
+            const oldest = answer.decisions.at(-1)?.id ?? 0;
+            decisions.list = [...answer.decisions, ...known.filter((decision) => decision.id < oldest)];
+            if (known.length === 0) decisions.end = answer.decisions.length < PAGE;
+        }
+        decisions.error = null;
+    } catch (error) {
+        decisions.error = reason(error);
+    }
+    decisions.waiting = false;
+    update();
+}
+
+/** Hours of history that can be shown. */
+export const RANGES = { "1 h": 1, "6 h": 6, "24 h": 24, "7 d": 168 };
+const HOUR_MS = 3_600_000;
+const POINTS = 400;
+
+/** Opens a VM's page. */
+export function openVm(name) {
+    if (app.vm?.name === name) return;
+    app.vm = {
+        name,
+        view: null,
+        history: null,
+        heat: null,
+        error: null,
+        historyError: null,
+        heatError: null,
+        range: "1 h",
+        log: false,
+        handle: null,
+        whatif: null,
+        whatifError: null,
+        point: null,
+        cell: null,
+    };
+    // Without the host there is no clock yet; its answer asks for the VM.
+    if (app.host) loadVm();
+}
+
+/** Asks for all that a VM's page shows. */
+export function loadVm() {
+    const vm = app.vm;
+    const part = (path, name, failed) =>
+        api
+            .get(api.vmPath(vm.name, path))
+            .then(
+                (answer) => Object.assign(vm, { [name]: answer, [failed]: null }),
+                (error) => Object.assign(vm, { [failed]: reason(error) }),
+            )
+            .then(() => vm === app.vm && update());
+    part("", "view", "error");
+    // Before its tracer's first period a VM has no map, and asking for it would be an error.
+    const traced = app.host.vms.find((candidate) => candidate.vm === vm.name)?.trace?.periods > 0;
+    if (traced) part("/heatmap", "heat", "heatError");
+    else vm.heatError = "Nothing yet: the map begins with the first period of its tracer.";
+    const since = Math.round(nowUnixMs() - RANGES[vm.range] * HOUR_MS);
+    part(`/history?since_unix_ms=${since}&points=${POINTS}`, "history", "historyError");
+    if (vm.handle !== null) askWhatIf();
+}
+
+const BETWEEN_MS = 100;
+
+/** A question about something that moves: one at a time, and anew as long as it has moved meanwhile. */
+function latest(question) {
+    let asking = false;
+    let again = false;
+    return async () => {
+        again = true;
+        if (asking) return;
+        asking = true;
+        while (again) {
+            again = false;
+            await question();
+            update();
+            await pause(BETWEEN_MS);
+        }
+        asking = false;
+    };
+}
+
+/** What the VM would suffer at the handle's size. */
+export const askWhatIf = latest(async () => {
+    const vm = app.vm;
+    if (!vm || vm.handle === null) return;
+    try {
+        const whatif = await api.get(api.vmPath(vm.name, `/whatif?size_bytes=${vm.handle}`));
+        Object.assign(vm, { whatif, whatifError: null });
+    } catch (error) {
+        Object.assign(vm, { whatif: null, whatifError: reason(error) });
+    }
+});
+
+/** How the host would be divided with less. */
+export const askLose = latest(async () => {
+    const lose = app.lose;
+    const asked = lose.bytes;
+    if (!asked) return;
+    try {
+        Object.assign(lose, { answer: await api.get(`/v1/whatif?lose_bytes=${asked}`), error: null });
+    } catch (error) {
+        Object.assign(lose, { answer: null, error: reason(error) });
+    }
+    lose.answered = asked;
+});
+
+const TREND_POINTS = 60;
+const wanted = [];
+let fetching = 0;
+const FETCHING_MAX = 3;
+
+/** Asks for a VM's last hour, once, a few VMs at a time. */
+export function wantTrend(name) {
+    if (app.trends.has(name)) return;
+    app.trends.set(name, []);
+    wanted.push(name);
+    nextTrend();
+}
+
+async function nextTrend() {
+    if (fetching >= FETCHING_MAX || !wanted.length) return;
+    const name = wanted.shift();
+    fetching += 1;
+    try {
+        const since = Math.round(nowUnixMs() - HOUR_MS);
+        const answer = await api.get(api.vmPath(name, `/history?since_unix_ms=${since}&points=${TREND_POINTS}`));
+        const newer = app.trends.get(name) ?? [];
+        const last = answer.samples.at(-1)?.unix_ms ?? 0;
+        app.trends.set(name, [...answer.samples, ...newer.filter((sample) => sample.unix_ms > last)]);
+    } catch {
+        // The line begins with the next turn instead.
+    }
+    fetching -= 1;
+    update();
+    nextTrend();
+}
+
+function addToTrends(host) {
+    const names = new Set(host.vms.map((vm) => vm.vm));
+    for (const name of app.trends.keys()) if (!names.has(name)) app.trends.delete(name);
+    for (const vm of host.vms) {
+        const samples = app.trends.get(vm.vm);
+        if (!samples || samples.at(-1)?.unix_ms >= host.now_unix_ms) continue;
+        samples.push({
+            unix_ms: host.now_unix_ms,
+            direct_bytes: vm.direct_bytes,
+            cache_bytes: vm.cache_bytes,
+            target_bytes: vm.target_bytes,
+            working_set_bytes: vm.working_set?.bytes ?? null,
+        });
+        while (samples.length > 2 * TREND_POINTS || samples[0].unix_ms < host.now_unix_ms - HOUR_MS) samples.shift();
+    }
+}
+
+/** Does something that changes the daemon's state, and says what came of it; whether it was done. */
+async function act(question, done) {
+    let bad = false;
+    try {
+        const answer = await question();
+        app.notice = { text: typeof done === "function" ? done(answer) : done, bad };
+    } catch (error) {
+        bad = true;
+        app.notice = {
+            text: `${error instanceof api.Refused ? "Refused" : "Whether that was done is not known"}: ${reason(error)}`,
+            bad,
+        };
+    }
+    askNow();
+    loadProposal();
+    if (app.decisions.list) loadDecisions();
+    update();
+    return !bad;
+}
+
+export const setPaused = (paused) =>
+    act(
+        () => api.post(paused ? "/v1/pause" : "/v1/resume"),
+        paused ? "Paused: nothing is moved until you resume." : "Resumed.",
+    );
+
+export const apply = (decision) =>
+    act(() => api.post("/v1/apply", { decision }), `Decision ${decision} is being applied.`);
+
+export const rollback = (decision) =>
+    act(
+        () => api.post("/v1/rollback", { decision }),
+        (taken) => `Decision ${decision} is being taken back by decision ${taken?.id ?? "?"}.`,
+    );
+
+export const setVm = (vm, changes) =>
+    act(() => api.patch(api.vmPath(vm), changes), `The promises to ${vm} are changed.`);
