@@ -39,6 +39,9 @@ impl Default for BalloonSettings {
     }
 }
 
+/// How long a monitor that hangs, or serves somebody else, is left alone.
+const QUIET: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// A VM's balloon.
 #[derive(Debug)]
 pub struct Balloon {
@@ -49,6 +52,8 @@ pub struct Balloon {
     max_bytes: u64,
     absence: Option<Absence>,
     follower: Follower,
+    /// Until when a monitor that did not answer is not asked again, and what it was.
+    quiet: Option<(Instant, String)>,
 }
 
 impl Balloon {
@@ -62,6 +67,7 @@ impl Balloon {
             max_bytes: memory_bytes,
             absence: None,
             follower: Follower::new(settings.patience),
+            quiet: None,
         }
     }
 
@@ -117,7 +123,23 @@ impl Balloon {
     ///
     /// [`ActuatorError::Ask`].
     pub fn look(&mut self) -> Result<Option<GuestStats>, ActuatorError> {
-        self.ask().map_err(|source| ActuatorError::Ask {
+        if let Some((until, why)) = &self.quiet
+            && Instant::now() < *until
+        {
+            return Err(ActuatorError::Ask {
+                what: self.name(),
+                source: why.clone().into(),
+            });
+        }
+        let asked = self.ask();
+        self.quiet = match &asked {
+            Err(error @ (VmError::QmpTimeout { .. } | VmError::QmpTaken { .. })) => {
+                let why = format!("{error}; it is left alone for {} s", QUIET.as_secs());
+                Some((Instant::now() + QUIET, why))
+            }
+            _ => None,
+        };
+        asked.map_err(|source| ActuatorError::Ask {
             what: self.name(),
             source: source.into(),
         })

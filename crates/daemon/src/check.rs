@@ -25,6 +25,9 @@ pub struct Promise {
     pub ratio_min: f64,
     /// Most rise over the baseline.
     pub max_loss: f64,
+    /// Whether the curve is one of the references that are counted: a disk's. A traps' curve is of others, so that the rates before
+    /// and after are what can be compared.
+    pub by_ratio: bool,
 }
 
 /// Judges what was counted after a move, beside what was counted `before` it.
@@ -55,7 +58,7 @@ pub fn judge(
     };
     let by = after.by;
     let measured = match (after.references, before) {
-        (Some(references), _) => {
+        (Some(references), _) if promise.by_ratio => {
             if references < COUNT_MIN {
                 let why = format!(
                     "only {references} references came in {:.0} s",
@@ -68,18 +71,22 @@ pub fn judge(
             let of_baseline = |ratio: f64| ratio.max(promise.ratio_min) / promise.baseline_ratio;
             (of_baseline(ratio), of_baseline(ratio - CERTAIN * error))
         }
-        (None, Some(before)) if before.seconds > 0.0 && before.misses >= COUNT_MIN => {
+        (_, Some(before)) if before.seconds > 0.0 && before.misses >= COUNT_MIN => {
             let old = before.misses as f64 / before.seconds;
             let new = after.misses as f64 / after.seconds;
             let factor = promise.before.unwrap_or(1.0) / old;
             let error = (after.misses as f64).sqrt() / after.seconds;
             (new * factor, (new - CERTAIN * error) * factor)
         }
-        (None, _) if after.misses < COUNT_MIN => {
+        (_, Some(before)) if before.misses == 0 && after.misses == 0 => {
+            let why = format!("nothing moved in what is counted in {:.0} s", after.seconds);
+            return check(None, by, Verdict::Unknown, why);
+        }
+        (_, _) if after.misses < COUNT_MIN => {
             let why = format!("it missed {} times in {:.0} s", after.misses, after.seconds);
             return check(None, by, Verdict::Kept, why);
         }
-        (None, _) => {
+        (_, _) => {
             let why = format!(
                 "it missed {} times in {:.0} s, and too little is known of the time before the move",
                 after.misses, after.seconds
@@ -118,6 +125,7 @@ mod tests {
             baseline_ratio: 0.2,
             ratio_min: 0.001,
             max_loss: 0.25,
+            by_ratio: true,
         }
     }
 
@@ -140,7 +148,7 @@ mod tests {
         assert_eq!(verdict(2400), (Verdict::Kept, 120.0));
         assert_eq!(verdict(3000), (Verdict::Broken, 150.0));
         // Above the bound, but not by more than the tolerance.
-        assert_eq!(verdict(2550), (Verdict::Kept, 128.0));
+        assert_eq!(verdict(2558), (Verdict::Kept, 128.0));
     }
 
     #[test]
@@ -172,5 +180,17 @@ mod tests {
         let verdict = |misses| judge(&promise(), idle, counted(misses, None, 10.0), 0.03).verdict;
         assert_eq!(verdict(20), Verdict::Kept);
         assert_eq!(verdict(500), Verdict::Unknown);
+        // A count that stands still says nothing.
+        let still = counted(0, None, 10.0);
+        let check = judge(&promise(), still, still, 0.0);
+        assert_eq!(check.verdict, Verdict::Unknown);
+        // References that are not those of the curve are no measure of it.
+        let traps = Promise {
+            by_ratio: false,
+            ..promise()
+        };
+        let before = counted(900, Some(1000), 10.0);
+        let check = judge(&traps, before, counted(950, Some(1000), 10.0), 0.03);
+        assert_eq!(check.verdict, Verdict::Kept, "{check:?}");
     }
 }

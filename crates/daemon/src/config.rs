@@ -267,6 +267,13 @@ impl Config {
                 serve.read_only_group != then.read_only_group,
             ),
             ("[tcp]", serve.tcp != then.tcp),
+            ("[trace]", self.trace != new.trace),
+            (
+                "balloon.patience",
+                self.balloon_patience != new.balloon_patience,
+            ),
+            ("libvirt.uri", self.libvirt != new.libvirt),
+            ("store.socket", self.store != new.store),
         ];
         let changed = keys.into_iter().filter(|(_, differs)| *differs);
         changed.map(|(key, _)| key).collect()

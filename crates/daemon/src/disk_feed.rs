@@ -16,6 +16,9 @@ use crate::host::{Feed, Seen};
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// A curve that could not be asked anew for so long is none.
+const STALE_MS: u64 = 60_000;
+
 /// Asks a disk daemon for its curve.
 #[derive(Debug)]
 pub struct DiskFeed {
@@ -47,7 +50,15 @@ impl DiskFeed {
                         read.curve = curve.map(|curve| (curve, unix_ms()));
                         read.error = None;
                     }
-                    Err(error) => read.error = Some(error.to_string()),
+                    Err(error) => {
+                        read.error = Some(error.to_string());
+                        let stale = |(_, made): &(CurveJson, u64)| {
+                            unix_ms().saturating_sub(*made) > STALE_MS
+                        };
+                        if read.curve.as_ref().is_some_and(stale) {
+                            read.curve = None;
+                        }
+                    }
                 }
                 drop(read);
                 if ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {

@@ -105,7 +105,7 @@ impl Misses {
                 by: "blocks read from storage",
             });
         }
-        let guest = look.guest.as_ref()?;
+        let guest = look.guest.as_ref().filter(|guest| !guest.is_stale())?;
         Some(Self {
             count: guest.major_faults?,
             of: None,

@@ -14,6 +14,8 @@ use plimsoll_api::decision::{HoldingView, Step};
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
 /// Least memory worth telling a VM of before the rest is free.
 const GRANT_MIN_BYTES: u64 = 4 << 20;
+/// A cache so near to what it was told is there: it is made of whole pages.
+const CACHE_SLACK_BYTES: u64 = 64 << 10;
 /// Times that telling a VM may fail before its part is given up.
 const FAILURES_MAX: u32 = 5;
 
@@ -136,9 +138,13 @@ impl Move {
                 part.error = Some("it ended; its memory is free".to_owned());
                 continue;
             };
+            if part.state.has_ended() {
+                continue;
+            }
             *held.look = held.actuator.look();
             part.now = held.look.holding();
             part.watch(held.look);
+            part.watch_cache(held.look);
         }
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
@@ -146,7 +152,10 @@ impl Move {
             }
         }
         // What is free is what nobody can have without being told anything more.
-        let reserved: u64 = vms.values().map(|held| held.look.reserved().bytes()).sum();
+        let reserved = vms
+            .values()
+            .map(|held| held.look.reserved().bytes())
+            .fold(0, u64::saturating_add);
         let mut free_bytes = divided_bytes.saturating_sub(reserved);
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
@@ -237,6 +246,11 @@ impl Part {
         if self.to.direct_bytes == self.from.direct_bytes {
             return;
         }
+        let told = self.told.direct_bytes != self.from.direct_bytes;
+        if !told && matches!(look.direct.progress, Progress::Stuck { .. }) {
+            // That is about a target of an earlier move.
+            return;
+        }
         let why = match look.direct.progress {
             Progress::Absent(Absence::NoDevice) => "it has no balloon".to_owned(),
             Progress::Absent(_) => "its guest does not answer to its balloon".to_owned(),
@@ -254,6 +268,23 @@ impl Part {
         self.error = Some(format!("{why}; it keeps what it has"));
     }
 
+    /// Looks whether its cache became what it was told to be: a resize that failed is told again.
+    fn watch_cache(&mut self, look: &Look) {
+        let Some(cache) = look.cache.as_ref().filter(|_| !self.state.has_ended()) else {
+            return;
+        };
+        let over = matches!(
+            cache.progress,
+            Progress::Untold | Progress::Reached | Progress::Late { .. } | Progress::Stuck { .. }
+        );
+        let told = self.told.cache_bytes != self.from.cache_bytes;
+        if over && told && cache.actual_bytes.abs_diff(self.told.cache_bytes) > CACHE_SLACK_BYTES {
+            self.told.cache_bytes = cache.actual_bytes;
+            self.failures += 1;
+            self.error = look.failures.last().map(|error| chain(error));
+        }
+    }
+
     /// Whether what it was told has come true.
     fn is_settled(&self, look: &Look) -> bool {
         let there = |progress: &Progress| matches!(progress, Progress::Untold | Progress::Reached);
@@ -268,23 +299,40 @@ impl Part {
 
     /// Gives what it has too much of.
     fn shrink(&mut self, held: &mut Held<'_>) {
-        if self.to.direct_bytes < self.told.direct_bytes {
+        let direct = self.to.direct_bytes < self.told.direct_bytes;
+        let cache = self.to.cache_bytes < self.told.cache_bytes;
+        if direct {
             match held.actuator.set_direct(self.to.direct_bytes) {
                 Ok(()) => self.told.direct_bytes = self.to.direct_bytes,
                 Err(error) => self.failed(&error),
             }
         }
-        if self.to.cache_bytes < self.told.cache_bytes {
+        if cache {
             match held.actuator.set_cache(self.to.cache_bytes) {
                 Ok(()) => self.told.cache_bytes = self.to.cache_bytes,
+                Err(ActuatorError::Busy { .. }) => {}
                 Err(error) => self.failed(&error),
             }
         }
-        *held.look = held.actuator.look();
+        if direct || cache {
+            *held.look = held.actuator.look();
+        }
     }
 
     /// Takes of what is free, never beyond its new size.
     fn grow(&mut self, held: &mut Held<'_>, free_bytes: &mut u64) {
+        if held.look.direct.in_doubt
+            && self.told.direct_bytes < self.to.direct_bytes
+            && let Some(target) = held.look.direct.target_bytes
+        {
+            // What may have been told already is told again, and no more until that is settled.
+            match held.actuator.set_direct(target) {
+                Ok(()) => self.told.direct_bytes = target,
+                Err(error) => self.failed(&error),
+            }
+            *held.look = held.actuator.look();
+            return;
+        }
         let mut room = self
             .to
             .bytes()
@@ -302,20 +350,18 @@ impl Part {
         let direct = grant(self.told.direct_bytes, self.to.direct_bytes);
         let cache = grant(self.told.cache_bytes, self.to.cache_bytes);
         if let Some(bytes) = direct {
+            // Whatever the answer: it may have arrived.
+            *free_bytes -= bytes - self.told.direct_bytes;
             match held.actuator.set_direct(bytes) {
-                Ok(()) => {
-                    *free_bytes -= bytes - self.told.direct_bytes;
-                    self.told.direct_bytes = bytes;
-                }
+                Ok(()) => self.told.direct_bytes = bytes,
                 Err(error) => self.failed(&error),
             }
         }
         if let Some(bytes) = cache {
+            *free_bytes -= bytes - self.told.cache_bytes;
             match held.actuator.set_cache(bytes) {
-                Ok(()) => {
-                    *free_bytes -= bytes - self.told.cache_bytes;
-                    self.told.cache_bytes = bytes;
-                }
+                Ok(()) => self.told.cache_bytes = bytes,
+                Err(ActuatorError::Busy { .. }) => {}
                 Err(error) => self.failed(&error),
             }
         }
@@ -357,12 +403,26 @@ impl Part {
     }
 
     /// Tells it to stay as it is.
+    ///
+    /// What it freed for its own cache, and did not get there, goes back: a VM that was to keep its size keeps it.
     fn hold(&mut self, held: &mut Held<'_>) {
         *held.look = held.actuator.look();
         let has = held.look.holding();
+        let mut direct_bytes = has.direct_bytes;
+        if self.to.cache_bytes > self.from.cache_bytes {
+            let keep = self.from.bytes().min(self.to.bytes());
+            let most = held.look.direct.max_bytes.unwrap_or(u64::MAX);
+            let own = keep.saturating_sub(held.look.reserved().cache_bytes);
+            direct_bytes = direct_bytes.max(own.min(most));
+        }
         let mut failure = None;
-        if self.told.direct_bytes != has.direct_bytes {
-            failure = held.actuator.set_direct(has.direct_bytes).err();
+        let in_force = held
+            .look
+            .direct
+            .target_bytes
+            .unwrap_or(self.told.direct_bytes);
+        if in_force != direct_bytes || held.look.direct.in_doubt {
+            failure = held.actuator.set_direct(direct_bytes).err();
         }
         if self.told.cache_bytes != has.cache_bytes {
             failure = failure.or(held.actuator.set_cache(has.cache_bytes).err());

@@ -1,8 +1,8 @@
 //! The host that this daemon runs on: QEMU processes, those that libvirt manages among them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ use plimsoll_vm::{QemuVm, qemu_pids};
 use crate::config::{Config, VmRule};
 use crate::disk_feed::DiskFeed;
 use crate::host::{Feed, Found, Host, Opened};
+#[cfg(feature = "libvirt")]
+use crate::moves::chain;
 use crate::tracer::Tracer;
 
 /// Where `plimsoll run` keeps each VM's sockets.
@@ -53,8 +55,9 @@ impl Host for QemuHost {
     fn vms(&mut self) -> (Vec<Found>, Vec<String>) {
         let mut warnings = Vec::new();
         let pids = qemu_pids().unwrap_or_else(|error| {
+            // Those that are known and still run have not ended by that.
             warnings.push(format!("VMs cannot be looked for: {error}"));
-            Vec::new()
+            self.known.keys().map(|(pid, _)| *pid).collect()
         });
         let mut here = BTreeMap::new();
         for pid in pids {
@@ -82,17 +85,17 @@ impl Host for QemuHost {
             here.insert((pid, started), vm);
         }
         self.known = here;
-        let mut names: BTreeMap<&str, u32> = BTreeMap::new();
-        for vm in self.known.values() {
-            *names.entry(&vm.id.0).or_default() += 1;
-        }
-        let found = self.known.values().map(|vm| {
-            let twice = names.get(vm.id.0.as_str()).is_some_and(|count| *count > 1);
+        // A name is the process's own word: who had it first keeps it.
+        let mut by_start: Vec<_> = self.known.iter().collect();
+        by_start.sort_by_key(|((pid, started), _)| (*started, *pid));
+        let mut taken = BTreeSet::new();
+        let found = by_start.into_iter().map(|(_, vm)| {
+            let first = taken.insert(vm.id.0.as_str());
             Found {
-                vm: if twice {
-                    format!("{}-{}", vm.id, vm.pid)
-                } else {
+                vm: if first {
                     vm.id.0.clone()
+                } else {
+                    format!("{}-{}", vm.id, vm.pid)
                 },
                 pid: vm.pid,
                 accelerator: vm.accelerator.map(|accelerator| accelerator.to_string()),
@@ -186,9 +189,17 @@ fn direct(
 ) -> Direct {
     let vm = VmId(found.vm.clone());
     #[cfg(feature = "libvirt")]
-    if let Some(uri) = config.libvirt.as_ref().filter(|_| found.libvirt) {
-        let virsh = plimsoll_actuator::Virsh::new(uri);
-        return Direct::Libvirt(plimsoll_actuator::Domain::new(vm, virsh, settings));
+    if let Some(uri) = &config.libvirt {
+        // A VM of libvirt's is told by its process: its monitor may have no path, and is libvirt's either way.
+        let virsh = plimsoll_actuator::Virsh::new(uri, ANSWER_MAX);
+        let domains = virsh.domains().unwrap_or_else(|error| {
+            tracing::warn!("libvirt cannot be asked for its VMs: {}", chain(&error));
+            Vec::new()
+        });
+        if let Some(info) = domains.iter().find(|domain| domain.pid == Some(found.pid)) {
+            let domain = plimsoll_actuator::Domain::new(virsh, info, settings);
+            return Direct::Libvirt(Box::new(domain));
+        }
     }
     match socket {
         Some(socket) => Direct::Balloon(Box::new(Balloon::new(
@@ -219,14 +230,19 @@ fn is_libvirts(vm: &QemuVm) -> bool {
 }
 
 /// The admin socket of the daemon under a VM's disk: where `plimsoll run` puts it, or beside the disks' sockets.
+///
+/// What a process says of its name and its sockets is its own word: a socket counts only if it is the user's whose the process is.
 fn admin_socket(name: &str, vm: &QemuVm) -> Option<PathBuf> {
-    let made = [Path::new(FOLDER).join(name)];
+    let plain = !name.contains('/') && name != "." && name != "..";
+    let made = plain.then(|| Path::new(FOLDER).join(name));
     let folders = made
-        .iter()
-        .map(PathBuf::as_path)
+        .as_deref()
+        .into_iter()
         .chain(vm.sockets.iter().filter_map(|socket| socket.parent()));
+    let owner = fs::metadata(format!("/proc/{}", vm.pid)).ok()?.uid();
     let is_socket = |path: &PathBuf| {
-        fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
+        fs::symlink_metadata(path)
+            .is_ok_and(|there| there.file_type().is_socket() && there.uid() == owner)
     };
     folders
         .map(|folder| folder.join(ADMIN_SOCKET))

@@ -245,9 +245,14 @@ impl Feed for Tracer {
             }
             _ => None,
         };
+        // What a tracer said that has long been silent is not true any more.
+        let reach = self.settings.window.max(self.settings.period * 3);
+        let fresh = read
+            .last_unix_ms
+            .is_some_and(|at| u128::from(unix_ms().saturating_sub(at)) <= reach.as_millis());
         Seen {
-            curve: read.curve.clone(),
-            working_set: read.working_set.clone(),
+            curve: read.curve.clone().filter(|_| fresh),
+            working_set: read.working_set.clone().filter(|_| fresh),
             trace: Some(TraceView {
                 state: state.to_owned(),
                 error: self.error.clone().filter(|_| self.child.is_none()),

@@ -21,12 +21,12 @@ use plimsoll_actuator::{Holding, Progress};
 use plimsoll_api::SCHEMA;
 use plimsoll_api::curve_json::CurveJson;
 use plimsoll_api::decision::{By, Check, Decision, Kind, Mode, Phase, State, Verdict};
-use plimsoll_api::plan::{PlanInputs, PlanJson};
+use plimsoll_api::plan::{PlanError, PlanInputs, PlanJson};
 use plimsoll_api::request::{Choice, Event, RefusalKind, SettingsChange};
 use plimsoll_api::vm::{
-    HeatmapView, HostMemory, HostView, RelativeView, Sample, Standing, VmSummary,
+    CurveSource, HeatmapView, HostMemory, HostView, RelativeView, Sample, Standing, VmSummary,
 };
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageSize, VmId};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
 use plimsoll_policy::{Demand, PolicyError, Rules, allocate, promise_size, relative};
 
 use crate::check::{Promise, judge};
@@ -44,8 +44,16 @@ pub const TICK: Duration = Duration::from_secs(1);
 const SAME_BYTES: u64 = 1 << 20;
 /// What a cache under a disk keeps when its memory goes back: its daemon refuses to do with less than its books need.
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
+/// The first turn in which something is moved: what was before it is what a check compares with.
+const FIRST_MOVE_TURN: u64 = 4;
 /// Cooldown doubles with every division taken back, up to so many times.
 const BACK_OFF_MAX: u32 = 5;
+/// What history knows the page store by; no VM has such a name.
+const STORE: &str = "\0store";
+/// VMs looked at at once: one whose monitor hangs holds up few others.
+const LOOKS_AT_ONCE: usize = 16;
+/// Largest size that may be set by hand.
+const SIZE_MAX: u64 = 1 << 50;
 /// Points of a curve that is shown.
 const CURVE_POINTS: usize = 400;
 /// Points of a curve that a decision is made by.
@@ -104,8 +112,16 @@ pub struct Turns<H: Host> {
     warnings: Vec<String>,
     /// What the policy said against a division.
     infeasible: Option<String>,
+    /// Whether that is because promises do not fit.
+    guarantee: bool,
     inputs: Option<PlanInputs>,
     store_bytes: u64,
+    /// RAM of the host: all, and what the kernel could give without swapping.
+    host_ram: (u64, u64),
+    /// Whether the last draft was one of self-ballooning: others come in between.
+    self_ballooned: bool,
+    /// When the last memory was given back from caches.
+    gave_back: Option<Instant>,
     /// The page store's capacity when it was first seen: memory that is not the VMs'.
     store_first_bytes: Option<u64>,
     hostname: String,
@@ -141,8 +157,12 @@ impl<H: Host> Turns<H> {
             since_unix_ms: unix_ms(),
             warnings: Vec::new(),
             infeasible: None,
+            guarantee: false,
             inputs: None,
             store_bytes: 0,
+            host_ram: (u64::MAX, 0),
+            self_ballooned: false,
+            gave_back: None,
             store_first_bytes: None,
             hostname: host_name(),
         };
@@ -236,7 +256,9 @@ impl<H: Host> Turns<H> {
     fn take_turn(&mut self, now: Instant) {
         self.turn += 1;
         self.warnings.clear();
+        self.host_ram = self.host.ram();
         self.discover();
+        look_at_all(self.vms.values_mut());
         for vm in self.vms.values_mut() {
             vm.refresh(&self.config.workflow, now);
             if vm.is_known() && !vm.first_is_kept {
@@ -246,6 +268,9 @@ impl<H: Host> Turns<H> {
             }
         }
         self.look_at_store();
+        if self.going.is_none() && !self.paused && self.config.mode == Mode::Act {
+            self.back_store();
+        }
         self.inputs = self.plan_inputs();
         self.decide(now);
         self.record();
@@ -291,7 +316,12 @@ impl<H: Host> Turns<H> {
         match self.host.store() {
             Some(Ok(bytes)) => {
                 self.store_bytes = bytes;
-                self.store_first_bytes.get_or_insert(bytes);
+                if self.store_first_bytes.is_none() {
+                    // An earlier daemon may have grown it already.
+                    let first = self.history.baseline(STORE).unwrap_or(bytes);
+                    let _ = self.history.put_baseline(STORE, first);
+                    self.store_first_bytes = Some(first);
+                }
             }
             Some(Err(error)) => self
                 .warnings
@@ -303,12 +333,10 @@ impl<H: Host> Turns<H> {
     /// All memory that is divided.
     fn divided_bytes(&self) -> u64 {
         let found = || {
-            let vms: u64 = self
-                .vms
-                .values()
-                .map(|vm| vm.settings().baseline_bytes)
-                .sum();
-            vms.saturating_add(self.store_first_bytes.unwrap_or_default())
+            let vms = self.vms.values().map(|vm| vm.first_bytes);
+            let store = self.store_first_bytes.unwrap_or_default();
+            // What VMs say of themselves cannot make a host larger than it is.
+            vms.fold(store, u64::saturating_add).min(self.host_ram.0)
         };
         self.config.total_bytes.unwrap_or_else(found)
     }
@@ -332,18 +360,27 @@ impl<H: Host> Turns<H> {
             let holding = vm.look.holding();
             // While it is traced through its cache, only the cache changes.
             let least = match self.is_cached() {
-                true => settings.min_bytes.max(holding.direct_bytes),
+                true => {
+                    let cache = holding.cache_bytes.min(CACHE_LEAST_BYTES);
+                    settings.min_bytes.max(holding.direct_bytes + cache)
+                }
                 false => settings.min_bytes,
             };
             let divided = vm.can_be_divided() && (!self.is_cached() || vm.look.cache.is_some());
             let curve = vm.known.as_ref().filter(|_| divided);
+            let (floor, ceiling) = if divided {
+                let most = settings.max_bytes.min(self.most(vm));
+                (least, most.max(least))
+            } else {
+                (holding.bytes(), holding.bytes())
+            };
             Demand {
                 vm: VmId(name.clone()),
                 curve: curve.map(|known| recorded(&known.curve)),
                 baseline: pages(settings.baseline_bytes),
                 current: pages(holding.bytes()),
-                floor: pages(least),
-                ceiling: pages(settings.max_bytes.min(self.most(vm)).max(least)),
+                floor: pages(floor),
+                ceiling: pages(ceiling),
                 max_loss: settings.max_loss,
                 shares: settings.shares,
                 working_set: vm.working_set.as_ref().map(|set| pages(set.bytes)),
@@ -356,6 +393,7 @@ impl<H: Host> Turns<H> {
     fn most(&self, vm: &Vm) -> u64 {
         match &self.config.workflow {
             Workflow::Cache { keep: true, .. } => u64::MAX,
+            _ if vm.look.cache.is_none() => vm.found.ram_bytes,
             _ => vm.found.ram_bytes.max(vm.settings().baseline_bytes),
         }
     }
@@ -385,6 +423,7 @@ impl<H: Host> Turns<H> {
         if self.config.mode == Mode::Act
             && !self.paused
             && !cooling
+            && self.turn >= FIRST_MOVE_TURN
             && let Some(draft) = &draft
         {
             let draft = draft.clone();
@@ -397,9 +436,13 @@ impl<H: Host> Turns<H> {
     /// The next step of the workflow, if there is one.
     fn next_draft(&mut self, now: Instant) -> Option<Draft> {
         self.infeasible = None;
-        if let Some(draft) = self.self_balloon() {
+        if !self.self_ballooned
+            && let Some(draft) = self.self_balloon()
+        {
+            self.self_ballooned = true;
             return Some(draft);
         }
+        self.self_ballooned = false;
         match (self.config.workflow.clone(), self.phase) {
             (Workflow::Trap, _) => self.divide(),
             (
@@ -410,7 +453,9 @@ impl<H: Host> Turns<H> {
                 },
                 Phase::Whole,
             ) => {
-                let due = self.turn <= 2 || now.duration_since(self.phase_since) >= every;
+                let due = self
+                    .gave_back
+                    .is_none_or(|at| now.duration_since(at) >= every);
                 due.then(|| self.shrink_into_caches(direct_ratio)).flatten()
             }
             (
@@ -435,9 +480,15 @@ impl<H: Host> Turns<H> {
     fn divide(&mut self) -> Option<Draft> {
         let inputs = self.inputs.clone()?;
         let (demands, rules) = (self.demands(), self.rules());
+        if demands.iter().all(|demand| demand.curve.is_none()) {
+            // Nobody knows what a move would cost.
+            return None;
+        }
         let allocation = match allocate(&demands, &rules, self.config.policy) {
             Ok(allocation) => allocation,
             Err(error) => {
+                self.guarantee = matches!(error, PolicyError::Infeasible { .. });
+                let error = PlanError::of_policy(error, &demands, PageSize::FOUR_KIB);
                 self.infeasible = Some(format!("memory cannot be divided: {error}"));
                 return None;
             }
@@ -470,6 +521,11 @@ impl<H: Host> Turns<H> {
                     baseline_ratio: curve.miss_ratio(demand.baseline).max(rules.miss_ratio_min),
                     ratio_min: rules.miss_ratio_min,
                     max_loss: demand.max_loss,
+                    by_ratio: self
+                        .vms
+                        .get(&demand.vm.0)
+                        .and_then(|vm| vm.known.as_ref())
+                        .is_some_and(|known| known.source == CurveSource::Disk),
                 })
             })
             .collect();
@@ -588,20 +644,10 @@ impl<H: Host> Turns<H> {
             .filter(|(_, vm)| vm.rule.self_balloon == Some(true) && vm.settings().managed)
             .filter(|(_, vm)| vm.is_known() && vm.has_balloon())
             .filter_map(|(name, vm)| {
-                let set = vm.working_set.as_ref()?;
                 let settings = vm.settings();
                 let from = vm.look.holding();
                 let unit = self.config.unit_bytes.max(1);
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "a size and a tenth"
-                )]
-                let wanted = (set.bytes as f64 * (1.0 + SELF_BALLOON_ROOM)) as u64;
-                let wanted = wanted.next_multiple_of(unit).clamp(
-                    settings.min_bytes,
-                    settings.baseline_bytes.max(settings.min_bytes),
-                );
+                let wanted = self.self_balloon_wants(vm)?;
                 let to = Holding {
                     direct_bytes: wanted,
                     ..from
@@ -620,6 +666,22 @@ impl<H: Host> Turns<H> {
             reason: "Each of these VMs gets its working set and a tenth; what it gives up backs the page store.".to_owned(),
             takes_back: None,
         })
+    }
+
+    /// What a self-ballooning VM is to have: its working set and a tenth, within its limits.
+    fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
+        let set = vm.working_set.as_ref()?;
+        let settings = vm.settings();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a size and a tenth"
+        )]
+        let wanted = (set.bytes as f64 * (1.0 + SELF_BALLOON_ROOM)) as u64;
+        let most = settings.baseline_bytes.max(settings.min_bytes);
+        let wanted = wanted.min(most);
+        let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));
+        Some(whole.unwrap_or(most).clamp(settings.min_bytes, most))
     }
 
     /// Puts a draft forward, in the place of the one before.
@@ -827,12 +889,19 @@ impl<H: Host> Turns<H> {
             return;
         }
         let state = if partly { State::Partly } else { State::Kept };
-        let phase = match going.decision.kind {
-            Kind::GiveBack => Phase::Whole,
-            _ => Phase::Tracing,
-        };
         if self.is_cached() {
+            let phase = self.phase_by_holdings();
             self.enter(phase, now);
+            if phase == Phase::Whole {
+                self.gave_back = Some(now);
+            }
+        }
+        if going.decision.kind == Kind::Rollback {
+            for step in &going.decision.steps {
+                if let Some(vm) = self.vms.get_mut(&step.vm) {
+                    vm.broken = None;
+                }
+            }
         }
         if going.decision.kind == Kind::Divide {
             self.cooldown_until = Some(now + self.config.cooldown);
@@ -850,11 +919,12 @@ impl<H: Host> Turns<H> {
             .values()
             .filter(|vm| vm.rule.self_balloon == Some(true))
             .map(|vm| {
-                vm.settings()
-                    .baseline_bytes
-                    .saturating_sub(vm.look.reserved().bytes())
+                // What it has, and what it is about to get back.
+                let its = vm.look.reserved().bytes();
+                let its = its.max(self.self_balloon_wants(vm).unwrap_or(0));
+                vm.settings().baseline_bytes.saturating_sub(its)
             })
-            .sum();
+            .fold(0, u64::saturating_add);
         let capacity = first.saturating_add(given);
         if capacity.abs_diff(self.store_bytes) < SAME_BYTES {
             return;
@@ -873,7 +943,10 @@ impl<H: Host> Turns<H> {
         let Some(mut going) = self.going.take() else {
             return;
         };
-        let length = now.duration_since(since);
+        // At least two counts: they come with the turns.
+        let length = now
+            .duration_since(since)
+            .max(self.config.turn_interval * 2 + TICK);
         let before = going.began.checked_sub(length).unwrap_or(going.began);
         let checks: Vec<Check> = going
             .promises
@@ -976,10 +1049,21 @@ impl<H: Host> Turns<H> {
             .iter()
             .filter_map(|step| {
                 let vm = self.vms.get(&step.vm)?;
+                let settings = vm.settings();
+                if !settings.managed {
+                    return None;
+                }
                 let from = vm.look.holding();
+                // What was promised since holds.
+                let most = settings
+                    .max_bytes
+                    .min(self.most(vm))
+                    .max(settings.min_bytes);
+                let size = step.from.size_bytes().clamp(settings.min_bytes, most);
                 let to = match decision.kind {
                     // Sizes are taken back; how they are held is the phase's.
-                    Kind::Divide => self.split(vm, step.from.size_bytes()),
+                    Kind::Divide => self.split(vm, size),
+                    _ if size != step.from.size_bytes() => self.split(vm, size),
                     _ => Holding {
                         direct_bytes: step.from.direct_bytes,
                         cache_bytes: step.from.cache_bytes,
@@ -1001,6 +1085,21 @@ impl<H: Host> Turns<H> {
         })
     }
 
+    /// Whole where no cache holds more than its least.
+    fn phase_by_holdings(&self) -> Phase {
+        let empty = |vm: &Vm| vm.look.holding().cache_bytes <= CACHE_LEAST_BYTES;
+        if self
+            .vms
+            .values()
+            .filter(|vm| vm.can_be_divided())
+            .all(empty)
+        {
+            Phase::Whole
+        } else {
+            Phase::Tracing
+        }
+    }
+
     /// Stops a move where it is; a check is given up.
     fn stop(&mut self, why: &str) {
         let Some(mut going) = self.going.take() else {
@@ -1014,11 +1113,7 @@ impl<H: Host> Turns<H> {
             vm.target_bytes = None;
         }
         if self.is_cached() {
-            let whole = self
-                .vms
-                .values()
-                .all(|vm| vm.look.holding().cache_bytes <= CACHE_LEAST_BYTES);
-            let phase = if whole { Phase::Whole } else { Phase::Tracing };
+            let phase = self.phase_by_holdings();
             self.enter(phase, Instant::now());
         }
         let why = format!(" {why}; what was moved stays.");
@@ -1083,7 +1178,8 @@ impl<H: Host> Turns<H> {
         self.free_to_move()?;
         let Some((decision, draft)) = self.proposal.clone() else {
             let (kind, why) = match &self.infeasible {
-                Some(why) => (RefusalKind::Guarantee, why.clone()),
+                Some(why) if self.guarantee => (RefusalKind::Guarantee, why.clone()),
+                Some(why) => (RefusalKind::Conflict, why.clone()),
                 None => (
                     RefusalKind::NotFound,
                     "nothing is proposed: no division is worth a move, or too little is known yet"
@@ -1224,14 +1320,23 @@ impl<H: Host> Turns<H> {
                 settings.max_loss
             )));
         }
+        if settings.baseline_bytes > SIZE_MAX || settings.max_bytes > SIZE_MAX {
+            return Err(bad("a size above 1 PiB".to_owned()));
+        }
         let before = vm.change;
+        let needed_before = self.needed();
         let Some(vm) = self.vms.get_mut(name) else {
             return Err(bad(format!("there is no VM {name}")));
         };
         vm.change = new;
         // A promise is given only if all can be kept together.
-        let refused = match allocate(&self.demands(), &self.rules(), self.config.policy) {
-            Err(error @ PolicyError::Infeasible { .. }) => Some(error.to_string()),
+        let demands = self.demands();
+        let refused = match allocate(&demands, &self.rules(), self.config.policy) {
+            Err(error @ PolicyError::Infeasible { needed, .. })
+                if needed_before.is_none_or(|before| needed > before) =>
+            {
+                Some(PlanError::of_policy(error, &demands, PageSize::FOUR_KIB).to_string())
+            }
             _ => None,
         };
         if let (Some(why), Some(vm)) = (refused, self.vms.get_mut(name)) {
@@ -1243,9 +1348,30 @@ impl<H: Host> Turns<H> {
         }
         let _ = self.history.put_settings(name, &new);
         tracing::info!(vm = name, ?new, "settings changed by hand");
+        self.promises_changed(Some(name));
         self.next_turn = Instant::now();
         let vm = &self.vms[name];
         Ok(self.summary(name, vm))
+    }
+
+    /// What promises need where they do not fit; `None` where they do.
+    fn needed(&self) -> Option<PageCount> {
+        match allocate(&self.demands(), &self.rules(), self.config.policy) {
+            Err(PolicyError::Infeasible { needed, .. }) => Some(needed),
+            _ => None,
+        }
+    }
+
+    /// What was proposed, or is being moved, rests on promises that hold no longer: of `vm`, or of all.
+    fn promises_changed(&mut self, vm: Option<&str>) {
+        self.withdraw();
+        let concerned = self.going.as_ref().is_some_and(|going| match &going.stage {
+            Stage::Moving(under_way) => vm.is_none_or(|vm| under_way.involves(vm)),
+            Stage::Checking(_) => false,
+        });
+        if concerned {
+            self.stop("What one of its VMs is promised was changed");
+        }
     }
 
     fn reload(&mut self) -> Result<(), Refused> {
@@ -1266,9 +1392,15 @@ impl<H: Host> Turns<H> {
         if new.workflow != self.config.workflow {
             self.stop("The workflow was changed");
         }
+        let before: Vec<_> = self.vms.values().map(Vm::settings).collect();
+        let was_acting = self.config.mode == Mode::Act;
         self.config = new;
         for (name, vm) in &mut self.vms {
             vm.rule = self.config.settings_for(name);
+        }
+        let stopped = was_acting && self.config.mode != Mode::Act;
+        if stopped || self.vms.values().map(Vm::settings).ne(before) {
+            self.promises_changed(None);
         }
         self.next_turn = Instant::now();
         tracing::info!("the configuration was reloaded");
@@ -1346,6 +1478,12 @@ impl<H: Host> Turns<H> {
                 relative.expected
             );
             (Standing::Violating, why)
+        } else if relative.high > bound {
+            let why = format!(
+                "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), promised {bound:.2}: not for certain",
+                relative.expected, relative.high
+            );
+            (Standing::Tight, why)
         } else if reclaimable < self.config.unit_bytes {
             (
                 Standing::Tight,
@@ -1411,9 +1549,9 @@ impl<H: Host> Turns<H> {
             .iter()
             .map(|(name, vm)| self.summary(name, vm))
             .collect();
-        let (total, available) = self.host.ram();
-        let direct: u64 = vms.iter().map(|vm| vm.direct_bytes).sum();
-        let cache: u64 = vms.iter().map(|vm| vm.cache_bytes).sum();
+        let (total, available) = self.host_ram;
+        let sum = |bytes: fn(&VmSummary) -> u64| vms.iter().map(bytes).fold(0, u64::saturating_add);
+        let (direct, cache) = (sum(|vm| vm.direct_bytes), sum(|vm| vm.cache_bytes));
         let divided = self.divided_bytes();
         let reclaimable = vms.iter().filter(|vm| vm.settings.managed);
         let mut warnings = self.warnings.clone();
@@ -1425,14 +1563,29 @@ impl<H: Host> Turns<H> {
                     .map(|warning| format!("{name}: {warning}")),
             );
         }
+        let held = direct
+            .saturating_add(cache)
+            .saturating_add(self.store_bytes);
+        if held > divided {
+            warnings.push(format!(
+                "the VMs hold {} MiB, {} MiB more than what is divided",
+                held >> 20,
+                (held - divided) >> 20
+            ));
+        }
         let memory = HostMemory {
             total_bytes: total,
             divided_bytes: divided,
             vms_direct_bytes: direct,
             vms_cache_bytes: cache,
             store_bytes: self.store_bytes,
-            spare_bytes: divided.saturating_sub(direct + cache + self.store_bytes),
-            reclaimable_bytes: reclaimable.filter_map(|vm| vm.reclaimable_bytes).sum(),
+            spare_bytes: divided
+                .saturating_sub(direct)
+                .saturating_sub(cache)
+                .saturating_sub(self.store_bytes),
+            reclaimable_bytes: reclaimable
+                .filter_map(|vm| vm.reclaimable_bytes)
+                .fold(0, u64::saturating_add),
             available_bytes: available,
         };
         let curves = self.vms.iter();
@@ -1497,6 +1650,21 @@ fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
     let baseline = Some(pages(vm.settings().baseline_bytes));
     let curve = known.curve.thinned(CURVE_POINTS);
     Some(CurveJson::new(name, PageSize::FOUR_KIB, baseline, &curve))
+}
+
+/// Looks at VMs, several at once.
+fn look_at_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
+    let mut vms: Vec<_> = vms.collect();
+    let each = vms.len().div_ceil(LOOKS_AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        for some in vms.chunks_mut(each) {
+            scope.spawn(|| {
+                for vm in some {
+                    vm.look = vm.actuator.look();
+                }
+            });
+        }
+    });
 }
 
 /// What a move may take hold of.

@@ -26,7 +26,7 @@ const REFERENCES_MIN: u64 = 100;
 /// Rows of a heatmap that are kept.
 const HEAT_ROWS: usize = 240;
 /// How long miss counts are kept.
-const COUNTS_KEEP: Duration = Duration::from_secs(900);
+const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
 /// A curve that is known, in sizes as the host counts them.
 #[derive(Debug, Clone)]
@@ -174,14 +174,21 @@ impl Vm {
             && (self.has_balloon() || self.look.cache.is_some())
     }
 
-    /// Looks at it, and takes what its feeds have seen.
+    /// Takes what its feeds have seen, after it was looked at.
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
-        self.look = self.actuator.look();
         self.count(now);
         let failures = self.look.failures.iter();
         self.warnings = failures.map(|failure| chain(failure)).collect();
+        if matches!(
+            self.look.direct.progress,
+            Progress::Absent(Absence::NoDriver)
+        ) {
+            let silent = "its guest does not answer to its balloon: no driver, or it still boots";
+            self.warnings.push(silent.to_owned());
+        }
         let mut found: Vec<Known> = Vec::new();
         let mut new_heat = false;
+        let mut new_set = None;
         for index in 0..self.feeds.len() {
             let source = self.feeds[index].source();
             let Seen {
@@ -203,7 +210,7 @@ impl Vm {
                     Err(why) => self.warnings.push(format!("its curve is none: {why}")),
                 }
             }
-            self.working_set = working_set.or(self.working_set.take());
+            new_set = working_set.or(new_set);
             self.trace = trace.or(self.trace.take());
             if heat_cell_bytes > 0 {
                 self.heat_cell_bytes = heat_cell_bytes;
@@ -212,6 +219,7 @@ impl Vm {
             self.heat.extend(heat);
         }
         self.heat_is_new = new_heat;
+        self.working_set = new_set;
         while self.heat.len() > HEAT_ROWS {
             self.heat.pop_front();
         }

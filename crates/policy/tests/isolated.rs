@@ -774,7 +774,7 @@ fn a_host_of_many_fine_units_that_shrank_is_divided_at_once() {
     ];
     let wide = Demand {
         curve: Some(MissRatioCurve::new(points, 1000).unwrap()),
-        current: PageCount(5),
+        current: PageCount(9),
         max_loss: 4.0,
         ..demand("wide", half, &[(0, 1.0)])
     };

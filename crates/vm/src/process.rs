@@ -86,7 +86,10 @@ impl QemuVm {
             pid,
             id: VmId(name.unwrap_or_else(|| format!("qemu-{pid}"))),
             accelerator: process.accelerator(&command_line, &threads),
-            memory_bytes: command_line.ram().iter().map(|ram| ram.size_bytes).sum(),
+            memory_bytes: command_line
+                .ram()
+                .iter()
+                .fold(0, |sum: u64, ram| sum.saturating_add(ram.size_bytes)),
             ram: guest_ram(&entries, &file_systems, &command_line),
             vcpus,
             qmp_socket,

@@ -176,6 +176,7 @@ read_only = true
 
 [[vm]]
 name = "demo-*"
+managed = true
 max_loss = "{max_loss_percent}%"
 
 # Others on this host stay as they are.
@@ -207,8 +208,8 @@ mod tests {
             .map(str::to_owned)
             .collect();
         assert_eq!(rules.len(), 3);
-        // The first rule that fits a name decides.
-        assert!(rules[1].contains("name = \"demo-*\"\nmax_loss = \"25%\""));
+        // Of each setting, the first rule that fits a name and has it decides.
+        assert!(rules[1].contains("name = \"demo-*\"\nmanaged = true\nmax_loss = \"25%\""));
         assert!(rules[2].contains("name = \"*\"\nmanaged = false"));
         assert!(rules[0].contains("listen = \"127.0.0.1:7373\"\nread_only = true"));
         assert!(rules[0].contains("direct = \"65%\"\ntrace_for = \"75s\"\nkeep = false"));

@@ -48,7 +48,7 @@ const DECISIONS: usize = 20;
 
 /// Boot three VMs and let plimsolld divide their memory, while its page shows it.
 ///
-/// Takes about five minutes with emulated guests. Fails if a guest read a block that it had not written. Only
+/// Takes about six minutes with emulated guests. Fails if a guest read a block that it had not written. Only
 /// VMs that it boots itself are moved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, default_value = "75s", value_name = "TIME")]
     trace: Interval,
     /// How long the servers run before and after until they are measured
-    #[arg(long, default_value = "60s", value_name = "TIME")]
+    #[arg(long, default_value = "75s", value_name = "TIME")]
     warmup: Interval,
     /// How long they are measured, before and after
     #[arg(long, default_value = "30s", value_name = "TIME")]
@@ -105,13 +105,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let division = decisions
         .iter()
         .find(|decision| decision.kind == Kind::Divide);
+    // A list leaves out what a decision was taken from.
+    let division = division
+        .map(|division| client.decision(division.id))
+        .transpose()?;
 
     telling::warming(args.warmup.get(), out)?;
     trio.pass(args.warmup.get(), &stop)?;
     let after = trio.measure(args.measure.get(), &stop)?;
     let after = rows(&mut trio, &after)?;
-    telling::compare(&before, &after, division, out)?;
-    if let Some(division) = division {
+    telling::compare(&before, &after, division.as_ref(), out)?;
+    if let Some(division) = &division {
         save(&program, &args.out, division)?;
         telling::saved(&args.out, out)?;
     }
@@ -179,7 +183,7 @@ fn follow(
             "plimsolld has not come to an end in {limit:?}"
         );
         if host.turn > 3 && host.phase == Phase::Whole && told.is_empty() {
-            bail!("plimsolld moved nothing: {}", host.warnings.join("; "));
+            bail!("plimsolld moves nothing; it warns: {:?}", host.warnings);
         }
         trio.pass(POLL, stop)?;
     }

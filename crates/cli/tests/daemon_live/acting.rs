@@ -2,12 +2,14 @@
 
 use plimsoll_api::decision::{By, Kind, State};
 use plimsoll_api::request::Choice;
+use plimsoll_api::vm::VmSummary;
 
 use crate::rig::{Daemon, MIB, Machine, Place, alone, with_balloon};
 
-/// The guest that has less than its rule says is raised to it; the other one, which needs little, gives.
+/// The guest that has less than its rule says is raised to it; the other one has more than its baseline, and gives.
 const RULES: &str = "
     mode = \"act\"
+    total = \"384M\"
     [policy]
     cooldown = \"5s\"
     [[vm]]
@@ -15,14 +17,18 @@ const RULES: &str = "
     min = \"208M\"
     [[vm]]
     name = \"rich\"
-    max_loss = \"25%\"
+    baseline = \"160M\"
 ";
 
-fn sizes(daemon: &Daemon<'_>) -> (u64, u64) {
-    (
-        daemon.vm("rich").direct_bytes / MIB,
-        daemon.vm("poor").direct_bytes / MIB,
-    )
+/// Waits until the guests have so many MiB: what is told of the host is of the last turn.
+fn until_sizes(daemon: &Daemon<'_>, rich_mib: u64, poor_mib: u64) {
+    daemon.until("the guests' sizes", |host| {
+        let has = |name: &str, mib: u64| {
+            let is = |vm: &VmSummary| vm.vm == name && vm.direct_bytes == mib * MIB;
+            host.vms.iter().any(is)
+        };
+        has("rich", rich_mib) && has("poor", poor_mib)
+    });
 }
 
 #[test]
@@ -37,7 +43,7 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
         let daemon = place.start(RULES);
         let moved = daemon.until_state(State::Kept);
         assert_eq!((moved.kind, moved.by), (Kind::Divide, By::Daemon));
-        assert_eq!(sizes(&daemon), (176, 208));
+        until_sizes(&daemon, 176, 208);
         let host = daemon.host();
         assert_eq!(host.memory.divided_bytes, 384 * MIB);
         assert!(
@@ -57,19 +63,19 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
             decision.id == taken.id && decision.state == State::Kept
         });
         daemon.client().pause().unwrap();
-        assert_eq!(sizes(&daemon), (256, 128));
+        until_sizes(&daemon, 256, 128);
         let decision = daemon.client().decision(moved.id).unwrap();
         assert_eq!(decision.taken_back_by, Some(taken.id));
 
         // Beyond the cooldown only the pause holds it.
         daemon.pass_turns(8);
-        assert_eq!(sizes(&daemon), (256, 128));
+        until_sizes(&daemon, 256, 128);
         assert_eq!(daemon.decisions()[0].id, taken.id);
         daemon.client().resume().unwrap();
         daemon.until_decision("the same division again", |decision| {
             decision.kind == Kind::Divide && decision.id > taken.id && decision.state == State::Kept
         });
-        assert_eq!(sizes(&daemon), (176, 208));
+        until_sizes(&daemon, 176, 208);
         rich.assert_goes_on();
         poor.assert_goes_on();
 
@@ -94,6 +100,7 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
         }
         let rich = daemon.vm("rich");
         assert_eq!(rich.direct_bytes, 176 * MIB);
+        // That is what it was first found with: this daemon has no rules.
         assert_eq!(rich.settings.baseline_bytes, 256 * MIB);
     });
 }

@@ -21,8 +21,7 @@ fn rules(patience: &str) -> String {
         min = \"224M\"
         [[vm]]
         name = \"rich\"
-        max_loss = 10
-        min = \"64M\"
+        baseline = \"96M\"
     "
     )
 }
@@ -61,8 +60,9 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
         let host = daemon.pass_turns(3);
         let warned = |word: &str| host.warnings.iter().any(|warning| warning.contains(word));
         assert!(warned("the balloon of VM rich"), "{:?}", host.warnings);
-        assert!(warned("memory cannot be divided"), "{:?}", host.warnings);
-        assert!(daemon.decisions().is_empty());
+        // Whatever is decided, nobody gets what was not seen to be given.
+        let mut sizes = host.vms.iter().map(|vm| (&*vm.vm, vm.direct_bytes / MIB));
+        assert!(sizes.all(|size| [("rich", 224), ("poor", 112)].contains(&size)));
         drop(other);
 
         // The whole VM stands still in the middle, and goes on.
@@ -169,21 +169,19 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         assert_eq!(host.memory.divided_bytes, 192 * MIB);
         assert_eq!(host.memory.vms_direct_bytes, 256 * MIB);
         assert_eq!(host.memory.spare_bytes, 0);
-        assert!(
-            host.warnings
-                .iter()
-                .any(|warning| warning.contains("memory cannot be divided")),
-            "{:?}",
-            host.warnings
-        );
         let state = |name: &str| {
             let vm = host.vms.iter().find(|vm| vm.vm == name).unwrap();
             vm.balloon.as_ref().map(|balloon| balloon.state.clone())
         };
         assert_eq!(state("deaf").as_deref(), Some("absent"));
         assert_eq!(state("fixed"), None);
-        assert!(daemon.decisions().is_empty());
-        assert_eq!(host.moving, None);
+        // Whatever was decided moved nothing.
+        let decisions = daemon.decisions();
+        let mut steps = decisions.iter().flat_map(|decision| &decision.steps);
+        assert!(
+            steps.all(|step| step.now == step.from && step.state != "done"),
+            "{decisions:#?}"
+        );
         deaf.assert_goes_on();
         fixed.assert_goes_on();
     });

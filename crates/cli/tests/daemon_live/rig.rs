@@ -19,7 +19,7 @@ use plimsoll_api::vm::{HostView, VmSummary};
 use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestImage, VmError};
 
 /// Longest wait for anything that must come; guests here are emulated, and machines busy.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 /// The program that serves disks, and that the daemon traces with.
@@ -343,6 +343,10 @@ impl Daemon<'_> {
 
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
+        if thread::panicking() {
+            let host = Client::connect(&self.place.path("socket")).and_then(|client| client.host());
+            eprintln!("the host, as the daemon says: {host:#?}");
+        }
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -92,7 +92,7 @@ fn a_full_disk_under_the_history_stops_nothing() {
             assert!(mounted.unwrap().success());
         };
         mount("size=256k");
-        fs::write(disk.join("filler"), vec![1; 200 << 10]).unwrap();
+        fs::write(disk.join("filler"), vec![1; 255 << 10]).unwrap();
         let keys = format!("[history]\nfile = \"{}/history.redb\"\n", disk.display());
         let daemon = place.start(&keys);
         daemon.client().pause().unwrap();
@@ -160,7 +160,7 @@ fn the_page_is_served_over_tcp_only_when_asked_for() {
 
         place.configure(&format!("[tcp]\nlisten = \"{address}\"\n"));
         let said = place.refused();
-        assert!(said.contains("needs a token"), "{said}");
+        assert!(said.contains("tcp.listen: needs tcp.token_file"), "{said}");
         let daemon = place.start(&format!(
             "[tcp]\nlisten = \"{address}\"\nread_only = true\n"
         ));

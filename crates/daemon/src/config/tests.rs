@@ -173,7 +173,11 @@ fn every_key_is_taken() {
             "serve.group",
             "serve.read_only_socket",
             "serve.read_only_group",
-            "[tcp]"
+            "[tcp]",
+            "[trace]",
+            "balloon.patience",
+            "libvirt.uri",
+            "store.socket"
         ]
     );
     assert!(config.changes_needing_restart(&config).is_empty());

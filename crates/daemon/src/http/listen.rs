@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -211,6 +211,7 @@ fn claim(path: &Path) -> Result<Claim, ServeError> {
     let mut lock = path.as_os_str().to_owned();
     lock.push(".lock");
     let lock = File::options()
+        .mode(0o600)
         .create(true)
         .truncate(false)
         .write(true)

@@ -124,7 +124,7 @@ pub(super) async fn history(
         return Err(bad("since_unix_ms is later than until_unix_ms"));
     }
     let points = within("points", span.points, POINTS, POINTS_MAX)?;
-    beside(move || {
+    beside(Arc::clone(&desk.reads), move || {
         let samples = desk.shared.history.samples(&vm, since_ms, until_ms, points);
         if samples.is_empty() {
             find(&desk.shared.snapshot(), &vm)?;
@@ -174,7 +174,7 @@ pub(super) async fn decisions(
     Params(which): Params<Which>,
 ) -> Answer<DecisionsView> {
     let limit = within("limit", which.limit, DECISIONS, DECISIONS_MAX)?;
-    beside(move || {
+    beside(Arc::clone(&desk.reads), move || {
         let vm = which.vm.as_deref();
         let found = desk.shared.history.decisions(vm, which.before, limit);
         Ok(Json(list(found)))
@@ -189,7 +189,7 @@ pub(super) async fn explain(
     Named(vm): Named<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<DecisionsView> {
-    beside(move || {
+    beside(Arc::clone(&desk.reads), move || {
         let found = desk.shared.history.decisions(Some(&vm), None, DECISIONS);
         if found.is_empty() {
             find(&desk.shared.snapshot(), &vm)?;
@@ -206,7 +206,10 @@ pub(super) async fn decision(
     Named(id): Named<u64>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<Decision> {
-    beside(move || recorded(&desk, id).map(Json)).await?
+    beside(Arc::clone(&desk.reads), move || {
+        recorded(&desk, id).map(Json)
+    })
+    .await?
 }
 
 /// Whether the daemon works: refused (503) if its turns do not come.

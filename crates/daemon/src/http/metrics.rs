@@ -379,7 +379,7 @@ pub(super) async fn metrics(
     State(desk): State<Arc<Desk>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<impl IntoResponse, Refused> {
-    let text = beside(move || {
+    let text = beside(Arc::clone(&desk.reads), move || {
         let ended = {
             let mut tally = desk.tally.lock().unwrap_or_else(PoisonError::into_inner);
             tally.update(&desk.shared.history);

@@ -58,6 +58,10 @@ type Answer<T> = Result<Json<T>, Refused>;
 
 /// Computations at a time that ask for a division anew.
 const WHAT_IFS_MAX: usize = 2;
+/// Those at a time that read the store.
+const READS_MAX: usize = 4;
+/// How long one waits for its turn among them.
+const READ_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the turn loop may take to answer.
 const COMMAND_MAX: Duration = Duration::from_secs(15);
 
@@ -69,6 +73,8 @@ struct Desk {
     tally: Mutex<Tally>,
     /// Permits of those that compute.
     what_ifs: Arc<Semaphore>,
+    /// Permits of those that read the store or compute.
+    reads: Arc<Semaphore>,
     /// Turns true when the server shuts down.
     stop: watch::Receiver<bool>,
     /// How long the turn loop may take to answer.
@@ -80,6 +86,7 @@ impl Desk {
         Arc::new(Self {
             tally: Mutex::new(Tally::from_now_on(&shared.history)),
             what_ifs: Arc::new(Semaphore::new(WHAT_IFS_MAX)),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
             shared,
             stop,
             command_max,
@@ -101,11 +108,22 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Runs what computes or reads the store beside the thread that serves.
+/// Runs what computes or reads the store beside the thread that serves, a few at a time: who asks and leaves must not
+/// leave work behind without end.
 async fn beside<T: Send + 'static>(
+    reads: Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refused> {
+    let waiting = reads.acquire_owned();
+    let Ok(Ok(permit)) = tokio::time::timeout(READ_WAIT_MAX, waiting).await else {
+        let busy = "too many ask at a time; nothing was changed, ask again";
+        return Err(Refused::new(RefusalKind::Busy, busy));
+    };
     let failed = "the daemon could not finish this; nothing was changed";
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
     task::spawn_blocking(work)
         .await
         .map_err(|_| Refused::new(RefusalKind::Busy, failed))

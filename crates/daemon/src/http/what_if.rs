@@ -85,7 +85,7 @@ pub(super) async fn replay(
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<ReplayView> {
     let on_desk = Arc::clone(&desk);
-    let decision = beside(move || recorded(&on_desk, id)).await??;
+    let decision = beside(Arc::clone(&desk.reads), move || recorded(&on_desk, id)).await??;
     computed(&desk, move || replayed(&decision))
         .await?
         .map(Json)
@@ -101,7 +101,7 @@ async fn computed<T: Send + 'static>(
         let busy = "too many ask for a division at a time; ask again";
         return Err(Refused::new(RefusalKind::Busy, busy));
     };
-    beside(move || {
+    beside(Arc::clone(&desk.reads), move || {
         let _permit = permit;
         work()
     })

@@ -25,8 +25,8 @@ pub struct Args {
     /// How far back
     #[arg(long, value_name = "TIME", default_value = "1h")]
     since: Interval,
-    /// Most moments of each VM, at most 10000 [default: 24 in a table, else 500]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    /// Most moments of each VM, at most 2000 [default: 24 in a table, else 500]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     points: Option<u16>,
     #[command(flatten)]
     output: OutputArgs,
