@@ -165,8 +165,8 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
             let known = host.vms.iter().all(|vm| vm.references > 1000);
             (host.vms.len() == 2 && known && host.turn > 8).then_some(host)
         });
-        // They have more than is to be divided, and it stays theirs.
-        assert_eq!(host.memory.divided_bytes, 192 * MIB);
+        // They have more than their baselines, and it stays theirs.
+        assert_eq!(host.memory.divided_bytes, 256 * MIB);
         assert_eq!(host.memory.vms_direct_bytes, 256 * MIB);
         assert_eq!(host.memory.spare_bytes, 0);
         let state = |name: &str| {
@@ -175,13 +175,9 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         };
         assert_eq!(state("deaf").as_deref(), Some("absent"));
         assert_eq!(state("fixed"), None);
-        // Whatever was decided moved nothing.
-        let decisions = daemon.decisions();
-        let mut steps = decisions.iter().flat_map(|decision| &decision.steps);
-        assert!(
-            steps.all(|step| step.now == step.from && step.state != "done"),
-            "{decisions:#?}"
-        );
+        assert_eq!(daemon.decisions(), []);
+        let told = |warning: &String| warning.contains("does not answer to its balloon");
+        assert!(host.warnings.iter().any(told), "{:?}", host.warnings);
         deaf.assert_goes_on();
         fixed.assert_goes_on();
     });
