@@ -151,6 +151,8 @@ turn_interval = "3s"
 
 [check]
 after = "{check_s}s"
+# Half a minute of misses is a rough measure.
+tolerance = "10%"
 
 [curves]
 from = "caches"
