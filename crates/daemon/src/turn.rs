@@ -54,8 +54,6 @@ const STORE: &str = "\0store";
 const LOOKS_AT_ONCE: usize = 16;
 /// Largest size that may be set by hand.
 const SIZE_MAX: u64 = 1 << 50;
-/// Points of a curve that is shown.
-const CURVE_POINTS: usize = 400;
 /// Points of a curve that a decision is made by.
 const RECORDED_POINTS: usize = 200;
 /// Miss ratios are recorded in steps of one part of so many.
@@ -1648,8 +1646,12 @@ fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
 fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
     let known = vm.known.as_ref()?;
     let baseline = Some(pages(vm.settings().baseline_bytes));
-    let curve = known.curve.thinned(CURVE_POINTS);
-    Some(CurveJson::new(name, PageSize::FOUR_KIB, baseline, &curve))
+    Some(CurveJson::new(
+        name,
+        PageSize::FOUR_KIB,
+        baseline,
+        &known.shown,
+    ))
 }
 
 /// Looks at VMs, several at once.

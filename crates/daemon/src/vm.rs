@@ -23,6 +23,8 @@ const MAX_LOSS: f64 = 0.05;
 const SHARES: u32 = 100;
 /// References behind a curve below which nothing is decided by it.
 const REFERENCES_MIN: u64 = 100;
+/// Points of a curve that is shown.
+const SHOWN_POINTS: usize = 400;
 /// Rows of a heatmap that are kept.
 const HEAT_ROWS: usize = 240;
 /// How long miss counts are kept.
@@ -33,6 +35,8 @@ const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 pub struct Known {
     /// The curve.
     pub curve: MissRatioCurve,
+    /// The same in few points, as it is shown and kept.
+    pub shown: MissRatioCurve,
     /// Where it comes from.
     pub source: CurveSource,
     /// When it was made.
@@ -203,6 +207,7 @@ impl Vm {
             if let Some((json, unix_ms)) = curve {
                 match self.in_host_sizes(&json, source) {
                     Ok(curve) => found.push(Known {
+                        shown: curve.thinned(SHOWN_POINTS),
                         curve,
                         source,
                         unix_ms,
