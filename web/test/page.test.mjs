@@ -258,8 +258,12 @@ test("the handle is moved by keys alone", async () => {
     assert.equal(await valueAfter(handle, -1), now);
 });
 
+/** Waits until what was asked for is drawn: the page draws once a frame. */
+const drawn = () =>
+    page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
 async function valueAfter(handle, before) {
-    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await drawn();
     const value = Number(await handle.getAttribute("aria-valuenow"));
     assert.notEqual(value, before);
     return value;
@@ -274,6 +278,7 @@ test("the slider asks the allocator, and shows its division of what it rests at"
     });
     await page.locator("#lose").focus();
     for (let press = 0; press < 4; press += 1) await page.keyboard.press("ArrowRight");
+    await drawn();
     const lost = await number("#lose-value data");
     assert.ok(lost > 0);
     await page.locator('.division[aria-busy="false"] table.then tbody tr').first().waitFor();
@@ -289,6 +294,7 @@ test("a loss that breaks promises is refused with the reason", async () => {
     await open();
     await page.locator("#lose").focus();
     await page.keyboard.press("End");
+    await drawn();
     const lost = await number("#lose-value data");
     const { plan, refusal } = await board.api(`/v1/whatif?lose_bytes=${lost}`);
     assert.equal(plan, null);
