@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-source", &["plimsoll-flow"]),
     ("plimsoll-estimator", &["plimsoll-flow"]),
     ("plimsoll-trap", &["plimsoll-flow", "plimsoll-source"]),
+    ("plimsoll-pagelog", &["plimsoll-flow", "plimsoll-source"]),
     ("plimsoll-vm", &["plimsoll-flow"]),
     ("plimsoll-hcache", &[]),
     ("plimsoll-ring", &["plimsoll-hcache"]),
@@ -65,6 +66,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-pagelog",
             "plimsoll-vm",
             "plimsoll-hcache",
             "plimsoll-ring",
@@ -80,6 +82,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const WITH_UNSAFE: &[&str] = &[
     "plimsoll-estimator",
     "plimsoll-trap",
+    "plimsoll-pagelog",
     "plimsoll-hcache",
     "plimsoll-ring",
     "plimsoll-disk",
