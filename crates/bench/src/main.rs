@@ -12,6 +12,7 @@ mod estimators;
 mod hcache;
 mod long;
 mod measure;
+mod pagelog;
 mod policy;
 mod random;
 mod reading;
@@ -57,6 +58,8 @@ enum Part {
     Policy,
     /// A turn of the daemon over many VMs
     Turns,
+    /// Page logs: records a second, and what draining them takes of the host
+    Pagelog(pagelog::Args),
     /// Pages in hcache beside copies and other caches
     Hcache(hcache::Args),
     /// hcache's server beside redis and memcached
@@ -90,6 +93,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Trap) => trap::run(&mut out),
         Some(Part::Policy) => policy::run(&cli, &mut out),
         Some(Part::Turns) => turns::run(&mut out),
+        Some(Part::Pagelog(args)) => pagelog::run(&cli, args, &mut out),
         Some(Part::Hcache(args)) => hcache::run(&cli, args, &mut out),
         Some(Part::HcacheServer(args)) => hcache::run_server(&cli, args, &mut out),
         Some(Part::HcacheServe(args)) => hcache::serve(args),

@@ -1,0 +1,367 @@
+//! What a page log says of the machine that it was taken from.
+//!
+//! The same bytes at the same places in the head of a ring and of a file (`docs/formats.md`).
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use plimsoll_flow::{PageCount, PageNumber, PageSize};
+
+use crate::PageLogError;
+use crate::record::{FRAME_MAX, VCPUS_MAX};
+
+/// Bytes of a page of a log.
+pub(crate) const PAGE_BYTES: u32 = 4096;
+/// Version of ring and file.
+pub(crate) const VERSION: u32 = 1;
+/// Guest-physical address from which RAM goes on above the PCI hole.
+const FOUR_GIB: u64 = 4 << 30;
+/// Pages a filter can have.
+const FILTER_PAGES_MAX: u32 = 1 << 16;
+
+const WALKS: u32 = 1;
+const REFERENCES: u32 = 1 << 1;
+const ONLY_BETWEEN_MARKS: u32 = 1 << 2;
+
+const TWO_MIB: u64 = 2 << 20;
+
+/// Bytes of the head that describe the machine: from [`Description::AT`] on.
+pub(crate) const DESCRIPTION_BYTES: usize = 72;
+
+/// Entries and ways of a translation lookaside buffer; least recently used replaced in each set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TlbShape {
+    entries: u32,
+    ways: u32,
+}
+
+impl TlbShape {
+    /// Entries a TLB can have.
+    pub const ENTRIES_MAX: u32 = 1 << 16;
+
+    /// Takes entries and ways: 64 and 4 are 16 sets of 4.
+    ///
+    /// # Errors
+    ///
+    /// [`PageLogError::Tlb`] unless the sets are a power of two and the entries from 1 to [`Self::ENTRIES_MAX`].
+    pub fn new(entries: u32, ways: u32) -> Result<Self, PageLogError> {
+        let possible = ways > 0
+            && entries <= Self::ENTRIES_MAX
+            && entries.is_multiple_of(ways)
+            && (entries / ways).is_power_of_two();
+        if possible {
+            Ok(Self { entries, ways })
+        } else {
+            Err(PageLogError::Tlb { entries, ways })
+        }
+    }
+
+    /// Pages it holds.
+    #[must_use]
+    pub fn entries(self) -> u32 {
+        self.entries
+    }
+
+    /// Entries that a page can be in.
+    #[must_use]
+    pub fn ways(self) -> u32 {
+        self.ways
+    }
+
+    /// Sets.
+    #[must_use]
+    pub fn sets(self) -> u32 {
+        self.entries / self.ways
+    }
+
+    /// What a head says: 0 entries in 0 ways are none.
+    fn of_head(entries: u32, ways: u32) -> Result<Option<Self>, PageLogError> {
+        match (entries, ways) {
+            (0, 0) => Ok(None),
+            _ => Self::new(entries, ways).map(Some),
+        }
+    }
+}
+
+/// 64 entries of 4 ways, as in the machine of \[PRL\] §3.1.
+impl Default for TlbShape {
+    fn default() -> Self {
+        Self {
+            entries: 64,
+            ways: 4,
+        }
+    }
+}
+
+impl fmt::Display for TlbShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.entries, self.ways)
+    }
+}
+
+/// A text that is no shape of a TLB.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{text}' is no TLB: give ENTRIESxWAYS like 64x4, the entries at most {max} and the sets a power of two",
+    max = TlbShape::ENTRIES_MAX
+)]
+pub struct TlbShapeError {
+    text: String,
+}
+
+impl FromStr for TlbShape {
+    type Err = TlbShapeError;
+
+    fn from_str(text: &str) -> Result<Self, TlbShapeError> {
+        let shape = text.split_once('x').and_then(|(entries, ways)| {
+            let (entries, ways) = (entries.parse().ok()?, ways.parse().ok()?);
+            Self::new(entries, ways).ok()
+        });
+        shape.ok_or_else(|| TlbShapeError {
+            text: text.chars().take(48).collect(),
+        })
+    }
+}
+
+/// The machine that a log was taken from, and what of it is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// RAM, in bytes.
+    pub ram_bytes: u64,
+    /// What of it lies below 4 GiB; the rest begins at guest-physical 4 GiB.
+    pub below_4g_bytes: u64,
+    /// Virtual CPUs, 1 to [`VCPUS_MAX`].
+    pub vcpus: u32,
+    /// Whether page walks are logged.
+    pub walks: bool,
+    /// Whether references are, as pages that enter and leave the filter.
+    pub references: bool,
+    /// Whether only what happens between the guest's marks is logged.
+    pub only_between_marks: bool,
+    /// Instructions of all vCPUs together in an interval; without it there are no intervals.
+    pub interval_instructions: Option<NonZeroU64>,
+    /// Pages that the filter holds.
+    pub filter_pages: u32,
+    /// The TLB for data.
+    pub tlb: Option<TlbShape>,
+    /// The second level.
+    pub tlb2: Option<TlbShape>,
+    /// The TLB for instructions; without it fetches are not logged.
+    pub itlb: Option<TlbShape>,
+    /// Version of the plugin interface of the QEMU that wrote it; 0 if none did.
+    pub plugin_api: u32,
+    /// What an entry of a TLB and the flags of the page tables are for: 4 KiB or 2 MiB. Frames are of 4 KiB in any case.
+    pub tlb_page: PageSize,
+}
+
+impl Description {
+    /// Where the description stands in a head.
+    pub(crate) const AT: usize = 24;
+
+    /// Whether a page is RAM.
+    #[must_use]
+    pub fn holds(&self, frame: PageNumber) -> bool {
+        let page_of = |address| PageSize::FOUR_KIB.page_of(address).0;
+        let above = page_of(FOUR_GIB);
+        let above_pages = page_of(self.ram_bytes.saturating_sub(self.below_4g_bytes));
+        frame.0 < page_of(self.below_4g_bytes)
+            || (frame.0 >= above && frame.0 - above < above_pages)
+    }
+
+    /// Pages of RAM.
+    #[must_use]
+    pub fn pages(&self) -> PageCount {
+        PageCount::from_bytes(self.ram_bytes, PageSize::FOUR_KIB)
+    }
+
+    /// Says what is wrong with it, if anything is.
+    ///
+    /// # Errors
+    ///
+    /// [`PageLogError::Description`], of a log called `name`.
+    pub fn validate(&self, name: &str) -> Result<(), PageLogError> {
+        let page = u64::from(PAGE_BYTES);
+        let last = (FRAME_MAX + 1) * page;
+        let reason = if self.vcpus == 0 || self.vcpus as usize > VCPUS_MAX {
+            format!("{} vCPUs, instead of 1 to {VCPUS_MAX}", self.vcpus)
+        } else if !self.ram_bytes.is_multiple_of(page) || !self.below_4g_bytes.is_multiple_of(page)
+        {
+            "RAM that is not of whole pages".to_owned()
+        } else if self.below_4g_bytes == 0
+            || self.below_4g_bytes > self.ram_bytes.min(FOUR_GIB)
+            || self.ram_bytes - self.below_4g_bytes > last - FOUR_GIB
+        {
+            let (ram, below) = (self.ram_bytes, self.below_4g_bytes);
+            format!("{ram} bytes of RAM, {below} of them below 4 GiB")
+        } else if self.filter_pages > FILTER_PAGES_MAX || self.references && self.filter_pages == 0
+        {
+            format!("a filter of {} pages", self.filter_pages)
+        } else if self.walks && self.tlb.is_none() {
+            "page walks, but no TLB".to_owned()
+        } else if ![page, TWO_MIB].contains(&self.tlb_page.bytes()) {
+            format!("a TLB of pages of {} bytes", self.tlb_page.bytes())
+        } else {
+            return Ok(());
+        };
+        let name = name.to_owned();
+        Err(PageLogError::Description { name, reason })
+    }
+
+    /// The bytes of a head from [`Self::AT`] on.
+    pub(crate) fn to_bytes(&self) -> [u8; DESCRIPTION_BYTES] {
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        let flags = flag(self.walks, WALKS)
+            | flag(self.references, REFERENCES)
+            | flag(self.only_between_marks, ONLY_BETWEEN_MARKS);
+        let interval = self.interval_instructions.map_or(0, NonZeroU64::get);
+        let of = |tlb: Option<TlbShape>| tlb.map_or([0, 0], |tlb| [tlb.entries, tlb.ways]);
+        let mut bytes = [0; DESCRIPTION_BYTES];
+        let mut put = |at: usize, value: &[u8]| {
+            bytes[at - Self::AT..][..value.len()].copy_from_slice(value);
+        };
+        put(24, &self.ram_bytes.to_le_bytes());
+        put(32, &self.below_4g_bytes.to_le_bytes());
+        put(40, &self.vcpus.to_le_bytes());
+        put(44, &flags.to_le_bytes());
+        put(48, &interval.to_le_bytes());
+        put(56, &self.filter_pages.to_le_bytes());
+        let tlbs = [of(self.tlb), of(self.tlb2), of(self.itlb)];
+        for (index, value) in tlbs.as_flattened().iter().enumerate() {
+            put(60 + 4 * index, &value.to_le_bytes());
+        }
+        put(84, &self.plugin_api.to_le_bytes());
+        put(88, &self.tlb_page.bytes().to_le_bytes());
+        bytes
+    }
+
+    /// Reads the bytes of the head of a log called `name` from [`Self::AT`] on.
+    pub(crate) fn of_bytes(
+        bytes: &[u8; DESCRIPTION_BYTES],
+        name: &str,
+    ) -> Result<Self, PageLogError> {
+        let u32_at = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[at - Self::AT..][..4]);
+            u32::from_le_bytes(word)
+        };
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let flags = u32_at(44);
+        if flags & !(WALKS | REFERENCES | ONLY_BETWEEN_MARKS) != 0 {
+            return Err(PageLogError::Description {
+                name: name.to_owned(),
+                reason: format!("flags {flags:#x}, some of which have no meaning"),
+            });
+        }
+        let tlb_page = PageSize::new(u64_at(88)).map_err(|error| PageLogError::Description {
+            name: name.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let description = Self {
+            ram_bytes: u64_at(24),
+            below_4g_bytes: u64_at(32),
+            vcpus: u32_at(40),
+            walks: flags & WALKS != 0,
+            references: flags & REFERENCES != 0,
+            only_between_marks: flags & ONLY_BETWEEN_MARKS != 0,
+            interval_instructions: NonZeroU64::new(u64_at(48)),
+            filter_pages: u32_at(56),
+            tlb: TlbShape::of_head(u32_at(60), u32_at(64))?,
+            tlb2: TlbShape::of_head(u32_at(68), u32_at(72))?,
+            itlb: TlbShape::of_head(u32_at(76), u32_at(80))?,
+            plugin_api: u32_at(84),
+            tlb_page,
+        };
+        description.validate(name)?;
+        Ok(description)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A machine of 6 GiB, half of it below 4 GiB, with two vCPUs.
+    pub(crate) fn machine() -> Description {
+        Description {
+            ram_bytes: 6 << 30,
+            below_4g_bytes: 3 << 30,
+            vcpus: 2,
+            walks: true,
+            references: true,
+            only_between_marks: false,
+            interval_instructions: NonZeroU64::new(10_000_000),
+            filter_pages: 64,
+            tlb: Some(TlbShape::default()),
+            tlb2: None,
+            itlb: Some(TlbShape::new(16, 16).unwrap()),
+            plugin_api: 1,
+            tlb_page: PageSize::FOUR_KIB,
+        }
+    }
+
+    #[test]
+    fn a_description_survives_the_way() {
+        let there = machine();
+        assert_eq!(
+            Description::of_bytes(&there.to_bytes(), "t").unwrap(),
+            there
+        );
+    }
+
+    #[test]
+    fn ram_above_the_hole_begins_at_four_gib() {
+        let machine = machine();
+        let holds = |address: u64| machine.holds(PageNumber(address >> 12));
+        assert!(holds(0) && holds((3 << 30) - 1) && holds(4 << 30) && holds((7 << 30) - 1));
+        assert!(!holds(3 << 30) && !holds((4 << 30) - 1) && !holds(7 << 30));
+        assert_eq!(machine.pages(), PageCount(6 << 18));
+    }
+
+    #[test]
+    fn machines_that_cannot_be_are_refused() {
+        let fault = |change: fn(&mut Description)| {
+            let mut machine = machine();
+            change(&mut machine);
+            let error = Description::of_bytes(&machine.to_bytes(), "t").unwrap_err();
+            error.to_string()
+        };
+        assert!(fault(|m| m.vcpus = 33).contains("33 vCPUs"));
+        assert!(fault(|m| m.vcpus = 0).contains("0 vCPUs"));
+        assert!(fault(|m| m.ram_bytes += 1).contains("whole pages"));
+        assert!(fault(|m| m.ram_bytes = 1 << 30).contains("below 4 GiB"));
+        assert!(fault(|m| m.below_4g_bytes = 5 << 30).contains("below 4 GiB"));
+        assert!(fault(|m| m.ram_bytes = 1 << 44).contains("below 4 GiB"));
+        assert!(fault(|m| m.filter_pages = 0).contains("filter of 0 pages"));
+        assert!(fault(|m| m.tlb = None).contains("no TLB"));
+        assert!(fault(|m| m.tlb_page = PageSize::new(8192).unwrap()).contains("of 8192 bytes"));
+        let mut bytes = machine().to_bytes();
+        bytes[88 - Description::AT] = 1;
+        let error = Description::of_bytes(&bytes, "t").unwrap_err();
+        assert!(error.to_string().contains("4097 bytes"), "{error}");
+        bytes = machine().to_bytes();
+        bytes[44 - Description::AT] |= 8;
+        let error = Description::of_bytes(&bytes, "t").unwrap_err();
+        assert!(error.to_string().contains("flags 0xb"), "{error}");
+        bytes = machine().to_bytes();
+        bytes[64 - Description::AT] = 5;
+        let error = Description::of_bytes(&bytes, "t").unwrap_err();
+        assert!(
+            error.to_string().contains("64 entries in 5 ways"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_tlb_has_sets_of_a_power_of_two() {
+        assert_eq!("64x4".parse(), Ok(TlbShape::default()));
+        assert_eq!("1536x12".parse::<TlbShape>().unwrap().sets(), 128);
+        assert_eq!(TlbShape::default().to_string(), "64x4");
+        for text in [
+            "", "64", "0x1", "64x0", "48x4", "131072x4", "64x4x1", "-64x4",
+        ] {
+            let error = text.parse::<TlbShape>().unwrap_err().to_string();
+            assert!(error.contains("is no TLB"), "{error}");
+        }
+    }
+}

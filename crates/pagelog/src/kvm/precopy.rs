@@ -1,0 +1,214 @@
+//! Copies a machine's memory while it runs, as a live migration does: all pages, then in rounds those written meanwhile,
+//! and the last ones while it stands still (\[PRL\] §3.3).
+
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::PageNumber;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vm_memory::{Bytes as _, WriteVolatile as _};
+
+use super::tiny::{Machine, Runner};
+use super::{KvmError, Tracker};
+
+const PAGE_BYTES: usize = 4096;
+/// Longest stretch of pages that is copied at once.
+const RUN_PAGES_MAX: usize = 4096;
+
+/// When the copying of a running machine ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Rounds while it runs, the first one with all pages among them, from 1. Xen 4.7, which \[PRL\] used: 5.
+    pub rounds: u32,
+    /// So few written pages are copied while it stands still. Xen: 50.
+    pub few_pages: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            rounds: 5,
+            few_pages: 50,
+        }
+    }
+}
+
+/// What a pass did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pass {
+    /// Pages copied in each round; the last one while the machine stood still.
+    pub round_pages: Vec<u64>,
+    /// All of it, from the start of tracking to the machine's going on.
+    pub took: Duration,
+    /// How long the machine stood still.
+    pub stopped: Duration,
+    /// Operations of the machine meanwhile.
+    pub operations: u64,
+    /// Entries of the tracker that named no page.
+    pub lost: u64,
+    /// Times a vCPU stood still because its ring was full.
+    pub full_exits: u64,
+    /// Pages whose copy is not what the machine has.
+    pub wrong_pages: u64,
+}
+
+impl Pass {
+    /// All pages copied.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.round_pages.iter().sum()
+    }
+}
+
+/// Copies the memory of a running machine to a new file in RAM and lets it go on.
+///
+/// Without a tracker (`start` gives `None`) it stands still all the time. Copies are compared, off the clock, before it goes on.
+///
+/// # Errors
+///
+/// Those of the tracker and of the machine, which may stand still then.
+pub fn precopy(
+    machine: &Machine,
+    runner: &mut Runner,
+    start: impl FnOnce() -> Result<Option<Box<dyn Tracker>>, KvmError>,
+    limits: Limits,
+) -> Result<Pass, KvmError> {
+    let mut copy = Copy::new(machine)?;
+    let all = machine.slots().iter().flat_map(|slot| {
+        let first = slot.first.0;
+        (first..first + slot.pages.0).map(PageNumber)
+    });
+    let mut pages: Vec<PageNumber> = all.collect();
+    pages.sort_unstable();
+    let mut pass = Pass {
+        round_pages: Vec::new(),
+        took: Duration::ZERO,
+        stopped: Duration::ZERO,
+        operations: 0,
+        lost: 0,
+        full_exits: 0,
+        wrong_pages: 0,
+    };
+    let operations = machine.operations();
+    let begin = Instant::now();
+    let mut tracker = start()?;
+    if let Some(tracker) = &mut tracker {
+        for round in 0..limits.rounds {
+            // Of the pages of the first one the tracker has told nothing.
+            let told = (round > 0).then_some(tracker.as_mut());
+            copy.take(&pages, told)?;
+            pass.round_pages.push(pages.len() as u64);
+            let round = tracker.round()?;
+            pass.lost += round.lost;
+            pass.full_exits += round.full_exits;
+            pages = round.pages;
+            if pages.len() as u64 <= limits.few_pages {
+                break;
+            }
+        }
+    }
+    let stop = Instant::now();
+    runner.pause()?;
+    if let Some(tracker) = &mut tracker {
+        let round = tracker.round()?;
+        pass.lost += round.lost;
+        pass.full_exits += round.full_exits;
+        pages.extend(round.pages);
+        pages.sort_unstable();
+        pages.dedup();
+    }
+    copy.take(&pages, None)?;
+    pass.round_pages.push(pages.len() as u64);
+    pass.stopped = stop.elapsed();
+    pass.took = begin.elapsed();
+    pass.operations = machine.operations() - operations;
+    drop(tracker);
+    pass.wrong_pages = copy.wrong_pages()?;
+    runner.resume()?;
+    Ok(pass)
+}
+
+/// A machine's memory in a file, slot after slot.
+struct Copy<'machine> {
+    machine: &'machine Machine,
+    file: File,
+}
+
+impl<'machine> Copy<'machine> {
+    fn new(machine: &'machine Machine) -> Result<Self, KvmError> {
+        let bytes = machine.slots().iter().map(|slot| slot.len_bytes() as u64);
+        let file = memfd_create("plimsoll-copy", MemfdFlags::CLOEXEC)
+            .and_then(|file| ftruncate(&file, bytes.sum()).map(|()| file));
+        let file = file.map_err(KvmError::call("memfd_create"))?;
+        Ok(Self {
+            machine,
+            file: file.into(),
+        })
+    }
+
+    /// Copies pages, ascending.
+    fn take(
+        &mut self,
+        pages: &[PageNumber],
+        mut tracker: Option<&mut (dyn Tracker + '_)>,
+    ) -> Result<(), KvmError> {
+        for pages in pages.chunks(RUN_PAGES_MAX) {
+            if let Some(tracker) = &mut tracker {
+                tracker.before_copy(pages)?;
+            }
+            for run in pages.chunk_by(|before, next| before.0 + 1 == next.0) {
+                self.take_run(run)
+                    .map_err(KvmError::call("write of a copy"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies consecutive pages, which may lie in slots that meet.
+    fn take_run(&mut self, run: &[PageNumber]) -> io::Result<()> {
+        let mut slot_at = 0u64;
+        for (slot, memory) in self.machine.memory() {
+            let inside: Vec<u64> = run
+                .iter()
+                .filter_map(|&page| slot.offset_of(page))
+                .collect();
+            if let Some(&first) = inside.first() {
+                let at = usize::try_from(first).map_err(io::Error::other)? * PAGE_BYTES;
+                let part = memory.subslice(at, inside.len() * PAGE_BYTES);
+                let part = part.map_err(io::Error::other)?;
+                self.file.seek(SeekFrom::Start(slot_at + at as u64))?;
+                self.file
+                    .write_all_volatile(&part)
+                    .map_err(io::Error::other)?;
+            }
+            slot_at += slot.len_bytes() as u64;
+        }
+        Ok(())
+    }
+
+    /// Counts pages that differ from the machine's, which stands still.
+    fn wrong_pages(&mut self) -> Result<u64, KvmError> {
+        self.compare().map_err(KvmError::call("read of a copy"))
+    }
+
+    fn compare(&mut self) -> io::Result<u64> {
+        use std::io::Read as _;
+        let (mut copied, mut held) = (vec![0; PAGE_BYTES * 64], vec![0; PAGE_BYTES * 64]);
+        let mut wrong = 0;
+        self.file.seek(SeekFrom::Start(0))?;
+        for (slot, memory) in self.machine.memory() {
+            let len_bytes = slot.len_bytes();
+            for at in (0..len_bytes).step_by(copied.len()) {
+                let bytes = (len_bytes - at).min(copied.len());
+                self.file.read_exact(&mut copied[..bytes])?;
+                let read = memory.read_slice(&mut held[..bytes], at);
+                read.map_err(io::Error::other)?;
+                let pages = copied[..bytes].chunks(PAGE_BYTES);
+                let pages = pages.zip(held[..bytes].chunks(PAGE_BYTES));
+                wrong += pages.filter(|(copied, held)| copied != held).count() as u64;
+            }
+        }
+        Ok(wrong)
+    }
+}

@@ -1,0 +1,67 @@
+//! Several VMs' records in the order of their times.
+
+use super::{Config, Machine, Outcome, Sink};
+use crate::record::Record;
+use crate::{PageLogError, RecordSource};
+
+/// A VM's records that are yet to come.
+struct Ahead<'a> {
+    source: &'a mut dyn RecordSource,
+    batch: Vec<Record>,
+    next: usize,
+}
+
+impl Ahead<'_> {
+    /// The next record; `None` at the end.
+    fn peek(&mut self) -> Result<Option<Record>, PageLogError> {
+        if self.next == self.batch.len() {
+            self.next = 0;
+            let more = self.source.next_batch(&mut self.batch);
+            // What came before a fault is no result of a whole run.
+            if !more? {
+                return Ok(None);
+            }
+        }
+        Ok(self.batch.get(self.next).copied())
+    }
+}
+
+/// Runs VMs, each by its records, to their ends under one host; VMs of equal time in their order.
+///
+/// # Errors
+///
+/// The first that a source gives; the sink has then got what came before.
+///
+/// # Panics
+///
+/// If the buffers have no entries, or a source gives a vCPU that its description does not have.
+pub fn run(
+    config: &Config,
+    sources: &mut [&mut dyn RecordSource],
+    sink: &mut dyn Sink,
+) -> Result<Outcome, PageLogError> {
+    let vcpus: Vec<u32> = sources.iter().map(|vm| vm.description().vcpus).collect();
+    let mut machine = Machine::new(config, &vcpus);
+    let ahead = |source| Ahead {
+        source,
+        batch: Vec::new(),
+        next: 0,
+    };
+    let mut vms: Vec<Ahead> = sources.iter_mut().map(|vm| ahead(&mut **vm)).collect();
+    loop {
+        let mut first = None;
+        for (number, vm) in vms.iter_mut().enumerate() {
+            if let Some(record) = vm.peek()? {
+                let time = machine.time_of(number, &record);
+                if first.is_none_or(|(earliest, _, _)| time < earliest) {
+                    first = Some((time, number, record));
+                }
+            }
+        }
+        let Some((_, number, record)) = first else {
+            return Ok(machine.finish(sink));
+        };
+        machine.push(number, &record, sink);
+        vms[number].next += 1;
+    }
+}
