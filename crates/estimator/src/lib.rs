@@ -12,6 +12,7 @@
 //! | [`CounterStacks`] | all references | the LRU curve from counts of distinct pages, and of any window | `counter_stacks` |
 //! | [`AverageFootprint`] | all references | the LRU curve from the footprint of all windows | `footprint` |
 //! | [`ScanFootprint`] | which pages were touched between scans | the same, with what scans leave open in its band | `footprint` |
+//! | [`FilteredLru`] | what passes the filters of processors | the LRU curve from the filters' size up, exactly | `filtered_lru` |
 //! | [`GhostLru`], [`GhostBuffer`] | what a memory evicts and misses | the curve from that memory's size up | `ghost` |
 //! | [`WindowLru`], [`WindowAet`] | a sample of pages, for a while | a [`Survival`], poolable, and from it the curve | `window` |
 //!
@@ -38,6 +39,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Working sets that need no curve (page logs, sampled pages, disk requests, shrinking) are in [`mod@working_set`].
+//!
 //! Not here: where references come from, and what is decided from a curve. No I/O.
 #![cfg_attr(
     test,
@@ -52,6 +55,7 @@ mod aet;
 mod bursts;
 mod counter_stacks;
 mod filter;
+mod filtered_lru;
 mod fixed_size;
 mod footprint;
 mod ghost;
@@ -75,6 +79,7 @@ mod sys;
 mod watch;
 mod window;
 mod witness;
+pub mod working_set;
 
 #[cfg(test)]
 mod naive;
@@ -86,6 +91,7 @@ pub use counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,
     StreamWriter,
 };
+pub use filtered_lru::FilteredLru;
 pub use fixed_size::FixedSizeShards;
 pub use footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint, ScanFootprint,

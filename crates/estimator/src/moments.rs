@@ -241,6 +241,15 @@ impl Moments {
         self.standing - 1 - deeper as usize
     }
 
+    /// Strikes out a moment that stands, taking none for it. Returns how many stand after it.
+    pub(crate) fn remove(&mut self, moment: usize) -> usize {
+        let before = sys::vectorised(Strike {
+            moments: self,
+            moment,
+        });
+        self.standing - before as usize
+    }
+
     /// Replaces each of `moments`, which stand, by the number of those before it.
     pub(crate) fn number<'a>(&self, moments: impl Iterator<Item = &'a mut u32>) {
         sys::vectorised(Number { row: self, moments });

@@ -1,0 +1,334 @@
+//! Page reference logging: the pages logged often, once their number stands still.
+//!
+//! A processor that logs every page walk names a page again and again as long as it is used. A page is *hot* when it was
+//! logged at least τ times. Hot pages are counted at the end of each step of μ seconds; when as many are hot as were ω
+//! steps before, all of the working set has been seen. Counts are never cleared, so the number of hot pages never falls.
+//!
+//! Source: \[PRL\] §4.4, with its τ = 50, ω = 4 steps (and μ = 30 s) as defaults; its text has "at least τ times" and
+//! "more than τ times" for one thing, ours is the first. Departs in two guards, without which real guests bend the rule:
+//!
+//! - *warm-up*: where a step is short against the time that a page takes to be logged τ times, the first hot pages are a
+//!   few of the timer's, and their number stands still long before the workload's pages are hot. So a number settles
+//!   only when it is a share `warm_up` of the pages logged within the last ω steps.
+//! - *tolerance*: pages of timers and of the kernel's bookkeeping reach τ one by one as long as a guest runs, and the
+//!   difference is never 0. So a change of up to a share `tolerance` of the hot pages is none.
+//!
+//! Cannot see: pages used from a TLB entry that never leaves it (as good as none: interval ends empty the TLB); a working set that
+//! shrinks or moves, which takes a new estimator; what was missed while a log was drained, unless it is logged again.
+//! Cost: O(1) a logged page; 24 bytes for each page ever logged.
+
+use std::num::{NonZeroU16, NonZeroU32};
+
+use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
+
+use super::settling::{Settled, Settling};
+use crate::hash::{PageMap, page_map};
+
+/// How [`Prl`] tells hot pages, and when it is sure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrlOptions {
+    /// τ: a page logged so many times is hot.
+    pub tau: NonZeroU32,
+    /// ω: steps that the number of hot pages must stand still.
+    pub omega: NonZeroU16,
+    /// Share, 0.0 to 1.0, of the pages logged within the last ω steps that must be hot before anything settles.
+    pub warm_up: f64,
+    /// Growth within ω steps, as a share of the hot pages, that counts as none; 0.0 is the paper's rule.
+    pub tolerance: f64,
+    /// ε: what the guest's kernel needs besides, \[PRL\] §4.4.
+    pub epsilon: PageCount,
+}
+
+impl Default for PrlOptions {
+    fn default() -> Self {
+        Self {
+            tau: const { NonZeroU32::new(50).unwrap() },
+            omega: const { NonZeroU16::new(4).unwrap() },
+            warm_up: 0.1,
+            tolerance: 0.001,
+            epsilon: PageCount(0),
+        }
+    }
+}
+
+/// What a step ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrlStep {
+    /// Pages that are hot.
+    pub hot: PageCount,
+    /// How many of them were not ω steps before; `None` in the first ω steps.
+    pub growth: Option<u64>,
+    /// Pages logged within the last ω steps, hot or not.
+    pub recent: PageCount,
+}
+
+/// The estimator.
+///
+/// ```
+/// use plimsoll_estimator::working_set::{Prl, PrlOptions};
+/// use plimsoll_flow::{PageCount, PageNumber};
+///
+/// let mut prl = Prl::new(PrlOptions::default());
+/// while prl.settled().is_none() {
+///     for _ in 0..10 {
+///         prl.log(&[7, 8, 9].map(PageNumber));
+///     }
+///     prl.end_interval();
+/// }
+/// assert_eq!(prl.working_set().size, PageCount(3));
+/// assert_eq!(prl.steps(), 9); // hot in the fifth, and four more that add nothing
+/// ```
+#[derive(Debug, Clone)]
+pub struct Prl {
+    options: PrlOptions,
+    pages: PageMap<Logged>,
+    hot: u64,
+    /// Pages by the step that logged them last: a ring of ω steps.
+    last_logged: Vec<u64>,
+    settling: Settling,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Logged {
+    /// Up to τ.
+    times: u32,
+    last_step: u64,
+}
+
+impl Prl {
+    /// Returns an estimator that has seen nothing.
+    #[must_use]
+    pub fn new(options: PrlOptions) -> Self {
+        Self {
+            options,
+            pages: page_map(),
+            hot: 0,
+            last_logged: vec![0; usize::from(options.omega.get())],
+            settling: Settling::new(options.omega, options.tolerance),
+        }
+    }
+
+    /// Pages were logged, in any order.
+    pub fn log(&mut self, pages: &[PageNumber]) {
+        let now = self.settling.steps();
+        let omega = self.last_logged.len() as u64;
+        for &page in pages {
+            let logged = self.pages.entry(page).or_insert_with(|| {
+                self.last_logged[slot(now, omega)] += 1;
+                Logged {
+                    times: 0,
+                    last_step: now,
+                }
+            });
+            if logged.last_step != now {
+                if now - logged.last_step < omega {
+                    self.last_logged[slot(logged.last_step, omega)] -= 1;
+                }
+                self.last_logged[slot(now, omega)] += 1;
+                logged.last_step = now;
+            }
+            if logged.times < self.options.tau.get() {
+                logged.times += 1;
+                self.hot += u64::from(logged.times == self.options.tau.get());
+            }
+        }
+    }
+
+    /// A step ends.
+    pub fn end_interval(&mut self) -> PrlStep {
+        let recent: u64 = self.last_logged.iter().sum();
+        let least = PageCount(recent).scaled(self.options.warm_up.max(0.0));
+        let growth = self.settling.step(self.hot, least.0);
+        // The slot of the step that begins held those of ω steps before.
+        let omega = self.last_logged.len() as u64;
+        self.last_logged[slot(self.settling.steps(), omega)] = 0;
+        PrlStep {
+            hot: PageCount(self.hot),
+            growth,
+            recent: PageCount(recent),
+        }
+    }
+
+    /// How many steps ended.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.settling.steps()
+    }
+
+    /// When the number of hot pages stood still first.
+    #[must_use]
+    pub fn settled(&self) -> Option<Settled> {
+        self.settling.settled()
+    }
+
+    /// Hot pages when their number settled, and ε. What is hot so far is the least there can be, before that.
+    #[must_use]
+    pub fn working_set(&self) -> WorkingSet {
+        let (hot, bound) = match self.settled() {
+            Some(settled) => (settled.size.0, WorkingSetBound::Estimate),
+            None => (self.hot, WorkingSetBound::AtLeast),
+        };
+        WorkingSet {
+            size: PageCount(hot.saturating_add(self.options.epsilon.0)),
+            bound,
+        }
+    }
+
+    /// How many pages were ever logged.
+    #[must_use]
+    pub fn distinct(&self) -> PageCount {
+        PageCount(self.pages.len() as u64)
+    }
+
+    /// Bytes of heap held now.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.pages.capacity() * size_of::<(PageNumber, Logged)>()
+            + self.last_logged.capacity() * size_of::<u64>()
+    }
+}
+
+/// Where a step's count stands in a ring of `omega`.
+fn slot(step: u64, omega: u64) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "below ω, of 16 bits")]
+    let slot = (step % omega) as usize;
+    slot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn options(tau: u32, omega: u16) -> PrlOptions {
+        PrlOptions {
+            tau: NonZeroU32::new(tau).unwrap(),
+            omega: NonZeroU16::new(omega).unwrap(),
+            ..PrlOptions::default()
+        }
+    }
+
+    /// The definition: all pages logged so far, counted at the end of each step.
+    fn naive(steps: &[Vec<u64>], options: &PrlOptions) -> (Vec<PrlStep>, Option<Settled>) {
+        let omega = usize::from(options.omega.get());
+        let tau = options.tau.get() as usize;
+        let mut told = Vec::new();
+        let mut settled = None;
+        for end in 1..=steps.len() {
+            let so_far = steps[..end].concat();
+            let times = |page: u64| so_far.iter().filter(|&&other| other == page).count();
+            let pages: BTreeSet<u64> = so_far.iter().copied().collect();
+            let hot = pages.iter().filter(|&&page| times(page) >= tau).count() as u64;
+            let recent: BTreeSet<u64> = steps[end.saturating_sub(omega)..end]
+                .concat()
+                .into_iter()
+                .collect();
+            let before = end.checked_sub(omega + 1);
+            let growth = before.map(|at| hot - told[at]);
+            let warm = hot >= (options.warm_up * recent.len() as f64) as u64;
+            let still =
+                growth.is_some_and(|growth| growth as f64 <= options.tolerance * hot as f64);
+            if hot > 0 && warm && still && settled.is_none() {
+                settled = Some(Settled {
+                    step: end as u64 - 1,
+                    size: PageCount(hot),
+                });
+            }
+            told.push(hot);
+        }
+        let steps = (1..=steps.len()).map(|end| PrlStep {
+            hot: PageCount(told[end - 1]),
+            growth: end
+                .checked_sub(omega + 1)
+                .map(|at| told[end - 1] - told[at]),
+            recent: PageCount(
+                steps[end.saturating_sub(omega)..end]
+                    .concat()
+                    .into_iter()
+                    .collect::<BTreeSet<_>>()
+                    .len() as u64,
+            ),
+        });
+        (steps.collect(), settled)
+    }
+
+    fn found(steps: &[Vec<u64>], options: PrlOptions) -> (Vec<PrlStep>, Option<Settled>) {
+        let mut prl = Prl::new(options);
+        let told = steps.iter().map(|pages| {
+            let pages: Vec<_> = pages.iter().copied().map(PageNumber).collect();
+            prl.log(&pages);
+            prl.end_interval()
+        });
+        (told.collect(), prl.settled())
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_counting_everything_anew_at_each_step(
+            steps in prop::collection::vec(prop::collection::vec(0_u64..30, 0..40), 1..30),
+            tau in 1_u32..8,
+            omega in 1_u16..6,
+            warm_up in prop_oneof![Just(0.0), Just(0.1), Just(0.7)],
+            tolerance in prop_oneof![Just(0.0), Just(0.001), Just(0.2)],
+        ) {
+            let options = PrlOptions { warm_up, tolerance, ..options(tau, omega) };
+            prop_assert_eq!(found(&steps, options), naive(&steps, &options));
+        }
+    }
+
+    #[test]
+    fn timer_pages_do_not_settle_before_the_array_is_hot() {
+        // Twelve pages of the kernel's are logged ten times a step; of an array, each page once.
+        let step: Vec<u64> = (0..120).map(|n| n % 12).chain(1_000..3_000).collect();
+        let steps = vec![step; 60];
+        let (_, settled) = found(&steps, options(50, 4));
+        assert_eq!(
+            settled,
+            Some(Settled {
+                step: 53,
+                size: PageCount(2_012)
+            })
+        );
+        let unguarded = PrlOptions {
+            warm_up: 0.0,
+            ..options(50, 4)
+        };
+        let settled = found(&steps, unguarded).1.unwrap();
+        assert_eq!((settled.step, settled.size), (8, PageCount(12)));
+    }
+
+    #[test]
+    fn pages_that_creep_past_tau_do_not_keep_it_from_settling() {
+        let steps: Vec<Vec<u64>> = (0..40)
+            .map(|step| {
+                let array = (0..20_000).chain(0..20_000);
+                // A new page of the kernel's becomes hot at each step.
+                array.chain([1_000_000 + step; 4]).collect()
+            })
+            .collect();
+        assert!(found(&steps, options(4, 4)).1.is_some());
+        let strict = PrlOptions {
+            tolerance: 0.0,
+            ..options(4, 4)
+        };
+        assert_eq!(found(&steps, strict).1, None);
+    }
+
+    #[test]
+    fn what_has_not_settled_is_a_lower_bound_and_epsilon_is_added() {
+        let mut prl = Prl::new(PrlOptions {
+            epsilon: PageCount(100),
+            ..options(1, 1)
+        });
+        prl.log(&[PageNumber(1), PageNumber(2)]);
+        prl.end_interval();
+        let expected = |bound| WorkingSet {
+            size: PageCount(102),
+            bound,
+        };
+        assert_eq!(prl.working_set(), expected(WorkingSetBound::AtLeast));
+        prl.end_interval();
+        assert_eq!(prl.working_set(), expected(WorkingSetBound::Estimate));
+    }
+}

@@ -1,0 +1,331 @@
+//! Zballoond's rule: shrink a VM until it misses what it gave up, and give that back.
+//!
+//! The guest's kernel counts the pages that it reads again after it evicted them (refaults of the page cache, swap-ins).
+//! While there are none, the VM has more than its working set. So its balloon starts at what its processes
+//! were promised (Committed_AS), grows in small steps while nothing is missed, and gives back what was missed
+//! when it is. The smallest size without a miss is the working set.
+//!
+//! Source: [Chiang13] as \[PRL\] §6 describes it; the numbers are ours where neither gives one. Departs in its end: it
+//! stops where Zballoond goes on following the guest.
+//! Cannot see: a page that is used less often than a step lasts; the working set of a guest that cannot be shrunk or has
+//! nowhere to evict to (without swap, memory of processes is never missed: the guest dies first. Set `floor` above what it
+//! needs to live).
+//! Cost: a step per 5 % between Committed_AS and the working set, and the misses at the end: it really takes the memory.
+
+use plimsoll_flow::{PageCount, WorkingSet, WorkingSetBound};
+
+/// How [`Refault`] goes down.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RefaultOptions {
+    /// Share of its size, above 0.0 and below 1.0, that the VM gives up in a step.
+    pub shrink: f64,
+    /// Refaults in a step that are none: a kernel never quite stops reading.
+    pub quiet: u64,
+    /// Steps to wait for a balloon that stands still on its way, before its place is taken for the end.
+    pub patience: u32,
+    /// The VM is never told a smaller size.
+    pub floor: PageCount,
+    /// Nor a larger one: all of its memory.
+    pub ceiling: PageCount,
+}
+
+impl RefaultOptions {
+    /// Returns the usual steps between two sizes.
+    #[must_use]
+    pub fn between(floor: PageCount, ceiling: PageCount) -> Self {
+        Self {
+            shrink: 0.05,
+            quiet: 0,
+            patience: 5,
+            floor: floor.min(ceiling),
+            ceiling,
+        }
+    }
+}
+
+/// How far a size told may be missed and still be reached, as a share of it: balloons move in blocks. Less than that is
+/// no movement either.
+const SLACK: f64 = 0.01;
+
+/// What was found at the end of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefaultObservation {
+    /// What the VM has now, by its balloon.
+    pub size: PageCount,
+    /// Pages read again since the observation before.
+    pub refaults: u64,
+    /// What its processes were promised, if the guest says.
+    pub committed: Option<PageCount>,
+}
+
+/// What [`Refault`] is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefaultPhase {
+    /// Nothing was observed yet.
+    Starting,
+    /// The VM gives up memory and misses nothing.
+    Shrinking,
+    /// It missed something and gets memory back.
+    Growing,
+    /// The working set is found; the VM has it.
+    Settled,
+}
+
+/// The rule, from one observation to the next target.
+///
+/// ```
+/// use plimsoll_estimator::working_set::{Refault, RefaultObservation, RefaultOptions};
+/// use plimsoll_flow::PageCount;
+///
+/// let mut rule = Refault::new(RefaultOptions::between(PageCount(1_000), PageCount(100_000)));
+/// let mut size = PageCount(100_000);
+/// while rule.working_set().is_none() {
+///     // A guest that reads again what it has less than 40 000 pages, and does what it is told.
+///     let refaults = 40_000_u64.saturating_sub(size.0);
+///     let committed = Some(PageCount(60_000));
+///     size = rule.step(RefaultObservation { size, refaults, committed });
+/// }
+/// let found = rule.working_set().unwrap().size.0;
+/// assert!((40_000..42_000).contains(&found), "{found}");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Refault {
+    options: RefaultOptions,
+    phase: RefaultPhase,
+    target: PageCount,
+    /// Where the balloon was last seen to move to, and for how many steps it has stood there short of its target.
+    moved_to: PageCount,
+    waited: u32,
+    steps: u32,
+    refaults: u64,
+    found: Option<WorkingSet>,
+}
+
+impl Refault {
+    /// Returns a rule that has seen nothing. Bounds the wrong way round are taken for the upper one.
+    #[must_use]
+    pub fn new(mut options: RefaultOptions) -> Self {
+        options.floor = options.floor.min(options.ceiling);
+        Self {
+            options,
+            phase: RefaultPhase::Starting,
+            target: options.ceiling,
+            moved_to: options.ceiling,
+            waited: 0,
+            steps: 0,
+            refaults: 0,
+            found: None,
+        }
+    }
+
+    /// Takes what a step ended with and returns the size that the VM is to have for the next one.
+    ///
+    /// What was counted before the first observation counts for nothing.
+    pub fn step(&mut self, seen: RefaultObservation) -> PageCount {
+        match self.phase {
+            RefaultPhase::Settled => return self.target,
+            RefaultPhase::Starting => {
+                self.phase = RefaultPhase::Shrinking;
+                return self.aim(seen.committed.unwrap_or(seen.size));
+            }
+            RefaultPhase::Shrinking | RefaultPhase::Growing => {}
+        }
+        self.steps += 1;
+        self.refaults = self.refaults.saturating_add(seen.refaults);
+        if seen.size.0.abs_diff(self.moved_to.0) > self.target.scaled(SLACK).0 {
+            self.moved_to = seen.size;
+            self.waited = 0;
+        }
+        if seen.refaults > self.options.quiet {
+            return self.grow(seen);
+        }
+        let reached = match self.phase {
+            RefaultPhase::Growing => seen.size >= self.target.scaled(1.0 - SLACK),
+            _ => seen.size <= self.target.scaled(1.0 + SLACK),
+        };
+        if !reached {
+            self.waited += 1;
+            if self.waited <= self.options.patience {
+                return self.target;
+            }
+        }
+        match self.phase {
+            RefaultPhase::Growing => self.settle(seen.size, WorkingSetBound::Estimate),
+            _ if !reached || self.target <= self.options.floor => {
+                self.settle(seen.size, WorkingSetBound::AtMost)
+            }
+            _ => {
+                let less = self.target.min(seen.size).scaled(1.0 - self.options.shrink);
+                self.aim(less)
+            }
+        }
+    }
+
+    /// Gives back what was missed, at least 1 %: the balloon would not notice less.
+    fn grow(&mut self, seen: RefaultObservation) -> PageCount {
+        let growing = self.phase == RefaultPhase::Growing;
+        let ceiling = self.options.ceiling;
+        if growing && seen.size >= ceiling.scaled(1.0 - SLACK) {
+            return self.settle(ceiling, WorkingSetBound::AtLeast);
+        }
+        let least = seen.size.scaled(SLACK).0.max(1);
+        let more = PageCount(seen.size.0.saturating_add(seen.refaults.max(least)));
+        if growing && seen.size < self.target.scaled(1.0 - SLACK) {
+            self.waited += 1;
+            if self.waited > self.options.patience {
+                return self.settle(seen.size, WorkingSetBound::AtLeast);
+            }
+            self.target = self.target.max(more.min(ceiling));
+            return self.target;
+        }
+        self.phase = RefaultPhase::Growing;
+        self.aim(more)
+    }
+
+    fn aim(&mut self, size: PageCount) -> PageCount {
+        self.target = size.clamp(self.options.floor, self.options.ceiling);
+        self.waited = 0;
+        self.target
+    }
+
+    fn settle(&mut self, size: PageCount, bound: WorkingSetBound) -> PageCount {
+        self.phase = RefaultPhase::Settled;
+        self.found = Some(WorkingSet { size, bound });
+        self.aim(size)
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn phase(&self) -> RefaultPhase {
+        self.phase
+    }
+
+    /// Steps taken after the first observation, until it settled.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// Pages that the guest read again in them.
+    #[must_use]
+    pub fn refaults(&self) -> u64 {
+        self.refaults
+    }
+
+    /// The working set, once it is found. An upper bound if the VM was never brought to miss anything, a lower one
+    /// if it misses pages with all of its memory.
+    #[must_use]
+    pub fn working_set(&self) -> Option<WorkingSet> {
+        self.found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A guest of the given need whose balloon goes at most `speed` pages a step.
+    fn run(options: RefaultOptions, need: u64, committed: Option<u64>, speed: u64) -> Refault {
+        let mut rule = Refault::new(options);
+        let mut size = options.ceiling.0;
+        for _ in 0..2_000 {
+            let target = rule.step(RefaultObservation {
+                size: PageCount(size),
+                refaults: need.saturating_sub(size),
+                committed: committed.map(PageCount),
+            });
+            if rule.working_set().is_some() {
+                return rule;
+            }
+            assert!((options.floor..=options.ceiling).contains(&target));
+            size = target
+                .0
+                .clamp(size.saturating_sub(speed), size.saturating_add(speed));
+        }
+        panic!("did not settle: {rule:?}");
+    }
+
+    fn options() -> RefaultOptions {
+        RefaultOptions::between(PageCount(2_000), PageCount(100_000))
+    }
+
+    #[test]
+    fn it_starts_at_what_was_committed_and_takes_five_percent_a_step() {
+        let mut rule = Refault::new(options());
+        let quiet = |size| RefaultObservation {
+            size,
+            refaults: 0,
+            committed: Some(PageCount(60_000)),
+        };
+        // Whatever was counted before means nothing.
+        let first = RefaultObservation {
+            refaults: 99,
+            ..quiet(PageCount(100_000))
+        };
+        assert_eq!(rule.step(first), PageCount(60_000));
+        assert_eq!(rule.step(quiet(PageCount(60_000))), PageCount(57_000));
+        assert_eq!(rule.step(quiet(PageCount(57_000))), PageCount(54_150));
+        // Not there yet: it waits.
+        assert_eq!(rule.step(quiet(PageCount(56_000))), PageCount(54_150));
+        assert_eq!(rule.steps(), 3);
+    }
+
+    #[test]
+    fn a_guest_that_never_misses_anything_has_an_upper_bound() {
+        let rule = run(options(), 0, None, u64::MAX);
+        let found = rule.working_set().unwrap();
+        assert_eq!(found.bound, WorkingSetBound::AtMost);
+        assert_eq!(found.size, PageCount(2_000));
+    }
+
+    #[test]
+    fn a_balloon_that_is_stuck_ends_it_where_it_is() {
+        let rule = run(options(), 0, Some(50_000), 0);
+        let found = rule.working_set().unwrap();
+        assert_eq!(found.bound, WorkingSetBound::AtMost);
+        assert_eq!(found.size, PageCount(100_000));
+        assert_eq!(rule.steps(), 6);
+    }
+
+    #[test]
+    fn a_guest_that_misses_with_all_its_memory_has_a_lower_bound() {
+        let rule = run(options(), 150_000, Some(90_000), u64::MAX);
+        let found = rule.working_set().unwrap();
+        assert_eq!(found.bound, WorkingSetBound::AtLeast);
+        assert_eq!(found.size, PageCount(100_000));
+    }
+
+    #[test]
+    fn a_guest_that_does_not_get_its_memory_back_has_a_lower_bound() {
+        let mut rule = Refault::new(options());
+        for _ in 0..20 {
+            rule.step(RefaultObservation {
+                size: PageCount(30_000),
+                refaults: 5_000,
+                committed: None,
+            });
+        }
+        let expected = WorkingSet {
+            size: PageCount(30_000),
+            bound: WorkingSetBound::AtLeast,
+        };
+        assert_eq!(rule.working_set(), Some(expected));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_is_within_a_step_of_the_need(
+            need in 4_000_u64..90_000,
+            committed in prop::option::of(1_000_u64..200_000),
+            speed in prop_oneof![Just(u64::MAX), 2_000_u64..20_000],
+        ) {
+            let rule = run(options(), need, committed, speed);
+            let found = rule.working_set().unwrap();
+            prop_assert_eq!(found.bound, WorkingSetBound::Estimate);
+            let size = found.size.0 as f64;
+            prop_assert!(size >= need as f64 * 0.98, "{size} of {need}");
+            prop_assert!(size <= need as f64 * 1.06 + 2.0, "{size} of {need}");
+        }
+    }
+}
