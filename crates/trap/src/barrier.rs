@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::ram::Presence;
+use crate::ram::{Mapped, Presence};
 use crate::sys::{self, AddressRange};
 use crate::userfault::Userfault;
 
@@ -71,11 +71,25 @@ impl RemotePageout {
             last: None,
         }
     }
+
+    /// Calls `visit` with the index, from 0, of each page of `range` that is mapped, and what the
+    /// page table says of it.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; `visit` has been called for the pages before.
+    pub(crate) fn for_each_mapped(
+        &mut self,
+        range: AddressRange,
+        visit: impl FnMut(u64, Mapped),
+    ) -> io::Result<()> {
+        self.presence.for_each_present(range, visit)
+    }
 }
 
 impl PageBarrier for RemotePageout {
     fn raise(&mut self, ranges: &[AddressRange]) -> io::Result<()> {
-        self.last = ranges.last().copied();
+        self.last = ranges.last().copied().or(self.last);
         let mut rest = ranges.to_vec();
         let mut rest = rest.as_mut_slice();
         while !rest.is_empty() {
@@ -99,7 +113,7 @@ impl PageBarrier for RemotePageout {
     }
 
     fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()> {
-        self.presence.for_each_present(range, visit)
+        self.presence.for_each_present(range, |page, _| visit(page))
     }
 
     fn leave_cpu(&mut self) {

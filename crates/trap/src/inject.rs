@@ -22,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::TrapError;
 use crate::sys::{self, Registers};
@@ -497,6 +498,18 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
         tv_nsec: 0,
     };
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
+}
+
+/// Whether the process behind a pidfd ends within the time an exit takes.
+pub fn ends_soon(pidfd: BorrowedFd<'_>) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < deadline {
+        if has_ended(pidfd) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A source: the references of a running VM's RAM, by traps set from outside.
+//! A source: the references of a running VM's RAM, by traps set from outside or by looking now and then.
 //!
 //! [`Tracer::attach`] takes a userfaultfd on the address space of an unmodified QEMU whose
 //! guest RAM is shared memory, and [`Tracer::run_period`] makes a sample of the RAM's pages inaccessible,
@@ -10,10 +10,15 @@
 //! hypervisor), in the sample (one group of pages in each stratum, `sample.rs`), and
 //! in the time budget that closes a period's window (`tracer.rs`).
 //!
+//! Three more ways of looking need no trap. [`PresenceScanner`] makes sampled pages absent and asks later which
+//! came back: cheaper by far, but what lies between two looks has no order. [`SampledPages`] does so
+//! once, with random pages, as ESX does. [`WriteScanner`] lists exactly the pages written between two scans.
+//!
 //! Cost: a trap takes 10 to 60 µs from the VM; [`measure_trap_cost`] says how much here.
 //!
 //! Not here: estimating curves, finding VMs, printing.
 
+mod absent;
 mod barrier;
 mod error;
 mod hot_set;
@@ -22,18 +27,25 @@ mod placement;
 mod ram;
 mod rate;
 mod sample;
+mod sampled_pages;
+mod scan;
+mod scan_control;
 mod sys;
 mod target;
 mod tracer;
 mod trial;
 mod userfault;
+mod write_scan;
 
 pub use barrier::{PageBarrier, RANGES_MAX, RemotePageout};
 pub use error::TrapError;
 pub use placement::HandlerCpu;
 pub use rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
+pub use sampled_pages::{SampledPages, SampledTouches};
+pub use scan::{PresenceScanner, SCANS_WANTED, Scan, ScanConfig, ScanCounts, ScanSink};
 pub use sys::AddressRange;
 pub use target::TraceTarget;
 pub use tracer::{Losses, PeriodReport, Sink, TraceConfig, Tracer};
-pub use trial::{TrapCost, measure_trap_cost};
+pub use trial::{TrapCost, measure_fault_cost, measure_trap_cost};
 pub use userfault::{Fault, Userfault};
+pub use write_scan::{WriteScan, WriteScanner};

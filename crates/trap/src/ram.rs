@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt as _};
 
 use plimsoll_flow::{PageNumber, RamMapping};
@@ -81,7 +81,10 @@ impl RamLayout {
     }
 
     /// The addresses of `pages`, one range for each mapping they lie in.
-    pub fn addresses(&self, pages: &PageRange) -> impl Iterator<Item = AddressRange> + '_ {
+    pub fn addresses<'layout>(
+        &'layout self,
+        pages: &PageRange,
+    ) -> impl Iterator<Item = AddressRange> + use<'layout> {
         let pages = pages.clone();
         self.regions.iter().filter_map(move |region| {
             let whole = region.pages();
@@ -190,6 +193,14 @@ impl Populated {
     }
 }
 
+/// What a process's page table says of a page that it has mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapped {
+    /// Whether the page is free of userfaultfd's write protection: it was written since it was
+    /// protected, or never was.
+    pub unprotected: bool,
+}
+
 /// Which pages a process has mapped at this moment, from its pagemap.
 #[derive(Debug)]
 pub struct Presence {
@@ -206,11 +217,16 @@ impl Presence {
         })
     }
 
+    /// The pagemap itself.
+    pub fn pagemap(&self) -> BorrowedFd<'_> {
+        self.pagemap.as_fd()
+    }
+
     /// Calls `visit` with the number of each page of `range` that is mapped, from 0.
     pub fn for_each_present(
         &mut self,
         range: AddressRange,
-        mut visit: impl FnMut(u64),
+        mut visit: impl FnMut(u64, Mapped),
     ) -> io::Result<()> {
         const ENTRY_BYTES: usize = 8;
         const CHUNK_PAGES: u64 = 8192;
@@ -222,9 +238,11 @@ impl Presence {
             let offset = (range.start / PAGE_BYTES + first) * ENTRY_BYTES as u64;
             self.pagemap.read_exact_at(&mut self.entries, offset)?;
             for (index, entry) in self.entries.chunks_exact(ENTRY_BYTES).enumerate() {
-                // Bit 63 of the little-endian entry: the page is mapped.
-                if entry[ENTRY_BYTES - 1] & 0x80 != 0 {
-                    visit(first + index as u64);
+                // Bit 63 of the little-endian entry: the page is mapped; bit 57: it is protected.
+                let flags = entry[ENTRY_BYTES - 1];
+                if flags & 0x80 != 0 {
+                    let unprotected = flags & 0x02 == 0;
+                    visit(first + index as u64, Mapped { unprotected });
                 }
             }
             first += count;

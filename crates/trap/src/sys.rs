@@ -1,4 +1,4 @@
-//! Every system call of this crate that Rust cannot check: userfaultfd, ptrace,
+//! Every system call of this crate that Rust cannot check: userfaultfd, ptrace, pagemap scans,
 //! `process_madvise`. One safe function each; layouts are asserted.
 #![allow(unsafe_code)]
 
@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A range of addresses in the process that is looked at, not in ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +44,46 @@ struct UffdioContinue {
     mapped: i64,
 }
 
-// As in <linux/userfaultfd.h>.
+#[repr(C)]
+struct UffdioWriteprotect {
+    range: AddressRange,
+    mode: u64,
+}
+
+/// A run of addresses that a pagemap scan found.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct PageRegion {
+    /// First address.
+    pub start: u64,
+    /// The address behind the last.
+    pub end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+struct PmScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+// As in <linux/userfaultfd.h> and <linux/fs.h>.
 const _: () = assert!(size_of::<UffdioApi>() == 24);
 const _: () = assert!(size_of::<UffdioRegister>() == 32);
 const _: () = assert!(size_of::<UffdioContinue>() == 32);
+const _: () = assert!(size_of::<UffdioWriteprotect>() == 24);
+const _: () = assert!(size_of::<PageRegion>() == 24);
+const _: () = assert!(size_of::<PmScanArg>() == 96);
 // `AddressRange` is handed to process_madvise as an array of iovec.
 const _: () = assert!(size_of::<AddressRange>() == size_of::<libc::iovec>());
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
@@ -56,12 +93,51 @@ const UFFDIO_API: libc::c_ulong = 0xC018_AA3F;
 const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xC018_AA06;
 const UFFDIO_CONTINUE: libc::c_ulong = 0xC020_AA07;
+const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
 /// Request to a userfaultfd device node for a new descriptor.
 pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 
 const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
+const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 const UFFDIO_REGISTER_MODE_MINOR: u64 = 1 << 2;
+const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
+const PM_SCAN_WP_MATCHING: u64 = 1;
+const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+
+/// What a userfaultfd is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UffdUse {
+    /// Accesses to pages that are in the page cache but not mapped wait for us.
+    Minor,
+    /// Writes to protected pages are noted in the page tables and go on.
+    AsyncWriteProtect,
+}
+
+impl UffdUse {
+    fn features(self) -> u64 {
+        match self {
+            Self::Minor => UFFD_FEATURE_MINOR_SHMEM,
+            Self::AsyncWriteProtect => {
+                UFFD_FEATURE_WP_ASYNC
+                    | UFFD_FEATURE_WP_UNPOPULATED
+                    | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+            }
+        }
+    }
+
+    fn mode(self) -> u64 {
+        match self {
+            Self::Minor => UFFDIO_REGISTER_MODE_MINOR,
+            Self::AsyncWriteProtect => UFFDIO_REGISTER_MODE_WP,
+        }
+    }
+}
 
 /// One message of a userfaultfd, in bytes.
 pub const UFFD_MESSAGE_BYTES: usize = 32;
@@ -89,11 +165,11 @@ pub fn userfaultfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Agrees with the kernel on the userfaultfd interface, with minor faults on shared memory.
-pub fn uffd_api(uffd: BorrowedFd<'_>) -> io::Result<()> {
+/// Agrees with the kernel on the userfaultfd interface, with what `purpose` needs of it.
+pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UffdUse) -> io::Result<()> {
     let mut api = UffdioApi {
         api: UFFD_API,
-        features: UFFD_FEATURE_MINOR_SHMEM,
+        features: purpose.features(),
         ioctls: 0,
     };
     // SAFETY: UFFDIO_API reads and writes the 24 bytes of `api`, which we borrow mutably.
@@ -101,13 +177,15 @@ pub fn uffd_api(uffd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets accesses in `range` whose page is in the page cache but not mapped wait for us.
-///
-/// `range` lies in the address space that `uffd` was opened on.
-pub fn uffd_register_minor(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+/// Puts `uffd` to its use on `range`, which lies in the address space that it was opened on.
+pub fn uffd_register(
+    uffd: BorrowedFd<'_>,
+    range: AddressRange,
+    purpose: UffdUse,
+) -> io::Result<()> {
     let mut register = UffdioRegister {
         range,
-        mode: UFFDIO_REGISTER_MODE_MINOR,
+        mode: purpose.mode(),
         ioctls: 0,
     };
     // SAFETY: UFFDIO_REGISTER reads and writes the 32 bytes of `register`, which we
@@ -128,6 +206,55 @@ pub fn uffd_wake(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
     // SAFETY: UFFDIO_WAKE only reads the 16 bytes of `range`.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE, &raw const range) })?;
     Ok(())
+}
+
+/// Write-protects `range`, whether its pages are there or not.
+pub fn uffd_write_protect(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+    let request = UffdioWriteprotect {
+        range,
+        mode: UFFDIO_WRITEPROTECT_MODE_WP,
+    };
+    // SAFETY: UFFDIO_WRITEPROTECT only reads the 24 bytes of `request`. It changes how writes
+    // to `range` are served, not what memory holds.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw const request) })?;
+    Ok(())
+}
+
+/// Lists the runs of `range` written since they were protected, and protects them again.
+///
+/// Returns how many of `regions` were filled, and the address up to which the kernel got: short
+/// of the end when `regions` was too small.
+///
+/// # Panics
+///
+/// If the kernel says that it filled more than there is room for.
+pub fn pagemap_scan_written(
+    pagemap: BorrowedFd<'_>,
+    range: AddressRange,
+    regions: &mut [PageRegion],
+) -> io::Result<(usize, u64)> {
+    let mut request = PmScanArg {
+        size: size_of::<PmScanArg>() as u64,
+        flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+        start: range.start,
+        end: range.start + range.len_bytes,
+        walk_end: 0,
+        regions: regions.as_mut_ptr().expose_provenance() as u64,
+        regions_len: regions.len() as u64,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: PAGE_IS_WRITTEN,
+        category_anyof_mask: 0,
+        return_mask: PAGE_IS_WRITTEN,
+    };
+    // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `request` and writes at most
+    // `regions_len` regions to `regions`, both borrowed mutably. A region holds only integers.
+    // What it changes in the other process is how writes are noted, not what memory holds.
+    let filled =
+        check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) })?;
+    let filled = usize::try_from(filled).map_err(io::Error::other)?;
+    assert!(filled <= regions.len(), "a scan keeps to its vector");
+    Ok((filled, request.walk_end))
 }
 
 /// Maps the page-cache pages of `range` and wakes whoever waits for them.
@@ -165,6 +292,28 @@ pub fn process_pageout(pidfd: BorrowedFd<'_>, ranges: &[AddressRange]) -> io::Re
         )
     };
     u64::try_from(advised).map_err(|_| io::Error::last_os_error())
+}
+
+/// CPU time that all threads of a process have had, exact to the moment.
+pub fn process_cpu_time(pid: u32) -> io::Result<Duration> {
+    let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
+    let (mut clock, mut time) = (
+        0,
+        libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+    );
+    // SAFETY: clock_getcpuclockid(3) writes one clock id to `clock`, which we borrow mutably.
+    let error = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    // SAFETY: clock_gettime(2) writes one timespec to `time`, which we borrow mutably.
+    check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
+    let seconds = u64::try_from(time.tv_sec).map_err(io::Error::other)?;
+    let nanoseconds = u64::try_from(time.tv_nsec).map_err(io::Error::other)?;
+    Ok(Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds))
 }
 
 /// The registers of a stopped thread.
@@ -370,6 +519,23 @@ impl SharedMemory {
     #[cfg(test)]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// It as the RAM of a VM, which is this process.
+    #[cfg(test)]
+    pub fn as_target(&self) -> crate::target::TraceTarget {
+        let AddressRange { start, len_bytes } = self.range();
+        crate::target::TraceTarget {
+            pid: std::process::id(),
+            ram: vec![plimsoll_flow::RamMapping {
+                address: start,
+                len_bytes,
+                file_offset_bytes: 0,
+                backing: plimsoll_flow::RamBacking::SharedMemfd,
+            }],
+            locked: false,
+            vcpu_threads: vec![],
+        }
     }
 
     /// The first word of a page, through which it can be read and written.

@@ -1,11 +1,16 @@
 //! What is traced, and whether it can be: the checks before anything is changed in a VM.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use plimsoll_flow::{RamBacking, RamMapping};
 
+use crate::barrier::RemotePageout;
 use crate::error::TrapError;
+use crate::inject::open_pidfd;
+use crate::ram::{Populated, Presence, RamLayout};
+use crate::sys::AddressRange;
 
 /// A VM as its tracer sees it: a process with guest RAM and vCPU threads.
 #[derive(Debug, Clone)]
@@ -20,7 +25,56 @@ pub struct TraceTarget {
     pub vcpu_threads: Vec<u32>,
 }
 
+/// What is needed to look at a VM's pages and to make them absent; nothing in the VM is changed.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    pub pidfd: OwnedFd,
+    pub layout: RamLayout,
+    pub populated: Populated,
+    pub barrier: RemotePageout,
+}
+
 impl TraceTarget {
+    /// Refuses what cannot be traced, and opens what shows its pages.
+    pub(crate) fn reach(&self) -> Result<Reached, TrapError> {
+        let pid = self.pid;
+        let pidfd = open_pidfd(pid)?;
+        self.check()?;
+        let layout = self.layout();
+        let denied = |what: String| move |source| TrapError::NoPrivilege { what, source };
+        let populated = Populated::open(pid, &layout, &self.ram)
+            .map_err(denied(format!("read /proc/{pid}/map_files")))?;
+        let presence = self.presence()?;
+        let barrier_pidfd = pidfd.try_clone().map_err(|source| TrapError::Call {
+            pid,
+            call: "dup()",
+            source,
+        })?;
+        Ok(Reached {
+            pidfd,
+            layout,
+            populated,
+            barrier: RemotePageout::new(barrier_pidfd, presence),
+        })
+    }
+
+    /// How its pages are numbered.
+    pub(crate) fn layout(&self) -> RamLayout {
+        RamLayout::new(self.ram.iter().map(|mapping| AddressRange {
+            start: mapping.address,
+            len_bytes: mapping.len_bytes,
+        }))
+    }
+
+    /// Opens its pagemap.
+    pub(crate) fn presence(&self) -> Result<Presence, TrapError> {
+        let pid = self.pid;
+        Presence::open(pid).map_err(|source| TrapError::NoPrivilege {
+            what: format!("read /proc/{pid}/pagemap"),
+            source,
+        })
+    }
+
     /// vCPUs whose time the budget is a share of.
     pub(crate) fn vcpus(&self) -> usize {
         self.vcpu_threads.len().max(1)
@@ -28,23 +82,33 @@ impl TraceTarget {
 
     /// Refuses what cannot be traced, without touching it.
     pub(crate) fn check(&self) -> Result<(), TrapError> {
-        if self.ram.is_empty() {
-            return Err(TrapError::NoRam { pid: self.pid });
-        }
-        for mapping in &self.ram {
-            match &mapping.backing {
-                RamBacking::SharedMemfd | RamBacking::SharedTmpfs => {}
-                backing => {
-                    return Err(TrapError::NotSharedMemory {
-                        backing: backing.clone(),
-                    });
-                }
-            }
-        }
+        let is_shared =
+            |backing: &_| matches!(backing, RamBacking::SharedMemfd | RamBacking::SharedTmpfs);
+        self.check_backing(is_shared)?;
         if self.locked {
             return Err(TrapError::Locked);
         }
         self.check_swap(Path::new("/"))
+    }
+
+    /// Refuses RAM whose writes cannot be noted: locked RAM and private memory can be watched so.
+    pub(crate) fn check_for_writes(&self) -> Result<(), TrapError> {
+        self.check_backing(|backing| {
+            let shared = matches!(backing, RamBacking::SharedMemfd | RamBacking::SharedTmpfs);
+            shared || *backing == RamBacking::Private
+        })
+    }
+
+    fn check_backing(&self, accepted: impl Fn(&RamBacking) -> bool) -> Result<(), TrapError> {
+        if self.ram.is_empty() {
+            return Err(TrapError::NoRam { pid: self.pid });
+        }
+        let refused = self.ram.iter().find(|mapping| !accepted(&mapping.backing));
+        refused.map_or(Ok(()), |mapping| {
+            Err(TrapError::NotSharedMemory {
+                backing: mapping.backing.clone(),
+            })
+        })
     }
 
     /// Refuses a VM that may swap; `root` is where proc and sys are looked for.

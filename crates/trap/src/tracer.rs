@@ -30,11 +30,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
 use crate::error::TrapError;
 use crate::hot_set::{HotSet, PageBits};
-use crate::inject::{has_ended, open_pidfd, take_userfaultfd};
+use crate::inject::{ends_soon, has_ended, take_userfaultfd};
 use crate::placement::{HandlerCpu, Placement};
-use crate::ram::{PAGE_BYTES, PageRange, Populated, Presence, RamLayout};
+use crate::ram::{PAGE_BYTES, PageRange, Populated, RamLayout};
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 use crate::sample::{Sample, mix};
+use crate::scan::ScanCounts;
 use crate::sys::AddressRange;
 use crate::target::TraceTarget;
 use crate::trial::{TrapCost, measure_trap_cost};
@@ -161,7 +162,8 @@ pub struct PeriodReport {
     pub window: Duration,
     /// T: one page in so many was watched.
     pub scale: u32,
-    /// Pages of the hot set in this period.
+    /// Pages of the hot set in this period; of a presence scan, those touched between two looks, which
+    /// hide what lies below alike.
     pub hot_set_pages: u32,
     /// Pages of the VM that hold something.
     pub populated_pages: u64,
@@ -169,7 +171,7 @@ pub struct PeriodReport {
     pub tracked_pages: u64,
     /// Watched pages that trapped at least once.
     pub distinct_pages: u64,
-    /// References recorded.
+    /// References recorded; of a presence scan, pages found touched, each by a fault of its own.
     pub traps: u64,
     /// Those of them that were writes.
     pub write_traps: u64,
@@ -189,6 +191,8 @@ pub struct PeriodReport {
     pub budget_ran_out: bool,
     /// What escaped.
     pub losses: Losses,
+    /// The looks of a presence scan; `None` of a tracer.
+    pub scans: Option<ScanCounts>,
 }
 
 /// A VM whose RAM is being traced. Dropped, it takes its traps with it.
@@ -251,49 +255,33 @@ impl Tracer<RemotePageout> {
     /// Every [`TrapError`]; the VM is left as it was.
     pub fn attach(target: &TraceTarget, config: TraceConfig) -> Result<Self, TrapError> {
         config.check()?;
-        let pidfd = open_pidfd(target.pid)?;
-        target.check()?;
+        let reached = target.reach()?;
         let trap_cost = measure_trap_cost(config.handler_cpu)?;
-        let layout = RamLayout::new(target.ram.iter().map(|mapping| AddressRange {
-            start: mapping.address,
-            len_bytes: mapping.len_bytes,
-        }));
-        let denied = |what: String| move |source| TrapError::NoPrivilege { what, source };
-        let pid = target.pid;
-        let populated = Populated::open(pid, &layout, &target.ram)
-            .map_err(denied(format!("read /proc/{pid}/map_files")))?;
-        let presence = Presence::open(pid).map_err(denied(format!("read /proc/{pid}/pagemap")))?;
-        let barrier_pidfd = pidfd.try_clone().map_err(|source| TrapError::Call {
-            pid,
-            call: "dup()",
-            source,
-        })?;
-        let uffd = take_userfaultfd(pid, pidfd.as_fd())?;
-        let userfault =
-            Userfault::register(uffd, layout.ranges()).map_err(|source| {
-                match source.raw_os_error() {
-                    Some(libc::EBUSY) => TrapError::UserfaultInUse,
-                    Some(libc::EINVAL) => TrapError::KernelTooOld {
-                        missing: "minor faults on shared memory",
-                        source,
-                    },
-                    _ => TrapError::Call {
-                        pid,
-                        call: "registering its RAM",
-                        source,
-                    },
-                }
-            })?;
-        let barrier = RemotePageout::new(barrier_pidfd, presence);
+        let uffd = take_userfaultfd(target.pid, reached.pidfd.as_fd())?;
+        let userfault = Userfault::register(uffd, reached.layout.ranges())
+            .map_err(register_error(target.pid, "minor faults on shared memory"))?;
         let parts = Parts {
-            pidfd,
-            layout,
-            populated,
+            pidfd: reached.pidfd,
+            layout: reached.layout,
+            populated: reached.populated,
             userfault,
-            barrier,
+            barrier: reached.barrier,
             trap_cost,
         };
         Ok(Self::assemble(target, config, parts))
+    }
+}
+
+/// What a userfaultfd that could not be put to its use means; `missing` is what an old kernel lacks.
+pub fn register_error(pid: u32, missing: &'static str) -> impl FnOnce(io::Error) -> TrapError {
+    move |source| match source.raw_os_error() {
+        Some(libc::EBUSY) => TrapError::UserfaultInUse,
+        Some(libc::EINVAL) => TrapError::KernelTooOld { missing, source },
+        _ => TrapError::Call {
+            pid,
+            call: "registering its RAM",
+            source,
+        },
     }
 }
 
@@ -376,7 +364,7 @@ impl<B: PageBarrier> Tracer<B> {
     /// The address space of an ending process fails in many ways before it is gone.
     fn gone_if_it_ends<T>(&self, result: Result<T, TrapError>) -> Result<T, TrapError> {
         match result {
-            Err(TrapError::Call { .. }) if self.ends_soon() => {
+            Err(TrapError::Call { .. }) if ends_soon(self.pidfd.as_fd()) => {
                 Err(TrapError::VmGone { pid: self.pid })
             }
             other => other,
@@ -438,6 +426,7 @@ impl<B: PageBarrier> Tracer<B> {
             overhead_ratio: taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64),
             budget_ran_out,
             losses: self.counts.losses,
+            scans: None,
         };
         self.periods += 1;
         self.adapt(&report);
@@ -801,7 +790,7 @@ impl<B: PageBarrier> Tracer<B> {
     /// which happens all the same, removes every trap.
     pub fn detach(self) -> Result<(), TrapError> {
         match self.userfault.unregister() {
-            Err(source) if !self.ends_soon() => Err(TrapError::Call {
+            Err(source) if !ends_soon(self.pidfd.as_fd()) => Err(TrapError::Call {
                 pid: self.pid,
                 call: "giving its RAM back",
                 source,
@@ -814,23 +803,11 @@ impl<B: PageBarrier> Tracer<B> {
         let pid = self.pid;
         move |source| TrapError::Call { pid, call, source }
     }
-
-    /// Whether the VM's process ends within the time an exit takes.
-    fn ends_soon(&self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < deadline {
-            if has_ended(self.pidfd.as_fd()) {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        false
-    }
 }
 
 /// CPU time of the calling thread: what it takes from a vCPU whose CPU it shares. Time in which
 /// the host ran something else is not the tracer's.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     // A CPU time is never negative.
     Duration::try_from(time).unwrap_or_default()
@@ -879,7 +856,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::ram::usize_of;
+    use crate::inject::open_pidfd;
+    use crate::ram::{Presence, usize_of};
     use crate::sys::{SharedMemory, userfaultfd};
 
     /// The barrier of a tracer inside its target: `MADV_DONTNEED` on our own memory.
@@ -903,7 +881,7 @@ mod tests {
             range: AddressRange,
             visit: &mut dyn FnMut(u64),
         ) -> io::Result<()> {
-            self.presence.for_each_present(range, visit)
+            self.presence.for_each_present(range, |page, _| visit(page))
         }
 
         fn lower(&mut self, userfault: &Userfault, range: AddressRange) -> io::Result<()> {

@@ -13,6 +13,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::absent::WINDOW_PAGES;
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::inject::open_pidfd;
@@ -134,6 +135,40 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
         whole,
         outside_handler: whole.saturating_sub(median(&mut inside)),
     })
+}
+
+/// Measures what an access costs that finds its page absent from the page table and in the page cache.
+///
+/// # Errors
+///
+/// As [`measure_trap_cost`].
+pub fn measure_fault_cost() -> Result<Duration, TrapError> {
+    let pid = std::process::id();
+    let failed = |call| move |source| TrapError::Call { pid, call, source };
+    let missing = |missing| move |source| TrapError::KernelTooOld { missing, source };
+    // One page in each window of fault-around, which one fault maps whole.
+    let window = WINDOW_PAGES as usize;
+    let memory = SharedMemory::new(PAGES * window).map_err(failed("memfd_create()"))?;
+    let presence = Presence::open(pid).map_err(missing("pagemap"))?;
+    let mut barrier = RemotePageout::new(open_pidfd(pid)?, presence);
+    barrier
+        .raise(&[memory.range()])
+        .map_err(missing("process_madvise(MADV_PAGEOUT)"))?;
+    let mut accessible = 0;
+    barrier
+        .for_each_down(memory.range(), &mut |_| accessible += 1)
+        .map_err(failed("reading pagemap"))?;
+    let tried = (PAGES * window) as u64;
+    if accessible * 2 > tried {
+        return Err(TrapError::StayedAccessible { tried, accessible });
+    }
+    let touch = |index: usize| {
+        let start = Instant::now();
+        memory.word(index * window).fetch_add(1, Ordering::Relaxed);
+        start.elapsed()
+    };
+    let mut faults: Vec<_> = (0..PAGES).map(touch).collect();
+    Ok(median(&mut faults))
 }
 
 fn median(durations: &mut [Duration]) -> Duration {

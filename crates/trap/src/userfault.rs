@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::ram::PAGE_BYTES;
-use crate::sys::{self, AddressRange, UFFD_MESSAGE_BYTES};
+use crate::sys::{self, AddressRange, UFFD_MESSAGE_BYTES, UffdUse};
 
 /// Messages taken by one read: more than a VM has CPUs that wait at once, as a rule.
 const MESSAGES: usize = 64;
@@ -18,7 +18,7 @@ pub struct Fault {
     pub write: bool,
 }
 
-/// A userfaultfd in minor mode on a process's shared memory.
+/// A userfaultfd on a process's memory: in minor mode, or for asynchronous write protection.
 #[derive(Debug)]
 pub struct Userfault {
     descriptor: OwnedFd,
@@ -38,13 +38,35 @@ impl Userfault {
         descriptor: OwnedFd,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> io::Result<Self> {
-        sys::uffd_api(descriptor.as_fd())?;
+        Self::register_for(UffdUse::Minor, descriptor, ranges)
+    }
+
+    /// Has writes to pages of `ranges` that are [protected](Self::write_protect) noted in the page
+    /// tables, without anybody waiting for them.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: EBUSY if another userfaultfd stands on a range, EINVAL if the kernel
+    /// cannot note writes (before Linux 6.7).
+    pub fn note_writes(
+        descriptor: OwnedFd,
+        ranges: impl IntoIterator<Item = AddressRange>,
+    ) -> io::Result<Self> {
+        Self::register_for(UffdUse::AsyncWriteProtect, descriptor, ranges)
+    }
+
+    fn register_for(
+        purpose: UffdUse,
+        descriptor: OwnedFd,
+        ranges: impl IntoIterator<Item = AddressRange>,
+    ) -> io::Result<Self> {
+        sys::uffd_api(descriptor.as_fd(), purpose)?;
         let mut userfault = Self {
             descriptor,
             registered: Vec::new(),
         };
         for range in ranges {
-            sys::uffd_register_minor(userfault.descriptor.as_fd(), range)?;
+            sys::uffd_register(userfault.descriptor.as_fd(), range, purpose)?;
             userfault.registered.push(range);
         }
         Ok(userfault)
@@ -101,6 +123,17 @@ impl Userfault {
             rest.len_bytes = rest.len_bytes.saturating_sub(passed_bytes);
         }
         Ok(())
+    }
+
+    /// Protects pages against writes, whether they are there or not; after [`note_writes`](Self::note_writes).
+    pub(crate) fn write_protect(&self, range: AddressRange) -> io::Result<()> {
+        loop {
+            match sys::uffd_write_protect(self.as_fd(), range) {
+                // The target's mappings are changing.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                done => return done,
+            }
+        }
     }
 
     fn wake(&self, range: AddressRange) -> io::Result<()> {
