@@ -13,6 +13,9 @@ use crate::Accelerator;
 /// RAM that QEMU gives a VM without `-m`, in bytes.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;
 
+/// The port that leads to an agent in the guest.
+const AGENT_PORT: &str = "org.qemu.guest_agent.0";
+
 /// What a QEMU command line says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommandLine {
@@ -28,6 +31,8 @@ pub struct CommandLine {
     pub qmp_socket: Option<PathBuf>,
     /// `-mem-path`: RAM of `-m` lies in files there.
     pub has_mem_path: bool,
+    /// Path of the Unix socket that leads to an agent in the guest, as given.
+    pub agent_socket: Option<PathBuf>,
     /// Paths of the Unix sockets that its character devices connect to or listen at, as given.
     pub sockets: Vec<PathBuf>,
 }
@@ -60,7 +65,7 @@ impl CommandLine {
     pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
         let mut line = Self::default();
         let mut sockets: Vec<(String, PathBuf)> = Vec::new();
-        let mut control = None;
+        let (mut control, mut agent) = (None, None);
         let mut arguments = arguments.iter().map(AsRef::as_ref).peekable();
         while let Some(argument) = arguments.next() {
             let Some(option) = argument.strip_prefix('-') else {
@@ -98,6 +103,7 @@ impl CommandLine {
                         sockets.push((id.into(), path.into()));
                     }
                 }
+                "device" => agent = agent.or(agent_chardev(value)),
                 "mon" if values.get("mode") == Some("control") => {
                     control = values
                         .get("chardev")
@@ -111,6 +117,10 @@ impl CommandLine {
         if let Some(control) = control {
             let socket = sockets.iter().find(|(id, _)| *id == control);
             line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path.clone()));
+        }
+        if let Some(agent) = agent {
+            let socket = sockets.iter().find(|(id, _)| *id == agent);
+            line.agent_socket = socket.map(|(_, path)| path.clone());
         }
         line.sockets = sockets.into_iter().map(|(_, path)| path).collect();
         line
@@ -215,6 +225,20 @@ fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     (bytes < 1 << 63).then_some(bytes)
 }
 
+/// The character device of a port for the guest's agent, from a `-device` argument in either form.
+fn agent_chardev(text: &str) -> Option<String> {
+    let (name, chardev) = if text.starts_with('{') {
+        let device: Value = serde_json::from_str(text).ok()?;
+        let word = |key: &str| Some(device[key].as_str()?.to_owned());
+        (word("name")?, word("chardev")?)
+    } else {
+        let values = Values::parse(text);
+        let word = |key| values.get(key).map(str::to_owned);
+        (word("name")?, word("chardev")?)
+    };
+    (name == AGENT_PORT).then_some(chardev)
+}
+
 /// A memory backend from an `-object` argument in either form.
 fn backend(text: &str) -> Option<RamBackend> {
     let (kind, size_bytes, huge_pages) = if text.starts_with('{') {
@@ -304,6 +328,7 @@ mod tests {
                 }],
                 qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
                 has_mem_path: false,
+                agent_socket: None,
                 sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
             }
         );
@@ -316,6 +341,20 @@ mod tests {
              -mon chardev=a,mode=readline -mon chardev=b,mode=control -monitor unix:/c,server",
         );
         assert_eq!(line.qmp_socket, Some("/b".into()));
+    }
+
+    #[test]
+    fn an_agents_socket_is_found_by_its_port() {
+        let sockets = "-chardev socket,id=a,path=/a -chardev socket,path=/b,id=b";
+        let line = parse(&format!(
+            "{sockets} -device virtserialport,chardev=a,name=org.other -device \
+             virtserialport,chardev=b,name=org.qemu.guest_agent.0"
+        ));
+        assert_eq!(line.agent_socket, Some("/b".into()));
+        let device = r#"{"driver":"virtserialport","chardev":"a","name":"org.qemu.guest_agent.0"}"#;
+        let line = parse(&format!("{sockets} -device {device}"));
+        assert_eq!(line.agent_socket, Some("/a".into()));
+        assert_eq!(parse(sockets).agent_socket, None);
     }
 
     #[test]
@@ -340,7 +379,7 @@ mod tests {
         #[test]
         fn no_line_makes_it_panic(
             arguments in prop::collection::vec(
-                "-(m|name|object|machine|accel|qmp|mon|chardev)|[a-z=,.0-9{}\":]{0,30}|.{0,10}", 0..12,
+                "-(m|name|object|machine|accel|qmp|mon|chardev|device)|[a-z=,.0-9{}\":]{0,30}|.{0,10}", 0..12,
             ),
         ) {
             let _ = CommandLine::parse(&arguments).ram();

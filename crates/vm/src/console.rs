@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use plimsoll_flow::PageCount;
 
+use crate::KernelMemory;
+
 /// A line of a guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsoleLine {
@@ -72,6 +74,8 @@ pub enum ConsoleEvent {
         /// What that word held.
         found: u64,
     },
+    /// What the guest's kernel says of its memory.
+    Memory(KernelMemory),
     /// The workload ended; every page of the array is now read once more.
     Audit {
         /// Pages in the array.
@@ -151,6 +155,14 @@ impl ConsoleEvent {
                 expected: keys.hexadecimal("expected")?,
                 found: keys.hexadecimal("found")?,
             },
+            "memory" => Self::Memory(KernelMemory {
+                committed_bytes: keys.number("committed_kib")?.checked_mul(1024)?,
+                available_bytes: keys.number("available_kib")?.checked_mul(1024)?,
+                swap_free_bytes: keys.number("swap_free_kib")?.checked_mul(1024)?,
+                refaulted_pages: keys.number("refaults")?,
+                swapped_in_pages: keys.number("swapped_in")?,
+                major_faults: keys.number("major_faults")?,
+            }),
             "audit" => Self::Audit {
                 pages: keys.pages()?,
             },
@@ -269,6 +281,19 @@ mod tests {
             }
         );
         assert_eq!(
+            read(
+                "plimsoll: memory committed_kib=4 available_kib=8 swap_free_kib=0 refaults=1 swapped_in=2 major_faults=3"
+            ),
+            ConsoleEvent::Memory(KernelMemory {
+                committed_bytes: 4096,
+                available_bytes: 8192,
+                swap_free_bytes: 0,
+                refaulted_pages: 1,
+                swapped_in_pages: 2,
+                major_faults: 3,
+            })
+        );
+        assert_eq!(
             read("plimsoll: audit pages=25600"),
             ConsoleEvent::Audit { pages }
         );
@@ -333,6 +358,7 @@ mod tests {
             "plimsoll: done",
             "plimsoll: done ops=1 ms=2",
             "plimsoll: result reads=1",
+            "plimsoll: memory committed_kib=18446744073709551615 available_kib=8 swap_free_kib=0 refaults=1 swapped_in=2 major_faults=3",
             "plimsoll: flushed upto=",
             "plimsoll: done ops=1 ms=2 mismatches=-1",
             "plimsoll: round ops=18446744073709551616",

@@ -123,6 +123,14 @@ pub enum VmError {
         /// QEMU's words.
         description: String,
     },
+    /// An agent in the guest did not do what it was asked; nothing was changed.
+    #[error("the guest's agent at {}: {what}", socket.display())]
+    Agent {
+        /// The socket that leads to it.
+        socket: PathBuf,
+        /// What went wrong, perhaps in its own words.
+        what: String,
+    },
     /// The image of our guests is not there.
     #[error("no guest image: {what}; run './dev setup' to make one")]
     NoImage {

@@ -21,8 +21,8 @@ use crate::{
     Accelerator, ConsoleEvent, ConsoleLine, Detection, GuestImage, QemuVm, Qmp, VmError, detect,
 };
 
-/// The emulator.
-const QEMU: &str = "qemu-system-x86_64";
+/// The emulator that guests run in.
+pub const QEMU: &str = "qemu-system-x86_64";
 /// Bytes kept of a console line; the workload's own have under 200.
 const LINE_BYTES_MAX: usize = 1024;
 /// Console lines kept until they are asked for: about two hours of a workload's.

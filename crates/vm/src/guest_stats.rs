@@ -40,6 +40,50 @@ pub struct GuestStats {
     pub huge_failures: Option<u64>,
 }
 
+/// What a guest's kernel says of its memory inside, in its `/proc`; counts since it booted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelMemory {
+    /// Memory that its processes were promised (`Committed_AS`).
+    pub committed_bytes: u64,
+    /// What could be had without swapping (`MemAvailable`).
+    pub available_bytes: u64,
+    /// What is free of its swap (`SwapFree`).
+    pub swap_free_bytes: u64,
+    /// Pages of files that were evicted and soon needed again (`workingset_refault_file`).
+    pub refaulted_pages: u64,
+    /// Pages read from its swap (`pswpin`).
+    pub swapped_in_pages: u64,
+    /// Page faults that needed the disk (`pgmajfault`).
+    pub major_faults: u64,
+}
+
+impl KernelMemory {
+    /// Reads the texts of `/proc/meminfo` and `/proc/vmstat`; `None` if a line is missing. A kernel that does not count
+    /// refaults, or has no swap, has none.
+    #[must_use]
+    pub fn of_proc(meminfo: &str, vmstat: &str) -> Option<Self> {
+        let value = |text: &str, name: &str| {
+            text.lines().find_map(|line| {
+                let mut words = line.split_ascii_whitespace();
+                let found = words.next()?.trim_end_matches(':') == name;
+                found.then(|| words.next()?.parse::<u64>().ok()).flatten()
+            })
+        };
+        let bytes = |name| value(meminfo, name)?.checked_mul(1024);
+        // Before Linux 5.9 there were refaults of files alone.
+        let refaults =
+            ["workingset_refault_file", "workingset_refault"].map(|name| value(vmstat, name));
+        Some(Self {
+            committed_bytes: bytes("Committed_AS")?,
+            available_bytes: bytes("MemAvailable")?,
+            swap_free_bytes: bytes("SwapFree").unwrap_or(0),
+            refaulted_pages: refaults[0].or(refaults[1]).unwrap_or(0),
+            swapped_in_pages: value(vmstat, "pswpin")?,
+            major_faults: value(vmstat, "pgmajfault")?,
+        })
+    }
+}
+
 impl GuestStats {
     /// Whether the guest has told nothing for longer than it should, or is not asked.
     #[must_use]
@@ -106,6 +150,25 @@ mod tests {
         assert_eq!(GuestStats::of_qmp(&json!({ "last-update": 0 })), Some(None));
         assert_eq!(GuestStats::of_qmp(&json!({ "stats": {} })), None);
         assert_eq!(GuestStats::of_qmp(&json!([])), None);
+    }
+
+    #[test]
+    fn a_kernels_own_words_are_read() {
+        let meminfo = "MemAvailable:   700 kB\nCommitted_AS:\t300 kB\nSwapFree: 8 kB\n";
+        let vmstat =
+            "workingset_refault_anon 2\nworkingset_refault_file 3\npswpin 4\npgmajfault 5\n";
+        let expected = KernelMemory {
+            committed_bytes: 300 << 10,
+            available_bytes: 700 << 10,
+            swap_free_bytes: 8 << 10,
+            refaulted_pages: 3,
+            swapped_in_pages: 4,
+            major_faults: 5,
+        };
+        assert_eq!(KernelMemory::of_proc(meminfo, vmstat), Some(expected));
+        assert_eq!(KernelMemory::of_proc(vmstat, meminfo), None);
+        let endless = format!("MemAvailable: 1\nCommitted_AS: {}\n", u64::MAX);
+        assert_eq!(KernelMemory::of_proc(&endless, vmstat), None);
     }
 
     #[test]

@@ -76,6 +76,39 @@ impl GuestImage {
         Self::prepare_for(&folder, config.kernel, modules)
     }
 
+    /// Takes a kernel by its file, and for it the initrd that `PLIMSOLL_GUEST_INITRD` names, else our workload: with the
+    /// modules in the folder `modules` beside the kernel if `modules` are wanted and there are any.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoImage`] if a part is missing; those of [`prepare`](Self::prepare).
+    pub fn for_kernel(kernel: &Path, modules: bool) -> Result<Self, VmError> {
+        if !kernel.is_file() {
+            return Err(missing(kernel));
+        }
+        let with = |initrd| Self {
+            kernel: kernel.to_owned(),
+            initrd,
+        };
+        if let Some(initrd) = named_by(INITRD_VARIABLE)? {
+            return Ok(with(initrd));
+        }
+        let folder = folder().ok_or_else(|| VmError::NoImage {
+            what: format!("no folder {FOLDER} lies above the current folder or this program"),
+        })?;
+        let init = folder.join("init");
+        let own = kernel.parent().unwrap_or(Path::new("."));
+        let beside = own.join(MODULES);
+        if modules && beside.join(ORDER).exists() {
+            let initrd = own.join("disks.cpio");
+            pack_if_older(&init, Some(&beside), &initrd)?;
+            return Ok(with(initrd));
+        }
+        let initrd = folder.join("initrd.cpio");
+        pack_if_older(&init, None, &initrd)?;
+        Ok(with(initrd))
+    }
+
     /// Takes the kernel `kernel` below `folder`, with modules or without.
     fn prepare_for(folder: &Path, kernel: GuestKernel, modules: bool) -> Result<Self, VmError> {
         let own = folder.join(kernel.series());

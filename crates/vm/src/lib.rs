@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod accelerator;
+mod agent;
 mod command_line;
 mod console;
 mod cpio;
@@ -26,12 +27,13 @@ mod process;
 mod qmp;
 
 pub use accelerator::{Accelerator, Detection, detect};
+pub use agent::GuestAgent;
 pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words};
 pub use console::{ConsoleEvent, ConsoleLine};
 pub use cpio::initrd;
 pub use error::VmError;
-pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
-pub use guest_stats::GuestStats;
+pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel, QEMU};
+pub use guest_stats::{GuestStats, KernelMemory};
 pub use image::GuestImage;
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};

@@ -41,6 +41,8 @@ pub struct QemuVm {
     pub vcpus: Vec<Vcpu>,
     /// Where its monitor listens, if it does so at a Unix socket known by path.
     pub qmp_socket: Option<PathBuf>,
+    /// Where an agent in the guest is spoken to, if at a Unix socket known by path.
+    pub agent_socket: Option<PathBuf>,
     /// Unix sockets that its character devices use: of its monitor, of daemons behind its devices.
     pub sockets: Vec<PathBuf>,
 }
@@ -72,6 +74,7 @@ impl QemuVm {
         let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
         let absolute = |socket: &PathBuf| folder.join(socket);
         let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
+        let agent_socket = command_line.agent_socket.as_ref().map(absolute);
         let sockets = command_line.sockets.iter().map(absolute).collect();
         let threads = process.threads()?;
         let mut vcpus: Vec<Vcpu> = threads.iter().filter_map(vcpu_of_thread).collect();
@@ -93,6 +96,7 @@ impl QemuVm {
             ram: guest_ram(&entries, &file_systems, &command_line),
             vcpus,
             qmp_socket,
+            agent_socket,
             sockets,
         })
     }

@@ -425,7 +425,7 @@ impl Qmp {
 
 /// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: those who wait for a monitor that
 /// is taken fill its queue, after which the next one would wait for ever.
-fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+pub(crate) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(
         AddressFamily::UNIX,

@@ -86,6 +86,11 @@ impl<'array> Pages<'array> {
         self.pages.len()
     }
 
+    /// Where the page at `index` of this part lies in the program's memory.
+    pub fn address(&self, index: usize) -> u64 {
+        self.pages[index].as_ptr().addr() as u64
+    }
+
     /// Signs every page with version 0.
     pub fn populate(&mut self) {
         for (index, page) in (self.first..).zip(self.pages.iter_mut()) {

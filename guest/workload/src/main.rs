@@ -21,6 +21,7 @@ mod disk;
 mod machine;
 mod run;
 mod settings;
+mod statistics;
 mod sys;
 
 use std::fmt::Display;
@@ -94,8 +95,12 @@ fn main() -> ExitCode {
 fn run(text: &str) -> Result<(), WorkloadError> {
     match Settings::parse(text)? {
         Job::Memory(settings) => {
+            disk::swap_for_memory(settings.swap)?;
             let cpus = machine::start_cpus()?;
             machine::check_memory(&settings)?;
+            if let Some(ms) = settings.memstat_ms {
+                statistics::tell_each(ms);
+            }
             run::run(&settings, cpus);
             Ok(())
         }

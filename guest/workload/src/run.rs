@@ -4,6 +4,8 @@
 //! phase to phase, keeps time and prints. The others follow at the end of
 //! their pass. What threads tell each other has one writer per word.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use crate::array::{Memory, Mismatch, PAGE_BYTES, Page, Pages};
 use crate::clock::Time;
 use crate::console::Line;
 use crate::settings::{End, Pattern, Phase, Settings, Work, Writes};
+use crate::sys::mark;
 
 /// Visits between two looks at the clock: about 0.1 ms of work.
 const BATCH_OPS: u64 = 256;
@@ -22,6 +25,14 @@ const ROUND_MS_MIN: u64 = 100;
 const ROUND_MS_MAX: u64 = 250;
 /// Mismatches of one thread told one by one; the others are counted.
 const MISMATCHES_TOLD: u64 = 16;
+/// The mark at which visits begin.
+const BEGIN: u8 = 1;
+/// The mark at which they have ended.
+const END: u8 = 2;
+/// Bytes that `/proc/self/pagemap` has for a page.
+const PAGEMAP_ENTRY_BYTES: usize = 8;
+/// Bits of such an entry that tell the page's frame.
+const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
 
 /// Runs the workload to its end, if it has one, on a machine of so many CPUs.
 pub fn run(settings: &Settings, cpus: usize) {
@@ -52,12 +63,14 @@ pub fn run(settings: &Settings, cpus: usize) {
 
 fn idle(end: End) {
     let start = Time::now();
+    mark::<BEGIN>();
     match end {
         End::After { ms } => thread::sleep(Duration::from_millis(ms)),
         End::Once | End::Never => loop {
             thread::sleep(Duration::from_secs(3600));
         },
     }
+    mark::<END>();
     print_done(0, start, 0);
 }
 
@@ -138,12 +151,14 @@ fn run_array(settings: &Settings, pattern: Pattern, plan: &Plan, pages: u64) {
         worker.pages.populate();
     }
     let start = Time::now();
+    tell_places(&workers[0].pages);
     Line::new("populated")
         .with("ms", start.ms_since(populate_start))
         .print();
 
     let lead = Lead::default();
     let tallies: Vec<Tally> = workers.iter().map(|_| Tally::default()).collect();
+    mark::<BEGIN>();
     thread::scope(|scope| {
         let (leader, followers) = workers.split_first_mut().expect("at least one thread");
         for (worker, tally) in followers.iter_mut().zip(&tallies[1..]) {
@@ -163,11 +178,31 @@ fn run_array(settings: &Settings, pattern: Pattern, plan: &Plan, pages: u64) {
         }
         .run(leader);
     });
+    mark::<END>();
 
     Line::new("audit").with("pages", pages).print();
     let wrong: u64 = workers.iter_mut().map(|worker| worker.audit()).sum();
     let (ops, mismatches) = totals(&tallies);
     print_done(ops, start, mismatches + wrong);
+}
+
+/// Tells which of the machine's page frames hold the first, the middle and the last page.
+///
+/// Without the right to know, the kernel says 0 and so does the line.
+fn tell_places(pages: &Pages) {
+    let frame_of = |index: usize| {
+        let mut entry = [0; PAGEMAP_ENTRY_BYTES];
+        let at = pages.address(index) / PAGE_BYTES as u64 * PAGEMAP_ENTRY_BYTES as u64;
+        let read =
+            File::open("/proc/self/pagemap").and_then(|map| map.read_exact_at(&mut entry, at));
+        read.map_or(0, |()| u64::from_le_bytes(entry) & PAGEMAP_FRAME)
+    };
+    let last = pages.len() - 1;
+    Line::new("placed")
+        .with("first", frame_of(0))
+        .with("middle", frame_of(last / 2))
+        .with("last", frame_of(last))
+        .print();
 }
 
 /// What draws the next page of a pass.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::array::{PAGE_BYTES, PAGE_WORDS, WORK_MIN};
 use crate::disk;
+use crate::disk::settings::Swap;
 
 /// Pages in a MiB.
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
@@ -95,6 +96,10 @@ pub struct Settings {
     pub words: usize,
     /// What all random numbers follow from.
     pub seed: u64,
+    /// Where the machine swaps to.
+    pub swap: Swap,
+    /// Time between two lines that tell of the machine's memory; `None`: there are none.
+    pub memstat_ms: Option<u64>,
 }
 
 /// Why the command line is no run. Each variant names the key without its prefix.
@@ -285,12 +290,15 @@ impl Settings {
             (None, _) => End::Never,
         };
         let seed = keys.number("seed", "a number of 64 bits", 0..=u64::MAX)?;
+        let memstat_ms = keys.number("memstat_ms", "1 to 2^32 milliseconds", 1..=1 << 32)?;
         let mut settings = Self {
             work,
             end,
             threads: 1,
             words: 8,
             seed: seed.unwrap_or(1),
+            swap: Swap::take(&mut keys)?,
+            memstat_ms,
             name,
         };
         if let Work::Array { phases, .. } = &settings.work {
@@ -395,7 +403,8 @@ mod tests {
     fn the_step_benchmark_is_as_large_as_its_largest_step() {
         let settings = Settings::parse(
             "console=ttyS0 quiet plimsoll.workload=steps plimsoll.steps_mib=32,96,32 \
-             plimsoll.step_ms=2000 plimsoll.write_ratio=0.5 plimsoll.seed=9\n",
+             plimsoll.step_ms=2000 plimsoll.write_ratio=0.5 plimsoll.seed=9 plimsoll.swap=zram \
+             plimsoll.swap_mib=64 plimsoll.memstat_ms=500\n",
         );
         let phase = |mib: u64| Phase {
             pages: mib * 256,
@@ -415,6 +424,8 @@ mod tests {
                 threads: 1,
                 words: 8,
                 seed: 9,
+                swap: Swap::Zram { mib: Some(64) },
+                memstat_ms: Some(500),
             }))
         );
     }

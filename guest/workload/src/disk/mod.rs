@@ -12,7 +12,7 @@ mod files;
 mod io;
 mod kernel_log;
 mod serve;
-mod settings;
+pub mod settings;
 mod setup;
 mod signed;
 mod stress;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 pub use settings::Settings;
-pub use setup::load_balloon;
+pub use setup::{load_balloon, swap_for_memory};
 
 use crate::WorkloadError;
 use crate::clock::Time;

@@ -194,6 +194,24 @@ pub enum Swap {
     Zram { mib: Option<u64> },
 }
 
+impl Swap {
+    /// Takes the keys of it.
+    pub fn take(keys: &mut Keys) -> Result<Self, SettingsError> {
+        let swap = keys.take("swap", "none, disk or zram", |value| match value {
+            "none" => Some(Self::None),
+            "disk" => Some(Self::Disk),
+            "zram" => Some(Self::Zram { mib: None }),
+            _ => None,
+        })?;
+        Ok(match swap.unwrap_or_default() {
+            Self::Zram { .. } => Self::Zram {
+                mib: keys.number("swap_mib", "1 to 2^20", 1..=1 << 20)?,
+            },
+            swap => swap,
+        })
+    }
+}
+
 /// Reads `0` or `1`.
 fn yes_or_no(value: &str) -> Option<bool> {
     match value {
@@ -277,18 +295,7 @@ fn machine(keys: &mut Keys) -> Result<Machine, SettingsError> {
             .strip_prefix("shared:")
             .map(|key| format!("shared {key}")),
     })?;
-    let swap = keys.take("swap", "none, disk or zram", |value| match value {
-        "none" => Some(Swap::None),
-        "disk" => Some(Swap::Disk),
-        "zram" => Some(Swap::Zram { mib: None }),
-        _ => None,
-    })?;
-    let swap = match swap.unwrap_or_default() {
-        Swap::Zram { .. } => Swap::Zram {
-            mib: keys.number("swap_mib", "1 to 2^20", 1..=1 << 20)?,
-        },
-        swap => swap,
-    };
+    let swap = Swap::take(keys)?;
     Ok(Machine {
         disk: keys.take("disk", "a device or serial", |value| {
             (!value.is_empty()).then(|| value.to_owned())

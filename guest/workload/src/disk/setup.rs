@@ -80,16 +80,7 @@ impl Ready {
         if crypt {
             modules.load("crypt", "")?;
         }
-        match machine.swap {
-            Swap::None => {}
-            Swap::Disk => swap_to(&Path::new("/dev").join(disk_with_serial(SWAP_SERIAL)?))?,
-            Swap::Zram { mib } => {
-                modules.load("zram", "")?;
-                let bytes = mib.map_or(memory_kib("MemTotal")? << 9, |mib| mib << 20);
-                write("/sys/block/zram0/disksize", &bytes.to_string())?;
-                swap_to(Path::new("/dev/zram0"))?;
-            }
-        }
+        start_swap(machine.swap, &modules)?;
         // What was loaded is copied; the files would only take memory.
         fs::remove_dir_all(MODULES).map_err(WorkloadError::during("removing the modules"))?;
         Line::new("result")
@@ -195,6 +186,37 @@ pub fn load_balloon() -> Result<(), WorkloadError> {
         return Ok(());
     }
     Modules::of(modules)?.load("balloon", "")
+}
+
+/// Swaps as a workload on memory asks for it; the machine must be ours alone.
+pub fn swap_for_memory(swap: Swap) -> Result<(), WorkloadError> {
+    if swap == Swap::None {
+        return Ok(());
+    }
+    if !crate::machine::is_init() {
+        return Err(WorkloadError::Lacking {
+            what: "swap is set up by a machine's init only".into(),
+        });
+    }
+    mount_at("/dev", "devtmpfs")?;
+    let modules = Modules::of(Path::new(MODULES))?;
+    if swap == Swap::Disk {
+        modules.load("disk", "")?;
+    }
+    start_swap(swap, &modules)
+}
+
+fn start_swap(swap: Swap, modules: &Modules) -> Result<(), WorkloadError> {
+    match swap {
+        Swap::None => Ok(()),
+        Swap::Disk => swap_to(&Path::new("/dev").join(disk_with_serial(SWAP_SERIAL)?)),
+        Swap::Zram { mib } => {
+            modules.load("zram", "")?;
+            let bytes = mib.map_or(memory_kib("MemTotal")? << 9, |mib| mib << 20);
+            write("/sys/block/zram0/disksize", &bytes.to_string())?;
+            swap_to(Path::new("/dev/zram0"))
+        }
+    }
 }
 
 /// Where the kernel shows the machine's devices.
