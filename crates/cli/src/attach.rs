@@ -10,13 +10,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet, WorkingSetBound};
-use plimsoll_trap::{HandlerCpu, PeriodReport, RateRule, SCALE_MAX, TraceConfig, TrapError};
+use plimsoll_trap::{
+    HandlerCpu, PeriodReport, RateRule, SCALE_MAX, ScanConfig, TraceConfig, TrapError,
+};
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
 use crate::bail_usage;
 use crate::curve_json::{CurveJson, SCHEMA};
-use crate::observe::{Curves, LiveEstimator, Observer, Period};
+use crate::observe::{Curves, LiveEstimator, Observer, Period, WatchConfig};
 use crate::output::{Format, OutputArgs};
 use crate::plot::{Axis, Chart, Marker, Series, Shade, Unit, grouped, svg_to_png};
 use crate::size::{ByteSize, Interval, Rate};
@@ -37,9 +39,9 @@ pub struct Args {
     vm: String,
     #[command(flatten)]
     tracing: TracingArgs,
-    /// By what the curve is made
-    #[arg(long, value_enum, default_value_t = LiveEstimator::Lru)]
-    estimator: LiveEstimator,
+    /// By what the curve of trapped references is made [default: lru]
+    #[arg(long, value_enum)]
+    estimator: Option<LiveEstimator>,
     /// Show AET and exact LRU side by side on the same references, with their distance
     #[arg(long)]
     compare: bool,
@@ -77,16 +79,22 @@ pub struct TracingArgs {
     /// How that share follows the VM
     #[arg(long, value_enum, default_value_t = Rule::Budget)]
     rate_rule: Rule,
-    /// Most pages of the hot set, which are left accessible after a trap
-    #[arg(long, default_value_t = 64, value_name = "PAGES")]
-    hot_set: u32,
-    /// Neighbouring pages that are sampled together
-    #[arg(long, default_value_t = 1, value_name = "PAGES")]
-    group: u32,
-    /// Watched pages that should trap in a period; fewer raise the rate
-    #[arg(long, default_value_t = 128, value_name = "PAGES")]
-    least_pages: u64,
-    /// Let the trap handler run on any CPU instead of the busiest vCPU's
+    /// With traps, most pages of the hot set, which are left accessible after a trap [default: 64]
+    #[arg(long, value_name = "PAGES")]
+    hot_set: Option<u32>,
+    /// With traps, neighbouring pages that are sampled together [default: 1]
+    #[arg(long, value_name = "PAGES")]
+    group: Option<u32>,
+    /// With traps, watched pages that should trap in a period; fewer raise the rate [default: 128]
+    #[arg(long, value_name = "PAGES")]
+    least_pages: Option<u64>,
+    /// With scans, CPU time of the VM from one to the next [default: as the VM needs]
+    #[arg(long, value_name = "TIME")]
+    scan_interval: Option<Interval>,
+    /// With scans, tell writes from reads
+    #[arg(long)]
+    writes: bool,
+    /// Let the trap handler, or the scanner, run on any CPU instead of the busiest vCPU's
     #[arg(long)]
     any_cpu: bool,
     /// Seed of the samples
@@ -99,6 +107,8 @@ pub struct TracingArgs {
 enum Backend {
     /// By traps: every reference in order
     Trap,
+    /// By presence scans: which pages were touched from one to the next; cheaper, and needs no userfaultfd
+    Scan,
 }
 
 /// How the share of pages that is watched follows the VM.
@@ -139,13 +149,65 @@ impl fmt::Display for Budget {
 }
 
 impl TracingArgs {
+    /// The settings of traps or scans, whichever were asked for.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`](crate::exit::UsageError) for a rate that no whole number of pages stands for, and for
+    /// what does not go with traps, or with scans.
+    pub fn watch(&self) -> anyhow::Result<WatchConfig> {
+        Ok(match self.backend {
+            Backend::Trap => WatchConfig::Traps(self.config()?),
+            Backend::Scan => WatchConfig::Scans(self.scan_config()?),
+        })
+    }
+
     /// The tracer's settings.
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](crate::exit::UsageError) for a rate that no whole number of pages stands for.
+    /// As [`watch`](Self::watch), and if scans were asked for.
     pub fn config(&self) -> anyhow::Result<TraceConfig> {
-        let Backend::Trap = self.backend;
+        if self.backend == Backend::Scan {
+            bail_usage!("--backend scan: this is measured with traps alone");
+        }
+        if self.scan_interval.is_some() || self.writes {
+            bail_usage!("--scan-interval and --writes go with --backend scan");
+        }
+        let default = TraceConfig::default();
+        Ok(TraceConfig {
+            period: self.period.get(),
+            budget: self.budget.0,
+            scale: self.scale()?,
+            rate_rule: self.rate_rule(),
+            hot_set_pages: self.hot_set.unwrap_or(default.hot_set_pages),
+            group_pages: self.group.unwrap_or(default.group_pages),
+            least_pages: self.least_pages.unwrap_or(default.least_pages),
+            seed: self.seed,
+            handler_cpu: self.handler_cpu(),
+        })
+    }
+
+    fn scan_config(&self) -> anyhow::Result<ScanConfig> {
+        if self.hot_set.is_some() || self.group.is_some() || self.least_pages.is_some() {
+            bail_usage!("--hot-set, --group and --least-pages go with --backend trap");
+        }
+        if matches!(self.rate_rule, Rule::Linear | Rule::Log) {
+            bail_usage!("--backend scan goes with --rate-rule budget or fixed");
+        }
+        Ok(ScanConfig {
+            period: self.period.get(),
+            budget: self.budget.0,
+            scale: self.scale()?,
+            rate_rule: self.rate_rule(),
+            interval: self.scan_interval.map(Interval::get),
+            writes: self.writes,
+            seed: self.seed,
+            handler_cpu: self.handler_cpu(),
+        })
+    }
+
+    fn scale(&self) -> anyhow::Result<u32> {
         let scale = (1.0 / self.rate.get()).round();
         if scale > f64::from(SCALE_MAX) {
             bail_usage!("--rate {}: the least is 1/{SCALE_MAX}", self.rate);
@@ -155,31 +217,30 @@ impl TracingArgs {
                 "--budget none leaves --rate-rule budget nothing to follow: add --rate-rule fixed"
             );
         }
-        Ok(TraceConfig {
-            period: self.period.get(),
-            budget: self.budget.0,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a rate is above 0 and at most 1, and SCALE_MAX was checked"
-            )]
-            scale: scale as u32,
-            rate_rule: match self.rate_rule {
-                Rule::Fixed => RateRule::Fixed,
-                Rule::Linear => RateRule::Linear,
-                Rule::Log => RateRule::Log,
-                Rule::Budget => RateRule::Budget,
-            },
-            hot_set_pages: self.hot_set,
-            group_pages: self.group,
-            least_pages: self.least_pages,
-            seed: self.seed,
-            handler_cpu: if self.any_cpu {
-                HandlerCpu::Any
-            } else {
-                HandlerCpu::Follow
-            },
-        })
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate is above 0 and at most 1, and SCALE_MAX was checked"
+        )]
+        let scale = scale as u32;
+        Ok(scale)
+    }
+
+    fn rate_rule(&self) -> RateRule {
+        match self.rate_rule {
+            Rule::Fixed => RateRule::Fixed,
+            Rule::Linear => RateRule::Linear,
+            Rule::Log => RateRule::Log,
+            Rule::Budget => RateRule::Budget,
+        }
+    }
+
+    fn handler_cpu(&self) -> HandlerCpu {
+        if self.any_cpu {
+            HandlerCpu::Any
+        } else {
+            HandlerCpu::Follow
+        }
     }
 }
 
@@ -207,7 +268,10 @@ pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 /// seen up to there is given.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
-    let config = args.tracing.config()?;
+    let config = args.tracing.watch()?;
+    if matches!(config, WatchConfig::Scans(_)) && (args.estimator.is_some() || args.compare) {
+        bail_usage!("--estimator and --compare go with --backend trap: scans have no order");
+    }
     let format = args.output.format();
     if (args.curve || args.heatmap.is_some()) && format != Format::Json {
         bail_usage!(
@@ -216,7 +280,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let stop = stop_flag()?;
     let vm = plimsoll_vm::find(&args.vm)?;
-    let mut observer = Observer::attach(&vm, config, args.estimator)?;
+    let mut observer = Observer::attach(&vm, config, args.estimator.unwrap_or_default())?;
     if let Some(window) = args.window {
         observer.reach_back(window.get());
     }
@@ -254,16 +318,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
         }
     };
-    let curves = observer.curves();
+    let (curve, curves) = (observer.curve(), observer.curves());
+    let compared = curves.as_ref().filter(|_| args.compare);
     match ended {
         // What was seen stands; there is nothing to detach from.
         Some(end) => eprintln!("plimsoll: {end}"),
         None => observer.detach()?,
     }
-    report.end(format, curves.as_ref(), rows)?;
+    report.end(format, curve.as_ref(), compared, rows)?;
     if picture {
-        let curves = curves.context("no page was used twice while the VM was traced: no curve")?;
-        let svg = report.chart(&curves).to_svg();
+        let curve = curve.context("no page was used twice while the VM was traced: no curve")?;
+        let svg = report.chart(&curve, compared).to_svg();
         let content = match format {
             Format::Png => svg_to_png(&svg, PNG_SCALE)?,
             _ => svg.into_bytes(),
@@ -285,6 +350,8 @@ struct Report<'a> {
 struct Totals {
     periods: u64,
     traps: u64,
+    /// Looks of a scanner.
+    scans: u64,
     rearmed_pages: u64,
     lost: u64,
     first_touches_unseen: u64,
@@ -301,6 +368,7 @@ impl Totals {
     fn add(&mut self, report: &PeriodReport) {
         self.periods += 1;
         self.traps += report.traps;
+        self.scans += report.scans.map_or(0, |scans| scans.count);
         self.rearmed_pages += report.rearmed_pages;
         self.lost += report.losses.lost();
         self.first_touches_unseen += report.losses.first_touches_unseen;
@@ -328,12 +396,20 @@ struct PeriodJson<'a> {
     window_seconds: f64,
     working_set_pages: Option<u64>,
     working_set_bound: Option<String>,
+    /// Between which sizes it lies with a confidence of 95 %.
+    working_set_low_pages: Option<u64>,
+    working_set_high_pages: Option<u64>,
     tracking_rate: f64,
+    /// Of scans: pages touched between two looks.
     hot_set_pages: u32,
     populated_pages: u64,
     tracked_pages: u64,
     distinct_pages: u64,
     traps: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scans: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scan_interval_seconds: Option<f64>,
     write_traps: u64,
     stray_traps: u64,
     rearmed_pages: u64,
@@ -410,22 +486,34 @@ impl Report<'_> {
                     size(self.ram()),
                     if vcpus == 1 { "" } else { "s" },
                 )?;
-                writeln!(
-                    rows,
-                    "A trap costs {:.0} µs on this host. Period {}, hot set up to {} pages, budget {}.\n",
-                    observer.tracer().trap_cost().whole.as_secs_f64() * 1e6,
-                    self.args.tracing.period,
-                    self.args.tracing.hot_set,
-                    self.args.tracing.budget,
-                )?;
-                let compare = if self.args.compare {
-                    "  AET-LRU MAE"
+                let tracing = &self.args.tracing;
+                let cost_us = observer.touch_cost().as_secs_f64() * 1e6;
+                let (period, budget) = (&tracing.period, &tracing.budget);
+                let (touches, more) = if tracing.backend == Backend::Scan {
+                    writeln!(
+                        rows,
+                        "A minor fault costs {cost_us:.1} µs on this host. Period {period}, budget {budget}.\n",
+                    )?;
+                    ("touches/s", "  interval")
                 } else {
-                    ""
+                    let hot_set = tracing
+                        .hot_set
+                        .unwrap_or(TraceConfig::default().hot_set_pages);
+                    writeln!(
+                        rows,
+                        "A trap costs {cost_us:.0} µs on this host. Period {period}, \
+                         hot set up to {hot_set} pages, budget {budget}.\n",
+                    )?;
+                    let compare = if self.args.compare {
+                        "  AET-LRU MAE"
+                    } else {
+                        ""
+                    };
+                    ("traps/s", compare)
                 };
                 writeln!(
                     rows,
-                    "period  working set    rate    tracked   traps/s  overhead  watched  lost{compare}"
+                    "period  working set    rate    tracked {touches:>9}  overhead  watched  lost{more}"
                 )?;
             }
         }
@@ -462,16 +550,19 @@ impl Report<'_> {
                 )?;
             }
             Format::Table | Format::Svg | Format::Png => {
-                let compare = match period.distance {
-                    Some(distance) if self.args.compare => {
+                let more = match (period.distance, report.scans) {
+                    (_, Some(scans)) => {
+                        format!("  {:>5.1} ms", scans.interval.as_secs_f64() * 1e3)
+                    }
+                    (Some(distance), _) if self.args.compare => {
                         format!("  {:>11.4}", distance.mean_absolute_error)
                     }
-                    None if self.args.compare => format!("  {:>11}", "-"),
+                    (None, _) if self.args.compare => format!("  {:>11}", "-"),
                     _ => String::new(),
                 };
                 writeln!(
                     rows,
-                    "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{compare}",
+                    "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{more}",
                     report.period,
                     working_set(period.working_set),
                     report.scale,
@@ -497,6 +588,13 @@ impl Report<'_> {
             window_seconds: report.window.as_secs_f64(),
             working_set_pages: period.working_set.map(|set| set.size.0),
             working_set_bound: period.working_set.map(|set| set.bound.to_string()),
+            working_set_low_pages: period.working_set_band.map(|(low, _)| low.0),
+            working_set_high_pages: period
+                .working_set_band
+                .and_then(|(_, high)| high)
+                .map(|size| size.0),
+            scans: report.scans.map(|scans| scans.count),
+            scan_interval_seconds: report.scans.map(|scans| scans.interval.as_secs_f64()),
             tracking_rate: 1.0 / f64::from(report.scale),
             hot_set_pages: report.hot_set_pages,
             populated_pages: report.populated_pages,
@@ -528,11 +626,10 @@ impl Report<'_> {
     fn end(
         &self,
         format: Format,
-        curves: Option<&Curves>,
+        chosen: Option<&MissRatioCurve>,
+        compared: Option<&Curves>,
         rows: &mut dyn Write,
     ) -> anyhow::Result<()> {
-        let chosen = curves.map(|curves| curves.by(self.args.estimator));
-        let compared = curves.filter(|_| self.args.compare);
         let distance = compared.and_then(Curves::distance);
         match format {
             Format::Csv => {}
@@ -579,19 +676,26 @@ impl Report<'_> {
     /// The stages' cost, [AET] §4.3.
     fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
         let totals = &self.totals;
+        let (seen, touches, again, looking) = if self.args.tracing.backend == Backend::Scan {
+            let scans = grouped(totals.scans as f64);
+            let seen = format!("{scans} scans, {} touches", grouped(totals.traps as f64));
+            (seen, "faults", "made absent", "scanning")
+        } else {
+            let seen = format!("{} traps", grouped(totals.traps as f64));
+            (seen, "traps", "re-armed", "re-arming")
+        };
         writeln!(
             rows,
-            "\n{} periods in {:.1} s: {} traps, {} pages re-armed, {} lost, {} first touches unseen.",
+            "\n{} periods in {:.1} s: {seen}, {} pages {again}, {} lost, {} first touches unseen.",
             totals.periods,
             totals.length.as_secs_f64(),
-            grouped(totals.traps as f64),
             grouped(totals.rearmed_pages as f64),
             grouped(totals.lost as f64),
             grouped(totals.first_touches_unseen as f64),
         )?;
         writeln!(
             rows,
-            "Time: traps {:.3} s, re-arming {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
+            "Time: {touches} {:.3} s, {looking} {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
             totals.trap_time.as_secs_f64(),
             totals.rearm_time.as_secs_f64(),
             totals.collect_time.as_secs_f64(),
@@ -612,8 +716,9 @@ impl Report<'_> {
         };
         writeln!(
             rows,
-            "\nCurve of {} references past the hot set:\n\n       size{heads}",
-            grouped(curve.references() as f64)
+            "\nCurve of {} {}:\n\n       size{heads}",
+            grouped(curve.references() as f64),
+            self.what_is_counted(),
         )?;
         for point in curve.thinned(POINTS_OF_TABLE).points() {
             match compared {
@@ -643,8 +748,15 @@ impl Report<'_> {
         }
     }
 
-    fn chart(&self, curves: &Curves) -> Chart {
-        let chosen = curves.by(self.args.estimator);
+    /// What the curve's ratios are shares of.
+    fn what_is_counted(&self) -> &'static str {
+        match self.args.tracing.backend {
+            Backend::Trap => "references past the hot set",
+            Backend::Scan => "touches seen by scans",
+        }
+    }
+
+    fn chart(&self, chosen: &MissRatioCurve, compared: Option<&Curves>) -> Chart {
         let last = chosen
             .points()
             .last()
@@ -652,13 +764,12 @@ impl Report<'_> {
         let bytes = |pages: PageCount| pages.to_bytes(PageSize::FOUR_KIB);
         let until = bytes(PageCount(last.0 + last.0 / 25 + 1));
         let of_curve = |name: &str, curve| Series::of_curve(name, curve, PageSize::FOUR_KIB, until);
-        let series = if self.args.compare {
-            vec![
+        let series = match compared {
+            Some(curves) => vec![
                 of_curve("exact LRU", &curves.lru),
                 of_curve("AET", &curves.aet),
-            ]
-        } else {
-            vec![of_curve("", chosen)]
+            ],
+            None => vec![of_curve("", chosen)],
         };
         let hidden = PageCount(self.totals.hidden_pages.unwrap_or_default());
         let markers = chosen.size_for(WorkingSet::MISS_RATIO).map(|set| Marker {
@@ -668,9 +779,10 @@ impl Report<'_> {
         Chart {
             title: format!("Miss-ratio curve of VM {}", self.vm.id),
             subtitle: format!(
-                "traced for {:.0} s from outside · {} references past the hot set · overhead {:.2} %",
+                "traced for {:.0} s from outside · {} {} · overhead {:.2} %",
                 self.totals.length.as_secs_f64(),
                 grouped(chosen.references() as f64),
+                self.what_is_counted(),
                 self.totals.overhead_ratio() * 100.0,
             ),
             x: Axis::new("Memory size", Unit::Bytes).up_to(until as f64),
@@ -678,7 +790,10 @@ impl Report<'_> {
             shades: vec![Shade {
                 from: 0.0,
                 to: bytes(hidden).min(until) as f64,
-                label: "hidden by the hot set".to_owned(),
+                label: match self.args.tracing.backend {
+                    Backend::Trap => "hidden by the hot set".to_owned(),
+                    Backend::Scan => "hidden between two scans".to_owned(),
+                },
             }],
             series,
             markers: markers.into_iter().collect(),

@@ -122,6 +122,28 @@ impl Subject {
         Ok(&self.console)
     }
 
+    /// Waits until the guest's workload has come to its end and the guest is gone, at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// As [`listen`](Self::listen), and that the time is over.
+    pub fn wait_for_end(&mut self, limit: Duration) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while !self.listen()?.is_done() {
+            anyhow::ensure!(
+                begin.elapsed() < limit,
+                "the guest's workload did not end within {limit:?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let gone = self.guest.wait(limit.saturating_sub(begin.elapsed()))?;
+        anyhow::ensure!(
+            gone.is_some(),
+            "the guest did not power off within {limit:?}"
+        );
+        Ok(())
+    }
+
     /// What the guest said up to the last [`listen`](Self::listen).
     #[must_use]
     pub fn heard(&self) -> &ConsoleLog {

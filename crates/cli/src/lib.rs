@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+pub mod baselines;
 pub mod demo;
 pub mod disk;
 pub mod disk_guest;
@@ -22,6 +23,7 @@ pub mod live;
 pub mod mrc;
 pub mod observe;
 pub mod output;
+pub mod page_log;
 pub mod plan;
 pub mod plot;
 pub mod progress_bar;
@@ -30,5 +32,6 @@ pub mod trace;
 pub mod trace_args;
 pub mod trio;
 pub mod watch;
+pub mod wss;
 
 pub use plimsoll_api::{curve_json, openmetrics, size};

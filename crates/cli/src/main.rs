@@ -11,7 +11,7 @@ use plimsoll::exit::{self, Output};
 use plimsoll::live::{
     apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif,
 };
-use plimsoll::{attach, demo, disk, doctor, generate, hcache, lab, mrc, plan, run, trace};
+use plimsoll::{attach, demo, disk, doctor, generate, hcache, lab, mrc, plan, run, trace, wss};
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
 const BACKEND: &str = "plimsoll-vhost-user-blk";
@@ -27,6 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Mrc(mrc::Args),
+    Wss(Box<wss::Args>),
     Trace(trace::Args),
     Attach(attach::Args),
     Disk(disk::Args),
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
     let mut out = Output::new(io::stdout().lock());
     let result = match &verb {
         Verb::Mrc(args) => mrc::run(args, &mut out),
+        Verb::Wss(args) => wss::run(args, &mut out),
         Verb::Trace(args) => trace::run(args, &mut out),
         Verb::Attach(args) => attach::run(args, &mut out),
         Verb::Disk(args) => disk::run(args, &mut out),

@@ -1,5 +1,7 @@
-//! A running VM under observation: its references, traced period by period, become curves
+//! A running VM under observation: its references, traced or scanned period by period, become curves
 //! and working sets. This is where source and estimator meet for the live verbs.
+
+mod scanned;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
@@ -9,11 +11,15 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_estimator::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 use plimsoll_flow::{
-    CurveDistance, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, VmId,
-    WorkingSet, WorkingSetBound,
+    CurveDistance, CurvePoint, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch,
+    VmId, WorkingSet, WorkingSetBound,
 };
-use plimsoll_trap::{PeriodReport, TraceConfig, TraceTarget, Tracer, TrapError};
+use plimsoll_trap::{
+    PeriodReport, PresenceScanner, Scan, ScanConfig, TraceConfig, TraceTarget, Tracer, TrapError,
+};
 use plimsoll_vm::QemuVm;
+
+use scanned::{MeanCurve, ScanWindow};
 
 /// By what a live curve is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -25,20 +31,59 @@ pub enum LiveEstimator {
     Aet,
 }
 
-/// A VM being traced, with what was seen of it so far.
+/// How a VM is watched.
+#[derive(Debug, Clone)]
+pub enum WatchConfig {
+    /// By traps.
+    Traps(TraceConfig),
+    /// By presence scans.
+    Scans(ScanConfig),
+}
+
+impl From<TraceConfig> for WatchConfig {
+    fn from(config: TraceConfig) -> Self {
+        Self::Traps(config)
+    }
+}
+
+/// A VM being watched, with what was seen of it so far.
 #[derive(Debug)]
 pub struct Observer {
     /// Name of the VM.
     pub vm: VmId,
+    watch: Watch,
+    /// How far back a period's curve reaches; `None`: to its own beginning.
+    window: Option<Duration>,
+    heat: Option<Heat>,
+}
+
+/// By what it is watched.
+#[derive(Debug)]
+enum Watch {
+    Traps(Box<Traps>),
+    Scans(Box<Scans>),
+}
+
+/// References in order, and what they showed.
+#[derive(Debug)]
+struct Traps {
     tracer: Tracer,
     estimator: LiveEstimator,
     lru: Whole<WindowLru>,
     aet: Whole<WindowAet>,
-    /// How far back a period's curve reaches; `None`: to its own beginning.
-    window: Option<Duration>,
-    /// What the periods within it showed by the chosen estimator, with their lengths in seconds.
+    /// What the periods within the window showed by the chosen estimator, with their lengths in seconds.
     recent: VecDeque<(Survival, f64)>,
-    heat: Option<Heat>,
+}
+
+/// Which pages were touched between looks, and what that showed.
+#[derive(Debug)]
+struct Scans {
+    scanner: PresenceScanner,
+    window: ScanWindow,
+    pooled: MeanCurve,
+    nothing: MeanCurve,
+    /// Curves of the periods within the window, with their lengths in seconds.
+    recent: VecDeque<(Option<MissRatioCurve>, f64)>,
 }
 
 /// Counts where in its RAM a VM is busy.
@@ -80,8 +125,11 @@ pub struct Period {
     pub working_set: Option<WorkingSet>,
     /// The period's curve by the chosen estimator; `None` if it saw no reuse.
     pub curve: Option<MissRatioCurve>,
-    /// How far AET and exact LRU lie apart on the period's references.
+    /// How far AET and exact LRU lie apart on the period's references; not known of scans.
     pub distance: Option<CurveDistance>,
+    /// Between which sizes the working set lies with a confidence of 95 %, by the band of the curve it was
+    /// read off; the upper one may not have been seen.
+    pub working_set_band: Option<(PageCount, Option<PageCount>)>,
     /// Pages used in each cell of the RAM, if that is counted.
     pub heat: Option<Vec<u32>>,
 }
@@ -132,35 +180,42 @@ pub fn even_sizes(first: PageCount, last: PageCount) -> impl Iterator<Item = Pag
 }
 
 impl Observer {
-    /// Attaches to a running VM.
+    /// Attaches to a running VM. The estimator is that of references in order: scans have their own.
     ///
     /// # Errors
     ///
     /// Why it cannot be traced, and what to do; the VM is as it was.
     pub fn attach(
         vm: &QemuVm,
-        config: TraceConfig,
+        config: impl Into<WatchConfig>,
         estimator: LiveEstimator,
     ) -> anyhow::Result<Self> {
-        let states = vm
-            .ram_states()
-            .with_context(|| format!("cannot look at VM {}", vm.id))?;
-        let target = TraceTarget {
-            pid: vm.pid,
-            ram: vm.ram.clone(),
-            locked: states.iter().any(|state| state.locked),
-            vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
+        let target = target_of(vm)?;
+        let cannot = || format!("cannot trace VM {}", vm.id);
+        let watch = match config.into() {
+            WatchConfig::Traps(config) => Watch::Traps(Box::new(Traps {
+                tracer: Tracer::attach(&target, config).with_context(cannot)?,
+                estimator,
+                lru: Whole::default(),
+                aet: Whole::default(),
+                recent: VecDeque::new(),
+            })),
+            WatchConfig::Scans(config) => {
+                let scanner = PresenceScanner::attach(&target, config).with_context(cannot)?;
+                let nothing = MeanCurve::new(PageCount(scanner.ram_pages()));
+                Watch::Scans(Box::new(Scans {
+                    scanner,
+                    window: ScanWindow::default(),
+                    pooled: nothing.clone(),
+                    nothing,
+                    recent: VecDeque::new(),
+                }))
+            }
         };
-        let tracer = Tracer::attach(&target, config)
-            .with_context(|| format!("cannot trace VM {}", vm.id))?;
         Ok(Self {
             vm: vm.id.clone(),
-            tracer,
-            estimator,
-            lru: Whole::default(),
-            aet: Whole::default(),
+            watch,
             window: None,
-            recent: VecDeque::new(),
             heat: None,
         })
     }
@@ -180,20 +235,86 @@ impl Observer {
         });
     }
 
-    /// The tracer.
+    /// What a touch that is noticed costs on this host: a trap, or a minor fault.
     #[must_use]
-    pub fn tracer(&self) -> &Tracer {
-        &self.tracer
+    pub fn touch_cost(&self) -> Duration {
+        match &self.watch {
+            Watch::Traps(traps) => traps.tracer.trap_cost().whole,
+            Watch::Scans(scans) => scans.scanner.fault_cost(),
+        }
     }
 
-    /// Traces one period.
+    /// Watches for one period.
     ///
     /// # Errors
     ///
-    /// As [`Tracer::run_period`]; what was seen up to there counts in [`curves`](Self::curves).
+    /// As [`Tracer::run_period`]; what was seen up to there counts in [`curve`](Self::curve).
     pub fn period(&mut self, stop: &AtomicBool) -> Result<Period, TrapError> {
-        let (lru, aet) = (&mut self.lru.window, &mut self.aet.window);
         let heat = &mut self.heat;
+        let mut period = match &mut self.watch {
+            Watch::Traps(traps) => traps.period(stop, heat, self.window)?,
+            Watch::Scans(scans) => scans.period(stop, heat, self.window)?,
+        };
+        period.heat = heat.as_mut().map(|heat| heat.take(period.report.scale));
+        Ok(period)
+    }
+
+    /// The curve of all periods so far, by the chosen estimator; `None` if no page was used twice.
+    #[must_use]
+    pub fn curve(&self) -> Option<MissRatioCurve> {
+        match &self.watch {
+            Watch::Traps(traps) => Some(traps.curves()?.by(traps.estimator).clone()),
+            Watch::Scans(scans) => scans.pooled.curve(),
+        }
+    }
+
+    /// The curves of all periods so far by both estimators; `None` if no page was used twice, and of scans.
+    #[must_use]
+    pub fn curves(&self) -> Option<Curves> {
+        match &self.watch {
+            Watch::Traps(traps) => traps.curves(),
+            Watch::Scans(_) => None,
+        }
+    }
+
+    /// Leaves the VM as it was and ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tracer::detach`].
+    pub fn detach(self) -> Result<(), TrapError> {
+        match self.watch {
+            Watch::Traps(traps) => traps.tracer.detach(),
+            Watch::Scans(scans) => scans.scanner.detach(),
+        }
+    }
+}
+
+/// A VM as its tracer sees it.
+///
+/// # Errors
+///
+/// Why its process cannot be looked at.
+pub fn target_of(vm: &QemuVm) -> anyhow::Result<TraceTarget> {
+    let states = vm
+        .ram_states()
+        .with_context(|| format!("cannot look at VM {}", vm.id))?;
+    Ok(TraceTarget {
+        pid: vm.pid,
+        ram: vm.ram.clone(),
+        locked: states.iter().any(|state| state.locked),
+        vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
+    })
+}
+
+impl Traps {
+    fn period(
+        &mut self,
+        stop: &AtomicBool,
+        heat: &mut Option<Heat>,
+        window: Option<Duration>,
+    ) -> Result<Period, TrapError> {
+        let (lru, aet) = (&mut self.lru.window, &mut self.aet.window);
         let report = self
             .tracer
             .run_period(stop, &mut |batch: &ReferenceBatch| {
@@ -218,35 +339,30 @@ impl Observer {
             .as_ref()
             .map(|curves| curves.by(self.estimator).clone());
         let working_set = working_set_of(&report, of_period.as_ref());
-        let curve = match self.window {
+        let working_set_band = of_period.as_ref().and_then(working_set_band);
+        let curve = match window {
             None => of_period,
             Some(window) => {
                 let chosen = match self.estimator {
                     LiveEstimator::Lru => resolved.0,
                     LiveEstimator::Aet => resolved.1,
                 };
-                self.recent.push_back((chosen, seconds));
-                self.recent_curve(window)
+                keep_recent(&mut self.recent, chosen, seconds, window);
+                self.recent_curve()
             }
         };
         Ok(Period {
             working_set,
+            working_set_band,
             distance: curves.as_ref().and_then(Curves::distance),
             curve,
-            heat: self.heat.as_mut().map(|heat| heat.take(report.scale)),
+            heat: None,
             report,
         })
     }
 
-    /// The curve of the newest periods that make up `window`, each counted by its length.
-    fn recent_curve(&mut self, window: Duration) -> Option<MissRatioCurve> {
-        let mut reach: f64 = self.recent.iter().map(|(_, seconds)| seconds).sum();
-        while let Some((_, oldest)) = self.recent.front()
-            && reach - oldest >= window.as_secs_f64()
-        {
-            reach -= oldest;
-            self.recent.pop_front();
-        }
+    /// The curve of the newest periods, each counted by its length.
+    fn recent_curve(&self) -> Option<MissRatioCurve> {
         let mut pooled = Survival::new();
         for (period, seconds) in &self.recent {
             pooled.merge(period, *seconds);
@@ -260,20 +376,94 @@ impl Observer {
         }
     }
 
-    /// The curves of all periods so far; `None` if no page was used twice.
-    #[must_use]
-    pub fn curves(&self) -> Option<Curves> {
+    fn curves(&self) -> Option<Curves> {
         curves(&self.lru.pooled, &self.aet.pooled)
     }
+}
 
-    /// Removes the traps and ends.
-    ///
-    /// # Errors
-    ///
-    /// As [`Tracer::detach`].
-    pub fn detach(self) -> Result<(), TrapError> {
-        self.tracer.detach()
+impl Scans {
+    fn period(
+        &mut self,
+        stop: &AtomicBool,
+        heat: &mut Option<Heat>,
+        window: Option<Duration>,
+    ) -> Result<Period, TrapError> {
+        let looks = &mut self.window;
+        let report = self.scanner.run_period(stop, &mut |scan: &Scan<'_>| {
+            let pages = scan.touched.pages();
+            looks.observe(pages);
+            if let Some(heat) = heat {
+                heat.used.extend(pages);
+            }
+        });
+        // What was seen of a period that failed is not whole.
+        let of_period = self
+            .window
+            .finish(report.as_ref().map_or(1, |report| u64::from(report.scale)));
+        let report = report?;
+        let seconds = report.length.as_secs_f64();
+        if let Some(curve) = &of_period {
+            self.pooled.add(curve, seconds);
+        }
+        let working_set = working_set_of_scans(&report, of_period.as_ref());
+        let working_set_band = of_period.as_ref().and_then(working_set_band);
+        let curve = match window {
+            None => of_period,
+            Some(window) => {
+                keep_recent(&mut self.recent, of_period, seconds, window);
+                let mut mean = self.nothing.clone();
+                for (curve, seconds) in &self.recent {
+                    curve.iter().for_each(|curve| mean.add(curve, *seconds));
+                }
+                mean.curve()
+            }
+        };
+        Ok(Period {
+            working_set,
+            working_set_band,
+            distance: None,
+            curve,
+            heat: None,
+            report,
+        })
     }
+}
+
+/// Appends a period and lets those go that `window` does not need.
+fn keep_recent<T>(recent: &mut VecDeque<(T, f64)>, newest: T, seconds: f64, window: Duration) {
+    recent.push_back((newest, seconds));
+    let mut reach: f64 = recent.iter().map(|(_, seconds)| seconds).sum();
+    while let Some((_, oldest)) = recent.front()
+        && reach - oldest >= window.as_secs_f64()
+    {
+        reach -= oldest;
+        recent.pop_front();
+    }
+}
+
+/// Between which sizes a curve's band falls to the miss ratio of a working set; `None` if no edge does.
+pub(crate) fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<PageCount>)> {
+    let first = |edge: fn(&CurvePoint) -> f64| {
+        let mut points = curve.points().iter();
+        let reached = points.find(|point| edge(point) <= WorkingSet::MISS_RATIO);
+        reached.map(|point| point.size)
+    };
+    Some((first(|point| point.low)?, first(|point| point.high)))
+}
+
+/// Reads the working set off the curve of a window of looks. What fits into what is touched between two of them
+/// is only known to fit.
+fn working_set_of_scans(
+    report: &PeriodReport,
+    curve: Option<&MissRatioCurve>,
+) -> Option<WorkingSet> {
+    let set = working_set(curve?);
+    let hidden = u64::from(report.hot_set_pages) * u64::from(report.scale);
+    let bound = match set.bound {
+        WorkingSetBound::Estimate if set.size.0 <= hidden => WorkingSetBound::AtMost,
+        bound => bound,
+    };
+    Some(WorkingSet { bound, ..set })
 }
 
 /// Reads the working set off a period's curve; without one, off the pages touched.

@@ -4,7 +4,7 @@
 //! To the command line of QEMU are added, in this order: memory that others can map, unless it has such; a
 //! `vhost-user-blk-pci` device for each disk and one for the control disk. The rest stays as it is. What the daemon
 //! keeps is in a folder of the VM's name, so that a daemon started anew, or a second run, finds writes that
-//! the first one had acknowledged.
+//! the first one had acknowledged. With `--page-log` comes the plugin that records an emulated machine's page walks.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,6 +27,7 @@ use crate::attach::stop_flag;
 use crate::bail_usage;
 use crate::disk::options::{DiskSpec, escaped};
 use crate::disk::serve::{CacheArgs, name, name_of};
+use crate::page_log::{PageLog, PageLogArgs, Recording};
 
 /// How often processes and signals are looked at.
 const TURN: Duration = Duration::from_millis(20);
@@ -57,6 +58,8 @@ pub struct Args {
     disk: Vec<DiskSpec>,
     #[command(flatten)]
     cache: CacheArgs,
+    #[command(flatten)]
+    page_log: PageLogArgs,
     /// QEMU and its arguments
     #[arg(last = true, required = true, value_name = "QEMU")]
     qemu: Vec<OsString>,
@@ -68,7 +71,10 @@ pub struct Args {
 ///
 /// A [`UsageError`](crate::exit::UsageError) for what does not go together, and why the daemon or QEMU cannot be started.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
-    let plan = Plan::new(args)?;
+    let mut plan = Plan::new(args)?;
+    let page_log = PageLog::prepare(&args.page_log, &args.qemu[0], &plan.line)?;
+    let logging = page_log.iter().flat_map(PageLog::arguments);
+    plan.added.extend(logging);
     let stop = stop_flag()?;
     let accelerator = accelerator(&plan.line);
     writeln!(
@@ -83,6 +89,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
         .args(&plan.added)
         .spawn()
         .with_context(|| format!("cannot run {}", args.qemu[0].display()))?;
+    let recording = page_log.map(PageLog::record);
     let mut told = false;
     let status = loop {
         if let Some(status) = qemu.try_wait()? {
@@ -97,8 +104,16 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
         }
         thread::sleep(TURN);
     };
+    let recorded = recording.map(Recording::end);
     if let Some(daemon) = daemon {
         daemon.end()?;
+    }
+    match recorded {
+        Some(Ok(recorded)) => writeln!(out, "{recorded}")?,
+        // QEMU has said why it did not start.
+        Some(Err(error)) if status.success() => return Err(error),
+        Some(Err(error)) => eprintln!("plimsoll run: {error:#}"),
+        None => {}
     }
     Ok(code(status))
 }

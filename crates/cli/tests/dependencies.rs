@@ -49,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-pagelog",
             "plimsoll-hcache",
             "plimsoll-ring",
             "plimsoll-disk",

@@ -84,11 +84,22 @@ pub enum Workflow {
     },
 }
 
+/// How a VM's RAM is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceBackend {
+    /// By traps: references in order.
+    Trap,
+    /// By presence scans: which pages were touched from one to the next.
+    Scan,
+}
+
 /// How the daemon's tracers work; see `plimsoll attach --help`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
     /// Whether VMs are traced.
     pub enabled: bool,
+    /// How their RAM is watched; by traps by default.
+    pub backend: TraceBackend,
     /// The program `plimsoll`; found beside the daemon by default.
     pub program: Option<PathBuf>,
     /// Length of a period; 5 s by default.
@@ -178,6 +189,7 @@ impl Default for Config {
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,
+                backend: TraceBackend::Trap,
                 program: None,
                 period: Duration::from_secs(5),
                 budget: 0.01,

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::clock::unix_ms;
-use crate::config::TraceSettings;
+use crate::config::{TraceBackend, TraceSettings};
 use crate::host::{Feed, Seen};
 
 /// Longest line of a tracer: a curve of a thousand points is a tenth of it.
@@ -115,12 +115,17 @@ impl Tracer {
 
     fn start(&mut self) -> io::Result<()> {
         let seconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
+        let backend = match self.settings.backend {
+            TraceBackend::Trap => "trap",
+            TraceBackend::Scan => "scan",
+        };
         let mut child = Command::new(&self.program)
             .args(["attach", &self.vm_pid.to_string(), "-o", "json", "--curve"])
             .args(["--window", &seconds(self.settings.window)])
             .args(["--period", &seconds(self.settings.period)])
             .args(["--budget", &self.settings.budget.to_string()])
             .args(["--heatmap", &HEAT_CELLS.to_string()])
+            .args(["--backend", backend])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -345,6 +350,7 @@ mod tests {
     fn settings() -> TraceSettings {
         TraceSettings {
             enabled: true,
+            backend: TraceBackend::Trap,
             program: None,
             period: Duration::from_secs(5),
             budget: 0.01,

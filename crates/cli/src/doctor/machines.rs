@@ -113,6 +113,7 @@ mod tests {
             ram: ram.collect(),
             vcpus: Vec::new(),
             qmp_socket: None,
+            agent_socket: None,
             sockets: Vec::new(),
         };
         let finding = describe(&vm, &[RamState::default(), state]);

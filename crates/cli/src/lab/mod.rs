@@ -8,8 +8,13 @@ mod disk;
 mod disk_right;
 mod disk_sizes;
 mod divide;
+mod epsilon;
+mod migration;
 mod overhead;
+mod scan;
 pub(crate) mod steps;
+mod truth;
+mod wss;
 
 use std::io::Write;
 
@@ -27,8 +32,13 @@ enum Experiment {
     Steps(steps::Args),
     Curves(curves::Args),
     Overhead(overhead::Args),
+    Scan(scan::Args),
     Disk(disk::Args),
     Divide(divide::Args),
+    Epsilon(epsilon::Args),
+    Wss(wss::Args),
+    Truth(truth::Args),
+    Migration(migration::Args),
 }
 
 /// Runs the experiment; `out` is standard output, or a buffer in tests.
@@ -41,8 +51,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Experiment::Steps(args) => steps::run(args, out),
         Experiment::Curves(args) => curves::run(args, out),
         Experiment::Overhead(args) => overhead::run(args, out),
+        Experiment::Scan(args) => scan::run(args, out),
         Experiment::Disk(args) => disk::run(args, out),
         Experiment::Divide(args) => divide::run(args, out),
+        Experiment::Epsilon(args) => epsilon::run(args, out),
+        Experiment::Wss(args) => wss::run(args, out),
+        Experiment::Truth(args) => truth::run(args, out),
+        Experiment::Migration(args) => migration::run(args, out),
     }
 }
 

@@ -12,11 +12,11 @@
 #[path = "../../tests/live_verbs/host.rs"]
 mod example;
 
-mod columns;
+pub(crate) mod columns;
 mod curve;
 mod daemon;
 mod decisions;
-mod words;
+pub(crate) mod words;
 
 pub mod apply;
 pub mod explain;

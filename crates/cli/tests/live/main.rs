@@ -5,7 +5,9 @@
 //! itself. They run one test at a time, whatever the number of test threads.
 #![forbid(unsafe_code)]
 
+mod baselines;
 mod endings;
 mod findings;
 mod refusals;
 mod rig;
+mod scans;

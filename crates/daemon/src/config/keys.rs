@@ -9,7 +9,7 @@ use plimsoll_api::decision::Mode;
 use plimsoll_policy::{Policy, Search};
 
 use super::source::{File, Table, Value};
-use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
+use super::{Config, ConfigError, TcpSettings, TlsSettings, TraceBackend, VmRule, Workflow};
 
 const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
@@ -249,10 +249,16 @@ impl<'a> Draft<'a> {
     }
 
     fn trace(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["enabled", "program", "period", "budget", "window"])?;
+        table.only(&[
+            "enabled", "backend", "program", "period", "budget", "window",
+        ])?;
         let trace = &mut self.config.trace;
         if let Some(value) = table.get("enabled") {
             trace.enabled = value.bool()?;
+        }
+        if let Some(value) = table.get("backend") {
+            let backends = [("trap", TraceBackend::Trap), ("scan", TraceBackend::Scan)];
+            trace.backend = value.choice(&backends)?;
         }
         if let Some(value) = table.get("program") {
             trace.program = if value.is("auto") {

@@ -35,7 +35,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 39, "{in_force}");
+    assert_eq!(keys, 40, "{in_force}");
 }
 
 #[test]
@@ -66,6 +66,7 @@ fn every_key_is_taken() {
         every = "12h"
         [trace]
         enabled = false
+        backend = "scan"
         program = "/opt/plimsoll"
         period = "500ms"
         budget = "2%"
@@ -123,6 +124,7 @@ fn every_key_is_taken() {
         },
         trace: TraceSettings {
             enabled: false,
+            backend: TraceBackend::Scan,
             program: Some("/opt/plimsoll".into()),
             period: Duration::from_millis(500),
             budget: 0.02,

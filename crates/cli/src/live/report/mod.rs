@@ -1,5 +1,6 @@
 //! `plimsoll report`: figures of one VM or of all, for a reader, a program or a paper.
 
+mod compare;
 mod heatmap;
 mod mrc;
 mod overhead;

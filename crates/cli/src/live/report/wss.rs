@@ -1,4 +1,4 @@
-//! `plimsoll report wss`: working sets over time.
+//! `plimsoll report wss`: working sets over time, or one VM's by every way there is.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use plimsoll_api::vm::{HistoryView, Sample};
 
 use super::super::columns::{Columns, Side, csv};
 use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
-use super::OfVm;
+use super::{OfVm, compare};
 use crate::hcache::table::printable;
 use crate::output::{Format, OutputArgs};
 use crate::plot::{Axis, Chart, Look, Series, Unit, svg_to_png};
@@ -17,7 +17,7 @@ use crate::size::Interval;
 const TABLE_POINTS: u16 = 24;
 const POINTS: u16 = 500;
 
-/// Working sets over time, beside what the VMs had and missed.
+/// Working sets over time, beside what the VMs had and missed; or one VM's, by every way there is.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -28,6 +28,11 @@ pub struct Args {
     /// Most moments of each VM, at most 2000 [default: 24 in a table, else 500]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     points: Option<u16>,
+    /// Ask the VM itself now, by every way there is, without the daemon: what each finds, costs and takes
+    #[arg(long, requires = "vm", conflicts_with_all = ["since", "points", "socket"])]
+    compare: bool,
+    #[command(flatten)]
+    how: compare::HowArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -36,6 +41,9 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let format = args.output.format();
+    if let (true, Some(vm)) = (args.compare, &args.of.vm) {
+        return compare::run(vm, &args.how, &args.output, out);
+    }
     let daemon = args.of.daemon()?;
     let now_unix_ms = daemon.host()?.now_unix_ms;
     let since_ms = u64::try_from(args.since.get().as_millis()).unwrap_or(u64::MAX);

@@ -1,0 +1,159 @@
+//! What others recorded of the VM: the daemon under its disk, and the page log of its emulator.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Parser as _;
+use plimsoll_api::disk_admin;
+use plimsoll_flow::WorkingSet;
+use serde::Deserialize;
+
+use super::{Answer, Found, Subject, Way};
+use crate::wss;
+
+/// The admin socket of a disk daemon beside its disks' sockets.
+const ADMIN_SOCKET: &str = "admin.sock";
+/// Longest wait for an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Guest memory and the ghosts behind it, at which 5 % of the disk's reads would be left.
+///
+/// The daemon's own cache stands in place of the original's guesses: it is told of evictions, or infers them, and keeps ghosts of what
+/// was evicted.
+pub(super) fn geiger(subject: &Subject<'_>) -> Answer {
+    let way = Way {
+        estimator: "Geiger",
+        sees: "evictions and reads at the VM's disk",
+        whole_vm: true,
+    };
+    subject.go(way, |answer| {
+        let socket = subject
+            .options
+            .disk
+            .clone()
+            .or_else(|| admin_socket(subject))
+            .context("no disk of the VM is served by `plimsoll disk serve`, or its daemon has no admin socket (--disk)")?;
+        let curve = disk_admin::curve(&socket, ANSWER_MAX)?
+            .context("the daemon under its disk has no curve yet: it needs reads")?;
+        let reached = curve
+            .points
+            .iter()
+            .find(|point| point.miss_ratio <= WorkingSet::MISS_RATIO);
+        let last = curve.points.last().context("the curve is empty")?;
+        let bytes = |pages: u64| pages.saturating_mul(curve.page_bytes);
+        answer.working_set = Some(match reached {
+            Some(point) => Found::new(bytes(point.size_pages)),
+            None => Found::new(bytes(last.size_pages)).bound("at_least"),
+        });
+        answer.note = Some(format!("{} reads", curve.references));
+        Ok(())
+    })
+}
+
+/// The admin socket beside those that the VM's devices use, if it is the same user's.
+fn admin_socket(subject: &Subject<'_>) -> Option<PathBuf> {
+    let owner = std::fs::metadata(format!("/proc/{}", subject.vm.pid))
+        .ok()?
+        .uid();
+    let folders = subject
+        .vm
+        .sockets
+        .iter()
+        .filter_map(|socket| socket.parent());
+    folders
+        .map(|folder| folder.join(ADMIN_SOCKET))
+        .find(|path| {
+            std::fs::symlink_metadata(path)
+                .is_ok_and(|there| there.file_type().is_socket() && there.uid() == owner)
+        })
+}
+
+/// Pages logged often by page reference logging.
+pub(super) fn prl(subject: &Subject<'_>) -> Answer {
+    let way = Way {
+        estimator: "PRL",
+        sees: "every page walk of the emulated machine",
+        whole_vm: false,
+    };
+    subject.go(way, |answer| logged(subject, "prl", answer))
+}
+
+/// Pages logged by page modification logging.
+pub(super) fn pml(subject: &Subject<'_>) -> Answer {
+    let way = Way {
+        estimator: "PML",
+        sees: "first writes in an interval of the emulated machine",
+        whole_vm: false,
+    };
+    subject.go(way, |answer| logged(subject, "pml", answer))
+}
+
+/// `plimsoll wss`, as it is called.
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: wss::Args,
+}
+
+/// What `plimsoll wss -o json` says, as far as it is wanted here.
+#[derive(Debug, Deserialize)]
+struct Document {
+    estimators: Vec<Finding>,
+    logging: Vec<Logging>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Finding {
+    estimator: String,
+    working_set_bytes: Option<u64>,
+    bound: Option<String>,
+    error_ratio: Option<f64>,
+    settled_step: Option<u64>,
+    reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Logging {
+    slowdown_ratio: f64,
+}
+
+/// Looks into the page log by one of the estimators of `plimsoll wss`.
+fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::Result<()> {
+    let Some(log) = &subject.options.page_log else {
+        bail!(
+            "no --page-log of this VM: `plimsoll run --page-log FILE -- qemu-system-x86_64 ...` records one"
+        );
+    };
+    let words = ["wss", "--estimator", method, "-o", "json", "--"].map(OsStr::new);
+    let line = Line::try_parse_from(words.into_iter().chain([log.as_os_str()]))?;
+    let mut json = Vec::new();
+    wss::run(&line.args, &mut json)?;
+    let document: Document = serde_json::from_slice(&json)?;
+    let found = document
+        .estimators
+        .into_iter()
+        .find(|found| found.estimator == method);
+    let found = found.context("the log was not looked at")?;
+    let Some(bytes) = found.working_set_bytes else {
+        bail!(found.reason.unwrap_or_default());
+    };
+    let logging = document.logging.first();
+    answer.overhead_ratio = logging.map(|logging| logging.slowdown_ratio);
+    answer.working_set = Some(Found::new(bytes).bound(match found.bound.as_deref() {
+        Some("at_least") => "at_least",
+        Some("at_most") => "at_most",
+        _ => "estimate",
+    }));
+    let settled = found.settled_step.map_or_else(
+        || "it did not settle".to_owned(),
+        |step| format!("settled at step {step}"),
+    );
+    answer.note = Some(match found.error_ratio {
+        Some(error) => format!("{settled}; {:+.1} % of what the log touched", error * 100.0),
+        None => settled,
+    });
+    Ok(())
+}

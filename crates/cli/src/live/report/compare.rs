@@ -1,0 +1,315 @@
+//! `plimsoll report wss --compare`: one VM's working set by every way there is, side by side.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use plimsoll_vm::QemuVm;
+use serde::Serialize;
+
+use super::super::columns::{Columns, Side, csv};
+use super::super::words::{UNKNOWN, percent, size};
+use crate::attach::stop_flag;
+use crate::bail_usage;
+use crate::baselines::{Answer, Options, ShrinkOptions, compare, truth_of_console};
+use crate::curve_json::SCHEMA;
+use crate::hcache::table::printable;
+use crate::output::{Format, OutputArgs};
+use crate::size::{ByteSize, Interval, Rate};
+
+/// How the VM is asked. Only with --compare.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "With --compare")]
+pub struct HowArgs {
+    /// Length of a round
+    #[arg(long, value_name = "TIME", default_value = "30s", requires = "compare")]
+    interval: Interval,
+    /// Rounds of each way
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Most that tracing or scanning may take of the VM's CPU time
+    #[arg(long, value_name = "SHARE", default_value = "1%", requires = "compare")]
+    budget: Rate,
+    /// Pages of a sample
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    sample: u32,
+    /// Take the VM's memory by its balloon until it misses some, as Zballoond does; then give all back
+    #[arg(long, requires = "compare")]
+    shrink: bool,
+    /// How long the VM is watched at each size
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "shrink")]
+    shrink_step: Interval,
+    /// Smallest size the VM may be given
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64MiB",
+        requires = "shrink"
+    )]
+    shrink_floor: ByteSize,
+    /// File that gets the console of a guest of ours: tells its memory, and the truth
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    console: Option<PathBuf>,
+    /// Page log of this VM (`plimsoll run --page-log`)
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    page_log: Option<PathBuf>,
+    /// Admin socket of the daemon under its disk [default: the one beside the disk's socket]
+    #[arg(long, value_name = "SOCKET", requires = "compare")]
+    disk: Option<PathBuf>,
+    /// The working set, if it is known [default: what the console tells]
+    #[arg(long, value_name = "SIZE", requires = "compare")]
+    truth: Option<ByteSize>,
+    /// What the guest's kernel needs (`plimsoll lab epsilon`); sizes of the whole VM are held against the truth and this
+    #[arg(long, value_name = "SIZE", default_value = "0", requires = "compare")]
+    epsilon: ByteSize,
+}
+
+impl HowArgs {
+    fn options(&self) -> Options {
+        Options {
+            interval: self.interval.get(),
+            rounds: self.rounds,
+            budget: self.budget.get(),
+            sample_pages: usize::try_from(self.sample).unwrap_or(usize::MAX),
+            shrink: self.shrink.then(|| ShrinkOptions {
+                step: self.shrink_step.get(),
+                floor_bytes: self.shrink_floor.0,
+            }),
+            console: self.console.clone(),
+            page_log: self.page_log.clone(),
+            disk: self.disk.clone(),
+        }
+    }
+
+    /// What a figure should be.
+    fn expected(&self, answer: &Answer, truth: Option<u64>) -> Option<u64> {
+        let kernel = if answer.whole_vm { self.epsilon.0 } else { 0 };
+        truth.map(|truth| truth.saturating_add(kernel))
+    }
+}
+
+/// An answer with how far it is off.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    answer: Answer,
+    /// What was found over what should have been, less 1.
+    error_ratio: Option<f64>,
+}
+
+/// Everything, as JSON.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    schema: u32,
+    vm: &'a str,
+    accelerator: Option<String>,
+    memory_bytes: u64,
+    interval_seconds: f64,
+    rounds: u32,
+    truth_bytes: Option<u64>,
+    epsilon_bytes: u64,
+    estimators: &'a [Row],
+}
+
+/// Asks the VM and writes what it found.
+///
+/// # Errors
+///
+/// That there is no such VM; what a way could not do is told in its row.
+pub fn run(
+    vm: &str,
+    how: &HowArgs,
+    output: &OutputArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    if matches!(output.format(), Format::Svg | Format::Png) {
+        bail_usage!("--compare has no picture: -o table, csv or json");
+    }
+    let options = how.options();
+    let vm = plimsoll_vm::find(vm)?;
+    let stop = stop_flag()?;
+    let rows = rows(&vm, how, &options, &stop)?;
+    let truth = truth(how)?;
+    let content = match output.format() {
+        Format::Csv => lines(&rows),
+        Format::Json => {
+            let document = Document {
+                schema: SCHEMA,
+                vm: &vm.id.0,
+                accelerator: vm.accelerator.map(|by| by.to_string()),
+                memory_bytes: vm.memory_bytes,
+                interval_seconds: options.interval.as_secs_f64(),
+                rounds: options.rounds,
+                truth_bytes: truth,
+                epsilon_bytes: how.epsilon.0,
+                estimators: &rows,
+            };
+            serde_json::to_string(&document)? + "\n"
+        }
+        _ => text(&vm, how, truth, &rows),
+    };
+    output.write(content.as_bytes(), out)
+}
+
+fn truth(how: &HowArgs) -> anyhow::Result<Option<u64>> {
+    match (&how.truth, &how.console) {
+        (Some(truth), _) => Ok(Some(truth.0)),
+        (None, Some(console)) => truth_of_console(console),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Asks each way. The truth is that of its time, as a guest's needs may change.
+fn rows(
+    vm: &QemuVm,
+    how: &HowArgs,
+    options: &Options,
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<Row>> {
+    truth(how)?;
+    let mut rows = Vec::new();
+    compare(vm, options, stop, &mut |answer| {
+        let truth = truth(how).unwrap_or_default();
+        let expected = how.expected(&answer, truth).filter(|&bytes| bytes > 0);
+        let error_ratio = answer
+            .working_set
+            .zip(expected)
+            .map(|(found, expected)| found.bytes as f64 / expected as f64 - 1.0);
+        rows.push(Row {
+            answer,
+            error_ratio,
+        });
+    });
+    Ok(rows)
+}
+
+fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String {
+    let by = vm
+        .accelerator
+        .map_or_else(String::new, |by| format!(", {by}"));
+    let mut text = format!("{}{by}, {}", printable(&vm.id.0), size(vm.memory_bytes));
+    match truth {
+        Some(truth) => text.push_str(&format!("; its working set is {}\n", size(truth))),
+        None => text.push_str("; its working set is not known\n"),
+    }
+    let mut columns = Columns::new(&[
+        ("estimator", Side::Left),
+        ("working set", Side::Right),
+        ("95 %", Side::Left),
+        ("error", Side::Right),
+        ("took", Side::Right),
+        ("our CPU", Side::Right),
+        ("overhead", Side::Right),
+        ("", Side::Left),
+    ]);
+    for Row {
+        answer,
+        error_ratio,
+    } in rows
+    {
+        let found = answer.working_set;
+        let working_set = found.map_or_else(
+            || UNKNOWN.to_owned(),
+            |found| {
+                let mark = match found.bound {
+                    "at_least" => "≥ ",
+                    "at_most" => "≤ ",
+                    _ => "",
+                };
+                let whole = if answer.whole_vm { " +k" } else { "" };
+                format!("{mark}{}{whole}", size(found.bytes))
+            },
+        );
+        let band = found.map_or_else(String::new, |found| {
+            match (found.low_bytes, found.high_bytes) {
+                (None, None) => String::new(),
+                (low, high) => {
+                    let edge = |edge: Option<u64>| edge.map_or_else(|| UNKNOWN.to_owned(), size);
+                    format!("{} to {}", edge(low), edge(high))
+                }
+            }
+        });
+        let missing = answer.not_available.as_ref().map(|why| match found {
+            None => format!("not available: {why}"),
+            Some(_) => why.clone(),
+        });
+        let said = [missing, answer.note.clone()];
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        let said = match &said[..] {
+            [] => answer.sees.to_owned(),
+            said => said.join("; "),
+        };
+        columns.row([
+            answer.estimator.to_owned(),
+            working_set,
+            band,
+            error_ratio.map_or_else(String::new, |error| format!("{:+.1} %", error * 100.0)),
+            format!("{:.1} s", answer.seconds),
+            format!("{:.2} s", answer.cpu_seconds),
+            answer.overhead_ratio.map_or_else(String::new, percent),
+            printable(&said),
+        ]);
+    }
+    text.push_str(&columns.text());
+    text.push_str("\n+k: a size of the whole VM, the guest's kernel included");
+    if truth.is_some() && how.epsilon.0 > 0 {
+        text.push_str(&format!(
+            "; held against the working set and {}",
+            size(how.epsilon.0)
+        ));
+    }
+    text.push_str(
+        ".\nour CPU: time of this program; overhead: share of the VM's own time, where that is measured.\n",
+    );
+    if vm.accelerator == Some(plimsoll_vm::Accelerator::Tcg) {
+        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+    }
+    text
+}
+
+fn lines(rows: &[Row]) -> String {
+    let mut text = csv([
+        "estimator",
+        "working_set_bytes",
+        "bound",
+        "low_bytes",
+        "high_bytes",
+        "whole_vm",
+        "error_ratio",
+        "seconds",
+        "cpu_seconds",
+        "overhead_ratio",
+        "rounds_bytes",
+        "not_available",
+        "note",
+    ]);
+    let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let share = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    for Row {
+        answer,
+        error_ratio,
+    } in rows
+    {
+        let found = answer.working_set;
+        let rounds: Vec<_> = answer.rounds_bytes.iter().map(u64::to_string).collect();
+        let cells = [
+            answer.estimator.to_owned(),
+            number(found.map(|found| found.bytes)),
+            found
+                .map(|found| found.bound.to_owned())
+                .unwrap_or_default(),
+            number(found.and_then(|found| found.low_bytes)),
+            number(found.and_then(|found| found.high_bytes)),
+            answer.whole_vm.to_string(),
+            share(*error_ratio),
+            answer.seconds.to_string(),
+            answer.cpu_seconds.to_string(),
+            share(answer.overhead_ratio),
+            rounds.join(" "),
+            printable(answer.not_available.as_deref().unwrap_or_default()),
+            printable(answer.note.as_deref().unwrap_or_default()),
+        ];
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}

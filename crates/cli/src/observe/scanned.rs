@@ -1,0 +1,425 @@
+//! The curve of a VM's pages that were looked at now and then, instead of traced.
+//!
+//! Of each page a window of looks knows between which of them it was touched: times that lie between two numbers. The
+//! [`Footprint`] of such times says how many pages fp(w) a stretch of `w` touches on the average. A memory of
+//! fp(w) pages misses what was not touched for `w`, and that is how fast fp grows at `w`: its slope, as a share of the
+//! slope at 0, is the curve, per touch seen. Here it is the slope rather than the count of long reuse times, because
+//! a window opens in the middle of a VM's life: fp takes the time before a page's first touch for what it is, where
+//! counting would call that touch a miss.
+//!
+//! **Time** is counted in touches seen. How fast a VM goes through its pages changes all the time with what its host has
+//! left for it; how many pages it touches before it comes back to one does not.
+//!
+//! **Band.** The shortest and the longest that the times can be give bounds of fp and of its slope; below what one
+//! interval touches nothing is known, and the band reaches up to 1. The sampled pages are kept in
+//! parts by a hash of their neighbourhood as well; leaving out each in turn (the jackknife) tells what the sample itself leaves open.
+//!
+//! Source: \[Denning68\], \[DS78\] for the slope.
+//! Not here: what a touch is (crate `plimsoll-trap`), averages over gaps (`plimsoll-estimator`).
+
+use std::collections::HashMap;
+
+use plimsoll_estimator::{AverageWindow, Footprint, FootprintPoint};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
+
+/// Parts that the sample is kept in.
+const PARTS: usize = 8;
+/// Pages of a neighbourhood, which lie in one part.
+const NEIGHBOURS: u64 = 64;
+/// Lengths at which fp is taken within one interval, and the most in all.
+const LENGTHS_PER_INTERVAL: f64 = 8.0;
+const LENGTHS_MAX: f64 = 1024.0;
+/// Standard errors to either side of a band of 95 %.
+const DEVIATIONS: f64 = 1.96;
+
+/// A window of looks at one sample of pages.
+#[derive(Debug, Default)]
+pub struct ScanWindow {
+    whole: Part,
+    parts: [Part; PARTS],
+    /// Between which looks each page was touched last, in touches before them.
+    last: HashMap<PageNumber, (u64, u64)>,
+    /// Looks that found something.
+    scans: u64,
+    /// Touches so far.
+    end: u64,
+}
+
+/// Times and touches of a part of the sample.
+#[derive(Debug, Default, Clone)]
+struct Part {
+    gaps: Footprint,
+    touches: u64,
+}
+
+impl ScanWindow {
+    /// Takes in the pages touched since the look before, each named once.
+    pub fn observe(&mut self, touched: &[PageNumber]) {
+        if touched.is_empty() {
+            return;
+        }
+        let (from, to) = (self.end, self.end + touched.len() as u64);
+        for &page in touched {
+            let before = self.last.insert(page, (from, to));
+            for part in [&mut self.whole, &mut self.parts[part_of(page)]] {
+                part.touches += 1;
+                let recorded = match before {
+                    None => part.gaps.record_first(from, to),
+                    Some((from_before, to_before)) => {
+                        part.gaps.record(from - to_before, to - from_before - 1)
+                    }
+                };
+                recorded.expect("looks that found something are a tick long, or two together");
+            }
+        }
+        self.scans += 1;
+        self.end = to;
+    }
+
+    /// Ends the window: its curve, where a page watched stands for `scale`. `None` if nothing was touched.
+    pub fn finish(&mut self, scale: u64) -> Option<MissRatioCurve> {
+        let mut window = std::mem::take(self);
+        for (&page, &(from, to)) in &window.last {
+            for part in [&mut window.whole, &mut window.parts[part_of(page)]] {
+                let recorded = part.gaps.record_last(window.end - to, window.end - from);
+                recorded.ok()?;
+            }
+        }
+        let whole = window.whole.gaps.over(window.end).ok()?;
+        let end = window.end as f64;
+        let interval = end / window.scans.max(1) as f64;
+        let step = (interval / LENGTHS_PER_INTERVAL).max(end / LENGTHS_MAX);
+        let shape = Shape {
+            lengths: (0..)
+                .map(|index| f64::from(index) * step)
+                .take_while(|&length| length < end)
+                .chain([end])
+                .collect(),
+            half: interval / 2.0,
+            scale: scale as f64,
+        };
+        let touches = window.whole.touches as f64;
+        let middle = shape.of(touches / end, &|length| whole.at(length).pages);
+        let bounds = Bounds::new(&shape, &whole, touches / end, interval);
+        let parts = window.parts.iter().map(|part| {
+            let average = part.gaps.over(window.end).ok();
+            let rate = (window.whole.touches - part.touches) as f64 / end;
+            let without = |length: f64| {
+                let left_out = average.as_ref().map_or(0.0, |part| part.at(length).pages);
+                let grow = PARTS as f64 / (PARTS - 1) as f64;
+                (whole.at(length).pages - left_out) * grow
+            };
+            // Of fewer touches, but of pages that were scaled up to as many.
+            shape.of(rate * PARTS as f64 / (PARTS - 1) as f64, &without)
+        });
+        let parts: Vec<Steps> = parts.collect();
+
+        let points = middle.0.iter().map(|&(size, miss_ratio)| {
+            let spread = DEVIATIONS * jackknife_error(&parts, size);
+            let (low, high) = bounds.at(size);
+            CurvePoint {
+                size: PageCount(size),
+                miss_ratio,
+                low: low.min(miss_ratio - spread).clamp(0.0, miss_ratio),
+                high: high.max(miss_ratio + spread).clamp(miss_ratio, 1.0),
+            }
+        });
+        MissRatioCurve::new(points.collect(), window.whole.touches).ok()
+    }
+}
+
+fn part_of(page: PageNumber) -> usize {
+    let hash = (page.0 / NEIGHBOURS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+    usize::try_from(hash).map_or(0, |hash| hash % PARTS)
+}
+
+/// Standard error of the miss ratio at a size, from curves that leave out a part each.
+fn jackknife_error(parts: &[Steps], size: u64) -> f64 {
+    let ratios: Vec<f64> = parts.iter().map(|part| part.at(size)).collect();
+    let count = ratios.len() as f64;
+    let mean = ratios.iter().sum::<f64>() / count;
+    let squares: f64 = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum();
+    ((count - 1.0) / count * squares).sqrt()
+}
+
+/// Sizes, rising, and the miss ratio from each on.
+struct Steps(Vec<(u64, f64)>);
+
+impl Steps {
+    fn at(&self, size: u64) -> f64 {
+        let after = self.0.partition_point(|&(other, _)| other <= size);
+        after.checked_sub(1).map_or(1.0, |index| self.0[index].1)
+    }
+}
+
+/// At which lengths fp is taken, and how it becomes sizes.
+struct Shape {
+    lengths: Vec<f64>,
+    /// Half of the stretch over which a slope is taken.
+    half: f64,
+    scale: f64,
+}
+
+impl Shape {
+    /// The slope at a length, as a share of `rate`.
+    fn slope(&self, rate: f64, pages_in: &dyn Fn(f64) -> f64, length: f64) -> f64 {
+        let end = self.lengths.last().copied().unwrap_or_default();
+        let (from, to) = ((length - self.half).max(0.0), (length + self.half).min(end));
+        (pages_in(to) - pages_in(from)) / ((to - from) * rate)
+    }
+
+    fn of(&self, rate: f64, pages_in: &dyn Fn(f64) -> f64) -> Steps {
+        let mut steps: Vec<(u64, f64)> = vec![(0, 1.0)];
+        for &length in &self.lengths {
+            let (size_before, before) = steps.last().copied().unwrap_or_default();
+            let size = whole_pages(pages_in(length) * self.scale).max(size_before);
+            let ratio = self.slope(rate, pages_in, length).clamp(0.0, before);
+            // Of lengths with the same pages the longest counts.
+            if size == size_before {
+                steps.pop();
+            }
+            steps.push((size, ratio));
+        }
+        Steps(steps)
+    }
+}
+
+/// Rounds up: a memory of that many pages holds them all.
+fn whole_pages(pages: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "pages of a VM, 0 or more"
+    )]
+    let whole = (pages - 1e-6).ceil().max(0.0) as u64;
+    whole
+}
+
+/// What times that are known to an interval leave open.
+struct Bounds {
+    /// By length: the most and the least pages that it can touch, and the slopes of both.
+    most: Vec<f64>,
+    least: Vec<f64>,
+    slopes_of_most: Vec<f64>,
+    slopes_of_least: Vec<f64>,
+    /// How many lengths lie within one interval.
+    unseen: usize,
+}
+
+impl Bounds {
+    fn new(shape: &Shape, whole: &AverageWindow, rate: f64, interval: f64) -> Self {
+        let pages = |bound: fn(FootprintPoint) -> f64| move |length| bound(whole.at(length));
+        let (most, least) = (pages(|point| point.high), pages(|point| point.low));
+        let sizes = |pages_in: &dyn Fn(f64) -> f64| {
+            let mut largest = 0.0_f64;
+            let rising = shape.lengths.iter().map(|&length| {
+                largest = largest.max(pages_in(length) * shape.scale);
+                largest
+            });
+            rising.collect()
+        };
+        let slopes = |pages_in: &dyn Fn(f64) -> f64| {
+            let slope = |&length: &f64| shape.slope(rate, pages_in, length);
+            shape.lengths.iter().map(slope).collect()
+        };
+        Self {
+            most: sizes(&most),
+            least: sizes(&least),
+            slopes_of_most: slopes(&most),
+            slopes_of_least: slopes(&least),
+            unseen: shape.lengths.partition_point(|&length| length < interval),
+        }
+    }
+
+    /// The lowest and the highest miss ratio that a size can have.
+    fn at(&self, size: u64) -> (f64, f64) {
+        let longest = |pages: &[f64]| pages.partition_point(|&pages| pages <= size as f64);
+        let shortest = longest(&self.most).saturating_sub(1);
+        let high = if shortest < self.unseen {
+            1.0
+        } else {
+            self.slopes_of_least[shortest]
+        };
+        let low = self.slopes_of_most[longest(&self.least).min(self.least.len() - 1)];
+        (low.max(0.0), high.max(0.0))
+    }
+}
+
+/// Curves of windows, averaged by the time that each stands for.
+#[derive(Debug, Clone)]
+pub struct MeanCurve {
+    sizes: Vec<PageCount>,
+    /// By size: miss ratio, and the edges of its band, each times seconds.
+    sums: Vec<[f64; 3]>,
+    seconds: f64,
+    touches: u64,
+}
+
+/// Sizes at which curves are averaged.
+const SIZES: u64 = 2048;
+
+impl MeanCurve {
+    /// Of no curve yet, for a VM of `ram` pages.
+    #[must_use]
+    pub fn new(ram: PageCount) -> Self {
+        let step = ram.0.div_ceil(SIZES).max(1);
+        let sizes: Vec<_> = (0..=ram.0 / step)
+            .map(|index| PageCount(index * step))
+            .collect();
+        Self {
+            sums: vec![[0.0; 3]; sizes.len()],
+            sizes,
+            seconds: 0.0,
+            touches: 0,
+        }
+    }
+
+    /// Takes in the curve of a window that stands for `seconds`.
+    pub fn add(&mut self, curve: &MissRatioCurve, seconds: f64) {
+        for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
+            let CurvePoint {
+                miss_ratio,
+                low,
+                high,
+                ..
+            } = curve.at(size);
+            for (sum, value) in sums.iter_mut().zip([miss_ratio, low, high]) {
+                *sum += value * seconds;
+            }
+        }
+        self.seconds += seconds;
+        self.touches = self.touches.saturating_add(curve.references());
+    }
+
+    /// The mean; `None` of no curve.
+    #[must_use]
+    pub fn curve(&self) -> Option<MissRatioCurve> {
+        let mut before = 1.0_f64;
+        let points = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
+            let [miss_ratio, low, high] = sums.map(|sum| sum / self.seconds);
+            // But for rounding it never rises.
+            before = before.min(miss_ratio);
+            CurvePoint {
+                size,
+                miss_ratio: before,
+                low: low.min(before),
+                high: high.clamp(before, 1.0),
+            }
+        });
+        MissRatioCurve::new(points.collect(), self.touches).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks at a stream of so many touches an interval.
+    fn scanned(pages: impl Iterator<Item = u64>, touches: usize, scans: u32) -> ScanWindow {
+        let pages: Vec<u64> = pages.take(touches * scans as usize).collect();
+        let mut window = ScanWindow::default();
+        for pages in pages.chunks(touches) {
+            let mut touched: Vec<_> = pages.iter().copied().map(PageNumber).collect();
+            touched.sort_unstable();
+            touched.dedup();
+            window.observe(&touched);
+        }
+        window
+    }
+
+    fn random(pages: u64) -> impl Iterator<Item = u64> {
+        let mut state = 7_u64;
+        std::iter::repeat_with(move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % pages
+        })
+    }
+
+    #[test]
+    fn a_loop_falls_at_its_size_though_every_page_was_met_a_first_time() {
+        // Looks that divide the loop, and looks that do not.
+        for touches in [100, 90] {
+            let curve = scanned((0..1000).cycle(), touches, 64).finish(16).unwrap();
+            let at = |share: f64| curve.at(PageCount(whole_pages(16_000.0 * share)));
+            assert!(at(0.8).miss_ratio > 0.99, "{:?}", at(0.8));
+            assert!(at(1.0).miss_ratio < 0.02, "{:?}", at(1.0));
+            // The cliff is known to three intervals, and to what the sample leaves open.
+            assert!(at(0.65).low > 0.9, "{:?}", at(0.65));
+            assert!(at(1.0).low < 0.02, "{:?}", at(1.0));
+            let set = curve.size_for(0.05).unwrap().0;
+            assert!((15_200..=16_000).contains(&set), "{set}");
+        }
+    }
+
+    #[test]
+    fn a_loop_that_is_gone_through_faster_and_slower_falls_at_its_size() {
+        let mut pages = (0..1000).cycle();
+        let mut window = ScanWindow::default();
+        for look in 0..200 {
+            // Nothing, or 1 to 240 pages.
+            let count = look * 37 % 241;
+            let touched: Vec<_> = pages.by_ref().take(count).map(PageNumber).collect();
+            window.observe(&touched);
+        }
+        let curve = window.finish(1).unwrap();
+        let at = |size| curve.miss_ratio(PageCount(size));
+        assert!(
+            at(750) > 0.95 && at(1000) < 0.03,
+            "{} {}",
+            at(750),
+            at(1000)
+        );
+    }
+
+    #[test]
+    fn a_loop_shorter_than_an_interval_is_known_to_fit_and_no_more() {
+        let curve = scanned((0..100).cycle(), 450, 20).finish(1).unwrap();
+        assert_eq!(curve.size_for(0.05), Some(PageCount(100)));
+        let below = curve.at(PageCount(60));
+        assert_eq!(below.high, 1.0);
+        assert!(below.low < 0.01, "{below:?}");
+    }
+
+    #[test]
+    fn the_band_of_even_references_holds_the_closed_form() {
+        for (touches, scans) in [(125, 64), (500, 32), (60, 100)] {
+            let curve = scanned(random(1000), touches, scans).finish(1).unwrap();
+            // Per touch seen, of which an interval has fewer than references.
+            let seen = 1000.0 * (1.0 - (-(touches as f64) / 1000.0).exp());
+            let truth = |size: u64| (1.0 - size as f64 / 1000.0) * touches as f64 / seen;
+            let (mut held, mut error) = (0, 0.0);
+            let sizes: Vec<u64> = (touches as u64..950).step_by(5).collect();
+            for &size in &sizes {
+                let point = curve.at(PageCount(size));
+                held += usize::from(point.low <= truth(size) && truth(size) <= point.high);
+                error += (point.miss_ratio - truth(size)).abs();
+            }
+            let (held, error) = (held as f64 / sizes.len() as f64, error / sizes.len() as f64);
+            assert!(error < 0.03, "{touches} {scans}: {error}");
+            assert!(held >= 0.9, "{touches} {scans}: {held}");
+        }
+    }
+
+    #[test]
+    fn nothing_touched_is_no_curve() {
+        assert!(ScanWindow::default().finish(1).is_none());
+        let mut idle = scanned(std::iter::empty(), 10, 5);
+        assert!(idle.finish(1).is_none());
+    }
+
+    #[test]
+    fn windows_are_averaged_by_their_time() {
+        let mut mean = MeanCurve::new(PageCount(4000));
+        assert!(mean.curve().is_none());
+        for (pages, seconds) in [(1000, 3.0), (3000, 1.0)] {
+            let mut window = scanned((0..pages).cycle(), 100, 100);
+            mean.add(&window.finish(1).unwrap(), seconds);
+        }
+        let curve = mean.curve().unwrap();
+        assert!((curve.miss_ratio(PageCount(500)) - 1.0).abs() < 0.01);
+        assert!((curve.miss_ratio(PageCount(2000)) - 0.25).abs() < 0.01);
+        assert!(curve.miss_ratio(PageCount(3100)) < 0.01);
+    }
+}
