@@ -378,7 +378,10 @@ impl Totals {
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
         let hidden = u64::from(report.hot_set_pages) * u64::from(report.scale);
-        self.hidden_pages = Some(self.hidden_pages.map_or(hidden, |pages| pages.min(hidden)));
+        // A period of scans in which nothing was touched hid nothing, and showed nothing.
+        if report.scans.is_none() || report.traps > 0 {
+            self.hidden_pages = Some(self.hidden_pages.map_or(hidden, |pages| pages.min(hidden)));
+        }
     }
 
     fn overhead_ratio(&self) -> f64 {

@@ -61,6 +61,8 @@ const NAP_MIN: Duration = Duration::from_micros(200);
 const CHUNK_PAGES: usize = 64;
 /// Looks that make a window whatever they cost: one alone knows no reuse.
 const SCANS_MIN: u64 = 3;
+/// Pages of a sample from which it tells that a VM cannot be scanned, if most of them stay.
+const TRIED_MIN: u64 = 64;
 
 /// How a VM is scanned.
 #[derive(Debug, Clone)]
@@ -369,7 +371,7 @@ impl PresenceScanner {
         self.watched = watched;
         window.dropped_pages += tried;
         window.arm_time = cpu_time().saturating_sub(start);
-        if self.periods == 0 && stayed * 2 > tried {
+        if tried >= TRIED_MIN && stayed * 2 > tried {
             return Err(TrapError::StayedAccessible {
                 tried,
                 accessible: stayed,
@@ -406,14 +408,21 @@ impl PresenceScanner {
         loop {
             let due = begin + from + self.control.interval();
             let mut now = self.absentees.cpu_time()?;
+            let mut nap = NAP_MIN;
             while now < due && !stop.load(Ordering::Relaxed) {
                 let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
                 let sooner = (due - now) / u32::try_from(self.vcpus).unwrap_or(u32::MAX);
-                std::thread::sleep(sooner.max(NAP_MIN).min(PATIENCE).min(left));
-                now = self.absentees.cpu_time()?;
+                std::thread::sleep(sooner.max(nap).min(PATIENCE).min(left));
+                let before = std::mem::replace(&mut now, self.absentees.cpu_time()?);
+                // A VM that sleeps is asked ever more rarely.
+                nap = if now > before {
+                    NAP_MIN
+                } else {
+                    (nap * 2).min(PATIENCE)
+                };
             }
             let spent = |window: &Window| {
                 let taken = self.fault_time(window) + window.arm_time + window.scan_time;

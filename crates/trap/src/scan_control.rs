@@ -23,6 +23,8 @@ const INTERVAL_MIN: Duration = Duration::from_millis(1);
 const INTERVAL_FIRST: Duration = Duration::from_millis(10);
 /// Looks that fit into a period at least.
 const SCANS_MIN: u32 = 16;
+/// Looks in a period from which the interval follows what they saw.
+const SCANS_TELLING: u64 = 3;
 /// Most that either number changes by from one period to the next.
 const STEP_MAX: f64 = 4.0;
 /// Share of the budget that the looks wanted may take.
@@ -85,7 +87,8 @@ impl ScanControl {
             return;
         }
         let scans = cost.scans as f64;
-        if !self.is_interval_fixed {
+        // Of an idle VM a look or two tell nothing of how often to look.
+        if !self.is_interval_fixed && cost.scans >= SCANS_TELLING {
             let share = cost.touches as f64 / (scans * cost.distinct_pages.max(1) as f64);
             let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
             self.interval = self
@@ -97,7 +100,12 @@ impl ScanControl {
             let wanted = cost.arm_seconds + cost.scan_seconds / scans * SCANS_WANTED as f64;
             let factor = wanted / (budget * BUDGET_SHARE);
             let spare = cost.distinct_pages as f64 / LEAST_PAGES as f64;
-            let factor = factor.min(spare).clamp(1.0 / STEP_MAX, STEP_MAX);
+            let factor = if factor > 1.0 {
+                factor.min(spare.max(1.0))
+            } else {
+                factor
+            };
+            let factor = factor.clamp(1.0 / STEP_MAX, STEP_MAX);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -138,6 +146,23 @@ mod tests {
             scan_seconds: a_scan * 20.0,
             budget_seconds: Some(0.05),
         }
+    }
+
+    #[test]
+    fn an_idle_vm_is_not_looked_at_ever_more_closely() {
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let before = control.interval();
+        for _ in 0..10 {
+            control.adapt(&WindowCost {
+                scans: 1,
+                touches: 20,
+                distinct_pages: 20,
+                arm_seconds: 1.0,
+                scan_seconds: 0.001,
+                budget_seconds: Some(0.05),
+            });
+        }
+        assert_eq!((control.scale(), control.interval()), (128, before));
     }
 
     #[test]

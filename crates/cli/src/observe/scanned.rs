@@ -165,7 +165,13 @@ impl Shape {
     fn slope(&self, rate: f64, pages_in: &dyn Fn(f64) -> f64, length: f64) -> f64 {
         let end = self.lengths.last().copied().unwrap_or_default();
         let (from, to) = ((length - self.half).max(0.0), (length + self.half).min(end));
-        (pages_in(to) - pages_in(from)) / ((to - from) * rate)
+        let touches = (to - from) * rate;
+        // A part may hold all touches there are: without it nothing is touched, and nothing missed.
+        if touches > 0.0 {
+            (pages_in(to) - pages_in(from)) / touches
+        } else {
+            0.0
+        }
     }
 
     fn of(&self, rate: f64, pages_in: &dyn Fn(f64) -> f64) -> Steps {
@@ -255,16 +261,17 @@ pub struct MeanCurve {
     touches: u64,
 }
 
-/// Sizes at which curves are averaged.
-const SIZES: u64 = 2048;
+/// Sizes at which curves are averaged: every one up to this, then steps of a part of the size.
+const SIZES_SINGLE: u64 = 256;
 
 impl MeanCurve {
     /// Of no curve yet, for a VM of `ram` pages.
     #[must_use]
     pub fn new(ram: PageCount) -> Self {
-        let step = ram.0.div_ceil(SIZES).max(1);
-        let sizes: Vec<_> = (0..=ram.0 / step)
-            .map(|index| PageCount(index * step))
+        let next = |size: &u64| Some(size + (size / SIZES_SINGLE).max(1));
+        let sizes: Vec<_> = std::iter::successors(Some(0), next)
+            .take_while(|&size| size <= ram.0)
+            .map(PageCount)
             .collect();
         Self {
             sums: vec![[0.0; 3]; sizes.len()],
@@ -335,6 +342,13 @@ mod tests {
                 .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % pages
         })
+    }
+
+    #[test]
+    fn a_vm_that_touches_one_page_has_a_curve() {
+        let mut window = scanned(std::iter::repeat(7), 1, 20);
+        let curve = window.finish(16).unwrap();
+        assert!(curve.miss_ratio(PageCount(16)) < 0.1, "{curve:?}");
     }
 
     #[test]
