@@ -127,12 +127,6 @@ impl Args {
                 "'{path}' has no intervals: it was recorded without interval_instructions"
             );
         };
-        if description.tlb_page != PageSize::FOUR_KIB {
-            anyhow::bail!(
-                "'{path}' was recorded with TLB entries of {} bytes: which of their 4 KiB pages were used is not in it",
-                description.tlb_page.bytes()
-            );
-        }
         let page_size = description.tlb_page;
         let tlb = description
             .tlb
