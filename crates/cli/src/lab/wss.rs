@@ -105,6 +105,7 @@ struct Row {
     /// Times that the guest waited for the ring, and records lost.
     waits: u64,
     lost: u64,
+    /// Of RRWW alone.
     missed: Vec<Missed>,
 }
 
@@ -207,34 +208,12 @@ fn row_of(
         values.map(megabytes).collect()
     };
     let (written, sampled) = (column("pml_written_pages"), column("esx_pages"));
-    let mut missed = Vec::new();
-    for buffer_entries in BUFFERS {
-        for times in DRAINS {
-            let drain_cycles = CostModel::default().entry_cycles * times;
-            let (buffer, cycles) = (buffer_entries.to_string(), drain_cycles.to_string());
-            let options = [
-                "--estimator",
-                "prl",
-                "--buffer",
-                &buffer,
-                "--drain-cost",
-                &cycles,
-            ];
-            let found = estimate(&path, &options)?;
-            let logging = &found["logging"][0];
-            let count = |name: &str| logging[name].as_u64().unwrap_or_default();
-            let all = count("missed_at_full") + count("missed_in_handler");
-            missed.push(Missed {
-                buffer_entries,
-                drain_cycles,
-                full_events: count("full_events"),
-                missed: all,
-                missed_ratio: all as f64 / count("walks").max(1) as f64,
-                host_cpu_ratio: logging["host_cpu_ratio"].as_f64().unwrap_or_default(),
-                prl_error_mb: Finding::of(&found, "prl").mb.map(|mb| mb - array_mb),
-            });
-        }
-    }
+    // Of one program, as in [PRL] table 1: a log is read anew for each row.
+    let missed = if order == Order::Rrww {
+        missed(&path, array_mb)?
+    } else {
+        Vec::new()
+    };
     Ok(Row {
         array: order.name(),
         array_mb,
@@ -259,6 +238,39 @@ fn row_of(
         lost: recorded.lost,
         missed,
     })
+}
+
+/// What PRL misses in a log, by the buffer's size and the cost of draining it.
+fn missed(log: &Path, array_mb: f64) -> anyhow::Result<Vec<Missed>> {
+    let mut missed = Vec::new();
+    for buffer_entries in BUFFERS {
+        for times in DRAINS {
+            let drain_cycles = CostModel::default().entry_cycles * times;
+            let (buffer, cycles) = (buffer_entries.to_string(), drain_cycles.to_string());
+            let options = [
+                "--estimator",
+                "prl",
+                "--buffer",
+                &buffer,
+                "--drain-cost",
+                &cycles,
+            ];
+            let found = estimate(log, &options)?;
+            let logging = &found["logging"][0];
+            let count = |name: &str| logging[name].as_u64().unwrap_or_default();
+            let all = count("missed_at_full") + count("missed_in_handler");
+            missed.push(Missed {
+                buffer_entries,
+                drain_cycles,
+                full_events: count("full_events"),
+                missed: all,
+                missed_ratio: all as f64 / count("walks").max(1) as f64,
+                host_cpu_ratio: logging["host_cpu_ratio"].as_f64().unwrap_or_default(),
+                prl_error_mb: Finding::of(&found, "prl").mb.map(|mb| mb - array_mb),
+            });
+        }
+    }
+    Ok(missed)
 }
 
 /// What an estimator found in a log.
