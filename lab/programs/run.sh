@@ -116,8 +116,8 @@ trap 'exit 130' HUP INT TERM
 mkfifo "$scratch/console"
 mkdir -p "$out"
 for job in $jobs; do
-    rm -f "$out/$job"-*
     for way; do
+        rm -f "$out/$job-$way".*
         say "$job, $way (guest of $memory_mib MiB, emulated)"
         boot "$job" "$way"
     done

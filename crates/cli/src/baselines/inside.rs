@@ -71,6 +71,57 @@ pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemor
     }
 }
 
+/// Where the console's file ends now; 0 where the guest is asked by its agent, which answers as it is.
+pub(super) fn console_end(subject: &Subject<'_>) -> anyhow::Result<u64> {
+    let Some(console) = &subject.options.console else {
+        return Ok(0);
+    };
+    let file = std::fs::metadata(console);
+    let file = file.with_context(|| format!("cannot read '{}'", console.display()))?;
+    Ok(file.len())
+}
+
+/// As [`kernel_memory`], by nothing that the console told before `end`; waits for it, at most `patience`.
+pub(super) fn kernel_memory_past(
+    subject: &Subject<'_>,
+    end: u64,
+    patience: Duration,
+) -> anyhow::Result<KernelMemory> {
+    let Some(console) = &subject.options.console else {
+        return kernel_memory(subject);
+    };
+    let read = || {
+        let mut file = File::open(console)?;
+        file.seek(SeekFrom::Start(end))?;
+        let mut text = Vec::new();
+        file.take(CONSOLE_BYTES).read_to_end(&mut text)?;
+        std::io::Result::Ok(String::from_utf8_lossy(&text).into_owned())
+    };
+    let since = Instant::now();
+    loop {
+        let text = read().with_context(|| format!("cannot read '{}'", console.display()))?;
+        // What follows the last line's end is a part of a line.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let told = whole
+            .lines()
+            .rev()
+            .find_map(|line| match ConsoleEvent::parse(line) {
+                Some(ConsoleEvent::Memory(memory)) => Some(memory),
+                _ => None,
+            });
+        if let Some(memory) = told {
+            return Ok(memory);
+        }
+        if since.elapsed() >= patience || subject.stopped() {
+            bail!(
+                "the guest tells nothing more of its memory in '{}'",
+                console.display()
+            );
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
 /// A VM's balloon, asked for statistics. Dropped, it is asked as often as before.
 pub(super) struct Balloon {
     pub(super) qmp: Qmp,

@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use anyhow::ensure;
 use plimsoll_estimator::working_set;
 use plimsoll_estimator::working_set::SamplingStep;
-use plimsoll_flow::{PageCount, PageNumber, PageSize, WorkingSet};
+use plimsoll_flow::{PageCount, PageNumber, PageSize, WorkingSet, WorkingSetBound};
 use plimsoll_trap::{SampledPages, ScanConfig, TraceConfig, WriteScanner};
 
 use super::{Answer, Found, Subject, Way};
 use crate::observe::{LiveEstimator, Observer, WatchConfig, target_of, working_set_band};
+use crate::size::ByteSize;
 
 /// Of a sample of pages, one in so many in the first period; later ones follow the budget.
 const SCALE: u32 = 16;
@@ -64,13 +65,17 @@ fn watch(subject: &Subject<'_>, way: Way, config: WatchConfig) -> Answer {
         ensure!(!subject.stopped(), "stopped");
         let mut observer = Observer::attach(subject.vm, config, LiveEstimator::Lru)?;
         let (mut seconds, mut taken, mut lost) = (0.0, 0.0, 0);
-        let mut last = None;
+        let (mut last, mut hidden) = (None, 0);
         for _ in 0..subject.options.rounds {
             let period = observer.period(subject.stop)?;
             let length = period.report.length.as_secs_f64();
             seconds += length;
             taken += period.report.overhead_ratio * length;
             lost += period.report.losses.lost();
+            if period.report.scans.is_some() {
+                let scale = u64::from(period.report.scale);
+                hidden = hidden.max(u64::from(period.report.hot_set_pages) * scale);
+            }
             if let Some(set) = period.working_set {
                 answer.rounds_bytes.push(bytes(set.size));
                 last = Some(set);
@@ -91,7 +96,11 @@ fn watch(subject: &Subject<'_>, way: Way, config: WatchConfig) -> Answer {
             anyhow::bail!("no page was touched while the VM was watched");
         };
         // Over all rounds if there is a curve of them, else what the last round was bounded by.
-        let set = curve.as_ref().map_or(last, working_set);
+        let mut set = curve.as_ref().map_or(last, working_set);
+        // Nothing smaller is told apart than what is touched between two looks.
+        if set.bound == WorkingSetBound::Estimate && set.size.0 <= hidden {
+            set.bound = WorkingSetBound::AtMost;
+        }
         let band = curve.as_ref().and_then(working_set_band);
         answer.working_set = Some(Found {
             low_bytes: band.map(|(low, _)| bytes(low)),
@@ -126,8 +135,13 @@ pub(super) fn written(subject: &Subject<'_>) -> Answer {
         }
         scanner.detach()?;
         ensure!(!answer.rounds_bytes.is_empty(), "stopped");
-        let written = PageCount(pages.len() as u64);
-        answer.working_set = Some(Found::new(bytes(written)).bound("at_least"));
+        answer.note = Some(format!(
+            "{} in all rounds",
+            ByteSize(bytes(PageCount(pages.len() as u64))).rounded()
+        ));
+        let mut rounds = answer.rounds_bytes.clone();
+        rounds.sort_unstable();
+        answer.working_set = Some(Found::new(rounds[rounds.len() / 2]).bound("at_least"));
         Ok(())
     })
 }
@@ -144,9 +158,11 @@ pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
         let mut pages = SampledPages::attach(&target_of(subject.vm)?)?;
         let (mut touched, mut sampled, mut lost) = (0_u32, 0_u32, 0);
         let mut memory = PageCount(0);
+        // Other pages each time that it is asked.
+        let seed = u64::from(std::process::id()) << 32;
         for round in 0..subject.options.rounds {
             memory = PageCount(pages.populated_pages()?);
-            pages.draw(subject.options.sample_pages, round.into())?;
+            pages.draw(subject.options.sample_pages, seed | u64::from(round))?;
             if !subject.wait(subject.options.interval) {
                 break;
             }

@@ -5,7 +5,7 @@
 //! more. It is never told a size for which the guest, by its own words, has not the memory or the swap to make room: a guest
 //! without swap is left its reserve and its figure is an upper bound.
 //!
-//! The VM gets its former size back at the end, at an error, at a signal; not if this process is killed.
+//! The VM gets its former size back at the end, at an error, at a signal; not if this process is killed, or gets a second signal.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use plimsoll_estimator::working_set::{Refault, RefaultObservation, RefaultOption
 use plimsoll_flow::{PageCount, PageSize, WorkingSetBound};
 use plimsoll_vm::{KernelMemory, QemuVm};
 
-use super::inside::{Balloon, kernel_memory};
+use super::inside::{Balloon, console_end, kernel_memory, kernel_memory_past};
 use super::{Answer, Found, POLL, Subject, Way};
 use crate::size::ByteSize;
 
@@ -26,6 +26,10 @@ const QUIET_PAGES: u64 = 16;
 const RETURN_MAX: Duration = Duration::from_secs(60);
 /// A balloon moves in blocks: a size is reached if it is missed by less than this share.
 const SLACK: f64 = 0.01;
+/// Connections by which a VM is told its former size.
+const TRIES: u32 = 4;
+/// How long the guest may be silent after a step.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 fn pages(bytes: u64) -> PageCount {
     PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
@@ -33,7 +37,8 @@ fn pages(bytes: u64) -> PageCount {
 
 /// A VM whose memory may be taken. Dropped, it is told its former size again.
 struct Borrowed {
-    balloon: Balloon,
+    /// None while a monitor that failed is left for another connection.
+    balloon: Option<Balloon>,
     vm: QemuVm,
     former_bytes: u64,
     returned: bool,
@@ -44,27 +49,46 @@ impl Borrowed {
         let mut balloon = Balloon::of(vm)?;
         let former_bytes = balloon.qmp.balloon_actual_bytes()?;
         Ok(Self {
-            balloon,
+            balloon: Some(balloon),
             vm: vm.clone(),
             former_bytes,
             returned: false,
         })
     }
 
-    fn size(&mut self) -> anyhow::Result<u64> {
-        Ok(self.balloon.qmp.balloon_actual_bytes()?)
+    fn balloon(&mut self) -> anyhow::Result<&mut Balloon> {
+        let balloon = match self.balloon.take() {
+            Some(balloon) => balloon,
+            None => Balloon::of(&self.vm)?,
+        };
+        Ok(self.balloon.insert(balloon))
     }
 
-    /// Tells the VM its former size, by another connection if this one is of no more use.
+    fn size(&mut self) -> anyhow::Result<u64> {
+        Ok(self.balloon()?.qmp.balloon_actual_bytes()?)
+    }
+
+    /// Tells the VM its former size, by other connections if this one is of no more use: a monitor serves one at a time.
     fn tell_former(&mut self) -> anyhow::Result<()> {
-        self.returned = true;
-        if self.balloon.qmp.set_balloon(self.former_bytes).is_ok() {
-            return Ok(());
+        let former_bytes = self.former_bytes;
+        let mut tries = TRIES;
+        loop {
+            let told = self
+                .balloon()
+                .and_then(|balloon| Ok(balloon.qmp.set_balloon(former_bytes)?));
+            match told {
+                Ok(()) => {
+                    self.returned = true;
+                    return Ok(());
+                }
+                Err(error) if tries == 1 => return Err(error),
+                Err(_) => {
+                    self.balloon = None;
+                    tries -= 1;
+                    std::thread::sleep(POLL);
+                }
+            }
         }
-        let mut again = Balloon::of(&self.vm)?;
-        again.qmp.set_balloon(self.former_bytes)?;
-        self.balloon = again;
-        Ok(())
     }
 
     /// Gives everything back and waits until the VM has it; what it has then.
@@ -128,12 +152,18 @@ impl From<KernelMemory> for Said {
     }
 }
 
-/// Asks the guest; `by_kernel`: by its console or agent, else by its balloon.
-fn listen(subject: &Subject<'_>, vm: &mut Borrowed, by_kernel: bool) -> anyhow::Result<Said> {
+/// Asks the guest; `by_kernel`: by its console, past `end`, or its agent, else by its balloon.
+fn listen(
+    subject: &Subject<'_>,
+    vm: &mut Borrowed,
+    by_kernel: bool,
+    end: u64,
+) -> anyhow::Result<Said> {
     if by_kernel {
-        return kernel_memory(subject).map(Into::into);
+        // What it said while the step still lasted tells too little missed.
+        return kernel_memory_past(subject, end, SILENCE_MAX).map(Into::into);
     }
-    let stats = vm.balloon.stats()?;
+    let stats = vm.balloon()?.stats()?;
     let swapped_in = stats.swap_in_bytes.map(|bytes| pages(bytes).0);
     // A swap-in is a major fault too.
     let missed = stats.major_faults.max(swapped_in);
@@ -200,7 +230,7 @@ fn shrink(
     });
     let mut before = None;
     loop {
-        let said = listen(subject, vm, by_kernel)?;
+        let said = listen(subject, vm, by_kernel, console_end(subject)?)?;
         let size = vm.size()?;
         answer.rounds_bytes.push(size);
         let in_use = size.saturating_sub(said.available_bytes);
@@ -235,7 +265,7 @@ fn shrink(
             answer.not_available = Some("the guest missed nothing and has no more to give".into());
             return Ok(Found::new(size).bound("at_most"));
         }
-        vm.balloon.qmp.set_balloon(next)?;
+        vm.balloon()?.qmp.set_balloon(next)?;
         ensure!(
             subject.wait(step),
             "stopped; the VM has its former size again"

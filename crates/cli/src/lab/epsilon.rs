@@ -128,6 +128,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if memory_mib == 0 || step >= 1.0 {
         bail_usage!("expected at least 1 MiB to begin with, and steps of less than 100 %");
     }
+    if args.initrd.is_some() && args.way != Way::Boot {
+        bail_usage!(
+            "--initrd: whether it lives is heard once, when it has come up: add --way boot"
+        );
+    }
     if args.output == Form::Csv {
         writeln!(
             out,

@@ -225,6 +225,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .map(|figures| figures.wrong_pages)
         .sum();
     anyhow::ensure!(wrong == 0, "{wrong} pages of copies were wrong");
+    let broken = figures(&report.rows)
+        .filter(|figures| figures.broken.is_some())
+        .count();
+    anyhow::ensure!(broken == 0, "of {broken} rows, a copy did not run on");
     anyhow::ensure!(
         figures(&report.rows).next().is_some(),
         "nothing could be copied"
