@@ -41,7 +41,7 @@ impl Userfault {
         Self::register_for(UffdUse::Minor, descriptor, ranges)
     }
 
-    /// Has writes to pages of `ranges` that are [protected](Self::write_protect) noted in the page
+    /// Has writes to pages of `ranges` that are protected noted in the page
     /// tables, without anybody waiting for them.
     ///
     /// # Errors

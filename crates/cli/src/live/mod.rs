@@ -6,7 +6,7 @@
 //! | `apply`, `rollback`, `set`, `pause`, `resume` | change something |
 //!
 //! Names of VMs and sentences of the daemon may hold what somebody in a guest chose: every one goes through
-//! [`printable`](crate::hcache::table::printable) before it gets to a terminal.
+//! `printable` before it gets to a terminal.
 
 #[cfg(test)]
 #[path = "../../tests/live_verbs/host.rs"]
