@@ -75,6 +75,8 @@ impl Absentees {
             let raised = self.reached.barrier.raise(ranges);
             raised.map_err(|source| self.failed("process_madvise(MADV_PAGEOUT)", source))?;
         }
+        // This thread may be on another CPU next time, and the pages in a queue of this one.
+        self.reached.barrier.leave_cpu();
         Ok(())
     }
 
