@@ -20,18 +20,29 @@ const CONSOLE_BYTES: u64 = 64 << 10;
 /// How often a balloon's driver is asked.
 const STATS_INTERVAL_S: u64 = 1;
 
-/// The newest lines of a console's file, the last one first.
-fn console_events(path: &Path) -> anyhow::Result<impl Iterator<Item = ConsoleEvent>> {
+/// What a console's file holds from byte `from` on, [`CONSOLE_BYTES`] of it at most.
+fn console_text(path: &Path, from: u64) -> anyhow::Result<String> {
     let read = || {
         let mut file = File::open(path)?;
-        let end = file.seek(SeekFrom::End(0))?;
-        file.seek(SeekFrom::Start(end.saturating_sub(CONSOLE_BYTES)))?;
+        file.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
         file.take(CONSOLE_BYTES).read_to_end(&mut bytes)?;
         std::io::Result::Ok(bytes)
     };
     let bytes = read().with_context(|| format!("cannot read '{}'", path.display()))?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Where a console's file ends now.
+fn console_length(path: &Path) -> anyhow::Result<u64> {
+    let file = std::fs::metadata(path);
+    let file = file.with_context(|| format!("cannot read '{}'", path.display()))?;
+    Ok(file.len())
+}
+
+/// The newest lines of a console's file, the last one first.
+fn console_events(path: &Path) -> anyhow::Result<impl Iterator<Item = ConsoleEvent>> {
+    let text = console_text(path, console_length(path)?.saturating_sub(CONSOLE_BYTES))?;
     let events: Vec<_> = text.lines().rev().filter_map(ConsoleEvent::parse).collect();
     Ok(events.into_iter())
 }
@@ -73,12 +84,8 @@ pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemor
 
 /// Where the console's file ends now; 0 where the guest is asked by its agent, which answers as it is.
 pub(super) fn console_end(subject: &Subject<'_>) -> anyhow::Result<u64> {
-    let Some(console) = &subject.options.console else {
-        return Ok(0);
-    };
-    let file = std::fs::metadata(console);
-    let file = file.with_context(|| format!("cannot read '{}'", console.display()))?;
-    Ok(file.len())
+    let console = subject.options.console.as_deref();
+    console.map_or(Ok(0), console_length)
 }
 
 /// As [`kernel_memory`], by nothing that the console told before `end`; waits for it, at most `patience`.
@@ -90,16 +97,9 @@ pub(super) fn kernel_memory_past(
     let Some(console) = &subject.options.console else {
         return kernel_memory(subject);
     };
-    let read = || {
-        let mut file = File::open(console)?;
-        file.seek(SeekFrom::Start(end))?;
-        let mut text = Vec::new();
-        file.take(CONSOLE_BYTES).read_to_end(&mut text)?;
-        std::io::Result::Ok(String::from_utf8_lossy(&text).into_owned())
-    };
     let since = Instant::now();
     loop {
-        let text = read().with_context(|| format!("cannot read '{}'", console.display()))?;
+        let text = console_text(console, end)?;
         // What follows the last line's end is a part of a line.
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         let told = whole

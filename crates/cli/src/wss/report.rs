@@ -484,7 +484,7 @@ impl<'a> Report<'a> {
             let _ = writeln!(
                 table,
                 "\n{:<8}{:>14}{:>14}{:>12}{:>9}{:>12}{:>10}{:>10}",
-                "logging", "walks", "logged", "missed", "missed", "full", "slowdown", "host CPU"
+                "logging", "walks", "logged", "missed", "share", "full", "slowdown", "host CPU"
             );
         }
         for (name, logging) in logged {
