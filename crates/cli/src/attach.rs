@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet, WorkingSetBound};
-use plimsoll_trap::{
-    HandlerCpu, PeriodReport, RateRule, SCALE_MAX, ScanConfig, TraceConfig, TrapError,
+use plimsoll_flow::{
+    MissRatioCurve, PageCount, PageSize, TraceMethod, WorkingSet, WorkingSetBound,
 };
+use plimsoll_trap::{HandlerCpu, RateRule, SCALE_MAX, ScanConfig, TraceConfig, TrapError};
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
@@ -350,8 +350,9 @@ struct Report<'a> {
 struct Totals {
     periods: u64,
     traps: u64,
-    /// Looks of a scanner.
+    /// Scans, and the touches that they found.
     scans: u64,
+    touches: u64,
     rearmed_pages: u64,
     lost: u64,
     first_touches_unseen: u64,
@@ -365,21 +366,22 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, report: &PeriodReport) {
+    fn add(&mut self, report: &plimsoll_flow::Period) {
         self.periods += 1;
-        self.traps += report.traps;
-        self.scans += report.scans.map_or(0, |scans| scans.count);
+        self.traps += report.traps.taken;
+        self.touches += report.scans.touches;
+        self.scans += report.scans.scans;
         self.rearmed_pages += report.rearmed_pages;
         self.lost += report.losses.lost();
         self.first_touches_unseen += report.losses.first_touches_unseen;
         self.length += report.length;
-        self.trap_time += report.trap_time;
-        self.rearm_time += report.rearm_time;
+        self.trap_time += report.fault_time;
+        self.rearm_time += report.arm_time;
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
-        let hidden = u64::from(report.hot_set_pages) * u64::from(report.scale);
-        // A period of scans in which nothing was touched hid nothing, and showed nothing.
-        if report.scans.is_none() || report.traps > 0 {
+        let hidden = report.resolution_pages();
+        // A period of scans in which nothing was touched resolves nothing.
+        if hidden > 0 {
             self.hidden_pages = Some(self.hidden_pages.map_or(hidden, |pages| pages.min(hidden)));
         }
     }
@@ -403,8 +405,16 @@ struct PeriodJson<'a> {
     working_set_low_pages: Option<u64>,
     working_set_high_pages: Option<u64>,
     tracking_rate: f64,
-    /// Of scans: pages touched between two looks.
-    hot_set_pages: u32,
+    /// Of traps alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hot_set_pages: Option<u32>,
+    /// Of scans alone: sampled pages touched between two of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scan_resolution_pages: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    touches: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    write_touches: Option<u64>,
     populated_pages: u64,
     tracked_pages: u64,
     distinct_pages: u64,
@@ -542,20 +552,20 @@ impl Report<'_> {
                 writeln!(
                     rows,
                     "{},{seconds:.3},{},{},{},{},{},{:.6},{}",
-                    report.period,
+                    report.index,
                     set.map(|set| set.size.to_string()).unwrap_or_default(),
                     set.map(|set| set.bound.to_string()).unwrap_or_default(),
                     1.0 / f64::from(report.scale),
                     report.tracked_pages,
-                    report.traps,
+                    report.references(),
                     report.overhead_ratio,
                     report.losses.lost(),
                 )?;
             }
             Format::Table | Format::Svg | Format::Png => {
-                let more = match (period.distance, report.scans) {
-                    (_, Some(scans)) => {
-                        format!("  {:>5.1} ms", scans.interval.as_secs_f64() * 1e3)
+                let more = match (period.distance, report.method) {
+                    (_, TraceMethod::AccessedPageScans) => {
+                        format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
                     (Some(distance), _) if self.args.compare => {
                         format!("  {:>11.4}", distance.mean_absolute_error)
@@ -566,11 +576,11 @@ impl Report<'_> {
                 writeln!(
                     rows,
                     "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{more}",
-                    report.period,
+                    report.index,
                     working_set(period.working_set),
                     report.scale,
                     grouped(report.tracked_pages as f64),
-                    report.traps as f64 / seconds,
+                    report.references() as f64 / seconds,
                     report.overhead_ratio * 100.0,
                     report.window.as_secs_f64() / seconds * 100.0,
                     report.losses.lost(),
@@ -583,10 +593,12 @@ impl Report<'_> {
 
     fn period_json<'p>(&'p self, period: &'p Period) -> PeriodJson<'p> {
         let report = &period.report;
+        let is_trap = report.method == TraceMethod::Traps;
+        let scans = (!is_trap).then_some(report.scans);
         PeriodJson {
             schema: SCHEMA,
             vm: &self.vm.id.0,
-            period: report.period,
+            period: report.index,
             seconds: report.length.as_secs_f64(),
             window_seconds: report.window.as_secs_f64(),
             working_set_pages: period.working_set.map(|set| set.size.0),
@@ -596,22 +608,25 @@ impl Report<'_> {
                 .working_set_band
                 .and_then(|(_, high)| high)
                 .map(|size| size.0),
-            scans: report.scans.map(|scans| scans.count),
-            scan_interval_seconds: report.scans.map(|scans| scans.interval.as_secs_f64()),
+            scans: scans.map(|scans| scans.scans),
+            scan_interval_seconds: scans.map(|scans| scans.interval.as_secs_f64()),
+            scan_resolution_pages: scans.map(|scans| scans.resolution_pages),
+            touches: scans.map(|scans| scans.touches),
+            write_touches: scans.map(|scans| scans.writes),
             tracking_rate: 1.0 / f64::from(report.scale),
-            hot_set_pages: report.hot_set_pages,
+            hot_set_pages: is_trap.then_some(report.traps.hot_set_pages),
             populated_pages: report.populated_pages,
             tracked_pages: report.tracked_pages,
             distinct_pages: report.distinct_pages,
-            traps: report.traps,
-            write_traps: report.write_traps,
-            stray_traps: report.stray_traps,
+            traps: report.traps.taken,
+            write_traps: report.traps.writes,
+            stray_traps: report.traps.strays,
             rearmed_pages: report.rearmed_pages,
-            trap_seconds: report.trap_time.as_secs_f64(),
-            rearm_seconds: report.rearm_time.as_secs_f64(),
+            trap_seconds: report.fault_time.as_secs_f64(),
+            rearm_seconds: report.arm_time.as_secs_f64(),
             collect_seconds: report.collect_time.as_secs_f64(),
             overhead_ratio: report.overhead_ratio,
-            budget_ran_out: report.budget_ran_out,
+            budget_ran_out: report.budget_exhausted,
             lost: report.losses.lost(),
             first_touches_unseen: report.losses.first_touches_unseen,
             mean_absolute_error: period
@@ -681,7 +696,7 @@ impl Report<'_> {
         let totals = &self.totals;
         let (seen, touches, again, looking) = if self.args.tracing.backend == Backend::Scan {
             let scans = grouped(totals.scans as f64);
-            let seen = format!("{scans} scans, {} touches", grouped(totals.traps as f64));
+            let seen = format!("{scans} scans, {} touches", grouped(totals.touches as f64));
             (seen, "faults", "made absent", "scanning")
         } else {
             let seen = format!("{} traps", grouped(totals.traps as f64));

@@ -15,7 +15,7 @@ use plimsoll_flow::{
     VmId, WorkingSet, WorkingSetBound,
 };
 use plimsoll_trap::{
-    PeriodReport, PresenceScanner, Scan, ScanConfig, TraceConfig, TraceTarget, Tracer, TrapError,
+    PresenceScanner, Scan, ScanConfig, TraceConfig, TraceTarget, Tracer, TrapError,
 };
 use plimsoll_vm::QemuVm;
 
@@ -120,7 +120,7 @@ struct Whole<Window> {
 #[derive(Debug)]
 pub struct Period {
     /// What it did and cost.
-    pub report: PeriodReport,
+    pub report: plimsoll_flow::Period,
     /// The working set; `None` if nothing was touched.
     pub working_set: Option<WorkingSet>,
     /// The period's curve by the chosen estimator; `None` if it saw no reuse.
@@ -454,29 +454,33 @@ pub(crate) fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Opt
 /// Reads the working set off the curve of a window of looks. What fits into what is touched between two of them
 /// is only known to fit.
 fn working_set_of_scans(
-    report: &PeriodReport,
+    report: &plimsoll_flow::Period,
     curve: Option<&MissRatioCurve>,
 ) -> Option<WorkingSet> {
     let set = working_set(curve?);
-    let hidden = u64::from(report.hot_set_pages) * u64::from(report.scale);
     let bound = match set.bound {
-        WorkingSetBound::Estimate if set.size.0 <= hidden => WorkingSetBound::AtMost,
+        WorkingSetBound::Estimate if set.size.0 <= report.resolution_pages() => {
+            WorkingSetBound::AtMost
+        }
         bound => bound,
     };
     Some(WorkingSet { bound, ..set })
 }
 
 /// Reads the working set off a period's curve; without one, off the pages touched.
-fn working_set_of(report: &PeriodReport, curve: Option<&MissRatioCurve>) -> Option<WorkingSet> {
+fn working_set_of(
+    report: &plimsoll_flow::Period,
+    curve: Option<&MissRatioCurve>,
+) -> Option<WorkingSet> {
     if report.distinct_pages == 0 {
         return None;
     }
     let size = PageCount(report.distinct_pages * u64::from(report.scale));
-    let hot_set_pages = u64::from(report.hot_set_pages);
+    let hot_set_pages = u64::from(report.traps.hot_set_pages);
     Some(match curve {
         Some(curve) => working_set(curve),
         // All that was touched fits into what the hot set hides.
-        None if report.distinct_pages <= hot_set_pages && !report.budget_ran_out => WorkingSet {
+        None if report.distinct_pages <= hot_set_pages && !report.budget_exhausted => WorkingSet {
             size,
             bound: WorkingSetBound::AtMost,
         },

@@ -14,12 +14,14 @@
 
 mod curve;
 mod page;
+mod period;
 mod reference;
 mod vm;
 mod working_set;
 
 pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
+pub use period::{Period, PeriodLosses, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
 pub use vm::{RamBacking, RamMapping, VmId};
 pub use working_set::{WorkingSet, WorkingSetBound};

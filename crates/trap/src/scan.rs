@@ -34,7 +34,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
+    TrapCounts,
+};
 
 use crate::absent::Absentees;
 use crate::barrier::PageBarrier;
@@ -46,7 +49,7 @@ use crate::rate::{RateRule, SCALE_MAX};
 use crate::sample::{Sample, mix};
 use crate::scan_control::{ScanControl, WindowCost};
 use crate::target::TraceTarget;
-use crate::tracer::{Losses, PeriodReport, cpu_time, register_error};
+use crate::tracer::{cpu_time, register_error};
 use crate::trial::measure_fault_cost;
 use crate::userfault::Userfault;
 use crate::write_scan::ASYNC_WRITES;
@@ -142,15 +145,6 @@ pub struct Scan<'a> {
     /// The watched pages touched in between, each once, in order of their numbers: kinds are known if
     /// writes are told apart, and a page both read and written is written.
     pub touched: &'a ReferenceBatch,
-}
-
-/// How often a scanner looked in a period.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ScanCounts {
-    /// Looks.
-    pub count: u64,
-    /// Mean time from one to the next, in CPU time of the VM's process.
-    pub interval: Duration,
 }
 
 /// Takes the looks of a period, in order.
@@ -260,7 +254,7 @@ impl PresenceScanner {
         &mut self,
         stop: &AtomicBool,
         sink: ScanSink<'_>,
-    ) -> Result<PeriodReport, TrapError> {
+    ) -> Result<Period, TrapError> {
         self.absentees.check_alive()?;
         let start = Instant::now();
         let end = start + self.config.period;
@@ -286,37 +280,38 @@ impl PresenceScanner {
 
         let length = start.elapsed();
         let fault_time = self.fault_time(&window);
-        let rearm_time = window.arm_time + window.scan_time;
-        let taken = (fault_time + rearm_time).as_secs_f64();
-        let hidden = window.touches.div_ceil(window.scans.max(1));
+        let arm_time = window.arm_time + window.scan_time;
+        let taken = (fault_time + arm_time).as_secs_f64();
+        let resolution = window.touches.div_ceil(window.scans.max(1));
         let mean = window.cpu_time.as_secs_f64() / window.scans.max(1) as f64;
-        let report = PeriodReport {
-            period: self.periods,
+        let report = Period {
+            index: self.periods,
+            method: TraceMethod::AccessedPageScans,
             length,
             window: window.length,
             scale,
-            hot_set_pages: u32::try_from(hidden).unwrap_or(u32::MAX),
             populated_pages,
             tracked_pages: self.watched.len() as u64,
             distinct_pages: window.distinct_pages,
-            traps: window.touches,
-            write_traps: window.writes,
-            stray_traps: 0,
+            traps: TrapCounts::default(),
+            scans: ScanCounts {
+                scans: window.scans,
+                interval: Duration::from_secs_f64(mean),
+                touches: window.touches,
+                writes: window.writes,
+                resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
+            },
             rearmed_pages: window.dropped_pages,
-            trap_time: fault_time,
-            rearm_time,
+            fault_time,
+            arm_time,
             collect_time,
             overhead_ratio: taken / (length.as_secs_f64() * self.vcpus as f64),
-            budget_ran_out: window.budget_ran_out,
-            losses: Losses {
+            budget_exhausted: window.budget_ran_out,
+            losses: PeriodLosses {
                 stayed_accessible,
                 left_hot_set_accessible: 0,
                 first_touches_unseen,
             },
-            scans: Some(ScanCounts {
-                count: window.scans,
-                interval: Duration::from_secs_f64(mean),
-            }),
         };
         self.periods += 1;
         self.control.adapt(&WindowCost {
@@ -683,14 +678,13 @@ mod tests {
             report
         });
         let report = report.unwrap_or_else(|panic| resume_unwind(panic)).unwrap();
-        let scans = report.scans.unwrap();
-        assert_eq!(scans.count, looks);
+        assert_eq!(report.scans.scans, looks);
         assert!(looks > 10, "{looks} looks");
         assert!(compared > 1000, "{compared} touches");
         assert!(strange * 50 <= compared, "{strange} of {compared}");
         assert_eq!(report.distinct_pages, sampled.len() as u64);
         assert_eq!(report.tracked_pages, sampled.len() as u64);
-        assert_eq!((report.losses.lost(), report.write_traps), (0, 0));
+        assert_eq!((report.losses.lost(), report.scans.writes), (0, 0));
         scanner.detach().unwrap();
     }
 

@@ -24,7 +24,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
+    TrapCounts,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
@@ -35,7 +38,6 @@ use crate::placement::{HandlerCpu, Placement};
 use crate::ram::{PAGE_BYTES, PageRange, Populated, RamLayout};
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 use crate::sample::{Sample, mix};
-use crate::scan::ScanCounts;
 use crate::sys::AddressRange;
 use crate::target::TraceTarget;
 use crate::trial::{TrapCost, measure_trap_cost};
@@ -130,71 +132,6 @@ impl TraceConfig {
     }
 }
 
-/// What escaped the tracer in a period. None of these bends the curve unseen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Losses {
-    /// Sampled pages that could not be made inaccessible at the start.
-    pub stayed_accessible: u64,
-    /// Times that a page left the hot set and could not be made inaccessible at once; it was
-    /// tried again every 50 ms.
-    pub left_hot_set_accessible: u64,
-    /// Pages of the VM, sampled or not, touched for the first time since the period before:
-    /// the first touch of a page that holds nothing does not trap.
-    pub first_touches_unseen: u64,
-}
-
-impl Losses {
-    /// References that may be missing: sampled pages that escaped their trap.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.stayed_accessible + self.left_hot_set_accessible
-    }
-}
-
-/// What a period did and cost.
-#[derive(Debug, Clone, Copy)]
-pub struct PeriodReport {
-    /// Number of the period, from 0.
-    pub period: u64,
-    /// How long the period took.
-    pub length: Duration,
-    /// How long of that its pages were watched.
-    pub window: Duration,
-    /// T: one page in so many was watched.
-    pub scale: u32,
-    /// Pages of the hot set in this period; of a presence scan, those touched between two looks, which
-    /// hide what lies below alike.
-    pub hot_set_pages: u32,
-    /// Pages of the VM that hold something.
-    pub populated_pages: u64,
-    /// Watched pages.
-    pub tracked_pages: u64,
-    /// Watched pages that trapped at least once.
-    pub distinct_pages: u64,
-    /// References recorded; of a presence scan, pages found touched, each by a fault of its own.
-    pub traps: u64,
-    /// Those of them that were writes.
-    pub write_traps: u64,
-    /// Traps that recorded nothing: a second vCPU at the same page, a page no longer watched.
-    pub stray_traps: u64,
-    /// Pages made inaccessible, at the start and on leaving the hot set.
-    pub rearmed_pages: u64,
-    /// Time of the VM spent in traps (phase 1 and the context switches of \[AET\] §4.3).
-    pub trap_time: Duration,
-    /// CPU time spent making pages inaccessible and accessible again (phase 2).
-    pub rearm_time: Duration,
-    /// Time spent finding the VM's pages (phase 3).
-    pub collect_time: Duration,
-    /// Time taken from the VM over the time its vCPUs had: traps and re-arming.
-    pub overhead_ratio: f64,
-    /// Whether the time budget closed the window before the period's end.
-    pub budget_ran_out: bool,
-    /// What escaped.
-    pub losses: Losses,
-    /// The looks of a presence scan; `None` of a tracer.
-    pub scans: Option<ScanCounts>,
-}
-
 /// A VM whose RAM is being traced. Dropped, it takes its traps with it.
 #[derive(Debug)]
 pub struct Tracer<B: PageBarrier = RemotePageout> {
@@ -231,17 +168,15 @@ pub struct Tracer<B: PageBarrier = RemotePageout> {
     counts: Counts,
 }
 
-/// Counters of the period under way; see [`PeriodReport`].
+/// Counters of the current period; see [`Period`].
 #[derive(Debug, Default)]
 struct Counts {
     distinct_pages: u64,
-    traps: u64,
-    write_traps: u64,
-    stray_traps: u64,
+    traps: TrapCounts,
     rearmed_pages: u64,
-    trap_time: Duration,
-    rearm_time: Duration,
-    losses: Losses,
+    fault_time: Duration,
+    arm_time: Duration,
+    losses: PeriodLosses,
 }
 
 /// Takes the references of a period, in order.
@@ -348,11 +283,7 @@ impl<B: PageBarrier> Tracer<B> {
     /// [`TrapError::VmGone`] when the VM has ended before anything was seen in this period,
     /// [`TrapError::StayedAccessible`] when its pages cannot be trapped, [`TrapError::Call`] for
     /// what should not happen. References up to there have been handed over.
-    pub fn run_period(
-        &mut self,
-        stop: &AtomicBool,
-        sink: Sink<'_>,
-    ) -> Result<PeriodReport, TrapError> {
+    pub fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         if has_ended(self.pidfd.as_fd()) {
             return Err(TrapError::VmGone { pid: self.pid });
         }
@@ -375,7 +306,7 @@ impl<B: PageBarrier> Tracer<B> {
         &mut self,
         stop: &AtomicBool,
         sink: Sink<'_>,
-    ) -> Result<PeriodReport, TrapError> {
+    ) -> Result<Period, TrapError> {
         let start = Instant::now();
         let end = start + self.config.period;
         let scale = self.rate.scale();
@@ -392,41 +323,42 @@ impl<B: PageBarrier> Tracer<B> {
         let watched = armed.and_then(|()| self.watch(stop, end, sink));
         let window = window_start.elapsed();
         self.recording = false;
-        let rested = watched.and_then(|budget_ran_out| {
+        let rested = watched.and_then(|budget_exhausted| {
             self.disarm(sink)?;
             self.flush(sink);
             self.rest(stop, end)?;
-            Ok(budget_ran_out)
+            Ok(budget_exhausted)
         });
-        let budget_ran_out = match self.gone_if_it_ends(rested) {
+        let budget_exhausted = match self.gone_if_it_ends(rested) {
             // What was seen of it stands; the next period tells that it is gone.
-            Err(TrapError::VmGone { .. }) if self.counts.traps > 0 => false,
+            Err(TrapError::VmGone { .. }) if self.counts.traps.taken > 0 => false,
             other => other?,
         };
 
         let tracked_pages = self.watched.iter().map(|run| run.end - run.start).sum();
         let length = start.elapsed();
-        let taken = self.counts.trap_time + self.counts.rearm_time;
-        let report = PeriodReport {
-            period: self.periods,
+        let taken = self.counts.fault_time + self.counts.arm_time;
+        let report = Period {
+            index: self.periods,
+            method: TraceMethod::Traps,
             length,
             window,
             scale,
-            hot_set_pages,
             populated_pages,
             tracked_pages,
             distinct_pages: self.counts.distinct_pages,
-            traps: self.counts.traps,
-            write_traps: self.counts.write_traps,
-            stray_traps: self.counts.stray_traps,
+            traps: TrapCounts {
+                hot_set_pages,
+                ..self.counts.traps
+            },
+            scans: ScanCounts::default(),
             rearmed_pages: self.counts.rearmed_pages,
-            trap_time: self.counts.trap_time,
-            rearm_time: self.counts.rearm_time,
+            fault_time: self.counts.fault_time,
+            arm_time: self.counts.arm_time,
             collect_time,
             overhead_ratio: taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64),
-            budget_ran_out,
+            budget_exhausted,
             losses: self.counts.losses,
-            scans: None,
         };
         self.periods += 1;
         self.adapt(&report);
@@ -512,7 +444,7 @@ impl<B: PageBarrier> Tracer<B> {
         for page in runs.iter().cloned().flatten() {
             self.counts.rearmed_pages += u64::from(self.raised.set(page, true));
         }
-        self.counts.rearm_time += cpu_time().saturating_sub(start);
+        self.counts.arm_time += cpu_time().saturating_sub(start);
         Ok(())
     }
 
@@ -536,7 +468,7 @@ impl<B: PageBarrier> Tracer<B> {
                     .map_err(self.failed("reading pagemap"))?;
             }
         }
-        self.counts.rearm_time += cpu_time().saturating_sub(start);
+        self.counts.arm_time += cpu_time().saturating_sub(start);
         Ok(accessible)
     }
 
@@ -578,7 +510,7 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Time taken in this period so far, with what making all pages accessible again will take.
     fn spent_seconds(&self) -> f64 {
-        let taken = self.counts.trap_time + self.counts.rearm_time;
+        let taken = self.counts.fault_time + self.counts.arm_time;
         let arming_pages = self.watched.len() as f64 * f64::from(self.config.group_pages);
         taken.as_secs_f64() + arming_pages * self.arming_seconds_per_page / 2.0
     }
@@ -624,15 +556,15 @@ impl<B: PageBarrier> Tracer<B> {
                 AccessKind::Read
             };
             self.batch.push(page, kind);
-            self.counts.traps += 1;
-            self.counts.write_traps += u64::from(fault.write);
+            self.counts.traps.taken += 1;
+            self.counts.traps.writes += u64::from(fault.write);
             self.counts.distinct_pages += u64::from(self.trapped.set(page.0, true));
             // Before the access goes on: its vCPU could be at the head's page next.
             if let Some(head) = self.hot.enter(page.0) {
                 self.rearm_head(head)?;
             }
         } else {
-            self.counts.stray_traps += 1;
+            self.counts.traps.strays += 1;
         }
         if let Some(page) = page {
             self.raised.set(page.0, false);
@@ -644,7 +576,7 @@ impl<B: PageBarrier> Tracer<B> {
         self.barrier
             .lower(&self.userfault, range)
             .map_err(self.failed("letting an access go on"))?;
-        self.counts.trap_time += start.elapsed() + self.trap_cost.outside_handler;
+        self.counts.fault_time += start.elapsed() + self.trap_cost.outside_handler;
         Ok(())
     }
 
@@ -672,7 +604,7 @@ impl<B: PageBarrier> Tracer<B> {
             }
         });
         self.stuck = stuck;
-        self.counts.rearm_time += cpu_time().saturating_sub(start);
+        self.counts.arm_time += cpu_time().saturating_sub(start);
         failed
     }
 
@@ -713,7 +645,7 @@ impl<B: PageBarrier> Tracer<B> {
                         .map_err(self.failed("making pages accessible again"))?;
                 }
             }
-            self.counts.rearm_time += cpu_time().saturating_sub(start);
+            self.counts.arm_time += cpu_time().saturating_sub(start);
             self.serve(Duration::ZERO, sink)?;
         }
         self.raised.clear();
@@ -734,38 +666,37 @@ impl<B: PageBarrier> Tracer<B> {
         Ok(())
     }
 
-    fn adapt(&mut self, report: &PeriodReport) {
+    fn adapt(&mut self, report: &Period) {
         self.distinct_pages_before = Some(report.distinct_pages).filter(|&pages| pages > 0);
         if report.tracked_pages > 0 {
-            let latest = report.rearm_time.as_secs_f64() / report.tracked_pages as f64;
+            let latest = report.arm_time.as_secs_f64() / report.tracked_pages as f64;
             self.arming_seconds_per_page += (latest - self.arming_seconds_per_page) / 4.0;
         }
         let Some(budget) = self.budget_seconds() else {
             return self.rate.adapt(&PeriodCost {
                 pressure: 0.0,
                 affordable_traps: f64::INFINITY,
-                traps: report.traps,
+                traps: report.traps.taken,
                 distinct_pages: report.distinct_pages,
                 budget_ran_out: false,
                 scale_min: 1,
             });
         };
-        let all_traps = (report.traps + report.stray_traps).max(1) as f64;
-        let seconds_per_trap = if report.traps == 0 {
+        let all_traps = (report.traps.taken + report.traps.strays).max(1) as f64;
+        let seconds_per_trap = if report.traps.taken == 0 {
             self.trap_cost.whole.as_secs_f64()
         } else {
-            report.trap_time.as_secs_f64() / all_traps
+            report.fault_time.as_secs_f64() / all_traps
         };
         let whole_period = report.length.as_secs_f64() / report.window.as_secs_f64().max(1e-9);
         let arming_seconds = report.populated_pages as f64 * self.arming_seconds_per_page;
         let scale_min = (arming_seconds / (budget * ARMING_SHARE)).clamp(1.0, f64::from(SCALE_MAX));
         self.rate.adapt(&PeriodCost {
-            pressure: report.trap_time.as_secs_f64() * whole_period / budget,
-            affordable_traps: (budget - report.rearm_time.as_secs_f64()).max(0.0)
-                / seconds_per_trap,
-            traps: report.traps,
+            pressure: report.fault_time.as_secs_f64() * whole_period / budget,
+            affordable_traps: (budget - report.arm_time.as_secs_f64()).max(0.0) / seconds_per_trap,
+            traps: report.traps.taken,
             distinct_pages: report.distinct_pages,
-            budget_ran_out: report.budget_ran_out,
+            budget_ran_out: report.budget_exhausted,
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -896,7 +827,7 @@ mod tests {
     fn traced(
         config: TraceConfig,
         pages: &[usize],
-    ) -> Result<(Vec<u64>, PeriodReport, Vec<u64>), TrapError> {
+    ) -> Result<(Vec<u64>, Period, Vec<u64>), TrapError> {
         let pid = std::process::id();
         let missing = |source| TrapError::NoPrivilege {
             what: "trap".to_owned(),
@@ -1004,9 +935,9 @@ mod tests {
                 .map(|&page| page as u64)
                 .filter(|&page| sample.contains(page));
             assert_eq!(seen, misses_of_naive_queue(sampled, hot_set_pages as usize));
-            assert_eq!(report.traps, seen.len() as u64);
-            assert_eq!(report.write_traps, report.traps);
-            assert_eq!(report.losses, Losses::default());
+            assert_eq!(report.traps.taken, seen.len() as u64);
+            assert_eq!(report.traps.writes, report.traps.taken);
+            assert_eq!(report.losses, PeriodLosses::default());
             // The traced thread lost nothing of what it wrote.
             let mut expected = vec![0; PAGES];
             pages.iter().for_each(|&page| expected[page] += 1);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::ensure;
 use plimsoll_estimator::working_set;
 use plimsoll_estimator::working_set::SamplingStep;
-use plimsoll_flow::{PageCount, PageNumber, PageSize, WorkingSet, WorkingSetBound};
+use plimsoll_flow::{PageCount, PageNumber, PageSize, TraceMethod, WorkingSet, WorkingSetBound};
 use plimsoll_trap::{SampledPages, ScanConfig, TraceConfig, WriteScanner};
 
 use super::{Answer, Found, Subject, Way};
@@ -72,9 +72,8 @@ fn watch(subject: &Subject<'_>, way: Way, config: WatchConfig) -> Answer {
             seconds += length;
             taken += period.report.overhead_ratio * length;
             lost += period.report.losses.lost();
-            if period.report.scans.is_some() {
-                let scale = u64::from(period.report.scale);
-                hidden = hidden.max(u64::from(period.report.hot_set_pages) * scale);
+            if period.report.method == TraceMethod::AccessedPageScans {
+                hidden = hidden.max(period.report.resolution_pages());
             }
             if let Some(set) = period.working_set {
                 answer.rounds_bytes.push(bytes(set.size));

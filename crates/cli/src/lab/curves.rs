@@ -153,7 +153,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let traps: u64 = observed
                 .periods
                 .iter()
-                .map(|traced| traced.period.report.traps)
+                .map(|traced| traced.period.report.traps.taken)
                 .sum();
             let window: Duration = observed
                 .periods

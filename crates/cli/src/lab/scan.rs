@@ -272,7 +272,7 @@ fn watch(
         };
         let report = &period.report;
         tally.periods += 1;
-        tally.touches += report.traps;
+        tally.touches += report.references();
         tally.lost += report.losses.lost();
         tally.accounts.push(report.overhead_ratio);
         let set = period.working_set;
@@ -280,7 +280,7 @@ fn watch(
             let error = set.size.0 as f64 / wanted.0 as f64 - 1.0;
             tally.errors.push(error.abs());
         }
-        hidden.push(f64::from(report.hot_set_pages) * f64::from(report.scale));
+        hidden.push(report.resolution_pages() as f64);
         scales.push(f64::from(report.scale));
     }
     let curve = observer.curve().context("no page was used twice")?;

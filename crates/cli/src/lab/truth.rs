@@ -221,7 +221,7 @@ fn row(
         workload: workload.trim_start_matches("workload=").to_owned(),
         scale,
         hidden_pages,
-        traps: reports().map(|report| report.traps).sum(),
+        traps: reports().map(|report| report.traps.taken).sum(),
         overhead_ratio: overhead / seconds.max(f64::MIN_POSITIVE),
         lost: reports().map(|report| report.losses.lost()).sum(),
         references: misses.after.references() - misses.before.references(),

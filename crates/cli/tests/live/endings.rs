@@ -125,7 +125,7 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
         })
         .unwrap();
     assert!(references > 0);
-    assert_eq!(references, report.traps);
+    assert_eq!(references, report.traps.taken);
     drop(tracer);
     subject.assert_no_trap_is_left();
     subject.assert_goes_on();

@@ -48,8 +48,8 @@ fn the_working_set_of_a_loop_is_found_without_a_trap() {
     );
     for line in later.into_iter().chain([&first]) {
         assert!(line.number("scans") >= 2.0 && line.number("scan_interval_seconds") > 0.0);
-        assert!(line.number("traps") >= line.number("distinct_pages"));
-        assert!(line.number("write_traps") == 0.0, "{}", line.json);
+        assert!(line.number("touches") >= line.number("distinct_pages"));
+        assert!(line.number("write_touches") == 0.0, "{}", line.json);
         // One page in a window of fault-around at most.
         assert!(line.number("tracking_rate") <= 1.0 / 16.0);
         let low = line.number("working_set_low_pages");
@@ -91,7 +91,7 @@ fn the_curve_of_even_references_is_found_from_what_lies_between_looks() {
     let ended = Attach::start(&subject.pid(), options).end();
     ended.assert_quiet_success();
     let last = ended.periods().last().unwrap();
-    let hidden = last.number("hot_set_pages") / last.number("tracking_rate");
+    let hidden = last.number("scan_resolution_pages") / last.number("tracking_rate");
     let curve: CurveJson = serde_json::from_value(ended.last().json["curve"].clone()).unwrap();
     let pages = (64 * MIB) as f64;
     let at = |size: f64| {
@@ -195,10 +195,10 @@ fn a_scan_tells_writes_from_reads() {
             }
         });
         let report = report.unwrap();
-        assert_eq!(report.write_traps, kinds[1]);
-        assert_eq!(report.traps, kinds[0] + kinds[1]);
+        assert_eq!(report.scans.writes, kinds[1]);
+        assert_eq!(report.scans.touches, kinds[0] + kinds[1]);
         assert!(report.distinct_pages > 400, "{report:?}");
-        kinds[1] as f64 / report.traps as f64
+        kinds[1] as f64 / report.scans.touches as f64
     };
     let reading = share_written();
     wait_for_step(&mut subject, 1);

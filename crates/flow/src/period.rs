@@ -1,0 +1,189 @@
+//! One period of tracing a VM: what the backend did, saw, cost and lost.
+//!
+//! A field has one meaning whatever the method: traps are counted in [`TrapCounts`], touches found by scans in
+//! [`ScanCounts`], and the counts of the other kind are zero.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How a backend observes a VM's pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TraceMethod {
+    /// Every access to an inaccessible page traps and is recorded, in order.
+    Traps,
+    /// Scans find which unmapped pages the VM has mapped again.
+    AccessedPageScans,
+    /// Scans list the pages written since the scan before.
+    WriteScans,
+    /// Random pages are unmapped once a period and checked at its end.
+    SampledPages,
+}
+
+impl TraceMethod {
+    /// All methods.
+    pub const ALL: [Self; 4] = [
+        Self::Traps,
+        Self::AccessedPageScans,
+        Self::WriteScans,
+        Self::SampledPages,
+    ];
+
+    /// The name in configuration, options and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Traps => "trap",
+            Self::AccessedPageScans => "scan",
+            Self::WriteScans => "write-scan",
+            Self::SampledPages => "sample",
+        }
+    }
+}
+
+impl fmt::Display for TraceMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that no tracing method has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not a tracing method: trap, scan, write-scan or sample")]
+pub struct UnknownTraceMethod(pub String);
+
+impl FromStr for TraceMethod {
+    type Err = UnknownTraceMethod;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|method| method.name() == name)
+            .ok_or_else(|| UnknownTraceMethod(name.to_owned()))
+    }
+}
+
+/// Traps of a period; zero unless the method is [`TraceMethod::Traps`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TrapCounts {
+    /// Traps that recorded a reference.
+    pub taken: u64,
+    /// Those of them that were writes.
+    pub writes: u64,
+    /// Traps that recorded nothing: a second vCPU at the same page, or a page no longer tracked.
+    pub strays: u64,
+    /// Capacity of the hot set in sampled pages.
+    pub hot_set_pages: u32,
+}
+
+/// Scans of a period; zero for [`TraceMethod::Traps`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScanCounts {
+    /// Scans completed.
+    pub scans: u64,
+    /// Mean time from one scan to the next, in the scanner's own clock: CPU time of the VM's process for
+    /// accessed-page scans, wall time for the others.
+    pub interval: Duration,
+    /// Pages found touched, summed over all scans.
+    pub touches: u64,
+    /// Those of them known to be written.
+    pub writes: u64,
+    /// Mean number of tracked pages touched between two scans. Their order is unknown, so no smaller
+    /// memory can be resolved.
+    pub resolution_pages: u32,
+}
+
+/// What escaped the tracer in a period.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeriodLosses {
+    /// Sampled pages that could not be made inaccessible at the start.
+    pub stayed_accessible: u64,
+    /// Times that a page left the hot set and could not be made inaccessible at once; the tracer
+    /// retries every 50 ms.
+    pub left_hot_set_accessible: u64,
+    /// Pages of the VM, sampled or not, that were populated since the period before: the first touch of a page
+    /// without contents is not observed.
+    pub first_touches_unseen: u64,
+}
+
+impl PeriodLosses {
+    /// References that may be missing: sampled pages that were accessible while they were tracked.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.stayed_accessible + self.left_hot_set_accessible
+    }
+}
+
+/// What a tracing backend did in one period, what it cost and what it lost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Period {
+    /// Number of the period, from 0.
+    pub index: u64,
+    /// How the pages were observed.
+    pub method: TraceMethod,
+    /// Length of the period.
+    pub length: Duration,
+    /// The part of the period in which pages were tracked.
+    pub window: Duration,
+    /// One page in `scale` was tracked; each tracked page stands for that many.
+    pub scale: u32,
+    /// Pages of the VM that have contents.
+    pub populated_pages: u64,
+    /// Pages tracked.
+    pub tracked_pages: u64,
+    /// Tracked pages referenced at least once.
+    pub distinct_pages: u64,
+    /// Traps.
+    pub traps: TrapCounts,
+    /// Scans and the touches that they found.
+    pub scans: ScanCounts,
+    /// Pages made inaccessible, at the start and again later.
+    pub rearmed_pages: u64,
+    /// Time that the VM spent in faults: traps with their context switches (\[AET\] §4.3, phase 1), or minor faults.
+    pub fault_time: Duration,
+    /// CPU time spent making pages inaccessible and accessible, and scanning (phase 2).
+    pub arm_time: Duration,
+    /// Time spent finding the VM's populated pages (phase 3).
+    pub collect_time: Duration,
+    /// Fault and arming time over the time that the VM's vCPUs had, 0.0 or more.
+    pub overhead_ratio: f64,
+    /// Whether the time budget closed the window before the end of the period.
+    pub budget_exhausted: bool,
+    /// What escaped.
+    pub losses: PeriodLosses,
+}
+
+impl Period {
+    /// References recorded: traps taken, or touches found by scans.
+    #[must_use]
+    pub fn references(&self) -> u64 {
+        match self.method {
+            TraceMethod::Traps => self.traps.taken,
+            _ => self.scans.touches,
+        }
+    }
+
+    /// Minimum resolvable size in pages of the VM: a curve says nothing about smaller memories, which the hot set, or
+    /// the pages touched between two scans, would fill.
+    #[must_use]
+    pub fn resolution_pages(&self) -> u64 {
+        let sampled = match self.method {
+            TraceMethod::Traps => self.traps.hot_set_pages,
+            _ => self.scans.resolution_pages,
+        };
+        u64::from(sampled) * u64::from(self.scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_is_found_by_its_name() {
+        for method in TraceMethod::ALL {
+            assert_eq!(method.name().parse(), Ok(method));
+        }
+        let error = "traps".parse::<TraceMethod>().unwrap_err().to_string();
+        assert!(error.contains("'traps'"), "{error}");
+    }
+}
