@@ -6,9 +6,9 @@ use std::io::Write;
 use std::sync::Once;
 
 use libfuzzer_sys::fuzz_target;
-use plimsoll_flow::ReferenceBatch;
+use plimsoll_flow::{ReferenceBatch, Source};
 use plimsoll_fuzz::REFERENCES_MAX;
-use plimsoll_source::{Options, Source, open};
+use plimsoll_source::{Options, open};
 
 static QUIET: Once = Once::new();
 

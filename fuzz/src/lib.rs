@@ -6,8 +6,8 @@
 
 use std::io::{self, Read};
 
-use plimsoll_flow::{AccessKind, ReferenceBatch};
-use plimsoll_source::{Options, Source, SourceError, read};
+use plimsoll_flow::{AccessKind, ReferenceBatch, Source};
+use plimsoll_source::{Options, SourceError, read};
 
 /// References after which reading stops: compressed input may stand for any number.
 pub const REFERENCES_MAX: usize = 1 << 16;

@@ -17,8 +17,7 @@ use plimsoll_estimator::{
     Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
     FixedSizeShards, GhostLru, GhostOptions, Shards, SpatialAet,
 };
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch};
-use plimsoll_source::Source;
+use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 use crate::{Cli, title};

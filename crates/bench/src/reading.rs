@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
 
-use plimsoll_flow::{PageSize, ReferenceBatch};
-use plimsoll_source::{Format, Options, Source, create, open};
+use plimsoll_flow::{PageSize, ReferenceBatch, Source};
+use plimsoll_source::{Format, Options, create, open};
 
 use crate::measure::{Clock, Watch, median};
 use crate::workload::{Kind, Law};

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
-use plimsoll_source::Source;
+use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 /// A stream by its kind, its pages and how these are numbered.

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch};
-use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
-use plimsoll_source::{
-    Compression, Format, Source, SourceError, TraceWriter, WriteOptions, create,
+use plimsoll_flow::{
+    AccessKind, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _,
 };
+use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
+use plimsoll_source::{Compression, Format, SourceError, TraceWriter, WriteOptions, create};
 use serde::Serialize;
 
 use crate::bail_usage;

@@ -8,12 +8,12 @@
 //!
 //! What is observed never waits for who reads: references that find no room are lost, and counted.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
-use plimsoll_source::{Source, SourceError};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::{Location, Observer};
 
@@ -89,7 +89,9 @@ pub struct Misses {
 }
 
 impl Source for Misses {
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+    type Error = Infallible;
+
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, Infallible> {
         batch.advance();
         let Ok(first) = self.receiver.recv() else {
             return Ok(false);

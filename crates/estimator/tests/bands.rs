@@ -7,8 +7,7 @@ use plimsoll_estimator::{
     Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
     FixedSizeShards, Shards, SpatialAet,
 };
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch};
-use plimsoll_source::Source;
+use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 const PAGES: u64 = 20_000;

@@ -16,6 +16,7 @@ mod curve;
 mod page;
 mod period;
 mod reference;
+mod source;
 mod vm;
 mod working_set;
 
@@ -23,5 +24,6 @@ pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{Period, PeriodLosses, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
+pub use source::Source;
 pub use vm::{RamBacking, RamMapping, VmId};
 pub use working_set::{WorkingSet, WorkingSetBound};

@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 
 use plimsoll_flow::PageNumber;
-use plimsoll_source::SourceError;
 
 use crate::record::NotARecord;
 
@@ -166,9 +165,9 @@ pub enum PageLogError {
         /// Records the ring holds.
         capacity: u64,
     },
-    /// The trace that references are read from is at fault.
+    /// The source of the references failed.
     #[error(transparent)]
-    Source(#[from] SourceError),
+    Source(Box<dyn std::error::Error + Send + Sync>),
     /// More pages than a log can number.
     #[error("more than {max} pages", max = crate::record::FRAME_MAX)]
     TooManyPages,

@@ -21,8 +21,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 
 use foldhash::fast::RandomState;
-use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
-use plimsoll_source::Source;
+use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
 
 use crate::record::{FRAME_MAX, Record, STEP_MAX, Walk};
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource, TlbShape};
@@ -249,12 +248,17 @@ impl<S: Source> Emulated<S> {
         })
     }
 
+    fn next_references(&mut self) -> Result<bool, PageLogError> {
+        let next = self.source.next_batch(&mut self.batch);
+        next.map_err(|error| PageLogError::Source(Box::new(error)))
+    }
+
     fn fill(&mut self, records: &mut Vec<Record>) -> Result<(), PageLogError> {
         // An access makes up to four records, the end of an interval three more.
         while records.len() + 7 <= BATCH_RECORDS {
             if self.made == self.batch.len() {
                 self.made = 0;
-                if !self.source.next_batch(&mut self.batch)? {
+                if !self.next_references()? {
                     self.ended = true;
                     self.mmu.count(records);
                     return Ok(());

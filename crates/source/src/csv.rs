@@ -8,11 +8,11 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::lines::{LINE_BYTES_MAX, Lines, parse_number};
 use crate::spans::Reading;
-use crate::{Options, Source, SourceError};
+use crate::{Options, SourceError};
 
 /// Columns a record may have.
 const COLUMNS_MAX: usize = 4096;
@@ -149,6 +149,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read> Source for Reader<R> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {

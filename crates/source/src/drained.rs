@@ -1,14 +1,16 @@
 //! For tests: a source read to its end.
 
-use plimsoll_flow::{AccessKind, ReferenceBatch};
+use plimsoll_flow::{AccessKind, ReferenceBatch, Source};
 
-use crate::{Source, SourceError};
+use crate::SourceError;
 
 /// References as pages and kinds.
 pub(crate) type References = Vec<(u64, AccessKind)>;
 
 /// Returns all references, or the fault that ended them.
-pub(crate) fn references_of(source: &mut impl Source) -> Result<References, SourceError> {
+pub(crate) fn references_of(
+    source: &mut impl Source<Error = SourceError>,
+) -> Result<References, SourceError> {
     match drained(source) {
         (all, None) => Ok(all),
         (_, Some(fault)) => Err(fault),
@@ -16,7 +18,9 @@ pub(crate) fn references_of(source: &mut impl Source) -> Result<References, Sour
 }
 
 /// Returns the references before the end or a fault, and that.
-pub(crate) fn drained(source: &mut impl Source) -> (References, Option<SourceError>) {
+pub(crate) fn drained(
+    source: &mut impl Source<Error = SourceError>,
+) -> (References, Option<SourceError>) {
     let mut batch = ReferenceBatch::new();
     let mut all = Vec::new();
     loop {

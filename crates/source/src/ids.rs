@@ -5,11 +5,11 @@
 
 use std::io::{self, Read, Write};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
+use crate::SourceError;
 use crate::lines::{DIGITS_THAT_FIT, Lines, parse_number};
 use crate::spans::Reading;
-use crate::{Source, SourceError};
 
 /// Reads `ids`.
 pub(crate) struct Reader<R> {
@@ -25,6 +25,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read> Source for Reader<R> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {

@@ -1,6 +1,6 @@
 //! Where references come from: recorded traces and synthetic workloads.
 //!
-//! A [`Source`] hands out references batch by batch. [`open`] reads a trace from
+//! A [`Source`](plimsoll_flow::Source) hands out references batch by batch. [`open`] reads a trace from
 //! a file in any of the [`Format`]s, plain or compressed; [`create`] writes one;
 //! [`synthetic`] makes references whose miss-ratio curve is known in closed form.
 //!
@@ -35,8 +35,6 @@ mod trace;
 mod vscsi;
 mod writer;
 
-use plimsoll_flow::ReferenceBatch;
-
 pub use blkparse::BlockEvent;
 pub use compression::Compression;
 pub use csv::Column;
@@ -45,24 +43,3 @@ pub use format::Format;
 pub use progress::Progress;
 pub use trace::{Options, Trace, open, read};
 pub use writer::{TraceWriter, WriteOptions, create, write};
-
-/// Something that yields references, in order.
-pub trait Source {
-    /// Advances `batch` and fills it with the references that come next, at most
-    /// [`ReferenceBatch::CAPACITY`] of them.
-    ///
-    /// `Ok(true)` means at least one reference, `Ok(false)` the end and an empty
-    /// batch, now and at every later call.
-    ///
-    /// # Errors
-    ///
-    /// A [`SourceError`]; `batch` then holds the references that came before the
-    /// fault, and the source is at its end.
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError>;
-}
-
-impl<S: Source + ?Sized> Source for Box<S> {
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
-        (**self).next_batch(batch)
-    }
-}

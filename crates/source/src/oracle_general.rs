@@ -13,11 +13,11 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
+use crate::SourceError;
 use crate::lines::read_full;
 use crate::spans::Reading;
-use crate::{Source, SourceError};
 
 const RECORD_BYTES: usize = 24;
 const NO_NEXT: i64 = -1;
@@ -43,6 +43,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read> Source for Reader<R> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         let (filled, result) = read_full(&mut self.input, &mut self.buffer);

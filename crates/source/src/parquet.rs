@@ -27,13 +27,13 @@ use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroup
 use ::parquet::file::reader::{ChunkReader, Length};
 use ::parquet::schema::types::ColumnDescriptor;
 use bytes::Bytes;
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::csv::{OP, PAGE, kind_of};
 use crate::lines::read_full;
 use crate::progress::Progress;
 use crate::spans::Reading;
-use crate::{Column, Options, Source, SourceError};
+use crate::{Column, Options, SourceError};
 use pages::{FOOTER_BYTES_MAX, PAGE_BYTES_MAX, Pages, is_footer};
 
 /// How a parquet file begins and ends.
@@ -334,6 +334,8 @@ impl Reader {
 }
 
 impl Source for Reader {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {

@@ -30,14 +30,14 @@
 
 use std::io::{self, Read, Write};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 use xxhash_rust::xxh3::xxh3_64;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
 
+use crate::SourceError;
 use crate::bytes::Bytes;
 use crate::spans::Reading;
-use crate::{Source, SourceError};
 
 /// How a trace begins: not as text does, and damaged by whatever changes line ends.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89PLIM\r\n\x1a";
@@ -187,6 +187,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read> Source for Reader<R> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while batch.is_empty() {

@@ -5,9 +5,9 @@
 //!
 //! Not here: which device a range lies on (`requests`).
 
-use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
+use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
 
-use crate::{Source, SourceError};
+use crate::SourceError;
 
 /// Neighbouring pages that one access touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) trait Spans {
 }
 
 /// A source that says what it left out.
-pub(crate) trait Reading: Source {
+pub(crate) trait Reading: Source<Error = SourceError> {
     /// See [`Trace::skipped`](crate::Trace::skipped).
     fn skipped(&self) -> u64 {
         0
@@ -65,6 +65,8 @@ impl<S: Spans> SpanSource<S> {
 }
 
 impl<S: Spans> Source for SpanSource<S> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {

@@ -5,7 +5,7 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use plimsoll_flow::{PageSize, ReferenceBatch};
+use plimsoll_flow::{PageSize, ReferenceBatch, Source};
 
 use crate::blkparse::BlockEvent;
 use crate::compression::{Compression, Decompressed, decompressed};
@@ -14,7 +14,7 @@ use crate::error::excerpt;
 use crate::lines::read_full;
 use crate::progress::{Counted, Progress};
 use crate::spans::{Reading, SpanSource};
-use crate::{Column, Format, Source, SourceError};
+use crate::{Column, Format, SourceError};
 use crate::{blkparse, csv, disk_csv, ids, lackey, oracle_general, parquet, plimsoll, vscsi};
 
 /// Bytes of a trace that are looked at to tell its format.
@@ -90,6 +90,8 @@ impl std::fmt::Debug for Trace<'_> {
 }
 
 impl Source for Trace<'_> {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         if self.at_end {
             batch.advance();

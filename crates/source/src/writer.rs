@@ -273,7 +273,8 @@ impl std::fmt::Debug for TraceWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Options, Source, open};
+    use crate::{Options, open};
+    use plimsoll_flow::Source as _;
     use plimsoll_flow::{AccessKind, PageNumber};
 
     #[test]

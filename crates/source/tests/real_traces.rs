@@ -5,10 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch};
-use plimsoll_source::{
-    Compression, Format, Options, Source, Trace, WriteOptions, open, read, write,
-};
+use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
+use plimsoll_source::{Compression, Format, Options, Trace, WriteOptions, open, read, write};
 
 fn trace_file(name: &str) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");

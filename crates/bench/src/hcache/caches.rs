@@ -13,9 +13,8 @@ use std::time::Instant;
 use foyer_memory::{Cache as Foyer, CacheBuilder as FoyerBuilder, S3FifoConfig};
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache as Moka;
-use plimsoll_flow::{PageCount, ReferenceBatch};
+use plimsoll_flow::{PageCount, ReferenceBatch, Source};
 use plimsoll_hcache::{Client, PAGE_BYTES, Page, PoolId, PoolOptions, StoreOptions};
-use plimsoll_source::Source;
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 use super::pages::handle;

@@ -17,9 +17,9 @@ use plimsoll_disk::{
     CacheMode, DiskOptions, EngineOptions, Location, Machine, MachineHandle, MachineOptions,
     MachineStats, Misses, Observer, PAGE_BYTES, Socket, WriteMode, misses,
 };
-use plimsoll_flow::{PageCount, PageSize, ReferenceBatch};
+use plimsoll_flow::{PageCount, PageSize, ReferenceBatch, Source as _};
 use plimsoll_hcache::StoreOptions;
-use plimsoll_source::{Format, Source as _};
+use plimsoll_source::Format;
 use rustix::fs::{FileType, fstat};
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, getppid, getrlimit,

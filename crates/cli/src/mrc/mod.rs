@@ -15,8 +15,10 @@ use std::path::Path;
 use std::str::FromStr;
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, ReferenceBatch, WorkingSet};
-use plimsoll_source::{Source, Trace};
+use plimsoll_flow::{
+    CurveError, MissRatioCurve, PageCount, PageSize, ReferenceBatch, Source, WorkingSet,
+};
+use plimsoll_source::Trace;
 
 use crate::bail_usage;
 use crate::output::{Format, OutputArgs};

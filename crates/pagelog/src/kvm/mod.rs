@@ -22,12 +22,12 @@ pub mod tiny;
 mod write_protect;
 mod written;
 
+use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
-use plimsoll_source::{Source, SourceError};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 pub use dirty_log::{Clearing, DirtyLog};
 pub use dirty_ring::DirtyRing;
@@ -140,7 +140,9 @@ impl Round {
 }
 
 impl Source for Round {
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+    type Error = Infallible;
+
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, Infallible> {
         batch.advance();
         let rest = &self.pages[self.given..];
         let pages = &rest[..rest.len().min(ReferenceBatch::CAPACITY)];

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use plimsoll_source::SourceError;
 use proptest::prelude::*;
 
 /// References in memory.
@@ -13,7 +12,9 @@ struct Made {
 }
 
 impl Source for Made {
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
+    type Error = std::convert::Infallible;
+
+    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, Self::Error> {
         batch.advance();
         let count = self.references.len().min(self.batch);
         for (page, kind) in self.references.drain(..count) {

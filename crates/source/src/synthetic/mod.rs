@@ -31,10 +31,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use plimsoll_flow::{
-    AccessKind, CurveError, MissRatioCurve, PageCount, PageNumber, ReferenceBatch,
+    AccessKind, CurveError, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source,
 };
 
-use crate::{Source, SourceError};
+use crate::SourceError;
 use independent::Popularity;
 use permutation::Permutation;
 use random::Random;
@@ -379,6 +379,8 @@ impl Stream {
 }
 
 impl Source for Synthetic {
+    type Error = SourceError;
+
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while self.remaining > 0 && !batch.is_full() {
