@@ -3,8 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,17 +15,15 @@ use plimsoll_trap::{HandlerCpu, RateRule, SCALE_MAX, ScanConfig, TraceConfig, Tr
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
-use crate::bail_usage;
 use crate::curve_json::{CurveJson, SCHEMA};
 use crate::observe::{Curves, LiveEstimator, Observer, Period, WatchConfig};
-use crate::output::{Format, OutputArgs};
-use crate::plot::{Axis, Chart, Marker, Series, Shade, Unit, grouped, svg_to_png};
 use crate::size::{ByteSize, Interval, Rate};
+use plimsoll_output::{Format, OutputArgs, bail_usage, grouped, stop_flag};
+use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit, encode};
 
 /// Points of a curve in JSON.
 const POINTS: usize = 1000;
 const POINTS_OF_TABLE: usize = 16;
-const PNG_SCALE: f32 = 2.0;
 
 /// Trace a running VM: its working set period by period, its miss-ratio curve at the end.
 ///
@@ -153,7 +150,7 @@ impl TracingArgs {
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](crate::exit::UsageError) for a rate that no whole number of pages stands for, and for
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a rate that no whole number of pages stands for, and for
     /// what does not go with traps, or with scans.
     pub fn watch(&self) -> anyhow::Result<WatchConfig> {
         Ok(match self.backend {
@@ -244,26 +241,11 @@ impl TracingArgs {
     }
 }
 
-/// Returns a flag that becomes true at SIGINT or SIGTERM; a second signal ends the process.
-///
-/// # Errors
-///
-/// The system's, if it takes no handler.
-pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // In this order: the second signal finds the flag set.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    Ok(stop)
-}
-
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for options that do not go together, why there is no
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together, why there is no
 /// such VM, and why it cannot be traced. A VM that ends while it is traced is no error: what was
 /// seen up to there is given.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -288,7 +270,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         observer.count_heat(&vm, cells);
     }
 
-    let picture = matches!(format, Format::Svg | Format::Png);
+    let picture = format.is_picture();
     let mut file = match args.output.path().filter(|_| !picture) {
         Some(path) => {
             Some(File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?)
@@ -329,11 +311,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if picture {
         let curve = curve.context("no page was used twice while the VM was traced: no curve")?;
         let svg = report.chart(&curve, compared).to_svg();
-        let content = match format {
-            Format::Png => svg_to_png(&svg, PNG_SCALE)?,
-            _ => svg.into_bytes(),
-        };
-        args.output.write(&content, out)?;
+        args.output.write(&encode(svg, format)?, out)?;
     }
     Ok(())
 }

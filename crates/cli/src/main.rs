@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::{env, io};
 
 use clap::{CommandFactory, Parser, Subcommand};
-use plimsoll::exit::{self, Output};
 use plimsoll::live::{
     apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif,
 };
 use plimsoll::{attach, demo, disk, doctor, generate, hcache, lab, mrc, plan, run, trace, wss};
+use plimsoll_output::exit::{self, Output};
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
 const BACKEND: &str = "plimsoll-vhost-user-blk";
@@ -55,7 +55,7 @@ enum Verb {
 fn main() -> ExitCode {
     let verb = match Cli::try_parse_from(arguments(env::args_os())) {
         Ok(cli) => cli.verb,
-        Err(error) => return exit::not_understood(&error),
+        Err(error) => return exit::usage("plimsoll", &error),
     };
     let mut out = Output::new(io::stdout().lock());
     let result = match &verb {
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         Verb::Demo(args) => demo::run(args, &mut out),
         Verb::Generate(args) => generate::run(args, Cli::command(), &mut out),
     };
-    out.finish(result, &mut io::stderr())
+    out.finish("plimsoll", result, &mut io::stderr())
 }
 
 /// The command line; called by [`BACKEND`]'s name, the program is `plimsoll disk serve`.

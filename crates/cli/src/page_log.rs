@@ -23,8 +23,8 @@ use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
 use plimsoll_vm::{Accelerator, AcceleratorChoice, CommandLine, GuestConfig, comma_words};
 
-use crate::bail_usage;
 use crate::disk::options::escaped;
+use plimsoll_output::bail_usage;
 
 /// Records that the ring holds: 8 MiB of them.
 const RING_RECORDS: u64 = 1 << 20;
@@ -120,7 +120,7 @@ impl PageLog {
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](crate::exit::UsageError) for a machine that cannot be recorded, and why there is
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a machine that cannot be recorded, and why there is
     /// no plugin, no ring or no file.
     pub fn prepare(
         args: &PageLogArgs,
@@ -564,7 +564,11 @@ mod tests {
         ] {
             let error = Memory::of(&line(text)).unwrap_err();
             assert!(error.to_string().contains(reason), "{text}: {error}");
-            assert!(error.downcast_ref::<crate::exit::UsageError>().is_some());
+            assert!(
+                error
+                    .downcast_ref::<plimsoll_output::exit::UsageError>()
+                    .is_some()
+            );
         }
     }
 

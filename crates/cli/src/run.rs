@@ -23,11 +23,10 @@ use plimsoll_vm::{Accelerator, CommandLine, comma_words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::attach::stop_flag;
-use crate::bail_usage;
 use crate::disk::options::{DiskSpec, escaped};
 use crate::disk::serve::{CacheArgs, name, name_of};
 use crate::page_log::{PageLog, PageLogArgs, Recording};
+use plimsoll_output::{bail_usage, stop_flag};
 
 /// How often processes and signals are looked at.
 const TURN: Duration = Duration::from_millis(20);
@@ -69,7 +68,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for what does not go together, and why the daemon or QEMU cannot be started.
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for what does not go together, and why the daemon or QEMU cannot be started.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
     let mut plan = Plan::new(args)?;
     let page_log = PageLog::prepare(&args.page_log, &args.qemu[0], &plan.line)?;
@@ -561,7 +560,11 @@ mod tests {
         ] {
             let error = Memory::of(&line(text)).unwrap_err();
             assert!(error.to_string().contains(reason), "{text}: {error}");
-            assert!(error.downcast_ref::<crate::exit::UsageError>().is_some());
+            assert!(
+                error
+                    .downcast_ref::<plimsoll_output::exit::UsageError>()
+                    .is_some()
+            );
         }
     }
 

@@ -20,11 +20,9 @@ use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
 use plimsoll_source::{Compression, Format, SourceError, TraceWriter, WriteOptions, create};
 use serde::Serialize;
 
-use crate::bail_usage;
-use crate::exit::UsageError;
-use crate::output::write_file;
-use crate::progress_bar::ReadingBar;
-use crate::trace_args::{TraceArgs, format_parser, parse_page_size};
+use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
+use plimsoll_output::exit::UsageError;
+use plimsoll_output::{bail_usage, write_file};
 
 /// Look into traces, convert them, make them up.
 #[derive(Debug, clap::Args)]
@@ -202,7 +200,7 @@ impl Info {
 
 fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut trace = args.trace.open()?;
-    let mut bar = ReadingBar::new(trace.progress());
+    let mut bar = reading_bar(trace.progress());
     let mut batch = ReferenceBatch::new();
     let mut pages = HashSet::new();
     let mut references = 0;
@@ -263,7 +261,7 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         bail_usage!("a trace cannot be converted onto itself");
     }
     let mut trace = args.trace.open()?;
-    let mut bar = ReadingBar::new(trace.progress());
+    let mut bar = reading_bar(trace.progress());
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;

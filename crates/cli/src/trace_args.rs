@@ -4,9 +4,15 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_flow::PageSize;
-use plimsoll_source::{BlockEvent, Column, Format, Options, SourceError, Trace};
+use plimsoll_output::ReadingBar;
+use plimsoll_source::{BlockEvent, Column, Format, Options, Progress, SourceError, Trace};
 
 use crate::size::ByteSize;
+
+/// A bar that follows the reading of a trace.
+pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
+    ReadingBar::new(progress.total_bytes(), move || progress.read_bytes())
+}
 
 /// A trace and how to read it. Flatten it into a verb's `Args`.
 #[derive(Debug, Clone, clap::Args)]

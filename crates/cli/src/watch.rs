@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::attach::stop_flag;
+use plimsoll_output::stop_flag;
 
 /// Asks for a report every so many seconds until Ctrl-C, and writes what `form` makes of it and the one before. Tables
 /// replace each other on a terminal, and are parted by an empty line elsewhere.

@@ -307,7 +307,7 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
         ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
         ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),
         ("mrc loop.ids --points 0", "--points"),
-        ("mrc loop.ids --out nowhere/a.csv", "no such folder"),
+        ("mrc loop.ids --out nowhere/a.csv", "no such directory"),
         ("mrc", "required"),
         ("mrk loop.ids", "mrc"),
     ];

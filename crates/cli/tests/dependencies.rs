@@ -18,6 +18,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-ring", &["plimsoll-hcache"]),
     ("plimsoll-disk", &["plimsoll-flow", "plimsoll-hcache"]),
     ("plimsoll-frontend", &[]),
+    ("plimsoll-output", &[]),
+    ("plimsoll-plot", &["plimsoll-flow", "plimsoll-output"]),
     ("plimsoll-policy", &["plimsoll-flow"]),
     ("plimsoll-api", &["plimsoll-flow", "plimsoll-policy"]),
     (
@@ -71,6 +73,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-disk",
             "plimsoll-policy",
             "plimsoll-api",
+            "plimsoll-output",
+            "plimsoll-plot",
         ],
     ),
     ("plimsoll-workload", &[]),

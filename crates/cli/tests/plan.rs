@@ -463,7 +463,7 @@ fn what_does_not_go_together_is_a_usage_error() {
         ("web.json --total 0", "expected"),
         (
             "web.json --total 1G -o svg --out no/such/plan.svg",
-            "there is no such folder",
+            "there is no such directory",
         ),
     ] {
         desk.refused(line, 2, said);

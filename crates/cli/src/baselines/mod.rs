@@ -146,7 +146,7 @@ impl Subject<'_> {
         };
         let (start, cpu) = (Instant::now(), cpu_time());
         if let Err(error) = find(&mut answer) {
-            answer.not_available = Some(crate::exit::with_causes(error.as_ref()));
+            answer.not_available = Some(plimsoll_output::exit::with_causes(error.as_ref()));
         }
         answer.seconds = start.elapsed().as_secs_f64();
         answer.cpu_seconds = cpu_time().saturating_sub(cpu).as_secs_f64();

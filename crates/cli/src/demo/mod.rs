@@ -27,10 +27,9 @@ use anyhow::{Context as _, bail, ensure};
 use plimsoll_api::client::Client;
 use plimsoll_api::decision::{Decision, Kind, Phase};
 
-use crate::attach::stop_flag;
-use crate::output::write_file;
 use crate::size::Interval;
 use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};
+use plimsoll_output::{stop_flag, write_file};
 
 use daemon::{Daemon, Options};
 use telling::Row;

@@ -30,7 +30,7 @@ pub use plimsoll_api::disk_admin::Request;
 
 use super::report::Report;
 use crate::curve_json::{CurveJson, SCHEMA};
-use crate::exit::Unreachable;
+use plimsoll_output::exit::Unreachable;
 
 /// Connections at a time.
 pub const CLIENTS_MAX: usize = 16;

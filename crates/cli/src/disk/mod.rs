@@ -42,8 +42,8 @@ struct SocketArg {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for what cannot be asked for,
-/// [`Unreachable`](crate::exit::Unreachable) if no daemon answers, and why something failed.
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for what cannot be asked for,
+/// [`Unreachable`](plimsoll_output::exit::Unreachable) if no daemon answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {
         Verb::Serve(args) => serve::run(args, out),

@@ -32,10 +32,9 @@ use super::ghosts::Ghosts;
 use super::options::DiskSpec;
 use super::report::{self, RecordReport, Report};
 use super::second_chance::Behind;
-use crate::attach::stop_flag;
-use crate::bail_usage;
 use crate::hcache::serve::memory;
 use crate::size::{ByteSize, Interval, Rate};
+use plimsoll_output::{bail_usage, stop_flag};
 
 /// How often the signals are looked at; each second, the ghosts follow the guest's memory.
 const TURN: Duration = Duration::from_millis(100);
@@ -222,7 +221,7 @@ impl CacheArgs {
     ///
     /// # Errors
     ///
-    /// [`UsageError`](crate::exit::UsageError), or that this machine's memory is not known.
+    /// [`UsageError`](plimsoll_output::exit::UsageError), or that this machine's memory is not known.
     pub fn engine(&self) -> anyhow::Result<EngineOptions> {
         let mode = self.mode();
         if mode == CacheMode::None {
@@ -402,7 +401,7 @@ fn allow_descriptors() {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for what cannot be served as it is asked for, and why the disks cannot be,
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for what cannot be served as it is asked for, and why the disks cannot be,
 /// or no longer, served.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.print_capabilities {

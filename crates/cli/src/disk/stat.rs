@@ -9,12 +9,11 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 
 use super::report::Report;
 use super::{SocketArg, admin, metrics, table};
-use crate::bail_usage;
 use crate::curve_json::CurveJson;
-use crate::output::write_file;
-use crate::plot::{Axis, Chart, Marker, Series, Unit, grouped, svg_to_png};
 use crate::size::ByteSize;
 use crate::watch::watch;
+use plimsoll_output::{bail_usage, grouped, write_file};
+use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 /// Show what a VM's disks and their cache did, and what more or less memory would bring.
 #[derive(Debug, clap::Args)]
@@ -93,7 +92,7 @@ impl Args {
             Format::Json => (serde_json::to_string(report)? + "\n").into_bytes(),
             Format::Openmetrics => metrics::text(report).into_bytes(),
             Format::Svg => chart(report)?.to_svg().into_bytes(),
-            Format::Png => svg_to_png(&chart(report)?.to_svg(), 2.0)?,
+            Format::Png => encode(chart(report)?.to_svg(), plimsoll_output::Format::Png)?,
         })
     }
 }

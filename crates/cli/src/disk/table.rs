@@ -7,8 +7,8 @@ use plimsoll_estimator::GhostOptions;
 
 use super::report::{GhostsReport, Report};
 use crate::curve_json::CurveJson;
-use crate::hcache::table::{duration, percent, printable, short};
 use crate::size::ByteSize;
+use plimsoll_output::{cut_front, duration, percent, printable, short};
 
 /// Lines of the curve, at most, and pages from one to the next a multiple of.
 const CURVE_LINES: u64 = 24;
@@ -348,16 +348,6 @@ fn hundredths(part: u64, whole: u64) -> String {
         0 => "-".to_owned(),
         _ => format!("{:.1}", part as f64 / whole as f64 * 100.0),
     }
-}
-
-/// The end of a text, which tells more of a path than its beginning.
-fn cut_front(text: &str, letters: usize) -> String {
-    let count = text.chars().count();
-    if count <= letters {
-        return text.to_owned();
-    }
-    let end: String = text.chars().skip(count - letters + 1).collect();
-    format!("…{end}")
 }
 
 #[cfg(test)]

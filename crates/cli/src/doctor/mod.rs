@@ -21,7 +21,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::curve_json::SCHEMA;
-use crate::output::TextFormat;
+use plimsoll_output::TextFormat;
 
 /// Tell what this host can do, and why not.
 ///

@@ -10,7 +10,7 @@ use plimsoll_trap::{HandlerCpu, TrapError, measure_trap_cost};
 use plimsoll_vm::{Accelerator, GuestImage, VmError, detect};
 
 use super::{Chapter, Finding};
-use crate::exit::with_causes;
+use plimsoll_output::exit::with_causes;
 
 /// Name of the emulator that runs VMs.
 const QEMU: &str = "qemu-system-x86_64";

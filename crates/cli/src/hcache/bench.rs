@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use super::{SocketArgs, told};
 use crate::curve_json::SCHEMA;
-use crate::output::TextFormat;
 use crate::size::{ByteSize, Rate};
+use plimsoll_output::TextFormat;
 
 /// Load a running server with pages, and check every byte of what comes back.
 ///

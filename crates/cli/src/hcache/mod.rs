@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use crate::exit::Unreachable;
+use plimsoll_output::exit::Unreachable;
 
 /// Serve pages that processes put aside, and look at who keeps what.
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for what cannot be asked for, [`Unreachable`] if no
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for what cannot be asked for, [`Unreachable`] if no
 /// server answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {

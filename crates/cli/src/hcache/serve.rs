@@ -16,9 +16,8 @@ use plimsoll_ring::{Server, ServerOptions};
 
 use super::ghosts::{GhostPlan, Ghosts};
 use super::report::{Report, Surroundings};
-use crate::attach::stop_flag;
-use crate::bail_usage;
 use crate::size::{ByteSize, Rate};
+use plimsoll_output::{bail_usage, stop_flag};
 
 /// How often rings are counted in the store's bound, and the signals looked at; each second, ghosts are brought in line
 /// with the clients.

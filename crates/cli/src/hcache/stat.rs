@@ -7,9 +7,9 @@ use clap::ValueEnum;
 
 use super::report::Report;
 use super::{SocketArgs, TIMEOUT, metrics, table, told};
-use crate::bail_usage;
 use crate::curve_json::SCHEMA;
 use crate::watch::watch;
+use plimsoll_output::bail_usage;
 
 /// Show what a store holds, for whom, and what more or less capacity would bring.
 #[derive(Debug, clap::Args)]

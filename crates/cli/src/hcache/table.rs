@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use plimsoll_flow::PageSize;
-
 use plimsoll_hcache::Counters;
+use plimsoll_output::{cut, duration, percent, printable, short};
 
 use super::report::{ClientReport, Report};
 use crate::curve_json::CurveJson;
@@ -202,51 +202,6 @@ fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
         evicted_pages: now.evicted_pages.saturating_sub(earlier.evicted_pages),
         ..*now
     }
-}
-
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
-
-/// A count in at most six characters.
-pub(crate) fn short(count: f64) -> String {
-    for (unit, name) in [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")] {
-        if count >= unit {
-            let unit = if name == "k" { 1e3 } else { unit };
-            return format!("{:.1}{name}", count / unit);
-        }
-    }
-    format!("{count:.0}")
-}
-
-pub(crate) fn duration(seconds: f64) -> String {
-    for (unit, name) in [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")] {
-        if seconds >= 2.0 * unit {
-            return format!("{:.0} {name}", seconds / unit);
-        }
-    }
-    format!("{seconds:.0} s")
-}
-
-/// A client's name, which is its own choice, without what would move a terminal's cursor.
-pub(crate) fn printable(name: &str) -> String {
-    let shown = |letter: char| {
-        if letter.is_control() {
-            '\u{fffd}'
-        } else {
-            letter
-        }
-    };
-    name.chars().map(shown).collect()
-}
-
-fn cut(text: &str, letters: usize) -> String {
-    if text.chars().count() <= letters {
-        return text.to_owned();
-    }
-    let mut cut: String = text.chars().take(letters - 1).collect();
-    cut.push('…');
-    cut
 }
 
 #[cfg(test)]

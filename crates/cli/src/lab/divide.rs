@@ -28,11 +28,9 @@ use plimsoll_api::plan::{
 use plimsoll_policy::{Policy, Rules};
 use serde::Serialize;
 
-use crate::attach::stop_flag;
-use crate::bail_usage;
-use crate::output::TextFormat;
 use crate::size::{Interval, Share};
 use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB, Trio};
+use plimsoll_output::{TextFormat, bail_usage, stop_flag};
 
 /// How long the sampling ESX looks whether a page is touched.
 const SAMPLE_TIME: Duration = Duration::from_secs(30);
@@ -129,7 +127,7 @@ struct After {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for times too short; why a guest did not come up, gave up, or did not follow its balloon.
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for times too short; why a guest did not come up, gave up, or did not follow its balloon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.measure.get() < Duration::from_secs(15) {
         bail_usage!("--measure: servers tell what they do every 5 s; measure for 15s or longer");

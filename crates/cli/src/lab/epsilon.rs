@@ -24,11 +24,11 @@ use plimsoll_vm::{
 };
 use serde::Serialize;
 
-use crate::bail_usage;
 use crate::curve_json::SCHEMA;
-use crate::exit::with_causes;
 use crate::live::Form;
 use crate::size::{ByteSize, Interval, Rate};
+use plimsoll_output::bail_usage;
+use plimsoll_output::exit::with_causes;
 
 const MIB: u64 = 1 << 20;
 /// What the guest does: nothing, but tell twice a second that it lives.
@@ -294,7 +294,7 @@ impl Teller<'_> {
                         .unwrap_or_default(),
                     why,
                 ];
-                let line = crate::live::columns::csv(cells.iter().map(String::as_str));
+                let line = plimsoll_output::csv(cells.iter().map(String::as_str));
                 self.out.write_all(line.as_bytes())?;
             }
             Form::Json => {}
@@ -463,7 +463,7 @@ fn ended(error: &VmError) -> String {
 
 /// A reason that fits into a line.
 fn brief(why: &str) -> String {
-    let clean = crate::hcache::table::printable(why);
+    let clean = plimsoll_output::printable(why);
     clean.chars().take(WHY_LETTERS).collect()
 }
 

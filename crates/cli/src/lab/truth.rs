@@ -24,9 +24,9 @@ use serde::Serialize;
 use crate::curve_json::SCHEMA;
 use crate::experiment::Subject;
 use crate::observe::even_sizes;
-use crate::output::{Format, OutputArgs};
 use crate::page_log::{PageLog, PageLogArgs};
 use crate::size::{ByteSize, Interval};
+use plimsoll_output::{Format, OutputArgs};
 
 /// Pages that a vCPU used last, whose references are not told.
 const FILTER_PAGES: u32 = 64;

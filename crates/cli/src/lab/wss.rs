@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::median;
 use crate::curve_json::SCHEMA;
 use crate::experiment::Subject;
-use crate::output::{Format, OutputArgs};
 use crate::page_log::{PageLog, PageLogArgs};
 use crate::size::Interval;
 use crate::wss;
+use plimsoll_output::{Format, OutputArgs};
 
 /// Longest a guest may take beyond its workload's time.
 const PATIENCE: Duration = Duration::from_secs(300);

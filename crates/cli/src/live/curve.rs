@@ -6,7 +6,7 @@ use plimsoll_api::vm::RelativeView;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Rules;
 
-use crate::hcache::table::printable;
+use plimsoll_output::printable;
 
 /// A curve over bytes.
 #[derive(Debug, Clone)]

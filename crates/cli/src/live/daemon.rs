@@ -8,8 +8,8 @@ use plimsoll_api::request::RefusalKind;
 use plimsoll_api::vm::{HostView, VmSummary};
 use plimsoll_api::{SOCKET, SOCKET_READ_ONLY};
 
-use crate::exit::{Forbidden, Unreachable, with_causes};
-use crate::hcache::table::printable;
+use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
+use plimsoll_output::printable;
 
 /// Letters of the longest name that is looked at as one that may have been meant.
 const NAME_LETTERS_MAX: usize = 256;

@@ -13,9 +13,8 @@ use plimsoll_api::request::Choice;
 
 use super::words::{moment, name_of, ratio, relative, size};
 use super::{Daemon, Form, SocketArg, write_json};
-use crate::attach::stop_flag;
-use crate::exit::Partly;
-use crate::hcache::table::printable;
+use plimsoll_output::exit::Partly;
+use plimsoll_output::{printable, stop_flag};
 
 /// How often a decision that is being waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -224,7 +223,7 @@ fn checked(check: &Check) -> String {
 
 /// Decisions as comma-separated values, a line for each VM that they touch.
 pub fn csv(decisions: &[&Decision]) -> String {
-    let mut text = super::columns::csv([
+    let mut text = plimsoll_output::csv([
         "decision",
         "unix_ms",
         "kind",
@@ -267,7 +266,7 @@ pub fn csv(decisions: &[&Decision]) -> String {
                     .map(|check| name_of(check.verdict))
                     .unwrap_or_default(),
             ];
-            text.push_str(&super::columns::csv(cells.iter().map(String::as_str)));
+            text.push_str(&plimsoll_output::csv(cells.iter().map(String::as_str)));
         }
     }
     text

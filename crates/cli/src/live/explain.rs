@@ -8,7 +8,7 @@ use plimsoll_api::decision::DecisionsView;
 
 use super::decisions::{csv, text};
 use super::{Daemon, Form, LookArgs, write_json};
-use crate::hcache::table::printable;
+use plimsoll_output::printable;
 
 /// Tell what was decided of a VM, why, and what came of it: predicted beside measured, newest first.
 #[derive(Debug, clap::Args)]

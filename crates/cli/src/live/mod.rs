@@ -12,7 +12,6 @@
 #[path = "../../tests/live_verbs/host.rs"]
 mod example;
 
-pub(crate) mod columns;
 mod curve;
 mod daemon;
 mod decisions;

@@ -6,12 +6,10 @@ use clap::ValueEnum;
 use plimsoll_api::request::SettingsChange;
 use plimsoll_api::vm::{Settings, VmSummary};
 
-use super::columns::csv;
 use super::words::{percent, size};
 use super::{Daemon, Form, LookArgs, write_json};
-use crate::bail_usage;
-use crate::hcache::table::printable;
 use crate::size::ByteSize;
+use plimsoll_output::{bail_usage, csv, printable};
 
 /// Change what a VM is promised; what is not named stays as it is.
 ///
@@ -94,7 +92,7 @@ fn loss(text: &str) -> Result<f64, String> {
 ///
 /// # Errors
 ///
-/// [`UsageError`](crate::exit::UsageError) for nothing to change or contradictions, and those of asking the daemon;
+/// [`UsageError`](plimsoll_output::exit::UsageError) for nothing to change or contradictions, and those of asking the daemon;
 /// the settings are then as they were.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let change = args.change()?;

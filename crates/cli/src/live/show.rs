@@ -8,13 +8,13 @@ use anyhow::Context;
 use plimsoll_api::client::Client;
 use plimsoll_api::vm::{CacheView, VmSummary, VmView};
 
-use super::columns::csv as line;
 use super::curve::Curve;
 use super::words::{
     UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, Form, LookArgs, write_json};
-use crate::hcache::table::{printable, short};
+use plimsoll_output::csv as line;
+use plimsoll_output::{printable, short};
 
 /// Sizes at which the curve is shown, about.
 const CURVE_LINES: u64 = 12;

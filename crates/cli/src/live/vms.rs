@@ -4,12 +4,11 @@ use std::io::Write;
 
 use plimsoll_api::vm::{HostMemory, HostView, VmSummary};
 
-use super::columns::{Columns, Side, csv};
 use super::words::{
     is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, Form, LookArgs, write_json};
-use crate::hcache::table::{duration, printable};
+use plimsoll_output::{Columns, Side, csv, duration, printable};
 
 /// List the VMs: how each stands with its promise, what it has, uses and could give.
 #[derive(Debug, clap::Args)]

@@ -6,13 +6,11 @@ use plimsoll_api::client::Client;
 use plimsoll_api::plan::PlanJson;
 use plimsoll_api::request::{HostWhatIf, VmWhatIf};
 
-use super::columns::{Columns, Side, csv};
 use super::words::{name, name_of, ratio, relative, size};
 use super::{Daemon, Form, LookArgs, write_json};
-use crate::bail_usage;
-use crate::exit::Forbidden;
-use crate::hcache::table::printable;
 use crate::size::ByteSize;
+use plimsoll_output::exit::Forbidden;
+use plimsoll_output::{Columns, Side, bail_usage, csv, printable};
 
 /// Tell what a VM would miss at another size, or how a host with less (or more) memory would be divided.
 ///

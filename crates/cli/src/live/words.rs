@@ -6,8 +6,9 @@ use plimsoll_api::vm::{RelativeView, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::hcache::table::{duration, printable};
 use crate::size::ByteSize;
+pub use plimsoll_output::short_percent as percent;
+use plimsoll_output::{cut, duration, printable};
 
 /// What stands for "not known".
 pub const UNKNOWN: &str = "-";
@@ -61,16 +62,6 @@ pub fn ratio(ratio: f64) -> String {
     }
 }
 
-/// A share in percent, with two decimals where it is small.
-pub fn percent(share: f64) -> String {
-    let percent = share * 100.0;
-    if percent.abs() < 10.0 && percent != percent.round() {
-        format!("{percent:.2} %")
-    } else {
-        format!("{percent:.0} %")
-    }
-}
-
 /// The name that the daemon's JSON gives a state.
 pub fn name_of(value: impl Serialize) -> String {
     match serde_json::to_value(value) {
@@ -86,12 +77,7 @@ pub fn is_emulated(vm: &VmSummary) -> bool {
 
 /// A VM's name as a table shows it.
 pub fn name(name: &str) -> String {
-    let name = printable(name);
-    if name.chars().count() <= NAME_LETTERS {
-        return name;
-    }
-    let begin: String = name.chars().take(NAME_LETTERS - 1).collect();
-    begin + "…"
+    cut(&printable(name), NAME_LETTERS)
 }
 
 /// A moment in local time, `2026-11-22 11:31:55`.
@@ -163,11 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_ratios_keep_what_matters_of_them() {
-        assert_eq!(
-            [0.0098, 0.25, 1.0, 0.0].map(percent),
-            ["0.98 %", "25 %", "100 %", "0 %"]
-        );
+    fn ratios_keep_what_matters_of_them() {
         assert_eq!([1.0, 99.999, 1234.5].map(ratio), ["1.00", "100.00", "1234"]);
     }
 }

@@ -11,10 +11,9 @@ use plimsoll_estimator::{
 use plimsoll_flow::{PageCount, PageSize};
 
 use super::CurveSize;
-use crate::bail_usage;
-use crate::exit::UsageError;
-use crate::plot::grouped;
 use crate::size::Rate;
+use plimsoll_output::exit::UsageError;
+use plimsoll_output::{bail_usage, grouped};
 
 /// How the curve is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -138,7 +137,7 @@ impl EstimatorArgs {
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](crate::exit::UsageError) for an option that it does not take.
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for an option that it does not take.
     pub(super) fn contestants(&self, page_size: PageSize) -> anyhow::Result<Vec<Contestant>> {
         self.check()?;
         let compared = || self.rate.or(Rate::new(COMPARED_RATE)).unwrap_or(Rate::ONE);

@@ -14,11 +14,10 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::choice::Contestant;
-use super::{Args, PNG_SCALE, read};
-use crate::bail_usage;
-use crate::output::Format;
-use crate::plot::{Axis, Chart, Look, Point, Series, Unit, grouped, svg_to_png};
+use super::{Args, read};
 use crate::size::ByteSize;
+use plimsoll_output::{Format, bail_usage, grouped};
+use plimsoll_plot::{Axis, Chart, Look, Point, Series, Unit, encode};
 
 /// Sizes at which curves are compared.
 const SIZES: u64 = 1000;
@@ -126,8 +125,9 @@ pub(super) fn run(
         Format::Table => comparison.to_table(&rows).into_bytes(),
         Format::Csv => to_csv(&rows).into_bytes(),
         Format::Json => comparison.to_json(&rows)?.into_bytes(),
-        Format::Svg => comparison.to_chart(args, &entries).to_svg().into_bytes(),
-        Format::Png => svg_to_png(&comparison.to_chart(args, &entries).to_svg(), PNG_SCALE)?,
+        picture @ (Format::Svg | Format::Png) => {
+            encode(comparison.to_chart(args, &entries).to_svg(), picture)?
+        }
     };
     args.output.write(&content, out)
 }

@@ -20,13 +20,11 @@ use plimsoll_flow::{
 };
 use plimsoll_source::Trace;
 
-use crate::bail_usage;
-use crate::output::{Format, OutputArgs};
-use crate::plot::svg_to_png;
-use crate::progress_bar::ReadingBar;
 use crate::size::{ByteSize, QuantityError};
-use crate::trace_args::TraceArgs;
+use crate::trace_args::{TraceArgs, reading_bar};
 use choice::EstimatorArgs;
+use plimsoll_output::{Format, OutputArgs, bail_usage};
+use plimsoll_plot::encode;
 use report::Report;
 
 /// Print the miss-ratio curve of a recorded trace.
@@ -57,7 +55,6 @@ pub struct Args {
 
 const POINTS_OF_TABLE: usize = 20;
 const POINTS: usize = 1000;
-const PNG_SCALE: f32 = 2.0;
 
 /// A size at which the curve is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +91,7 @@ impl FromStr for CurveSize {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for options that do not go together; what the trace,
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the trace,
 /// the estimator or the output file says; and that there was nothing to observe.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
@@ -132,7 +129,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Hands a trace's batches on to its end, with a bar; returns the number of references.
 fn read(trace: &mut Trace, mut observe: impl FnMut(&ReferenceBatch)) -> anyhow::Result<u64> {
-    let mut bar = ReadingBar::new(trace.progress());
+    let mut bar = reading_bar(trace.progress());
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
     while trace.next_batch(&mut batch)? {
@@ -182,8 +179,7 @@ impl Args {
             Format::Table => report.to_table().into_bytes(),
             Format::Csv => report.to_csv().into_bytes(),
             Format::Json => report.to_json()?.into_bytes(),
-            Format::Svg => report.to_chart().to_svg().into_bytes(),
-            Format::Png => svg_to_png(&report.to_chart().to_svg(), PNG_SCALE)?,
+            picture @ (Format::Svg | Format::Png) => encode(report.to_chart().to_svg(), picture)?,
         };
         self.output.write(&content, out)
     }

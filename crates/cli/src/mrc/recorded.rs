@@ -10,9 +10,7 @@ use anyhow::Context;
 use plimsoll_estimator::{CounterStream, Estimator, StreamWriter};
 
 use super::{Args, read};
-use crate::bail_usage;
-use crate::output::AtomicFile;
-use crate::plot::grouped;
+use plimsoll_output::{AtomicFile, bail_usage, grouped};
 
 /// A window of a stream, in references from its beginning: `FROM..TO`, either of which may be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 
 use crate::curve_json::CurveJson;
-use crate::plot::{Axis, Chart, Marker, Series, Unit, grouped};
 use crate::size::ByteSize;
+use plimsoll_output::grouped;
+use plimsoll_plot::{Axis, Chart, Marker, Series, Unit};
 
 /// A curve and what a reader wants to know about it.
 pub(super) struct Report {

@@ -11,7 +11,7 @@ use plimsoll_flow::PageSize;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::bail_usage;
+use plimsoll_output::bail_usage;
 
 /// Most bytes of a file that are read.
 const FILE_BYTES_MAX: u64 = 1 << 28;

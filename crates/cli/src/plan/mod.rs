@@ -19,13 +19,12 @@ use plimsoll_api::plan::{
 use plimsoll_flow::PageSize;
 use plimsoll_policy::{Policy, PolicyError, Rules};
 
-use crate::bail_usage;
-use crate::exit::{Forbidden, UsageError};
-use crate::output::{Format, OutputArgs};
-use crate::plot::svg_to_png;
 use crate::size::ByteSize;
 use files::CurveFile;
 use options::{Share, VmOption};
+use plimsoll_output::exit::{Forbidden, UsageError};
+use plimsoll_output::{Format, OutputArgs, bail_usage};
+use plimsoll_plot::encode;
 
 /// Show how a host's memory would be divided among VMs whose curves are known.
 ///
@@ -108,8 +107,6 @@ enum SearchName {
     Hull,
 }
 
-const PNG_SCALE: f32 = 2.0;
-
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
@@ -127,8 +124,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Format::Table => report::table(&inputs, &plan).into_bytes(),
         Format::Csv => report::csv(&plan).into_bytes(),
         Format::Json => (serde_json::to_string(&plan)? + "\n").into_bytes(),
-        Format::Svg => picture(&inputs, &plan)?.into_bytes(),
-        Format::Png => svg_to_png(&picture(&inputs, &plan)?, PNG_SCALE)?,
+        format @ (Format::Svg | Format::Png) => encode(picture(&inputs, &plan)?, format)?,
     };
     args.output.write(&content, out)
 }

@@ -9,7 +9,7 @@ use plimsoll_flow::{MissRatioCurve, PageSize};
 use plimsoll_policy::{Demand, Rules};
 
 use super::report::{change, counted, method, size, times};
-use crate::plot::{Axis, Chart, Escaped, Look, Marker, Point, Series, Unit};
+use plimsoll_plot::{Axis, Chart, Escaped, Look, Marker, Point, Series, Unit};
 
 /// Most VMs shown; of more, those whose size changes most.
 const PANELS_MAX: usize = 24;

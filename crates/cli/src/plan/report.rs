@@ -5,9 +5,8 @@ use std::fmt::Write as _;
 use plimsoll_api::plan::{HeldJson, PlanInputs, PlanJson, PolicyJson, TargetJson};
 use plimsoll_api::vm::RelativeView;
 
-use crate::hcache::table::printable;
-use crate::plot::grouped;
 use crate::size::ByteSize;
+use plimsoll_output::{printable, short_percent as percent};
 
 /// Columns of the table; the first and the last stand to the left.
 const HEADS: [&str; 10] = [
@@ -137,10 +136,6 @@ pub(super) fn size(bytes: u64) -> String {
 pub(super) fn counted(count: usize, what: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {what}{ending}")
-}
-
-fn percent(share: f64) -> String {
-    format!("{} %", grouped((share * 1e4).round() / 100.0))
 }
 
 pub(super) fn csv(plan: &PlanJson) -> String {

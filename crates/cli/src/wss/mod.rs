@@ -20,14 +20,12 @@ use plimsoll_pagelog::log::{LogReader, is_page_log};
 use plimsoll_pagelog::mmu::{Config as MmuConfig, Emulated};
 use plimsoll_pagelog::{PageLogError, RecordSource, TlbShape};
 
-use crate::bail_usage;
 use crate::mrc::CurveSize;
-use crate::output::OutputArgs;
-use crate::progress_bar::ReadingBar;
 use crate::size::ByteSize;
-use crate::trace_args::TraceArgs;
+use crate::trace_args::{TraceArgs, reading_bar};
 use analysis::{Analysis, Results};
 use options::EstimatorArgs;
+use plimsoll_output::{OutputArgs, bail_usage};
 use report::Report;
 
 /// Estimate the working set in a page log or a trace.
@@ -88,7 +86,7 @@ struct Origin {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](crate::exit::UsageError) for options that do not go together; what the log, the trace or the output
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the log, the trace or the output
 /// file says; and that there was nothing to look at.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
@@ -162,7 +160,7 @@ impl Args {
             interval_references: Some(interval),
         };
         let trace = self.trace.open()?;
-        let mut bar = ReadingBar::new(trace.progress());
+        let mut bar = reading_bar(trace.progress());
         let mut source = Emulated::new(trace, &config)?;
         let page_size = self.trace.page_bytes;
         let second = self.tlb2.map_or(String::new(), |tlb| format!(" and {tlb}"));

@@ -9,11 +9,10 @@ use super::Origin;
 use super::analysis::{Logging, Results, Settling};
 use super::options::{EstimatorArgs, Method};
 use super::steps::Step;
-use crate::output::Format;
-use crate::plot::{Axis, Chart, Look, Marker, Point, Series, Unit, grouped, svg_to_png};
 use crate::size::ByteSize;
+use plimsoll_output::{Format, grouped};
+use plimsoll_plot::{Axis, Chart, Look, Marker, Point, Series, Unit, encode};
 
-const PNG_SCALE: f32 = 2.0;
 const NO_WALKS: &str = "the log has no page walks";
 const NO_REFERENCES: &str = "the log has no references: record with references=on";
 const NO_MEMORY: &str = "give --memory, the size of the VM that made the trace";
@@ -250,8 +249,7 @@ impl<'a> Report<'a> {
             Format::Csv if steps => self.steps_csv().into_bytes(),
             Format::Csv => self.csv().into_bytes(),
             Format::Json => (serde_json::to_string(&self.document())? + "\n").into_bytes(),
-            Format::Svg => self.chart().to_svg().into_bytes(),
-            Format::Png => svg_to_png(&self.chart().to_svg(), PNG_SCALE)?,
+            picture @ (Format::Svg | Format::Png) => encode(self.chart().to_svg(), picture)?,
         })
     }
 

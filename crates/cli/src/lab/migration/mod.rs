@@ -22,11 +22,11 @@ use clap::ValueEnum;
 use plimsoll_pagelog::kvm;
 use serde::Serialize;
 
-use crate::bail_usage;
 use crate::curve_json::SCHEMA;
-use crate::exit::with_causes;
 use crate::live::Form;
 use crate::size::{ByteSize, Interval, Share};
+use plimsoll_output::bail_usage;
+use plimsoll_output::exit::with_causes;
 
 use super::median;
 
@@ -440,7 +440,7 @@ fn csv(rows: &[Row]) -> String {
             None => cells.extend(std::iter::repeat_n(String::new(), 12)),
         }
         cells.push(row.error.clone().unwrap_or_default());
-        text.push_str(&crate::live::columns::csv(cells.iter().map(String::as_str)));
+        text.push_str(&plimsoll_output::csv(cells.iter().map(String::as_str)));
     }
     text
 }

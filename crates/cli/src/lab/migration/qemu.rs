@@ -11,8 +11,8 @@ use plimsoll_vm::{
 };
 use serde_json::{Value, json};
 
-use crate::exit::with_causes;
 use crate::experiment::ConsoleLog;
+use plimsoll_output::exit::with_causes;
 
 use super::{Args, Figures, MIB, Row, add, row};
 

@@ -7,15 +7,11 @@ use std::sync::atomic::AtomicBool;
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
-use super::super::columns::{Columns, Side, csv};
 use super::super::words::{UNKNOWN, percent, size};
-use crate::attach::stop_flag;
-use crate::bail_usage;
 use crate::baselines::{Answer, Options, ShrinkOptions, compare, truth_of_console};
 use crate::curve_json::SCHEMA;
-use crate::hcache::table::printable;
-use crate::output::{Format, OutputArgs};
 use crate::size::{ByteSize, Interval, Rate};
+use plimsoll_output::{Columns, Format, OutputArgs, Side, bail_usage, csv, printable, stop_flag};
 
 /// How the VM is asked. Only with --compare.
 #[derive(Debug, clap::Args)]
@@ -122,7 +118,7 @@ pub fn run(
     output: &OutputArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    if matches!(output.format(), Format::Svg | Format::Png) {
+    if output.format().is_picture() {
         bail_usage!("--compare has no picture: -o table, csv or json");
     }
     let options = how.options();

@@ -6,13 +6,10 @@ use anyhow::ensure;
 use plimsoll_api::client::Client;
 use plimsoll_api::vm::{HeatRow, HeatmapView};
 
-use super::super::columns::csv;
 use super::super::words::{moment, name, size, time_of_day};
 use super::OfVm;
-use crate::bail_usage;
-use crate::hcache::table::printable;
-use crate::output::{Format, OutputArgs};
-use crate::plot::{Axis, HeatChart, Unit, svg_to_png};
+use plimsoll_output::{Format, OutputArgs, bail_usage, csv, printable};
+use plimsoll_plot::{Axis, HeatChart, Unit, encode};
 
 /// Letters beside each other and lines below each other in a table, at most.
 const LETTERS: usize = 64;
@@ -33,7 +30,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let format = args.output.format();
-    if matches!(format, Format::Svg | Format::Png) && args.of.vm.is_none() {
+    if format.is_picture() && args.of.vm.is_none() {
         bail_usage!("a picture is of one VM: name it");
     }
     let daemon = args.of.daemon()?;
@@ -62,8 +59,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 content.extend_from_slice(serde_json::to_string(map)?.as_bytes());
                 content.push(b'\n');
             }
-            Format::Svg => content = chart(map)?.to_svg().into_bytes(),
-            Format::Png => content = svg_to_png(&chart(map)?.to_svg(), 2.0)?,
+            picture @ (Format::Svg | Format::Png) => {
+                content = encode(chart(map)?.to_svg(), picture)?;
+            }
         }
     }
     args.output.write(&content, out)

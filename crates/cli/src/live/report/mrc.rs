@@ -6,14 +6,12 @@ use anyhow::ensure;
 use plimsoll_api::client::Client;
 use plimsoll_api::vm::VmView;
 
-use super::super::columns::csv;
 use super::super::curve::Curve;
 use super::super::show;
 use super::super::words::{name, size};
 use super::OfVm;
-use crate::hcache::table::printable;
-use crate::output::{Format, OutputArgs};
-use crate::plot::{Axis, Chart, Marker, Series, Unit, grouped, svg_to_png};
+use plimsoll_output::{Format, OutputArgs, csv, grouped, printable};
+use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 /// Miss-ratio curves: the share of references that miss at every size, with its band.
 #[derive(Debug, clap::Args)]
@@ -47,8 +45,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 .chain(*b"\n")
                 .collect()
         }
-        Format::Svg => chart(&views)?.to_svg().into_bytes(),
-        Format::Png => svg_to_png(&chart(&views)?.to_svg(), 2.0)?,
+        picture @ (Format::Svg | Format::Png) => encode(chart(&views)?.to_svg(), picture)?,
     };
     args.output.write(&content, out)
 }

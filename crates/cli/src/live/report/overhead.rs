@@ -6,11 +6,10 @@ use plimsoll_api::SCHEMA;
 use plimsoll_api::answer::VmsView;
 use plimsoll_api::vm::{HostView, TraceView, VmSummary};
 
-use super::super::columns::{Columns, Side, csv};
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
 use super::super::{Form, write_json};
 use super::OfVm;
-use crate::hcache::table::{printable, short};
+use plimsoll_output::{Columns, Side, csv, printable, short};
 
 /// What tracing costs, and how far its figures may be trusted: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]

@@ -6,11 +6,10 @@ use plimsoll_api::SCHEMA;
 use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
 use serde::{Deserialize, Serialize};
 
-use super::super::columns::{Columns, Side, csv};
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
 use super::super::{Form, write_json};
 use super::OfVm;
-use crate::hcache::table::printable;
+use plimsoll_output::{Columns, Side, csv, printable};
 
 /// The least size that keeps each VM's promise, and what it would save.
 #[derive(Debug, clap::Args)]

@@ -5,13 +5,11 @@ use std::io::Write;
 use anyhow::ensure;
 use plimsoll_api::vm::{HistoryView, Sample};
 
-use super::super::columns::{Columns, Side, csv};
 use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
 use super::{OfVm, compare};
-use crate::hcache::table::printable;
-use crate::output::{Format, OutputArgs};
-use crate::plot::{Axis, Chart, Look, Series, Unit, svg_to_png};
 use crate::size::Interval;
+use plimsoll_output::{Columns, Format, OutputArgs, Side, csv, printable};
+use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
 
 /// Moments that a table shows, and that programs and pictures get, unless said.
 const TABLE_POINTS: u16 = 24;
@@ -65,8 +63,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let lines: Result<Vec<_>, _> = histories.iter().map(serde_json::to_string).collect();
             (lines?.join("\n") + "\n").into_bytes()
         }
-        Format::Svg => chart(&histories)?.to_svg().into_bytes(),
-        Format::Png => svg_to_png(&chart(&histories)?.to_svg(), 2.0)?,
+        picture @ (Format::Svg | Format::Png) => encode(chart(&histories)?.to_svg(), picture)?,
     };
     args.output.write(&content, out)
 }

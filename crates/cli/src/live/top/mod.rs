@@ -21,9 +21,8 @@ use ratatui::{DefaultTerminal, Terminal};
 
 use self::screen::{Detail, Picture, Screen, Wish};
 use super::{Daemon, SocketArg};
-use crate::attach::stop_flag;
-use crate::bail_usage;
-use crate::exit::with_causes;
+use plimsoll_output::exit::with_causes;
+use plimsoll_output::{bail_usage, stop_flag};
 
 /// Size of a frame where there is no terminal, in letters and lines.
 const SIZE: (u16, u16) = (80, 24);
@@ -51,8 +50,8 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// [`Unreachable`](crate::exit::Unreachable) if there is no daemon at the start,
-/// [`UsageError`](crate::exit::UsageError) without a terminal, and the terminal's own.
+/// [`Unreachable`](plimsoll_output::exit::Unreachable) if there is no daemon at the start,
+/// [`UsageError`](plimsoll_output::exit::UsageError) without a terminal, and the terminal's own.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_look(&args.socket)?;
     if args.once {

@@ -18,7 +18,7 @@ use super::super::words::{
     working_set,
 };
 use super::super::{show, vms};
-use crate::hcache::table::{duration, printable};
+use plimsoll_output::{duration, printable};
 
 /// The least terminal that holds everything.
 const LEAST: (u16, u16) = (72, 18);

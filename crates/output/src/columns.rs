@@ -2,16 +2,16 @@
 
 use std::fmt::Write;
 
-/// Where a column's cells stand.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// A table that is as wide as its cells.
+/// A table whose columns are as wide as their widest cells.
 #[derive(Debug)]
 pub struct Columns {
     heads: Vec<(&'static str, Side)>,
@@ -19,7 +19,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// A table with these heads, empty so far.
+    /// An empty table with these column heads.
+    #[must_use]
     pub fn new(heads: &[(&'static str, Side)]) -> Self {
         Self {
             heads: heads.to_vec(),
@@ -27,13 +28,18 @@ impl Columns {
         }
     }
 
-    /// Adds a row, a cell for each head.
+    /// Adds a row.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one cell for each head.
     pub fn row<const CELLS: usize>(&mut self, cells: [String; CELLS]) {
         assert_eq!(CELLS, self.heads.len(), "a cell for each column");
         self.rows.push(cells.into());
     }
 
-    /// The table as lines; a column in which no row has anything is left out.
+    /// The table as lines; a column whose cells are all empty is left out.
+    #[must_use]
     pub fn text(&self) -> String {
         let widths: Vec<_> = (0..self.heads.len())
             .map(|column| {
@@ -68,6 +74,7 @@ impl Columns {
 }
 
 /// A line of comma-separated values (RFC 4180, with a bare line end).
+#[must_use]
 pub fn csv<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
     let mut line = String::new();
     for (index, cell) in cells.into_iter().enumerate() {

@@ -2,8 +2,8 @@
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 
-use super::axis::{Axis, End, Scale};
-use super::svg::{Anchor, FAINT_INK, GRID, INK, MARGIN, PALETTE, SMALL, Svg, WIDTH, text_width};
+use crate::axis::{Axis, End, Scale};
+use crate::svg::{Anchor, FAINT_INK, GRID, INK, MARGIN, PALETTE, SMALL, Svg, WIDTH, text_width};
 
 const PLOT_HEIGHT: f64 = 330.0;
 const LEGEND_ROW: f64 = 20.0;
@@ -484,7 +484,8 @@ fn draw_series(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::{Unit, svg_to_png};
+    use crate::Unit;
+    use crate::png::svg_to_png;
     use plimsoll_flow::CurvePoint;
 
     fn chart(series: Vec<Series>) -> Chart {

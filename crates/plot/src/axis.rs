@@ -1,5 +1,7 @@
 //! Axes: what they measure, how far they reach, and their round ticks.
 
+use plimsoll_output::grouped;
+
 /// What an axis measures; values are in the base unit named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
@@ -178,31 +180,6 @@ fn round_step(unit: Unit, least: f64) -> f64 {
         .into_iter()
         .find(|step| step * power >= least * (1.0 - 1e-9));
     step.unwrap_or(10.0) * power
-}
-
-/// Writes a number with at most six decimals, none needless, and from 10 000 on in groups of three
-/// digits, apart by spaces that do not break.
-#[must_use]
-pub fn grouped(number: f64) -> String {
-    let text = format!("{number:.6}");
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some("0") => ("", "0"),
-        Some(digits) => ("\u{2212}", digits),
-        None => ("", text),
-    };
-    let (whole, fraction) = digits.split_at(digits.find('.').unwrap_or(digits.len()));
-    if whole.len() < 5 {
-        return format!("{sign}{whole}{fraction}");
-    }
-    let mut spaced = String::from(sign);
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index).is_multiple_of(3) {
-            spaced.push('\u{a0}');
-        }
-        spaced.push(digit);
-    }
-    spaced + fraction
 }
 
 #[cfg(test)]

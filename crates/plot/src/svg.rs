@@ -141,8 +141,9 @@ impl Svg {
     }
 }
 
-/// Text as XML wants it; characters XML cannot hold become replacement characters.
-pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+/// Text escaped for XML; characters that XML cannot represent become replacement characters.
+#[derive(Debug, Clone, Copy)]
+pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

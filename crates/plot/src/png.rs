@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, LazyLock};
 
+use plimsoll_output::Format;
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree, fontdb};
 
-use super::svg::{FONT, FONT_FAMILY};
+use crate::svg::{FONT, FONT_FAMILY};
 
 /// Largest picture that is rasterised, in pixels: 256 MiB of memory.
 const PIXELS_MAX: f64 = (1 << 26) as f64;
 
-/// Why there is no picture. Nothing was written.
+/// Why there is no picture; nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
@@ -20,25 +21,36 @@ pub enum PlotError {
     /// No pixels, or too many.
     #[error("a picture of {width:.0} x {height:.0} pixels cannot be made: at most 2^26 pixels")]
     Size {
-        /// Width asked for, in pixels.
+        /// Requested width, in pixels.
         width: f64,
-        /// Height asked for, in pixels.
+        /// Requested height, in pixels.
         height: f64,
     },
     /// The pixels could not be compressed.
     #[error("cannot encode the picture as PNG: {reason}")]
     Encode {
-        /// What the encoder said.
+        /// The encoder's error.
         reason: String,
     },
 }
 
-/// Draws vector graphics with `scale` pixels to their unit; 2.0 suits print and sharp screens.
+/// Pixels to a unit of the graphics, which suits print and sharp screens.
+const SCALE: f32 = 2.0;
+
+/// The picture in a format: as pixels for [`Format::Png`], as it is for every other.
 ///
 /// # Errors
 ///
-/// [`PlotError`] if `svg` is none, or the picture would be empty or beyond 2^26 pixels.
-pub fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
+/// [`PlotError`] if `svg` is not valid, or the picture would be empty or beyond 2^26 pixels.
+pub fn encode(svg: String, format: Format) -> Result<Vec<u8>, PlotError> {
+    match format {
+        Format::Png => svg_to_png(&svg, SCALE),
+        _ => Ok(svg.into_bytes()),
+    }
+}
+
+/// Draws vector graphics with `scale` pixels to their unit.
+pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     static FONTS: LazyLock<Arc<fontdb::Database>> = LazyLock::new(|| {
         let mut fonts = fontdb::Database::new();
         fonts.load_font_data(FONT.to_vec());

@@ -1,8 +1,8 @@
 //! Where something is busy at which time: cells under two axes, the darker the busier.
 
-use super::axis::{Axis, End, Scale};
 use super::chart::draw_axes;
-use super::svg::{MARGIN, SMALL, Svg, WIDTH, text_width};
+use crate::axis::{Axis, End, Scale};
+use crate::svg::{MARGIN, SMALL, Svg, WIDTH, text_width};
 
 const PLOT_HEIGHT: f64 = 330.0;
 /// Cells beside each other, and above each other, at most: more would be narrower than three pixels.
@@ -93,7 +93,8 @@ fn shades(rows: &[(f64, Vec<f64>)], columns: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::{Unit, svg_to_png};
+    use crate::Unit;
+    use crate::png::svg_to_png;
 
     fn chart(rows: Vec<(f64, Vec<f64>)>) -> HeatChart {
         HeatChart {

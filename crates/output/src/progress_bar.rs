@@ -1,27 +1,27 @@
-//! How far a trace has been read, on standard error when that is a terminal.
+//! Progress of reading a trace, on standard error if that is a terminal.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use plimsoll_source::Progress;
 
-/// A bar that follows a trace being read; it vanishes when it is dropped.
+/// A bar that follows a trace being read; it is erased when it is dropped.
 #[derive(Debug)]
-pub struct ReadingBar {
+pub struct ReadingBar<F> {
     bar: ProgressBar,
-    progress: Progress,
-    /// When the rate was last worked out.
-    said: Instant,
+    read_bytes: F,
+    /// When the rate was last computed.
+    updated: Instant,
 }
 
-/// How often the rate is worked out: faster than that nobody reads it.
+/// Interval between two computations of the rate: nobody reads it faster.
 const EVERY: Duration = Duration::from_millis(200);
 
-impl ReadingBar {
-    /// Shows a bar for a file, a counter for a pipe, and nothing if standard error is no terminal.
+impl<F: Fn() -> u64> ReadingBar<F> {
+    /// Shows a bar for a file of known length, a counter for a pipe, and nothing if standard error is
+    /// no terminal. `read_bytes` returns how much was read so far.
     #[must_use]
-    pub fn new(progress: Progress) -> Self {
-        let (bar, template) = match progress.total_bytes() {
+    pub fn new(total_bytes: Option<u64>, read_bytes: F) -> Self {
+        let (bar, template) = match total_bytes {
             Some(total) => (
                 ProgressBar::new(total),
                 "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  \
@@ -36,24 +36,24 @@ impl ReadingBar {
         let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self {
             bar,
-            progress,
-            said: Instant::now(),
+            read_bytes,
+            updated: Instant::now(),
         }
     }
 
-    /// Brings the bar up to date after `references`; cheap enough for every batch.
+    /// Updates the bar after `references`; cheap enough to call after every batch.
     pub fn update(&mut self, references: u64) {
-        self.bar.set_position(self.progress.read_bytes());
-        if self.bar.is_hidden() || self.said.elapsed() < EVERY {
+        self.bar.set_position((self.read_bytes)());
+        if self.bar.is_hidden() || self.updated.elapsed() < EVERY {
             return;
         }
-        self.said = Instant::now();
+        self.updated = Instant::now();
         let rate = references as f64 / self.bar.elapsed().as_secs_f64() / 1e6;
         self.bar.set_message(format!("{rate:.1} M references/s"));
     }
 }
 
-impl Drop for ReadingBar {
+impl<F> Drop for ReadingBar<F> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -1,13 +1,13 @@
-//! How a run of `plimsoll` ends: its exit code and what it says on standard error.
+//! How a run ends: its exit code, and its error on standard error.
 //!
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done; also when the reader of standard output went away early |
 //! | 1 | failed |
-//! | 2 | asked for in a way that cannot be |
-//! | 3 | the server that was to answer is not there |
-//! | 4 | a guarantee forbids it: nothing was moved |
-//! | 5 | done in part |
+//! | 2 | usage error |
+//! | 3 | the server is unreachable |
+//! | 4 | refused because of a guarantee; nothing was moved |
+//! | 5 | partly applied |
 //!
 //! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2, one that holds
 //! [`Unreachable`] with 3, [`Forbidden`] with 4, [`Partly`] with 5, every other with 1. Only standard
@@ -19,22 +19,22 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
-/// A request that cannot be carried out as it was put; nothing was done.
+/// Options or input that contradict each other or are out of range; nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// The server that a verb speaks to does not answer; the cause says which.
+/// The server that a verb needs does not answer; the cause names it.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct Unreachable(pub anyhow::Error);
 
-/// A promise or a floor forbids what was asked for; nothing was moved.
+/// A guarantee or a floor forbids the request; nothing was moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Forbidden(pub String);
 
-/// A part of what was asked for was done; the text says which, and what the rest is left with.
+/// The request was carried out in part; the text says which part, and the state of the rest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Partly(pub String);
@@ -47,7 +47,7 @@ macro_rules! bail_usage {
     };
 }
 
-/// Standard output that remembers whether its reader has gone.
+/// Standard output that records whether its reader has gone.
 #[derive(Debug)]
 pub struct Output<W> {
     inner: W,
@@ -70,19 +70,22 @@ impl<W: Write> Output<W> {
         result
     }
 
-    /// Ends the run: reports an error to `complaints` unless the reader of this output went away.
-    pub fn finish(mut self, result: anyhow::Result<()>, complaints: &mut dyn Write) -> ExitCode {
+    /// Ends the run of `program`: reports an error to `complaints` unless the reader of this output
+    /// went away.
+    pub fn finish(
+        mut self,
+        program: &str,
+        result: anyhow::Result<()>,
+        complaints: &mut dyn Write,
+    ) -> ExitCode {
         let result = result.and_then(|()| Ok(self.flush()?));
         match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) if self.reader_gone => ExitCode::SUCCESS,
             Err(error) => {
-                // Standard error may be closed too; the exit code still tells.
-                let _ = writeln!(
-                    complaints,
-                    "plimsoll: error: {}",
-                    with_causes(error.as_ref())
-                );
+                // Standard error may be closed too; the exit code still reports the failure.
+                let causes = with_causes(error.as_ref());
+                let _ = writeln!(complaints, "{program}: error: {causes}");
                 code_of(&error)
             }
         }
@@ -115,33 +118,33 @@ impl<W: Write> Write for Output<W> {
     }
 }
 
-/// Ends the run of a command line that does not parse, or that asks for help or the version.
+/// Ends the run of `program` whose command line does not parse, or requests help or the version.
 #[must_use]
-pub fn not_understood(error: &clap::Error) -> ExitCode {
-    // Nobody is left to tell if either stream is closed; the exit code still tells.
+pub fn usage(program: &str, error: &clap::Error) -> ExitCode {
+    // Either stream may be closed; the exit code still reports the failure.
     if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _ = write!(io::stderr(), "plimsoll: {}", error.render());
+        let _ = write!(io::stderr(), "{program}: {}", error.render());
     } else {
         let _ = error.print();
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Says an error with its causes in one line, each once: some libraries repeat the cause in their
-/// own message.
+/// An error with its causes in one line, each once: some libraries repeat the cause in their own
+/// message.
 #[must_use]
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let mut said = error.to_string();
+    let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        if !said.ends_with(&text) {
-            said += ": ";
-            said += &text;
+        if !line.ends_with(&text) {
+            line += ": ";
+            line += &text;
         }
         cause = error.source();
     }
-    said
+    line
 }
 
 #[cfg(test)]
@@ -163,7 +166,7 @@ mod tests {
 
     fn finish(result: anyhow::Result<()>) -> (ExitCode, String) {
         let mut complaints = Vec::new();
-        let code = Output::new(Vec::new()).finish(result, &mut complaints);
+        let code = Output::new(Vec::new()).finish("plimsoll", result, &mut complaints);
         (code, String::from_utf8(complaints).unwrap())
     }
 
@@ -191,7 +194,10 @@ mod tests {
         let mut output = Output::new(Broken);
         let result = writeln!(output, "line").map_err(anyhow::Error::from);
         let mut complaints = Vec::new();
-        assert_eq!(output.finish(result, &mut complaints), ExitCode::SUCCESS);
+        assert_eq!(
+            output.finish("plimsoll", result, &mut complaints),
+            ExitCode::SUCCESS
+        );
         assert!(complaints.is_empty());
         let socket = io::Error::from(io::ErrorKind::BrokenPipe);
         assert_eq!(finish(Err(socket.into())).0, ExitCode::FAILURE);

@@ -1,7 +1,7 @@
-//! Pictures of curves, of time series and of costs, fit for a paper.
+//! Pictures of curves and of time series, fit for a paper.
 //!
-//! There is one way to a picture: `to_svg` of a [`Chart`], a [`BarChart`] or a [`HeatChart`] writes
-//! scalable vector graphics, and [`svg_to_png`] turns those same graphics into pixels.
+//! There is one way to a picture: `to_svg` of a [`Chart`] or a [`HeatChart`] writes
+//! scalable vector graphics, and [`encode`] writes them as they are or turns them into pixels.
 //! Text is measured and rasterised with a font inside the program, so that a
 //! machine without fonts draws the same picture.
 //!
@@ -11,17 +11,16 @@
 //!
 //! Values are in base units: bytes, seconds, shares of 1. Axes choose their own
 //! units and round ticks. Points that are not finite are left out.
+#![forbid(unsafe_code)]
 
 mod axis;
-mod bars;
 mod chart;
 mod heat_chart;
 mod png;
 mod svg;
 
-pub use axis::{Axis, Unit, grouped};
-pub use bars::{Bar, BarChart};
+pub use axis::{Axis, Unit};
 pub use chart::{Chart, Look, Marker, Point, Series, Shade};
 pub use heat_chart::HeatChart;
-pub use png::{PlotError, svg_to_png};
-pub(crate) use svg::Escaped;
+pub use png::{PlotError, encode};
+pub use svg::Escaped;

@@ -1,0 +1,130 @@
+//! Where a verb's result goes and in which format: `-o FORMAT`, `--out FILE`.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use crate::bail_usage;
+use crate::file::{directory_of, write_file};
+
+/// Output formats of a verb that can draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Columns for a reader
+    Table,
+    /// Comma-separated values with a header line
+    Csv,
+    /// One JSON object with "schema": 1
+    Json,
+    /// A picture as scalable vector graphics
+    Svg,
+    /// The same picture as pixels
+    Png,
+}
+
+impl Format {
+    /// Whether the result is a chart, which crate `plot` draws.
+    #[must_use]
+    pub fn is_picture(self) -> bool {
+        matches!(self, Self::Svg | Self::Png)
+    }
+}
+
+/// Output formats of a verb that cannot draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum TextFormat {
+    /// Columns for a reader
+    #[default]
+    Table,
+    /// JSON with "schema": 1
+    Json,
+}
+
+/// `-o` and `--out` of a verb that can draw.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct OutputArgs {
+    /// Output format [default: by the ending of --out, else table]
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT")]
+    output: Option<Format>,
+    /// File to write instead of standard output; it is replaced atomically
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// The format requested by name or by the ending of the file's name.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        let ending = || {
+            let ending = self.out.as_ref()?.extension()?.to_str()?;
+            Format::from_str(ending, true).ok()
+        };
+        self.output.or_else(ending).unwrap_or(Format::Table)
+    }
+
+    /// The file to write instead of standard output.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.out.as_deref()
+    }
+
+    /// Checks, before the work, that its result can be written.
+    ///
+    /// # Errors
+    ///
+    /// [`UsageError`](crate::exit::UsageError) for a picture that would go to a terminal, and for
+    /// a file in a directory that does not exist.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let picture = self.format().is_picture();
+        match &self.out {
+            None if picture && std::io::stdout().is_terminal() => {
+                bail_usage!("a picture is not for a terminal: name a file with --out FILE")
+            }
+            Some(out) if !directory_of(out).is_dir() => {
+                bail_usage!("--out {}: there is no such directory", out.display())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the result to the file of `--out`, or to `out`.
+    ///
+    /// # Errors
+    ///
+    /// The cause with the file's name; an older file of that name is then as it was.
+    pub fn write(&self, content: &[u8], out: &mut dyn Write) -> anyhow::Result<()> {
+        match &self.out {
+            Some(path) => write_file(path, content),
+            None => Ok(out.write_all(content)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(format: Option<Format>, out: Option<&str>) -> OutputArgs {
+        OutputArgs {
+            output: format,
+            out: out.map(PathBuf::from),
+        }
+    }
+
+    #[test]
+    fn the_files_ending_stands_in_for_a_format() {
+        assert_eq!(args(None, None).format(), Format::Table);
+        assert_eq!(args(None, Some("a/b.PNG")).format(), Format::Png);
+        assert_eq!(args(None, Some("a/b.txt")).format(), Format::Table);
+        assert_eq!(args(Some(Format::Csv), Some("b.svg")).format(), Format::Csv);
+    }
+
+    #[test]
+    fn a_file_in_a_missing_directory_is_refused_before_the_work() {
+        let lost = args(None, Some("/nonexistent/curve.csv"))
+            .check()
+            .unwrap_err();
+        assert!(lost.to_string().contains("no such directory"), "{lost}");
+    }
+}

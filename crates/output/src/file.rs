@@ -1,0 +1,141 @@
+//! Files that are replaced whole or not at all.
+//!
+//! A file is written beside its name and renamed into place, so that a reader
+//! never sees half of it and a failed run leaves the old one. An existing path
+//! that is no regular file (a pipe, `/dev/stdout`) is written directly.
+
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tempfile::NamedTempFile;
+
+/// Replaces the file at `path` by `content`, whole or not at all.
+///
+/// # Errors
+///
+/// The cause with the file's name; an older file of that name is then as it was.
+pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    let written = file.write_all(content);
+    written.with_context(|| cannot_write(path))?;
+    file.persist()
+}
+
+/// A file being written, which takes its name when it is complete; until then an older one keeps it.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    target: Target,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// In the directory of the file that it will replace, with that file's path.
+    Temporary(NamedTempFile, PathBuf),
+    /// A pipe or a device, which cannot be replaced.
+    Direct(File),
+}
+
+impl AtomicFile {
+    /// Begins a file that will be at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The cause with the file's name.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let open = || -> std::io::Result<Target> {
+            if fs::metadata(path).is_ok_and(|old| !old.is_file()) {
+                return Ok(Target::Direct(File::options().write(true).open(path)?));
+            }
+            // Through a symbolic link, so that the link stays and what it names is replaced.
+            let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let file = tempfile::Builder::new()
+                .prefix(".plimsoll-")
+                .permissions(Permissions::from_mode(0o666))
+                .tempfile_in(directory_of(&target))?;
+            Ok(Target::Temporary(file, target))
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            target: open().with_context(|| cannot_write(path))?,
+        })
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    ///
+    /// The cause with the file's name; an older file of that name is then as it was.
+    pub fn persist(self) -> anyhow::Result<()> {
+        if let Target::Temporary(file, target) = self.target {
+            file.persist(target)
+                .with_context(|| cannot_write(&self.path))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.target {
+            Target::Temporary(file, _) => file.write(bytes),
+            Target::Direct(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match &mut self.target {
+            Target::Temporary(file, _) => file.flush(),
+            Target::Direct(file) => file.flush(),
+        }
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write '{}'", path.display())
+}
+
+/// The directory that holds `path`.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(directory) if directory != Path::new("") => directory,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_leaves_nothing_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("curve.csv");
+        for content in ["first, and longer", "second"] {
+            write_file(&path, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_what_it_names_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_file(&link, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_directory_is_not_written_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = write_file(directory.path(), b"x").unwrap_err();
+        assert!(format!("{error:#}").contains("Is a directory"), "{error:#}");
+    }
+}

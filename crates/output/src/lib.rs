@@ -1,0 +1,30 @@
+//! How Plimsoll's programs present results, so that every verb, server and experiment does it alike.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`args`] | `-o FORMAT` and `--out FILE` |
+//! | [`columns`] | tables for readers, lines of CSV for programs |
+//! | [`text`] | percentages, counts, durations, names from outside |
+//! | [`file`] | files that are replaced whole or not at all |
+//! | [`progress_bar`] | progress on standard error |
+//! | [`stop`] | SIGINT and SIGTERM |
+//! | [`exit`] | exit codes, and the errors that choose them |
+//!
+//! Not here: pictures (crate `plot`, which brings a rasteriser and a font), and parsing and exact
+//! writing of sizes, rates and intervals (crate `protocol`, module `size`).
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod columns;
+pub mod exit;
+pub mod file;
+pub mod progress_bar;
+pub mod stop;
+pub mod text;
+
+pub use args::{Format, OutputArgs, TextFormat};
+pub use columns::{Columns, Side, csv};
+pub use file::{AtomicFile, write_file};
+pub use progress_bar::ReadingBar;
+pub use stop::stop_flag;
+pub use text::{cut, cut_front, duration, grouped, percent, printable, short, short_percent};
