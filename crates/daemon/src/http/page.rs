@@ -12,9 +12,7 @@ use super::params::Named;
 use crate::shared::Refused;
 
 #[derive(RustEmbed)]
-#[folder = "../../web"]
-#[include = "index.html"]
-#[include = "assets/*"]
+#[folder = "../../web/assets"]
 struct Files;
 
 /// The page.
@@ -27,7 +25,7 @@ pub(super) async fn asset(
     Named(path): Named<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refused> {
-    file(&format!("assets/{path}"), &headers)
+    file(&path, &headers)
 }
 
 fn file(path: &str, headers: &HeaderMap) -> Result<Response, Refused> {
