@@ -1,8 +1,10 @@
 //! Holds what ARCHITECTURE.md says of the crates: who may use whom, where unsafe code may stand,
 //! and that every crate takes the workspace's lints.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 
@@ -205,6 +207,34 @@ fn every_crate_keeps_to_the_architecture() {
         .collect();
     assert!(violations.is_empty(), "{violations:#?}");
     assert!(members.len() >= 6, "{ours:?}");
+}
+
+/// Lines `PACKAGE FEATURES` of all that a build of some packages compiles.
+fn compiled(selection: &[&str], edges: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--quiet", "--prefix", "none", "--edges", edges])
+        .args(["--format", "{p} {f}"])
+        .args(selection)
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines = lines.lines().map(|line| line.trim_end_matches(" (*)"));
+    lines.map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// A dependency whose features differ between two of these builds would be compiled twice.
+#[test]
+fn demo_benchmarks_and_tests_share_one_build_of_each_dependency() {
+    let demo = ["-p", "plimsoll", "-p", "plimsoll-daemon"];
+    let bench = [&demo[..], &["-p", "plimsoll-bench"]].concat();
+    let tests = compiled(&["--workspace"], "normal,build,dev");
+    for selection in [&demo[..], &bench] {
+        let compiled = compiled(selection, "normal,build");
+        let alone: Vec<_> = compiled.difference(&tests).collect();
+        assert!(alone.is_empty(), "only with {selection:?}: {alone:#?}");
+    }
 }
 
 /// A crate that breaks nothing.
