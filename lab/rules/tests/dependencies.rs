@@ -80,6 +80,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("plimsoll-workload", &[]),
+    ("plimsoll-rules", &[]),
 ];
 
 /// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
