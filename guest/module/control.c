@@ -2,13 +2,13 @@
 /*
  * The control disk: commands to the host, and their answers.
  *
- * One request is under way at a time, in memory set aside at load. A host
- * that went away leaves it in the disk's queue for good, and then neither the
- * caller nor rmmod may hang. So a request that took too long is left behind:
- * what it uses is not touched until it has ended, and if the module goes
- * first, its memory stays. For this its end_io must not be code of ours. It
- * is bio_put(), which drops the second of the two references we took, and
- * that is how we see the end.
+ * One request is in flight at a time, in memory allocated at load. If the host
+ * has gone, the request stays in the disk's queue forever, and then neither the
+ * caller nor rmmod may hang. So a request that times out is abandoned: its
+ * memory is not used again until it has ended, and if the module is unloaded
+ * first, the memory stays allocated. Therefore its end_io must not be code of
+ * this module. It is bio_put(), which drops the second of the two references
+ * taken; the reference count shows that the request has ended.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -36,7 +36,7 @@ struct request_memory {
 
 static struct file *disk;
 static struct request_memory *request;
-static bool left_behind;	/* `request` timed out and has perhaps not ended */
+static bool left_behind;	/* `request` timed out and may not have ended */
 static u64 sequence;
 static DEFINE_MUTEX(control_lock);	/* guards the three above */
 
@@ -45,7 +45,7 @@ static bool request_ended(void)
 	return atomic_read_acquire(&request->bio.__bi_cnt) == 1;
 }
 
-/* Whether `request` is ours again. */
+/* Whether `request` may be used again. */
 static bool request_is_free(void)
 {
 	if (left_behind && request_ended()) {
@@ -62,7 +62,7 @@ static int transfer_once(blk_opf_t operation, sector_t sector, unsigned long dea
 	unsigned int wait_us = 20;
 	int rc;
 
-	/* NOWAIT: a queue full of a dead host's requests must not hold us. */
+	/* NOWAIT: do not block on a queue that is full of a dead host's requests. */
 	bio_init(bio, plimsoll_control_bdev(), &request->vec, 1,
 		 operation | REQ_SYNC | REQ_NOMERGE | REQ_NOWAIT);
 	bio->bi_iter.bi_sector = sector;
@@ -169,7 +169,7 @@ int control_open(const char *path)
 	u32 features;
 	int rc;
 
-	/* Exclusive: nobody is to mount it or build upon it. */
+	/* Exclusive: it must not be mounted or used by another driver. */
 	disk = filp_open(path, O_RDWR | O_EXCL | O_LARGEFILE, 0);
 	if (IS_ERR(disk)) {
 		rc = PTR_ERR(disk);
@@ -177,12 +177,12 @@ int control_open(const char *path)
 		return rc;
 	}
 	if (!S_ISBLK(file_inode(disk)->i_mode)) {
-		pr_err("control disk %s is no block device\n", path);
+		pr_err("control disk %s is not a block device\n", path);
 		rc = -ENOTBLK;
 		goto close;
 	}
 	if (bdev_logical_block_size(plimsoll_control_bdev()) != SECTOR) {
-		pr_err("control disk %s has sectors of %u bytes, %u are needed\n", path,
+		pr_err("control disk %s has sectors of %u bytes; %u is required\n", path,
 		       bdev_logical_block_size(plimsoll_control_bdev()), SECTOR);
 		rc = -EINVAL;
 		goto close;
@@ -198,17 +198,17 @@ int control_open(const char *path)
 		rc = -ENOMEM;
 		goto close;
 	}
-	/* No answer to an earlier load must look like one to this. */
+	/* Answers to an earlier load must not match. */
 	sequence = get_random_u64();
 	rc = control_read_info(&features);
 	switch (rc) {
 	case 0:
 		return 0;
 	case -EPROTO:
-		pr_err("%s is no control disk of Plimsoll\n", path);
+		pr_err("%s is not a control disk of Plimsoll\n", path);
 		break;
 	case -EPROTONOSUPPORT:
-		pr_err("the host speaks another version of the protocol than %u\n",
+		pr_err("the host does not support version %u of the protocol\n",
 		       PLIMSOLL_VERSION);
 		break;
 	default:

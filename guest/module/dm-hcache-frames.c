@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Which page frame holds which block: see dm-hcache-frames.h.
+ * Maps page frames to blocks: see dm-hcache-frames.h.
  *
- * Locks: one for each bucket of the hash table, interrupts off. Callers may
- * hold the lock of a page cache; under a bucket's lock only plimsoll.ko's ring
- * is locked. No two buckets are locked at once.
+ * Locks: one for each bucket of the hash table, taken with interrupts off.
+ * Callers may hold the lock of a page cache; under a bucket's lock only the lock
+ * of plimsoll.ko's ring is taken. No two buckets are locked at once.
  */
 #include <linux/atomic.h>
 #include <linux/hash.h>
@@ -36,7 +36,7 @@
  * @key: State, target and block, or 0. Leaves 0 by cmpxchg, becomes 0 and
  *	changes its state under the lock of its bucket.
  * @hash: Of the contents; while READING the token of the read.
- * @next: Next frame of the bucket; 0: none. Frame 0 is no memory of ours.
+ * @next: Next frame of the bucket; 0: none. Frame 0 is never cached.
  * @epoch: `epoch` when the entry was tied.
  */
 struct frame {
@@ -48,7 +48,7 @@ struct frame {
 
 /*
  * @first: First frame, or 0.
- * @writing: Writes under way to the blocks of the bucket.
+ * @writing: Writes in flight to the blocks of the bucket.
  */
 struct bucket {
 	raw_spinlock_t lock;
@@ -61,9 +61,9 @@ static unsigned long frame_count;
 static struct bucket *buckets;
 static unsigned int bucket_bits;
 static u64 secrets[12];		/* of frames_hash() */
-/* Rises when nothing that was known holds any more. */
+/* Incremented when all entries become invalid. */
 static atomic_t epoch;
-/* Range operations under way. */
+/* Range operations in progress. */
 static atomic_t ranges[FRAMES_TARGETS_MAX + 1];
 
 static u64 place_of(unsigned int target, u64 block)
@@ -81,7 +81,7 @@ static bool is_known(unsigned long pfn)
 	return pfn && pfn < frame_count;
 }
 
-/* All bits of the product: what a change of the factors does depends on their secrets. */
+/* Uses all bits of the product, so the effect of a change depends on the secrets. */
 static u64 mix(u64 a, u64 b)
 {
 	unsigned __int128 product = (unsigned __int128)a * b;
@@ -90,8 +90,8 @@ static u64 mix(u64 a, u64 b)
 }
 
 /*
- * As wyhash. Four lanes, so that multiplications overlap. A factor is 0, which
- * forgets the lane, only for who guesses a secret.
+ * Like wyhash, with four lanes so that multiplications overlap. A factor of 0,
+ * which would clear the lane, requires guessing a secret.
  */
 u64 frames_hash(struct page *page)
 {
@@ -133,7 +133,10 @@ static void untie_place(struct bucket *bucket, u64 place)
 	}
 }
 
-/* Under the lock of @bucket, that of @key. Not if another has just taken the frame. */
+/*
+ * Under the lock of @bucket, that of @key. Does nothing if another CPU has just
+ * tied the frame.
+ */
 static void tie(struct bucket *bucket, unsigned long pfn, u64 key, u64 hash, u32 at_epoch)
 {
 	struct frame *frame = &frames[pfn];
@@ -148,8 +151,8 @@ static void tie(struct bucket *bucket, unsigned long pfn, u64 key, u64 hash, u32
 }
 
 /*
- * Locks the bucket of a frame's entry. NULL, and nothing is locked, if the
- * frame is tied to nothing or to something else since.
+ * Locks the bucket of a frame's entry. Returns NULL, with nothing locked, if the
+ * frame is not tied, or was tied to another block meanwhile.
  */
 static struct bucket *lock_frame(unsigned long pfn, unsigned long *flags)
 {
@@ -163,7 +166,7 @@ static struct bucket *lock_frame(unsigned long pfn, unsigned long *flags)
 		return NULL;
 	bucket = bucket_of(key);
 	raw_spin_lock_irqsave(&bucket->lock, *flags);
-	/* The state may have changed, and the entry is still in this bucket. */
+	/* If only the state has changed, the entry is still in this bucket. */
 	if (((READ_ONCE(frames[pfn].key) ^ key) & PLACE_MASK) == 0)
 		return bucket;
 	raw_spin_unlock_irqrestore(&bucket->lock, *flags);
@@ -258,7 +261,7 @@ void frames_write_end(unsigned int target, u64 block, unsigned long pfn, u64 has
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
 }
 
-/* Lets go of the frames of @count blocks that are in one bucket. */
+/* Unties the frames of @count blocks that are in one bucket. */
 static void untie_range(struct bucket *bucket, u64 place, u64 count)
 {
 	unsigned long flags;
@@ -279,8 +282,8 @@ void frames_range_begin(unsigned int target, u64 block, u64 count)
 	u64 i;
 
 	/*
-	 * Who has tied a frame under a bucket's lock before it is taken here
-	 * is found; who takes it after sees the range.
+	 * A frame tied before its bucket is locked below is found there; a CPU
+	 * that takes the lock later reads the new count of ranges.
 	 */
 	atomic_inc(&ranges[target]);
 	smp_mb__after_atomic();

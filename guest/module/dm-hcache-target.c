@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Device-mapper target `hcache`: a disk of the guest with a second-chance cache
- * in the host's hcache. See DM-HCACHE.md.
+ * Device-mapper target `hcache`: a second-level cache for a disk of the guest, in
+ * the host's hcache. See DM-HCACHE.md.
  *
  *	<start> <length> hcache <lower device> <lower start>
  *		[private | shared <key, 32 hex digits>]
  *
- * What may be in the pool: `maybe` has a bit for each block of a private
- * target, set when the block has been put, cleared when it is asked for,
- * flushed or could not be put again. A block whose bit is clear may still be in
- * the pool, with contents of no use: what the host answers for it is ignored.
+ * Contents of the pool: `maybe` has a bit for each block of a private target, set
+ * when the block has been put, cleared when it is requested, flushed or could not
+ * be put again. A block whose bit is clear may still be in the pool with stale
+ * contents: the host's answer for it is ignored.
  *
- * Order of a write to a block: its frames are let go (dm-hcache-frames.h),
- * so that no put can follow; the block is flushed if its bit is set; the write
- * goes to the lower device. The ring is a FIFO, and the host empties it
- * before it serves any request, a get too.
+ * Order of a write to a block: its frames are untied (dm-hcache-frames.h), so
+ * that no put can follow; the block is flushed if its bit is set; the write
+ * goes to the lower device. The ring is a FIFO, and the host empties it before
+ * it serves any request, including gets.
  *
- * Which frames are tied: of reads, those of the page cache or swap cache that
- * no process can reach yet, so that what is hashed when the read ends is what
- * was read; of writes, all of the page cache and swap cache. Other frames are
- * never evicted, or with contents of something else.
+ * Frames that are tied: for reads, those of the page cache or swap cache that no
+ * process can reach yet, so that the contents hashed at the end of the read are
+ * those that were read; for writes, all of the page cache and swap cache. Other
+ * frames are never evicted, or only with other contents.
  *
- * A get reads into pages of ours, and hits are copied. If the host is silent
- * for `get_timeout_ms` the read goes to the lower device at once, and the
+ * A get reads into the module's own pages, and hits are copied. If the host does
+ * not answer within `get_timeout_ms`, the read goes to the lower device, and the
  * pages stay with the get until it ends.
  */
 #include <linux/bio.h>
@@ -50,20 +50,20 @@
 #define BLOCK_SHIFT	3	/* sectors of a block */
 #define BLOCK_SECTORS	(1U << BLOCK_SHIFT)
 
-/* Gets and bios to the lower device that are kept ready. */
+/* Reserves of gets and of bios to the lower device. */
 #define GETS_KEPT	16
 #define BIOS_KEPT	16
 
-/* So many gets without a valid answer in a row, and the host is asked again after a while. */
+/* After this many consecutive gets without a valid answer, gets pause. */
 #define BAD_ANSWERS_MAX	16
 #define BAD_ANSWERS_REST	(10 * HZ)
 
-/* A host that refused a pool is asked again after a while. */
+/* Time until a pool that the host refused is requested again. */
 #define REFUSED_REST		(30 * HZ)
 
 /*
- * Of so many pages checked, so many had other contents than when they were
- * read or written, and nothing is put any more: 6 %.
+ * If this many of a window of checked pages differ from what was read or written
+ * (6 %), the target stops putting pages.
  */
 #define CHECK_WINDOW	1024
 #define MISMATCHES_MAX	64
@@ -74,31 +74,31 @@
 #define TABLE_WRITE	FMODE_WRITE
 #endif
 
-/* Block numbers are indices of bits. */
+/* Block numbers are used as bit numbers. */
 static_assert(sizeof(long) == sizeof(u64));
 static_assert(PAGE_SIZE == PLIMSOLL_PAGE);
 
 static unsigned int get_timeout_ms = 1000;
 module_param(get_timeout_ms, uint, 0644);
-MODULE_PARM_DESC(get_timeout_ms, "a get without answer for so long is given up (1000)");
+MODULE_PARM_DESC(get_timeout_ms, "time after which a get without an answer is abandoned (1000)");
 
 static unsigned int bounce_pages = 260;
 module_param(bounce_pages, uint, 0444);
-MODULE_PARM_DESC(bounce_pages, "pages kept ready for gets (260)");
+MODULE_PARM_DESC(bounce_pages, "pages reserved for gets (260)");
 
 static bool fault_no_hash;
 module_param(fault_no_hash, bool, 0644);
 MODULE_PARM_DESC(fault_no_hash, "test only, corrupts data under dm-crypt: put pages unchecked");
 
 enum count {
-	GETS,			/* blocks asked for */
+	GETS,			/* blocks requested */
 	HITS,
 	MISSES,
-	SKIPPED_MEMORY,		/* reads that did not ask: no page for a get */
+	SKIPPED_MEMORY,		/* reads without a get: no free page */
 	SKIPPED_SILENT,		/* the host does not answer */
-	SKIPPED_BUSY,		/* the control disk would not take the get at once */
+	SKIPPED_BUSY,		/* the control disk could not accept the get at once */
 	PUTS,
-	FLUSHES,		/* records, of a block or more */
+	FLUSHES,		/* records, each of one block or more */
 	REFUSED_MISMATCH,	/* evicted pages not put: changed without a write */
 	REFUSED_BUSY,
 	REFUSED_DOUBTED,
@@ -106,10 +106,10 @@ enum count {
 	REFUSED_NO_ROOM,
 	REFUSED_CLOSED,
 	REFUSED_DISABLED,
-	UNALIGNED,		/* reads and writes that are not of whole blocks and pages */
+	UNALIGNED,		/* reads and writes not of whole blocks and pages */
 	TIMEOUTS,
-	LATE,			/* of these, answered meanwhile */
-	ERRORS,			/* gets that failed or had an answer without sense */
+	LATE,			/* of these, answered later */
+	ERRORS,			/* gets that failed or had an invalid answer */
 	COUNTS
 };
 
@@ -125,13 +125,13 @@ static const char * const count_names[COUNTS] = {
  * target is removed: see get_ended().
  *
  * @pool: Number and generation as in pool_of(); 0: none is open.
- * @open_error: Why the host refused a pool the last time, as it was logged.
- * @workqueue, @lower_bios: Of this target alone: targets may stand on each
- *	other, and the upper one must not use up what the lower one needs.
- * @gets: Gets that are under way and not given up, oldest first; by @lock.
- * @silent: A get was given up and none has ended since.
- * @bad_answers: Since the last valid answer, or since the pool was opened; the
- *	last of them at @bad_since.
+ * @open_error: Error of the last refused pool, as logged.
+ * @workqueue, @lower_bios: Per target, because targets can be stacked, and the
+ *	upper one must not exhaust the reserve of the lower one.
+ * @gets: Gets in flight that are not abandoned, oldest first; guarded by @lock.
+ * @silent: A get was abandoned and none has ended since.
+ * @bad_answers: Invalid answers since the last valid one or since the pool was
+ *	opened; the last of them at @bad_since.
  */
 struct hcache {
 	struct kref kref;
@@ -166,14 +166,14 @@ struct hcache {
 enum io_kind { IO_PLAIN, IO_READ, IO_WRITE, IO_RANGE };
 
 /*
- * A bio on its way through a target.
+ * A bio in flight through a target.
  *
- * @iter: As the bio began; its pages are the same at the end.
- * @block: First block, of @count; those of a write may be covered in part.
- * @whole: The bio is of whole blocks in whole pages.
+ * @iter: Iterator at the start of the bio; its pages do not change.
+ * @block: First block, of @count; a write may cover them partly.
+ * @whole: The bio consists of whole blocks in whole pages.
  * @missing: Bit i: block i must be read from the lower device.
- * @tied: Bit i: page i of a write was offered to be tied.
- * @hash: Of these pages.
+ * @tied: Bit i: frames_write_begin() was called for page i of a write.
+ * @hash: Hashes of these pages.
  */
 struct hcache_io {
 	struct hcache *c;
@@ -194,13 +194,13 @@ struct hcache_io {
 };
 
 /*
- * A get under way.
+ * A get in flight.
  *
- * @io: Who waits for it; not to be looked at once @given_up.
+ * @io: The read that waits for it; must not be accessed once @given_up.
  * @asked: Bit i: block @io->block + i.
  * @first: Lowest bit of @asked, whose page is the first of @count, and its
  *	block @block.
- * @pages: Last of them, after @count, the answer.
+ * @pages: Data pages; the one after @count holds the answer.
  */
 struct hcache_get {
 	struct hcache *c;
@@ -223,7 +223,7 @@ static DEFINE_MUTEX(targets_lock);
 
 static mempool_t *gets;
 
-/* Pages at hand, by @bounce_lock. */
+/* Reserved pages, guarded by @bounce_lock. */
 static struct page **bounce;
 static unsigned int bounce_count;
 static DEFINE_SPINLOCK(bounce_lock);
@@ -279,7 +279,7 @@ static void give_pages(struct page **pages, unsigned int n)
 		__free_page(pages[i]);
 }
 
-/* Does not wait: all pages or none. */
+/* Takes all pages or none, without waiting. */
 static bool take_pages(struct page **pages, unsigned int n)
 {
 	unsigned long flags;
@@ -328,7 +328,7 @@ static void flush_blocks(struct hcache *c, u64 block, u64 n)
 	}
 }
 
-/* No put of the blocks may follow: their frames are let go. */
+/* Unties the frames of the blocks, so that no put can follow. */
 static void invalidate(struct hcache *c, u64 block, u64 n)
 {
 	bool held = false;
@@ -356,14 +356,14 @@ static void open_pool(struct work_struct *work)
 	}
 	if (r) {
 		if (r != c->open_error)
-			DMWARN("%s: the host opens no pool (error %d)", c->lower->name, r);
+			DMWARN("%s: the host refused a pool (error %d)", c->lower->name, r);
 		c->open_error = r;
 		queue_delayed_work(system_long_wq, &c->open_work, REFUSED_REST);
 		return;
 	}
 	c->open_error = 0;
 
-	/* Nothing is put before the pool is known. */
+	/* Nothing is put before the pool is published. */
 	clear_maybe(c);
 	atomic_set(&c->bad_answers, 0);
 	WRITE_ONCE(c->silent, false);
@@ -385,11 +385,11 @@ static void tell_disabled(struct irq_work *work)
 {
 	struct hcache *c = container_of(work, struct hcache, disabled_message);
 
-	DMWARN("%s: pages change after they are read or written (dm-crypt above?): none is put any more",
+	DMWARN("%s: pages change after they are read or written (dm-crypt above?): caching is disabled",
 	       c->lower->name);
 }
 
-/* Whether the page has the contents it should have; else, maybe the end of putting. */
+/* Whether the page has the expected contents; if not, this may disable putting. */
 static bool check(struct hcache *c, struct page *page, u64 hash)
 {
 	if (fault_no_hash)
@@ -434,7 +434,7 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 	if (!check(c, page, hash))
 		return;
 
-	/* A write waits for the bucket's lock before it looks at the bit. */
+	/* A write takes the bucket's lock before it tests the bit. */
 	if (plimsoll_post_put(pool, block, page)) {
 		count(c, PUTS);
 		if (c->maybe)
@@ -467,9 +467,8 @@ static void read_part_ended(struct bio *part)
 }
 
 /*
- * Reads what is missing. The parts are allocated one after the other, each
- * submitted before the next, in a worker, where nothing delays it: a
- * reserve of one is enough to go on.
+ * Reads the missing blocks. Each part is submitted before the next is allocated,
+ * in a worker where nothing delays it, so a reserve of one is sufficient.
  */
 static void read_lower(struct hcache_io *io)
 {
@@ -517,7 +516,7 @@ static void get_free(struct hcache_get *get)
 	kref_put(&c->kref, hcache_free);
 }
 
-/* Copies hits, bit i: page @first + i of the bio; what else there is, is missing. */
+/* Copies hits (bit i: page @first + i of the bio); the others are missing. */
 static void take_hits(struct hcache_io *io, struct hcache_get *get, u64 hits)
 {
 	struct bvec_iter iter;
@@ -534,7 +533,7 @@ static void take_hits(struct hcache_io *io, struct hcache_get *get, u64 hits)
 	io->missing = blocks_mask(io->count) & ~hits;
 }
 
-/* Whether the host answered, and all of the get: a part of it may be one, too. */
+/* Whether the answer is valid and covers the whole get, not a part of it. */
 static bool is_answer(struct hcache_get *get, struct plimsoll_get *answer)
 {
 	return answer->magic == cpu_to_le64(PLIMSOLL_CONTROL_MAGIC) &&
@@ -563,7 +562,7 @@ static void get_ended(struct bio *bio)
 	if (!sent) {
 		count(c, SKIPPED_BUSY);
 	} else if (!bio->bi_status && is_answer(get, answer)) {
-		/* A pool of that number may be another's after the host was attached anew. */
+		/* After a new attach the pool's number may belong to another target. */
 		if (pool_is_open(get->pool))
 			hits = le64_to_cpu(answer->hits) << get->first & get->asked;
 		atomic_set(&c->bad_answers, 0);
@@ -604,7 +603,7 @@ static unsigned long get_timeout(void)
 	return msecs_to_jiffies(get_timeout_ms);
 }
 
-/* Gives up gets that take too long, and reads from the lower device instead. */
+/* Abandons gets that take too long, and reads from the lower device instead. */
 static void give_up_gets(struct work_struct *work)
 {
 	struct hcache *c = container_of(work, struct hcache, timeout_work.work);
@@ -639,7 +638,7 @@ static void give_up_gets(struct work_struct *work)
 	}
 }
 
-/* Takes the bits of the blocks in @asked; returns those that were set. */
+/* Clears the bits of the blocks in @asked; returns those that were set. */
 static u64 take_maybe(struct hcache *c, u64 block, u64 asked)
 {
 	u64 rest = asked;
@@ -673,7 +672,7 @@ static bool is_failing(struct hcache *c)
 	       time_before(jiffies, READ_ONCE(c->bad_since) + BAD_ANSWERS_REST);
 }
 
-/* Most pages of a get that need not be split, which may be lowered at any time; 0: none is. */
+/* Maximum pages of a get that is not split; may change at any time; 0: no gets. */
 static unsigned int get_pages_max(void)
 {
 	struct request_queue *control = bdev_get_queue(plimsoll_control_bdev());
@@ -682,7 +681,7 @@ static unsigned int get_pages_max(void)
 		    (int)(queue_max_sectors(control) - 1) >> BLOCK_SHIFT);
 }
 
-/* Submits a get for a read. False: the read shall go to the lower device. */
+/* Submits a get for a read. Returns false if the read must use the lower device. */
 static bool ask(struct hcache *c, struct hcache_io *io)
 {
 	struct plimsoll_pool pool = pool_of(c);
@@ -731,7 +730,7 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 	get->block = io->block + get->first;
 	get->pool = pool;
 	memset(page_address(get->pages[get->count]), 0, sizeof(struct plimsoll_get));
-	/* NOWAIT: neither to be split, nor to wait in a queue full of a dead host's requests. */
+	/* NOWAIT: do not split, and do not block on a queue full of a dead host's requests. */
 	bio_init(&get->bio, plimsoll_control_bdev(), get->vecs, get->count + 1,
 		 REQ_OP_READ | REQ_SYNC | REQ_NOMERGE | REQ_NOWAIT);
 	for (i = 0; i < get->count; i++)
@@ -751,7 +750,7 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 
 /* Bios. */
 
-/* Of an entry that is being made by this read; no other read under way has the same. */
+/* Token of this read's entries; unique among the reads in flight. */
 static u64 token_of(struct hcache_io *io)
 {
 	return (unsigned long)io;
@@ -770,15 +769,15 @@ static bool is_whole(struct hcache_io *io, sector_t offset)
 	return true;
 }
 
-/* Whether a page is in the page cache or swap cache. Not for how long. */
+/* Whether a page is in the page cache or swap cache at this time. */
 static bool is_cached(struct page *page)
 {
 	return folio_mapping(page_folio(page));
 }
 
 /*
- * Whether nobody can write to a page before a read into it has ended: it is in
- * a cache, where only the owner of this read touches it until it is up to date.
+ * Whether nothing can write to a page before a read into it has ended: it is in a
+ * cache, where only the owner of this read accesses it until it is up to date.
  */
 static bool is_unreachable(struct page *page)
 {
@@ -796,7 +795,7 @@ static void forget_pages(struct hcache_io *io)
 		frames_forget(page_to_pfn(vec.bv_page));
 }
 
-/* Whether frames are worth to be tied: they will be put if evicted now. */
+/* Whether frames should be tied: evicted ones would be put now. */
 static bool will_put(struct hcache *c)
 {
 	return !READ_ONCE(c->disabled) && pool_is_open(pool_of(c));
@@ -953,11 +952,11 @@ static int parse_pool(struct hcache *c, struct dm_target *ti, unsigned int argc,
 	if (!argc || (argc == 1 && !strcmp(argv[0], "private")))
 		return 0;
 	if (argc != 2 || strcmp(argv[0], "shared")) {
-		ti->error = "Pool is neither private nor shared with a key";
+		ti->error = "Pool must be private, or shared with a key";
 		return -EINVAL;
 	}
 	if (strlen(argv[1]) != 32 || hex2bin((u8 *)key, argv[1], sizeof(key))) {
-		ti->error = "Key of a shared pool is not 32 hexadecimal digits";
+		ti->error = "Key of a shared pool must have 32 hexadecimal digits";
 		return -EINVAL;
 	}
 	c->key_high = be64_to_cpu(key[0]);
@@ -984,7 +983,7 @@ static int enlist(struct hcache *c)
 	return r;
 }
 
-/* Of a target that has no bio, or never had one. */
+/* For a target without bios. */
 static void drop_reserves(struct hcache *c)
 {
 	if (c->workqueue)
@@ -1016,7 +1015,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 
 	r = kstrtoull(argv[1], 10, &c->lower_start);
 	if (r) {
-		ti->error = "Start on the lower device is not a number of sectors";
+		ti->error = "Start on the lower device must be a number of sectors";
 		goto free;
 	}
 	r = parse_pool(c, ti, argc - 2, argv + 2);
@@ -1024,7 +1023,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 		goto free;
 	r = -EINVAL;
 	if (!get_pages_max()) {
-		ti->error = "Control disk takes no requests of more than a page";
+		ti->error = "Control disk does not accept requests of more than a page";
 		goto free;
 	}
 	if (c->blocks > PLIMSOLL_BLOCKS_MAX) {
@@ -1043,7 +1042,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 	if (!c->shared) {
 		c->maybe = vzalloc(maybe_bytes(c));
 		if (!c->maybe) {
-			ti->error = "Out of memory for a bit each block";
+			ti->error = "Out of memory for the bitmap of blocks";
 			goto free;
 		}
 	}
@@ -1071,7 +1070,7 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 	ti->per_io_data_size = sizeof(struct hcache_io);
 	ti->private = c;
 
-	/* Without a host, too, the disk works. */
+	/* The disk works without a host. */
 	queue_delayed_work(system_long_wq, &c->open_work, 0);
 	flush_delayed_work(&c->open_work);
 	return 0;
@@ -1084,13 +1083,13 @@ free:
 	return r;
 }
 
-/* All bios have ended; gets that were given up may be under way. */
+/* All bios have ended; abandoned gets may still be in flight. */
 static void hcache_dtr(struct dm_target *ti)
 {
 	struct hcache *c = ti->private;
 	struct plimsoll_pool pool;
 
-	/* Once no frame is tied to the target, hcache_evicted() does not come for it. */
+	/* Once no frame is tied to the target, hcache_evicted() is not called for it. */
 	frames_range_begin(c->number, 0, PLIMSOLL_BLOCKS_MAX);
 	frames_range_end(c->number);
 	mutex_lock(&targets_lock);
@@ -1155,7 +1154,7 @@ static int hcache_message(struct dm_target *ti, unsigned int argc, char **argv,
 
 	if (argc != 1 || strcasecmp(argv[0], "flush_pool"))
 		return -EINVAL;
-	/* A page put meanwhile is flushed, too, and its bit may stay: no harm. */
+	/* A page put meanwhile is flushed too; its bit may stay set, which is harmless. */
 	clear_maybe(c);
 	flush_blocks(c, 0, c->blocks);
 	return 0;
@@ -1246,12 +1245,12 @@ exit_frames:
 	return r;
 }
 
-/* No target is left, and no get: one that was given up holds the module. */
+/* No target and no get is left: an abandoned get holds the module. */
 static void __exit hcache_exit(void)
 {
 	dm_unregister_target(&hcache_type);
 	plimsoll_unregister(&client);
-	/* Until whoever dropped the last reference has left the module. */
+	/* Wait until the code that dropped the last reference has left the module. */
 	synchronize_rcu();
 	mempool_destroy(gets);
 	free_bounce();

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * From the kernel's page cache to records.
+ * Probes of the page cache, and the records they produce.
  *
- * Where we listen, and what holds there:
- * - mm_filemap_add_to_page_cache: the folio is locked, its I/O comes later.
- * - mm_filemap_delete_from_page_cache: every way out, with interrupts off and
- *   the lock of the page cache held. It is reclaim if workingset_eviction()
- *   was entered for this folio just before on this CPU: between the two,
- *   interrupts are off. The folio is clean then, unmapped, and its reference
- *   count frozen at 0, so its contents stand still.
- * - folio_migrate_flags(to, from): contents and place in the cache have moved,
- *   both folios are locked.
- * - add_to_swap_cache(), __delete_from_swap_cache(): as the first two for the
- *   swap cache; out by reclaim if the reference count is frozen.
+ * The probed functions, and the state in which they are called:
+ * - mm_filemap_add_to_page_cache: the folio is locked, its I/O follows.
+ * - mm_filemap_delete_from_page_cache: every removal, with interrupts off and
+ *   the lock of the page cache held. The cause is reclaim if
+ *   workingset_eviction() was entered for this folio just before on this CPU:
+ *   between the two, interrupts are off. The folio is then clean, unmapped, and
+ *   its reference count is frozen at 0, so its contents cannot change.
+ * - folio_migrate_flags(to, from): contents and cache entry have moved, both
+ *   folios are locked.
+ * - add_to_swap_cache(), __delete_from_swap_cache(): as the first two, for the
+ *   swap cache; removal by reclaim if the reference count is frozen.
  *
- * A kprobe that could not run counts itself as missed. All that was told
- * before is void then, which is told before anything else is.
+ * A kprobe that cannot run is counted as missed by the kernel. All earlier
+ * reports are then invalid, which is reported before any other event.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -32,16 +32,16 @@
 
 #include "internal.h"
 
-/* The folio that reclaim on this CPU is about to take out of the page cache. */
+/* The folio that reclaim on this CPU is about to remove from the page cache. */
 static DEFINE_PER_CPU(struct folio *, reclaimed);
 
-static bool notices;			/* the host wants those of the page cache */
-static unsigned long missed;		/* by the probes, as far as it was told */
+static bool notices;			/* the host wants page cache records */
+static unsigned long missed;		/* missed events reported so far */
 static DEFINE_RAW_SPINLOCK(missed_lock);	/* guards `missed` */
-static LIST_HEAD(clients);		/* read by RCU: probes run with preemption off */
-static DEFINE_MUTEX(clients_lock);	/* to change the list */
+static LIST_HEAD(clients);		/* RCU: probes run with preemption off */
+static DEFINE_MUTEX(clients_lock);	/* serialises changes of the list */
 
-#define tell(callback, ...)							\
+#define notify_clients(callback, ...)					\
 	do {									\
 		struct plimsoll_client *client;					\
 										\
@@ -50,9 +50,9 @@ static DEFINE_MUTEX(clients_lock);	/* to change the list */
 				client->callback(__VA_ARGS__);			\
 	} while (0)
 
-static void tell_evicted(struct page *page, bool uptodate, u16 flags)
+static void report_evicted(struct page *page, bool uptodate, u16 flags)
 {
-	tell(evicted, page, uptodate);
+	notify_clients(evicted, page, uptodate);
 	if (!READ_ONCE(notices))
 		return;
 	if (uptodate) {
@@ -63,23 +63,23 @@ static void tell_evicted(struct page *page, bool uptodate, u16 flags)
 	}
 }
 
-static void tell_removed(unsigned long pfn, u16 flags)
+static void report_removed(unsigned long pfn, u16 flags)
 {
-	tell(removed, pfn);
+	notify_clients(removed, pfn);
 	if (READ_ONCE(notices))
 		ring_post(PLIMSOLL_RELEASE, flags, pfn, 0, NULL);
 }
 
-static void tell_added(unsigned long pfn, u16 flags)
+static void report_added(unsigned long pfn, u16 flags)
 {
-	tell(added, pfn);
+	notify_clients(added, pfn);
 	if (READ_ONCE(notices))
 		ring_post(PLIMSOLL_ADD, flags, pfn, 0, NULL);
 }
 
-static void tell_migrated(unsigned long from, unsigned long to)
+static void report_migrated(unsigned long from, unsigned long to)
 {
-	tell(migrated, from, to);
+	notify_clients(migrated, from, to);
 	if (READ_ONCE(notices))
 		ring_post(PLIMSOLL_MIGRATE, 0, from, to, NULL);
 }
@@ -96,7 +96,7 @@ static void folio_added(struct folio *folio, u16 flags)
 	if (pages > 1)
 		count(COUNT_LARGE_FOLIOS);
 	for (i = 0; i < pages; i++)
-		tell_added(folio_pfn(folio) + i, flags);
+		report_added(folio_pfn(folio) + i, flags);
 }
 
 static void folio_removed(struct folio *folio, bool evicted, u16 flags)
@@ -108,9 +108,9 @@ static void folio_removed(struct folio *folio, bool evicted, u16 flags)
 	events_check_missed();
 	for (i = 0; i < pages; i++) {
 		if (evicted)
-			tell_evicted(folio_page(folio, i), uptodate, flags);
+			report_evicted(folio_page(folio, i), uptodate, flags);
 		else
-			tell_removed(folio_pfn(folio) + i, flags);
+			report_removed(folio_pfn(folio) + i, flags);
 	}
 }
 
@@ -154,7 +154,7 @@ static int on_migrate(struct kprobe *probe, struct pt_regs *regs)
 	events_check_missed();
 	if (folio_test_hugetlb(from))
 		return 0;
-	/* A page of a process alone is in no cache. */
+	/* An anonymous page outside the swap cache is in no cache. */
 	if (folio_test_anon(from) && !folio_test_swapcache(from)) {
 		count_many(COUNT_MIGRATED_ANON, pages);
 		return 0;
@@ -164,7 +164,7 @@ static int on_migrate(struct kprobe *probe, struct pt_regs *regs)
 		return 0;
 	}
 	for (i = 0; i < pages; i++)
-		tell_migrated(folio_pfn(from) + i, folio_pfn(to) + i);
+		report_migrated(folio_pfn(from) + i, folio_pfn(to) + i);
 	return 0;
 }
 
@@ -200,7 +200,10 @@ static struct {
 };
 static u32 traces_set;
 
-/* Kprobes can be switched off as a whole, of which they are not told: so we probe ourselves. */
+/*
+ * All kprobes can be disabled at once, without a notification. A probe of our
+ * own function detects it.
+ */
 
 static bool canary_seen;
 
@@ -246,15 +249,15 @@ void events_check_missed(void)
 {
 	unsigned long now, irqs;
 
-	/* Pairs with the release below: who sees the new number sees it told. */
+	/* Pairs with the release below: a new number is visible only after its report. */
 	if (likely(missed_by_now() == smp_load_acquire(&missed)))
 		return;
 	raw_spin_lock_irqsave(&missed_lock, irqs);
-	/* Another may have told of more than was seen above. */
+	/* Another CPU may have reported more than was read above. */
 	now = missed_by_now();
 	if ((long)(now - missed) > 0) {
 		ring_lose(now - missed);
-		tell(lost);
+		notify_clients(lost);
 		smp_store_release(&missed, now);
 	}
 	raw_spin_unlock_irqrestore(&missed_lock, irqs);
@@ -266,7 +269,7 @@ void events_forget(void)
 
 	raw_spin_lock_irqsave(&missed_lock, irqs);
 	ring_lose(1);
-	tell(lost);
+	notify_clients(lost);
 	raw_spin_unlock_irqrestore(&missed_lock, irqs);
 }
 

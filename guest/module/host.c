@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Attaching the host to the ring, and seeing to it that it follows.
+ * Attaches the host to the ring, and checks that it keeps reading.
  *
- * The host takes records whenever it serves a request. If records lie there
- * for two looks of the worker, it may just have had none to serve: a kick
- * tells. If it still does not follow, it was restarted and knows nothing of
- * us: the ring is announced again, and pools are of the next generation.
+ * The host takes records whenever it serves a request. If records remain for
+ * two checks of the worker, it may only have had no request to serve, so the
+ * worker kicks it. If it still takes none, it was restarted and does not have
+ * the ring: the ring is announced again, and pools get a new generation.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -18,24 +18,24 @@
 
 #include "internal.h"
 
-#define LOOK_EVERY	HZ
+#define CHECK_INTERVAL	HZ
 #define SOON		(HZ / 10)
-#define STUCK_LOOKS	2
+#define STUCK_CHECKS	2
 
-static bool attached;		/* the host answered so */
-static bool ended;		/* no attach any more */
+static bool attached;		/* the host confirmed the attach */
+static bool ended;		/* no further attach */
 static bool announced;		/* a host may use the ring */
 static u32 features;
 static DEFINE_MUTEX(attach_lock);	/* guards the four above */
 
 static bool suspect;		/* plimsoll_check_host() was called */
-static bool must_attach;	/* the host cannot know of us */
-static u64 last_tail;		/* of the worker */
-static u32 looks_stuck;
+static bool must_attach;	/* the host cannot have the ring */
+static u64 last_tail;		/* at the worker's last check */
+static u32 checks_stuck;
 
 static struct workqueue_struct *queue;
-static void look(struct work_struct *work);
-static DECLARE_DELAYED_WORK(look_work, look);
+static void check(struct work_struct *work);
+static DECLARE_DELAYED_WORK(check_work, check);
 static void kick(struct work_struct *work);
 static DECLARE_WORK(kick_work, kick);
 
@@ -46,7 +46,7 @@ static void queue_kick(struct irq_work *work)
 
 static DEFINE_IRQ_WORK(kick_irq, queue_kick);
 
-/* From within a probe: nothing but an irq_work is sure to be allowed. */
+/* In a probe, only an irq_work is certain to be allowed. */
 void host_kick(void)
 {
 	irq_work_queue(&kick_irq);
@@ -61,7 +61,7 @@ static int send_kick(void)
 	return rc;
 }
 
-/* A host that does not answer is not asked again before the next look. */
+/* A host that does not answer gets no further kick before the next check. */
 static void kick(struct work_struct *work)
 {
 	if (!send_kick())
@@ -75,7 +75,7 @@ static void forget_host(void)
 		return;
 	ring_next_generation();
 	attached = false;
-	pr_info("the host follows no more\n");
+	pr_info("the host no longer reads the ring\n");
 }
 
 /* With attach_lock held. */
@@ -115,13 +115,13 @@ static void attach_again(void)
 	mutex_unlock(&attach_lock);
 	if (!changed)
 		return;
-	pr_info("the host follows again\n");
+	pr_info("the host reads the ring again\n");
 	WRITE_ONCE(must_attach, false);
-	looks_stuck = 0;
+	checks_stuck = 0;
 	events_reattached();
 }
 
-static bool host_follows(void)
+static bool host_reads_ring(void)
 {
 	bool asked = xchg(&suspect, false);
 	u64 tail = ring_tail();
@@ -131,32 +131,32 @@ static bool host_follows(void)
 	if (READ_ONCE(must_attach) || !READ_ONCE(attached) || !ring_attached())
 		return false;
 	if (moved || ring_empty())
-		looks_stuck = 0;
+		checks_stuck = 0;
 	else
-		looks_stuck++;
-	if (!asked && looks_stuck < STUCK_LOOKS)
+		checks_stuck++;
+	if (!asked && checks_stuck < STUCK_CHECKS)
 		return true;
-	looks_stuck = 0;
+	checks_stuck = 0;
 	if (ring_empty())
 		ring_post_nothing();
 	return !send_kick() && (ring_empty() || ring_tail() != tail);
 }
 
-static void look(struct work_struct *work)
+static void check(struct work_struct *work)
 {
 	ring_set_memory(totalram_pages());
 	events_check_alive();
 	events_check_missed();
-	if (!host_follows())
+	if (!host_reads_ring())
 		attach_again();
 	ring_kicked();
-	queue_delayed_work(queue, &look_work, LOOK_EVERY);
+	queue_delayed_work(queue, &check_work, CHECK_INTERVAL);
 }
 
 void plimsoll_check_host(void)
 {
 	if (!xchg(&suspect, true))
-		mod_delayed_work(queue, &look_work, SOON);
+		mod_delayed_work(queue, &check_work, SOON);
 }
 EXPORT_SYMBOL_GPL(plimsoll_check_host);
 
@@ -207,7 +207,7 @@ int plimsoll_pool_close(struct plimsoll_pool pool)
 }
 EXPORT_SYMBOL_GPL(plimsoll_pool_close);
 
-/* After a resume the host may be another, and frames may have had other contents. */
+/* After a resume the host may be a different one, and frames may have changed. */
 static int on_power(struct notifier_block *block, unsigned long event, void *data)
 {
 	switch (event) {
@@ -225,7 +225,7 @@ static int on_power(struct notifier_block *block, unsigned long event, void *dat
 
 static struct notifier_block power_block = { .notifier_call = on_power };
 
-/* The next kernel uses our memory for other things. */
+/* The next kernel will use the ring's memory for other purposes. */
 static int on_reboot(struct notifier_block *block, unsigned long event, void *data)
 {
 	host_detach();
@@ -248,12 +248,12 @@ int host_start(void)
 		if (rc > 0)
 			pr_err("the host refused the ring (error %d)\n", rc);
 		else
-			pr_err("the host did not take the ring (error %d)\n", rc);
+			pr_err("attaching the host to the ring failed (error %d)\n", rc);
 		return rc > 0 ? -rc : rc;
 	}
 	register_pm_notifier(&power_block);
 	register_reboot_notifier(&reboot_block);
-	queue_delayed_work(queue, &look_work, LOOK_EVERY);
+	queue_delayed_work(queue, &check_work, CHECK_INTERVAL);
 	return 0;
 }
 
@@ -277,7 +277,7 @@ void host_stop(void)
 	unregister_pm_notifier(&power_block);
 	unregister_reboot_notifier(&reboot_block);
 	if (queue) {
-		cancel_delayed_work_sync(&look_work);
+		cancel_delayed_work_sync(&check_work);
 		irq_work_sync(&kick_irq);
 		destroy_workqueue(queue);
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What the parts of plimsoll.ko offer each other. */
+/* Interfaces between the source files of plimsoll.ko. */
 #ifndef PLIMSOLL_INTERNAL_H
 #define PLIMSOLL_INTERNAL_H
 
@@ -70,21 +70,22 @@ void stats_remove(void);
 /* events.c: from probes to records */
 
 /*
- * Probes the kernel. -ENOENT, with the name in the log, if a place to probe
- * is missing. Once this is done no event goes unnoticed.
+ * Registers all probes. Returns -ENOENT, with the name in the log, if this
+ * kernel lacks one of the probed functions. After success no event is missed
+ * without being counted.
  */
 int events_start(void);
-/* When this returns no probe runs. */
+/* Removes all probes. No probe runs after it has returned. */
 void events_stop(void);
-/* Tells if events were missed since the last call. Any context. */
+/* Reports events missed since the last call, if any. Any context. */
 void events_check_missed(void);
-/* Tells if kprobes are switched off. Process context. */
+/* Reports a loss if kprobes are disabled. Process context. */
 void events_check_alive(void);
-/* Whether records of the page cache are wanted, or those of pools only. */
+/* Enables or disables page cache records; pool records are always written. */
 void events_want(bool notices);
-/* Nothing told before holds: for the host and all clients. */
+/* Invalidates everything reported so far, for the host and all clients. */
 void events_forget(void);
-/* Tells the clients that the host is another. */
+/* Notifies the clients that a new host was attached. */
 void events_reattached(void);
 void events_show(struct seq_file *file);
 
@@ -92,62 +93,64 @@ void events_show(struct seq_file *file);
 
 /*
  * Allocates the ring. Both numbers are powers of two; slots may be 0.
- * -ENOMEM; -EINVAL if no ring can be so large.
+ * Returns 0, or -ENOMEM, also if no ring can be so large.
  */
 int ring_create(u32 records, u32 slots);
-/* Gives its memory back, or leaves it to a host that may still use it. */
+/* Frees its memory, or leaves it allocated for a host that may still use it. */
 void ring_free(bool host_may_use_it);
 u64 ring_address(void);	/* guest-physical */
 u64 ring_nonce(void);
 
-/* Posts a record; with `page`, its contents too. Any context. */
+/* Posts a record, with the contents of `page` unless NULL. Any context. */
 void ring_post(u16 type, u16 flags, u64 pfn, u64 other, struct page *page);
-/* Raises `lost`. */
+/* Adds to the ring's counter `lost`. Any context. */
 void ring_lose(u64 events);
 /* Makes all pools invalid. */
 void ring_next_generation(void);
-/* From here on posts are dropped, and all pools are invalid. */
+/* Drops all later posts, and makes all pools invalid. */
 void ring_close(void);
 void ring_set_memory(u64 pages);
-/* Whether a host says that it reads the ring. */
+/* Whether the ring's header says that a host reads it. */
 bool ring_attached(void);
 bool ring_empty(void);
-/* Posts a record that says what holds anyway: a host that follows takes it. */
+/* Posts a record without effect, to see whether the host takes it. */
 void ring_post_nothing(void);
 u64 ring_tail(void);
-/* Posts ask for a kick again. */
+/* Allows posts to request a kick again. */
 void ring_kicked(void);
 void ring_show(struct seq_file *file);
 
-/* host.c: attaching, and watching that the host follows */
+/* host.c: attaching, and checking that the host reads the ring */
 
-/* -EBUSY, -ETIMEDOUT, -EIO, -EPROTO or what the host refused with. */
+/*
+ * Attaches the host and starts the worker. Returns 0, -ENOMEM, an error of
+ * control_command(), or the error with which the host refused, negated.
+ */
 int host_start(void);
-/* Announces the end of the ring. After this no attach happens. */
+/* Detaches the host. It is not attached again after this. */
 void host_detach(void);
-/* When no probe can post any more; ends all work and gives back the ring. */
+/* Ends all work and frees the ring. Call when no probe can post any more. */
 void host_stop(void);
-/* Asks for a kick. Any context. */
+/* Requests a kick of the host. Any context. */
 void host_kick(void);
 
 /* control.c: the control disk */
 
-/* Opens and checks it. The log tells why it failed. */
+/* Opens and checks the control disk. The reason of a failure is logged. */
 int control_open(const char *path);
 void control_close(void);
 /*
- * Reads what the host can do. As control_command(), -EPROTO if this is no
- * control disk, -EPROTONOSUPPORT if it is one of another version.
+ * Reads the host's features. Returns as control_command(); -EPROTO if this is
+ * not a control disk, -EPROTONOSUPPORT if its version differs.
  */
 int control_read_info(u32 *features);
 /*
- * Gives a command and waits for its answer, up to 5 s. Process context; needs
- * no memory.
+ * Sends a command and waits up to 5 s for its answer. Process context;
+ * allocates no memory.
  *
- * Returns 0; the positive errno value with which the host refused; or a
- * negative one if it is not known what the host did: -ETIMEDOUT, -EIO,
- * -EPROTO. While a timed-out command is still with the disk, others time out
- * at once.
+ * Returns 0; the positive errno value with which the host refused; or
+ * -ETIMEDOUT, -EIO or -EPROTO if it is unknown what the host did. While a
+ * timed-out command is still in the disk's queue, others time out at once.
  */
 int control_command(u32 command, const u64 arg[4], u64 *value);
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * plimsoll.ko tells the host what becomes of this guest's page cache.
+ * plimsoll.ko reports this guest's page cache events to the host.
  *
- * events.c learns of each page that enters, moves or leaves; ring.c writes it
- * to a ring in RAM, with the contents of pages that are evicted; host.c
- * announces the ring by control.c and watches that it is read.
+ * events.c probes the kernel for pages that enter, move within or leave the
+ * page cache; ring.c writes a record of each event to a ring in RAM, with the
+ * contents of evicted pages; host.c announces the ring through control.c and
+ * checks that the host reads it.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -29,26 +30,26 @@ MODULE_PARM_DESC(slots, "pages in the ring, a power of two up to 65536, or 0");
 
 bool lazy;
 module_param(lazy, bool, 0444);
-MODULE_PARM_DESC(lazy, "do not copy evicted pages: the host reads them itself, if it is in time");
+MODULE_PARM_DESC(lazy, "do not copy evicted pages: the host reads the frame, if it is not reused first");
 
 static bool force;
 module_param(force, bool, 0444);
-MODULE_PARM_DESC(force, "load into a kernel this was never tested with");
+MODULE_PARM_DESC(force, "load into a kernel series that was not tested");
 
 bool fault_no_add;
 module_param(fault_no_add, bool, 0644);
-MODULE_PARM_DESC(fault_no_add, "FOR TESTS, BREAKS THE CACHE: keep silent of pages that are added");
+MODULE_PARM_DESC(fault_no_add, "FOR TESTS, BREAKS THE CACHE: do not report added pages");
 
 bool fault_no_migrate;
 module_param(fault_no_migrate, bool, 0644);
-MODULE_PARM_DESC(fault_no_migrate, "FOR TESTS, BREAKS THE CACHE: keep silent of pages that migrate");
+MODULE_PARM_DESC(fault_no_migrate, "FOR TESTS, BREAKS THE CACHE: do not report migrated pages");
 
 uint fault_drop_every;
 module_param(fault_drop_every, uint, 0644);
-MODULE_PARM_DESC(fault_drop_every, "FOR TESTS, BREAKS THE CACHE: drop each n-th notice and do not tell");
+MODULE_PARM_DESC(fault_drop_every, "FOR TESTS, BREAKS THE CACHE: silently drop every n-th record");
 
-/* Places to probe mean the same in each kernel of a series. */
-static bool kernel_is_known(void)
+/* The probed functions have the same meaning in all kernels of a series. */
+static bool kernel_is_supported(void)
 {
 	u32 series = LINUX_VERSION_CODE >> 8;
 
@@ -67,11 +68,11 @@ static int check_parameters(void)
 		return -EINVAL;
 	}
 	if (!slots && !lazy) {
-		pr_err("slots=0 leaves no room for evicted pages: give lazy=1 too\n");
+		pr_err("slots=0 leaves no room for evicted pages: set lazy=1 too\n");
 		return -EINVAL;
 	}
 	if (fault_no_add || fault_no_migrate || fault_drop_every)
-		pr_warn("a fault_ parameter is set: the host is told lies on purpose\n");
+		pr_warn("a fault_ parameter is set: the host gets wrong reports on purpose\n");
 	return 0;
 }
 
@@ -80,12 +81,12 @@ static int __init plimsoll_init(void)
 	int rc;
 
 	if (PAGE_SIZE != PLIMSOLL_PAGE) {
-		pr_err("pages of this kernel have %lu bytes, %u are needed\n",
+		pr_err("the page size of this kernel is %lu bytes; %u is required\n",
 		       PAGE_SIZE, PLIMSOLL_PAGE);
 		return -EINVAL;
 	}
-	if (!kernel_is_known()) {
-		pr_err("built for Linux %u.%u, known are 6.1 and 6.12 (force=1 loads it all the same)\n",
+	if (!kernel_is_supported()) {
+		pr_err("built for Linux %u.%u, but only 6.1 and 6.12 are supported (force=1 overrides)\n",
 		       LINUX_VERSION_CODE >> 16, (LINUX_VERSION_CODE >> 8) & 255);
 		if (!force)
 			return -EINVAL;
@@ -130,6 +131,6 @@ static void __exit plimsoll_exit(void)
 
 module_init(plimsoll_init);
 module_exit(plimsoll_exit);
-MODULE_DESCRIPTION("Notices of the page cache for the host's exclusive cache");
+MODULE_DESCRIPTION("Page cache notifications for the host's exclusive cache");
 MODULE_LICENSE("GPL");
 MODULE_VERSION("1.0");

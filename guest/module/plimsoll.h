@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What plimsoll.ko offers to other modules of the guest: the events of the
- * page cache, and a place for their pages with the host.
+ * Interface of plimsoll.ko for other modules of the guest: events of the page
+ * cache, and storage for pages in the host's hcache.
  */
 #ifndef PLIMSOLL_H
 #define PLIMSOLL_H
@@ -15,7 +15,7 @@ struct block_device;
 struct page;
 
 /*
- * Who wants to know what becomes of page frames. Each callback may be NULL.
+ * Callbacks of a module that tracks page frames. Each may be NULL.
  *
  * All but reattached() are called with interrupts or preemption off, often
  * with the lock of the page cache held, once for each page of a large folio:
@@ -24,33 +24,33 @@ struct page;
  */
 struct plimsoll_client {
 	/*
-	 * Reclaim takes a clean page out of the page cache or swap cache. Its
-	 * contents stay as they are until the call returns; they mean nothing
-	 * unless `uptodate`.
+	 * Reclaim evicts a clean page from the page cache or swap cache. Its
+	 * contents do not change until the call returns; they are valid only if
+	 * `uptodate`.
 	 */
 	void (*evicted)(struct page *page, bool uptodate);
-	/* The frame left the page cache or swap cache otherwise. */
+	/* The frame left the page cache or swap cache in another way. */
 	void (*removed)(unsigned long pfn);
 	/* The frame enters the page cache or swap cache; its I/O comes later. */
 	void (*added)(unsigned long pfn);
 	/* Contents moved from one frame to another; `from` will be freed. */
 	void (*migrated)(unsigned long from, unsigned long to);
-	/* Events were missed: nothing known about any frame holds any more. */
+	/* Events were missed: all information about frames is invalid. */
 	void (*lost)(void);
 	/*
-	 * A host was attached anew and plimsoll_generation() has changed: pools
+	 * A host was attached again and plimsoll_generation() has changed: pools
 	 * must be opened again. Process context, may sleep and open pools.
 	 */
 	void (*reattached)(void);
-	struct list_head list;	/* of plimsoll.ko */
+	struct list_head list;	/* used by plimsoll.ko */
 };
 
-/* From here on the client is called. Process context. */
+/* Registers a client. Process context. */
 void plimsoll_register(struct plimsoll_client *client);
-/* Returns when no call to the client is under way. Process context. */
+/* Unregisters a client and waits for calls to it to end. Process context. */
 void plimsoll_unregister(struct plimsoll_client *client);
 
-/* A pool of the host's hcache, as it was opened with one generation of it. */
+/* A pool of the host's hcache, valid for one generation of the host. */
 struct plimsoll_pool {
 	u32 number;		/* for PLIMSOLL_GET_SECTOR() */
 	u32 generation;		/* valid while equal to plimsoll_generation() */
@@ -58,40 +58,40 @@ struct plimsoll_pool {
 
 /*
  * Opens a pool, private or shared by all guests that give the same key.
- * Process context; waits for the host, 5 s at most.
+ * Process context; waits at most 5 s for the host.
  *
- * Returns 0; -ETIMEDOUT, -EIO, -EPROTO or -ENOTCONN (no host is attached), when
- * a later try may succeed; another negative number if the host refuses.
+ * Returns 0; -ETIMEDOUT, -EIO, -EPROTO or -ENOTCONN (no host is attached), after
+ * which a retry may succeed; another negative errno if the host refuses.
  */
 int plimsoll_pool_open(bool shared, u64 key_low, u64 key_high, struct plimsoll_pool *pool);
-/* Closes a pool; the pages of a private one are dropped. As pool_open(). */
+/* Closes a pool; a private one loses its pages. Returns as pool_open(). */
 int plimsoll_pool_close(struct plimsoll_pool pool);
 
 /*
  * Sends a page to a pool of the host. Any context.
  *
- * Returns false if the host will not have the page, as there was no room or
- * the pool is of an older generation. What the pool has of the block stays.
+ * Returns false if the page was not sent, because there was no room or the pool
+ * is of an older generation. The pool's copy of the block, if any, remains.
  */
 bool plimsoll_post_put(struct plimsoll_pool pool, u64 block, struct page *page);
 /*
- * Tells that `count` blocks of a pool are no longer valid. Any context. If
- * there is no room the host empties its pools.
+ * Invalidates `count` blocks of a pool. Any context. If there is no room for
+ * the record, the host empties its pools.
  */
 void plimsoll_post_flush(struct plimsoll_pool pool, u64 block, u32 count);
 
-/* The control disk, open for as long as plimsoll.ko is loaded. */
+/* The control disk, open while plimsoll.ko is loaded. */
 struct block_device *plimsoll_control_bdev(void);
-/* PLIMSOLL_HAS_* of the host, as of the last attach. */
+/* PLIMSOLL_HAS_* flags of the host at the last attach. */
 u32 plimsoll_features(void);
 /*
- * Changes before a host is attached anew. What was got from a pool of an
- * older generation must not be used. Any context.
+ * Changes before a host is attached again. Pages read from a pool of an older
+ * generation must not be used. Any context.
  */
 u32 plimsoll_generation(void);
 /*
- * Has a worker look soon whether the host still follows, and attach it anew
- * if not: for after a get that failed. Any context.
+ * Makes the worker check soon whether the host still reads the ring, and attach
+ * it again if not. To be called after a failed get. Any context.
  */
 void plimsoll_check_host(void);
 

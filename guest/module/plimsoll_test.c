@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Provokes what plimsoll.ko must survive. Not to be installed.
+ * Injects faults that plimsoll.ko must survive. Not to be installed.
  *
  * debugfs plimsoll_test/missed: writing N makes the kprobe on
- * folio_migrate_flags miss N events: it is called from within another
- * kprobe's handler, where no second one may run.
+ * folio_migrate_flags miss N events: the function is called in the handler of
+ * another kprobe, where no second one can run.
  *
- * debugfs plimsoll_test/flood: writing N makes N events with preemption off,
- * so that no worker can have the ring emptied between them.
+ * debugfs plimsoll_test/flood: writing N creates N events with preemption off,
+ * so that no worker can have the host empty the ring between them.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -21,7 +21,7 @@
 
 #define FLOOD_MAX	1000000
 
-static struct dentry *folder;
+static struct dentry *directory;
 static struct folio *from;
 static struct folio *to;
 static DEFINE_MUTEX(test_lock);
@@ -101,9 +101,9 @@ static int __init plimsoll_test_init(void)
 	rc = register_kprobe(&outer_probe);
 	if (rc)
 		goto free;
-	folder = debugfs_create_dir("plimsoll_test", NULL);
-	debugfs_create_file_unsafe("missed", 0200, folder, NULL, &missed_fops);
-	debugfs_create_file_unsafe("flood", 0200, folder, NULL, &flood_fops);
+	directory = debugfs_create_dir("plimsoll_test", NULL);
+	debugfs_create_file_unsafe("missed", 0200, directory, NULL, &missed_fops);
+	debugfs_create_file_unsafe("flood", 0200, directory, NULL, &flood_fops);
 	return 0;
 
 free:
@@ -113,12 +113,12 @@ free:
 
 static void __exit plimsoll_test_exit(void)
 {
-	debugfs_remove_recursive(folder);
+	debugfs_remove_recursive(directory);
 	unregister_kprobe(&outer_probe);
 	free_folios();
 }
 
 module_init(plimsoll_test_init);
 module_exit(plimsoll_test_exit);
-MODULE_DESCRIPTION("Provokes faults in plimsoll.ko");
+MODULE_DESCRIPTION("Fault injection for plimsoll.ko");
 MODULE_LICENSE("GPL");

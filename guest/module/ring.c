@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The ring of notices, in plain RAM (layout: plimsoll_protocol.h).
+ * The ring of records, in ordinary RAM (layout: plimsoll_protocol.h).
  *
- * Posting never waits: what finds no room raises `lost`, but for a PUT, which
- * tells the host nothing that it must know. All that the host writes is only
- * compared; a wrong tail makes the ring look full at worst.
+ * Posting never waits: a record without room increments `lost`, except a PUT,
+ * which the host can do without. Words written by the host are only compared;
+ * a wrong tail at worst makes the ring appear full.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -25,7 +25,7 @@
 
 #define SAMPLE_EVERY	64	/* records, a power of two */
 
-/* What becomes a record. */
+/* The contents of a record. */
 struct event {
 	u16 type;
 	u16 flags;
@@ -43,7 +43,7 @@ static u32 record_count;
 static u32 slot_count;
 static u64 slots_at;		/* bytes into the chunks */
 
-/* Our own copies of what we write: the host cannot change them. */
+/* Private copies of the words we write: the host cannot change them. */
 static u64 head;
 static u64 slot_head;
 static u64 lost;
@@ -59,7 +59,7 @@ static void free_chunks(void)
 		free_pages((unsigned long)chunks[--chunk_count], chunk_shift - PAGE_SHIFT);
 }
 
-/* Memory may be fragmented: -ENOMEM asks for smaller chunks. */
+/* -ENOMEM: memory may be fragmented, retry with smaller chunks. */
 static int allocate_chunks(u64 bytes)
 {
 	u32 order = chunk_shift - PAGE_SHIFT;
@@ -98,7 +98,7 @@ int ring_create(u32 records, u32 slots)
 	while ((rc = allocate_chunks(bytes)) == -ENOMEM && chunk_shift > PAGE_SHIFT)
 		chunk_shift--;
 	if (rc) {
-		pr_err("no memory for a ring of %llu KiB\n", bytes >> 10);
+		pr_err("out of memory for a ring of %llu KiB\n", bytes >> 10);
 		free_page((unsigned long)shared);
 		return -ENOMEM;
 	}
@@ -109,7 +109,7 @@ int ring_create(u32 records, u32 slots)
 	shared->slots = cpu_to_le32(slots);
 	shared->chunks = cpu_to_le32(chunk_count);
 	shared->flags = cpu_to_le32(lazy ? PLIMSOLL_LAZY : 0);
-	/* Never 0, which `attached` is while nobody reads. */
+	/* Never 0, the value of `attached` without a host. */
 	shared->nonce = cpu_to_le64(get_random_u64() | 1);
 	for (i = 0; i < chunk_count; i++)
 		shared->chunk[i] = cpu_to_le64(virt_to_phys(chunks[i]));
@@ -139,7 +139,7 @@ u64 ring_nonce(void)
 	return le64_to_cpu(shared->nonce);
 }
 
-/* Records do not straddle chunks, nor do slots: both sizes are powers of two. */
+/* Neither records nor slots cross chunks: all sizes are powers of two. */
 static void *ring_at(u64 offset)
 {
 	return chunks[offset >> chunk_shift] + (offset & ((1ULL << chunk_shift) - 1));
@@ -151,7 +151,7 @@ static void publish_lost(u64 events)
 	WRITE_ONCE(shared->lost, cpu_to_le64(lost));
 }
 
-/* Whether this one is to be dropped without a word. */
+/* Whether fault_drop_every selects this record to be dropped. */
 static bool is_faulty(u16 type)
 {
 	u32 every = READ_ONCE(fault_drop_every);
@@ -279,7 +279,7 @@ void ring_post(u16 type, u16 flags, u64 pfn, u64 other, struct page *page)
 	raw_spin_unlock_irqrestore(&ring_lock, irqs);
 }
 
-/* Records of an older generation's pool never follow the attach of the next host. */
+/* Drops records for pools of an older generation: the next host has other pools. */
 static bool post_for_pool(struct plimsoll_pool pool, struct event event)
 {
 	unsigned long irqs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* Counters, and the files of debugfs that show them. */
+/* Counters, and the debugfs files that show them. */
 #include <linux/debugfs.h>
 #include <linux/math64.h>
 #include <linux/percpu.h>
@@ -39,7 +39,7 @@ static const char *const names[COUNTERS] = {
 	[COUNT_NS_COPY] = "ns_copy",
 };
 
-static struct dentry *folder;
+static struct dentry *directory;
 
 static u64 total(enum counter counter)
 {
@@ -85,12 +85,12 @@ DEFINE_SHOW_ATTRIBUTE(layout);
 
 void stats_create(void)
 {
-	folder = debugfs_create_dir("plimsoll", NULL);
-	debugfs_create_file("stats", 0444, folder, NULL, &stats_fops);
-	debugfs_create_file("ring", 0444, folder, NULL, &layout_fops);
+	directory = debugfs_create_dir("plimsoll", NULL);
+	debugfs_create_file("stats", 0444, directory, NULL, &stats_fops);
+	debugfs_create_file("ring", 0444, directory, NULL, &layout_fops);
 }
 
 void stats_remove(void)
 {
-	debugfs_remove_recursive(folder);
+	debugfs_remove_recursive(directory);
 }
