@@ -1,4 +1,4 @@
-//! A policy's inputs and outputs as JSON, schema 1: what decisions are recorded as, and replayed from.
+//! Recorded inputs and results of a policy as JSON, schema 1; decisions are replayed from them.
 //!
 //! Sizes are bytes here and pages of [`PlanInputs::page_bytes`] in the policy. [`PlanInputs::plan`] is pure: recorded
 //! inputs, read back, give the same [`PlanJson`] bit by bit.
@@ -8,10 +8,8 @@ use std::fmt;
 use plimsoll_flow::{
     CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError, VmId,
 };
-use plimsoll_policy::{
-    Allocation, Demand, Held, Policy, PolicyError, Reason, Relative, Rules, Search, Target,
-    allocate,
-};
+use plimsoll_policy::{Allocation, Demand, PolicyError, Relative, Rules, Target, allocate};
+pub use plimsoll_policy::{Policy, Reason, Search, Suppression};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,7 +17,7 @@ use crate::curve_json::{CurveJson, SCHEMA};
 use crate::size::ByteSize;
 use crate::vm::RelativeView;
 
-/// All that a policy is given.
+/// All inputs of a policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanInputs {
@@ -27,207 +25,134 @@ pub struct PlanInputs {
     pub schema: u32,
     /// Bytes in a page, a power of two; all curves are of such pages.
     pub page_bytes: u64,
-    /// How memory is divided.
-    pub policy: PolicyJson,
-    /// What holds for all VMs together.
+    /// How memory is allocated.
+    pub policy: Policy,
+    /// The limits of the host.
     pub rules: RulesJson,
     /// The VMs, each once.
     pub demands: Vec<DemandJson>,
 }
 
-/// How memory is divided.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "name", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum PolicyJson {
-    /// The least geometric mean of relative misses within all promises.
-    Isolated {
-        /// How it is looked for.
-        search: SearchJson,
-    },
-    /// Surplus by curves, divided by shares.
-    Esx {
-        /// Share of the idle memory that is taken, 0.0 to 1.0.
-        idle_tax: f64,
-    },
-    /// Surplus by sampled working sets, divided by shares.
-    EsxSampling {
-        /// Share of the idle memory that is taken, 0.0 to 1.0.
-        idle_tax: f64,
-    },
-}
-
-/// How the best division is looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "name", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum SearchJson {
-    /// Exactly while that is quick, else on hulls.
-    Auto,
-    /// Every division; at most three VMs.
-    Exhaustive,
-    /// A unit at a time.
-    Greedy,
-    /// Random moves, worse ones ever more rarely.
-    Annealing {
-        /// What the random numbers follow from.
-        seed: u64,
-    },
-    /// Exactly, by dynamic programming.
-    Optimal,
-    /// On the curves' convex minorants, with a certified gap.
-    Hull,
-}
-
-/// What holds for all VMs together.
+/// The limits of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RulesJson {
-    /// All memory there is to divide, in bytes.
+    /// All memory that can be allocated, in bytes.
     pub total_bytes: u64,
     /// Sizes are multiples of so many bytes; at least a page.
     pub unit_bytes: u64,
-    /// Most that a VM's size may change by, in bytes; `null` for no limit.
+    /// Largest change of a VM's size, in bytes; `null` for no limit.
     pub step_bytes: Option<u64>,
-    /// Least fall of the geometric mean that is worth a move, as a share of the present one; 0.0 or more.
+    /// Smallest fall of the geometric mean that is worth a move, as a share of the present one; 0.0 or more.
     pub gain_min: f64,
     /// Miss ratios below this count as this; above 0.0.
     pub miss_ratio_min: f64,
 }
 
-/// One VM as the policy sees it.
+/// One VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DemandJson {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// How often it misses at every size; `null` if that is not known.
+    /// Its miss-ratio curve; `null` if that is not known.
     pub curve: Option<CurveJson>,
-    /// What its misses are measured by, in bytes.
+    /// The size against which losses are measured, in bytes.
     pub baseline_bytes: u64,
-    /// What it has, in bytes: memory of its own and its cache.
+    /// Its present size, in bytes: memory of its own and its cache.
     pub current_bytes: u64,
-    /// It never gets less, in bytes.
+    /// Its minimum size, in bytes.
     pub floor_bytes: u64,
-    /// It never gets more, in bytes; `null` for no limit.
+    /// Its maximum size, in bytes; `null` for no limit.
     pub ceiling_bytes: Option<u64>,
-    /// Most rise of its misses over those at the baseline, as a share; 0.0 or more.
+    /// Bound on the rise of its misses over those at the baseline, as a share; 0.0 or more.
     pub max_loss: f64,
-    /// Its proportional right, 1 or more.
+    /// Its weight in proportional sharing, 1 or more.
     pub shares: u32,
-    /// What it uses by an estimate of its own, in bytes; `null` without one.
+    /// Its sampled working set, in bytes; `null` without one.
     pub working_set_bytes: Option<u64>,
 }
 
-/// A division: what a policy gives.
+/// The allocation that a policy gives.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanJson {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// By which policy.
-    pub policy: PolicyJson,
-    /// By which search, after `auto` has chosen; `null` for policies that search for nothing.
-    pub search: Option<SearchJson>,
-    /// All memory there was to divide, in bytes.
+    /// The policy.
+    pub policy: Policy,
+    /// The search that was used, after `auto` has chosen; `null` for policies without one.
+    pub search: Option<Search>,
+    /// All memory that could be allocated, in bytes.
     pub total_bytes: u64,
-    /// Each VM's share, in the order of the inputs.
+    /// Each VM's size, in the order of the inputs.
     pub targets: Vec<TargetJson>,
     /// Predicted geometric mean of relative misses over the VMs whose curve is known; 1.0 without any.
     pub geometric_mean: f64,
-    /// The same at what the VMs have now.
+    /// The same at the present sizes.
     pub geometric_mean_now: f64,
-    /// The mean is at most this share of itself above the least possible; `null` if the search says nothing of it.
+    /// The mean is at most this share of itself above the smallest possible one; `null` if the search has no bound.
     pub gap: Option<f64>,
-    /// Memory given to nobody, in bytes.
+    /// Memory that no VM is given, in bytes.
     pub spare_bytes: u64,
-    /// Why nobody is moved although some could be.
-    pub held: Option<HeldJson>,
+    /// Why no memory is moved although a better allocation exists.
+    pub held: Option<Suppression>,
 }
 
-/// What one VM is to have.
+/// The size that one VM is given.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TargetJson {
     /// The VM.
     pub vm: String,
-    /// What its misses are measured by, in bytes.
+    /// The size against which losses are measured, in bytes.
     pub baseline_bytes: u64,
-    /// What it has, in bytes.
+    /// Its present size, in bytes.
     pub current_bytes: u64,
-    /// What it is to have, in bytes.
+    /// Its new size, in bytes.
     pub target_bytes: u64,
-    /// What it was promised: the most rise of its misses over those at the baseline, as a share.
+    /// Bound on the rise of its misses over those at the baseline, as a share.
     pub max_loss: f64,
-    /// Predicted misses at what it has over those at the baseline; `null` if its curve is not known.
+    /// Predicted misses at its present size over those at the baseline; `null` if its curve is not known.
     pub relative_now: Option<RelativeView>,
-    /// The same at what it is to have.
+    /// The same at its new size.
     pub relative: Option<RelativeView>,
-    /// What made it so.
-    pub reason: ReasonJson,
+    /// Why it is given this size.
+    pub reason: Reason,
 }
 
-/// Why a VM gets what it gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReasonJson {
-    /// It has what it should have.
-    Kept,
-    /// Its curve is not known, so it keeps what it has.
-    Unknown,
-    /// It gains most by more.
-    Gains,
-    /// Others gain more than it loses, within its promise.
-    Gives,
-    /// It could give more, were it not for its promise.
-    GivesToItsBound,
-    /// It is below its floor or above its ceiling.
-    Limits,
-    /// The host has less than all have now.
-    HostShort,
-}
-
-/// Why a better division is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "name", rename_all = "kebab-case")]
-pub enum HeldJson {
-    /// It would gain less than a move is worth.
-    Hysteresis {
-        /// What it would gain, as a share of the present geometric mean.
-        gain: f64,
-    },
-}
-
-/// What the promises need, where that is more than there is.
+/// Sizes and bounds that need more memory than the host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Shortfall {
-    /// The least that keeps all floors and promises, in bytes.
+    /// The smallest total that keeps all minimum sizes and loss bounds, in bytes.
     pub needed_bytes: u64,
-    /// What there is, in bytes.
+    /// The host's total, in bytes.
     pub total_bytes: u64,
-    /// The least that each VM needs, in the order of the inputs.
+    /// The smallest size of each VM, in the order of the inputs.
     pub least: Vec<LeastJson>,
 }
 
-/// The least that a VM needs.
+/// The smallest size of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeastJson {
     /// The VM.
     pub vm: String,
-    /// The least that keeps its floor and its promise, in bytes.
+    /// The smallest size that keeps its minimum and its loss bound, in bytes.
     pub bytes: u64,
 }
 
-/// Why a curve in JSON is none.
+/// Why a curve in JSON is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveJsonError {
-    /// Of another version.
+    /// A curve of another version.
     #[error("a curve of schema {found}: schema {SCHEMA} is read")]
     Schema {
         /// Its version.
         found: u32,
     },
-    /// Not the size of a page.
+    /// An invalid page size.
     #[error(transparent)]
     PageSize(#[from] PageSizeError),
-    /// Its points make no curve; points are counted from 0.
+    /// Invalid points, which are counted from 0.
     #[error(transparent)]
     Curve(#[from] CurveError),
 }
@@ -242,10 +167,10 @@ pub enum PlanError {
         /// Their version.
         found: u32,
     },
-    /// Not the size of a page.
+    /// An invalid page size.
     #[error(transparent)]
     PageSize(#[from] PageSizeError),
-    /// A VM's curve is none.
+    /// A VM's curve is invalid.
     #[error("VM {vm}: {error}")]
     Curve {
         /// The VM.
@@ -253,7 +178,7 @@ pub enum PlanError {
         /// What is wrong with it.
         error: CurveJsonError,
     },
-    /// A VM's curve is of other pages than the plan.
+    /// A VM's curve has another page size than the plan.
     #[error("VM {vm}: a curve of {found}-byte pages, where the others have {expected}")]
     OtherPages {
         /// The VM.
@@ -263,28 +188,22 @@ pub enum PlanError {
         /// Bytes in a page of the others.
         expected: u64,
     },
-    /// Floors and promises need more than there is.
+    /// Minimum sizes and loss bounds need more memory than the host has.
     #[error("{0}")]
     Infeasible(Shortfall),
-    /// What the policy says.
+    /// The policy's own error.
     #[error(transparent)]
     Policy(PolicyError),
-    /// The policy speaks of what this version of the form has no word for.
-    #[error("schema {SCHEMA} has no word for {what}")]
-    NoWord {
-        /// Of what.
-        what: String,
-    },
 }
 
-/// How many VMs a shortfall names.
+/// How many VMs a shortfall lists by name.
 const LEAST_NAMED: usize = 16;
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the VMs' floors and promises need {}, and the host has {}: {} are missing; at least",
+            "the VMs' minimum sizes and loss bounds need {}, and the host has {}: {} are missing; at least",
             ByteSize(self.needed_bytes).rounded(),
             ByteSize(self.total_bytes).rounded(),
             ByteSize(self.needed_bytes.saturating_sub(self.total_bytes)).rounded()
@@ -327,17 +246,9 @@ pub fn read_curve(json: &CurveJson) -> Result<MissRatioCurve, CurveJsonError> {
 }
 
 impl PlanInputs {
-    /// Writes down what a policy is given. Sizes of 16 EiB and more become that, and a ceiling of so much `null`.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::NoWord`] for a policy or search that the form does not know.
-    pub fn new(
-        demands: &[Demand],
-        rules: &Rules,
-        policy: Policy,
-        page_size: PageSize,
-    ) -> Result<Self, PlanError> {
+    /// Records the inputs of a policy. Sizes of 16 EiB and more become that, and a ceiling of so much `null`.
+    #[must_use]
+    pub fn new(demands: &[Demand], rules: &Rules, policy: Policy, page_size: PageSize) -> Self {
         let bytes = |pages: PageCount| pages.to_bytes(page_size);
         let demands = demands.iter().map(|demand| DemandJson {
             vm: demand.vm.0.clone(),
@@ -353,10 +264,10 @@ impl PlanInputs {
             shares: demand.shares,
             working_set_bytes: demand.working_set.map(bytes),
         });
-        Ok(Self {
+        Self {
             schema: SCHEMA,
             page_bytes: page_size.bytes(),
-            policy: policy.try_into()?,
+            policy,
             rules: RulesJson {
                 total_bytes: bytes(rules.total),
                 unit_bytes: bytes(rules.unit),
@@ -365,14 +276,14 @@ impl PlanInputs {
                 miss_ratio_min: rules.miss_ratio_min,
             },
             demands: demands.collect(),
-        })
+        }
     }
 
-    /// Reads what the policy is given. Sizes are rounded down to whole pages, floors up; no ceiling is the largest size.
+    /// Returns the inputs of the policy. Sizes are rounded down to whole pages, floors up; no ceiling is the largest size.
     ///
     /// # Errors
     ///
-    /// Another schema, a page size that is none, and the first VM whose curve is none or of other pages.
+    /// Another schema, an invalid page size, and the first VM whose curve is invalid or has other pages.
     pub fn read(&self) -> Result<(Vec<Demand>, Rules, Policy), PlanError> {
         if self.schema != SCHEMA {
             return Err(PlanError::Schema { found: self.schema });
@@ -402,21 +313,27 @@ impl PlanInputs {
         Ok((
             demands.collect::<Result<_, PlanError>>()?,
             rules,
-            self.policy.into(),
+            self.policy,
         ))
     }
 
-    /// Asks the policy.
+    /// Runs the policy.
     ///
     /// # Errors
     ///
-    /// What [`read`](Self::read) and the policy say; nothing was decided.
+    /// Those of [`read`](Self::read) and of the policy; nothing was decided.
     pub fn plan(&self) -> Result<PlanJson, PlanError> {
         let (demands, rules, policy) = self.read()?;
         let page_size = PageSize::new(self.page_bytes)?;
         let allocation = allocate(&demands, &rules, policy)
             .map_err(|error| PlanError::of_policy(error, &demands, page_size))?;
-        PlanJson::new(&demands, &rules, policy, &allocation, page_size)
+        Ok(PlanJson::new(
+            &demands,
+            &rules,
+            policy,
+            &allocation,
+            page_size,
+        ))
     }
 }
 
@@ -441,7 +358,7 @@ impl DemandJson {
 }
 
 impl PlanError {
-    /// What a policy says of `demands`, in bytes where it counts pages.
+    /// The error of a policy about `demands`, with sizes in bytes instead of pages.
     #[must_use]
     pub fn of_policy(error: PolicyError, demands: &[Demand], page_size: PageSize) -> Self {
         match error {
@@ -467,38 +384,35 @@ impl PlanError {
 }
 
 impl PlanJson {
-    /// Writes down what a policy gave to `demands`.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::NoWord`] for a policy, search or reason that the form does not know.
+    /// Records the result of a policy for `demands`.
+    #[must_use]
     pub fn new(
         demands: &[Demand],
         rules: &Rules,
         policy: Policy,
         allocation: &Allocation,
         page_size: PageSize,
-    ) -> Result<Self, PlanError> {
+    ) -> Self {
         let targets = demands.iter().zip(&allocation.targets);
         let targets = targets.map(|(demand, target)| TargetJson::new(demand, target, page_size));
-        Ok(Self {
+        Self {
             schema: SCHEMA,
-            policy: policy.try_into()?,
-            search: allocation.search.map(TryInto::try_into).transpose()?,
+            policy,
+            search: allocation.search,
             total_bytes: rules.total.to_bytes(page_size),
-            targets: targets.collect::<Result<_, _>>()?,
+            targets: targets.collect(),
             geometric_mean: allocation.geometric_mean,
             geometric_mean_now: allocation.geometric_mean_now,
             gap: allocation.gap,
             spare_bytes: allocation.spare.to_bytes(page_size),
-            held: allocation.held.map(TryInto::try_into).transpose()?,
-        })
+            held: allocation.held,
+        }
     }
 }
 
 impl TargetJson {
-    fn new(demand: &Demand, target: &Target, page_size: PageSize) -> Result<Self, PlanError> {
-        Ok(Self {
+    fn new(demand: &Demand, target: &Target, page_size: PageSize) -> Self {
+        Self {
             vm: target.vm.0.clone(),
             baseline_bytes: demand.baseline.to_bytes(page_size),
             current_bytes: demand.current.to_bytes(page_size),
@@ -506,8 +420,8 @@ impl TargetJson {
             max_loss: demand.max_loss,
             relative_now: target.relative_now.map(Into::into),
             relative: target.relative.map(Into::into),
-            reason: target.reason.try_into()?,
-        })
+            reason: target.reason,
+        }
     }
 }
 
@@ -519,137 +433,6 @@ impl From<Relative> for RelativeView {
             high: relative.high,
         }
     }
-}
-
-impl From<PolicyJson> for Policy {
-    fn from(policy: PolicyJson) -> Self {
-        match policy {
-            PolicyJson::Isolated { search } => Self::Isolated(search.into()),
-            PolicyJson::Esx { idle_tax } => Self::Esx { idle_tax },
-            PolicyJson::EsxSampling { idle_tax } => Self::EsxSampling { idle_tax },
-        }
-    }
-}
-
-impl TryFrom<Policy> for PolicyJson {
-    type Error = PlanError;
-
-    fn try_from(policy: Policy) -> Result<Self, PlanError> {
-        Ok(match policy {
-            Policy::Isolated(search) => Self::Isolated {
-                search: search.try_into()?,
-            },
-            Policy::Esx { idle_tax } => Self::Esx { idle_tax },
-            Policy::EsxSampling { idle_tax } => Self::EsxSampling { idle_tax },
-            other => return Err(no_word("policy", &other)),
-        })
-    }
-}
-
-impl From<SearchJson> for Search {
-    fn from(search: SearchJson) -> Self {
-        match search {
-            SearchJson::Auto => Self::Auto,
-            SearchJson::Exhaustive => Self::Exhaustive,
-            SearchJson::Greedy => Self::Greedy,
-            SearchJson::Annealing { seed } => Self::Annealing { seed },
-            SearchJson::Optimal => Self::Optimal,
-            SearchJson::Hull => Self::Hull,
-        }
-    }
-}
-
-impl TryFrom<Search> for SearchJson {
-    type Error = PlanError;
-
-    fn try_from(search: Search) -> Result<Self, PlanError> {
-        Ok(match search {
-            Search::Auto => Self::Auto,
-            Search::Exhaustive => Self::Exhaustive,
-            Search::Greedy => Self::Greedy,
-            Search::Annealing { seed } => Self::Annealing { seed },
-            Search::Optimal => Self::Optimal,
-            Search::Hull => Self::Hull,
-            other => return Err(no_word("search", &other)),
-        })
-    }
-}
-
-impl TryFrom<Reason> for ReasonJson {
-    type Error = PlanError;
-
-    fn try_from(reason: Reason) -> Result<Self, PlanError> {
-        Ok(match reason {
-            Reason::Kept => Self::Kept,
-            Reason::Unknown => Self::Unknown,
-            Reason::Gains => Self::Gains,
-            Reason::Gives => Self::Gives,
-            Reason::GivesToItsBound => Self::GivesToItsBound,
-            Reason::Limits => Self::Limits,
-            Reason::HostShort => Self::HostShort,
-            other => return Err(no_word("reason", &other)),
-        })
-    }
-}
-
-impl TryFrom<Held> for HeldJson {
-    type Error = PlanError;
-
-    fn try_from(held: Held) -> Result<Self, PlanError> {
-        Ok(match held {
-            Held::Hysteresis { gain } => Self::Hysteresis { gain },
-            other => return Err(no_word("ground", &other)),
-        })
-    }
-}
-
-fn no_word(kind: &str, what: &dyn fmt::Debug) -> PlanError {
-    PlanError::NoWord {
-        what: format!("the {kind} {what:?}"),
-    }
-}
-
-impl fmt::Display for PolicyJson {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Isolated { .. } => f.write_str("isolated sharing"),
-            Self::Esx { idle_tax } => write!(f, "ESX from curves, idle tax {}", percent(*idle_tax)),
-            Self::EsxSampling { idle_tax } => {
-                write!(f, "ESX from sampled sets, idle tax {}", percent(*idle_tax))
-            }
-        }
-    }
-}
-
-impl fmt::Display for SearchJson {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Exhaustive => f.write_str("exhaustive"),
-            Self::Greedy => f.write_str("greedy"),
-            Self::Annealing { seed } => write!(f, "annealing (seed {seed})"),
-            Self::Optimal => f.write_str("optimal"),
-            Self::Hull => f.write_str("hull"),
-        }
-    }
-}
-
-impl fmt::Display for ReasonJson {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kept => "has what it should have",
-            Self::Unknown => "its need is not known, keeps what it has",
-            Self::Gains => "gains most by more",
-            Self::Gives => "others gain more than it loses",
-            Self::GivesToItsBound => "gives all that its promise lets it",
-            Self::Limits => "was outside its limits",
-            Self::HostShort => "the host has less than all have",
-        })
-    }
-}
-
-fn percent(share: f64) -> String {
-    format!("{} %", (share * 1e4).round() / 100.0)
 }
 
 #[cfg(test)]
@@ -683,7 +466,7 @@ mod tests {
         }
     }
 
-    const ISOLATED: Policy = Policy::Isolated(Search::Optimal);
+    const ISOLATED: Policy = Policy::isolated(Search::Optimal);
 
     /// One that needs 16 of its 64 pages, and one that would like 96.
     fn inputs() -> PlanInputs {
@@ -691,7 +474,7 @@ mod tests {
             demand("idle", &[(1, 0.5), (16, 0.1)], 64),
             demand("busy", &[(1, 0.9), (64, 0.8), (96, 0.2)], 64),
         ];
-        PlanInputs::new(&demands, &rules(128), ISOLATED, PAGE).unwrap()
+        PlanInputs::new(&demands, &rules(128), ISOLATED, PAGE)
     }
 
     #[test]
@@ -717,10 +500,7 @@ mod tests {
             .collect();
         assert_eq!(
             targets,
-            [
-                ("idle", 32, ReasonJson::Gives),
-                ("busy", 96, ReasonJson::Gains)
-            ]
+            [("idle", 32, Reason::Gives), ("busy", 96, Reason::Gains)]
         );
         let relative = plan.targets[1].relative.unwrap();
         assert!((relative.expected - 0.25).abs() < 1e-12, "{relative:?}");
@@ -759,7 +539,7 @@ mod tests {
         let said = shortfall.to_string();
         assert!(
             said.starts_with(
-                "the VMs' floors and promises need 210 MiB, and the host has 200 MiB: 10 MiB are missing; \
+                "the VMs' minimum sizes and loss bounds need 210 MiB, and the host has 200 MiB: 10 MiB are missing; \
                  at least 20 MiB for vm20, 19 MiB for vm19,"
             ),
             "{said}"
@@ -794,7 +574,7 @@ mod tests {
             ),
             (
                 |inputs| inputs.demands[1].vm = "idle".to_owned(),
-                "VM idle is there twice",
+                "VM idle appears twice",
             ),
         ];
         for (spoil, said) in cases {
@@ -808,22 +588,18 @@ mod tests {
     #[test]
     fn every_policy_and_search_has_a_word_and_comes_back() {
         let searches = [
-            SearchJson::Auto,
-            SearchJson::Exhaustive,
-            SearchJson::Greedy,
-            SearchJson::Annealing { seed: u64::MAX },
-            SearchJson::Optimal,
-            SearchJson::Hull,
+            Search::Auto,
+            Search::Exhaustive,
+            Search::Greedy,
+            Search::Annealing { seed: u64::MAX },
+            Search::Optimal,
+            Search::Hull,
         ];
-        let isolated = searches.map(|search| PolicyJson::Isolated { search });
-        let esx = [
-            PolicyJson::Esx { idle_tax: 0.75 },
-            PolicyJson::EsxSampling { idle_tax: 0.1 },
-        ];
+        let isolated = searches.map(Policy::isolated);
+        let esx = [Policy::esx(0.75), Policy::esx_sampling(0.1)];
         for policy in isolated.into_iter().chain(esx) {
-            assert_eq!(PolicyJson::try_from(Policy::from(policy)), Ok(policy));
             let text = serde_json::to_string(&policy).unwrap();
-            assert_eq!(serde_json::from_str::<PolicyJson>(&text).unwrap(), policy);
+            assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy);
         }
     }
 
@@ -871,12 +647,12 @@ mod tests {
 
     fn any_policy() -> impl Strategy<Value = Policy> {
         prop_oneof![
-            Just(Policy::Isolated(Search::Auto)),
-            Just(Policy::Isolated(Search::Greedy)),
-            Just(Policy::Isolated(Search::Hull)),
-            any::<u64>().prop_map(|seed| Policy::Isolated(Search::Annealing { seed })),
-            (0.0f64..1.0).prop_map(|idle_tax| Policy::Esx { idle_tax }),
-            (0.0f64..1.0).prop_map(|idle_tax| Policy::EsxSampling { idle_tax }),
+            Just(Policy::isolated(Search::Auto)),
+            Just(Policy::isolated(Search::Greedy)),
+            Just(Policy::isolated(Search::Hull)),
+            any::<u64>().prop_map(|seed| Policy::isolated(Search::Annealing { seed })),
+            (0.0f64..1.0).prop_map(Policy::esx),
+            (0.0f64..1.0).prop_map(Policy::esx_sampling),
         ]
     }
 
@@ -899,7 +675,7 @@ mod tests {
                 gain_min,
                 ..Rules::new(PageCount(total))
             };
-            let inputs = PlanInputs::new(&demands, &rules, policy, PAGE).unwrap();
+            let inputs = PlanInputs::new(&demands, &rules, policy, PAGE);
             prop_assert_eq!(inputs.read().unwrap(), (demands, rules, policy));
             let text = serde_json::to_string(&inputs).unwrap();
             let recorded: PlanInputs = serde_json::from_str(&text).unwrap();

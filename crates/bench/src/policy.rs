@@ -185,7 +185,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             let mut found = None;
             for _ in 0..cli.runs.max(1) {
                 let watch = Watch::start(Clock::Cpu);
-                let allocation = allocate(&demands, &rules, Policy::Isolated(search))?;
+                let allocation = allocate(&demands, &rules, Policy::isolated(search))?;
                 milliseconds.push(watch.seconds() * 1e3);
                 found = Some(allocation);
             }

@@ -5,9 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use plimsoll::curve_json::{CurveJson, PointJson};
-use plimsoll_api::plan::{
-    DemandJson, PlanInputs, PlanJson, PolicyJson, ReasonJson, RulesJson, SearchJson,
-};
+use plimsoll_api::plan::{DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -105,7 +103,7 @@ fn memory_moves_to_who_gains_most_by_it() {
         let plan = desk.plan(&format!("{ALL} --max-loss 25% --search {search}"));
         assert_eq!(plan.targets[1].target_bytes, 600 * MIB, "{search}");
         assert_eq!(plan.targets[2].target_bytes, 596 * MIB, "{search}");
-        assert_eq!(plan.targets[1].reason, ReasonJson::Gains);
+        assert_eq!(plan.targets[1].reason, Reason::Gains);
         let given: u64 = plan.targets.iter().map(|target| target.target_bytes).sum();
         assert_eq!(given + plan.spare_bytes, 1536 * MIB);
         // 1, 1/6 and 2/5.
@@ -116,7 +114,7 @@ fn memory_moves_to_who_gains_most_by_it() {
     let optimal = desk.plan(&format!("{ALL} --max-loss 25% --policy optimal"));
     assert_eq!(
         (optimal.search, optimal.gap),
-        (Some(SearchJson::Optimal), Some(0.0))
+        (Some(Search::Optimal), Some(0.0))
     );
 }
 
@@ -136,7 +134,7 @@ fn limits_of_a_vm_hold_and_a_step_is_not_passed() {
     }
     let held = desk.stdout(&format!("{ALL} --max-loss 25% --gain-min 90%"));
     assert!(
-        held.contains("held            nothing is moved: the best division would gain"),
+        held.contains("held            nothing is moved: the best allocation would gain"),
         "{held}"
     );
     assert_eq!(
@@ -159,7 +157,7 @@ fn esx_divides_what_is_idle_by_shares_if_it_knows_of_it() {
     assert_eq!(targets_mib(&untaxed), [512, 512, 512]);
     let unsampled = desk.plan(&format!("{line} --policy esx-sampling"));
     assert_eq!(targets_mib(&unsampled), [512, 512, 512]);
-    assert_eq!(unsampled.targets[0].reason, ReasonJson::Unknown);
+    assert_eq!(unsampled.targets[0].reason, Reason::Unknown);
 }
 
 #[test]
@@ -172,10 +170,10 @@ fn the_table_says_what_an_operator_asks_first() {
          \n\
          VM    baseline      now   target    change  misses now   then         band  bound  why\n\
          idle   512 MiB  512 MiB  340 MiB  -172 MiB       1.00x  1.00x  0.90x-1.10x  1.25x  others gain more than it loses\n\
-         web    512 MiB  512 MiB  600 MiB   +88 MiB       1.00x  0.17x  0.15x-0.18x  1.25x  gains most by more\n\
-         mail   512 MiB  512 MiB  596 MiB   +84 MiB       1.00x  0.40x  0.36x-0.44x  1.25x  gains most by more\n\
+         web    512 MiB  512 MiB  600 MiB   +88 MiB       1.00x  0.17x  0.15x-0.18x  1.25x  gains more than the others\n\
+         mail   512 MiB  512 MiB  596 MiB   +84 MiB       1.00x  0.40x  0.36x-0.44x  1.25x  gains more than the others\n\
          \n\
-         geometric mean  0.41x of the baselines' misses, now 1.00x; no division is better\n\
+         geometric mean  0.41x of the baselines' misses, now 1.00x; no allocation is better\n\
          spare           0 B\n"
     );
 }
@@ -258,7 +256,7 @@ fn a_trace_of_a_running_vm_is_taken_by_its_last_line() {
     );
     desk.refused("still.json --total 1G", 2, "add --vm still:baseline=SIZE");
     let plan = desk.plan("still.json web.json --total 1200M --vm still:baseline=512M");
-    assert_eq!(plan.targets[0].reason, ReasonJson::Unknown);
+    assert_eq!(plan.targets[0].reason, Reason::Unknown);
     assert_eq!(targets_mib(&plan)[0], 512);
     assert_eq!(plan.targets[0].relative, None);
     let svg = desk.stdout("still.json --total 1200M --vm still:baseline=512M -o svg");
@@ -298,9 +296,7 @@ fn recorded_inputs_give_their_decision_again() {
     let inputs = PlanInputs {
         schema: 1,
         page_bytes: 4096,
-        policy: PolicyJson::Isolated {
-            search: SearchJson::Auto,
-        },
+        policy: Policy::isolated(Search::Auto),
         rules: RulesJson {
             total_bytes: 1536 * MIB,
             unit_bytes: 4 * MIB,
@@ -427,7 +423,7 @@ fn what_does_not_go_together_is_a_usage_error() {
         ),
         (
             "new.json --total 1G",
-            "'new.json': nothing says how much memory VM new is entitled to; add --vm new:baseline=SIZE",
+            "'new.json' has no baseline for VM new; add --vm new:baseline=SIZE",
         ),
         (
             "web.json --total 1G --vm wbe:min=1M",
@@ -443,24 +439,33 @@ fn what_does_not_go_together_is_a_usage_error() {
         ),
         (
             "web.json --total 1G --policy esx --search greedy",
-            "--search: ESX searches for nothing",
+            "--search: policy esx does not take it; only isolated does",
         ),
         (
             "web.json --total 1G --policy optimal --search greedy",
-            "--policy optimal names the search",
+            "--search: policy optimal does not take it",
         ),
         (
             "web.json --total 1G --seed 1",
-            "--seed: only --search annealing takes one",
+            "--seed: search auto does not take it; only annealing does",
         ),
         (
             "web.json --total 1G --idle-tax 50%",
-            "--idle-tax: only --policy esx",
+            "--idle-tax: policy isolated does not take it; only esx and esx-sampling do",
         ),
-        ("web.json --total 1G --policy esx --idle-tax 150%", "1.5"),
-        ("web.json --total 1G --unit 100", "expected"),
+        (
+            "web.json --total 1G --policy esx --idle-tax 150%",
+            "idle_tax must be between 0 and 1; got 1.5",
+        ),
+        (
+            "web.json --total 1G --unit 100",
+            "the unit must be at least 1 page; got 0",
+        ),
         ("web.json --total 1G --max-loss=-5%", "'-5%' is not a share"),
-        ("web.json --total 0", "expected"),
+        (
+            "web.json --total 0",
+            "the total must be between 1 and 2^52 pages; got 0",
+        ),
         (
             "web.json --total 1G -o svg --out no/such/plan.svg",
             "there is no such directory",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_api::curve_json::{CurveJson, PointJson};
 use plimsoll_api::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
-use plimsoll_api::plan::{DemandJson, PlanInputs, PolicyJson, RulesJson};
+use plimsoll_api::plan::{DemandJson, PlanInputs, Policy, RulesJson};
 use plimsoll_api::vm::{HeatRow, Sample};
 use plimsoll_daemon::history::{History, Limits, Moment};
 
@@ -184,7 +184,7 @@ fn decision(
         inputs: Some(PlanInputs {
             schema: plimsoll_api::SCHEMA,
             page_bytes: 4096,
-            policy: PolicyJson::Esx { idle_tax: 0.75 },
+            policy: Policy::esx(0.75),
             rules: RulesJson {
                 total_bytes: 100 << 30,
                 unit_bytes: 4 << 20,

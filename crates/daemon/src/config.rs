@@ -178,7 +178,7 @@ impl Default for Config {
             mode: Mode::Observe,
             turn_interval: Duration::from_secs(30),
             total_bytes: None,
-            policy: Policy::Isolated(Search::Auto),
+            policy: Policy::isolated(Search::Auto),
             unit_bytes: 4 << 20,
             step_bytes: None,
             gain_min: 0.02,

@@ -401,13 +401,12 @@ impl<H: Host> Turns<H> {
             return None;
         }
         let page_size = PageSize::FOUR_KIB;
-        PlanInputs::new(
+        Some(PlanInputs::new(
             &self.demands(),
             &self.rules(),
             self.config.policy,
             page_size,
-        )
-        .ok()
+        ))
     }
 
     // --- deciding -----------------------------------------------------------------------------------
@@ -538,14 +537,13 @@ impl<H: Host> Turns<H> {
         );
         Some(Draft {
             kind: Kind::Divide,
-            plan: PlanJson::new(
+            plan: Some(PlanJson::new(
                 &demands,
                 &rules,
                 self.config.policy,
                 &allocation,
                 PageSize::FOUR_KIB,
-            )
-            .ok(),
+            )),
             inputs: Some(inputs),
             moves,
             promises,

@@ -1,12 +1,12 @@
 //! Random moves, worse ones ever more rarely (\[LS07\] §4.2 names it for more than three VMs).
 //!
-//! A move sends one VM to a choice near its own and, if memory lacks for that, another one down as far as needed.
+//! A move sends one VM to a candidate near its own and, if memory lacks for that, another one down as far as needed.
 //! What is better is kept, what is worse with a probability that falls with the loss and with time.
 //!
-//! Cost: `O(log k)` a move for `k` choices a VM; the number of moves grows with the number of VMs.
+//! Cost: `O(log k)` a move for `k` candidates a VM; the number of moves grows with the number of VMs.
 
-use crate::choice::Choice;
-use crate::hull::{Division, largest_within, pages_of, spend};
+use crate::candidate::Candidate;
+use crate::hull::{Selection, largest_within, pages_of, spend};
 
 /// Moves tried: so many, and so many for each VM.
 const MOVES: usize = 5_000;
@@ -42,13 +42,13 @@ impl Random {
 
 /// Divides `capacity`, beginning with `picks`, which must fit.
 pub(crate) fn search(
-    lists: &[Vec<Choice>],
+    lists: &[Vec<Candidate>],
     picks: Vec<usize>,
     capacity: u64,
     seed: u64,
-) -> Division {
+) -> Selection {
     let movable: Vec<_> = (0..lists.len()).filter(|&vm| lists[vm].len() > 1).collect();
-    let mut best = Division::new(lists, picks);
+    let mut best = Selection::new(lists, picks);
     if movable.is_empty() {
         return best;
     }
@@ -100,7 +100,7 @@ pub(crate) fn search(
     best
 }
 
-/// A choice other than `at`, the nearer the likelier. There must be two or more.
+/// A candidate other than `at`, the nearer the likelier. There must be two or more.
 fn near(random: &mut Random, at: usize, len: usize) -> usize {
     let bits = (len - 1).ilog2() as usize + 1;
     let reach = 1_usize << random.below(bits);

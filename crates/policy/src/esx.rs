@@ -1,16 +1,38 @@
 //! The policy of VMware ESX, from curves and from sampled working sets (\[LS07\] §4.2, §6.5).
 //!
-//! All begin at their baselines. Who does not need all of its own is a victim: by its curve, if no size above the
-//! baseline misses less and some size below misses no more; by sampling, if its working set is smaller than its
-//! baseline. Of what a victim does not need, the tax says which share can be taken. Those who miss less with more
-//! memory (by sampling: all who are no victims) divide it by their shares, no one above its ceiling; what nobody can
-//! use stays where it was.
+//! Every VM begins at its baseline. A VM that does not need all of its baseline is a victim: by its curve, if no size
+//! above the baseline misses less and some size below misses no more; by sampling, if its working set is smaller than
+//! its baseline. The idle tax is the share of a victim's idle memory that can be taken. The VMs that miss less with more
+//! memory (by sampling: all that are not victims) divide it in proportion to their shares, none above its ceiling;
+//! memory that no VM can use stays where it was.
 //!
-//! A host too small for all baselines takes what victims do not need first, whatever the tax, and then from all, in
-//! proportion to what their promises leave.
+//! A host too small for all baselines takes what victims do not need first, whatever the tax, and then from all VMs in
+//! proportion to what their bounds leave.
 
-use crate::choice::{at_or_above, at_or_below};
-use crate::ground::{Decision, Ground, Vm};
+use crate::PolicyError;
+use crate::candidate::{at_or_above, at_or_below};
+use crate::problem::{Problem, Solution, Vm};
+use crate::registry::{Policy, PolicyOption, PolicyOptions, PolicyRow};
+
+pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
+    name: "esx",
+    title: "ESX from curves",
+    summary: "surplus by the curves, divided in proportion to shares",
+    options: &[PolicyOption::IdleTax],
+    source: "[LS07] §4.2",
+    from_working_sets: false,
+    allocate: |problem, options| allocate(problem, options, false),
+};
+
+pub(crate) static BY_SAMPLES: PolicyRow = PolicyRow {
+    name: "esx-sampling",
+    title: "ESX from sampled working sets",
+    summary: "surplus by sampled working sets, divided in proportion to shares",
+    options: &[PolicyOption::IdleTax],
+    source: "[LS07] §6.5",
+    from_working_sets: true,
+    allocate: |problem, options| allocate(problem, options, true),
+};
 
 /// Misses that differ by less than this share of those at the baseline are alike.
 const ALIKE: f64 = 0.01;
@@ -24,15 +46,44 @@ struct Party {
     gains: bool,
 }
 
-/// Divides by curves, or by working sets if `sampled`.
-pub(crate) fn divide(ground: &Ground<'_>, idle_tax: f64, sampled: bool) -> Decision {
-    let parties = 0..ground.vms.len();
+impl Policy {
+    /// ESX's policy from curves; `idle_tax` is 0.0 to 1.0.
+    #[must_use]
+    pub const fn esx(idle_tax: f64) -> Self {
+        Self::new(&BY_CURVES, with_tax(idle_tax))
+    }
+
+    /// ESX's policy from sampled working sets; `idle_tax` is 0.0 to 1.0.
+    #[must_use]
+    pub const fn esx_sampling(idle_tax: f64) -> Self {
+        Self::new(&BY_SAMPLES, with_tax(idle_tax))
+    }
+}
+
+const fn with_tax(idle_tax: f64) -> PolicyOptions {
+    PolicyOptions {
+        idle_tax,
+        ..PolicyOptions::DEFAULT
+    }
+}
+
+/// Allocates by curves, or by working sets if `sampled`.
+fn allocate(
+    problem: &Problem<'_>,
+    options: &PolicyOptions,
+    sampled: bool,
+) -> Result<Solution, PolicyError> {
+    let idle_tax = options.idle_tax;
+    if !(0.0..=1.0).contains(&idle_tax) {
+        return Err(crate::rule("idle_tax", &idle_tax, "between 0 and 1"));
+    }
+    let parties = 0..problem.vms.len();
     let parties: Vec<_> = parties
         .map(|vm| {
             if sampled {
-                sampled_party(ground, vm)
+                sampled_party(problem, vm)
             } else {
-                curve_party(ground, vm)
+                curve_party(problem, vm)
             }
         })
         .collect();
@@ -42,55 +93,55 @@ pub(crate) fn divide(ground: &Ground<'_>, idle_tax: f64, sampled: bool) -> Decis
         .map(|vm| {
             let base = parties[vm].base;
             let left = base - plimsoll_flow::PageCount(idle[vm]).scaled(idle_tax).0;
-            base.saturating_sub(at_or_above(&ground.lists[vm], &ground.vms[vm].grid, left))
+            base.saturating_sub(at_or_above(&problem.lists[vm], &problem.vms[vm].grid, left))
         })
         .collect();
     let sum = |sizes: &[u64]| sizes.iter().copied().map(u128::from).sum::<u128>();
-    let total = u128::from(ground.rules.total.0);
+    let total = u128::from(problem.rules.total.0);
     let taken = sum(&sizes);
     if taken > total {
-        charge(ground, &mut sizes, &idle, taken - total);
+        charge(problem, &mut sizes, &idle, taken - total);
         let taken = sum(&sizes);
-        let lists = ground.lists.iter().zip(&sizes);
+        let lists = problem.lists.iter().zip(&sizes);
         let above: Vec<_> = lists.map(|(list, size)| size - list[0].from).collect();
-        charge(ground, &mut sizes, &above, taken.saturating_sub(total));
+        charge(problem, &mut sizes, &above, taken.saturating_sub(total));
     } else {
         let free = total - taken;
-        let given = give(ground, &parties, &mut sizes, free + sum(&taxed));
-        charge(ground, &mut sizes, &taxed, given.saturating_sub(free));
+        let given = give(problem, &parties, &mut sizes, free + sum(&taxed));
+        charge(problem, &mut sizes, &taxed, given.saturating_sub(free));
     }
-    Decision {
+    Ok(Solution {
         sizes,
         bound: None,
         best: false,
         search: None,
-    }
+    })
 }
 
 /// A VM that keeps out of it.
-fn bystander(ground: &Ground<'_>, vm: usize) -> Party {
+fn bystander(problem: &Problem<'_>, vm: usize) -> Party {
     Party {
-        base: ground.lists[vm][0].from,
+        base: problem.lists[vm][0].from,
         idle: 0,
         gains: false,
     }
 }
 
-fn base(ground: &Ground<'_>, vm: usize) -> u64 {
-    let Vm { demand, grid, .. } = &ground.vms[vm];
-    at_or_below(&ground.lists[vm], grid, demand.baseline.0)
+fn base(problem: &Problem<'_>, vm: usize) -> u64 {
+    let Vm { demand, grid, .. } = &problem.vms[vm];
+    at_or_below(&problem.lists[vm], grid, demand.baseline.0)
 }
 
-fn curve_party(ground: &Ground<'_>, vm: usize) -> Party {
-    let Vm { misses, all, .. } = &ground.vms[vm];
+fn curve_party(problem: &Problem<'_>, vm: usize) -> Party {
+    let Vm { misses, all, .. } = &problem.vms[vm];
     let Some(misses) = misses else {
-        return bystander(ground, vm);
+        return bystander(problem, vm);
     };
-    let base = base(ground, vm);
+    let base = base(problem, vm);
     let expected = |size: u64| misses.relative(size).expected;
     let gains = expected(all[all.len() - 1].to) < 1.0 - ALIKE;
-    let flat = all.partition_point(|choice| expected(choice.from) > 1.0 + ALIKE);
-    let needed = all.get(flat).map_or(base, |choice| choice.from);
+    let flat = all.partition_point(|candidate| expected(candidate.from) > 1.0 + ALIKE);
+    let needed = all.get(flat).map_or(base, |candidate| candidate.from);
     Party {
         base,
         idle: if gains {
@@ -102,11 +153,11 @@ fn curve_party(ground: &Ground<'_>, vm: usize) -> Party {
     }
 }
 
-fn sampled_party(ground: &Ground<'_>, vm: usize) -> Party {
-    let Some(working_set) = ground.vms[vm].demand.working_set else {
-        return bystander(ground, vm);
+fn sampled_party(problem: &Problem<'_>, vm: usize) -> Party {
+    let Some(working_set) = problem.vms[vm].demand.working_set else {
+        return bystander(problem, vm);
     };
-    let base = base(ground, vm);
+    let base = base(problem, vm);
     let idle = base.saturating_sub(working_set.0);
     Party {
         base,
@@ -116,12 +167,12 @@ fn sampled_party(ground: &Ground<'_>, vm: usize) -> Party {
 }
 
 /// Divides `pool` pages among those who gain, by shares; returns what was given.
-fn give(ground: &Ground<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -> u128 {
+fn give(problem: &Problem<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -> u128 {
     let room = |vm: usize| {
-        let list = &ground.lists[vm];
+        let list = &problem.lists[vm];
         u128::from(list[list.len() - 1].to.saturating_sub(parties[vm].base))
     };
-    let shares = |vm: usize| u128::from(ground.vms[vm].demand.shares);
+    let shares = |vm: usize| u128::from(problem.vms[vm].demand.shares);
     let mut open: Vec<_> = (0..parties.len()).filter(|&vm| parties[vm].gains).collect();
     let mut left = pool;
     let mut gets = vec![0_u128; parties.len()];
@@ -143,7 +194,7 @@ fn give(ground: &Ground<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -
     let mut given = 0;
     for (vm, party) in parties.iter().enumerate() {
         let wanted = party.base + u64::try_from(gets[vm]).unwrap_or(u64::MAX);
-        let size = at_or_below(&ground.lists[vm], &ground.vms[vm].grid, wanted);
+        let size = at_or_below(&problem.lists[vm], &problem.vms[vm].grid, wanted);
         if gets[vm] > 0 && size > party.base {
             given += u128::from(size - party.base);
             sizes[vm] = size;
@@ -153,7 +204,7 @@ fn give(ground: &Ground<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -
 }
 
 /// Takes at least `due` pages, in proportion to what each can give, as far as that reaches.
-fn charge(ground: &Ground<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
+fn charge(problem: &Problem<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
     let all: u128 = can.iter().copied().map(u128::from).sum();
     let parts = can
         .iter()
@@ -176,7 +227,7 @@ fn charge(ground: &Ground<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
             if pages == 0 {
                 continue;
             }
-            let (list, grid) = (&ground.lists[vm], &ground.vms[vm].grid);
+            let (list, grid) = (&problem.lists[vm], &problem.vms[vm].grid);
             let pages = u64::try_from(pages).unwrap_or(u64::MAX);
             let to = at_or_below(list, grid, size.saturating_sub(pages));
             let to = to.max(at_or_above(list, grid, least[vm])).min(*size);

@@ -1,28 +1,28 @@
-//! Every division among at most three VMs (\[LS07\] §4.2).
+//! Every allocation among at most three VMs (\[LS07\] §4.2).
 //!
 //! What the first takes leaves two, and of those the more one takes the less the other can: two fingers that move
 //! towards each other see every pair that could be best.
 //!
-//! Cost: `O(k²)` for `k` choices a VM.
+//! Cost: `O(k²)` for `k` candidates a VM.
 
-use crate::choice::Choice;
-use crate::hull::Division;
+use crate::candidate::Candidate;
+use crate::hull::Selection;
 
 /// The most VMs.
 pub(crate) const VMS_MAX: usize = 3;
 
-/// The most divisions that are tried.
-pub(crate) const DIVISIONS_MAX: u64 = 1 << 30;
+/// The most allocations that are tried.
+pub(crate) const SELECTIONS_MAX: u64 = 1 << 30;
 
-/// How many divisions there are to try.
-pub(crate) fn divisions(lists: &[Vec<Choice>]) -> u64 {
+/// How many allocations there are to try.
+pub(crate) fn selections(lists: &[Vec<Candidate>]) -> u64 {
     let len = |at: usize| lists.get(at).map_or(1, Vec::len) as u64;
     len(0).saturating_mul(len(1).saturating_add(len(2)))
 }
 
-/// The best of all divisions. The smallest choices of all must fit, and there must be no more than three lists.
-pub(crate) fn search(lists: &[Vec<Choice>], capacity: u64) -> Division {
-    let none = [Choice {
+/// The best of all allocations. The smallest candidates of all must fit, and there must be no more than three lists.
+pub(crate) fn search(lists: &[Vec<Candidate>], capacity: u64) -> Selection {
+    let none = [Candidate {
         from: 0,
         to: 0,
         cost: 0.0,
@@ -51,5 +51,5 @@ pub(crate) fn search(lists: &[Vec<Choice>], capacity: u64) -> Division {
             }
         }
     }
-    Division::new(lists, best.1[..lists.len()].to_vec())
+    Selection::new(lists, best.1[..lists.len()].to_vec())
 }

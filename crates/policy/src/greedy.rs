@@ -8,7 +8,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use crate::choice::{self, Choice, Grid};
+use crate::candidate::{self, Candidate, Grid};
 
 /// After so many moves it stops where it is.
 pub(crate) const MOVES_MAX: usize = 1 << 22;
@@ -16,10 +16,10 @@ pub(crate) const MOVES_MAX: usize = 1 << 22;
 /// A gain below this is rounding.
 const GAIN_MIN: f64 = 1e-12;
 
-/// A VM's size and the choice that it belongs to.
+/// A VM's size and the candidate that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Place {
-    choice: usize,
+    candidate: usize,
     size: u64,
 }
 
@@ -50,7 +50,7 @@ impl PartialOrd for Offer {
 }
 
 struct Market<'a> {
-    lists: &'a [Vec<Choice>],
+    lists: &'a [Vec<Candidate>],
     grids: &'a [Grid],
     places: Vec<Place>,
     gains: BinaryHeap<Offer>,
@@ -61,9 +61,9 @@ struct Market<'a> {
     free: u64,
 }
 
-/// Divides `capacity` from what the VMs have now. The smallest choices of all must fit.
+/// Divides `capacity` from what the VMs have now. The smallest candidates of all must fit.
 pub(crate) fn search(
-    lists: &[Vec<Choice>],
+    lists: &[Vec<Candidate>],
     grids: &[Grid],
     current: &[u64],
     capacity: u64,
@@ -71,9 +71,9 @@ pub(crate) fn search(
     let places = lists.iter().zip(grids).zip(current);
     let places: Vec<_> = places
         .map(|((list, grid), &size)| {
-            let size = choice::at_or_below(list, grid, size);
-            let choice = list.partition_point(|choice| choice.to < size);
-            Place { choice, size }
+            let size = candidate::at_or_below(list, grid, size);
+            let candidate = list.partition_point(|candidate| candidate.to < size);
+            Place { candidate, size }
         })
         .collect();
     let mut market = Market {
@@ -103,29 +103,29 @@ impl Market<'_> {
     fn up(&self, vm: usize) -> Option<Place> {
         let (place, list) = (self.places[vm], &self.lists[vm]);
         let next = self.grids[vm].at_or_above(place.size + 1);
-        if next <= list[place.choice].to {
+        if next <= list[place.candidate].to {
             return Some(Place {
                 size: next,
                 ..place
             });
         }
-        let after = list.get(place.choice + 1)?;
+        let after = list.get(place.candidate + 1)?;
         Some(Place {
-            choice: place.choice + 1,
+            candidate: place.candidate + 1,
             size: after.from,
         })
     }
 
     fn down(&self, vm: usize) -> Option<Place> {
         let (place, list) = (self.places[vm], &self.lists[vm]);
-        if place.size > list[place.choice].from {
+        if place.size > list[place.candidate].from {
             let size = self.grids[vm].at_or_below(place.size - 1);
             return Some(Place { size, ..place });
         }
-        let choice = place.choice.checked_sub(1)?;
+        let candidate = place.candidate.checked_sub(1)?;
         Some(Place {
-            choice,
-            size: list[choice].to,
+            candidate,
+            size: list[candidate].to,
         })
     }
 
@@ -134,7 +134,7 @@ impl Market<'_> {
     fn down_by(&self, vm: usize, pages: u64) -> Option<Place> {
         let down = self.down(vm)?;
         let left = self.places[vm].size.saturating_sub(pages);
-        let far = left.max(self.lists[vm][down.choice].from);
+        let far = left.max(self.lists[vm][down.candidate].from);
         Some(Place {
             size: down.size.min(self.grids[vm].at_or_below(far)),
             ..down
@@ -142,7 +142,7 @@ impl Market<'_> {
     }
 
     fn cost(&self, vm: usize, place: Place) -> f64 {
-        self.lists[vm][place.choice].cost
+        self.lists[vm][place.candidate].cost
     }
 
     /// Says what VM `vm`'s next step up is worth, in place of what was said before.

@@ -1,13 +1,13 @@
-//! The division on the curves' convex minorants, and how far it can be from the best.
+//! The allocation on the curves' convex minorants, and how far it can be from the best.
 //!
-//! Were every VM's choices convex, a price of memory would settle all: each takes what is worth its price, and the
-//! price is right when all memory is taken. On the lower convex hulls of the choices this gives a cost that no
-//! division falls below (the Lagrangian relaxation), and a division that leaves a little memory over; what is left
+//! Were every VM's candidates convex, a price of memory would settle all: each takes what is worth its price, and the
+//! price is right when all memory is taken. On the lower convex hulls of the candidates this gives a cost that no
+//! allocation falls below (the Lagrangian relaxation), and an allocation that leaves a little memory over; what is left
 //! is spent on whatever falls most for it.
 //!
-//! Cost: one pass over the choices, and `O(log)` a VM for each of some dozens of prices.
+//! Cost: one pass over the candidates, and `O(log)` a VM for each of some dozens of prices.
 
-use crate::choice::Choice;
+use crate::candidate::Candidate;
 
 /// Prices tried, at most: each halves what the price can be.
 const PRICES_MAX: usize = 64;
@@ -18,42 +18,42 @@ const ROUNDS_MAX: usize = 64;
 /// The relaxed problem, solved.
 #[derive(Debug)]
 pub(crate) struct Relaxation {
-    /// Each VM's choice at the price: an optimal division of the memory that these need.
+    /// Each VM's candidate at the price: an optimal allocation of the memory that these need.
     pub(crate) picks: Vec<usize>,
     /// What a page costs, in the logarithm of misses; 0.0 when memory is not scarce.
     pub(crate) price: f64,
     /// Pages that the picks leave.
     pub(crate) slack: u64,
-    /// No division costs less.
+    /// No allocation costs less.
     pub(crate) bound: f64,
-    /// The next step down a hull, which did not fit: the VM and its choice.
+    /// The next step down a hull, which did not fit: the VM and its candidate.
     next: Option<(usize, usize)>,
 }
 
-/// A division that fits.
+/// An allocation that fits.
 #[derive(Debug, Clone)]
-pub(crate) struct Division {
-    /// Each VM's choice.
+pub(crate) struct Selection {
+    /// Each VM's candidate.
     pub(crate) picks: Vec<usize>,
     /// Sum of their costs.
     pub(crate) cost: f64,
 }
 
-impl Division {
-    pub(crate) fn new(lists: &[Vec<Choice>], picks: Vec<usize>) -> Self {
+impl Selection {
+    pub(crate) fn new(lists: &[Vec<Candidate>], picks: Vec<usize>) -> Self {
         let cost = cost_of(lists, &picks);
         Self { picks, cost }
     }
 }
 
 /// Sum of the costs of `picks`.
-pub(crate) fn cost_of(lists: &[Vec<Choice>], picks: &[usize]) -> f64 {
+pub(crate) fn cost_of(lists: &[Vec<Candidate>], picks: &[usize]) -> f64 {
     let costs = lists.iter().zip(picks).map(|(list, &at)| list[at].cost);
     costs.sum()
 }
 
 /// Pages that `picks` need at least; not more than fit into a `u64` when they are within the host's.
-pub(crate) fn pages_of(lists: &[Vec<Choice>], picks: &[usize]) -> u64 {
+pub(crate) fn pages_of(lists: &[Vec<Candidate>], picks: &[usize]) -> u64 {
     lists
         .iter()
         .zip(picks)
@@ -65,14 +65,14 @@ pub(crate) fn pages_of(lists: &[Vec<Choice>], picks: &[usize]) -> u64 {
 struct Hulls {
     /// Where each VM's begins; one more at the end.
     starts: Vec<usize>,
-    /// The choices on the hulls.
+    /// The candidates on the hulls.
     corners: Vec<usize>,
     /// How much the cost falls a page on the way to each corner; that of a VM's first is infinite.
     steepness: Vec<f64>,
 }
 
 impl Hulls {
-    fn new(lists: &[Vec<Choice>]) -> Self {
+    fn new(lists: &[Vec<Candidate>]) -> Self {
         let mut hulls = Self {
             starts: vec![0],
             corners: Vec::new(),
@@ -80,13 +80,13 @@ impl Hulls {
         };
         for list in lists {
             let start = hulls.corners.len();
-            for (at, choice) in list.iter().enumerate() {
+            for (at, candidate) in list.iter().enumerate() {
                 let steepness = loop {
                     if hulls.corners.len() == start {
                         break f64::INFINITY;
                     }
                     let last = hulls.corners.len() - 1;
-                    let steepness = steepness(&list[hulls.corners[last]], choice);
+                    let steepness = steepness(&list[hulls.corners[last]], candidate);
                     if steepness < hulls.steepness[last] {
                         break steepness;
                     }
@@ -115,13 +115,13 @@ impl Hulls {
     }
 }
 
-/// How much the cost falls a page between two choices.
-fn steepness(before: &Choice, after: &Choice) -> f64 {
+/// How much the cost falls a page between two candidates.
+fn steepness(before: &Candidate, after: &Candidate) -> f64 {
     (before.cost - after.cost) / (after.from - before.from) as f64
 }
 
-/// Solves the relaxed problem. The smallest choices of all must fit.
-pub(crate) fn relax(lists: &[Vec<Choice>], capacity: u64) -> Relaxation {
+/// Solves the relaxed problem. The smallest candidates of all must fit.
+pub(crate) fn relax(lists: &[Vec<Candidate>], capacity: u64) -> Relaxation {
     let hulls = Hulls::new(lists);
     let pages = |stand: &[usize]| -> u128 {
         let sizes = stand
@@ -194,15 +194,15 @@ pub(crate) fn relax(lists: &[Vec<Choice>], capacity: u64) -> Relaxation {
     }
 }
 
-/// A division near the relaxed one.
-pub(crate) fn round(lists: &[Vec<Choice>], relaxation: &Relaxation) -> Division {
-    let mut best = Division::new(lists, relaxation.picks.clone());
+/// An allocation near the relaxed one.
+pub(crate) fn round(lists: &[Vec<Candidate>], relaxation: &Relaxation) -> Selection {
+    let mut best = Selection::new(lists, relaxation.picks.clone());
     spend(lists, &mut best, relaxation.slack);
     // Or the step that did not fit is taken, and who loses least by it pays what was missing.
     let Some((vm, after)) = relaxation.next else {
         return best;
     };
-    let mut other = Division::new(lists, relaxation.picks.clone());
+    let mut other = Selection::new(lists, relaxation.picks.clone());
     let more = lists[vm][after].from - lists[vm][other.picks[vm]].from;
     let missing = more - relaxation.slack;
     let payers = (0..lists.len()).filter(|&payer| payer != vm);
@@ -226,16 +226,16 @@ pub(crate) fn round(lists: &[Vec<Choice>], relaxation: &Relaxation) -> Division 
     best
 }
 
-/// The last choice that needs at most `pages`.
-pub(crate) fn largest_within(list: &[Choice], pages: u64) -> Option<usize> {
-    list.partition_point(|choice| choice.from <= pages)
+/// The last candidate that needs at most `pages`.
+pub(crate) fn largest_within(list: &[Candidate], pages: u64) -> Option<usize> {
+    list.partition_point(|candidate| candidate.from <= pages)
         .checked_sub(1)
 }
 
 /// Spends what is left on whatever falls most for it, for some rounds.
-pub(crate) fn spend(lists: &[Vec<Choice>], division: &mut Division, mut slack: u64) {
+pub(crate) fn spend(lists: &[Vec<Candidate>], selection: &mut Selection, mut slack: u64) {
     for _ in 0..ROUNDS_MAX {
-        let ways = lists.iter().zip(&division.picks).enumerate();
+        let ways = lists.iter().zip(&selection.picks).enumerate();
         let ways = ways.filter_map(|(vm, (list, &at))| {
             let to = largest_within(list, list[at].from.saturating_add(slack))?;
             (to > at).then(|| (list[at].cost - list[to].cost, vm, to))
@@ -243,8 +243,8 @@ pub(crate) fn spend(lists: &[Vec<Choice>], division: &mut Division, mut slack: u
         let Some((_, vm, to)) = ways.max_by(|one, other| one.0.total_cmp(&other.0)) else {
             break;
         };
-        slack -= lists[vm][to].from - lists[vm][division.picks[vm]].from;
-        division.picks[vm] = to;
+        slack -= lists[vm][to].from - lists[vm][selection.picks[vm]].from;
+        selection.picks[vm] = to;
     }
-    division.cost = cost_of(lists, &division.picks);
+    selection.cost = cost_of(lists, &selection.picks);
 }

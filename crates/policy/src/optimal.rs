@@ -1,26 +1,26 @@
-//! The best division, exactly, by dynamic programming around the relaxed one.
+//! The best allocation, exactly, by dynamic programming around the relaxed one.
 //!
-//! At the price of the relaxation ([`hull`](crate::hull)) every choice has a loss: by how much it is worse than its
-//! VM's best at that price. A division costs the relaxation's bound and the losses of its choices and the price of the
-//! memory it leaves. So whoever looks for divisions within some distance of the bound may leave out every choice that
-//! alone loses more, and that leaves few. The distance begins small and grows fourfold until a division is found within
-//! it, which then is the best of all, or until it reaches the best known division, which then is.
+//! At the price of the relaxation ([`hull`](crate::hull)) every candidate has a loss: by how much it is worse than its
+//! VM's best at that price. An allocation costs the relaxation's bound and the losses of its candidates and the price of the
+//! memory it leaves. So whoever looks for allocations within some distance of the bound may leave out every candidate that
+//! alone loses more, and that leaves few. The distance begins small and grows fourfold until an allocation is found within
+//! it, which then is the best of all, or until it reaches the best known allocation, which then is.
 //!
 //! The programme itself goes VM by VM and keeps, for each amount of memory taken so far, the least cost; who takes more
 //! memory at no less cost than another is dropped, and so is who cannot end within the distance. VMs with few coarse
-//! choices come first, those that can take any amount last.
+//! candidates come first, those that can take any amount last.
 //!
 //! Source: \[Pisinger95\], whose core it widens by the loss instead of a VM at a time.
-//! Cost: by the gap between hull and curves, not by the size: two choices a VM where curves are smooth, and up to
-//! all choices times all sizes where all curves are cliffs. [`Budget`] bounds it.
+//! Cost: by the gap between hull and curves, not by the size: two candidates a VM where curves are smooth, and up to
+//! all candidates times all sizes where all curves are cliffs. [`Budget`] bounds it.
 
-use crate::choice::Choice;
-use crate::hull::{Division, Relaxation, cost_of};
+use crate::candidate::Candidate;
+use crate::hull::{Relaxation, Selection, cost_of};
 
 /// Differences below this are rounding.
 const ROUNDING: f64 = 1e-11;
 
-/// The first distance, as a share of that of the best known division.
+/// The first distance, as a share of that of the best known allocation.
 const FIRST: f64 = 1.0 / 65_536.0;
 
 /// The distance grows by this.
@@ -29,26 +29,26 @@ const GROWTH: f64 = 4.0;
 /// How much the search may do before it gives up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
-    /// Partial divisions looked at.
+    /// Partial allocations examined.
     pub(crate) steps: u64,
-    /// Partial divisions remembered: 8 bytes each, and up to 72 more for those of the newest VM.
+    /// Partial allocations kept: 8 bytes each, and up to 72 more for those of the newest VM.
     pub(crate) states: usize,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) division: Division,
-    /// No division costs less: that of the division itself if it is the best.
+pub(crate) struct Outcome {
+    pub(crate) selection: Selection,
+    /// No allocation costs less: that of the allocation itself if it is the best.
     pub(crate) bound: f64,
     /// Whether the search came to its end.
     pub(crate) complete: bool,
 }
 
-/// A choice beside its VM's best at the price.
+/// A candidate beside its VM's best at the price.
 #[derive(Debug, Clone, Copy)]
 struct Way {
-    choice: u32,
+    candidate: u32,
     /// Pages more than the best.
     pages: i64,
     /// Cost beside the best's.
@@ -62,7 +62,7 @@ struct Core {
     ways: Vec<Way>,
 }
 
-/// Partial divisions of the same first VMs, rising in pages and falling in cost.
+/// Partial allocations of the same first VMs, rising in pages and falling in cost.
 #[derive(Debug, Clone, Copy)]
 struct State {
     pages: i64,
@@ -71,18 +71,18 @@ struct State {
     way: u32,
 }
 
-/// Looks for the best division, given the relaxed one and the best that is known.
+/// Looks for the best allocation, given the relaxed one and the best that is known.
 pub(crate) fn search(
-    lists: &[Vec<Choice>],
+    lists: &[Vec<Candidate>],
     relaxation: &Relaxation,
-    known: Division,
+    known: Selection,
     budget: Budget,
-) -> Found {
+) -> Outcome {
     let distance = known.cost - relaxation.bound;
     if distance <= ROUNDING {
-        return Found {
+        return Outcome {
             bound: known.cost,
-            division: known,
+            selection: known,
             complete: true,
         };
     }
@@ -101,8 +101,8 @@ pub(crate) fn search(
             states: budget.states,
         };
         let Some(found) = search.run(&cores) else {
-            return Found {
-                division: known,
+            return Outcome {
+                selection: known,
                 bound: relaxation.bound + excluded,
                 complete: false,
             };
@@ -110,26 +110,26 @@ pub(crate) fn search(
         steps = search.steps;
         if let Some(ways) = found {
             let mut picks = relaxation.picks.clone();
-            for (vm, choice) in ways {
-                picks[vm] = choice;
+            for (vm, candidate) in ways {
+                picks[vm] = candidate;
             }
             let cost = cost_of(lists, &picks);
-            let division = if cost < known.cost {
-                Division { picks, cost }
+            let selection = if cost < known.cost {
+                Selection { picks, cost }
             } else {
                 known
             };
-            return Found {
-                bound: division.cost,
-                division,
+            return Outcome {
+                bound: selection.cost,
+                selection,
                 complete: true,
             };
         }
         if within >= distance {
-            // Rounding alone hid the known division from the search.
-            return Found {
+            // Rounding alone hid the known allocation from the search.
+            return Outcome {
                 bound: known.cost,
-                division: known,
+                selection: known,
                 complete: true,
             };
         }
@@ -138,17 +138,17 @@ pub(crate) fn search(
     }
 }
 
-/// The choices that lose at most `distance`, of VMs that have more than one.
-fn cores(lists: &[Vec<Choice>], relaxation: &Relaxation, distance: f64) -> Vec<Core> {
+/// The candidates that lose at most `distance`, of VMs that have more than one.
+fn cores(lists: &[Vec<Candidate>], relaxation: &Relaxation, distance: f64) -> Vec<Core> {
     let picked = lists.iter().zip(&relaxation.picks).enumerate();
     let cores = picked.map(|(vm, (list, &at))| {
         let best = list[at];
-        let ways = list.iter().enumerate().filter_map(|(choice, option)| {
+        let ways = list.iter().enumerate().filter_map(|(candidate, option)| {
             let pages = signed(option.from) - signed(best.from);
             let cost = option.cost - best.cost;
             let loss = (cost + relaxation.price * pages as f64).max(0.0);
             (loss <= distance + ROUNDING).then(|| Way {
-                choice: u32::try_from(choice).unwrap_or(u32::MAX),
+                candidate: u32::try_from(candidate).unwrap_or(u32::MAX),
                 pages,
                 cost,
                 loss,
@@ -176,7 +176,7 @@ struct Search {
 }
 
 impl Search {
-    /// The best division within the distance as (VM, choice) of those that differ from the relaxed one, if there is
+    /// The best allocation within the distance as (VM, candidate) of those that differ from the relaxed one, if there is
     /// one; `None` if the budget is used up.
     #[expect(
         clippy::option_option,
@@ -242,7 +242,7 @@ impl Search {
         let mut ways = Vec::with_capacity(stages.len());
         for (stage, trail) in stages.iter().zip(&trail).rev() {
             let (from, way) = trail[at];
-            ways.push((stage.vm, stage.ways[way as usize].choice as usize));
+            ways.push((stage.vm, stage.ways[way as usize].candidate as usize));
             at = from as usize;
         }
         Some(Some(ways))

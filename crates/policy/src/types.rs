@@ -1,51 +1,55 @@
-//! What every policy takes and gives.
+//! The inputs and results of every policy.
+
+use std::fmt;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, VmId};
 
-/// One VM as a policy sees it. Sizes are all memory that serves it: its own and its cache under the disk.
+use crate::registry::Search;
+
+/// One VM. Sizes count all memory that serves it: its own and the cache under its disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
     /// The VM.
     pub vm: VmId,
-    /// How often it misses at every size. `None` while nobody knows: it then keeps what it has.
+    /// Its miss-ratio curve; without one it keeps what it has.
     pub curve: Option<MissRatioCurve>,
-    /// What it is entitled to, as far as its ceiling lets it: its misses at this size are what gains and losses are
-    /// measured by.
+    /// The size that it is entitled to, within its ceiling; gains and losses are relative to its misses there.
     pub baseline: PageCount,
-    /// What it has now.
+    /// Its present size.
     pub current: PageCount,
-    /// It never gets less.
+    /// It never gets less than this.
     pub floor: PageCount,
-    /// It never gets more.
+    /// It never gets more than this; `u64::MAX` for no limit.
     pub ceiling: PageCount,
-    /// The promise: its misses rise at most by this share of those at the baseline, 0.0 or more.
+    /// Bound on the rise of its misses, as a share of those at the baseline; finite, 0.0 or more.
     pub max_loss: f64,
-    /// Its proportional right to memory beside the others', 1 or more.
+    /// Its weight in proportional sharing, 1 or more.
     pub shares: u32,
-    /// Pages it uses by an estimate of its own (ESX samples them); only [`Policy::EsxSampling`] asks for it.
+    /// Its sampled working set, which only policies with [`from_working_sets`](crate::PolicyRow::from_working_sets) use.
     pub working_set: Option<PageCount>,
 }
 
-/// What holds for all VMs of a host together.
+/// The limits that hold for all VMs of a host together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
-    /// All memory there is to divide.
+    /// All memory that can be allocated, 1 to 2^52 pages.
     pub total: PageCount,
-    /// Sizes are multiples of this, save where a floor, a ceiling, a baseline or what a VM has now is none; 1 or more.
+    /// Sizes are multiples of this, except for floors, ceilings, baselines and present sizes that are not; 1 or more.
     pub unit: PageCount,
-    /// Most that a VM's size may change by, a unit or more; `None` for no limit. Floor, ceiling, promise and total hold
-    /// all the same: who is below what it was promised is raised to it, and a host that is short takes more.
+    /// Largest change of a VM's size, a unit or more; `None` for no limit. Floor, ceiling, `max_loss` and total take
+    /// precedence: a VM below its bound is raised at once, and a host that is short of memory takes more than a step.
     pub step: Option<PageCount>,
-    /// Hysteresis: the least fall of the geometric mean, as a share of the present one, that is worth a move; 0.0 or more.
+    /// Hysteresis: the smallest fall of the geometric mean, as a share of the present one, that is worth a move; 0.0 or
+    /// more.
     pub gain_min: f64,
-    /// Miss ratios below this count as this: quotients of almost nothing say nothing (\[LS07\] §6.4); above 0.0.
+    /// Miss ratios below this count as this, because quotients of tiny ratios are noise (\[LS07\] §6.4); above 0.0.
     pub miss_ratio_min: f64,
 }
 
 impl Rules {
     /// The paper's unit, 4 MiB in pages of 4 KiB (\[LS07\] §6.5).
     pub const UNIT: PageCount = PageCount(1024);
-    /// Least miss ratio told from none.
+    /// Smallest miss ratio that is distinguished from 0.
     pub const MISS_RATIO_MIN: f64 = 0.001;
 
     /// The paper's rules for so much memory: its unit, no step limit, no hysteresis.
@@ -61,74 +65,27 @@ impl Rules {
     }
 }
 
-/// How memory is divided.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum Policy {
-    /// The geometric mean of all VMs' relative misses is made as small as it gets while no VM loses more than it was
-    /// promised (\[LS07\] §4.2).
-    Isolated(Search),
-    /// VMs whose curve is flat from a smaller size on give their surplus to those that gain, by shares (\[LS07\] §4.2).
-    Esx {
-        /// Share of the idle memory that is taken, 0.0 to 1.0.
-        idle_tax: f64,
-    },
-    /// The same from sampled working sets, as the original does.
-    EsxSampling {
-        /// Share of the idle memory that is taken, 0.0 to 1.0.
-        idle_tax: f64,
-    },
-}
-
-impl Policy {
-    /// ESX's default tax.
-    pub const IDLE_TAX: f64 = 0.75;
-}
-
-/// How the best division is looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Search {
-    /// [`Optimal`](Self::Optimal) while it takes no longer than a turn may, [`Hull`](Self::Hull) beyond.
-    #[default]
-    Auto,
-    /// Every division; at most three VMs.
-    Exhaustive,
-    /// A unit at a time from who loses least to who gains most.
-    Greedy,
-    /// Random moves, worse ones ever more rarely.
-    Annealing {
-        /// What the random numbers follow from.
-        seed: u64,
-    },
-    /// Exact, by dynamic programming. Where that would take more than seconds, the best that was found, with a
-    /// certified gap above 0.0.
-    Optimal,
-    /// On the curves' convex minorants, with a certified gap.
-    Hull,
-}
-
-/// What a policy gives.
+/// The sizes that a policy gives to all VMs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Allocation {
-    /// Each VM's share, in the demands' order.
+    /// Each VM's size, in the order of the demands.
     pub targets: Vec<Target>,
     /// Predicted geometric mean of relative misses over the VMs whose curve is known; 1.0 without any.
     pub geometric_mean: f64,
-    /// The same at what the VMs have now.
+    /// The same at the present sizes.
     pub geometric_mean_now: f64,
-    /// The result is at most this share of itself above the least possible mean; 0.0 is the optimum, `None` if the
-    /// search says nothing of it.
+    /// The mean is at most this share of itself above the smallest possible one; 0.0 is the optimum, `None` if the
+    /// search has no bound.
     pub gap: Option<f64>,
-    /// Memory given to nobody.
+    /// Memory that no VM is given.
     pub spare: PageCount,
-    /// Why nobody is moved although some could be.
-    pub held: Option<Held>,
-    /// By which search, after `Auto` has chosen; `None` for policies that search for nothing.
+    /// Why no memory is moved although a better allocation exists.
+    pub held: Option<Suppression>,
+    /// The search that was used, after `Auto` has chosen; `None` for policies without one.
     pub search: Option<Search>,
 }
 
-/// What one VM is to have.
+/// The size that one VM is given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The VM.
@@ -137,47 +94,55 @@ pub struct Target {
     pub size: PageCount,
     /// Predicted misses over those at the baseline; `None` if its curve is not known.
     pub relative: Option<Relative>,
-    /// The same at what it has now.
+    /// The same at its present size.
     pub relative_now: Option<Relative>,
-    /// What made it so.
+    /// Why it is given this size.
     pub reason: Reason,
 }
 
-/// Misses at a size over those at the baseline, with the band that the curve leaves; 1.0 is unchanged.
+/// Misses at a size over those at the baseline, with the curve's confidence band; 1.0 is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Relative {
-    /// What is expected.
+    /// Expected value.
     pub expected: f64,
-    /// Lower edge.
+    /// Lower limit of the band.
     pub low: f64,
-    /// Upper edge: what promises are kept by.
+    /// Upper limit of the band, which `max_loss` bounds.
     pub high: f64,
 }
 
-/// Why a VM gets what it gets.
+/// Why a VM is given its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub enum Reason {
-    /// It has what it should have.
+    /// Its present size is the one that it should have.
     Kept,
-    /// Its curve is not known, so it keeps what it has.
+    /// Its curve is not known, so it keeps its present size.
     Unknown,
-    /// It gains most by more.
+    /// It gains more from memory than the others.
     Gains,
-    /// Others gain more than it loses, within its promise.
+    /// Others gain more than it loses within its `max_loss`.
     Gives,
-    /// It could give more, were it not for its promise.
+    /// It gives all that its `max_loss` allows.
     GivesToItsBound,
     /// It is below its floor or above its ceiling.
     Limits,
-    /// The host has less than all have now.
+    /// The host has less memory than all VMs have now.
     HostShort,
 }
 
-/// Why a better division is not taken.
+/// Why a better allocation is not applied.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "name", rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[non_exhaustive]
-pub enum Held {
+pub enum Suppression {
     /// It would gain less than [`Rules::gain_min`].
     Hysteresis {
         /// What it would gain, as a share of the present geometric mean.
@@ -185,42 +150,58 @@ pub enum Held {
     },
 }
 
-/// Why there is no division. Nothing was decided.
+/// Why there is no allocation. Nothing was decided.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A number that means nothing.
-    #[error("{what} of {value}: expected {expected}")]
+    /// A number outside its range.
+    #[error("{what} must be {expected}; got {value}")]
     Rule {
-        /// Which.
+        /// The number's name, with its VM.
         what: String,
         /// Its value.
         value: String,
-        /// What is taken.
+        /// The range, as the end of "must be".
         expected: &'static str,
     },
     /// The same VM twice.
-    #[error("VM {0} is there twice")]
+    #[error("VM {0} appears twice")]
     Twice(VmId),
-    /// More than one can try all divisions of.
-    #[error("{vms} VMs: every division is tried for at most {most}; take optimal or hull")]
+    /// Too many VMs for the exhaustive search.
+    #[error(
+        "the exhaustive search takes at most {most} VMs, and there are {vms}; use optimal or hull"
+    )]
     TooMany {
-        /// VMs given.
+        /// Number of VMs.
         vms: usize,
-        /// VMs taken.
+        /// Largest number of VMs.
         most: usize,
     },
-    /// Promises and floors together need more than there is.
+    /// Floors and bounds together need more memory than the host has.
     #[error(
-        "the VMs' floors and promises need {needed} pages, and the host has {total}: {} pages are missing",
+        "the VMs' minimum sizes and loss bounds need {needed} pages, and the host has {total}: {} pages are missing",
         needed.0.saturating_sub(total.0)
     )]
     Infeasible {
-        /// The least that keeps all promises.
+        /// The smallest total that keeps all bounds.
         needed: PageCount,
-        /// What there is.
+        /// The host's total.
         total: PageCount,
-        /// The least that each VM needs, in the demands' order.
+        /// The smallest size of each VM, in the order of the demands.
         least: Vec<PageCount>,
     },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kept => "has what it should have",
+            Self::Unknown => "its curve is not known, keeps what it has",
+            Self::Gains => "gains more than the others",
+            Self::Gives => "others gain more than it loses",
+            Self::GivesToItsBound => "gives all that its max_loss allows",
+            Self::Limits => "was outside its limits",
+            Self::HostShort => "the host has less than all VMs have",
+        })
+    }
 }

@@ -4,6 +4,7 @@ mod common;
 
 use common::{MIB, demand};
 use plimsoll_flow::PageCount;
+use plimsoll_policy::registry::PolicyOptions;
 use plimsoll_policy::{Allocation, Demand, Policy, PolicyError, Reason, Rules, allocate};
 
 /// Two VMs that miss less with every megabyte, and a database that needs `flat` MiB.
@@ -43,17 +44,13 @@ fn divided(demands: &[Demand], unit_mib: u64, policy: Policy) -> Vec<u64> {
     mib(&allocate(demands, &rules(unit_mib), policy).unwrap())
 }
 
-const CURVES: Policy = Policy::Esx {
-    idle_tax: Policy::IDLE_TAX,
-};
+const CURVES: Policy = Policy::esx(PolicyOptions::IDLE_TAX);
 
-const SAMPLING: Policy = Policy::EsxSampling {
-    idle_tax: Policy::IDLE_TAX,
-};
+const SAMPLING: Policy = Policy::esx_sampling(PolicyOptions::IDLE_TAX);
 
 #[test]
 fn all_that_a_database_does_not_need_is_divided() {
-    let all = Policy::Esx { idle_tax: 1.0 };
+    let all = Policy::esx(1.0);
     assert_eq!(divided(&three(336, 336), 4, all), [600, 600, 336]);
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::{MIB, allowed, any_curve, any_demands, any_rules, curve, demand, high, rules};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use plimsoll_policy::{
-    Allocation, Demand, Held, Policy, PolicyError, Reason, Rules, Search, allocate,
+    Allocation, Demand, Policy, PolicyError, Reason, Rules, Search, Suppression, allocate,
 };
 use proptest::prelude::*;
 
@@ -18,17 +18,17 @@ const SEARCHES: [Search; 5] = [
 ];
 
 const POLICIES: [Policy; 7] = [
-    Policy::Isolated(SEARCHES[0]),
-    Policy::Isolated(SEARCHES[1]),
-    Policy::Isolated(SEARCHES[2]),
-    Policy::Isolated(SEARCHES[3]),
-    Policy::Isolated(SEARCHES[4]),
-    Policy::Esx { idle_tax: 0.75 },
-    Policy::EsxSampling { idle_tax: 0.75 },
+    Policy::isolated(SEARCHES[0]),
+    Policy::isolated(SEARCHES[1]),
+    Policy::isolated(SEARCHES[2]),
+    Policy::isolated(SEARCHES[3]),
+    Policy::isolated(SEARCHES[4]),
+    Policy::esx(0.75),
+    Policy::esx_sampling(0.75),
 ];
 
 fn isolated(demands: &[Demand], rules: &Rules, search: Search) -> Allocation {
-    allocate(demands, rules, Policy::Isolated(search)).unwrap()
+    allocate(demands, rules, Policy::isolated(search)).unwrap()
 }
 
 fn sizes(allocation: &Allocation) -> Vec<u64> {
@@ -168,7 +168,7 @@ proptest! {
         demands in any_demands(4),
         rules in any_rules(),
     ) {
-        let found = allocate(&demands, &rules, Policy::Isolated(Search::Optimal));
+        let found = allocate(&demands, &rules, Policy::isolated(Search::Optimal));
         agree(found, &twin(&demands, &rules))?;
     }
 
@@ -177,7 +177,7 @@ proptest! {
         demands in any_demands(3),
         rules in any_rules(),
     ) {
-        let found = allocate(&demands, &rules, Policy::Isolated(Search::Exhaustive));
+        let found = allocate(&demands, &rules, Policy::isolated(Search::Exhaustive));
         agree(found, &twin(&demands, &rules))?;
     }
 
@@ -188,7 +188,7 @@ proptest! {
         more in 0_u64..150,
     ) {
         rules.total.0 += more;
-        let Ok(optimal) = allocate(&demands, &rules, Policy::Isolated(Search::Optimal)) else {
+        let Ok(optimal) = allocate(&demands, &rules, Policy::isolated(Search::Optimal)) else {
             return Ok(());
         };
         let least = optimal.geometric_mean * (1.0 - 3e-7);
@@ -285,7 +285,7 @@ proptest! {
         rules in any_rules(),
     ) {
         let rules = Rules { step: None, ..rules };
-        let Ok(first) = allocate(&demands, &rules, Policy::Isolated(Search::Optimal)) else {
+        let Ok(first) = allocate(&demands, &rules, Policy::isolated(Search::Optimal)) else {
             return Ok(());
         };
         let mut then = demands;
@@ -429,7 +429,7 @@ fn a_move_worth_less_than_asked_is_held_and_says_what_it_was_worth() {
     };
     let held = isolated(&demands, &strict, Search::Optimal);
     assert_eq!(sizes(&held), [20, 20]);
-    assert_eq!(held.held, Some(Held::Hysteresis { gain }));
+    assert_eq!(held.held, Some(Suppression::Hysteresis { gain }));
     assert!((held.gap.unwrap() - gain).abs() < 1e-6);
     let lenient = Rules {
         gain_min: gain * 0.99,
@@ -471,7 +471,7 @@ fn a_vm_of_unknown_curve_keeps_what_it_has_until_the_host_is_short() {
     let short = isolated(&demands, &rules(33), Search::Optimal);
     assert_eq!(sizes(&short), [23, 10]);
     assert_eq!(reasons(&short), [Reason::HostShort, Reason::Kept]);
-    let error = allocate(&demands, &rules(29), Policy::Isolated(Search::Optimal));
+    let error = allocate(&demands, &rules(29), Policy::isolated(Search::Optimal));
     let error = error.unwrap_err();
     assert_eq!(
         error,
@@ -483,7 +483,7 @@ fn a_vm_of_unknown_curve_keeps_what_it_has_until_the_host_is_short() {
     );
     assert_eq!(
         error.to_string(),
-        "the VMs' floors and promises need 30 pages, and the host has 29: 1 pages are missing"
+        "the VMs' minimum sizes and loss bounds need 30 pages, and the host has 29: 1 pages are missing"
     );
 }
 
@@ -625,7 +625,7 @@ fn no_vms_leave_all_memory_spare() {
 #[test]
 fn numbers_that_mean_nothing_are_refused() {
     let vm = || demand("web", 20, &[(5, 0.5)]);
-    let optimal = Policy::Isolated(Search::Optimal);
+    let optimal = Policy::isolated(Search::Optimal);
     let refused = |demands: &[Demand], rules: Rules, policy, text: &str| {
         let error = allocate(demands, &rules, policy).unwrap_err();
         assert!(matches!(error, PolicyError::Rule { .. }), "{error:?}");
@@ -633,10 +633,13 @@ fn numbers_that_mean_nothing_are_refused() {
     };
     let of = |demand: Demand, text: &str| refused(&[demand], rules(40), optimal, text);
     let by = |rules: Rules, text: &str| refused(&[vm()], rules, optimal, text);
-    by(rules(0), "a total of 0: expected 1 to 2^52 pages");
+    by(
+        rules(0),
+        "the total must be between 1 and 2^52 pages; got 0",
+    );
     by(
         rules((1 << 52) + 1),
-        "a total of 4503599627370497: expected 1 to 2^52 pages",
+        "the total must be between 1 and 2^52 pages; got 4503599627370497",
     );
     let with = |change: fn(&mut Rules)| {
         let mut rules = rules(40);
@@ -645,11 +648,11 @@ fn numbers_that_mean_nothing_are_refused() {
     };
     by(
         with(|rules| rules.unit = PageCount(0)),
-        "a unit of 0: expected 1 page or more",
+        "the unit must be at least 1 page; got 0",
     );
     by(
         with(|rules| rules.step = Some(PageCount(0))),
-        "a step of 0: expected a unit or more",
+        "the step must be at least one unit; got 0",
     );
     for value in [f64::NAN, f64::INFINITY, -0.1] {
         let gain = Rules {
@@ -658,7 +661,7 @@ fn numbers_that_mean_nothing_are_refused() {
         };
         by(
             gain,
-            &format!("a least gain of {value}: expected 0.0 or more, and finite"),
+            &format!("gain_min must be finite and at least 0; got {value}"),
         );
         let loss = Demand {
             max_loss: value,
@@ -666,13 +669,10 @@ fn numbers_that_mean_nothing_are_refused() {
         };
         of(
             loss,
-            &format!("VM web: a most loss of {value}: expected 0.0 or more, and finite"),
+            &format!("max_loss of VM web must be finite and at least 0; got {value}"),
         );
-        for policy in [
-            Policy::Esx { idle_tax: value },
-            Policy::EsxSampling { idle_tax: value },
-        ] {
-            let text = format!("an idle memory tax of {value}: expected 0.0 to 1.0");
+        for policy in [Policy::esx(value), Policy::esx_sampling(value)] {
+            let text = format!("idle_tax must be between 0 and 1; got {value}");
             refused(&[vm()], rules(40), policy, &text);
         }
     }
@@ -683,17 +683,20 @@ fn numbers_that_mean_nothing_are_refused() {
         };
         by(
             least,
-            &format!("a least miss ratio of {value}: expected above 0.0, at most 1.0"),
+            &format!("miss_ratio_min must be above 0 and at most 1; got {value}"),
         );
     }
     let shares = Demand { shares: 0, ..vm() };
-    of(shares, "VM web: shares of 0: expected 1 or more");
+    of(shares, "shares of VM web must be at least 1; got 0");
     let floor = Demand {
         floor: PageCount(30),
         ceiling: PageCount(20),
         ..vm()
     };
-    of(floor, "VM web: a floor of 30: expected its ceiling at most");
+    of(
+        floor,
+        "the minimum size of VM web must be at most its maximum size; got 30",
+    );
 }
 
 #[test]
@@ -702,11 +705,11 @@ fn the_same_vm_twice_and_more_than_can_be_tried_are_refused() {
     let twice = allocate(
         &[vm("a"), vm("a")],
         &rules(40),
-        Policy::Isolated(Search::Auto),
+        Policy::isolated(Search::Auto),
     );
-    assert_eq!(twice.unwrap_err().to_string(), "VM a is there twice");
+    assert_eq!(twice.unwrap_err().to_string(), "VM a appears twice");
     let four = [vm("a"), vm("b"), vm("c"), vm("d")];
-    let many = allocate(&four, &rules(40), Policy::Isolated(Search::Exhaustive));
+    let many = allocate(&four, &rules(40), Policy::isolated(Search::Exhaustive));
     assert_eq!(many.unwrap_err(), PolicyError::TooMany { vms: 4, most: 3 });
     let steps: Vec<_> = (0..40_000)
         .map(|size| (size, 0.9 - 1e-5 * size as f64))
@@ -715,10 +718,10 @@ fn the_same_vm_twice_and_more_than_can_be_tried_are_refused() {
         max_loss: 100.0,
         ..demand(name, 30_000, &steps)
     });
-    let error = allocate(&fine, &rules(90_000), Policy::Isolated(Search::Exhaustive));
+    let error = allocate(&fine, &rules(90_000), Policy::isolated(Search::Exhaustive));
     assert_eq!(
         error.unwrap_err().to_string(),
-        "a unit of 1: expected one that leaves each VM fewer sizes, for every division is tried"
+        "the unit must be larger for this search, which tries every allocation; got 1"
     );
 }
 

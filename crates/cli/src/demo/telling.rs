@@ -247,11 +247,11 @@ mod tests {
     use super::*;
     use plimsoll_api::SCHEMA;
     use plimsoll_api::decision::{By, Mode, Verdict};
-    use plimsoll_api::plan::{PlanJson, PolicyJson, ReasonJson, SearchJson};
+    use plimsoll_api::plan::{PlanJson, Policy, Reason, Search};
     use plimsoll_api::vm::RelativeView;
 
     fn division(state: State) -> Decision {
-        let search = SearchJson::Optimal;
+        let search = Search::Optimal;
         let relative = |expected| {
             Some(RelativeView {
                 expected,
@@ -267,7 +267,7 @@ mod tests {
             max_loss: 0.25,
             relative_now: relative(1.0),
             relative: relative(1.2),
-            reason: ReasonJson::Gives,
+            reason: Reason::Gives,
         };
         Decision {
             schema: SCHEMA,
@@ -281,7 +281,7 @@ mod tests {
             inputs: None,
             plan: Some(PlanJson {
                 schema: SCHEMA,
-                policy: PolicyJson::Isolated { search },
+                policy: Policy::isolated(search),
                 search: Some(search),
                 total_bytes: 160 << 20,
                 targets: vec![target],

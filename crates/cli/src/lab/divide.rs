@@ -19,13 +19,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
 use plimsoll_api::curve_json::{CurveJson, SCHEMA};
 use plimsoll_api::disk_admin;
-use plimsoll_api::plan::{
-    DemandJson, PlanInputs, PlanJson, PolicyJson, ReasonJson, RulesJson, SearchJson,
-};
-use plimsoll_policy::{Policy, Rules};
+use plimsoll_api::plan::{DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search};
+use plimsoll_policy::{GivenOptions, POLICIES, PolicyOption, Rules};
 use serde::Serialize;
 
 use crate::size::{Interval, Share};
@@ -52,8 +50,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARE")]
     max_loss: Vec<Share>,
     /// Only this policy; may be given several times [default: all]
-    #[arg(long, value_enum)]
-    policy: Vec<PolicyName>,
+    #[arg(long, value_parser = PossibleValuesParser::new(POLICIES.iter().map(|row| row.name)))]
+    policy: Vec<String>,
     /// Let scan run its light background task too
     #[arg(long)]
     background: bool,
@@ -69,16 +67,6 @@ pub struct Args {
     /// Form of the result
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: TextFormat,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PolicyName {
-    /// Least geometric mean of relative misses, no VM above its promise
-    Isolated,
-    /// ESX, by curves
-    Esx,
-    /// ESX, by sampled working sets
-    EsxSampling,
 }
 
 /// What was found.
@@ -224,36 +212,31 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 impl Args {
     /// The divisions to try, each with the loss that a VM is promised not to exceed.
-    fn divisions(&self) -> Vec<(PolicyJson, Option<f64>)> {
-        let idle_tax = Policy::IDLE_TAX;
-        let wanted = |name| self.policy.is_empty() || self.policy.contains(&name);
+    fn divisions(&self) -> Vec<(Policy, Option<f64>)> {
+        let given = self.max_loss.iter().map(|loss| loss.get());
+        let losses: Vec<f64> = if self.max_loss.is_empty() {
+            vec![0.05, 0.25]
+        } else {
+            given.collect()
+        };
         let mut divisions = Vec::new();
-        if wanted(PolicyName::Isolated) {
-            let given = self.max_loss.iter().map(|loss| loss.get());
-            let losses: Vec<f64> = if self.max_loss.is_empty() {
-                vec![0.05, 0.25]
-            } else {
-                given.collect()
-            };
-            let search = SearchJson::Optimal;
-            divisions.extend(
-                losses
-                    .iter()
-                    .map(|loss| (PolicyJson::Isolated { search }, Some(*loss))),
-            );
-        }
-        if wanted(PolicyName::Esx) {
-            divisions.push((PolicyJson::Esx { idle_tax }, None));
-        }
-        if wanted(PolicyName::EsxSampling) {
-            divisions.push((PolicyJson::EsxSampling { idle_tax }, None));
+        for row in POLICIES {
+            if !self.policy.is_empty() && !self.policy.iter().any(|name| name == row.name) {
+                continue;
+            }
+            if row.options.contains(&PolicyOption::Search) {
+                let exact = Policy::isolated(Search::Optimal);
+                divisions.extend(losses.iter().map(|loss| (exact, Some(*loss))));
+            } else if let Ok(policy) = Policy::by_name(row.name, GivenOptions::default()) {
+                divisions.push((policy, None));
+            }
         }
         divisions
     }
 }
 
 fn inputs(
-    policy: PolicyJson,
+    policy: Policy,
     max_loss: Option<f64>,
     curves: &[CurveJson],
     touched: &[u64],
@@ -382,19 +365,16 @@ fn write_before(found: &Found, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn write_division(division: &Division, out: &mut dyn Write) -> anyhow::Result<()> {
-    let name = match division.plan.policy {
-        PolicyJson::Esx { .. } => "ESX by curves".to_owned(),
-        PolicyJson::EsxSampling { .. } => "ESX by sampled working sets".to_owned(),
-        _ => format!(
-            "isolated sharing, at most {:.0} % more misses",
-            division.max_loss.unwrap_or_default() * 100.0
-        ),
+    let policy = division.plan.policy.row().title;
+    let name = match division.max_loss {
+        None => policy.to_owned(),
+        Some(loss) => format!("{policy}, at most {:.0} % more misses", loss * 100.0),
     };
     writeln!(out, "\n{name}\nVM            memory    predicted  measured",)?;
     for (vm, target) in division.vms.iter().zip(&division.plan.targets) {
         let note = if vm.above_bound {
             "  ABOVE ITS BOUND"
-        } else if target.reason == ReasonJson::Kept {
+        } else if target.reason == Reason::Kept {
             "  kept"
         } else {
             ""

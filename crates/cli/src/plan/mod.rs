@@ -1,7 +1,7 @@
-//! `plimsoll plan`: how a host's memory would be divided, from curves in files.
+//! `plimsoll plan`: allocate a host's memory among VMs, from curves in files.
 //!
-//! Joins curves (what `mrc`, `attach` and `disk stat` write) to a policy and shows the division with its prediction. No
-//! daemon is asked and nothing is moved. `--inputs` gives a recorded decision again.
+//! Applies a policy to curves that `mrc`, `attach` and `disk stat` wrote, and shows the allocation with its predicted
+//! misses. No daemon is needed and nothing is moved. `--inputs` replays a recorded decision.
 
 mod files;
 mod options;
@@ -11,13 +11,12 @@ mod report;
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use plimsoll_api::curve_json::SCHEMA;
-use plimsoll_api::plan::{
-    DemandJson, PlanError, PlanInputs, PlanJson, PolicyJson, RulesJson, SearchJson,
-};
+use plimsoll_api::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 use plimsoll_flow::PageSize;
-use plimsoll_policy::{Policy, PolicyError, Rules};
+use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
 
 use crate::size::ByteSize;
 use files::CurveFile;
@@ -26,45 +25,45 @@ use plimsoll_output::exit::{Forbidden, UsageError};
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_plot::encode;
 
-/// Show how a host's memory would be divided among VMs whose curves are known.
+/// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///
-/// Nothing is moved. The exit code is 4 if no division keeps what the VMs were promised.
+/// Nothing is moved. The exit code is 4 if no allocation keeps every VM within its minimum size and max-loss.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The VMs' curves as JSON, of mrc, attach or disk stat; several may be in one file, - is standard input
+    /// Files with the VMs' curves in JSON, from mrc, attach or disk stat; one file may hold several, - is standard input
     #[arg(required_unless_present = "inputs", value_name = "CURVES")]
     curves: Vec<PathBuf>,
-    /// All memory there is to divide
+    /// All memory that can be allocated
     #[arg(long, required_unless_present = "inputs", value_name = "SIZE")]
     total: Option<ByteSize>,
-    /// How it is divided
-    #[arg(long, value_enum, default_value_t = PolicyName::Isolated)]
-    policy: PolicyName,
-    /// How isolated sharing looks for the best division [default: auto]
-    #[arg(long, value_enum)]
-    search: Option<SearchName>,
-    /// Most rise of each VM's misses over those at its baseline
+    /// How memory is allocated
+    #[arg(long, value_name = "POLICY", default_value = POLICIES[0].name, value_parser = policies())]
+    policy: String,
+    /// Search for the best allocation under isolated sharing [default: auto]
+    #[arg(long, value_name = "SEARCH", value_parser = searches())]
+    search: Option<String>,
+    /// Bound on the rise of each VM's misses over those at its baseline
     #[arg(long, default_value = "5%", value_name = "SHARE")]
     max_loss: Share,
     /// Sizes are multiples of this
     #[arg(long, default_value = "4MiB", value_name = "SIZE")]
     unit: ByteSize,
-    /// Most that a VM's size may change by [default: no limit]
+    /// Largest change of a VM's size [default: no limit]
     #[arg(long, value_name = "SIZE")]
     step: Option<ByteSize>,
-    /// Least fall of the geometric mean that is worth a move
+    /// Smallest fall of the geometric mean that is worth a move
     #[arg(long, default_value = "0%", value_name = "SHARE")]
     gain_min: Share,
-    /// Share of the idle memory that ESX takes [default: 75%]
+    /// Share of idle memory that ESX takes [default: 75%]
     #[arg(long, value_name = "SHARE")]
     idle_tax: Option<Share>,
-    /// What annealing's random numbers follow from [default: 0]
+    /// Random seed of simulated annealing [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// What holds for one VM: NAME:KEY=VALUE,... with min, max, shares, max-loss, baseline, current, working-set
+    /// Settings of one VM; keys are min, max, shares, max-loss, baseline, current, working-set
     #[arg(long, value_name = "NAME:KEY=VALUE,...")]
     vm: Vec<VmOption>,
-    /// Give the division of these recorded inputs again; - is standard input
+    /// Replay these recorded inputs of a decision; - is standard input
     #[arg(
         long,
         value_name = "FILE",
@@ -77,49 +76,37 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// How memory is divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PolicyName {
-    /// Least geometric mean of relative misses, no VM above its promise
-    Isolated,
-    /// The same by the exact search, however long it takes
-    Optimal,
-    /// Surplus by curves, divided by shares
-    Esx,
-    /// Surplus by sampled working sets, divided by shares
-    EsxSampling,
+/// The registry's policies and presets as choices.
+fn policies() -> PossibleValuesParser {
+    let policies = POLICIES.iter().map(|row| (row.name, row.summary));
+    let presets = PRESETS.iter().map(|row| (row.name, row.summary));
+    choices(policies.chain(presets))
 }
 
-/// How the best division is looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SearchName {
-    /// Optimal while that is quick, else hull
-    Auto,
-    /// Every division; at most three VMs
-    Exhaustive,
-    /// A unit at a time
-    Greedy,
-    /// Random moves, worse ones ever more rarely
-    Annealing,
-    /// Exactly, by dynamic programming
-    Optimal,
-    /// On convex minorants of the curves, with a certified gap
-    Hull,
+fn searches() -> PossibleValuesParser {
+    choices(SEARCHES.iter().map(|row| (row.name, row.summary)))
+}
+
+fn choices(rows: impl Iterator<Item = (&'static str, &'static str)>) -> PossibleValuesParser {
+    let values: Vec<_> = rows
+        .map(|(name, summary)| PossibleValue::new(name).help(summary))
+        .collect();
+    values.into()
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
 ///
-/// A [`UsageError`] for options and VMs that do not go together, [`Forbidden`] if the promises need more than there is,
-/// and what is wrong with a file, by its name.
+/// [`UsageError`] for contradictory options and VMs, [`Forbidden`] if minimum sizes and loss bounds need more memory than
+/// there is, and an unreadable file, by its name.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let inputs = match &args.inputs {
         Some(path) => files::read_inputs(path)?,
         None => args.gather()?,
     };
-    let plan = inputs.plan().map_err(as_answer)?;
+    let plan = inputs.plan().map_err(with_exit_code)?;
     let content = match args.output.format() {
         Format::Table => report::table(&inputs, &plan).into_bytes(),
         Format::Csv => report::csv(&plan).into_bytes(),
@@ -135,8 +122,8 @@ fn picture(inputs: &PlanInputs, plan: &PlanJson) -> anyhow::Result<String> {
     Ok(picture::svg(&demands, &rules, plan, page_size))
 }
 
-/// With the exit code that it stands for.
-fn as_answer(error: PlanError) -> anyhow::Error {
+/// The error with its exit code.
+fn with_exit_code(error: PlanError) -> anyhow::Error {
     match error {
         PlanError::Infeasible(shortfall) => Forbidden(shortfall.to_string()).into(),
         PlanError::Policy(
@@ -148,7 +135,7 @@ fn as_answer(error: PlanError) -> anyhow::Error {
 }
 
 impl Args {
-    /// What the policy is given, from the curves and the options.
+    /// The policy's inputs, from the curves and the options.
     fn gather(&self) -> anyhow::Result<PlanInputs> {
         let policy = self.policy()?;
         let found = files::read_curves(&self.curves)?;
@@ -160,7 +147,10 @@ impl Args {
         }
         for (index, option) in self.vm.iter().enumerate() {
             if self.vm[..index].iter().any(|other| other.vm == option.vm) {
-                bail_usage!("--vm {}: given twice; put all its keys into one", option.vm);
+                bail_usage!(
+                    "--vm {}: given twice; give all keys of a VM in one option",
+                    option.vm
+                );
             }
         }
         let demands = found.iter().map(|found| self.demand(found));
@@ -179,40 +169,18 @@ impl Args {
         })
     }
 
-    fn policy(&self) -> anyhow::Result<PolicyJson> {
-        let esx = matches!(self.policy, PolicyName::Esx | PolicyName::EsxSampling);
-        let search = match (self.policy, self.search) {
-            (PolicyName::Optimal, Some(_)) => {
-                bail_usage!("--search: --policy optimal names the search; take --policy isolated")
-            }
-            (PolicyName::Esx | PolicyName::EsxSampling, Some(_)) => {
-                bail_usage!("--search: ESX searches for nothing; isolated does")
-            }
-            (PolicyName::Optimal, None) => SearchName::Optimal,
-            (_, search) => search.unwrap_or(SearchName::Auto),
+    fn policy(&self) -> anyhow::Result<Policy> {
+        let given = GivenOptions {
+            search: self.search.as_deref(),
+            seed: self.seed,
+            idle_tax: self.idle_tax.map(|tax| tax.0),
         };
-        if self.seed.is_some() && search != SearchName::Annealing {
-            bail_usage!("--seed: only --search annealing takes one");
-        }
-        if self.idle_tax.is_some() && !esx {
-            bail_usage!("--idle-tax: only --policy esx and esx-sampling take it");
-        }
-        let idle_tax = self.idle_tax.map_or(Policy::IDLE_TAX, |tax| tax.0);
-        Ok(match self.policy {
-            PolicyName::Esx => PolicyJson::Esx { idle_tax },
-            PolicyName::EsxSampling => PolicyJson::EsxSampling { idle_tax },
-            PolicyName::Isolated | PolicyName::Optimal => PolicyJson::Isolated {
-                search: match search {
-                    SearchName::Auto => SearchJson::Auto,
-                    SearchName::Exhaustive => SearchJson::Exhaustive,
-                    SearchName::Greedy => SearchJson::Greedy,
-                    SearchName::Annealing => SearchJson::Annealing {
-                        seed: self.seed.unwrap_or(0),
-                    },
-                    SearchName::Optimal => SearchJson::Optimal,
-                    SearchName::Hull => SearchJson::Hull,
-                },
-            },
+        Policy::by_name(&self.policy, given).map_err(|error| match error {
+            OptionError::NotTaken { option, .. } => {
+                let option = option.key().replace('_', "-");
+                UsageError(format!("--{option}: {error}")).into()
+            }
+            error => UsageError(error.to_string()).into(),
         })
     }
 
@@ -223,7 +191,7 @@ impl Args {
         let bytes = |size: Option<ByteSize>| size.map(|ByteSize(bytes)| bytes);
         let Some(baseline) = bytes(option.baseline).or(found.baseline_bytes()) else {
             bail_usage!(
-                "'{}': nothing says how much memory VM {} is entitled to; add --vm {}:baseline=SIZE",
+                "'{}' has no baseline for VM {}; add --vm {}:baseline=SIZE",
                 found.file,
                 found.vm,
                 found.vm

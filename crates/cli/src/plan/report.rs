@@ -1,8 +1,8 @@
-//! A plan as a reader or a program wants it.
+//! A plan as a table and as CSV.
 
 use std::fmt::Write as _;
 
-use plimsoll_api::plan::{HeldJson, PlanInputs, PlanJson, PolicyJson, TargetJson};
+use plimsoll_api::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
 use plimsoll_api::vm::RelativeView;
 
 use crate::size::ByteSize;
@@ -64,10 +64,10 @@ pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
         gap(plan)
     );
     let _ = writeln!(table, "{:<16}{}", "spare", size(plan.spare_bytes));
-    if let Some(HeldJson::Hysteresis { gain }) = plan.held {
+    if let Some(Suppression::Hysteresis { gain }) = plan.held {
         let _ = writeln!(
             table,
-            "{:<16}nothing is moved: the best division would gain {}, less than {}",
+            "{:<16}nothing is moved: the best allocation would gain {}, less than {}",
             "held",
             percent(gain),
             percent(inputs.rules.gain_min)
@@ -78,11 +78,9 @@ pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
 
 /// The policy, with the search that it took.
 pub(super) fn method(plan: &PlanJson) -> String {
-    match (plan.policy, plan.search) {
-        (PolicyJson::Isolated { .. }, Some(search)) => {
-            format!("{}, {search} search", plan.policy)
-        }
-        (policy, _) => policy.to_string(),
+    match plan.search {
+        Some(search) => format!("{}, {search} search", plan.policy),
+        None => plan.policy.to_string(),
     }
 }
 
@@ -119,7 +117,7 @@ pub(super) fn change(from: u64, to: u64) -> String {
 fn gap(plan: &PlanJson) -> String {
     match plan.gap {
         None => String::new(),
-        Some(0.0) => "; no division is better".to_owned(),
+        Some(0.0) => "; no allocation is better".to_owned(),
         Some(gap) => format!("; the best is at most {} lower", percent(gap)),
     }
 }

@@ -10,7 +10,7 @@ use std::thread;
 use plimsoll_api::SCHEMA;
 use plimsoll_api::answer::{Done, VmsView};
 use plimsoll_api::decision::{Decision, DecisionsView, State};
-use plimsoll_api::plan::{PlanJson, PolicyJson, ReasonJson, SearchJson, TargetJson};
+use plimsoll_api::plan::{PlanJson, Policy, Reason, Search, TargetJson};
 use plimsoll_api::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
 use serde::Serialize;
@@ -272,17 +272,15 @@ fn plan() -> PlanJson {
         relative_now: vm.relative,
         relative: vm.relative,
         reason: match vm.standing {
-            Standing::Safe => ReasonJson::GivesToItsBound,
-            Standing::Unknown => ReasonJson::Unknown,
-            Standing::Tight | Standing::Violating => ReasonJson::Kept,
+            Standing::Safe => Reason::GivesToItsBound,
+            Standing::Unknown => Reason::Unknown,
+            Standing::Tight | Standing::Violating => Reason::Kept,
         },
     };
     PlanJson {
         schema: SCHEMA,
-        policy: PolicyJson::Isolated {
-            search: SearchJson::Auto,
-        },
-        search: Some(SearchJson::Optimal),
+        policy: Policy::isolated(Search::Auto),
+        search: Some(Search::Optimal),
         total_bytes: 1416 * host::MIB,
         targets: host::host().vms.iter().map(target).collect(),
         geometric_mean: 1.08,

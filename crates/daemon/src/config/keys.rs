@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use plimsoll_api::decision::Mode;
-use plimsoll_policy::{Policy, Search};
+use plimsoll_policy::registry::{PRESETS, PolicyOptions, SEARCHES};
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
 
 use super::source::{File, Table, Value};
 use super::{Config, ConfigError, TcpSettings, TlsSettings, TraceBackend, VmRule, Workflow};
@@ -23,8 +24,8 @@ const YEAR: Duration = Duration::from_hours(365 * 24);
 /// What several keys together make one setting of, as far as it is read.
 struct Draft<'a> {
     config: Config,
-    policy: Named,
-    search: Chosen,
+    policy: &'static str,
+    search: &'static str,
     seed: u64,
     idle_tax: f64,
     from_caches: bool,
@@ -45,22 +46,6 @@ struct Draft<'a> {
 /// What reads a section.
 type Section<'a> = fn(&mut Draft<'a>, &Table<'a>) -> Result<(), ConfigError>;
 
-/// A policy's name.
-#[derive(Clone, Copy, PartialEq)]
-enum Named {
-    Isolated,
-    Optimal,
-    Esx,
-    EsxSampling,
-}
-
-/// A search's name.
-#[derive(Clone, Copy, PartialEq)]
-enum Chosen {
-    Search(Search),
-    Annealing,
-}
-
 /// Reads the settings of all `files`, later ones over earlier ones.
 pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
     let tables = files
@@ -78,10 +63,10 @@ impl<'a> Draft<'a> {
     fn new() -> Self {
         Self {
             config: Config::default(),
-            policy: Named::Isolated,
-            search: Chosen::Search(Search::Auto),
+            policy: POLICIES[0].name,
+            search: SEARCHES[0].name,
             seed: 0,
-            idle_tax: Policy::IDLE_TAX,
+            idle_tax: PolicyOptions::IDLE_TAX,
             from_caches: false,
             direct_ratio: 0.25,
             trace_for: Duration::from_mins(10),
@@ -163,23 +148,13 @@ impl<'a> Draft<'a> {
             "name", "search", "seed", "idle_tax", "unit", "step", "gain_min", "cooldown",
         ])?;
         if let Some(value) = table.get("name") {
-            self.policy = value.choice(&[
-                ("isolated", Named::Isolated),
-                ("optimal", Named::Optimal),
-                ("esx", Named::Esx),
-                ("esx-sampling", Named::EsxSampling),
-            ])?;
+            let names = POLICIES.iter().map(|row| row.name);
+            let names = names.chain(PRESETS.iter().map(|row| row.name));
+            self.policy = value.choice(&names.map(|name| (name, name)).collect::<Vec<_>>())?;
             self.set.insert("policy.name", value);
         }
         if let Some(value) = table.get("search") {
-            self.search = value.choice(&[
-                ("auto", Chosen::Search(Search::Auto)),
-                ("exhaustive", Chosen::Search(Search::Exhaustive)),
-                ("greedy", Chosen::Search(Search::Greedy)),
-                ("annealing", Chosen::Annealing),
-                ("optimal", Chosen::Search(Search::Optimal)),
-                ("hull", Chosen::Search(Search::Hull)),
-            ])?;
+            self.search = value.choice(&SEARCHES.each_ref().map(|row| (row.name, row.name)))?;
             self.set.insert("policy.search", value);
         }
         if let Some(value) = table.get("seed") {
@@ -422,24 +397,23 @@ impl<'a> Draft<'a> {
     }
 
     fn chosen_policy(&self) -> Result<Policy, ConfigError> {
-        let idle_tax = self.idle_tax;
-        let automatic = self.search == Chosen::Search(Search::Auto);
-        let search = match self.search {
-            Chosen::Search(search) => search,
-            Chosen::Annealing => Search::Annealing { seed: self.seed },
+        // The default search goes with every policy, and a preset's own with it.
+        let search =
+            Some(self.search).filter(|&search| search != SEARCHES[0].name && search != self.policy);
+        let seeded = SEARCHES
+            .iter()
+            .any(|row| row.name == self.search && row.search.seed().is_some());
+        let row = POLICIES.into_iter().find(|row| row.name == self.policy);
+        let taxed = row.is_some_and(|row| row.options.contains(&PolicyOption::IdleTax));
+        let given = GivenOptions {
+            search,
+            seed: seeded.then_some(self.seed),
+            idle_tax: taxed.then_some(self.idle_tax),
         };
-        match self.policy {
-            Named::Isolated => Ok(Policy::Isolated(search)),
-            Named::Optimal if automatic || search == Search::Optimal => {
-                Ok(Policy::Isolated(Search::Optimal))
-            }
-            Named::Esx if automatic => Ok(Policy::Esx { idle_tax }),
-            Named::EsxSampling if automatic => Ok(Policy::EsxSampling { idle_tax }),
-            _ => Err(self.contradiction(
-                &["policy.search", "policy.name"],
-                "only policy.name = \"isolated\" has a choice of searches; leave it at \"auto\"",
-            )),
-        }
+        Policy::by_name(self.policy, given).map_err(|error| {
+            let message = format!("{error}; leave it at \"{}\"", SEARCHES[0].name);
+            self.contradiction(&["policy.search", "policy.name"], &message)
+        })
     }
 
     fn chosen_tcp(&self) -> Result<Option<TcpSettings>, ConfigError> {

@@ -108,7 +108,7 @@ fn every_key_is_taken() {
         mode: Mode::Act,
         turn_interval: Duration::from_secs(10),
         total_bytes: Some(64 << 30),
-        policy: Policy::Isolated(Search::Annealing { seed: 7 }),
+        policy: Policy::isolated(Search::Annealing { seed: 7 }),
         unit_bytes: 8 << 20,
         step_bytes: Some(256 << 20),
         gain_min: 0.05,
@@ -190,14 +190,14 @@ fn policies_have_their_names() {
     let policy = |keys: &str| read(&format!("[policy]\n{keys}")).unwrap().policy;
     assert_eq!(
         policy("name = \"optimal\""),
-        Policy::Isolated(Search::Optimal)
+        Policy::isolated(Search::Optimal)
     );
-    assert_eq!(policy("name = \"esx\""), Policy::Esx { idle_tax: 0.75 });
+    assert_eq!(policy("name = \"esx\""), Policy::esx(0.75));
     assert_eq!(
         policy("name = \"esx-sampling\"\nidle_tax = 0"),
-        Policy::EsxSampling { idle_tax: 0.0 }
+        Policy::esx_sampling(0.0)
     );
-    assert_eq!(policy("search = \"hull\""), Policy::Isolated(Search::Hull));
+    assert_eq!(policy("search = \"hull\""), Policy::isolated(Search::Hull));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn contradictions_are_told_where_a_key_was_set() {
         ),
         (
             "[policy]\nname = \"esx\"\nsearch = \"hull\"",
-            "p.toml:3: policy.search: only",
+            "p.toml:3: policy.search: policy esx does not take it; only isolated does; leave it at \"auto\"",
         ),
         (
             "[tcp]\ntoken_file = \"/t\"",

@@ -358,7 +358,12 @@ fn inputs() -> Option<PlanInputs> {
         shares: 100,
         working_set: None,
     });
-    PlanInputs::new(&demands, &rules(), Policy::Isolated(Search::Auto), PAGE).ok()
+    Some(PlanInputs::new(
+        &demands,
+        &rules(),
+        Policy::isolated(Search::Auto),
+        PAGE,
+    ))
 }
 
 fn proposal(now_unix_ms: u64) -> Decision {

@@ -1,13 +1,13 @@
-//! What a policy may do with each VM, and what it made of it.
+//! The allocation problem: the sizes that each VM may be given, and how a solution is judged.
 //!
-//! Limits, promises and the total always hold. The step limit yields to them: a VM below what it was promised is
-//! raised at once, and a host that has become too small takes more than a step. VMs whose curve is not known keep what
-//! they have, and give what exceeds their baseline only when the others' promises cannot be kept otherwise.
+//! Limits, bounds and the total always hold. The step limit yields to them: a VM below its bound is raised at once, and
+//! a host that has become too small takes more than a step. A VM whose curve is not known keeps its size, and gives what
+//! exceeds its baseline only if the other VMs' bounds cannot be kept otherwise.
 
 use plimsoll_flow::PageCount;
 
-use crate::choice::{self, Choice, Grid, Misses};
-use crate::{Allocation, Demand, Held, PolicyError, Reason, Rules, Search, Target};
+use crate::candidate::{self, Candidate, Grid, Misses};
+use crate::{Allocation, Demand, PolicyError, Reason, Rules, Search, Suppression, Target};
 
 /// A gain below this share is none.
 const GAIN_MIN: f64 = 1e-7;
@@ -20,30 +20,30 @@ pub(crate) struct Vm<'a> {
     pub(crate) misses: Option<Misses<'a>>,
     /// Whether the policy knows enough of it to move it.
     pub(crate) movable: bool,
-    /// All sizes that its limits and its promise leave, however far away.
-    pub(crate) all: Vec<Choice>,
+    /// All sizes that its limits and its bound leave, however far away.
+    pub(crate) all: Vec<Candidate>,
 }
 
 /// All VMs and the memory that there is.
-pub(crate) struct Ground<'a> {
+pub(crate) struct Problem<'a> {
     pub(crate) vms: Vec<Vm<'a>>,
     /// The sizes that each VM may be given now; the smallest of all fit into the total.
-    pub(crate) lists: Vec<Vec<Choice>>,
+    pub(crate) lists: Vec<Vec<Candidate>>,
     pub(crate) rules: &'a Rules,
 }
 
-/// What a policy decided.
-pub(crate) struct Decision {
+/// The result of a policy, before it is judged.
+pub(crate) struct Solution {
     pub(crate) sizes: Vec<u64>,
-    /// No division has a lower sum of logarithms of relative misses.
+    /// No allocation has a lower sum of logarithms of relative misses.
     pub(crate) bound: Option<f64>,
-    /// Whether this is the best division.
+    /// Whether this is the best allocation.
     pub(crate) best: bool,
     pub(crate) search: Option<Search>,
 }
 
-impl<'a> Ground<'a> {
-    /// Prepares what the policies divide; `sampled` if they go by sampled working sets instead of curves.
+impl<'a> Problem<'a> {
+    /// Prepares the problem; `sampled` if the policy uses sampled working sets instead of curves.
     pub(crate) fn new(
         demands: &'a [Demand],
         rules: &'a Rules,
@@ -61,7 +61,7 @@ impl<'a> Ground<'a> {
                 misses.is_some()
             };
             let all = match &misses {
-                Some(misses) => choice::choices(demand, misses, rules, &grid, sum),
+                Some(misses) => candidate::candidates(demand, misses, rules, &grid, sum),
                 None => vec![without_curve(demand, rules, &grid, movable)],
             };
             Vm {
@@ -85,13 +85,13 @@ impl<'a> Ground<'a> {
         self.vms.iter().map(|vm| vm.demand.current.0).collect()
     }
 
-    /// The choices that hold what the VMs have, or the smallest if those do not fit.
+    /// The candidates that hold what the VMs have, or the smallest if those do not fit.
     pub(crate) fn picks(&self) -> Vec<usize> {
         let lists = self.lists.iter().zip(&self.vms);
         let picks: Vec<_> = lists
             .map(|(list, vm)| {
                 let current = vm.demand.current.0;
-                let below = list.partition_point(|choice| choice.from <= current);
+                let below = list.partition_point(|candidate| candidate.from <= current);
                 below.saturating_sub(1)
             })
             .collect();
@@ -108,7 +108,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// The sizes of a division: each VM stays as near to what it has as its choice lets it. Where memory lacks for
+    /// The sizes of an allocation: each VM stays as near to what it has as its candidate lets it. Where memory lacks for
     /// that, those give first that have most they do not use.
     pub(crate) fn sizes(&self, picks: &[usize]) -> Vec<u64> {
         let picked: Vec<_> = self
@@ -119,7 +119,7 @@ impl<'a> Ground<'a> {
             .collect();
         let wanted = self.vms.iter().zip(&picked);
         let mut sizes: Vec<_> = wanted
-            .map(|(vm, choice)| vm.demand.current.0.clamp(choice.from, choice.to))
+            .map(|(vm, candidate)| vm.demand.current.0.clamp(candidate.from, candidate.to))
             .collect();
         let mut over = total_of(&sizes).saturating_sub(u128::from(self.rules.total.0));
         let mut order: Vec<_> = (0..sizes.len()).collect();
@@ -136,12 +136,12 @@ impl<'a> Ground<'a> {
         sizes
     }
 
-    /// Whether everybody may keep what he has.
+    /// Whether every VM may keep its size.
     fn keeps(&self) -> bool {
         let current = self.current();
         let allowed = self.vms.iter().zip(&current);
         let mut allowed =
-            allowed.map(|(vm, &size)| choice::at_or_above(&vm.all, &vm.grid, size) == size);
+            allowed.map(|(vm, &size)| candidate::at_or_above(&vm.all, &vm.grid, size) == size);
         allowed.all(|allowed| allowed) && total_of(&current) <= u128::from(self.rules.total.0)
     }
 
@@ -152,19 +152,19 @@ impl<'a> Ground<'a> {
         known.fold((0.0, 0), |(sum, vms), loss| (sum + loss, vms + 1))
     }
 
-    /// Judges a decision and writes it down.
-    pub(crate) fn allocation(&self, decision: Decision) -> Allocation {
+    /// Applies hysteresis to a solution and describes the result.
+    pub(crate) fn allocation(&self, solution: Solution) -> Allocation {
         let current = self.current();
         let (now, known) = self.losses(&current);
-        let (then, _) = self.losses(&decision.sizes);
+        let (then, _) = self.losses(&solution.sizes);
         let mean = |sum: f64| (sum / known.max(1) as f64).exp();
         let gain = 1.0 - mean(then) / mean(now);
-        let (mut sizes, mut held, mut best) = (decision.sizes, None, decision.best);
+        let (mut sizes, mut held, mut best) = (solution.sizes, None, solution.best);
         if known > 0 && sizes != current && self.keeps() {
-            if gain <= GAIN_MIN && decision.search.is_some() {
+            if gain <= GAIN_MIN && solution.search.is_some() {
                 sizes = current.clone();
             } else if gain < self.rules.gain_min {
-                held = Some(Held::Hysteresis { gain });
+                held = Some(Suppression::Hysteresis { gain });
                 best = false;
                 sizes = current.clone();
             }
@@ -178,9 +178,9 @@ impl<'a> Ground<'a> {
             relative_now: vm.misses.map(|misses| misses.relative(vm.demand.current.0)),
             reason: vm.reason(size, short),
         });
-        let gap = decision.bound.map(|bound| match best {
+        let gap = solution.bound.map(|bound| match best {
             true => 0.0,
-            false => (1.0 - mean(bound - choice::MOVE_COST - sum)).max(0.0),
+            false => (1.0 - mean(bound - candidate::MOVE_COST - sum)).max(0.0),
         });
         let spare = u128::from(self.rules.total.0).saturating_sub(total_of(&sizes));
         Allocation {
@@ -190,13 +190,13 @@ impl<'a> Ground<'a> {
             gap,
             spare: PageCount(u64::try_from(spare).unwrap_or(u64::MAX)),
             held,
-            search: decision.search,
+            search: solution.search,
         }
     }
 }
 
 impl Vm<'_> {
-    /// The smallest size that its limits and its promise leave.
+    /// The smallest size that its limits and its bound leave.
     fn least(&self) -> u64 {
         self.all[0].from
     }
@@ -233,15 +233,15 @@ impl Vm<'_> {
 
 /// The sizes of a VM whose curve is not known: any within its limits if it can be moved, else what it has, or what it
 /// is entitled to if that is less.
-fn without_curve(demand: &Demand, rules: &Rules, grid: &Grid, movable: bool) -> Choice {
+fn without_curve(demand: &Demand, rules: &Rules, grid: &Grid, movable: bool) -> Candidate {
     let keep = demand.current.clamp(demand.floor, demand.ceiling).0;
     let (from, to) = if movable {
-        let limits = choice::limits(demand, rules);
+        let limits = candidate::limits(demand, rules);
         (*limits.start(), grid.at_or_below(*limits.end()))
     } else {
-        (keep.min(choice::entitled(demand)), keep)
+        (keep.min(candidate::entitled(demand)), keep)
     };
-    Choice {
+    Candidate {
         from,
         to,
         cost: 0.0,
@@ -253,28 +253,28 @@ fn total_of(sizes: &[u64]) -> u128 {
 }
 
 /// What the least sizes of `lists` exceed the total by.
-fn lacking(lists: &[Vec<Choice>], total: PageCount) -> u128 {
+fn lacking(lists: &[Vec<Candidate>], total: PageCount) -> u128 {
     let least: u128 = lists.iter().map(|list| u128::from(list[0].from)).sum();
     least.saturating_sub(u128::from(total.0))
 }
 
 /// The sizes that each VM may be given in this turn, as few rules given up as must be.
-fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Choice>>, PolicyError> {
+fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Candidate>>, PolicyError> {
     let fixed = |vm: &Vm<'_>, size: u64| {
-        let at = vm.all.partition_point(|choice| choice.to < size);
-        vec![Choice {
+        let at = vm.all.partition_point(|candidate| candidate.to < size);
+        vec![Candidate {
             from: size,
             to: size,
             ..vm.all[at.min(vm.all.len() - 1)]
         }]
     };
-    let keep = |vm: &Vm<'_>| choice::at_or_above(&vm.all, &vm.grid, vm.demand.current.0);
+    let keep = |vm: &Vm<'_>| candidate::at_or_above(&vm.all, &vm.grid, vm.demand.current.0);
     let cut = |from_step: bool| -> Vec<_> {
         let lists = vms.iter().map(|vm| {
             let reach = vm.reach(rules);
             let from = if from_step { *reach.start() } else { 0 };
             if vm.movable {
-                choice::within(&vm.all, &vm.grid, &(from..=*reach.end()))
+                candidate::within(&vm.all, &vm.grid, &(from..=*reach.end()))
             } else {
                 fixed(vm, keep(vm))
             }
@@ -295,13 +295,13 @@ fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Choice>>, PolicyError>
         let left = lists[vm][0].from.saturating_sub(lacking);
         lists[vm] = fixed(
             &vms[vm],
-            choice::at_or_below(&vms[vm].all, &vms[vm].grid, left),
+            candidate::at_or_below(&vms[vm].all, &vms[vm].grid, left),
         );
     }
     if lacking(&lists, rules.total) == 0 {
         // Nobody can have more than there is.
         let lists = lists.iter().zip(vms);
-        let lists = lists.map(|(list, vm)| choice::within(list, &vm.grid, &(0..=rules.total.0)));
+        let lists = lists.map(|(list, vm)| candidate::within(list, &vm.grid, &(0..=rules.total.0)));
         return Ok(lists.collect());
     }
     let least: Vec<_> = vms.iter().map(|vm| PageCount(vm.least())).collect();

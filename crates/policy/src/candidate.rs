@@ -1,7 +1,7 @@
 //! The sizes that a VM may be given, and what each costs.
 //!
 //! Only the steps of a curve matter: of all sizes at which a VM misses alike, the search needs the smallest. A
-//! [`Choice`] is such a run of sizes. A VM's choices rise in size and fall in cost, so a division is good exactly
+//! [`Candidate`] is such a run of sizes. A VM's candidates rise in size and fall in cost, so an allocation is good exactly
 //! when it picks well among them, and memory that the picks leave over goes back to where it was.
 
 use std::ops::RangeInclusive;
@@ -11,12 +11,12 @@ use plimsoll_flow::{MissRatioCurve, PageCount};
 use crate::{Demand, Relative, Rules};
 
 /// What moving all the host's memory costs, in the logarithm of misses: nothing beside any gain, yet
-/// enough that of equal divisions a near one is taken.
+/// enough that of equal allocations a near one is taken.
 pub(crate) const MOVE_COST: f64 = 1e-8;
 
 /// Sizes at which a VM misses alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Choice {
+pub(crate) struct Candidate {
     /// The smallest, in pages; on the grid.
     pub(crate) from: u64,
     /// The largest; on the grid.
@@ -94,7 +94,7 @@ impl<'a> Misses<'a> {
         ratio.max(self.least) / self.baseline
     }
 
-    /// The curve's steps within `range`: first and last size, miss ratio, upper edge.
+    /// The curve's steps within `range`: first and last size, miss ratio, upper limit.
     fn steps(
         &self,
         range: &RangeInclusive<u64>,
@@ -124,24 +124,24 @@ pub(crate) fn entitled(demand: &Demand) -> u64 {
     demand.baseline.min(demand.ceiling).max(demand.floor).0
 }
 
-/// Whether a promise of `max_loss` is kept by misses whose upper edge is `high` times those at the baseline.
+/// Whether a bound of `max_loss` is kept by misses whose upper limit is `high` times those at the baseline.
 pub(crate) fn keeps(high: f64, max_loss: f64) -> bool {
     high <= 1.0 + max_loss
 }
 
-/// The sizes that keep a VM's promise within its limits, as choices that rise in size; never empty.
+/// The sizes that keep a VM's promise within its limits, as candidates that rise in size; never empty.
 ///
 /// `all` is the sum of what all VMs have and of what there is: the most that can be moved.
-pub(crate) fn choices(
+pub(crate) fn candidates(
     demand: &Demand,
     misses: &Misses<'_>,
     rules: &Rules,
     grid: &Grid,
     all: f64,
-) -> Vec<Choice> {
+) -> Vec<Candidate> {
     let range = limits(demand, rules);
     let (entitled, current) = (entitled(demand), demand.current.0);
-    let mut runs: Vec<Choice> = Vec::new();
+    let mut runs: Vec<Candidate> = Vec::new();
     let mut hole = false;
     for (sizes, ratio, edge) in misses.steps(&range) {
         let (first, last) = (*sizes.start(), *sizes.end());
@@ -160,7 +160,7 @@ pub(crate) fn choices(
             Some(run) if run.cost == ratio && !hole => run.to = to,
             _ => {
                 hole = false;
-                runs.push(Choice {
+                runs.push(Candidate {
                     from,
                     to,
                     cost: ratio,
@@ -177,62 +177,66 @@ pub(crate) fn choices(
     runs
 }
 
-/// The choices that lie within `range`.
-fn cut(choices: &[Choice], grid: &Grid, range: &RangeInclusive<u64>) -> Vec<Choice> {
+/// The candidates that lie within `range`.
+fn cut(candidates: &[Candidate], grid: &Grid, range: &RangeInclusive<u64>) -> Vec<Candidate> {
     let (low, high) = (*range.start(), *range.end());
-    choices
+    candidates
         .iter()
-        .filter(|choice| choice.to >= low && choice.from <= high)
-        .map(|choice| Choice {
-            from: grid.at_or_above(choice.from.max(low)),
-            to: grid.at_or_below(choice.to.min(high)),
-            cost: choice.cost,
+        .filter(|candidate| candidate.to >= low && candidate.from <= high)
+        .map(|candidate| Candidate {
+            from: grid.at_or_above(candidate.from.max(low)),
+            to: grid.at_or_below(candidate.to.min(high)),
+            cost: candidate.cost,
         })
-        .filter(|choice| choice.from <= choice.to)
+        .filter(|candidate| candidate.from <= candidate.to)
         .collect()
 }
 
-/// The choices that lie within `range` without those that cost no less than a smaller one; if there is none, the
+/// The candidates that lie within `range` without those that cost no less than a smaller one; if there is none, the
 /// single size nearest to it, above it if there is one.
-pub(crate) fn within(choices: &[Choice], grid: &Grid, range: &RangeInclusive<u64>) -> Vec<Choice> {
-    let mut within = cut(choices, grid, range);
+pub(crate) fn within(
+    candidates: &[Candidate],
+    grid: &Grid,
+    range: &RangeInclusive<u64>,
+) -> Vec<Candidate> {
+    let mut within = cut(candidates, grid, range);
     let mut least = f64::INFINITY;
-    within.retain(|choice| {
-        let falls = choice.cost < least;
-        least = least.min(choice.cost);
+    within.retain(|candidate| {
+        let falls = candidate.cost < least;
+        least = least.min(candidate.cost);
         falls
     });
     if !within.is_empty() {
         return within;
     }
     let high = *range.end();
-    let above = choices.iter().find(|choice| choice.to > high);
-    let nearest = above.or(choices.last()).map(|choice| {
+    let above = candidates.iter().find(|candidate| candidate.to > high);
+    let nearest = above.or(candidates.last()).map(|candidate| {
         let size = grid
-            .at_or_above(choice.from.max(high.saturating_add(1)))
-            .min(choice.to);
-        Choice {
+            .at_or_above(candidate.from.max(high.saturating_add(1)))
+            .min(candidate.to);
+        Candidate {
             from: size,
             to: size,
-            cost: choice.cost,
+            cost: candidate.cost,
         }
     });
     nearest.into_iter().collect()
 }
 
-/// The smallest size among the choices that is `size` or above, else the largest of all.
-pub(crate) fn at_or_above(choices: &[Choice], grid: &Grid, size: u64) -> u64 {
-    let rest = &choices[choices.partition_point(|choice| choice.to < size)..];
+/// The smallest size among the candidates that is `size` or above, else the largest of all.
+pub(crate) fn at_or_above(candidates: &[Candidate], grid: &Grid, size: u64) -> u64 {
+    let rest = &candidates[candidates.partition_point(|candidate| candidate.to < size)..];
     rest.first()
-        .map_or(choices[choices.len() - 1].to, |choice| {
-            grid.at_or_above(size.max(choice.from))
+        .map_or(candidates[candidates.len() - 1].to, |candidate| {
+            grid.at_or_above(size.max(candidate.from))
         })
 }
 
-/// The largest size among the choices that is `size` or below, else the smallest of all.
-pub(crate) fn at_or_below(choices: &[Choice], grid: &Grid, size: u64) -> u64 {
-    let before = choices.partition_point(|choice| choice.from <= size);
-    before.checked_sub(1).map_or(choices[0].from, |at| {
-        grid.at_or_below(size.min(choices[at].to))
+/// The largest size among the candidates that is `size` or below, else the smallest of all.
+pub(crate) fn at_or_below(candidates: &[Candidate], grid: &Grid, size: u64) -> u64 {
+    let before = candidates.partition_point(|candidate| candidate.from <= size);
+    before.checked_sub(1).map_or(candidates[0].from, |at| {
+        grid.at_or_below(size.min(candidates[at].to))
     })
 }

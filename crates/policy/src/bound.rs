@@ -1,8 +1,8 @@
-//! What one VM's curve says of its promise, for whoever shows it.
+//! One VM's curve against its bound, for status displays.
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
 
-use crate::choice::{Misses, keeps};
+use crate::candidate::{Misses, keeps};
 use crate::{Relative, Rules};
 
 /// Misses at `size` over those at `baseline`, as every policy counts them.
@@ -16,7 +16,7 @@ pub fn relative(
     Misses::new(curve, baseline, rules).relative(size.0)
 }
 
-/// The least size from which on a promise of at most `max_loss` is kept by the upper edge of the band; at most `baseline`, which a VM may
+/// The smallest size from which on the upper limit of the band keeps `max_loss`; at most `baseline`, which a VM may
 /// always have.
 #[must_use]
 pub fn promise_size(
@@ -27,7 +27,7 @@ pub fn promise_size(
 ) -> PageCount {
     let misses = Misses::new(curve, baseline, rules);
     let kept = |size: PageCount| keeps(misses.relative(size.0).high, max_loss);
-    // An upper edge need not fall as the ratio does: what counts is that it keeps the promise from here on.
+    // An upper limit need not fall with the ratio, so the bound must hold from here on.
     let points = curve.points().iter().rev().map(|point| point.size);
     let mut least = baseline;
     for size in points.filter(|size| *size <= baseline) {
