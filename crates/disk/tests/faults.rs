@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use faults_common::{Guest, IMAGE_BYTES, Running, Setup, ram};
 use plimsoll_disk::{CacheMode, WriteMode};
-use plimsoll_frontend::{Driver, DriverOptions, FrontendError, Status};
+use plimsoll_driver::{Driver, DriverOptions, FrontendError, Status};
 
 fn four_queues() -> DriverOptions {
     DriverOptions {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use faults_common::{IMAGE_BYTES, Random, Running, Setup, ram};
 use plimsoll_disk::{CacheMode, EngineStats, WriteMode};
-use plimsoll_frontend::{
+use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, NoticeRing, Page, Ram, Request, RingOptions, Segment,
 };
 

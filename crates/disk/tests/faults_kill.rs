@@ -4,7 +4,7 @@ mod faults_common;
 
 use faults_common::{Guest, Process, Random, Setup, ram, serve_as_told};
 use plimsoll_disk::{CacheMode, WriteMode};
-use plimsoll_frontend::{Driver, DriverOptions, FrontendError};
+use plimsoll_driver::{Driver, DriverOptions, FrontendError};
 
 #[test]
 #[ignore = "a daemon for the tests of this file"]

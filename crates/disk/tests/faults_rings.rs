@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use faults_common::{IMAGE_BYTES, Random, Running, Setup, ram};
-use plimsoll_frontend::{
+use plimsoll_disk::protocol::record;
+use plimsoll_driver::{
     Bank, Descriptor, Driver, DriverOptions, NoticeRing, Ram, RamOptions, Record, RingOptions,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -637,21 +638,21 @@ fn rings_of_notices_that_break_rules_are_let_go() {
     control.attach(&ring).unwrap();
     for record in [
         kind(0, 0, 0),
-        kind(999, !Record::DATA, u64::MAX),
+        kind(999, !record::DATA, u64::MAX),
         Record {
             page: u64::MAX,
-            ..kind(Record::EVICT, 0, 0)
+            ..kind(record::EVICT, 0, 0)
         },
         Record {
             page: 1,
             other: u64::MAX,
-            ..kind(Record::MIGRATE, 0, 0)
+            ..kind(record::MIGRATE, 0, 0)
         },
         Record {
             count: u32::MAX,
             page: u64::MAX,
             other: 99,
-            ..kind(Record::FLUSH, 0, 0)
+            ..kind(record::FLUSH, 0, 0)
         },
     ] {
         ring.raw_record(&record);
@@ -669,8 +670,8 @@ fn rings_of_notices_that_break_rules_are_let_go() {
         |ring| {
             ring.raw_slot(&[1; 4096]);
             ring.raw_record(&Record {
-                kind: Record::EVICT,
-                flags: Record::DATA,
+                kind: record::EVICT,
+                flags: record::DATA,
                 slot: 1 << 50,
                 ..Record::default()
             });

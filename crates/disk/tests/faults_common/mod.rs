@@ -13,7 +13,7 @@ use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, Machine, MachineHandle,
     MachineOptions, MachineStats, Socket, WriteMode,
 };
-use plimsoll_frontend::{
+use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, FrontendError, Ram, RamOptions, Request, Segment,
     Status,
 };

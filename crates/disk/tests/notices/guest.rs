@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use plimsoll_disk::protocol::{VERSION, control, record, ring};
 use plimsoll_disk::{GuestData, OutsideRam, PAGE_BYTES, Page, RingMemory};
+pub use plimsoll_driver::Record;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 1 << 20;
@@ -61,39 +62,6 @@ impl GuestData for Ram {
 impl RingMemory for Ram {
     fn mapped(&self) -> &GuestMemoryMmap<()> {
         &self.0
-    }
-}
-
-/// A record.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Record {
-    pub kind: u16,
-    pub flags: u16,
-    pub count: u32,
-    pub page: u64,
-    pub other: u64,
-    pub slot: u64,
-}
-
-impl Record {
-    pub fn new(kind: u16, page: u64) -> Self {
-        Self {
-            kind,
-            page,
-            ..Self::default()
-        }
-    }
-
-    pub fn to_bytes(self) -> [u8; record::BYTES] {
-        let mut bytes = [0; record::BYTES];
-        let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        set(record::AT_TYPE, &self.kind.to_le_bytes());
-        set(record::AT_FLAGS, &self.flags.to_le_bytes());
-        set(record::AT_COUNT, &self.count.to_le_bytes());
-        set(record::AT_PAGE, &self.page.to_le_bytes());
-        set(record::AT_OTHER, &self.other.to_le_bytes());
-        set(record::AT_SLOT, &self.slot.to_le_bytes());
-        bytes
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Instant;
 
-use plimsoll_frontend::{
+use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, NoticeRing, PAGE_BYTES, Ram, RamOptions, Request,
     RingOptions, Segment,
 };

@@ -2,19 +2,10 @@
 
 use std::io;
 
+use plimsoll_disk::protocol::{SECTOR_BYTES, VERSION, control};
+
 use crate::virtqueue::Segment;
 use crate::{Bank, Driver, FrontendError, NoticeRing, PAGE_BYTES, Page, Request};
-
-const MAGIC: u64 = 0x314c_5443_534d_4c50;
-const VERSION: u32 = 1;
-/// Most blocks of a get.
-const GET_PAGES_MAX: usize = 64;
-
-const ATTACH: u32 = 1;
-const DETACH: u32 = 2;
-const KICK: u32 = 3;
-const POOL_OPEN: u32 = 4;
-const POOL_CLOSE: u32 = 5;
 
 /// What a get of consecutive blocks brought, one by one.
 pub type Gotten = Vec<Option<Box<Page>>>;
@@ -32,7 +23,7 @@ impl ControlDisk {
     pub fn new(driver: Driver) -> Self {
         let buffer = driver
             .ram()
-            .allocate(Bank::High, (GET_PAGES_MAX + 1) * PAGE_BYTES);
+            .allocate(Bank::High, (control::GET_PAGES_MAX + 1) * PAGE_BYTES);
         Self {
             driver,
             sequence: 0,
@@ -50,12 +41,14 @@ impl ControlDisk {
     /// # Errors
     /// [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
     pub fn features(&mut self) -> Result<u32, FrontendError> {
-        let mut info = [0; 512];
+        let mut info = [0; SECTOR_BYTES];
         self.driver.read(0, &mut info)?;
-        if u64_at(&info, 0) != MAGIC || u32_at(&info, 8) != VERSION {
+        if u64_at(&info, control::INFO_MAGIC) != control::MAGIC
+            || u32_at(&info, control::INFO_VERSION) != VERSION
+        {
             return Err(FrontendError::BadAnswer("information"));
         }
-        Ok(u32_at(&info, 12))
+        Ok(u32_at(&info, control::INFO_FEATURES))
     }
 
     /// Has the host read a ring.
@@ -64,7 +57,7 @@ impl ControlDisk {
     /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
     pub fn attach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
         let arguments = [ring.address(), ring.nonce(), 0, 0];
-        self.command(ATTACH, arguments).map(drop)
+        self.command(control::ATTACH, arguments).map(drop)
     }
 
     /// Has the host let go of a ring.
@@ -72,7 +65,8 @@ impl ControlDisk {
     /// # Errors
     /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
     pub fn detach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
-        self.command(DETACH, [ring.nonce(), 0, 0, 0]).map(drop)
+        self.command(control::DETACH, [ring.nonce(), 0, 0, 0])
+            .map(drop)
     }
 
     /// Has the host take what is in the ring.
@@ -80,7 +74,7 @@ impl ControlDisk {
     /// # Errors
     /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
     pub fn kick(&mut self) -> Result<(), FrontendError> {
-        self.command(KICK, [0; 4]).map(drop)
+        self.command(control::KICK, [0; 4]).map(drop)
     }
 
     /// Opens a pool, of one's own or shared by a key; its number.
@@ -95,7 +89,7 @@ impl ControlDisk {
             u64_at(&key, 8),
             0,
         ];
-        let pool = self.command(POOL_OPEN, arguments)?;
+        let pool = self.command(control::POOL_OPEN, arguments)?;
         u32::try_from(pool).map_err(|_| FrontendError::BadAnswer("pool"))
     }
 
@@ -104,7 +98,7 @@ impl ControlDisk {
     /// # Errors
     /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
     pub fn close_pool(&mut self, pool: u32) -> Result<(), FrontendError> {
-        self.command(POOL_CLOSE, [u64::from(pool), 0, 0, 0])
+        self.command(control::POOL_CLOSE, [u64::from(pool), 0, 0, 0])
             .map(drop)
     }
 
@@ -114,22 +108,25 @@ impl ControlDisk {
     /// [`FrontendError::Refused`] with what the host says, [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
     pub fn command(&mut self, command: u32, arguments: [u64; 4]) -> Result<u64, FrontendError> {
         self.sequence += 1;
-        let mut bytes = [0; 512];
-        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&command.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        for (place, argument) in bytes[24..56].chunks_mut(8).zip(arguments) {
-            place.copy_from_slice(&argument.to_le_bytes());
+        let mut bytes = [0; SECTOR_BYTES];
+        let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        set(control::COMMAND_MAGIC, &control::MAGIC.to_le_bytes());
+        set(control::COMMAND_VERSION, &VERSION.to_le_bytes());
+        set(control::COMMAND_COMMAND, &command.to_le_bytes());
+        set(control::COMMAND_SEQUENCE, &self.sequence.to_le_bytes());
+        for (number, argument) in arguments.iter().enumerate() {
+            set(control::COMMAND_ARG + 8 * number, &argument.to_le_bytes());
         }
         self.driver.write(0, &bytes)?;
-        let mut answer = [0; 512];
+        let mut answer = [0; SECTOR_BYTES];
         self.driver.read(512, &mut answer)?;
-        if u64_at(&answer, 0) != MAGIC || u64_at(&answer, 8) != self.sequence {
+        if u64_at(&answer, control::ANSWER_MAGIC) != control::MAGIC
+            || u64_at(&answer, control::ANSWER_SEQUENCE) != self.sequence
+        {
             return Err(FrontendError::BadAnswer("answer"));
         }
-        match i32::try_from(u32_at(&answer, 16)) {
-            Ok(0) => Ok(u64_at(&answer, 24)),
+        match i32::try_from(u32_at(&answer, control::ANSWER_STATUS)) {
+            Ok(0) => Ok(u64_at(&answer, control::ANSWER_VALUE)),
             Ok(status) => Err(FrontendError::Refused(io::Error::from_raw_os_error(status))),
             Err(_) => Err(FrontendError::BadAnswer("status")),
         }
@@ -143,10 +140,13 @@ impl ControlDisk {
     /// # Panics
     /// If `count` is out of range.
     pub fn get(&mut self, pool: u32, block: u64, count: usize) -> Result<Gotten, FrontendError> {
-        assert!((1..=GET_PAGES_MAX).contains(&count), "1 to 64 blocks");
+        assert!(
+            (1..=control::GET_PAGES_MAX).contains(&count),
+            "1 to 64 blocks"
+        );
         let bytes = u32::try_from(count * PAGE_BYTES).expect("few");
         let answer_at = self.buffer + u64::from(bytes);
-        self.driver.ram().write(answer_at, &[0; 512]);
+        self.driver.ram().write(answer_at, &[0; SECTOR_BYTES]);
         let segments = [
             Segment {
                 address: self.buffer,
@@ -158,20 +158,20 @@ impl ControlDisk {
             },
         ];
         self.driver.execute(&Request::Read {
-            sector: u64::from(pool) << 47 | block << 3,
+            sector: u64::from(pool) << control::POOL_SHIFT | block << control::BLOCK_SHIFT,
             segments: &segments,
         })?;
-        let mut answer = [0; 512];
+        let mut answer = [0; SECTOR_BYTES];
         let ram = self.driver.ram();
         ram.read(answer_at, &mut answer);
-        if u64_at(&answer, 0) != MAGIC
-            || u64_at(&answer, 16) != u64::from(pool)
-            || u64_at(&answer, 24) != block
-            || u64::from(u32_at(&answer, 32)) != count as u64
+        if u64_at(&answer, control::GET_MAGIC) != control::MAGIC
+            || u64_at(&answer, control::GET_POOL) != u64::from(pool)
+            || u64_at(&answer, control::GET_BLOCK) != block
+            || u64::from(u32_at(&answer, control::GET_COUNT)) != count as u64
         {
             return Err(FrontendError::BadAnswer("get"));
         }
-        let hits = u64_at(&answer, 8);
+        let hits = u64_at(&answer, control::GET_HITS);
         let pages = (0..count as u64).map(|at| {
             (hits >> at & 1 == 1).then(|| {
                 let mut page = Box::new([0; PAGE_BYTES]);

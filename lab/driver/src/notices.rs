@@ -3,20 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::{Bank, PAGE_BYTES, Page, Ram};
+use plimsoll_disk::protocol::{VERSION, record, ring};
 
-const MAGIC: u64 = 0x3147_4e52_534d_4c50;
-const VERSION: u32 = 1;
-/// Where words lie in the header.
-const HEAD: u64 = 0x40;
-const SLOT_HEAD: u64 = 0x48;
-const LOST: u64 = 0x50;
-const MEMORY_PAGES: u64 = 0x58;
-const TAIL: u64 = 0x80;
-const SLOT_TAIL: u64 = 0x88;
-const ATTACHED: u64 = 0x90;
-const CHUNKS: u64 = 0x100;
-const RECORD_BYTES: u64 = 32;
+use crate::{Bank, PAGE_BYTES, Page, Ram};
 
 /// How large a ring is. Numbers are powers of two.
 #[derive(Debug, Clone)]
@@ -45,12 +34,12 @@ impl Default for RingOptions {
     }
 }
 
-/// A record, as it is.
+/// A record of a ring, valid or not. Kinds and flags are those of [`record`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record {
-    /// One of the constants here, or any other number.
+    /// [`record::EVICT`] and the like, or any other number.
     pub kind: u16,
-    /// [`DATA`](Self::DATA) and [`SWAP`](Self::SWAP).
+    /// [`record::DATA`] and [`record::SWAP`].
     pub flags: u16,
     /// Number of blocks to flush.
     pub count: u32,
@@ -58,36 +47,32 @@ pub struct Record {
     pub page: u64,
     /// Frame moved to, or pool.
     pub other: u64,
-    /// Number of the slot, with [`DATA`](Self::DATA).
+    /// Number of the slot, with [`record::DATA`].
     pub slot: u64,
 }
 
 impl Record {
-    /// Reclaim takes a frame.
-    pub const EVICT: u16 = 1;
-    /// A frame leaves the page cache otherwise.
-    pub const RELEASE: u16 = 2;
-    /// A frame enters the page cache.
-    pub const ADD: u16 = 3;
-    /// Contents move to another frame.
-    pub const MIGRATE: u16 = 4;
-    /// A page for a pool.
-    pub const PUT: u16 = 5;
-    /// Blocks of a pool are no longer valid.
-    pub const FLUSH: u16 = 6;
-    /// It has a slot.
-    pub const DATA: u16 = 1;
-    /// It is of the swap cache.
-    pub const SWAP: u16 = 2;
+    /// A record of a page; all else is 0.
+    #[must_use]
+    pub fn new(kind: u16, page: u64) -> Self {
+        Self {
+            kind,
+            page,
+            ..Self::default()
+        }
+    }
 
-    fn bytes(&self) -> [u8; 32] {
-        let mut bytes = [0; 32];
-        bytes[..2].copy_from_slice(&self.kind.to_le_bytes());
-        bytes[2..4].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.count.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.page.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.other.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.slot.to_le_bytes());
+    /// The record as it stands in the ring.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; record::BYTES] {
+        let mut bytes = [0; record::BYTES];
+        let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        set(record::AT_TYPE, &self.kind.to_le_bytes());
+        set(record::AT_FLAGS, &self.flags.to_le_bytes());
+        set(record::AT_COUNT, &self.count.to_le_bytes());
+        set(record::AT_PAGE, &self.page.to_le_bytes());
+        set(record::AT_OTHER, &self.other.to_le_bytes());
+        set(record::AT_SLOT, &self.slot.to_le_bytes());
         bytes
     }
 }
@@ -130,7 +115,7 @@ impl NoticeRing {
     /// Writes all that is constant in the header.
     fn raw_header(&mut self) {
         let options = &self.options;
-        let mut bytes = MAGIC.to_le_bytes().to_vec();
+        let mut bytes = ring::MAGIC.to_le_bytes().to_vec();
         let chunks = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
         for word in [
             VERSION,
@@ -145,7 +130,7 @@ impl NoticeRing {
         bytes.extend(options.nonce.to_le_bytes());
         self.ram.write(self.header, &bytes);
         for (at, chunk) in (0..).zip(&self.chunks) {
-            let place = self.header + CHUNKS + 8 * at;
+            let place = self.header + ring::AT_CHUNK as u64 + 8 * at;
             self.ram.write(place, &chunk.to_le_bytes());
         }
     }
@@ -164,37 +149,37 @@ impl NoticeRing {
 
     /// Says how much RAM the guest has now.
     pub fn set_memory_pages(&mut self, pages: u64) {
-        self.store(MEMORY_PAGES, pages);
+        self.store(ring::AT_MEMORY_PAGES, pages);
     }
 
     /// Tells that reclaim takes a frame; `contents` are what it holds. Whether there was room.
     pub fn evict(&mut self, frame: u64, contents: Option<&Page>) -> bool {
-        self.post(Record::EVICT, frame, 0, 0, contents)
+        self.post(record::EVICT, frame, 0, 0, contents)
     }
 
     /// Tells that a frame leaves the page cache. Whether there was room.
     pub fn release(&mut self, frame: u64) -> bool {
-        self.post(Record::RELEASE, frame, 0, 0, None)
+        self.post(record::RELEASE, frame, 0, 0, None)
     }
 
     /// Tells that a frame enters the page cache. Whether there was room.
     pub fn add(&mut self, frame: u64) -> bool {
-        self.post(Record::ADD, frame, 0, 0, None)
+        self.post(record::ADD, frame, 0, 0, None)
     }
 
     /// Tells that contents move to another frame. Whether there was room.
     pub fn migrate(&mut self, frame: u64, to: u64) -> bool {
-        self.post(Record::MIGRATE, frame, to, 0, None)
+        self.post(record::MIGRATE, frame, to, 0, None)
     }
 
     /// Gives a page of a pool. Whether there was room.
     pub fn put(&mut self, pool: u32, block: u64, contents: &Page) -> bool {
-        self.post(Record::PUT, block, u64::from(pool), 0, Some(contents))
+        self.post(record::PUT, block, u64::from(pool), 0, Some(contents))
     }
 
     /// Takes blocks of a pool back. Whether there was room.
     pub fn flush(&mut self, pool: u32, block: u64, count: u32) -> bool {
-        self.post(Record::FLUSH, block, u64::from(pool), count, None)
+        self.post(record::FLUSH, block, u64::from(pool), count, None)
     }
 
     /// As the module does: what finds no room is lost, and said to be before the next record.
@@ -222,7 +207,7 @@ impl NoticeRing {
             slot: 0,
         };
         if let Some(contents) = contents {
-            record.flags = Record::DATA;
+            record.flags = record::DATA;
             record.slot = self.slot_head;
             self.raw_slot(contents);
         }
@@ -233,7 +218,7 @@ impl NoticeRing {
     /// Says that notices were lost.
     pub fn lose(&mut self, count: u64) {
         self.lost += count;
-        self.store(LOST, self.lost);
+        self.store(ring::AT_LOST, self.lost);
     }
 
     /// Notices said to be lost.
@@ -245,13 +230,13 @@ impl NoticeRing {
     /// Records that the host has taken.
     #[must_use]
     pub fn tail(&self) -> u64 {
-        self.load(TAIL)
+        self.load(ring::AT_TAIL)
     }
 
     /// Slots that the host has taken.
     #[must_use]
     pub fn slot_tail(&self) -> u64 {
-        self.load(SLOT_TAIL)
+        self.load(ring::AT_SLOT_TAIL)
     }
 
     /// Records published.
@@ -263,14 +248,14 @@ impl NoticeRing {
     /// The nonce that the host shows while it reads the ring.
     #[must_use]
     pub fn attached(&self) -> u64 {
-        self.load(ATTACHED)
+        self.load(ring::AT_ATTACHED)
     }
 
     /// Publishes any record, room or not.
     pub fn raw_record(&mut self, record: &Record) {
         let number = self.head % u64::from(self.options.records);
-        let at = self.place(number * RECORD_BYTES);
-        self.ram.write(at, &record.bytes());
+        let at = self.place(number * record::BYTES as u64);
+        self.ram.write(at, &record.to_bytes());
         self.raw_head(self.head + 1);
     }
 
@@ -284,14 +269,14 @@ impl NoticeRing {
         let at = self.place(slots_at(&self.options) + number * PAGE_BYTES as u64);
         self.ram.write(at, contents);
         self.slot_head += 1;
-        self.store(SLOT_HEAD, self.slot_head);
+        self.store(ring::AT_SLOT_HEAD, self.slot_head);
         slot
     }
 
     /// Sets the number of records published.
     pub fn raw_head(&mut self, head: u64) {
         self.head = head;
-        self.store(HEAD, head);
+        self.store(ring::AT_HEAD, head);
     }
 
     /// Where byte `at` of what the chunks hold is in RAM.
@@ -301,16 +286,17 @@ impl NoticeRing {
         self.chunks[chunk] + at % chunk_bytes
     }
 
-    fn load(&self, at: u64) -> u64 {
-        self.ram.load(self.header + at, Ordering::Acquire)
+    fn load(&self, at: usize) -> u64 {
+        self.ram.load(self.header + at as u64, Ordering::Acquire)
     }
 
-    fn store(&self, at: u64, value: u64) {
-        self.ram.store(self.header + at, value, Ordering::Release);
+    fn store(&self, at: usize, value: u64) {
+        self.ram
+            .store(self.header + at as u64, value, Ordering::Release);
     }
 }
 
 /// Where slots begin in what the chunks hold.
 fn slots_at(options: &RingOptions) -> u64 {
-    (u64::from(options.records) * RECORD_BYTES).next_multiple_of(PAGE_BYTES as u64)
+    (u64::from(options.records) * record::BYTES as u64).next_multiple_of(PAGE_BYTES as u64)
 }

@@ -73,7 +73,7 @@ impl Ram {
             sealed,
         } = *options;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("plimsoll-frontend", flags).to("make a memfd")?;
+        let file = memfd_create("plimsoll-driver", flags).to("make a memfd")?;
         ftruncate(&file, low_bytes + high_bytes).to("size a memfd")?;
         if sealed {
             let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;

@@ -6,7 +6,7 @@
 //! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.95 x |
 //! | `hit` | latency of a hit beside that of a read from storage | |
 //!
-//! The guest is a driver in this process (`plimsoll-frontend`), each daemon a process of its own. The two take turns of
+//! The guest is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
 //! half a second, the first of each pair in turn, so that what else the machine does strikes both.
 
 mod hits;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use plimsoll_frontend::{
+use plimsoll_driver::{
     Bank, Driver, DriverOptions, FrontendError, Ram, RamOptions, Request, Segment, Status,
 };
 

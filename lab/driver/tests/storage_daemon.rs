@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use plimsoll_frontend::{
+use plimsoll_driver::{
     Bank, Driver, DriverOptions, FrontendError, PAGE_BYTES, Ram, RamOptions, Request, Segment,
     Status,
 };
