@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The plugin's start and end, and the instructions that matter to the model. */
+/* Start and end of the plugin, and the instructions it instruments. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,8 +9,8 @@
 #include "pagelog.h"
 
 /**
- * complain() - Tell something on standard error, in a line.
- * @format:	As of printf(), without a line's end.
+ * complain() - Print a line on standard error.
+ * @format:	As for printf(), without a newline.
  */
 void complain(const char *format, ...)
 {
@@ -24,12 +24,12 @@ void complain(const char *format, ...)
 }
 
 /*
- * Where RAM is mapped in this process: plugins are told of code only by its
- * place here. Found once, when the first code is translated, as the one file of
- * RAM's size that is mapped from its beginning.
+ * Address of RAM in this process: plugins get code only by its host address.
+ * Determined when the first code is translated, as the one file of RAM's size
+ * that is mapped from its beginning.
  */
 static u64 ram_start;
-static pthread_once_t ram_looked_for = PTHREAD_ONCE_INIT;
+static pthread_once_t ram_once = PTHREAD_ONCE_INIT;
 
 static void find_ram(void)
 {
@@ -44,7 +44,7 @@ static void find_ram(void)
 		if (sscanf(line, "%llx-%llx rw%*s %llx %*s %llu", &start, &end,
 			   &offset, &inode) != 4 || !inode)
 			continue;
-		/* Parts of a mapping may differ in what the kernel was advised. */
+		/* madvise() may have split a mapping. */
 		if (inode != of || start != until || offset != start - from)
 			from = offset ? 0 : start;
 		of = inode;
@@ -66,13 +66,13 @@ static u32 page_of_code(const struct qemu_plugin_insn *insn)
 {
 	u64 place = (u64)qemu_plugin_insn_haddr(insn);
 
-	pthread_once(&ram_looked_for, find_ram);
+	pthread_once(&ram_once, find_ram);
 	if (!ram_start || place - ram_start >= options.ram_bytes)
 		return NO_PAGE;
 	return (place - ram_start) >> PAGE_SHIFT;
 }
 
-/* A block's instructions lie in one page or two. */
+/* A block's instructions are in one page or two. */
 static void watch_fetches(struct qemu_plugin_tb *tb, size_t count)
 {
 	u64 before = UINT64_MAX;
@@ -109,7 +109,7 @@ static void on_exec(struct qemu_plugin_insn *insn, qemu_exec_cb cb, u64 data)
 					       (void *)data);
 }
 
-/* Instructions that end translations: MOV to CR0, CR3 and CR4, INVLPG, INVPCID. */
+/* Instructions that invalidate translations: MOV to CR0, CR3 and CR4, INVLPG, INVPCID. */
 static void watch_flushes(struct qemu_plugin_insn *insn, const u8 *bytes, size_t count)
 {
 	bool upper = false;
@@ -175,13 +175,13 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info
 			       int argc, char **argv);
 
 /**
- * qemu_plugin_install() - Called by QEMU before the machine is made.
+ * qemu_plugin_install() - Called by QEMU before the machine is created.
  * @id:		This plugin's number.
  * @info:	The machine.
  * @argc:	Number of options.
  * @argv:	Options.
  *
- * Return: 0, or -1 after a complaint: QEMU does not start then.
+ * Return: 0, or -1 after an error message: QEMU then does not start.
  */
 int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info,
 			int argc, char **argv)
@@ -189,11 +189,11 @@ int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info,
 	u32 vcpus;
 
 	if (!info->system_emulation || strcmp(info->target_name, "x86_64")) {
-		complain("only for qemu-system-x86_64");
+		complain("only qemu-system-x86_64 is supported");
 		return -1;
 	}
 	if (info->system.max_vcpus < 1 || info->system.max_vcpus > VCPUS_MAX) {
-		complain("%d vCPUs: at most %d can be told apart",
+		complain("%d vCPUs: at most %d are supported",
 			 info->system.max_vcpus, VCPUS_MAX);
 		return -1;
 	}

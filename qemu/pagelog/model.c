@@ -25,7 +25,7 @@
 /* Epochs in a key: above all page numbers, and never all ones. */
 #define EPOCH_SHIFT		52
 #define EPOCHS			((1u << 12) - 1)
-/* Instructions between two looks at the other vCPUs' counters, at least. */
+/* Minimum instructions between two reads of the other vCPUs' counters. */
 #define LOOK_MIN		1000
 #define FRAME_MAX		UINT32_MAX
 
@@ -139,7 +139,7 @@ static u64 accesses(const struct vcpu *c)
 	return load(&c->uses) - load(&c->fetches);
 }
 
-/* Number of a RAM page's frame: what lies behind the hole begins at 4 GiB. */
+/* Frame number of a RAM page: RAM above the hole begins at 4 GiB. */
 static u64 frame_of(u32 page)
 {
 	u64 below = options.below_4g_bytes >> PAGE_SHIFT;
@@ -208,7 +208,7 @@ static struct entry *tlb_use(struct tlb *tlb, u64 key)
 	return NULL;
 }
 
-/* Puts an entry in the place of an empty one, else of the one unused for longest. */
+/* Replaces an empty entry, or the least recently used one. */
 static struct entry *tlb_fill(struct tlb *tlb, struct entry entry)
 {
 	struct entry *set = set_of(tlb, entry.key);
@@ -290,7 +290,7 @@ static void end_intervals(u64 instructions)
 	}
 }
 
-/* Looks whether the interval is over, and when to look again. */
+/* Checks whether the interval is over, and sets the time of the next check. */
 static void look(struct vcpu *c)
 {
 	u64 all, left;
@@ -308,7 +308,7 @@ static void look(struct vcpu *c)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Does what an epoch that others have begun asks of this vCPU. */
+/* Applies to this vCPU an epoch that another one has begun. */
 static void catch_up(struct vcpu *c)
 {
 	u64 now = load(&run);
@@ -343,7 +343,7 @@ static void before_slow(struct vcpu *c)
 		catch_up(c);
 }
 
-/* Walks the page tables: sets the flags of a page, and tells. */
+/* Walks the page tables: sets the flags of a page, and records the walk. */
 static void walk(struct vcpu *c, u32 page, bool write, bool fetch)
 {
 	u32 *word = &flags[page >> (page_shift - PAGE_SHIFT)];
@@ -384,11 +384,11 @@ static void walk(struct vcpu *c, u32 page, bool write, bool fetch)
  * The filter
  */
 
-/* Tells that a page enters the filter, and which one leaves for it, or NO_PAGE. */
+/* Records that a page enters the filter and which one leaves it, or NO_PAGE. */
 static void put_reference(struct vcpu *c, u32 page, bool write, u32 leaves)
 {
 	pthread_mutex_lock(&lock);
-	/* What began before this stretch is none of its references. */
+	/* Pages that entered before this stretch are not part of its references. */
 	if (recording && c->run == run) {
 		ring_put(KIND(RECORD_ENTER, c->number) | frame_of(page) |
 			 (write ? BY_WRITE : 0));
@@ -505,7 +505,7 @@ static struct entry *cached(struct vcpu *c, u64 key)
 	return second ? tlb_fill(&c->data, *second) : NULL;
 }
 
-/* Puts what a walk has found into both TLBs, in the place of what they hold of it. */
+/* Stores the result of a walk in both TLBs, replacing older entries of the page. */
 static struct entry *fill(struct vcpu *c, struct entry new)
 {
 	struct entry *entry = tlb_use(&c->second, new.key);
@@ -539,7 +539,7 @@ static __attribute__((noinline)) void slow_access(struct vcpu *c,
 		if (references)
 			stamp = filter_use(c, entry->page, write);
 	} else {
-		/* An entry of a large page does not tell which part is accessed now. */
+		/* An entry of a large page does not contain the 4 KiB frame accessed now. */
 		new.page = entry && page_shift == PAGE_SHIFT ?
 				   entry->page : page_of(c, info, address);
 		if (new.page == NO_PAGE) {
@@ -558,7 +558,7 @@ static __attribute__((noinline)) void slow_access(struct vcpu *c,
 }
 
 /*
- * Reads and writes come together: QEMU 7.2 confuses the two when it is asked for one of
+ * Reads and writes come together: QEMU 7.2 confuses the two when only one is requested of
  * them. Which one it is matters only where a page is not dirty.
  */
 static inline __attribute__((always_inline)) void
@@ -614,7 +614,7 @@ void model_on_reference(unsigned int vcpu, qemu_plugin_meminfo_t info, u64 addre
  *
  * The address keeps 48 bits, so it is exact for page tables of four levels.
  *
- * Return: What model_on_fetch() is to be given; NULL if the page is too high to be told.
+ * Return: The argument of model_on_fetch(); NULL if the page number is too large.
  */
 void *model_fetch_place(u64 address, u32 page)
 {
@@ -822,7 +822,7 @@ void model_vcpu_starts(unsigned int vcpu)
 }
 
 /**
- * model_end() - Tell the last records and a summary.
+ * model_end() - Write the last records and print a summary.
  */
 void model_end(void)
 {

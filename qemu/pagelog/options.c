@@ -173,7 +173,7 @@ int options_parse(int argc, char **argv)
 		return -1;
 	}
 	if (options.references && options.tlb_page_shift != PAGE_SHIFT) {
-		complain("references=on needs tlb_page=4096: a large page does not tell which of its pages are used");
+		complain("references=on needs tlb_page=4096: with large pages the 4 KiB pages cannot be distinguished");
 		return -1;
 	}
 	return 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Plimsoll's page log: a QEMU TCG plugin that models each vCPU's TLB and the
- * accessed and dirty flags of nested page tables, and tells every page walk.
+ * accessed and dirty flags of nested page tables, and records every page walk.
  *
- *   main.c     start, end, which instructions matter
- *   options.c  what the command line asks for
+ *   main.c     start, end, selection of instrumented instructions
+ *   options.c  options of the command line
  *   model.c    TLBs, flags, the filter of references: accesses in, records out
  *   ring.c     records in shared memory
- *   api1.c, api4.c   what differs between QEMU 7.2 and 10; one of them is built in
+ *   api1.c, api4.c   differences between QEMU 7.2 and 10; one of them is compiled in
  */
 #ifndef PLIMSOLL_PAGELOG_H
 #define PLIMSOLL_PAGELOG_H
@@ -38,7 +38,7 @@ struct tlb_size {
 	u32 ways;
 };
 
-/* What the command line asks for. */
+/* Options of the command line. */
 struct options {
 	char *ring;
 	u64 ram_bytes;
@@ -51,7 +51,7 @@ struct options {
 	u32 tlb_page_shift;
 	bool walks;
 	bool references;
-	bool marks;			/* record between the guest's marks alone */
+	bool marks;			/* record only between the guest's marks */
 };
 
 extern struct options options;
@@ -76,7 +76,7 @@ int options_parse(int argc, char **argv);
 #define BY_WRITE		(1ull << 55)
 #define COUNT_MASK		((1ull << 56) - 1)
 
-/* What became of the ring's records. */
+/* Counters of the ring. */
 struct ring_counts {
 	u64 records;
 	u64 waits;
@@ -102,11 +102,11 @@ void model_on_flush(unsigned int vcpu, void *data);
 void model_flush_page(unsigned int vcpu, u64 address);
 void model_on_mark(unsigned int vcpu, void *data);
 
-/* Pages of RAM are numbered without gap. */
+/* Pages of RAM are numbered without gaps. */
 #define NO_PAGE		UINT32_MAX
 #define RAM_PAGES_MAX	UINT32_MAX
 
-/* Where the two interfaces differ. */
+/* Functions that differ between the two interfaces. */
 extern const u32 api_version;
 int api_start(u32 vcpus);
 void api_vcpu_starts(unsigned int vcpu);

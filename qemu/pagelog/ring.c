@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Records in a file that a reader has made and maps as we do.
+ * The ring of records, in a file that a reader has created and maps as well.
  *
- * A full ring stops the guest until the reader has gone on, so that nothing is
- * lost. A reader that died has lost its lock on the file: then records are
- * counted and dropped, and the guest goes on.
+ * A full ring stops the guest until the reader has made room, so that nothing is
+ * lost. A reader that died no longer holds its lock on the file: records are then
+ * counted and dropped, and the guest continues.
  *
- * Context: all but ring_open() under the model's lock.
+ * Context: all functions but ring_open() need the model's lock.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@
 #define VERSION		1
 #define HEADER_BYTES	4096
 #define CAPACITY_MAX	(1ull << 30)		/* records */
-#define BATCH		64			/* records between two looks of the reader */
+#define BATCH		64			/* records between two publications */
 #define WAIT_NS		50000
 #define DEATH_CHECK_NS	1000000000ull
 
@@ -39,14 +39,14 @@ enum flags {
 	BETWEEN_MARKS = 4,
 };
 
-/* Little endian, as x86 is. */
+/* Little endian, like x86. */
 struct header {
-	/* Written by the reader, before anybody attaches. */
+	/* Written by the reader, before a writer attaches. */
 	char magic[8];
 	u32 version;
 	u32 page_bytes;
 	u64 capacity_records;
-	/* Written by us, when we attach. */
+	/* Written by the plugin when it attaches. */
 	u64 ram_bytes;
 	u64 below_4g_bytes;
 	u32 vcpus;
@@ -58,10 +58,10 @@ struct header {
 	struct tlb_size fetch;
 	u32 api_version;
 	u32 tlb_page_bytes;
-	/* Each in its cache line. */
-	u64 head __attribute__((aligned(64)));	/* ours: records written */
-	u64 tail __attribute__((aligned(64)));	/* the reader's: records read */
-	u32 state __attribute__((aligned(64)));	/* the rest is ours */
+	/* Each in its own cache line. */
+	u64 head __attribute__((aligned(64)));	/* plugin: records written */
+	u64 tail __attribute__((aligned(64)));	/* reader: records read */
+	u32 state __attribute__((aligned(64)));	/* plugin: this and the rest */
 	u64 waits;
 	u64 lost;
 };
@@ -80,7 +80,7 @@ static u64 *records;
 static u64 capacity;
 static int file = -1;
 static u64 head;		/* records written, published or not */
-static u64 room_until;		/* the head at which the ring is full, as last seen */
+static u64 room_until;		/* head at which the ring is full, by the last tail read */
 static struct ring_counts counts;
 static bool reader_is_gone;
 
@@ -88,7 +88,7 @@ static bool reader_is_gone;
  * ring_open() - Attach to the ring that the options name.
  * @vcpus:	vCPUs of the machine.
  *
- * Return: 0, or -1 after a complaint.
+ * Return: 0, or -1 after an error message.
  */
 int ring_open(u32 vcpus)
 {
