@@ -240,7 +240,7 @@ fn a_log_cut_short_is_used_and_says_so_and_a_damaged_one_is_refused() {
     fs::write(desk.path("cut.pagelog"), &whole[..whole.len() * 9 / 10]).unwrap();
     let json = desk.json("wss cut.pagelog --estimator truth");
     let cut = json["cut"].as_str().unwrap();
-    assert!(cut.contains("cut short after"), "{cut}");
+    assert!(cut.contains("truncated after"), "{cut}");
     assert_eq!(pages(&json, "truth"), PAGES);
     assert!(desk.text("wss cut.pagelog").contains("\ncut         "));
 
@@ -270,7 +270,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("wss timeless.pagelog", 1, "has no intervals"),
         ("wss array.pagelog --out array.pagelog", 2, "would be lost"),
         ("wss missing.pagelog", 1, "missing.pagelog"),
-        ("wss rwrw.plimsoll --tlb 48x4", 2, "is no TLB"),
+        ("wss rwrw.plimsoll --tlb 48x4", 2, "is not a TLB shape"),
         ("wss rwrw.plimsoll --omega 0", 2, "--omega"),
         ("wss rwrw.plimsoll --sample-pages 0", 2, "--sample-pages"),
     ] {

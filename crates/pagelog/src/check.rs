@@ -1,4 +1,4 @@
-//! Holds records against what can be: the words of a ring or a file come from elsewhere.
+//! Validation of records: the words of a ring or a file are untrusted input.
 
 use plimsoll_flow::PageNumber;
 
@@ -26,7 +26,7 @@ impl Checker {
         }
     }
 
-    /// Records that were in order.
+    /// Valid records so far.
     pub(crate) fn records(&self) -> u64 {
         self.records
     }
@@ -55,7 +55,7 @@ impl Checker {
         }
     }
 
-    /// The error of a log that should go on.
+    /// The error of a truncated log.
     pub(crate) fn cut(&self) -> PageLogError {
         PageLogError::Cut {
             name: self.name.clone(),

@@ -1,4 +1,4 @@
-//! What a page log says of the machine that it was taken from.
+//! Description of the machine from which a page log was recorded.
 //!
 //! The same bytes at the same places in the head of a ring and of a file (`docs/formats.md`).
 
@@ -75,7 +75,7 @@ impl TlbShape {
         self.entries / self.ways
     }
 
-    /// What a head says: 0 entries in 0 ways are none.
+    /// From the values in a header: 0 entries in 0 ways mean none.
     fn of_head(entries: u32, ways: u32) -> Result<Option<Self>, PageLogError> {
         match (entries, ways) {
             (0, 0) => Ok(None),
@@ -103,7 +103,7 @@ impl fmt::Display for TlbShape {
 /// A text that is no shape of a TLB.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{text}' is no TLB: give ENTRIESxWAYS like 64x4, the entries at most {max} and the sets a power of two",
+    "'{text}' is not a TLB shape: expected ENTRIESxWAYS like 64x4, with at most {max} entries and a power of two of sets",
     max = TlbShape::ENTRIES_MAX
 )]
 pub struct TlbShapeError {
@@ -129,15 +129,15 @@ impl FromStr for TlbShape {
 pub struct Description {
     /// RAM, in bytes.
     pub ram_bytes: u64,
-    /// What of it lies below 4 GiB; the rest begins at guest-physical 4 GiB.
+    /// RAM below 4 GiB, in bytes; the rest begins at guest-physical 4 GiB.
     pub below_4g_bytes: u64,
     /// Virtual CPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
     /// Whether page walks are logged.
     pub walks: bool,
-    /// Whether references are, as pages that enter and leave the filter.
+    /// Whether references are logged, as pages that enter and leave the filter.
     pub references: bool,
-    /// Whether only what happens between the guest's marks is logged.
+    /// Whether only the part between the guest's marks is logged.
     pub only_between_marks: bool,
     /// Instructions of all vCPUs together in an interval; without it there are no intervals.
     pub interval_instructions: Option<NonZeroU64>,
@@ -151,7 +151,7 @@ pub struct Description {
     pub itlb: Option<TlbShape>,
     /// Version of the plugin interface of the QEMU that wrote it; 0 if none did.
     pub plugin_api: u32,
-    /// What an entry of a TLB and the flags of the page tables are for: 4 KiB or 2 MiB. Frames are of 4 KiB in any case.
+    /// Page size of TLB entries and page-table flags: 4 KiB or 2 MiB. Frames always have 4 KiB.
     pub tlb_page: PageSize,
 }
 
@@ -175,7 +175,7 @@ impl Description {
         PageCount::from_bytes(self.ram_bytes, PageSize::FOUR_KIB)
     }
 
-    /// Says what is wrong with it, if anything is.
+    /// Checks that the description is valid.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Description {
             format!("{} vCPUs, instead of 1 to {VCPUS_MAX}", self.vcpus)
         } else if !self.ram_bytes.is_multiple_of(page) || !self.below_4g_bytes.is_multiple_of(page)
         {
-            "RAM that is not of whole pages".to_owned()
+            "its RAM is not a whole number of pages".to_owned()
         } else if self.below_4g_bytes == 0
             || self.below_4g_bytes > self.ram_bytes.min(FOUR_GIB)
             || self.ram_bytes - self.below_4g_bytes > last - FOUR_GIB
@@ -198,7 +198,7 @@ impl Description {
         {
             format!("a filter of {} pages", self.filter_pages)
         } else if self.walks && self.tlb.is_none() {
-            "page walks, but no TLB".to_owned()
+            "it logs page walks without a TLB".to_owned()
         } else if ![page, TWO_MIB].contains(&self.tlb_page.bytes()) {
             format!("a TLB of pages of {} bytes", self.tlb_page.bytes())
         } else {
@@ -361,7 +361,7 @@ pub(crate) mod tests {
             "", "64", "0x1", "64x0", "48x4", "131072x4", "64x4x1", "-64x4",
         ] {
             let error = text.parse::<TlbShape>().unwrap_err().to_string();
-            assert!(error.contains("is no TLB"), "{error}");
+            assert!(error.contains("is not a TLB shape"), "{error}");
         }
     }
 }

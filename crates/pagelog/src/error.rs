@@ -7,7 +7,7 @@ use plimsoll_flow::PageNumber;
 
 use crate::record::NotARecord;
 
-/// Why a record cannot stand where it stands.
+/// Why a record is invalid at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordFault {
@@ -15,7 +15,7 @@ pub enum RecordFault {
     #[error(transparent)]
     NotARecord(#[from] NotARecord),
     /// A vCPU that the machine does not have.
-    #[error("it is of vCPU {vcpu}, but the machine has {vcpus}")]
+    #[error("it belongs to vCPU {vcpu}, but the machine has only {vcpus}")]
     Vcpu {
         /// The vCPU.
         vcpu: u8,
@@ -23,23 +23,23 @@ pub enum RecordFault {
         vcpus: u32,
     },
     /// A page that is not RAM.
-    #[error("page frame {frame} lies outside the machine's RAM")]
+    #[error("page frame {frame} is outside the machine's RAM")]
     Frame {
         /// The page.
         frame: PageNumber,
     },
     /// A clock that goes back.
-    #[error("vCPU {vcpu} has run {before} instructions, its clock says {instructions}")]
+    #[error("vCPU {vcpu} has run {before} instructions, but its clock shows {instructions}")]
     Clock {
         /// The vCPU.
         vcpu: u8,
         /// Instructions that the records before add up to.
         before: u64,
-        /// What the clock says.
+        /// Instructions by the clock record.
         instructions: u64,
     },
-    /// An interval out of its turn.
-    #[error("interval {number} ends where interval {expected} should")]
+    /// An interval out of sequence.
+    #[error("interval {number} ends where interval {expected} is expected")]
     Interval {
         /// Its number.
         number: u64,
@@ -47,11 +47,11 @@ pub enum RecordFault {
         expected: u64,
     },
     /// Records after the end, or an end inside a block of a file.
-    #[error("the end of the log stands before other records")]
+    #[error("the end of the log is followed by other records")]
     End,
 }
 
-/// Why a page log cannot be read or written. Records before a fault are handed out; after it a source is at its end.
+/// Why a page log cannot be read or written. Records before an error are returned; after it a source is at its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageLogError {
@@ -60,7 +60,7 @@ pub enum PageLogError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file cannot be created.
@@ -68,34 +68,34 @@ pub enum PageLogError {
     Create {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Reading stopped.
-    #[error("{name}, byte {offset_bytes}: cannot read on: {source}")]
+    #[error("{name}, byte {offset_bytes}: cannot continue reading: {source}")]
     Read {
         /// The log.
         name: String,
         /// Bytes that were read before.
         offset_bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Writing stopped: what was written so far can be read, but is cut short.
+    /// Writing failed: the part written so far can be read, but is truncated.
     #[error("cannot write the page log: {source}")]
     Write {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The bytes are no page log of a version that is known.
-    #[error("{name} is no page log of version 1: {reason}")]
+    /// Not a page log, or of an unsupported version.
+    #[error("{name} is not a page log of version 1: {reason}")]
     NotAPageLog {
         /// The log.
         name: String,
         /// What is wrong.
         reason: String,
     },
-    /// A part of a file is not what it must be.
+    /// A part of a file is damaged.
     #[error("{name}, byte {offset_bytes}: expected {expected}")]
     Damaged {
         /// The log.
@@ -105,15 +105,15 @@ pub enum PageLogError {
         /// What should be there.
         expected: String,
     },
-    /// A log ends before its end: who wrote it died or was stopped.
-    #[error("{name} is cut short after {records} records")]
+    /// A log without its end mark: its writer died or was stopped.
+    #[error("{name} is truncated after {records} records")]
     Cut {
         /// The log.
         name: String,
-        /// Records that came.
+        /// Records before the end.
         records: u64,
     },
-    /// A record cannot stand where it stands.
+    /// A record is invalid at its position.
     #[error("{name}, record {number}: {fault}")]
     Record {
         /// The log.
@@ -124,41 +124,41 @@ pub enum PageLogError {
         #[source]
         fault: RecordFault,
     },
-    /// A machine that cannot be: what a log or a ring says of it.
-    #[error("{name} describes no machine: {reason}")]
+    /// The description of the machine in a log or a ring is invalid.
+    #[error("{name} describes an invalid machine: {reason}")]
     Description {
         /// The log.
         name: String,
         /// What is wrong.
         reason: String,
     },
-    /// A TLB that cannot be.
-    #[error("no TLB has {entries} entries in {ways} ways: the sets must be a power of two, the entries at most {max}", max = crate::TlbShape::ENTRIES_MAX)]
+    /// An invalid TLB shape.
+    #[error("a TLB cannot have {entries} entries in {ways} ways: the number of sets must be a power of two, and entries at most {max}", max = crate::TlbShape::ENTRIES_MAX)]
     Tlb {
         /// Entries.
         entries: u32,
         /// Ways.
         ways: u32,
     },
-    /// A ring of that many records cannot be.
-    #[error("a ring cannot hold {capacity} records: give a power of two, at most {max}", max = crate::ring::CAPACITY_MAX)]
+    /// An invalid capacity of a ring.
+    #[error("a ring cannot have a capacity of {capacity} records: it must be a power of two, at most {max}", max = crate::ring::CAPACITY_MAX)]
     Capacity {
         /// Records.
         capacity: u64,
     },
-    /// The system gives no ring, or no access to it.
+    /// The system refused the ring or access to it.
     #[error("cannot set up the ring: {source}")]
     Ring {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nobody began to write into the ring.
-    #[error("nothing writes into the ring: is QEMU started with the plugin?")]
+    /// No writer attached to the ring.
+    #[error("no writer attached to the ring: was QEMU started with the plugin?")]
     NoWriter,
-    /// The ring's positions cannot be: its writer is broken.
-    #[error("the ring's writer stands at record {head}, the reader at {tail} of {capacity}")]
+    /// The ring's positions are inconsistent: its writer is faulty.
+    #[error("the ring's writer is at record {head}, the reader at {tail}, and the capacity is {capacity}")]
     Position {
-        /// Records written, as the writer says.
+        /// Records written, according to the writer.
         head: u64,
         /// Records read.
         tail: u64,
@@ -168,7 +168,7 @@ pub enum PageLogError {
     /// The source of the references failed.
     #[error(transparent)]
     Source(Box<dyn std::error::Error + Send + Sync>),
-    /// More pages than a log can number.
+    /// More pages than a log can represent.
     #[error("more than {max} pages", max = crate::record::FRAME_MAX)]
     TooManyPages,
 }

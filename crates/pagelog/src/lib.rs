@@ -1,12 +1,12 @@
 //! A source: the pages that a processor logs while a VM runs.
 //!
 //! *PML* logs a page when a write sets its dirty flag, *PRL* at every page walk (\[PRL\] §2, §4). A QEMU
-//! plugin (`qemu/pagelog`) tells every walk of an emulated machine ([`record`]) into a ring of shared memory ([`ring`]),
-//! which a file can keep ([`log`]). What of it a processor's logging buffers would bring to the host, and at
-//! what cost, is a model here ([`machine`]), so a file gives the same as the run it was taken from. Plain traces of
-//! references become records by a model of TLB and page tables ([`mmu`]).
+//! plugin (`qemu/pagelog`) writes every walk of an emulated machine ([`record`]) into a ring in shared memory ([`ring`]),
+//! which can be stored in a file ([`log`]). A model ([`machine`]) computes which pages a processor's logging buffers would
+//! deliver to the host, and at what cost, so a file gives the same results as the run it was recorded from. A model of TLB
+//! and page tables ([`mmu`]) converts plain traces of references into records.
 //!
-//! Rings and files come from elsewhere: every word is checked ([`PageLogError`]).
+//! Rings and files are untrusted input: every word is checked ([`PageLogError`]).
 //!
 //! Not here: estimating working sets (crate `plimsoll-estimator`), starting machines.
 
@@ -25,22 +25,22 @@ pub use description::{Description, TlbShape, TlbShapeError};
 pub use error::{PageLogError, RecordFault};
 use record::Record;
 
-/// Records a batch holds at most.
+/// Maximum number of records in a batch.
 pub const BATCH_RECORDS: usize = 1 << 14;
 
-/// Something that yields the records of one machine, in order.
+/// A source of the records of one machine, in order.
 pub trait RecordSource {
     /// The machine.
     fn description(&self) -> &Description;
 
-    /// Empties `batch` and fills it with the records that come next, at most [`BATCH_RECORDS`] of them.
+    /// Replaces the contents of `batch` with the next records, at most [`BATCH_RECORDS`].
     ///
-    /// `Ok(true)` means at least one record, `Ok(false)` the end and an empty batch, now and at every later call.
+    /// `Ok(true)` means at least one record; `Ok(false)` means the end and an empty batch, also at every later call.
     /// [`Record::End`] is not among them.
     ///
     /// # Errors
     ///
-    /// A [`PageLogError`]; `batch` then holds the records that came before the fault, and the source is at its end.
+    /// A [`PageLogError`]; `batch` then holds the records before the error, and the source is at its end.
     fn next_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, PageLogError>;
 }
 

@@ -1,10 +1,9 @@
-//! Page logs as files: what a ring told, kept.
+//! Page logs as files.
 //!
-//! A head that describes the machine, blocks of at most [`BATCH_RECORDS`] records, and an end mark that counts them all, so
-//! that a log cut short is known as one. Blocks bear a checksum and are read without each other. Within a block the words
-//! are made small by what they have in common: a page frame becomes its distance from the one in the record of its kind before, then the
-//! first bytes of all words stand together, then the second ones, and so on; zstd does the rest.
-//! `docs/formats.md` has it byte by byte.
+//! A header that describes the machine, blocks of at most [`BATCH_RECORDS`] records, and an end mark with their total number,
+//! by which a truncated log is detected. Blocks have checksums and are independent. Within a block, a page frame is stored as
+//! its distance from that of the previous record of the same kind; then the first bytes of all words are stored together,
+//! then the second ones, and so on; zstd compresses the result. The format byte by byte: `docs/formats.md`.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -19,7 +18,7 @@ use crate::error::RecordFault;
 use crate::record::Record;
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
 
-/// How a log begins: not as text does, and damaged by whatever changes line ends.
+/// First bytes of a log: not text, and damaged by any conversion of line ends.
 const MAGIC: [u8; 8] = *b"\x89PLPG\r\n\x1a";
 const HEAD_BYTES: usize = 104;
 const BLOCK_HEAD_BYTES: usize = 16;
@@ -28,7 +27,7 @@ const END_BYTES: usize = 24;
 const PLANES: usize = 8;
 /// Bytes of the largest block before it is compressed.
 const WORDS_BYTES_MAX: usize = PLANES * BATCH_RECORDS;
-/// Higher ones save 3 % and take up to twice the time.
+/// Compression level of zstd; higher ones save 3 % and take up to twice the time.
 const ZSTD_LEVEL: i32 = 1;
 
 const _: () = assert!(Description::AT + DESCRIPTION_BYTES + 8 == HEAD_BYTES);
@@ -39,16 +38,16 @@ pub fn is_page_log(first_bytes: &[u8]) -> bool {
     first_bytes.starts_with(&MAGIC)
 }
 
-/// What a writer's ring lost on the way; stands at the end of a log.
+/// Losses of the writer's ring; stored at the end of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Times that the machine waited for its reader.
     pub waits: u64,
-    /// Records that are not in the log because nobody read.
+    /// Records missing from the log because the reader was gone.
     pub lost: u64,
 }
 
-/// Writes a log.
+/// Writer of a log.
 pub struct LogWriter<W: Write> {
     out: W,
     zstd: Compressor<'static>,
@@ -59,7 +58,7 @@ pub struct LogWriter<W: Write> {
 }
 
 impl LogWriter<BufWriter<File>> {
-    /// Creates a log file, in place of what had its name.
+    /// Creates a log file, replacing an existing file.
     ///
     /// # Errors
     ///
@@ -74,11 +73,11 @@ impl LogWriter<BufWriter<File>> {
 }
 
 impl<W: Write> LogWriter<W> {
-    /// Begins a log.
+    /// Starts a log.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Description`] for a machine that cannot be, [`PageLogError::Write`].
+    /// [`PageLogError::Description`] for an invalid machine, [`PageLogError::Write`].
     pub fn new(out: W, description: &Description) -> Result<Self, PageLogError> {
         description.validate("the log")?;
         let zstd = Compressor::new(ZSTD_LEVEL).map_err(write_error)?;
@@ -100,11 +99,11 @@ impl<W: Write> LogWriter<W> {
         Ok(writer)
     }
 
-    /// Appends records. An [`End`](Record::End) is none.
+    /// Appends records. [`End`](Record::End) is not allowed.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Write`]; the log is then cut short, and must not be written on.
+    /// [`PageLogError::Write`]; the log is then truncated, and must not be continued.
     pub fn write(&mut self, records: &[Record]) -> Result<(), PageLogError> {
         for &record in records {
             if record == Record::End {
@@ -118,7 +117,7 @@ impl<W: Write> LogWriter<W> {
         Ok(())
     }
 
-    /// Ends the log: without it, it is cut short.
+    /// Ends the log; without this call it is truncated.
     ///
     /// # Errors
     ///
@@ -189,7 +188,7 @@ fn low_half(word: u64) -> u32 {
     low
 }
 
-/// The low halves of the words before, in which page frames stand, by their kinds.
+/// Low halves of the previous words (which hold page frames), by kind.
 #[derive(Default)]
 struct Before([u32; 8]);
 
@@ -231,14 +230,14 @@ fn planes_of(words: &[u64]) -> Vec<u8> {
     planes
 }
 
-/// Reads a log.
+/// Reader of a log.
 pub struct LogReader<'a> {
     input: Box<dyn Read + Send + 'a>,
     name: String,
     description: Description,
     checker: Checker,
     zstd: Decompressor<'static>,
-    /// What is stored of a block, and what it is decompressed.
+    /// A block as stored, and decompressed.
     stored: Vec<u8>,
     planes: Box<[u8]>,
     offset_bytes: u64,
@@ -262,7 +261,7 @@ impl LogReader<'static> {
 }
 
 impl<'a> LogReader<'a> {
-    /// Reads the head of a log that errors call `name`.
+    /// Reads the header of a log; `name` identifies it in errors.
     ///
     /// # Errors
     ///
@@ -322,7 +321,7 @@ impl<'a> LogReader<'a> {
         })
     }
 
-    /// What was lost when the log was written; known once it has been read to its end.
+    /// Losses when the log was written; available once it has been read to its end.
     #[must_use]
     pub fn totals(&self) -> Option<Totals> {
         self.totals
@@ -383,7 +382,7 @@ impl<'a> LogReader<'a> {
         Ok(())
     }
 
-    /// Looks at the end mark, and that nothing follows it.
+    /// Checks the end mark, and that nothing follows it.
     fn end(&mut self) -> Result<(), PageLogError> {
         let numbers = &self.stored[8..];
         let number = |index: usize| {

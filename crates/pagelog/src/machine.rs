@@ -1,26 +1,26 @@
-//! PML and PRL as a machine: logging buffers, full events, and what the host's handler makes of them.
+//! Model of a machine with PML or PRL: logging buffers, full events, and the host's handler.
 //!
 //! Each vCPU has a buffer of [`Config::buffer_entries`]. Its *index* is the number of free entries; a page is logged
-//! into the entry that the index says after it is counted down, so the last entry is filled first.
+//! into the entry at the index after it is decremented, so the last entry is filled first.
 //!
-//! - **PML** (\[PRL\] §2): a walk that sets a page's dirty flag logs it. One that finds the index 0 first makes the VM
-//!   exit: the hypervisor takes all entries, on the VM's own CPU, and resets the index; nothing is missed. As the hypervisor
-//!   must have all pages before it clears the dirty flags, the end of an interval makes vCPUs exit whose buffers are not empty.
-//! - **PRL** (\[PRL\] §4.1, mode PAML): every walk logs its page, whatever its flags. One that finds the index 0
-//!   makes it -1 and interrupts a CPU of the host; this page is missed, and so are all others until the index is reset. The VM
-//!   runs on. What buffers that are not full hold is not seen.
+//! - **PML** (\[PRL\] §2): a walk that sets a page's dirty flag logs it. If the index is 0, the VM first
+//!   exits: the hypervisor takes all entries, on the VM's own CPU, and resets the index; nothing is missed. Because the hypervisor
+//!   needs all pages before it clears the dirty flags, vCPUs with non-empty buffers also exit at the end of an interval.
+//! - **PRL** (\[PRL\] §4.1, mode PAML): every walk logs its page, whatever its flags. If the index is 0,
+//!   it becomes -1 and a CPU of the host is interrupted; this page is missed, and so are all others until the index is reset. The VM
+//!   continues to run. The contents of buffers that are not full are not delivered.
 //!
-//! The host's handler (\[PRL\] §4.3) serves all VMs on one CPU. It begins the interrupt's way later, masks the
-//! interrupt, and makes passes: takes the entries of all buffers that are full, then resets their indices; if others have
-//! become full meanwhile, another pass follows, as in NAPI; else it unmasks the interrupt and ends. Buffers that become full while the
-//! interrupt is masked send none that counts.
+//! The host's handler (\[PRL\] §4.3) serves all VMs on one CPU. It starts after the interrupt's latency, masks the
+//! interrupt, and makes passes: it takes the entries of all full buffers, then resets their indices; if others have
+//! become full meanwhile, another pass follows, as in NAPI; otherwise it unmasks the interrupt and ends. Buffers that become full while the
+//! interrupt is masked cause no further interrupt.
 //!
-//! Time is in cycles of one clock. A vCPU's is what it has run, times the cycles of an instruction, and what logging
-//! has cost it; it is never behind the records of its VM before, so a vCPU that slept takes up where the others are.
-//! What several VMs do is merged by time ([`run`]). The same records give the same results, live or from a file.
+//! Time is in cycles of one clock. A vCPU's time is its instructions times the cycles per instruction, plus the cost of
+//! logging; it is never behind the previous records of its VM, so a vCPU that slept resumes at the time of the others.
+//! Records of several VMs are merged by time ([`run`]). The same records give the same results, live or from a file.
 //!
-//! Departs from \[PRL\]: full events are found by the address that no longer fits, as §4.1 says, and that address is counted as
-//! missed ([`VmOutcome::missed_at_full`]) apart from those that the handler's work costs, which alone §5.2 counts.
+//! Departs from \[PRL\]: a full event is detected at the address that no longer fits, as in §4.1, and that address is counted as
+//! missed ([`VmOutcome::missed_at_full`]), separately from those missed while the handler works, the only ones that §5.2 counts.
 
 mod buffer;
 mod cost;
@@ -35,23 +35,23 @@ pub use cost::CostModel;
 use host::{Full, Host};
 pub use merge::run;
 
-/// What is logged, and who empties the buffers.
+/// Which pages are logged, and which CPU empties the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Pages whose dirty flag a write sets; the VM's own CPU.
+    /// PML: pages whose dirty flag a write sets; emptied by the VM's own CPU.
     Pml,
-    /// Pages of all walks; a CPU of the host.
+    /// PRL: pages of all walks; emptied by a CPU of the host.
     Prl,
 }
 
-/// A machine with page logging.
+/// Configuration of a machine with page logging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// What is logged.
+    /// Mode of logging.
     pub mode: Mode,
     /// Entries of each vCPU's buffer: 512 in a page of memory, at least 1.
     pub buffer_entries: u32,
-    /// What it costs.
+    /// Costs of logging.
     pub costs: CostModel,
 }
 
@@ -70,13 +70,13 @@ impl Config {
     }
 }
 
-/// What takes the pages that were logged: on a host, the process that estimates a VM's working set from its
-/// one large buffer, in which it counts how often it got each page.
+/// Receiver of logged pages: on a host, the process that estimates a VM's working set from the VM's
+/// large buffer, in which it counts each page.
 pub trait Sink {
-    /// Pages that a buffer of a VM held, in the order in which they were logged.
+    /// Receives the pages of a buffer of a VM, in the order in which they were logged.
     fn drained(&mut self, vm: usize, pages: &[PageNumber]);
 
-    /// An interval of a VM ended, by when its vCPUs together had run so many instructions.
+    /// An interval of a VM ended, after this total number of instructions of its vCPUs.
     fn interval(&mut self, vm: usize, number: u64, instructions: u64) {
         let _ = (vm, number, instructions);
     }
@@ -87,7 +87,7 @@ pub trait Sink {
     }
 }
 
-/// What became of a VM.
+/// Results of one VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VmOutcome {
     /// Instructions of all vCPUs.
@@ -102,22 +102,22 @@ pub struct VmOutcome {
     pub full_events: u64,
     /// Times that the VM stopped for its buffers: full events, and ends of intervals.
     pub exits: u64,
-    /// Pages missed as they found the buffer full: one for each full event of PRL.
+    /// Pages missed because the buffer was full: one for each full event of PRL.
     pub missed_at_full: u64,
     /// Pages missed between a full event and the reset of its index.
     pub missed_in_handler: u64,
-    /// Pages that the sink got.
+    /// Pages delivered to the sink.
     pub drained: u64,
     /// Pages that were in the buffers at the end.
     pub left: u64,
-    /// Cycles of all vCPUs, had nothing been logged.
+    /// Cycles of all vCPUs without logging.
     pub base_cycles: u64,
     /// Cycles that logging added to them.
     pub logging_cycles: u64,
 }
 
 impl VmOutcome {
-    /// Pages that should have been logged, but were not.
+    /// Pages that should have been logged but were missed.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed_at_full + self.missed_in_handler
@@ -130,7 +130,7 @@ impl VmOutcome {
     }
 }
 
-/// What became of the CPU of the host that serves full events of PRL.
+/// Results of the host CPU that serves full events of PRL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostOutcome {
     /// Interrupts that it took.
@@ -159,7 +159,7 @@ fn share(part: u64, whole: u64) -> f64 {
     }
 }
 
-/// What became of all.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcome {
     /// The VMs, in the order in which they were given.
@@ -269,7 +269,7 @@ impl Vm {
     }
 }
 
-/// Machines whose pages are logged, under one host.
+/// VMs with page logging on one host.
 #[derive(Debug)]
 pub struct Machine {
     config: Config,
@@ -278,7 +278,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes VMs of so many vCPUs each, that have not run yet.
+    /// Creates VMs with these numbers of vCPUs, which have not run yet.
     ///
     /// # Panics
     ///
@@ -387,7 +387,7 @@ impl Machine {
         }
     }
 
-    /// Lets the host's handler do what it does up to a time.
+    /// Advances the host's handler to a time.
     fn work_until(&mut self, now: Time, sink: &mut dyn Sink) {
         let (entries, costs) = (self.config.buffer_entries, &self.config.costs);
         while let Some(pass) = self.host.pass_ended_by(now, entries, costs) {
@@ -401,7 +401,7 @@ impl Machine {
         }
     }
 
-    /// Ends the run: the handler finishes its work, PML is switched off, which takes what its buffers hold.
+    /// Ends the run: the handler finishes its work; PML is switched off, which drains its buffers.
     pub fn finish(mut self, sink: &mut dyn Sink) -> Outcome {
         let ended = self.vms.iter().map(|vm| vm.now).max().unwrap_or_default();
         self.work_until(Time(u64::MAX), sink);

@@ -1,18 +1,18 @@
-//! A model of TLBs, page tables and filter that makes a page log of references.
+//! A model of TLBs, page tables and filter that converts references into a page log.
 //!
-//! The twin of the plugin (`qemu/pagelog`), by the same rules:
+//! It follows the same rules as the plugin (`qemu/pagelog`), and tests compare the two:
 //!
-//! - A TLB's set is the page's number modulo the sets; in a set the entry used longest ago gives way. An entry holds a page
-//!   and whether it is dirty there.
+//! - A TLB's set is the page's number modulo the sets; in a set the least recently used entry is replaced. An entry holds a page
+//!   and a dirty bit.
 //! - An access walks if no TLB holds the page, or if it is a write and the entry is clean; the walk makes the entry dirty if it was
 //!   for a write.
-//! - The second level is asked after a miss in the first. A hit there that may serve the access moves a copy of the entry
-//!   into the first level, and is no walk. A walk fills both.
+//! - The second level is looked up after a miss in the first. A hit there that can serve the access copies the entry
+//!   into the first level, and is not a walk. A walk fills both.
 //! - A walk sets the page's accessed flag, and for a write the dirty flag, if they were clear.
 //! - The end of an interval clears all flags and empties all TLBs. The filter stays.
-//! - The filter holds the pages used last; its records stand before the access's walk: the page that enters, then the one that leaves.
+//! - The filter holds the most recently used pages; its records precede the access's walk: the page that enters, then the one that leaves.
 //!
-//! [`Emulated`] lets whatever takes page logs take plain traces of references.
+//! [`Emulated`] makes a plain trace of references usable as a page log.
 
 mod filter;
 mod tlb;
@@ -28,7 +28,7 @@ use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource, TlbShape};
 use filter::Filter;
 use tlb::Tlb;
 
-/// What a machine has for finding pages.
+/// TLBs, filter and intervals of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// The TLB.
@@ -69,9 +69,9 @@ pub struct Mmu {
     filter: Option<Filter>,
     frames: HashMap<PageNumber, Frame, RandomState>,
     interval: u64,
-    /// Accesses so far, those of the last record that told its vCPU's clock, and of the last count.
+    /// Accesses so far, at the last record with the vCPU's clock, and at the last count.
     accesses: u64,
-    told: u64,
+    clocked: u64,
     counted: u64,
 }
 
@@ -86,12 +86,12 @@ impl Mmu {
             frames: HashMap::default(),
             interval: 0,
             accesses: 0,
-            told: 0,
+            clocked: 0,
             counted: 0,
         }
     }
 
-    /// Accesses a page, an instruction each; appends at most four records. Pages get their frames in the order of their
+    /// Accesses a page with one instruction; appends at most four records. Pages get frames in the order of their
     /// first access.
     ///
     /// # Errors
@@ -144,13 +144,13 @@ impl Mmu {
         if let Some(second) = &mut self.tlb2 {
             second.fill(page, write);
         }
-        let step = u32::try_from(self.accesses - self.told).ok();
+        let step = u32::try_from(self.accesses - self.clocked).ok();
         let step_instructions = step.filter(|&step| step <= STEP_MAX).unwrap_or_else(|| {
             let instructions = self.accesses;
             records.push(Record::Clock { vcpu, instructions });
             0
         });
-        self.told = self.accesses;
+        self.clocked = self.accesses;
         records.push(Record::Walk(Walk {
             step_instructions,
             ..walk
@@ -170,13 +170,13 @@ impl Mmu {
         }
     }
 
-    /// Tells clock and count.
+    /// Writes clock and count.
     pub fn count(&mut self, records: &mut Vec<Record>) {
         let (vcpu, instructions) = (0, self.accesses);
         let count = self.accesses - self.counted;
         records.push(Record::Clock { vcpu, instructions });
         records.push(Record::Accesses { vcpu, count });
-        self.told = self.accesses;
+        self.clocked = self.accesses;
         self.counted = self.accesses;
     }
 }
@@ -197,7 +197,7 @@ fn frame_of(
     }
 }
 
-/// References as the records of a machine of one vCPU that makes them, one an instruction. Kinds that are not known are reads.
+/// References as the records of a machine with one vCPU, one per instruction. Unknown kinds count as reads.
 pub struct Emulated<S> {
     source: S,
     config: Config,
@@ -212,13 +212,13 @@ pub struct Emulated<S> {
 }
 
 impl<S: Source> Emulated<S> {
-    /// A machine that makes the references of a source.
+    /// Creates a machine that performs the references of a source.
     ///
-    /// The description's RAM is what frames can number, not what is used.
+    /// The RAM in its description is the maximum that frames can number, not the memory used.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Description`] for a filter that cannot be.
+    /// [`PageLogError::Description`] for an invalid filter.
     pub fn new(source: S, config: &Config) -> Result<Self, PageLogError> {
         let description = Description {
             ram_bytes: (FRAME_MAX + 1) << 12,

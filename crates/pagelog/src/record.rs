@@ -1,20 +1,20 @@
-//! What a machine whose pages are logged tells: one word of 64 bits an event.
+//! Records of a page log: one word of 64 bits per event.
 //!
 //! Lowest bit first; bits that are not named are 0. A page frame is a guest-physical address / 4096.
 //!
 //! | kind, bits 61..64 | event | bits 0..32 | 32..52 | 52 | 53 | 54 | 55 | 56..61 |
 //! |---|---|---|---|---|---|---|---|---|
-//! | 0 | page walk | frame | instructions since the vCPU's record before | sets dirty | sets accessed | fetch | write | vCPU |
+//! | 0 | page walk | frame | instructions since the vCPU's previous record | sets dirty | sets accessed | fetch | write | vCPU |
 //! | 1 | clock | instructions of the vCPU since its start, bits 0..56 | | | | | | vCPU |
 //! | 2 | end of an interval | its number, from 0, bits 0..56 | | | | | | 0 |
 //! | 3 | mark by the guest | its number, bits 0..8 | 0 | 0 | 0 | 0 | 0 | vCPU |
 //! | 4 | reference: a page enters the filter | frame | 0 | 0 | 0 | 0 | write | vCPU |
 //! | 5 | reference: a page leaves the filter | frame | 0 | 0 | 0 | 0 | 0 | vCPU |
-//! | 6 | accesses since the vCPU's count before | count, bits 0..56 | | | | | | vCPU |
+//! | 6 | accesses since the vCPU's previous count | count, bits 0..56 | | | | | | vCPU |
 //! | 7 | end of the log | 0 | 0 | 0 | 0 | 0 | 0 | 0 |
 //!
-//! A walk whose vCPU has run 2^20 instructions or more since its record before is preceded by a clock.
-//! At the end of an interval every vCPU's clock and count stand before its record; then the accessed and dirty
+//! If a vCPU has run 2^20 instructions or more since its previous record, a clock precedes the walk.
+//! At the end of an interval every vCPU's clock and count precede its record; then the accessed and dirty
 //! flags of all pages are clear and all TLBs empty, as after INVEPT.
 //!
 //! The *filter* holds the pages that a vCPU used last, a fixed number of them in the order of their use: an access to
@@ -23,7 +23,7 @@
 
 use plimsoll_flow::PageNumber;
 
-/// vCPUs that a log tells apart.
+/// Maximum number of vCPUs in a log.
 pub const VCPUS_MAX: usize = 32;
 /// Largest number of a page frame: 16 TiB of guest-physical addresses.
 pub const FRAME_MAX: u64 = u32::MAX as u64;
@@ -118,7 +118,7 @@ const SETS_ACCESSED: u64 = 1 << 53;
 const SETS_DIRTY: u64 = 1 << 52;
 const STEP_SHIFT: u32 = 32;
 
-/// Marks of our guests' workload: the part to look at begins.
+/// Mark of the test workload: the part to analyse begins.
 pub const MARK_BEGIN: u8 = 1;
 /// It ends.
 pub const MARK_END: u8 = 2;

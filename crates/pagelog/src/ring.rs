@@ -1,12 +1,12 @@
-//! The ring of shared memory through which a running machine hands over its records.
+//! The ring in shared memory through which a running machine delivers its records.
 //!
-//! The reader makes it: a memory file of sealed size with a head of 4096 bytes and words behind it (`docs/formats.md`).
+//! The reader creates it: a memory file of sealed size with a header of 4096 bytes, followed by the records (`docs/formats.md`).
 //! The writer, a QEMU plugin, opens it by its path. A full ring blocks the writer, so nothing is lost while the reader
-//! lives, which holds a lock on the file; when that is free, the reader is dead, and the writer counts what it drops.
+//! lives and holds its lock on the file. If the lock is free, the reader is dead, and the writer counts the records it drops.
 //!
-//! Whatever the writer does to the memory, the reader answers with records or an error.
+//! Whatever the writer does to the memory, the reader returns records or an error.
 //!
-//! [`RingWriter`] is the writer's side for what makes records without QEMU: measurements and tests.
+//! [`RingWriter`] is the writer's side for programs that create records without QEMU: measurements and tests.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,29 +26,29 @@ use crate::record::Record;
 use crate::sys::{SEALS, Shared};
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
 
-/// Records a ring can hold: 8 GiB of them.
+/// Maximum capacity of a ring in records (8 GiB).
 pub const CAPACITY_MAX: u64 = 1 << 30;
 
-/// How a ring begins.
+/// First bytes of a ring.
 const MAGIC: u64 = u64::from_le_bytes(*b"PLIMPLG1");
 const HEAD_BYTES: usize = 4096;
-/// What errors call it.
+/// Name of the ring in errors.
 const NAME: &str = "the ring";
 
-/// Offsets of words in the head.
+/// Offsets of words in the header.
 mod at {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 8;
     pub(super) const PAGE_BYTES: usize = 12;
     pub(super) const CAPACITY: usize = 16;
-    /// Records written; the writer's.
+    /// Records written; written by the writer.
     pub(super) const HEAD: usize = 128;
-    /// Records read; the reader's.
+    /// Records read; written by the reader.
     pub(super) const TAIL: usize = 192;
     pub(super) const STATE: usize = 256;
     /// Times that the writer found the ring full.
     pub(super) const WAITS: usize = 264;
-    /// Records dropped because there was no reader.
+    /// Records dropped because the reader was gone.
     pub(super) const LOST: usize = 272;
 }
 
@@ -59,21 +59,21 @@ const ENDED: u32 = 2;
 const SLEEP_MIN: Duration = Duration::from_micros(50);
 const SLEEP_MAX: Duration = Duration::from_millis(4);
 
-/// A ring that nobody writes into yet.
+/// A ring without a writer.
 pub struct Ring {
     shared: Shared,
-    /// Held for as long as somebody reads.
+    /// Locked as long as there is a reader.
     memory: OwnedFd,
     capacity: u64,
     path: PathBuf,
 }
 
 impl Ring {
-    /// Makes a ring of `capacity` records, a power of two.
+    /// Creates a ring of `capacity` records, a power of two.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Capacity`], or [`PageLogError::Ring`] if the system gives no memory.
+    /// [`PageLogError::Capacity`], or [`PageLogError::Ring`] if the system refuses the memory.
     pub fn create(capacity: u64) -> Result<Self, PageLogError> {
         if !capacity.is_power_of_two() || capacity > CAPACITY_MAX {
             return Err(PageLogError::Capacity { capacity });
@@ -101,7 +101,7 @@ impl Ring {
         })
     }
 
-    /// Where a process of the same user finds it, for as long as this process lives.
+    /// Path by which a process of the same user can open it, as long as this process lives.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -109,12 +109,12 @@ impl Ring {
 
     /// Waits until a writer has described its machine.
     ///
-    /// `alive` is asked now and later, whenever nothing comes: `false` ends the waiting, as when the machine has ended
-    /// or the user no longer wants it.
+    /// `alive` is called immediately, and again whenever the ring is idle. `false` ends the wait, for example because
+    /// the machine has ended or the user has cancelled.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::NoWriter`] if none came in time, [`PageLogError::Description`] for a machine that cannot be.
+    /// [`PageLogError::NoWriter`] if none came in time, [`PageLogError::Description`] for an invalid machine.
     pub fn wait_for_writer(
         self,
         timeout: Duration,
@@ -150,7 +150,7 @@ impl Ring {
     }
 }
 
-/// Reads a ring; dropped, it leaves the writer without a reader.
+/// Reader of a ring. Dropping it releases the lock.
 pub struct RingReader {
     description: Description,
     shared: Shared,
@@ -164,23 +164,23 @@ pub struct RingReader {
 }
 
 impl RingReader {
-    /// Times that the writer found the ring full and waited, as it says.
+    /// Times that the writer found the ring full and waited, as reported by the writer.
     #[must_use]
     pub fn waits(&self) -> u64 {
         self.shared.word(at::WAITS).load(Relaxed)
     }
 
-    /// Records that the writer dropped for want of a reader, as it says.
+    /// Records that the writer dropped because the reader was gone, as reported by the writer.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.shared.word(at::LOST).load(Relaxed)
     }
 
-    /// Waits for records and says how many there are; 0 means that no more come.
+    /// Waits for records and returns their number; 0 means the end.
     fn wait(&mut self) -> Result<usize, PageLogError> {
         let mut sleep = Sleep::new();
         loop {
-            // In this order: whoever says that no more come has written the last before.
+            // In this order: a writer that reports its end has written its last record before.
             let more = (self.alive)() && self.shared.half(at::STATE).load(Acquire) != ENDED;
             let ready = self.ready()?;
             if ready > 0 || !more {
@@ -190,7 +190,7 @@ impl RingReader {
         }
     }
 
-    /// Records that can be taken now.
+    /// Number of records that can be read now.
     fn ready(&self) -> Result<usize, PageLogError> {
         let head = self.shared.word(at::HEAD).load(Acquire);
         let ready = head.wrapping_sub(self.tail);
@@ -204,7 +204,7 @@ impl RingReader {
         Ok(usize::try_from(ready).unwrap_or(usize::MAX))
     }
 
-    /// Takes records that are ready, and gives their places back.
+    /// Reads available records and frees their space in the ring.
     fn take(&mut self, ready: usize, batch: &mut Vec<Record>) -> Result<(), PageLogError> {
         let count = ready.min(BATCH_RECORDS);
         for index in 0..count {
@@ -234,11 +234,11 @@ impl RecordSource for RingReader {
         &self.description
     }
 
-    /// Waits for as long as the writer or whoever made the ring lets it.
+    /// Waits as long as the writer lives and `alive` returns true.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Cut`] if no more comes and the writer has not ended its log; else what is wrong with the records.
+    /// [`PageLogError::Cut`] if the writer has gone without ending its log; otherwise the error of the records.
     fn next_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, PageLogError> {
         batch.clear();
         if self.ended {
@@ -264,25 +264,25 @@ fn place(position: u64, capacity: u64) -> usize {
     HEAD_BYTES + 8 * index
 }
 
-/// Writes into a ring.
+/// Writer of a ring.
 pub struct RingWriter {
     shared: Shared,
     memory: File,
     capacity: u64,
     head: u64,
-    /// Whether the reader is known to be dead.
+    /// Whether the reader has been found dead.
     alone: bool,
 }
 
 impl RingWriter {
-    /// How long a full ring is waited for before the reader's lock is tried.
+    /// Time to wait for a full ring before trying the reader's lock.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// Opens a ring, and says what its records are of.
+    /// Opens a ring and stores the description of its machine.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Ring`] if there is none, [`PageLogError::NotAPageLog`] if it is another version's or has a writer.
+    /// [`PageLogError::Ring`] if it does not exist, [`PageLogError::NotAPageLog`] if it has another version or already has a writer.
     pub fn attach(path: &Path, description: &Description) -> Result<Self, PageLogError> {
         let of_ring = |source| PageLogError::Ring { source };
         let mut options = File::options();
@@ -296,11 +296,11 @@ impl RingWriter {
             || shared.half(at::VERSION).load(Relaxed) != VERSION
             || shared.half(at::PAGE_BYTES).load(Relaxed) != PAGE_BYTES
         {
-            "it does not begin as one"
+            "wrong first bytes or version"
         } else if !capacity.is_power_of_two() || whole != Some(shared.bytes()) {
-            "its capacity is not that of its memory"
+            "its capacity does not match the size of its memory"
         } else if shared.half(at::STATE).load(Relaxed) != 0 {
-            "it has a writer"
+            "it already has a writer"
         } else {
             let words = description.to_bytes();
             for (index, bytes) in words.chunks_exact(8).enumerate() {
@@ -344,7 +344,7 @@ impl RingWriter {
         }
     }
 
-    /// Ends the log; says how many records were dropped.
+    /// Ends the log; returns the number of dropped records.
     #[must_use]
     pub fn finish(mut self) -> u64 {
         let lost = self.shared.word(at::LOST).load(Relaxed);
@@ -384,7 +384,7 @@ impl RingWriter {
     }
 }
 
-/// Sleeps that grow longer.
+/// Sleeps of increasing length.
 struct Sleep(Duration);
 
 impl Sleep {
@@ -479,7 +479,7 @@ mod tests {
         let (read, error) = drain(&mut reader);
         assert_eq!(read, leaves(0..5));
         let error = error.unwrap().to_string();
-        assert_eq!(error, "the ring is cut short after 5 records");
+        assert_eq!(error, "the ring is truncated after 5 records");
     }
 
     #[test]
@@ -567,7 +567,7 @@ mod tests {
         let (_reader, writer) = pair(8);
         let path = format!("/proc/self/fd/{}", writer.memory.as_raw_fd());
         let second = RingWriter::attach(Path::new(&path), &machine()).err();
-        assert!(second.unwrap().to_string().contains("it has a writer"));
+        assert!(second.unwrap().to_string().contains("it already has a writer"));
         let foreign = tempfile::NamedTempFile::new().unwrap();
         let result = RingWriter::attach(foreign.path(), &machine());
         assert!(matches!(result, Err(PageLogError::Ring { .. })));

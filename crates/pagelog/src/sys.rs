@@ -1,7 +1,7 @@
-//! The memory that a ring's writer and reader share: mapping it, and every access to it.
+//! The memory shared by a ring's writer and reader: mapping it, and every access to it.
 //!
-//! Whoever maps it can write all of it at any moment. So all words are atomics, and no reference to shared bytes
-//! is formed.
+//! Each process that maps it can write all of it at any time. So all words are atomics, and no reference to shared bytes
+//! is created.
 #![allow(unsafe_code)]
 
 use std::io;

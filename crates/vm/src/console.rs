@@ -343,9 +343,9 @@ mod tests {
             }
         );
         assert_eq!(
-            read("plimsoll: error message=64 MiB asked for, but only 2 MiB are free"),
+            read("plimsoll: error message=64 MiB requested, but only 2 MiB are free"),
             ConsoleEvent::Error {
-                message: "64 MiB asked for, but only 2 MiB are free".into()
+                message: "64 MiB requested, but only 2 MiB are free".into()
             }
         );
     }

@@ -275,7 +275,7 @@ fn a_disk_workload_without_what_it_needs_says_so() {
     for (workload, expected) in [
         (
             "workload=disk-crash blocks=100000",
-            "390 MiB asked for, the disk has 1",
+            "390 MiB requested, but the disk has 1",
         ),
         ("workload=disk-io disk=other", "there is no disk other"),
         ("workload=disk-signed", "mounting /dev/vda"),

@@ -348,7 +348,7 @@ fn a_workload_that_cannot_be_says_why() {
     let Some(image) = image() else { return };
     for (workload, expected) in [
         ("workload=zipf mib=64 alhpa=1", "plimsoll.alhpa is unknown"),
-        ("workload=zipf mib=4000", "4000 MiB asked for, but only"),
+        ("workload=zipf mib=4000", "4000 MiB requested, but only"),
         ("", "plimsoll.workload is missing"),
     ] {
         let mut guest = Guest::start(&image, &config("wrong", workload)).unwrap();

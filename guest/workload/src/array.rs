@@ -1,4 +1,4 @@
-//! The array a workload runs on: pages that know whether they are whole.
+//! The array of a workload: signed pages that can be verified.
 //!
 //! `work` words spread evenly over a page carry its signature: its index, its
 //! version (writes so far), words made of both, and last a checksum over those
@@ -135,7 +135,7 @@ impl<'array> Pages<'array> {
         }
         if !self.repaired && versions != self.writes {
             // All pages are sound, but some are older than their last write. Which
-            // ones is not known; the line names the first page and the two sums.
+            // ones is unknown; the line names the first page and the two sums.
             report(Mismatch {
                 page: self.first,
                 word: place(1, self.work),

@@ -11,7 +11,7 @@ use std::io::Write as _;
 pub struct Line(String);
 
 impl Line {
-    /// Starts a line that tells of `event`.
+    /// Starts a line for `event`.
     pub fn new(event: &str) -> Self {
         Self(format!("plimsoll: {event}"))
     }
@@ -34,7 +34,7 @@ impl Line {
         self.0.len()
     }
 
-    /// Writes the line. A console that takes no bytes leaves nobody to tell.
+    /// Writes the line. Errors of the console are ignored: there is no other place to report them.
     pub fn print(mut self) {
         self.0.push('\n');
         let mut out = std::io::stdout().lock();

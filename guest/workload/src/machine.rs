@@ -9,10 +9,10 @@ use rustix::system::{RebootCommand, reboot, sysinfo};
 use crate::WorkloadError;
 use crate::settings::Settings;
 
-/// Where the kernel says whether it backs memory with huge pages.
+/// The kernel's setting for huge pages.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// A folder for each CPU, among others.
+/// Contains a directory for each CPU, among others.
 const CPUS: &str = "/sys/devices/system/cpu";
 
 /// Memory left to the kernel and to this program beside the array, in bytes.
@@ -59,7 +59,7 @@ pub fn mount_at(target: &'static str, kind: &str) -> Result<(), WorkloadError> {
     })
 }
 
-/// As init, starts the CPUs that the kernel was told to leave alone (`maxcpus=1`). Returns how many run.
+/// As init, starts the CPUs that the kernel did not start (`maxcpus=1`). Returns the number of running CPUs.
 ///
 /// A kernel patches its own text while it starts and when it loads a module, and QEMU 7.2's emulator may
 /// run a half-patched instruction on another CPU. So they are started when all that is over.

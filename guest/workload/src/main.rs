@@ -1,8 +1,8 @@
-//! The `/init` of a VM that does nothing but use its memory, or a disk, in a known way.
+//! The `/init` of a VM that only uses its memory, or a disk, in a defined way.
 //!
 //! What it runs is chosen on the kernel command line (`plimsoll.workload=zipf
-//! plimsoll.mib=128 ...`); what happens is told on the console, one line an
-//! event. Both are described in README.md beside this crate. Every page of the
+//! plimsoll.mib=128 ...`); events are reported on the console, one line
+//! each. Both are described in README.md beside this crate. Every page of the
 //! workload's array carries a signature that each visit verifies, and so does every block
 //! of a disk, so that whoever traces, moves or caches what the VM uses is caught if a byte changes.
 //!
@@ -34,11 +34,11 @@ use settings::{Job, Settings};
 /// Why the workload did not run, or not to its end.
 #[derive(Debug, thiserror::Error)]
 enum WorkloadError {
-    /// The command line asks for something that does not exist; nothing was run.
+    /// The command line is invalid; nothing was run.
     #[error(transparent)]
     Settings(#[from] settings::SettingsError),
     /// The array does not fit into the machine; nothing was run.
-    #[error("{wanted_mib} MiB asked for, but only {free_mib} MiB are free")]
+    #[error("{wanted_mib} MiB requested, but only {free_mib} MiB are free")]
     Memory { wanted_mib: u64, free_mib: u64 },
     /// The kernel refused what an init needs; nothing was run.
     #[error("{what}: {source}")]
@@ -60,7 +60,7 @@ enum WorkloadError {
 }
 
 impl WorkloadError {
-    /// Makes an error of what the kernel said during `what`.
+    /// Converts an error of the kernel during `what`.
     fn during(what: impl Display) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Disk {
             what: what.to_string(),
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    // Were this process to die, the kernel would only say that init was killed.
+    // If this process died, the kernel would only report that init was killed.
     std::panic::set_hook(Box::new(|panic| {
         Line::new("error").rest("message", panic).print();
         machine::power_off();

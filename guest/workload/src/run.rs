@@ -1,8 +1,8 @@
-//! Running a workload: threads, phases, passes, and what is told of them.
+//! Running a workload: threads, phases, passes, and their reports.
 //!
 //! Each thread has its own slice of the array. The first one leads: it moves from
 //! phase to phase, keeps time and prints. The others follow at the end of
-//! their pass. What threads tell each other has one writer per word.
+//! their pass. Each word shared by threads has one writer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -17,13 +17,13 @@ use crate::console::Line;
 use crate::settings::{End, Pattern, Phase, Settings, Work, Writes};
 use crate::sys::mark;
 
-/// Visits between two looks at the clock: about 0.1 ms of work.
+/// Visits between two readings of the clock: about 0.1 ms of work.
 const BATCH_OPS: u64 = 256;
-/// Shortest time between two round lines, in ms; a pass that ends sooner is told with the next.
+/// Shortest time between two round lines, in ms; a pass that ends sooner is reported with the next.
 const ROUND_MS_MIN: u64 = 100;
-/// Longest time between two round lines, in ms; a pass that lasts longer is told in parts.
+/// Longest time between two round lines, in ms; a longer pass is reported in parts.
 const ROUND_MS_MAX: u64 = 250;
-/// Mismatches of one thread told one by one; the others are counted.
+/// Mismatches of one thread reported individually; the others are counted.
 const MISMATCHES_TOLD: u64 = 16;
 /// The mark at which visits begin.
 const BEGIN: u8 = 1;
@@ -31,7 +31,7 @@ const BEGIN: u8 = 1;
 const END: u8 = 2;
 /// Bytes that `/proc/self/pagemap` has for a page.
 const PAGEMAP_ENTRY_BYTES: usize = 8;
-/// Bits of such an entry that tell the page's frame.
+/// Bits of such an entry that hold the page's frame.
 const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
 
 /// Runs the workload to its end, if it has one, on a machine of so many CPUs.
@@ -95,7 +95,7 @@ impl Plan<'_> {
     }
 }
 
-/// What the leader tells the followers.
+/// Commands of the leader to the followers.
 #[derive(Default)]
 struct Lead {
     /// Phases begun before the present one.
@@ -103,7 +103,7 @@ struct Lead {
     stop: AtomicBool,
 }
 
-/// What a thread tells of itself; only it writes here.
+/// Progress of a thread; only that thread writes here.
 #[derive(Default)]
 struct Tally {
     ops: AtomicU64,
@@ -188,7 +188,7 @@ fn run_array(settings: &Settings, pattern: Pattern, plan: &Plan, pages: u64) {
 
 /// Tells which of the machine's page frames hold the first, the middle and the last page.
 ///
-/// Without the right to know, the kernel says 0 and so does the line.
+/// Without the privilege, the kernel shows 0, and so does the line.
 fn tell_places(pages: &Pages) {
     let frame_of = |index: usize| {
         let mut entry = [0; PAGEMAP_ENTRY_BYTES];
@@ -290,12 +290,12 @@ impl<'array> Worker<'array> {
             self.pages.read(index)
         };
         if let Err(mismatch) = verified {
-            tell(mismatch, self.mismatches);
+            report(mismatch, self.mismatches);
             self.mismatches += 1;
         }
     }
 
-    /// Does what the leader says, until it says stop.
+    /// Follows the leader's commands until the command to stop.
     fn follow(&mut self, plan: &Plan, lead: &Lead, tally: &Tally) {
         let (mut phase_nth, mut pass) = (0, 0);
         while !lead.stop.load(Relaxed) {
@@ -313,15 +313,15 @@ impl<'array> Worker<'array> {
 
     /// Looks at all pages once more; returns how many are wrong.
     fn audit(&mut self) -> u64 {
-        let mut told = self.mismatches;
+        let mut reported = self.mismatches;
         self.pages.audit(|mismatch| {
-            tell(mismatch, told);
-            told += 1;
+            report(mismatch, reported);
+            reported += 1;
         })
     }
 }
 
-fn tell(mismatch: Mismatch, before: u64) {
+fn report(mismatch: Mismatch, before: u64) {
     if before >= MISMATCHES_TOLD {
         return;
     }

@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! Settings on the command line.
 //!
 //! Keys begin with `plimsoll.`; all other words belong to the kernel. A key that
 //! is unknown, given twice, or of no use to the chosen workload is an error: a run
@@ -72,7 +72,7 @@ pub enum End {
     After { ms: u64 },
 }
 
-/// What a command line asks for.
+/// Parsed settings.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Job {
     /// A workload on an array in memory.
@@ -98,7 +98,7 @@ pub struct Settings {
     pub seed: u64,
     /// Where the machine swaps to.
     pub swap: Swap,
-    /// Time between two lines that tell of the machine's memory; `None`: there are none.
+    /// Time between two lines of memory statistics; `None`: no such lines.
     pub memstat_ms: Option<u64>,
 }
 
@@ -118,10 +118,10 @@ pub enum SettingsError {
         value: String,
         expected: &'static str,
     },
-    /// A key that says the same as another, or again.
-    #[error("plimsoll.{key} is given twice, or beside a key that says the same")]
+    /// A duplicate key, or one that contradicts another.
+    #[error("plimsoll.{key} is given twice, or with an equivalent key")]
     Twice { key: String },
-    /// A key nobody asked for.
+    /// A key that the workload does not use.
     #[error("plimsoll.{key} is unknown, or of no use to workload {workload}")]
     Unused { key: String, workload: String },
 }
@@ -437,10 +437,10 @@ mod tests {
         )
         .unwrap();
         let Job::Memory(settings) = settings else {
-            panic!("a workload on memory was asked for");
+            panic!("a workload on memory was requested");
         };
         let Work::Array { phases, .. } = settings.work else {
-            panic!("an array was asked for");
+            panic!("an array was requested");
         };
         let writes: Vec<_> = phases.iter().map(|phase| phase.writes).collect();
         assert_eq!(writes, [Writes::Share(0.0), Writes::Share(1.0)]);

@@ -1,4 +1,4 @@
-//! What the machine's kernel says of its memory, told every so often.
+//! Periodic lines with the kernel's memory statistics.
 
 use std::time::Duration;
 use std::{fs, io, thread};
@@ -23,7 +23,7 @@ const VMSTAT: [(&str, &str); 3] = [
 pub fn tell_each(ms: u64) {
     thread::spawn(move || {
         loop {
-            // A kernel that shows nothing leaves nothing to tell.
+            // Without statistics of the kernel there is nothing to report.
             if let Ok(line) = line() {
                 line.print();
             }

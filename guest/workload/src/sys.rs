@@ -33,12 +33,12 @@ pub fn device_mapper(control: &File, number: u8, request: &mut [u8]) -> io::Resu
     check(status.into())
 }
 
-/// Lets the file system of `folder` discard what it does not use (`fstrim`); returns the bytes.
-pub fn trim(folder: &File) -> io::Result<u64> {
+/// Discards the unused blocks of the file system of `directory` (`fstrim`); returns their size in bytes.
+pub fn trim(directory: &File) -> io::Result<u64> {
     // `struct fstrim_range`: start, length, smallest extent.
     let mut range = [0, u64::MAX, 0];
     // SAFETY: the kernel reads and writes three words of 64 bits, which is what `range` is.
-    let status = unsafe { libc::ioctl(folder.as_raw_fd(), FITRIM, range.as_mut_ptr()) };
+    let status = unsafe { libc::ioctl(directory.as_raw_fd(), FITRIM, range.as_mut_ptr()) };
     check(status.into())?;
     Ok(range[1])
 }

@@ -11,7 +11,7 @@ pub(super) struct Buffer {
     capacity: u32,
 }
 
-/// What became of a page.
+/// Outcome of logging a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
     /// It is in the buffer.
@@ -50,7 +50,7 @@ impl Buffer {
         self.index = -1;
     }
 
-    /// What was logged since the reset before.
+    /// Pages logged since the last reset.
     pub(super) fn entries(&self) -> &[PageNumber] {
         &self.entries
     }

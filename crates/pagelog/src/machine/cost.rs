@@ -1,6 +1,6 @@
-//! What page logging costs, in cycles.
+//! Costs of page logging, in cycles.
 
-/// Cycles of what happens. All are guesses about a machine; the defaults are of the order of what is measured on x86.
+/// Cycles of each event. All are estimates; the defaults have the order of magnitude measured on x86.
 ///
 /// - A VM exit and the entry after it cost hundreds to thousands of cycles (Intel, *Understanding VM exits*, 2009); through
 ///   KVM's handler and back some 1400 to 2500 (LKML, 4 Dec 2020, on AMD's `vmload` in `svm_vcpu_run`): 2000.
@@ -19,7 +19,7 @@ pub struct CostModel {
     pub walk_cycles: u32,
     /// Putting a page into a buffer.
     pub logged_cycles: u32,
-    /// A VM exit, its handler but for the entries it takes, and the entry.
+    /// A VM exit, its handler without draining entries, and the VM entry.
     pub exit_cycles: u32,
     /// Taking an entry out of a buffer and counting it.
     pub entry_cycles: u32,

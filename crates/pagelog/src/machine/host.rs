@@ -9,7 +9,7 @@ pub(super) struct Full {
     pub(super) vcpu: usize,
 }
 
-/// What the CPU does.
+/// State of the CPU.
 #[derive(Debug, Default)]
 enum Phase {
     /// Something else; the interrupt is not masked.
@@ -33,7 +33,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Tells it of a full buffer; an interrupt that is on its way or masked does for all.
+    /// Reports a full buffer; an interrupt that is pending or masked covers all.
     pub(super) fn interrupt(&mut self, full: Full, now: Time, costs: &CostModel) {
         self.waiting.push(full);
         if matches!(self.phase, Phase::Idle) {
@@ -78,7 +78,7 @@ impl Host {
         self.phase = Phase::Pass(buffers, self.worked);
     }
 
-    /// What became of it by the end of all VMs.
+    /// Results at the end of all VMs.
     pub(super) fn outcome(&self, ended: Time) -> HostOutcome {
         HostOutcome {
             elapsed_cycles: ended.max(self.worked).cycles(),

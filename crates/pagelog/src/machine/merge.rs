@@ -4,7 +4,7 @@ use super::{Config, Machine, Outcome, Sink};
 use crate::record::Record;
 use crate::{PageLogError, RecordSource};
 
-/// A VM's records that are yet to come.
+/// The remaining records of a VM.
 struct Ahead<'a> {
     source: &'a mut dyn RecordSource,
     batch: Vec<Record>,
@@ -30,7 +30,7 @@ impl Ahead<'_> {
 ///
 /// # Errors
 ///
-/// The first that a source gives; the sink has then got what came before.
+/// The first error of a source; the sink has then received everything before it.
 ///
 /// # Panics
 ///

@@ -1,8 +1,8 @@
-//! Signed blocks of 1 KiB: each says what it is and what its every byte should be.
+//! Signed blocks of 1 KiB: each identifies itself and determines all of its bytes.
 //!
 //! The first 16 bytes name the block: file, number, generation, seed. All other bytes follow from
-//! them, so a block is its own checksum: one that is torn, mixed up, old or flipped is told
-//! from the block expected, and what is found there instead is told by its own name.
+//! them, so a block is its own checksum: one that is torn, misplaced, old or corrupted is distinguished
+//! from the expected block, and the block found instead is identified by its own name.
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 1024;

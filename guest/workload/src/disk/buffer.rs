@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Alignment, as direct I/O asks for at most.
+/// Largest alignment that direct I/O requires.
 const ALIGNMENT: usize = 4096;
 
 /// Zeroed bytes that begin at a multiple of 4 KiB.

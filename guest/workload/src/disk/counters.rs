@@ -5,7 +5,7 @@ use std::fs;
 use crate::WorkloadError;
 use crate::console::Line;
 
-/// Lines of `/proc/vmstat` that are told; those a kernel lacks are left out.
+/// Reported lines of `/proc/vmstat`; those a kernel lacks are omitted.
 const VMSTAT: [&str; 12] = [
     "pgmajfault",
     "pgpgin",
@@ -20,7 +20,7 @@ const VMSTAT: [&str; 12] = [
     "workingset_refault_anon",
     "pgmigrate_success",
 ];
-/// Fields of `/sys/block/DISK/stat` that are told, by place.
+/// Reported fields of `/sys/block/DISK/stat`, by position.
 const DISK: [(usize, &str); 4] = [
     (0, "disk_reads"),
     (2, "disk_read_sectors"),
@@ -28,7 +28,7 @@ const DISK: [(usize, &str); 4] = [
     (6, "disk_write_sectors"),
 ];
 
-/// Counts at one moment, by name.
+/// Counters at one time, by name.
 pub struct Counters(Vec<(&'static str, u64)>);
 
 impl Counters {

@@ -1,7 +1,7 @@
 //! Writes whose survival can be judged after a crash of anything under the guest.
 //!
 //! Write number n goes to a block that follows from n and the seed, and leaves n there as the
-//! generation. After each flush the console tells the highest number flushed. From that number alone
+//! generation. After each flush a console line reports the highest number flushed. From that number alone
 //! a later run finds the least generation each block must have. A block is wrong if it is older,
 //! or if it is not wholly one write.
 
@@ -34,7 +34,7 @@ pub fn run(scene: &Scene, crash: &Crash) -> Result<Tally, WorkloadError> {
     if wanted > bytes {
         return Err(WorkloadError::Lacking {
             what: format!(
-                "{} MiB asked for, the disk has {}",
+                "{} MiB requested, but the disk has {}",
                 wanted >> 20,
                 bytes >> 20
             ),
@@ -118,7 +118,7 @@ impl Plan {
     }
 }
 
-/// Writes, flushes, and tells; returns the number of the last write.
+/// Writes, flushes, and reports; returns the number of the last write.
 fn write(file: &File, plan: &Plan, writes: Option<u32>, batch: u32) -> std::io::Result<u32> {
     let mut buffer = Buffer::new(WRITE_BYTES);
     let mut random = Random::new(plan.seed.into());

@@ -14,7 +14,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Where the files lie.
 pub enum Place {
     /// Files by number.
-    Folder(PathBuf),
+    Directory(PathBuf),
     /// Pieces of a block device, one after the other.
     Device(PathBuf),
 }
@@ -103,7 +103,7 @@ impl Files {
     /// The name of a file's first block.
     fn first_block(&self, file: usize) -> Name {
         Name {
-            file: self.first + u32::try_from(file).expect("as many as the settings say"),
+            file: self.first + u32::try_from(file).expect("the settings limit the number of files"),
             number: 0,
             generation: self.generations[file],
             seed: self.seed,
@@ -114,9 +114,9 @@ impl Files {
         let mut options = File::options();
         options.read(!write).write(write);
         match &self.place {
-            Place::Folder(folder) => {
+            Place::Directory(directory) => {
                 let number = self.first as usize + file;
-                options.create(write).open(folder.join(number.to_string()))
+                options.create(write).open(directory.join(number.to_string()))
             }
             Place::Device(path) => {
                 let mut device = options.open(path)?;
@@ -153,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_changed_byte_and_an_old_block_are_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = Files::new(Place::Folder(folder.path().into()), 0, 20, 70, 5);
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = Files::new(Place::Directory(directory.path().into()), 0, 20, 70, 5);
         files.populate().unwrap();
-        let path = folder.path().join("3");
+        let path = directory.path().join("3");
         let file = File::options().write(true).open(path).unwrap();
         file.write_all_at(b"x", 65 << 10).unwrap();
         files.generations[4] = 1;
@@ -168,15 +168,15 @@ mod tests {
 
     #[test]
     fn a_part_is_verified_as_what_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = || Place::Folder(folder.path().into());
+        let directory = tempfile::tempdir().unwrap();
+        let place = || Place::Directory(directory.path().into());
         let mut files = Files::new(place(), 7, 2, 12, 5);
         files.populate().unwrap();
         for at in [0, 4096, 8192] {
             files.read_part(1, at, 4096).unwrap();
         }
         assert_eq!((files.tally.mismatches, files.tally.read_bytes), (0, 12288));
-        let path = folder.path().join("8");
+        let path = directory.path().join("8");
         let file = File::options().write(true).open(path).unwrap();
         file.write_all_at(b"x", 5000).unwrap();
         files.read_part(1, 0, 4096).unwrap();

@@ -23,7 +23,7 @@ use crate::console::Line;
 /// Stack of a thread.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Reads for the time asked for, and tells rate and latency.
+/// Reads for the configured time, and reports rate and latency.
 pub fn run(scene: &Scene, io: &Io) -> Result<Tally, WorkloadError> {
     let device = &scene.ready.device;
     let bytes = device_bytes(device)?;

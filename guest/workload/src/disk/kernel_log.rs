@@ -8,9 +8,9 @@ use rustix::fs::OFlags;
 
 use crate::console::Line;
 
-/// Complaints told one by one; the others are counted.
+/// Complaints reported individually; the others are counted.
 const TOLD_MAX: u64 = 16;
-/// Bytes told of one.
+/// Maximum bytes reported of one.
 const TEXT_BYTES: usize = 400;
 /// Longest record of `/dev/kmsg`.
 const RECORD_BYTES: usize = 8192;
@@ -19,7 +19,7 @@ const ERROR: u32 = 3;
 /// What makes a record of any priority a complaint.
 const WORDS: [&str; 5] = ["BUG", "WARNING", "Oops", "I/O error", "EXT4-fs error"];
 
-/// The kernel's log from a moment on.
+/// The kernel's log from a point in time on.
 pub struct KernelLog {
     file: File,
     /// Errors, and lines that speak of one.
@@ -44,7 +44,7 @@ impl KernelLog {
         })
     }
 
-    /// Reads what came since, and tells the first complaints.
+    /// Reads new lines, and reports the first complaints.
     pub fn read(&mut self) -> io::Result<()> {
         let mut record = vec![0; RECORD_BYTES];
         loop {

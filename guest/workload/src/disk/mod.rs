@@ -45,7 +45,7 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Tells that a phase begins, and waits, so that the host can look at its own counts.
+    /// Reports the start of a phase, and waits, so that the host can read its own counters.
     fn phase(&self, name: &str) {
         Line::new("phase")
             .with("name", name)
@@ -69,11 +69,11 @@ impl Scene<'_> {
             )))
     }
 
-    /// Makes a folder of the file system.
-    fn folder(&self, name: &str) -> Result<PathBuf, WorkloadError> {
-        let folder = Path::new(MOUNT).join(name);
-        std::fs::create_dir_all(&folder).map_err(WorkloadError::during(folder.display()))?;
-        Ok(folder)
+    /// Creates a directory in the file system.
+    fn directory(&self, name: &str) -> Result<PathBuf, WorkloadError> {
+        let directory = Path::new(MOUNT).join(name);
+        std::fs::create_dir_all(&directory).map_err(WorkloadError::during(directory.display()))?;
+        Ok(directory)
     }
 
     fn unmount(&self) -> Result<(), WorkloadError> {

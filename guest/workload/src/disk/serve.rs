@@ -36,11 +36,11 @@ const BEHIND_US_MAX: u64 = 1_000_000;
 /// Serves until the time is over, if it ever is.
 pub fn run(scene: &Scene, serve: &Serve) -> Result<Tally, WorkloadError> {
     scene.mount()?;
-    let folder = scene.folder("serve")?;
-    let mut server = Server::new(serve, Place::Folder(folder.clone()), scene.settings.seed);
+    let directory = scene.directory("serve")?;
+    let mut server = Server::new(serve, Place::Directory(directory.clone()), scene.settings.seed);
     let mut task = serve.background.map(|background| {
         // Numbered on, so that no block of one is a block of the other.
-        let place = Place::Folder(folder);
+        let place = Place::Directory(directory);
         Task::new(background, place, serve.files, scene.settings.seed)
     });
     scene.phase("populate");
@@ -59,7 +59,7 @@ pub fn run(scene: &Scene, serve: &Serve) -> Result<Tally, WorkloadError> {
         let now_us = Time::now().us_since(start);
         let over = serve.seconds.is_some_and(|s| now_us >= s * 1_000_000);
         if over || report.every.is_due(now_us) {
-            report.tell(now_us, &server, task.as_ref(), pace.skipped)?;
+            report.write(now_us, &server, task.as_ref(), pace.skipped)?;
         }
         if over {
             break;
@@ -319,7 +319,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    fn tell(
+    fn write(
         &mut self,
         now_us: u64,
         server: &Server,
@@ -354,7 +354,7 @@ impl<'a> Report<'a> {
 mod tests {
     use super::*;
 
-    fn server(folder: &std::path::Path, order: ServeOrder) -> Server {
+    fn server(directory: &std::path::Path, order: ServeOrder) -> Server {
         let serve = Serve {
             files: 20,
             file_kib: 16,
@@ -364,7 +364,7 @@ mod tests {
             report_s: 1,
             background: None,
         };
-        let mut server = Server::new(&serve, Place::Folder(folder.into()), 5);
+        let mut server = Server::new(&serve, Place::Directory(directory.into()), 5);
         server.files.populate().unwrap();
         server
     }
@@ -390,8 +390,8 @@ mod tests {
             (ServeOrder::Search(HOT), 32 << 10),
             (ServeOrder::Scan(HOT), 16 << 10),
         ] {
-            let folder = tempfile::tempdir().unwrap();
-            let mut server = server(folder.path(), order);
+            let directory = tempfile::tempdir().unwrap();
+            let mut server = server(directory.path(), order);
             for _ in 0..50 {
                 server.request().unwrap();
             }
@@ -403,8 +403,8 @@ mod tests {
 
     #[test]
     fn a_search_draws_half_from_its_hot_blocks_and_half_from_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut server = server(folder.path(), ServeOrder::Search(HOT));
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = server(directory.path(), ServeOrder::Search(HOT));
         let times = drawn(&mut server, 80, 80_000);
         // 8 hot blocks of 80: 40000 draws and 4000 of the others' 40000. Five standard deviations.
         assert!(
@@ -419,8 +419,8 @@ mod tests {
 
     #[test]
     fn a_scan_goes_over_all_but_its_hot_files_in_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut server = server(folder.path(), ServeOrder::Scan(HOT));
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = server(directory.path(), ServeOrder::Scan(HOT));
         let drawn: Vec<_> = (0..1000).map(|_| server.next()).collect();
         let (hot, scanned): (Vec<u64>, Vec<u64>) = drawn.into_iter().partition(|&file| file < 2);
         assert!(hot.len().abs_diff(500) < 80, "{}", hot.len());
@@ -433,16 +433,16 @@ mod tests {
 
     #[test]
     fn the_background_task_reads_each_of_its_files_in_turn() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let background = Background {
             files: 3,
             file_kib: 8,
             every_ms: 10,
         };
-        let place = Place::Folder(folder.path().into());
+        let place = Place::Directory(directory.path().into());
         let mut task = Task::new(background, place, 20, 5);
         task.files.populate().unwrap();
-        std::fs::remove_file(folder.path().join("22")).unwrap();
+        std::fs::remove_file(directory.path().join("22")).unwrap();
         task.touch().unwrap();
         task.touch().unwrap();
         assert!(task.touch().is_err());

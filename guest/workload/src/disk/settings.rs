@@ -1,4 +1,4 @@
-//! What the command line asks of a disk workload.
+//! Settings of a disk workload on the command line.
 
 use crate::settings::{Keys, SettingsError};
 
@@ -16,10 +16,10 @@ pub struct Settings {
     pub machine: Machine,
     /// What all random numbers and all contents follow from.
     pub seed: u32,
-    /// How long a phase waits after it was told, in ms.
+    /// Pause of a phase after its line, in ms.
     pub pause_ms: u64,
     /// Faults of plimsoll_test.ko, each provoked before every round: file of its
-    /// debugfs folder, and what is written there.
+    /// debugfs directory, and the value written to it.
     pub provoke: Vec<(String, String)>,
 }
 
@@ -283,7 +283,7 @@ fn machine(keys: &mut Keys) -> Result<Machine, SettingsError> {
         "none" => Some(None),
         _ => None,
     })?;
-    // Without the module its parameters stay behind, and are told as unknown keys.
+    // Without the module its parameters remain, and are reported as unknown keys.
     let module = module.flatten().map(|lazy| {
         let mut parameters = vec![("lazy".to_owned(), lazy.to_owned())];
         parameters.extend(keys.take_all("module."));
@@ -424,7 +424,7 @@ fn hot(
 }
 
 fn background(keys: &mut Keys) -> Result<Option<Background>, SettingsError> {
-    // Without it its keys stay behind, and are told as unknown.
+    // Without it its keys remain, and are reported as unknown.
     if !flag(keys, "background")? {
         return Ok(None);
     }

@@ -148,7 +148,7 @@ impl Ready {
     }
 }
 
-/// Lets plimsoll_test.ko do what was asked for.
+/// Triggers the configured faults of plimsoll_test.ko.
 pub fn provoke(faults: &[(String, String)]) -> Result<(), WorkloadError> {
     for (file, text) in faults {
         write(&format!("{DEBUG}/plimsoll_test/{file}"), text)?;
@@ -188,7 +188,7 @@ pub fn load_balloon() -> Result<(), WorkloadError> {
     Modules::of(modules)?.load("balloon", "")
 }
 
-/// Swaps as a workload on memory asks for it; the machine must be ours alone.
+/// Enables swap as configured for a memory workload; requires to be process 1.
 pub fn swap_for_memory(swap: Swap) -> Result<(), WorkloadError> {
     if swap == Swap::None {
         return Ok(());
@@ -242,13 +242,13 @@ struct Modules {
 }
 
 impl Modules {
-    fn of(folder: &Path) -> Result<Self, WorkloadError> {
-        let order = fs::read_to_string(folder.join("order")).map_err(WorkloadError::during(
+    fn of(directory: &Path) -> Result<Self, WorkloadError> {
+        let order = fs::read_to_string(directory.join("order")).map_err(WorkloadError::during(
             "this guest's initrd has no kernel modules",
         ))?;
         let file = |line: &str| {
             let (group, file) = line.split_once(' ')?;
-            Some((group.to_owned(), folder.join(file)))
+            Some((group.to_owned(), directory.join(file)))
         };
         Ok(Self {
             files: order.lines().filter_map(file).collect(),

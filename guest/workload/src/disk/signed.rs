@@ -22,7 +22,7 @@ const CLASS_FACTOR: u64 = 10;
 /// Runs the workload on files.
 pub fn run(scene: &Scene, signed: &Signed) -> Result<Tally, WorkloadError> {
     scene.mount()?;
-    let tally = visit_all(scene, signed, Place::Folder(scene.folder("signed")?))?;
+    let tally = visit_all(scene, signed, Place::Directory(scene.directory("signed")?))?;
     scene.unmount()?;
     Ok(tally)
 }
@@ -35,7 +35,7 @@ pub fn run_encrypted(scene: &Scene, pieces: &Signed, cipher: &str) -> Result<Tal
     if wanted > bytes {
         return Err(WorkloadError::Lacking {
             what: format!(
-                "{} MiB asked for, the disk has {}",
+                "{} MiB requested, but the disk has {}",
                 wanted >> 20,
                 bytes >> 20
             ),
@@ -170,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    fn visitor(folder: &Path, order: Order, write_percent: u64) -> Visitor {
+    fn visitor(directory: &Path, order: Order, write_percent: u64) -> Visitor {
         let signed = Signed {
             files: 20,
             file_kib: 70,
@@ -179,15 +179,15 @@ mod tests {
             warmup: 0,
             rounds: 1,
         };
-        let mut visitor = Visitor::new(&signed, Place::Folder(folder.into()), 5);
+        let mut visitor = Visitor::new(&signed, Place::Directory(directory.into()), 5);
         visitor.files.populate().unwrap();
         visitor
     }
 
     #[test]
     fn files_are_read_as_they_were_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut visitor = visitor(folder.path(), Order::Random, 50);
+        let directory = tempfile::tempdir().unwrap();
+        let mut visitor = visitor(directory.path(), Order::Random, 50);
         for _ in 0..5 {
             visitor.round().unwrap();
         }
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_tenth_of_the_files_is_ten_times_as_popular() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut visitor = visitor(folder.path(), Order::Class, 0);
+        let directory = tempfile::tempdir().unwrap();
+        let mut visitor = visitor(directory.path(), Order::Class, 0);
         let mut visits = vec![0u32; 20];
         let draws = 38_000;
         for _ in 0..draws {
@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn files_in_order_come_around() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut visitor = visitor(folder.path(), Order::Sequential, 0);
+        let directory = tempfile::tempdir().unwrap();
+        let mut visitor = visitor(directory.path(), Order::Sequential, 0);
         let drawn: Vec<_> = (0..22).map(|_| visitor.next()).collect();
         assert!(drawn.into_iter().eq((0..20).chain(0..2)));
     }

@@ -41,10 +41,10 @@ pub fn run(scene: &Scene, stress: &Stress) -> Result<Tally, WorkloadError> {
     let seed = scene.settings.seed;
     let mut threads = Vec::new();
     for nth in 0..stress.threads {
-        let folder = Path::new(MOUNT).join(format!("stress{nth}"));
+        let directory = Path::new(MOUNT).join(format!("stress{nth}"));
         let device = Some(scene.ready.device.clone());
-        let files = Files::new(&folder, device, stress, seed, nth);
-        threads.push(files.map_err(WorkloadError::during(folder.display()))?);
+        let files = Files::new(&directory, device, stress, seed, nth);
+        threads.push(files.map_err(WorkloadError::during(directory.display()))?);
     }
     scene.phase("stress");
     let before = Counters::now(&scene.ready.disk)?;
@@ -64,8 +64,8 @@ pub fn run(scene: &Scene, stress: &Stress) -> Result<Tally, WorkloadError> {
             in_parallel(&mut threads, Files::verify_all)?;
             write("/proc/sys/vm/drop_caches", "3")?;
             in_parallel(&mut threads, Files::verify_all)?;
-            let folder = File::open(MOUNT).map_err(WorkloadError::during(MOUNT))?;
-            match trim(&folder) {
+            let directory = File::open(MOUNT).map_err(WorkloadError::during(MOUNT))?;
+            match trim(&directory) {
                 // A disk without discard.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 trimmed => drop(trimmed.map_err(WorkloadError::during("fstrim"))?),
@@ -258,7 +258,7 @@ fn blocks_of(bytes: u64) -> usize {
 
 /// The files of one thread.
 struct Files {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The disk below, which is read raw.
     device: Option<PathBuf>,
     models: Vec<Model>,
@@ -268,7 +268,7 @@ struct Files {
     /// The last write.
     generation: u32,
     seed: u32,
-    /// Number of the thread; tells its files from others'.
+    /// Number of the thread; distinguishes its files from others'.
     thread: u32,
     buffer: Buffer,
     tally: Tally,
@@ -276,15 +276,15 @@ struct Files {
 
 impl Files {
     fn new(
-        folder: &Path,
+        directory: &Path,
         device: Option<PathBuf>,
         stress: &Stress,
         seed: u32,
         thread: u32,
     ) -> std::io::Result<Self> {
-        fs::create_dir_all(folder)?;
+        fs::create_dir_all(directory)?;
         let mut files = Self {
-            folder: folder.into(),
+            directory: directory.into(),
             device,
             models: vec![Model::default(); stress.files as usize],
             blocks_max: stress.file_kib / BLOCKS_PER_PAGE * BLOCKS_PER_PAGE,
@@ -306,7 +306,7 @@ impl Files {
     }
 
     fn path(&self, file: usize) -> PathBuf {
-        self.folder.join(file.to_string())
+        self.directory.join(file.to_string())
     }
 
     fn open(&self, file: usize, direct: bool) -> std::io::Result<File> {
@@ -553,7 +553,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads the device below, by the page cache or around it; what it holds is not known.
+    /// Reads the device below, through the page cache or directly; its contents are unknown.
     fn read_raw(&mut self) -> std::io::Result<()> {
         let Some(path) = self.device.clone() else {
             return Ok(());
@@ -572,10 +572,10 @@ impl Files {
         Ok(())
     }
 
-    /// Makes a folder of small files, reads them, removes them.
+    /// Creates a directory of small files, reads them, removes them.
     fn small_files(&mut self) -> std::io::Result<()> {
-        let folder = self.folder.join("small");
-        fs::create_dir(&folder)?;
+        let directory = self.directory.join("small");
+        fs::create_dir(&directory)?;
         self.generation += 1;
         let name = |number| Name {
             file: self.thread << 16 | 0xffff,
@@ -586,15 +586,15 @@ impl Files {
         for number in 0..SMALL_FILES {
             let len = number as usize * 40;
             fs::write(
-                folder.join(number.to_string()),
+                directory.join(number.to_string()),
                 &name(number).block()[..len],
             )?;
         }
         for number in 0..SMALL_FILES {
-            let bytes = fs::read(folder.join(number.to_string()))?;
+            let bytes = fs::read(directory.join(number.to_string()))?;
             self.tally.verify(&bytes, name(number), BLOCK_BYTES);
         }
-        fs::remove_dir_all(&folder)
+        fs::remove_dir_all(&directory)
     }
 
     /// Reads every file whole.
@@ -627,16 +627,16 @@ mod tests {
         anon_mib: None,
     };
 
-    fn files(folder: &Path, seed: u32) -> Files {
-        Files::new(folder, None, &STRESS, seed, 0).unwrap()
+    fn files(directory: &Path, seed: u32) -> Files {
+        Files::new(directory, None, &STRESS, seed, 0).unwrap()
     }
 
     #[test]
     fn files_are_as_the_model_says_after_many_steps() {
-        // Direct I/O needs a file system of a disk, which the folder of this crate has.
-        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        // Direct I/O needs a file system of a disk, which the directory of this crate has.
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         for seed in 0..3 {
-            let mut files = files(folder.path(), seed);
+            let mut files = files(directory.path(), seed);
             files.steps(STRESS.steps).unwrap();
             files.verify_all().unwrap();
             assert_eq!(files.tally.mismatches, 0, "seed {seed}");
@@ -646,8 +646,8 @@ mod tests {
 
     #[test]
     fn a_file_that_differs_from_its_model_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), 1);
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = files(directory.path(), 1);
         files.write_all(2).unwrap();
         files.verify_all().unwrap();
         assert_eq!(files.tally.mismatches, 0);

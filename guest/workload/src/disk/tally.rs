@@ -1,9 +1,9 @@
-//! What a disk workload counts, and how a wrong block is told.
+//! Counters of a disk workload, and the report of a wrong block.
 
 use super::block::{BLOCK_BYTES, Name};
 use crate::console::Line;
 
-/// Wrong blocks told one by one; the others are counted.
+/// Wrong blocks reported individually; the others are counted.
 const TOLD_MAX: u64 = 16;
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -60,7 +60,7 @@ impl Tally {
         }
     }
 
-    /// Counts a wrong block, and tells what it should be and what is there instead.
+    /// Counts a wrong block, and reports the expected and the actual contents.
     pub fn wrong(&mut self, bytes: &[u8], expected: Name, len: usize) {
         self.mismatches += 1;
         if self.mismatches > TOLD_MAX {
