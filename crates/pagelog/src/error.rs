@@ -156,7 +156,9 @@ pub enum PageLogError {
     #[error("no writer attached to the ring: was QEMU started with the plugin?")]
     NoWriter,
     /// The ring's positions are inconsistent: its writer is faulty.
-    #[error("the ring's writer is at record {head}, the reader at {tail}, and the capacity is {capacity}")]
+    #[error(
+        "the ring's writer is at record {head}, the reader at {tail}, and the capacity is {capacity}"
+    )]
     Position {
         /// Records written, according to the writer.
         head: u64,

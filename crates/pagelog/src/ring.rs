@@ -567,7 +567,12 @@ mod tests {
         let (_reader, writer) = pair(8);
         let path = format!("/proc/self/fd/{}", writer.memory.as_raw_fd());
         let second = RingWriter::attach(Path::new(&path), &machine()).err();
-        assert!(second.unwrap().to_string().contains("it already has a writer"));
+        assert!(
+            second
+                .unwrap()
+                .to_string()
+                .contains("it already has a writer")
+        );
         let foreign = tempfile::NamedTempFile::new().unwrap();
         let result = RingWriter::attach(foreign.path(), &machine());
         assert!(matches!(result, Err(PageLogError::Ring { .. })));

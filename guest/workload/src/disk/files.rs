@@ -116,7 +116,9 @@ impl Files {
         match &self.place {
             Place::Directory(directory) => {
                 let number = self.first as usize + file;
-                options.create(write).open(directory.join(number.to_string()))
+                options
+                    .create(write)
+                    .open(directory.join(number.to_string()))
             }
             Place::Device(path) => {
                 let mut device = options.open(path)?;

@@ -37,7 +37,11 @@ const BEHIND_US_MAX: u64 = 1_000_000;
 pub fn run(scene: &Scene, serve: &Serve) -> Result<Tally, WorkloadError> {
     scene.mount()?;
     let directory = scene.directory("serve")?;
-    let mut server = Server::new(serve, Place::Directory(directory.clone()), scene.settings.seed);
+    let mut server = Server::new(
+        serve,
+        Place::Directory(directory.clone()),
+        scene.settings.seed,
+    );
     let mut task = serve.background.map(|background| {
         // Numbered on, so that no block of one is a block of the other.
         let place = Place::Directory(directory);
