@@ -147,9 +147,9 @@ mod tests {
         let hole = walk(0, (3 << 30) >> 12, 0);
         assert_eq!(
             fault(walk(2, 0, 0)),
-            "t, record 1: it is of vCPU 2, but the machine has 2"
+            "t, record 1: it belongs to vCPU 2, but the machine has only 2"
         );
-        assert!(fault(hole).contains("page frame 786432 lies outside"));
+        assert!(fault(hole).contains("page frame 786432 is outside"));
         for record in [
             Record::Mark { vcpu: 7, id: 1 },
             Record::Accesses { vcpu: 7, count: 1 },
@@ -173,7 +173,7 @@ mod tests {
         }
         assert!(fault(7 << 61 | 1).contains("is no record of a page log"));
         let interval = |number| Record::Interval { number }.encode();
-        assert!(fault(interval(1)).contains("interval 1 ends where interval 0 should"));
+        assert!(fault(interval(1)).contains("interval 1 ends where interval 0 is expected"));
         assert!(checker.record(interval(0), &machine()).is_ok());
         assert!(checker.record(interval(0), &machine()).is_err());
         assert_eq!(checker.records(), 1);

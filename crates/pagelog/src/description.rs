@@ -328,12 +328,12 @@ pub(crate) mod tests {
         };
         assert!(fault(|m| m.vcpus = 33).contains("33 vCPUs"));
         assert!(fault(|m| m.vcpus = 0).contains("0 vCPUs"));
-        assert!(fault(|m| m.ram_bytes += 1).contains("whole pages"));
+        assert!(fault(|m| m.ram_bytes += 1).contains("whole number of pages"));
         assert!(fault(|m| m.ram_bytes = 1 << 30).contains("below 4 GiB"));
         assert!(fault(|m| m.below_4g_bytes = 5 << 30).contains("below 4 GiB"));
         assert!(fault(|m| m.ram_bytes = 1 << 44).contains("below 4 GiB"));
         assert!(fault(|m| m.filter_pages = 0).contains("filter of 0 pages"));
-        assert!(fault(|m| m.tlb = None).contains("no TLB"));
+        assert!(fault(|m| m.tlb = None).contains("without a TLB"));
         assert!(fault(|m| m.tlb_page = PageSize::new(8192).unwrap()).contains("of 8192 bytes"));
         let mut bytes = machine().to_bytes();
         bytes[88 - Description::AT] = 1;

@@ -535,7 +535,7 @@ mod tests {
             (7 << 61 | 1, "is no record"),
             (u64::from(u32::MAX), "outside"),
             (5 << 61 | 30 << 56, "vCPU 30"),
-            (Record::End.encode(), "the end of the log stands before"),
+            (Record::End.encode(), "the end of the log is followed by"),
         ] {
             let (mut reader, mut writer) = pair(16);
             writer.write(&leaves(0..4));
