@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_api::disk_admin::{self, DiskAdminError, DiskStat};
 use plimsoll_flow::VmId;
+use plimsoll_protocol::disk_admin::{self, DiskAdminError, DiskStat};
 
 use crate::follow::Part;
 use crate::resizing::Resizing;

@@ -39,7 +39,7 @@ pub use hcache::HcacheStore;
 pub use host::ram_held_bytes;
 #[cfg(feature = "libvirt")]
 pub use libvirt::{Domain, DomainInfo, Virsh};
-pub use plimsoll_api::disk_admin::DiskStat;
+pub use plimsoll_protocol::disk_admin::DiskStat;
 pub use plimsoll_vm::GuestStats;
 pub use vm_memory::{Direct, VmMemory};
 

@@ -30,4 +30,4 @@ pub mod trio;
 pub mod watch;
 pub mod wss;
 
-pub use plimsoll_api::{curve_json, openmetrics, size};
+pub use plimsoll_protocol::{curve_json, openmetrics, size};

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_api::disk_admin::{self, DiskStat};
+use plimsoll_protocol::disk_admin::{self, DiskStat};
 use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage};
 
 use crate::disk_guest::{DiskGuest, Fields, Setup};

@@ -5,7 +5,9 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use plimsoll::curve_json::{CurveJson, PointJson};
-use plimsoll_api::plan::{DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search};
+use plimsoll_protocol::plan::{
+    DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
+};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;

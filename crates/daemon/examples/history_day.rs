@@ -5,11 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll_api::curve_json::{CurveJson, PointJson};
-use plimsoll_api::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
-use plimsoll_api::plan::{DemandJson, PlanInputs, Policy, RulesJson};
-use plimsoll_api::vm::{HeatRow, Sample};
 use plimsoll_daemon::history::{History, Limits, Moment};
+use plimsoll_protocol::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
+use plimsoll_protocol::plan::{DemandJson, PlanInputs, Policy, RulesJson};
+use plimsoll_protocol::vm::{HeatRow, Sample};
 
 const VMS: usize = 100;
 const TURNS: u64 = 24 * 120;
@@ -135,7 +135,7 @@ impl Noise {
             }
         });
         CurveJson {
-            schema: plimsoll_api::SCHEMA,
+            schema: plimsoll_protocol::SCHEMA,
             vm: vm.to_owned(),
             page_bytes: 4096,
             references,
@@ -173,7 +173,7 @@ fn decision(
         error: None,
     });
     Decision {
-        schema: plimsoll_api::SCHEMA,
+        schema: plimsoll_protocol::SCHEMA,
         id,
         unix_ms,
         kind: Kind::Divide,
@@ -182,7 +182,7 @@ fn decision(
         state,
         reason: "less misses together".to_owned(),
         inputs: Some(PlanInputs {
-            schema: plimsoll_api::SCHEMA,
+            schema: plimsoll_protocol::SCHEMA,
             page_bytes: 4096,
             policy: Policy::esx(0.75),
             rules: RulesJson {

@@ -1,7 +1,7 @@
 //! Whether a move kept what it promised: measured misses beside predicted ones.
 
-use plimsoll_api::decision::{Check, Verdict};
-use plimsoll_api::vm::RelativeView;
+use plimsoll_protocol::decision::{Check, Verdict};
+use plimsoll_protocol::vm::RelativeView;
 
 use crate::vm::Counted;
 

@@ -12,8 +12,8 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_api::decision::Mode;
 use plimsoll_policy::{Policy, Search};
+use plimsoll_protocol::decision::Mode;
 use wildmatch::WildMatch;
 
 pub use error::ConfigError;
@@ -199,9 +199,9 @@ impl Default for Config {
             history_bytes_max: 256 << 20,
             history_keep: Duration::from_hours(7 * 24),
             serve: ServeSettings {
-                socket: PathBuf::from(plimsoll_api::SOCKET),
+                socket: PathBuf::from(plimsoll_protocol::SOCKET),
                 group: None,
-                read_only_socket: Some(PathBuf::from(plimsoll_api::SOCKET_READ_ONLY)),
+                read_only_socket: Some(PathBuf::from(plimsoll_protocol::SOCKET_READ_ONLY)),
                 read_only_group: None,
                 tcp: None,
             },

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::disk_admin;
-use plimsoll_api::vm::CurveSource;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::disk_admin;
+use plimsoll_protocol::vm::CurveSource;
 
 use crate::clock::unix_ms;
 use crate::host::{Feed, Seen};

@@ -21,10 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{Decision, Phase};
-use plimsoll_api::request::SettingsChange;
-use plimsoll_api::vm::{HeatRow, HeatmapView, Sample};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{Decision, Phase};
+use plimsoll_protocol::request::SettingsChange;
+use plimsoll_protocol::vm::{HeatRow, HeatmapView, Sample};
 use redb::WriteTransaction;
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
@@ -306,7 +306,7 @@ impl History {
             .into_iter()
             .filter(|(_, row)| row.cell_bytes == cell_bytes);
         Some(HeatmapView {
-            schema: plimsoll_api::SCHEMA,
+            schema: plimsoll_protocol::SCHEMA,
             vm: vm.to_owned(),
             cell_bytes,
             rows: alike

@@ -3,8 +3,8 @@
 //! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
 
 use plimsoll_actuator::{Actuator, ActuatorError, Look};
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
 
 use crate::config::{Config, VmRule};
 

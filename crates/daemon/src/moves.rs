@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, Actuator, ActuatorError, Holding, Look, Progress};
-use plimsoll_api::decision::{HoldingView, Step};
+use plimsoll_protocol::decision::{HoldingView, Step};
 
 /// Most time that a move may take, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);

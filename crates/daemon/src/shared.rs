@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{Decision, Phase};
-use plimsoll_api::plan::PlanInputs;
-use plimsoll_api::request::{Choice, Event, RefusalKind, SettingsChange};
-use plimsoll_api::vm::{HeatmapView, HostMemory, HostView, VmSummary};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{Decision, Phase};
+use plimsoll_protocol::plan::PlanInputs;
+use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::{HeatmapView, HostMemory, HostView, VmSummary};
 use tokio::sync::{broadcast, oneshot};
 
 use crate::clock::unix_ms;
@@ -36,7 +36,7 @@ impl Snapshot {
     pub fn before_the_first_turn(config: &Config) -> Self {
         let now = unix_ms();
         let host = HostView {
-            schema: plimsoll_api::SCHEMA,
+            schema: plimsoll_protocol::SCHEMA,
             host: host_name(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: config.mode,

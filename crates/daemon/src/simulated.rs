@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::{Absence, Actuator, ActuatorError, DiskStat, Look, Part, Progress, Sent};
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::vm::{CurveSource, TraceView, WorkingSetView};
 use plimsoll_flow::{MissRatioCurve, PageSize, VmId};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::vm::{CurveSource, TraceView, WorkingSetView};
 
 use crate::config::{Config, VmRule, Workflow};
 use crate::host::{Feed, Found, Host, Opened, Seen};

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_api::curve_json::{CurveJson, SCHEMA};
-use plimsoll_api::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 

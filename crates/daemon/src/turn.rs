@@ -18,16 +18,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Holding, Progress};
-use plimsoll_api::SCHEMA;
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{By, Check, Decision, Kind, Mode, Phase, State, Verdict};
-use plimsoll_api::plan::{PlanError, PlanInputs, PlanJson};
-use plimsoll_api::request::{Choice, Event, RefusalKind, SettingsChange};
-use plimsoll_api::vm::{
-    CurveSource, HeatmapView, HostMemory, HostView, RelativeView, Sample, Standing, VmSummary,
-};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
 use plimsoll_policy::{Demand, PolicyError, Rules, allocate, promise_size, relative};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{By, Check, Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
+use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::{
+    CurveSource, HeatmapView, HostMemory, HostView, RelativeView, Sample, Standing, VmSummary,
+};
 
 use crate::check::{Promise, judge};
 use crate::clock::unix_ms;
@@ -969,7 +969,7 @@ impl<H: Host> Turns<H> {
             }
         }
         going.decision.checks = checks;
-        let moved = |step: &plimsoll_api::decision::Step| step.state == "done";
+        let moved = |step: &plimsoll_protocol::decision::Step| step.state == "done";
         let all = going.decision.steps.iter().all(moved);
         if broken.is_empty() {
             self.taken_back = 0;

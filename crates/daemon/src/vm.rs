@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, Actuator, Look, Progress};
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::request::SettingsChange;
-use plimsoll_api::vm::{
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::request::SettingsChange;
+use plimsoll_protocol::vm::{
     BalloonView, CacheView, CurveSource, HeatRow, Settings, TraceView, WorkingSetView,
 };
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 
 use crate::config::{VmRule, Workflow};
 use crate::host::{Feed, Found, Misses, Opened, Seen};

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_api::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
-use plimsoll_api::vm::Sample;
 use plimsoll_daemon::history::{History, Kept, Limits, Moment};
+use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
+use plimsoll_protocol::vm::Sample;
 
 /// Says to this program where it is to write until it is killed.
 const FILE: &str = "PLIMSOLL_TEST_HISTORY";

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use plimsoll_api::decision::{Decision, Kind, Mode, Phase, State, Verdict};
-use plimsoll_api::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_api::vm::Standing;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::history::History;
 use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
 use plimsoll_daemon::simulated::{Follows, SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::{TICK, Turns};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::Standing;
 use tokio::sync::oneshot;
 
 const MIB: u64 = 1 << 20;

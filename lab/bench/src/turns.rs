@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use plimsoll_api::decision::Mode;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::{Shared, Snapshot};
 use plimsoll_daemon::simulated::{SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_protocol::decision::Mode;
 
 use crate::measure::{Clock, Watch, at_most, median};
 

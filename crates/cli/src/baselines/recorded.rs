@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use plimsoll_api::disk_admin;
 use plimsoll_flow::WorkingSet;
+use plimsoll_protocol::disk_admin;
 use serde::Deserialize;
 
 use super::{Answer, Found, Subject, Way};

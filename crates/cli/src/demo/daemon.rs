@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_api::client::Client;
+use plimsoll_protocol::client::Client;
 use tempfile::TempDir;
 
 /// The program, beside this one.

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_api::client::Client;
-use plimsoll_api::decision::{Decision, Kind, Phase};
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::decision::{Decision, Kind, Phase};
 
 use crate::size::Interval;
 use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use plimsoll_api::decision::{Check, Decision, Kind, Phase, State};
-use plimsoll_api::plan::TargetJson;
+use plimsoll_protocol::decision::{Check, Decision, Kind, Phase, State};
+use plimsoll_protocol::plan::TargetJson;
 
 use crate::trio::{BASELINE_MIB, Counted, RAM_MIB, Trio};
 
@@ -245,10 +245,10 @@ fn line(begin: Instant, out: &mut dyn Write, text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_api::SCHEMA;
-    use plimsoll_api::decision::{By, Mode, Verdict};
-    use plimsoll_api::plan::{PlanJson, Policy, Reason, Search};
-    use plimsoll_api::vm::RelativeView;
+    use plimsoll_protocol::SCHEMA;
+    use plimsoll_protocol::decision::{By, Mode, Verdict};
+    use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search};
+    use plimsoll_protocol::vm::RelativeView;
 
     fn division(state: State) -> Decision {
         let search = Search::Optimal;

@@ -22,11 +22,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_api::disk_admin::{self, Answer, DiskAdminError};
+use plimsoll_protocol::disk_admin::{self, Answer, DiskAdminError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use plimsoll_api::disk_admin::Request;
+pub use plimsoll_protocol::disk_admin::Request;
 
 use super::report::Report;
 use crate::curve_json::{CurveJson, SCHEMA};

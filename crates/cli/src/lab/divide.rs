@@ -20,10 +20,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::builder::PossibleValuesParser;
-use plimsoll_api::curve_json::{CurveJson, SCHEMA};
-use plimsoll_api::disk_admin;
-use plimsoll_api::plan::{DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search};
 use plimsoll_policy::{GivenOptions, POLICIES, PolicyOption, Rules};
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
+use plimsoll_protocol::disk_admin;
+use plimsoll_protocol::plan::{
+    DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
+};
 use serde::Serialize;
 
 use crate::size::{Interval, Share};

@@ -1,10 +1,10 @@
 //! A VM's curve as the daemon gave it, checked, and read at sizes in bytes.
 
 use anyhow::Context;
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::vm::RelativeView;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Rules;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::vm::RelativeView;
 
 use plimsoll_output::printable;
 
@@ -85,7 +85,7 @@ impl Curve {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use plimsoll_api::curve_json::PointJson;
+    use plimsoll_protocol::curve_json::PointJson;
 
     /// Half of the references miss from 1 MiB on, an eighth from 4 MiB on.
     pub fn example() -> CurveJson {

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use plimsoll_api::client::{Client, ClientError};
-use plimsoll_api::request::RefusalKind;
-use plimsoll_api::vm::{HostView, VmSummary};
-use plimsoll_api::{SOCKET, SOCKET_READ_ONLY};
+use plimsoll_protocol::client::{Client, ClientError};
+use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::vm::{HostView, VmSummary};
+use plimsoll_protocol::{SOCKET, SOCKET_READ_ONLY};
 
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;

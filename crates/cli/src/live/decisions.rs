@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::bail;
-use plimsoll_api::client::{Client, ClientError};
-use plimsoll_api::decision::{By, Check, Decision, Kind, State, Step, Verdict};
-use plimsoll_api::request::Choice;
+use plimsoll_protocol::client::{Client, ClientError};
+use plimsoll_protocol::decision::{By, Check, Decision, Kind, State, Step, Verdict};
+use plimsoll_protocol::request::Choice;
 
 use super::words::{moment, name_of, ratio, relative, size};
 use super::{Daemon, Form, SocketArg, write_json};

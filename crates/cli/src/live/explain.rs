@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::client::Client;
-use plimsoll_api::decision::DecisionsView;
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::decision::DecisionsView;
 
 use super::decisions::{csv, text};
 use super::{Daemon, Form, LookArgs, write_json};

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use plimsoll_api::client::Client;
+use plimsoll_protocol::client::Client;
 
 use super::{Daemon, SocketArg};
 

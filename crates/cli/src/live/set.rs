@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use clap::ValueEnum;
-use plimsoll_api::request::SettingsChange;
-use plimsoll_api::vm::{Settings, VmSummary};
+use plimsoll_protocol::request::SettingsChange;
+use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::{percent, size};
 use super::{Daemon, Form, LookArgs, write_json};

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context;
-use plimsoll_api::client::Client;
-use plimsoll_api::vm::{CacheView, VmSummary, VmView};
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
 use super::curve::Curve;
 use super::words::{

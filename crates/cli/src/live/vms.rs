@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use plimsoll_api::vm::{HostMemory, HostView, VmSummary};
+use plimsoll_protocol::vm::{HostMemory, HostView, VmSummary};
 
 use super::words::{
     is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
@@ -163,7 +163,7 @@ fn lines(host: &HostView) -> String {
     let known = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     for vm in &host.vms {
         let set = vm.working_set.as_ref();
-        let relative = |of: fn(&plimsoll_api::vm::RelativeView) -> f64| {
+        let relative = |of: fn(&plimsoll_protocol::vm::RelativeView) -> f64| {
             vm.relative
                 .as_ref()
                 .map(|at| of(at).to_string())

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use plimsoll_api::client::Client;
-use plimsoll_api::plan::PlanJson;
-use plimsoll_api::request::{HostWhatIf, VmWhatIf};
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::plan::PlanJson;
+use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 
 use super::words::{name, name_of, ratio, relative, size};
 use super::{Daemon, Form, LookArgs, write_json};

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use plimsoll_api::vm::{RelativeView, VmSummary, WorkingSetView};
+use plimsoll_protocol::vm::{RelativeView, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -111,8 +111,8 @@ pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_api::decision::Phase;
-    use plimsoll_api::vm::Standing;
+    use plimsoll_protocol::decision::Phase;
+    use plimsoll_protocol::vm::Standing;
 
     #[test]
     fn states_have_the_names_of_the_json() {

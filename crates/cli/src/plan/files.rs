@@ -5,9 +5,9 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
-use plimsoll_api::curve_json::{CurveJson, PointJson, SCHEMA};
-use plimsoll_api::plan::{PlanInputs, read_curve};
 use plimsoll_flow::PageSize;
+use plimsoll_protocol::curve_json::{CurveJson, PointJson, SCHEMA};
+use plimsoll_protocol::plan::{PlanInputs, read_curve};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

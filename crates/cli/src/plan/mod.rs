@@ -12,11 +12,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use plimsoll_api::curve_json::SCHEMA;
-use plimsoll_api::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 use plimsoll_flow::PageSize;
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
 use crate::size::ByteSize;
 use files::CurveFile;

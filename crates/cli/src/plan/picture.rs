@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use plimsoll_api::plan::{PlanJson, TargetJson};
-use plimsoll_api::vm::RelativeView;
 use plimsoll_flow::{MissRatioCurve, PageSize};
 use plimsoll_policy::{Demand, Rules};
+use plimsoll_protocol::plan::{PlanJson, TargetJson};
+use plimsoll_protocol::vm::RelativeView;
 
 use super::report::{change, counted, method, size, times};
 use plimsoll_plot::{Axis, Chart, Escaped, Look, Marker, Point, Series, Unit};

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_api::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
-use plimsoll_api::vm::RelativeView;
+use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
+use plimsoll_protocol::vm::RelativeView;
 
 use crate::size::ByteSize;
 use plimsoll_output::{printable, short_percent as percent};

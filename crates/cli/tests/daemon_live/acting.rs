@@ -1,8 +1,8 @@
 //! A daemon that moves memory by curves from traps.
 
-use plimsoll_api::decision::{By, Kind, State};
-use plimsoll_api::request::{Choice, SettingsChange};
-use plimsoll_api::vm::VmSummary;
+use plimsoll_protocol::decision::{By, Kind, State};
+use plimsoll_protocol::request::{Choice, SettingsChange};
+use plimsoll_protocol::vm::VmSummary;
 
 use crate::rig::{Daemon, MIB, Machine, Place, alone, with_balloon};
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use plimsoll::disk_guest::make_image;
-use plimsoll_api::decision::{Kind, Phase, State};
-use plimsoll_api::vm::CurveSource;
+use plimsoll_protocol::decision::{Kind, Phase, State};
+use plimsoll_protocol::vm::CurveSource;
 use plimsoll_vm::{ConsoleEvent, GuestConfig, GuestDisk, GuestImage};
 
 use crate::rig::{MIB, Machine, PATIENCE, PLIMSOLL, Place, alone, wait, with_balloon};
@@ -97,7 +97,7 @@ fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
             host.vms.iter().any(|vm| vm.references > 100)
         });
         assert_eq!(host.vms[0].curve_source, Some(CurveSource::Disk));
-        let hits = |host: &plimsoll_api::vm::HostView| {
+        let hits = |host: &plimsoll_protocol::vm::HostView| {
             host.vms[0].cache.as_ref().map_or(0, |cache| cache.hits)
         };
         daemon.until("hits in its cache", |host| hits(host) > 0);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plimsoll_api::decision::{Decision, State, Step};
+use plimsoll_protocol::decision::{Decision, State, Step};
 use plimsoll_vm::{GuestConfig, GuestImage, Qmp};
 
 use crate::rig::{Daemon, MIB, Machine, PATIENCE, Place, alone, signal, wait, with_balloon};

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use plimsoll_api::request::SettingsChange;
+use plimsoll_protocol::request::SettingsChange;
 
 use crate::rig::{MIB, Machine, Place, alone, has_ended, wait, with_balloon};
 

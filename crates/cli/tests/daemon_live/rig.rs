@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_api::client::Client;
-use plimsoll_api::decision::{Decision, State};
-use plimsoll_api::vm::{HostView, VmSummary};
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::decision::{Decision, State};
+use plimsoll_protocol::vm::{HostView, VmSummary};
 use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestImage, VmError};
 
 /// Longest wait for anything that must come; guests here are emulated, and machines busy.

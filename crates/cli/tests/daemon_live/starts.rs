@@ -4,7 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 
-use plimsoll_api::decision::Mode;
+use plimsoll_protocol::decision::Mode;
 
 use crate::rig::{Place, alone, get_tcp, signal};
 
@@ -98,7 +98,7 @@ fn a_full_disk_under_the_history_stops_nothing() {
         daemon.client().pause().unwrap();
         let host = daemon.pass_turns(2);
         assert!(host.paused);
-        let told = |host: &plimsoll_api::vm::HostView| {
+        let told = |host: &plimsoll_protocol::vm::HostView| {
             host.warnings
                 .iter()
                 .any(|warning| warning.contains("history"))

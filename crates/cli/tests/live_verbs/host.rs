@@ -1,11 +1,11 @@
 //! A host with three VMs as its daemon tells of it; the name of one is an attack on the terminal.
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::curve_json::{CurveJson, PointJson};
-use plimsoll_api::decision::{
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::decision::{
     By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, Verdict,
 };
-use plimsoll_api::vm::{
+use plimsoll_protocol::vm::{
     BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HistoryView, HostMemory, HostView,
     RelativeView, Sample, Settings, Standing, TraceView, VmSummary, VmView, WorkingSetView,
 };

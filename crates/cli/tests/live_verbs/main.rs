@@ -8,8 +8,8 @@ mod server;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use plimsoll_api::decision::Decision;
-use plimsoll_api::vm::HostView;
+use plimsoll_protocol::decision::Decision;
+use plimsoll_protocol::vm::HostView;
 use serde_json::Value;
 
 use host::HOSTILE;

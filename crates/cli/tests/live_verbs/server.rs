@@ -7,12 +7,12 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::answer::{Done, VmsView};
-use plimsoll_api::decision::{Decision, DecisionsView, State};
-use plimsoll_api::plan::{PlanJson, Policy, Reason, Search, TargetJson};
-use plimsoll_api::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
-use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::answer::{Done, VmsView};
+use plimsoll_protocol::decision::{Decision, DecisionsView, State};
+use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
+use plimsoll_protocol::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
+use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
 use serde::Serialize;
 use tempfile::TempDir;
 

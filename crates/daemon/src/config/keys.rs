@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_api::decision::Mode;
 use plimsoll_policy::registry::{PRESETS, PolicyOptions, SEARCHES};
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
+use plimsoll_protocol::decision::Mode;
 
 use super::source::{File, Table, Value};
 use super::{Config, ConfigError, TcpSettings, TlsSettings, TraceBackend, VmRule, Workflow};

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_api::size::{ByteSize, Interval, Share};
+use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 

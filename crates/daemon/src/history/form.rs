@@ -1,8 +1,8 @@
 //! What stands in the store, apart from what is said to clients: these change only with [`SCHEMA`].
 
-use plimsoll_api::curve_json::{CurveJson, PointJson};
-use plimsoll_api::request::SettingsChange;
-use plimsoll_api::vm::{HeatRow, Sample};
+use plimsoll_protocol::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::request::SettingsChange;
+use plimsoll_protocol::vm::{HeatRow, Sample};
 use serde::{Deserialize, Serialize};
 
 /// Version of all forms in the store.
@@ -164,7 +164,7 @@ impl Curve {
     pub(super) fn into_json(self, vm: &str) -> CurveJson {
         let points = self.points.into_iter();
         CurveJson {
-            schema: plimsoll_api::SCHEMA,
+            schema: plimsoll_protocol::SCHEMA,
             vm: vm.to_owned(),
             page_bytes: self.page_bytes,
             references: self.references,

@@ -8,9 +8,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use plimsoll_api::decision::{Decision, Phase};
-use plimsoll_api::plan::PlanInputs;
-use plimsoll_api::vm::Sample;
+use plimsoll_protocol::decision::{Decision, Phase};
+use plimsoll_protocol::plan::PlanInputs;
+use plimsoll_protocol::vm::Sample;
 use redb::backends::{FileBackend, InMemoryBackend};
 use redb::{
     Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,

@@ -1,9 +1,9 @@
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use plimsoll_api::curve_json::PointJson;
-use plimsoll_api::decision::{By, HoldingView, Kind, Mode, State as Became, Step};
-use plimsoll_api::plan::PlanInputs;
+use plimsoll_protocol::curve_json::PointJson;
+use plimsoll_protocol::decision::{By, HoldingView, Kind, Mode, State as Became, Step};
+use plimsoll_protocol::plan::PlanInputs;
 use tempfile::TempDir;
 
 use super::*;
@@ -53,7 +53,7 @@ fn moment(vm: &str, sample: Sample) -> Moment<'_> {
 fn decision(id: u64, vm: &str, state: Became) -> Decision {
     let holding = HoldingView::default();
     Decision {
-        schema: plimsoll_api::SCHEMA,
+        schema: plimsoll_protocol::SCHEMA,
         id,
         unix_ms: NOON_MS + id,
         kind: Kind::Divide,

@@ -15,7 +15,7 @@ use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use plimsoll_api::request::RefusalKind;
+use plimsoll_protocol::request::RefusalKind;
 use subtle::ConstantTimeEq;
 use tokio::time;
 

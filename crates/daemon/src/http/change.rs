@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use plimsoll_api::SCHEMA;
-use plimsoll_api::answer::Done;
-use plimsoll_api::decision::Decision;
-use plimsoll_api::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_api::vm::VmSummary;
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::answer::Done;
+use plimsoll_protocol::decision::Decision;
+use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::VmSummary;
 use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio::time;

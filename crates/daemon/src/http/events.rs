@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
-use plimsoll_api::request::Event;
+use plimsoll_protocol::request::Event;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::Desk;

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
+use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{
     By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, Verdict,
 };
-use plimsoll_api::plan::PlanInputs;
-use plimsoll_api::request::{Choice, Event, RefusalKind};
-use plimsoll_api::vm::{
+use plimsoll_protocol::plan::PlanInputs;
+use plimsoll_protocol::request::{Choice, Event, RefusalKind};
+use plimsoll_protocol::vm::{
     BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView, RelativeView,
     Sample, Settings, Standing, TraceView, VmSummary, WorkingSetView,
 };
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
-use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
 
 use crate::clock;
 use crate::history::{History, Moment};

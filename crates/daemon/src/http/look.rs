@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use plimsoll_api::SCHEMA;
-use plimsoll_api::answer::{Done, ProposalView, VmsView};
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{Decision, DecisionsView};
-use plimsoll_api::request::RefusalKind;
-use plimsoll_api::vm::{HeatmapView, HistoryView, HostView, VmView};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::answer::{Done, ProposalView, VmsView};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{Decision, DecisionsView};
+use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, VmView};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -10,11 +10,11 @@ use std::sync::{Arc, PoisonError};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use plimsoll_api::curve_json::CurveJson;
-use plimsoll_api::decision::{Mode, Phase, State as Fate};
-use plimsoll_api::openmetrics::{self, Escaped};
-use plimsoll_api::request::RefusalKind;
-use plimsoll_api::vm::{HostView, Standing, TraceView, VmSummary};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
+use plimsoll_protocol::openmetrics::{self, Escaped};
+use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::vm::{HostView, Standing, TraceView, VmSummary};
 
 use super::params::{NoParams, Params};
 use super::{Desk, beside};

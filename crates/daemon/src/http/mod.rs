@@ -45,8 +45,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use plimsoll_api::SCHEMA;
-use plimsoll_api::request::{Refusal, RefusalKind};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::request::{Refusal, RefusalKind};
 use tokio::sync::{Semaphore, watch};
 use tokio::task;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_api::request::Refusal;
+use plimsoll_protocol::request::Refusal;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Components, Content, Ref, ResponseBuilder};

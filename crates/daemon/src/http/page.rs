@@ -5,7 +5,7 @@ use std::fmt::Write;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use plimsoll_api::request::RefusalKind;
+use plimsoll_protocol::request::RefusalKind;
 use rust_embed::RustEmbed;
 
 use super::params::Named;

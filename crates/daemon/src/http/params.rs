@@ -3,8 +3,8 @@
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use plimsoll_api::request::RefusalKind;
-use plimsoll_api::vm::VmSummary;
+use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::vm::VmSummary;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

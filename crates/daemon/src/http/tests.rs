@@ -13,10 +13,10 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use plimsoll_api::client::{Client, ClientError};
-use plimsoll_api::decision::State;
-use plimsoll_api::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_api::vm::Standing;
+use plimsoll_protocol::client::{Client, ClientError};
+use plimsoll_protocol::decision::State;
+use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::Standing;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -145,7 +145,7 @@ fn a_client_sees_the_host_and_all_that_is_known_of_it() {
     assert_eq!(kind(client.heatmap("fresh")), RefusalKind::NotFound);
     let history = client.history("web", None, None, Some(20)).unwrap();
     assert!((1..=20).contains(&history.samples.len()));
-    let ids = |decisions: Vec<plimsoll_api::decision::Decision>| -> Vec<_> {
+    let ids = |decisions: Vec<plimsoll_protocol::decision::Decision>| -> Vec<_> {
         decisions.iter().map(|decision| decision.id).collect()
     };
     assert_eq!(

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::ensure;
-use plimsoll_api::client::Client;
-use plimsoll_api::vm::{HeatRow, HeatmapView};
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::vm::{HeatRow, HeatmapView};
 
 use super::super::words::{moment, name, size, time_of_day};
 use super::OfVm;

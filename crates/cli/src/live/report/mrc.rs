@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::ensure;
-use plimsoll_api::client::Client;
-use plimsoll_api::vm::VmView;
+use plimsoll_protocol::client::Client;
+use plimsoll_protocol::vm::VmView;
 
 use super::super::curve::Curve;
 use super::super::show;

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::answer::VmsView;
-use plimsoll_api::vm::{HostView, TraceView, VmSummary};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::answer::VmsView;
+use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
 use super::super::{Form, write_json};

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use plimsoll_api::SCHEMA;
-use plimsoll_api::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};

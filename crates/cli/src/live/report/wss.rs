@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::ensure;
-use plimsoll_api::vm::{HistoryView, Sample};
+use plimsoll_protocol::vm::{HistoryView, Sample};
 
 use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
 use super::{OfVm, compare};

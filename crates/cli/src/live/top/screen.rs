@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use plimsoll_api::decision::{Decision, State};
-use plimsoll_api::vm::{HostView, Sample, Standing, VmSummary, VmView};
+use plimsoll_protocol::decision::{Decision, State};
+use plimsoll_protocol::vm::{HostView, Sample, Standing, VmSummary, VmView};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};

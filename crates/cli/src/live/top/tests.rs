@@ -167,7 +167,7 @@ fn a_host_without_vms_and_a_curve_that_is_none_are_no_trouble() {
     picture.host.vms.clear();
     picture.detail = None;
     picture.decisions.clear();
-    picture.host.memory = plimsoll_api::vm::HostMemory::default();
+    picture.host.memory = plimsoll_protocol::vm::HostMemory::default();
     screen.update(Ok(picture));
     assert!(screen.step(1).is_none());
     let text = frame(&mut screen, (80, 24)).unwrap();
