@@ -414,9 +414,9 @@ function vmsPanel({ vms }) {
     );
 }
 
-const BOUNDS = { estimate: "≈ ", "at-least": "≥ ", "at-most": "≤ " };
+const BOUNDS = { estimate: "≈ ", at_least: "≥ ", at_most: "≤ " };
 
-/** A working set, with what is known of its bound. */
+/** A working set, with the sign of its bound. */
 export const workingSet = (view) =>
     view ? [BOUNDS[view.bound] ?? "", size(view.bytes)] : h("span", { class: "none", title: "Not known yet" }, "–");
 

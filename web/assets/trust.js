@@ -11,7 +11,13 @@ const STATISTICS_STALE_MS = 60_000;
 const CURVE_STALE_TURNS = 20;
 const OVERHEAD_HIGH = 0.02;
 
-const SOURCES = { trap: "traps on its RAM", disk: "the cache under its disk and the ghost behind it" };
+export const SOURCES = {
+    trap: "traps on its RAM",
+    scan: "accessed-page scans of its RAM",
+    disk: "the cache under its disk and the ghost list behind it",
+};
+const observed = (trace) =>
+    trace.method !== "trap" ? `${count(trace.touches_per_second)} touches/s` : `${count(trace.traps_per_second)} traps/s`;
 const none = (why) => h("span", { class: "none" }, why);
 const flag = (bad, content, why) => (bad ? [content, " ", mark("tight", why)] : content);
 
@@ -24,6 +30,7 @@ function facts(vm, now) {
             ? flag(trace.overhead_ratio > OVERHEAD_HIGH, percent(trace.overhead_ratio), "high")
             : none("not traced"),
         lost: trace ? flag(trace.lost > 0, count(trace.lost), "lost") : none("not traced"),
+        lostLines: trace ? flag(trace.lost_lines > 0, count(trace.lost_lines), "lost") : none("not traced"),
         restarts: trace ? flag(trace.restarts > 0, count(trace.restarts), "restarted") : none("not traced"),
         tracer: trace
             ? flag(trace.state === "failed", trace.error ? `${trace.state}: ${trace.error}` : trace.state, "failed")
@@ -35,7 +42,7 @@ function facts(vm, now) {
         references: count(vm.references),
         source: SOURCES[vm.curve_source] ?? none("no curve"),
         sampling: trace
-            ? `1 page in ${count(trace.tracking_rate > 0 ? 1 / trace.tracking_rate : null)}, ${count(trace.tracked_pages)} watched, ${count(trace.traps_per_second)} traps/s, ${count(trace.periods)} periods`
+            ? `1 page in ${count(trace.tracking_rate > 0 ? 1 / trace.tracking_rate : null)}, ${count(trace.tracked_pages)} watched, ${observed(trace)}, ${count(trace.periods)} periods`
             : none("not traced"),
         statistics: !balloon
             ? none("no balloon")
@@ -64,6 +71,7 @@ export function trustList(vm, now) {
     const rows = [
         ["overhead", "Overhead", "CPU time that its tracer takes from it"],
         ["lost", "References lost", "that may be missing from the curve"],
+        ["lostLines", "Reports lost", "lines of its tracer that could not be read"],
         ["restarts", "Tracer restarts", ""],
         ["tracer", "Tracer", ""],
         ["curve", "Age of the curve", ""],

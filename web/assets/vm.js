@@ -20,7 +20,7 @@ import { heatPanel } from "./heatmap.js";
 import { workingSet } from "./host.js";
 import { accelerator, badge, shape } from "./standing.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
-import { trustList } from "./trust.js";
+import { SOURCES, trustList } from "./trust.js";
 import { bytes, clockSeconds, count, MIB, moment, percent, size, times } from "./units.js";
 
 export function vmView() {
@@ -141,7 +141,7 @@ function curvePanel(vm, summary) {
                 curve
                     ? [
                           `${count(curve.references)} references, `,
-                          summary.curve_source === "disk" ? "by the cache under its disk" : "by traps",
+                          `from ${SOURCES[summary.curve_source] ?? "an unknown source"}`,
                           ", ",
                           moment(summary.curve_unix_ms, app.host.now_unix_ms),
                       ]

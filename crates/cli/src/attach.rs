@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use plimsoll_flow::{
-    MissRatioCurve, PageCount, PageSize, TraceMethod, WorkingSet, WorkingSetBound,
-};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, TraceMethod, WorkingSet};
+use plimsoll_protocol::tracer::{FinalLine, PeriodLine, TracerLine};
 use plimsoll_trap::{HandlerCpu, RateRule, SCALE_MAX, ScanConfig, TraceConfig, TrapError};
 use plimsoll_vm::QemuVm;
-use serde::Serialize;
 
 use crate::curve_json::{CurveJson, SCHEMA};
 use crate::observe::{Curves, LiveEstimator, Observer, Period, WatchConfig};
@@ -106,6 +104,15 @@ enum Backend {
     Trap,
     /// By presence scans: which pages were touched from one to the next; cheaper, and needs no userfaultfd
     Scan,
+}
+
+impl From<Backend> for TraceMethod {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Trap => Self::Traps,
+            Backend::Scan => Self::AccessedPageScans,
+        }
+    }
 }
 
 /// How the share of pages that is watched follows the VM.
@@ -369,76 +376,6 @@ impl Totals {
     }
 }
 
-/// One line of `-o json`.
-#[derive(Serialize)]
-struct PeriodJson<'a> {
-    schema: u32,
-    vm: &'a str,
-    period: u64,
-    seconds: f64,
-    window_seconds: f64,
-    working_set_pages: Option<u64>,
-    working_set_bound: Option<String>,
-    /// Between which sizes it lies with a confidence of 95 %.
-    working_set_low_pages: Option<u64>,
-    working_set_high_pages: Option<u64>,
-    tracking_rate: f64,
-    /// Of traps alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hot_set_pages: Option<u32>,
-    /// Of scans alone: sampled pages touched between two of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scan_resolution_pages: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    touches: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    write_touches: Option<u64>,
-    populated_pages: u64,
-    tracked_pages: u64,
-    distinct_pages: u64,
-    traps: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scans: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scan_interval_seconds: Option<f64>,
-    write_traps: u64,
-    stray_traps: u64,
-    rearmed_pages: u64,
-    trap_seconds: f64,
-    rearm_seconds: f64,
-    collect_seconds: f64,
-    overhead_ratio: f64,
-    budget_ran_out: bool,
-    lost: u64,
-    first_touches_unseen: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mean_absolute_error: Option<f64>,
-    /// There if asked for; `null` if the period saw no reuse.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    curve: Option<Option<CurveJson>>,
-    /// Pages used in each cell of the RAM, scaled up from the sample; there if asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    heat_pages: Option<&'a [u32]>,
-}
-
-/// The last line of `-o json`.
-#[derive(Serialize)]
-struct EndJson<'a> {
-    schema: u32,
-    vm: &'a str,
-    #[serde(rename = "final")]
-    is_final: bool,
-    periods: u64,
-    traps: u64,
-    overhead_ratio: f64,
-    lost: u64,
-    curve: Option<CurveJson>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aet_curve: Option<CurveJson>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mean_absolute_error: Option<f64>,
-}
-
 impl Report<'_> {
     fn ram(&self) -> PageCount {
         let bytes = self.vm.ram.iter().map(|ram| ram.len_bytes).sum();
@@ -461,7 +398,7 @@ impl Report<'_> {
             Format::Csv => writeln!(
                 rows,
                 "period,seconds,working_set_pages,working_set_bound,tracking_rate,tracked_pages,\
-                 traps,overhead_ratio,lost"
+                 traps,overhead_ratio,lost,touches"
             )?,
             Format::Table | Format::Svg | Format::Png => {
                 let vcpus = self.vm.vcpus.len().max(1);
@@ -522,22 +459,27 @@ impl Report<'_> {
         let seconds = report.length.as_secs_f64();
         match format {
             Format::Json => {
-                let json = self.period_json(period);
-                writeln!(rows, "{}", serde_json::to_string(&json)?)?;
+                let line = TracerLine::Period(Box::new(self.period_line(period)));
+                writeln!(rows, "{}", line.write()?)?;
             }
             Format::Csv => {
                 let set = period.working_set;
+                let touches = match report.method {
+                    TraceMethod::Traps => String::new(),
+                    _ => report.scans.touches.to_string(),
+                };
                 writeln!(
                     rows,
-                    "{},{seconds:.3},{},{},{},{},{},{:.6},{}",
+                    "{},{seconds:.3},{},{},{},{},{},{:.6},{},{}",
                     report.index,
                     set.map(|set| set.size.to_string()).unwrap_or_default(),
                     set.map(|set| set.bound.to_string()).unwrap_or_default(),
                     1.0 / f64::from(report.scale),
                     report.tracked_pages,
-                    report.references(),
+                    report.traps.taken,
                     report.overhead_ratio,
                     report.losses.lost(),
+                    touches,
                 )?;
             }
             Format::Table | Format::Svg | Format::Png => {
@@ -569,18 +511,20 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn period_json<'p>(&'p self, period: &'p Period) -> PeriodJson<'p> {
+    fn period_line(&self, period: &Period) -> PeriodLine {
         let report = &period.report;
         let is_trap = report.method == TraceMethod::Traps;
         let scans = (!is_trap).then_some(report.scans);
-        PeriodJson {
+        PeriodLine {
             schema: SCHEMA,
-            vm: &self.vm.id.0,
+            vm: self.vm.id.0.clone(),
+            method: report.method,
+            page_bytes: PageSize::FOUR_KIB.bytes(),
             period: report.index,
             seconds: report.length.as_secs_f64(),
             window_seconds: report.window.as_secs_f64(),
             working_set_pages: period.working_set.map(|set| set.size.0),
-            working_set_bound: period.working_set.map(|set| set.bound.to_string()),
+            working_set_bound: period.working_set.map(|set| set.bound),
             working_set_low_pages: period.working_set_band.map(|(low, _)| low.0),
             working_set_high_pages: period
                 .working_set_band
@@ -615,7 +559,7 @@ impl Report<'_> {
                 .args
                 .curve
                 .then(|| period.curve.as_ref().map(|curve| self.curve_json(curve))),
-            heat_pages: period.heat.as_deref(),
+            heat_pages: period.heat.clone(),
         }
     }
 
@@ -630,19 +574,22 @@ impl Report<'_> {
         match format {
             Format::Csv => {}
             Format::Json => {
-                let json = EndJson {
+                let method = self.args.tracing.backend.into();
+                let line = FinalLine {
                     schema: SCHEMA,
-                    vm: &self.vm.id.0,
+                    vm: self.vm.id.0.clone(),
                     is_final: true,
+                    method,
                     periods: self.totals.periods,
                     traps: self.totals.traps,
+                    touches: (method != TraceMethod::Traps).then_some(self.totals.touches),
                     overhead_ratio: self.totals.overhead_ratio(),
                     lost: self.totals.lost,
                     curve: chosen.map(|curve| self.curve_json(curve)),
                     aet_curve: compared.map(|curves| self.curve_json(&curves.aet)),
                     mean_absolute_error: distance.map(|distance| distance.mean_absolute_error),
                 };
-                writeln!(rows, "{}", serde_json::to_string(&json)?)?;
+                writeln!(rows, "{}", TracerLine::Final(Box::new(line)).write()?)?;
             }
             Format::Table | Format::Svg | Format::Png => {
                 self.costs(rows)?;
@@ -807,10 +754,5 @@ pub(crate) fn working_set(set: Option<WorkingSet>) -> String {
     let Some(set) = set else {
         return "idle".to_owned();
     };
-    let sign = match set.bound {
-        WorkingSetBound::Estimate => "",
-        WorkingSetBound::AtLeast => "≥ ",
-        WorkingSetBound::AtMost => "≤ ",
-    };
-    format!("{sign}{}", size(set.size))
+    format!("{}{}", set.bound.sign(), size(set.size))
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_daemon::history::{History, Limits, Moment};
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
-use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
+use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step, StepState};
 use plimsoll_protocol::plan::{DemandJson, PlanInputs, Policy, RulesJson};
 use plimsoll_protocol::vm::{HeatRow, Sample};
 
@@ -169,7 +169,7 @@ fn decision(
         from: holding,
         to: holding,
         now: holding,
-        state: "done".to_owned(),
+        state: StepState::Done,
         error: None,
     });
     Decision {

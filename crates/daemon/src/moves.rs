@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, Actuator, ActuatorError, Holding, Look, Progress};
-use plimsoll_protocol::decision::{HoldingView, Step};
+use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 /// Most time that a move may take, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
@@ -19,46 +19,6 @@ const CACHE_SLACK_BYTES: u64 = 64 << 10;
 /// Times that telling a VM may fail before its part is given up.
 const FAILURES_MAX: u32 = 5;
 
-/// Where one VM is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PartState {
-    /// It waits for memory that others have to free.
-    Waiting,
-    /// It gives.
-    Shrinking,
-    /// It takes.
-    Growing,
-    /// It has what it is to have.
-    Done,
-    /// It gives, but slowly.
-    Late,
-    /// Its balloon stands still; it keeps what it has.
-    Stuck,
-    /// It cannot be told; it keeps what it has.
-    Failed,
-    /// It has ended.
-    Gone,
-}
-
-impl PartState {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Shrinking => "shrinking",
-            Self::Growing => "growing",
-            Self::Done => "done",
-            Self::Late => "late",
-            Self::Stuck => "stuck",
-            Self::Failed => "failed",
-            Self::Gone => "gone",
-        }
-    }
-
-    fn has_ended(self) -> bool {
-        matches!(self, Self::Done | Self::Stuck | Self::Failed | Self::Gone)
-    }
-}
-
 /// One VM's part.
 #[derive(Debug)]
 struct Part {
@@ -68,7 +28,7 @@ struct Part {
     /// What it was last told.
     told: Holding,
     now: Holding,
-    state: PartState,
+    state: StepState,
     failures: u32,
     error: Option<String>,
 }
@@ -109,7 +69,7 @@ impl Move {
             to,
             told: from,
             now: from,
-            state: PartState::Waiting,
+            state: StepState::Waiting,
             failures: 0,
             error: None,
         };
@@ -134,7 +94,7 @@ impl Move {
     ) -> Progressed {
         for part in &mut self.parts {
             let Some(held) = vms.get_mut(&part.vm) else {
-                part.state = PartState::Gone;
+                part.state = StepState::Gone;
                 part.error = Some("it ended; its memory is free".to_owned());
                 continue;
             };
@@ -171,7 +131,7 @@ impl Move {
         let moving = self.parts.iter().any(|part| {
             matches!(
                 part.state,
-                PartState::Shrinking | PartState::Growing | PartState::Late
+                StepState::Shrinking | StepState::Growing | StepState::Late
             )
         });
         if moving && !too_long {
@@ -180,7 +140,7 @@ impl Move {
         if self
             .parts
             .iter()
-            .all(|part| matches!(part.state, PartState::Done))
+            .all(|part| matches!(part.state, StepState::Done))
         {
             return Progressed::Done;
         }
@@ -191,7 +151,7 @@ impl Move {
     /// Tells every VM that is not there yet to stay where it is.
     pub fn stop(&mut self, vms: &mut BTreeMap<String, Held<'_>>) {
         for part in &mut self.parts {
-            if matches!(part.state, PartState::Done | PartState::Gone) {
+            if matches!(part.state, StepState::Done | StepState::Gone) {
                 continue;
             }
             if let Some(held) = vms.get_mut(&part.vm) {
@@ -208,7 +168,7 @@ impl Move {
             from: view(part.from),
             to: view(part.to),
             now: view(part.now),
-            state: part.state.name().to_owned(),
+            state: part.state,
             error: part.error.clone(),
         };
         self.parts.iter().map(step).collect()
@@ -264,7 +224,7 @@ impl Part {
             ),
             _ => return,
         };
-        self.state = PartState::Stuck;
+        self.state = StepState::Stuck;
         self.error = Some(format!("{why}; it keeps what it has"));
     }
 
@@ -379,21 +339,21 @@ impl Part {
         let settled = self.is_settled(look);
         self.now = look.holding();
         self.state = if self.failures > FAILURES_MAX {
-            PartState::Failed
+            StepState::Failed
         } else if self.told == self.to && settled {
             self.error = None;
-            PartState::Done
+            StepState::Done
         } else if matches!(look.direct.progress, Progress::Late { .. }) {
-            PartState::Late
+            StepState::Late
         } else if !settled || self.failures > 0 {
             let gives = look.direct.actual_bytes > self.told.direct_bytes;
             if gives {
-                PartState::Shrinking
+                StepState::Shrinking
             } else {
-                PartState::Growing
+                StepState::Growing
             }
         } else {
-            PartState::Waiting
+            StepState::Waiting
         };
     }
 
@@ -431,7 +391,7 @@ impl Part {
         if let Some(error) = failure {
             let error = chain(&error);
             self.error = Some(format!("it could not be told to stay as it is: {error}"));
-        } else if self.state == PartState::Waiting {
+        } else if self.state == StepState::Waiting {
             self.error = Some("the memory that it was to get was not freed".to_owned());
         }
     }

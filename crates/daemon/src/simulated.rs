@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::{Absence, Actuator, ActuatorError, DiskStat, Look, Part, Progress, Sent};
-use plimsoll_flow::{MissRatioCurve, PageSize, VmId};
+use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId};
 use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::vm::{CurveSource, TraceView, WorkingSetView};
+use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView, WorkingSetView};
 
 use crate::config::{Config, VmRule, Workflow};
 use crate::host::{Feed, Found, Host, Opened, Seen};
@@ -50,8 +50,8 @@ pub struct SimulatedVm {
     pub references_per_second: u64,
     /// How its balloon follows.
     pub follows: Follows,
-    /// What it uses.
-    pub working_set_bytes: Option<u64>,
+    /// Its working set as its tracer reports it.
+    pub working_set: Option<WorkingSetView>,
     target_bytes: Option<u64>,
     told_at_ms: u64,
     references: u64,
@@ -71,7 +71,7 @@ impl SimulatedVm {
             truth,
             references_per_second: 1000,
             follows: Follows::Pace(64 << 20),
-            working_set_bytes: None,
+            working_set: None,
             target_bytes: None,
             told_at_ms: 0,
             references: 0,
@@ -382,20 +382,20 @@ impl Feed for SimulatedFeed {
         });
         Seen {
             curve,
-            working_set: vm.working_set_bytes.map(|bytes| WorkingSetView {
-                bytes,
-                bound: "estimate".to_owned(),
-            }),
+            working_set: vm.working_set,
             trace: Some(TraceView {
-                state: "tracing".to_owned(),
+                state: TraceState::Tracing,
+                method: TraceMethod::Traps,
                 error: None,
                 pid: None,
                 periods: 1,
                 tracking_rate: 1.0 / 128.0,
                 tracked_pages: 1000,
                 traps_per_second: 100.0,
+                touches_per_second: 0.0,
                 overhead_ratio: 0.01,
                 lost: 0,
+                lost_lines: 0,
                 restarts: 0,
                 last_unix_ms: Some(inner.now_ms),
             }),

@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
-use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
+use plimsoll_flow::TraceMethod;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView, WorkingSetView};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
 
 use crate::clock::unix_ms;
 use crate::config::{TraceBackend, TraceSettings};
@@ -33,31 +34,6 @@ const RESTART: (Duration, Duration) = (Duration::from_secs(2), Duration::from_se
 /// How long a tracer has to take its traps with it.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// A period as `plimsoll attach -o json` tells it.
-#[derive(Debug, Deserialize)]
-struct Line {
-    schema: u32,
-    #[serde(rename = "final", default)]
-    is_final: bool,
-    #[serde(default)]
-    seconds: f64,
-    working_set_pages: Option<u64>,
-    working_set_bound: Option<String>,
-    #[serde(default)]
-    tracking_rate: f64,
-    #[serde(default)]
-    tracked_pages: u64,
-    #[serde(default)]
-    traps: u64,
-    #[serde(default)]
-    overhead_ratio: f64,
-    #[serde(default)]
-    lost: u64,
-    curve: Option<CurveJson>,
-    #[serde(default)]
-    heat_pages: Vec<u32>,
-}
-
 /// What the reading thread has seen.
 #[derive(Debug, Default)]
 struct Read {
@@ -68,13 +44,16 @@ struct Read {
     tracking_rate: f64,
     tracked_pages: u64,
     traps_per_second: f64,
+    touches_per_second: f64,
     overhead_ratio: f64,
     lost: u64,
     last_unix_ms: Option<u64>,
-    /// What the tracer said last on standard error.
-    said: String,
-    /// Lines that were not understood.
-    strange: u64,
+    /// The beginning of the tracer's standard error.
+    errors: String,
+    /// Lines that could not be read.
+    lost_lines: u64,
+    /// Why the last of them could not be.
+    lost_line_error: String,
 }
 
 /// A tracer, started again when it ends.
@@ -113,19 +92,22 @@ impl Tracer {
         }
     }
 
+    fn method(&self) -> TraceMethod {
+        match self.settings.backend {
+            TraceBackend::Trap => TraceMethod::Traps,
+            TraceBackend::Scan => TraceMethod::AccessedPageScans,
+        }
+    }
+
     fn start(&mut self) -> io::Result<()> {
         let seconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
-        let backend = match self.settings.backend {
-            TraceBackend::Trap => "trap",
-            TraceBackend::Scan => "scan",
-        };
         let mut child = Command::new(&self.program)
             .args(["attach", &self.vm_pid.to_string(), "-o", "json", "--curve"])
             .args(["--window", &seconds(self.settings.window)])
             .args(["--period", &seconds(self.settings.period)])
             .args(["--budget", &self.settings.budget.to_string()])
             .args(["--heatmap", &HEAT_CELLS.to_string()])
-            .args(["--backend", backend])
+            .args(["--backend", self.method().name()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -145,7 +127,7 @@ impl Tracer {
             let mut text = Vec::new();
             let mut said = said.take(SAID_BYTES_MAX);
             let _ = said.read_to_end(&mut text);
-            lock(&read).said = String::from_utf8_lossy(&text).trim().to_owned();
+            lock(&read).errors = String::from_utf8_lossy(&text).trim().to_owned();
             let _ = io::copy(said.get_mut(), &mut io::sink());
         };
         let thread = |name: &str| thread::Builder::new().name(name.to_owned());
@@ -166,7 +148,7 @@ impl Tracer {
                     return;
                 }
                 Ok(Some(status)) => {
-                    let said = lock(&self.read).said.clone();
+                    let said = lock(&self.read).errors.clone();
                     let last = said.lines().last().unwrap_or_default();
                     let last = last.strip_prefix("plimsoll: ").unwrap_or(last);
                     self.error = Some(match last {
@@ -232,22 +214,23 @@ impl Drop for Tracer {
 
 impl Feed for Tracer {
     fn source(&self) -> CurveSource {
-        CurveSource::Trap
+        self.method().into()
     }
 
     fn seen(&mut self) -> Seen {
         self.tend();
         let state = match (&self.child, lock(&self.read).periods) {
-            (Some(_), 0) => "starting",
-            (Some(_), _) => "tracing",
-            (None, _) => "failed",
+            (Some(_), 0) => TraceState::Starting,
+            (Some(_), _) => TraceState::Tracing,
+            (None, _) => TraceState::Failed,
         };
         let mut read = lock(&self.read);
-        let warning = match (&self.error, read.strange) {
+        let warning = match (&self.error, read.lost_lines) {
             (Some(error), _) if self.child.is_none() => Some(format!("it is not traced: {error}")),
-            (_, strange) if strange > 0 => {
-                Some(format!("{strange} lines of its tracer were not understood"))
-            }
+            (_, lost) if lost > 0 => Some(format!(
+                "{lost} lines of its tracer could not be read, the last because: {}",
+                read.lost_line_error
+            )),
             _ => None,
         };
         // What a tracer said that has long been silent is not true any more.
@@ -257,17 +240,20 @@ impl Feed for Tracer {
             .is_some_and(|at| u128::from(unix_ms().saturating_sub(at)) <= reach.as_millis());
         Seen {
             curve: read.curve.clone().filter(|_| fresh),
-            working_set: read.working_set.clone().filter(|_| fresh),
+            working_set: read.working_set.filter(|_| fresh),
             trace: Some(TraceView {
-                state: state.to_owned(),
+                state,
+                method: self.method(),
                 error: self.error.clone().filter(|_| self.child.is_none()),
                 pid: self.child.as_ref().map(Child::id),
                 periods: read.periods,
                 tracking_rate: read.tracking_rate,
                 tracked_pages: read.tracked_pages,
                 traps_per_second: read.traps_per_second,
+                touches_per_second: read.touches_per_second,
                 overhead_ratio: read.overhead_ratio,
                 lost: read.lost,
+                lost_lines: read.lost_lines,
                 restarts: self.restarts,
                 last_unix_ms: read.last_unix_ms,
             }),
@@ -283,7 +269,7 @@ fn lock(read: &Mutex<Read>) -> MutexGuard<'_, Read> {
     read.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads until the tracer ends or writes what is no line.
+/// Reads until the tracer ends; a line that cannot be read is counted.
 fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>) {
     loop {
         let mut line = Vec::new();
@@ -295,55 +281,61 @@ fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>) {
             return;
         }
         if line.last() != Some(&b'\n') {
-            // Too long, or the end in the middle of one.
-            lock(read).strange += 1;
+            lock(read).lose_line("it is cut off, or too long".to_owned());
             if lines.skip_until(b'\n').is_err() {
                 return;
             }
             continue;
         }
-        match serde_json::from_slice::<Line>(&line) {
-            Ok(line) if line.schema == SCHEMA => take(&mut lock(read), line),
-            _ => lock(read).strange += 1,
+        match TracerLine::read(&line) {
+            Ok(TracerLine::Period(period)) => lock(read).take(*period),
+            Ok(TracerLine::Final(_)) => {}
+            Err(error) => lock(read).lose_line(error.to_string()),
         }
     }
 }
 
-fn take(read: &mut Read, line: Line) {
-    if line.is_final {
-        return;
+impl Read {
+    fn lose_line(&mut self, why: String) {
+        self.lost_lines += 1;
+        self.lost_line_error = why;
     }
-    let now = unix_ms();
-    read.periods += 1;
-    read.tracking_rate = line.tracking_rate;
-    read.tracked_pages = line.tracked_pages;
-    read.traps_per_second = line.traps as f64 / line.seconds.max(f64::MIN_POSITIVE);
-    read.overhead_ratio = line.overhead_ratio;
-    read.lost = read.lost.saturating_add(line.lost);
-    read.last_unix_ms = Some(now);
-    read.working_set = line.working_set_pages.map(|pages| WorkingSetView {
-        bytes: pages.saturating_mul(4096),
-        bound: line
-            .working_set_bound
-            .unwrap_or_else(|| "estimate".to_owned()),
-    });
-    if let Some(curve) = line.curve {
-        read.curve = Some((curve, now));
-    }
-    if !line.heat_pages.is_empty() {
-        if read.heat.len() == HEAT_ROWS_MAX {
-            read.heat.pop_front();
-        }
-        read.heat.push_back(HeatRow {
-            unix_ms: now,
-            pages: line.heat_pages,
+
+    fn take(&mut self, line: PeriodLine) {
+        let now = unix_ms();
+        self.periods += 1;
+        self.tracking_rate = line.tracking_rate;
+        self.tracked_pages = line.tracked_pages;
+        self.traps_per_second = line.traps as f64 / line.seconds;
+        self.touches_per_second = line.touches.unwrap_or(0) as f64 / line.seconds;
+        self.overhead_ratio = line.overhead_ratio;
+        self.lost = self.lost.saturating_add(line.lost);
+        self.last_unix_ms = Some(now);
+        let set = line.working_set_pages.zip(line.working_set_bound);
+        self.working_set = set.map(|(pages, bound)| WorkingSetView {
+            bytes: pages.saturating_mul(line.page_bytes),
+            bound,
         });
+        if let Some(curve) = line.curve.flatten() {
+            self.curve = Some((curve, now));
+        }
+        if let Some(pages) = line.heat_pages.filter(|pages| !pages.is_empty()) {
+            if self.heat.len() == HEAT_ROWS_MAX {
+                self.heat.pop_front();
+            }
+            self.heat.push_back(HeatRow {
+                unix_ms: now,
+                pages,
+            });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSetBound};
+    use plimsoll_protocol::SCHEMA;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -380,28 +372,127 @@ mod tests {
         }
     }
 
+    /// A period as `plimsoll attach` writes it.
+    fn period(change: impl FnOnce(&mut PeriodLine)) -> String {
+        let mut line = PeriodLine {
+            schema: SCHEMA,
+            vm: "a".to_owned(),
+            method: TraceMethod::Traps,
+            page_bytes: 4096,
+            period: 0,
+            seconds: 2.0,
+            window_seconds: 2.0,
+            working_set_pages: Some(10),
+            working_set_bound: Some(WorkingSetBound::AtMost),
+            working_set_low_pages: None,
+            working_set_high_pages: None,
+            tracking_rate: 0.5,
+            hot_set_pages: Some(64),
+            scan_resolution_pages: None,
+            populated_pages: 100,
+            tracked_pages: 7,
+            distinct_pages: 7,
+            traps: 100,
+            touches: None,
+            scans: None,
+            scan_interval_seconds: None,
+            write_traps: 0,
+            write_touches: None,
+            stray_traps: 0,
+            rearmed_pages: 0,
+            trap_seconds: 0.0,
+            rearm_seconds: 0.0,
+            collect_seconds: 0.0,
+            overhead_ratio: 0.01,
+            budget_ran_out: false,
+            lost: 2,
+            first_touches_unseen: 0,
+            mean_absolute_error: None,
+            curve: None,
+            heat_pages: None,
+        };
+        change(&mut line);
+        TracerLine::Period(Box::new(line)).write().unwrap()
+    }
+
+    fn curve() -> CurveJson {
+        let point = CurvePoint::exact(PageCount(2), 0.5);
+        let curve = MissRatioCurve::new(vec![point], 9).unwrap();
+        CurveJson::new("a", PageSize::FOUR_KIB, None, &curve)
+    }
+
     #[test]
-    fn what_a_tracer_says_is_taken_and_what_is_no_period_is_counted() {
-        let (_folder, mut tracer) = scripted(
+    fn what_attach_writes_is_read_and_what_is_no_period_is_counted() {
+        let first = period(|line| {
+            line.curve = Some(Some(curve()));
+            line.heat_pages = Some(vec![1, 2]);
+        });
+        let second = period(|line| {
+            line.period = 1;
+            line.traps = 4;
+            line.lost = 3;
+            line.tracking_rate = 0.25;
+            line.tracked_pages = 8;
+            line.working_set_pages = None;
+            line.working_set_bound = None;
+        });
+        // A field that was renamed is no zero.
+        let renamed = first.replace("\"lost\"", "\"losses\"");
+        let script = format!(
             r#"echo "$*" >&2
-            echo '{"schema":1,"vm":"a","period":0,"seconds":2.0,"working_set_pages":10,"working_set_bound":"at-most","tracking_rate":0.5,"tracked_pages":7,"traps":100,"overhead_ratio":0.01,"lost":2,"curve":{"schema":1,"vm":"a","page_bytes":4096,"references":9,"baseline_pages":null,"points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5}]},"heat_pages":[1,2]}'
-            echo '{"schema":2,"seconds":2.0}'
+            echo '{first}'
+            echo '{{"schema":2,"seconds":2.0}}'
             echo 'no json'
-            echo '{"schema":1,"vm":"a","period":1,"seconds":2.0,"traps":4,"lost":3,"overhead_ratio":0.0,"tracking_rate":0.25,"tracked_pages":8,"working_set_pages":null,"curve":null}'
-            sleep 600 & wait"#,
+            echo '{renamed}'
+            echo '{second}'
+            sleep 600 & wait"#
         );
+        let (_folder, mut tracer) = scripted(&script);
         let seen = until(&mut tracer, |seen| {
             seen.trace.as_ref().is_some_and(|trace| trace.periods == 2)
         });
         let trace = seen.trace.unwrap();
-        assert_eq!((trace.state.as_str(), trace.lost), ("tracing", 5));
+        assert_eq!((trace.state, trace.lost), (TraceState::Tracing, 5));
         assert_eq!((trace.tracking_rate, trace.tracked_pages), (0.25, 8));
         assert!((trace.traps_per_second - 2.0).abs() < 1e-9);
+        assert_eq!(trace.lost_lines, 3);
         // The newest curve stands until there is a newer one.
         assert_eq!(seen.curve.unwrap().0.references, 9);
         assert_eq!(seen.working_set, None);
         assert_eq!(seen.heat_cell_bytes, 1 << 20);
-        assert!(seen.warning.unwrap().starts_with("2 lines"));
+        let warning = seen.warning.unwrap();
+        assert!(warning.starts_with("3 lines"), "{warning}");
+        assert!(warning.contains("missing field `lost`"), "{warning}");
+    }
+
+    #[test]
+    fn a_bound_a_page_size_and_a_backend_keep_their_meaning() {
+        let read = Mutex::new(Read::default());
+        let line = period(|line| {
+            line.method = TraceMethod::AccessedPageScans;
+            line.page_bytes = 16384;
+            line.working_set_bound = Some(WorkingSetBound::AtLeast);
+            line.traps = 0;
+            line.touches = Some(60);
+        });
+        read_lines(format!("{line}\n").as_bytes(), &read);
+        let read = lock(&read);
+        let set = read.working_set.unwrap();
+        assert_eq!((set.bytes, set.bound), (163_840, WorkingSetBound::AtLeast));
+        assert_eq!(
+            (read.traps_per_second, read.touches_per_second),
+            (0.0, 30.0)
+        );
+        let scans = TraceSettings {
+            backend: TraceBackend::Scan,
+            ..settings()
+        };
+        let mut tracer = Tracer::new(1, 1 << 20, "/no/such/program".into(), &scans);
+        assert_eq!(tracer.source(), CurveSource::Scan);
+        assert_eq!(
+            tracer.seen().trace.unwrap().method,
+            TraceMethod::AccessedPageScans
+        );
     }
 
     #[test]
@@ -410,7 +501,7 @@ mod tests {
         let seen = until(&mut tracer, |seen| {
             seen.trace
                 .as_ref()
-                .is_some_and(|trace| trace.state == "failed")
+                .is_some_and(|trace| trace.state == TraceState::Failed)
         });
         let trace = seen.trace.unwrap();
         assert_eq!(trace.error.as_deref(), Some("no such VM"));
@@ -425,7 +516,7 @@ mod tests {
         .unwrap();
         until(&mut tracer, |seen| {
             let trace = seen.trace.as_ref().unwrap();
-            trace.state == "starting" && trace.restarts == 1
+            trace.state == TraceState::Starting && trace.restarts == 1
         });
     }
 
@@ -445,9 +536,9 @@ mod tests {
         let read = Mutex::new(Read::default());
         let size = usize::try_from(LINE_BYTES_MAX).unwrap() + 10;
         let mut text = vec![b'x'; size];
-        text.extend(b"\n{\"schema\":1,\"seconds\":1.0}\n{\"schema\":1");
+        text.extend(format!("\n{}\n{{\"schema\":1", period(|_| {})).into_bytes());
         read_lines(&text[..], &read);
         let read = lock(&read);
-        assert_eq!((read.periods, read.strange), (1, 2));
+        assert_eq!((read.periods, read.lost_lines), (1, 2));
     }
 }

@@ -18,15 +18,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Holding, Progress};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, WorkingSetBound};
 use plimsoll_policy::{Demand, PolicyError, Rules, allocate, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::decision::{By, Check, Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_protocol::decision::{
+    By, Check, Decision, Kind, Mode, Phase, State, Step, StepState, Verdict,
+};
 use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
 use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{
     CurveSource, HeatmapView, HostMemory, HostView, RelativeView, Sample, Standing, VmSummary,
+    WorkingSetView,
 };
 
 use crate::check::{Promise, judge};
@@ -381,7 +384,7 @@ impl<H: Host> Turns<H> {
                 ceiling: pages(ceiling),
                 max_loss: settings.max_loss,
                 shares: settings.shares,
-                working_set: vm.working_set.as_ref().map(|set| pages(set.bytes)),
+                working_set: vm.working_set.map(|set| used(set, holding)),
             }
         };
         self.vms.iter().map(demand).collect()
@@ -653,18 +656,45 @@ impl<H: Host> Turns<H> {
                 (wanted.abs_diff(from.direct_bytes) >= step).then(|| (name.clone(), from, to))
             })
             .collect();
-        (!moves.is_empty()).then(|| Draft {
+        if moves.is_empty() {
+            return None;
+        }
+        let promises = moves.iter();
+        let promises = promises.filter_map(|(name, _, to)| self.self_balloon_promise(name, *to));
+        Some(Draft {
             kind: Kind::Divide,
             inputs: None,
             plan: None,
+            promises: promises.collect(),
             moves,
-            promises: Vec::new(),
             reason: "Each of these VMs gets its working set and a tenth; what it gives up backs the page store.".to_owned(),
             takes_back: None,
         })
     }
 
-    /// What a self-ballooning VM is to have: its working set and a tenth, within its limits.
+    /// What a self-ballooning VM's new size is checked against. Where it has no curve nothing is predicted: its misses are
+    /// then compared with those before the move.
+    fn self_balloon_promise(&self, name: &str, to: Holding) -> Option<Promise> {
+        let vm = self.vms.get(name)?;
+        let (rules, settings) = (self.rules(), vm.settings());
+        let baseline = pages(settings.baseline_bytes);
+        let known = vm.known.as_ref();
+        let relative_at =
+            |bytes| known.map(|known| relative(&known.curve, baseline, pages(bytes), &rules));
+        let baseline_ratio = known.map_or(0.0, |known| known.curve.miss_ratio(baseline));
+        Some(Promise {
+            vm: name.to_owned(),
+            predicted: relative_at(to.bytes()).map(RelativeView::from),
+            before: relative_at(vm.size_bytes()).map(|now| now.expected),
+            baseline_ratio: baseline_ratio.max(rules.miss_ratio_min),
+            ratio_min: rules.miss_ratio_min,
+            max_loss: settings.max_loss,
+            by_ratio: known.is_some_and(|known| known.source == CurveSource::Disk),
+        })
+    }
+
+    /// The size of a self-ballooning VM: its working set and a tenth, within its limits. A working set that is only a lower
+    /// bound takes nothing from it.
     fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
         let set = vm.working_set.as_ref()?;
         let settings = vm.settings();
@@ -677,7 +707,11 @@ impl<H: Host> Turns<H> {
         let most = settings.baseline_bytes.max(settings.min_bytes);
         let wanted = wanted.min(most);
         let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));
-        Some(whole.unwrap_or(most).clamp(settings.min_bytes, most))
+        let size = whole.unwrap_or(most).clamp(settings.min_bytes, most);
+        Some(match set.bound {
+            WorkingSetBound::Estimate | WorkingSetBound::AtMost => size,
+            WorkingSetBound::AtLeast => size.max(vm.look.direct.actual_bytes),
+        })
     }
 
     /// Puts a draft forward, in the place of the one before.
@@ -866,7 +900,6 @@ impl<H: Host> Turns<H> {
                 tracing::warn!(decision = going.decision.id, vm = step.vm, "{error}");
             }
         }
-        self.back_store();
         let partly = progressed == Progressed::Partly;
         if going.decision.kind == Kind::Divide && !going.promises.is_empty() {
             going.decision.state = State::Checking;
@@ -884,6 +917,7 @@ impl<H: Host> Turns<H> {
             self.going = Some(going);
             return;
         }
+        self.back_store();
         let state = if partly { State::Partly } else { State::Kept };
         if self.is_cached() {
             let phase = self.phase_by_holdings();
@@ -905,7 +939,8 @@ impl<H: Host> Turns<H> {
         self.end(going.decision, state, None);
     }
 
-    /// What self-ballooning VMs gave up backs the page store.
+    /// What self-ballooning VMs gave up backs the page store, once a check found that they can do without it: memory that
+    /// the store has taken could not go back to them.
     fn back_store(&mut self) {
         let Some(first) = self.store_first_bytes else {
             return;
@@ -969,14 +1004,16 @@ impl<H: Host> Turns<H> {
             }
         }
         going.decision.checks = checks;
-        let moved = |step: &plimsoll_protocol::decision::Step| step.state == "done";
+        let moved = |step: &Step| step.state == StepState::Done;
         let all = going.decision.steps.iter().all(moved);
         if broken.is_empty() {
             self.taken_back = 0;
             self.cooldown_until = Some(now + self.config.cooldown);
             let state = if all { State::Kept } else { State::Partly };
+            let by_policy = going.decision.inputs.is_some();
             self.end(going.decision, state, None);
-            self.after_check(now);
+            self.back_store();
+            self.after_check(by_policy, now);
             return;
         }
         self.taken_back = (self.taken_back + 1).min(BACK_OFF_MAX);
@@ -989,8 +1026,9 @@ impl<H: Host> Turns<H> {
             let why = format!(
                 "{why} It stays until somebody rolls it back: the daemon does not act now."
             );
+            let by_policy = going.decision.inputs.is_some();
             self.end(going.decision, State::Stopped, Some(&why));
-            self.after_check(now);
+            self.after_check(by_policy, now);
             return;
         }
         let id = going.decision.id;
@@ -1002,11 +1040,16 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// What follows a check in the workflow.
-    fn after_check(&mut self, now: Instant) {
+    /// What follows a check in the workflow; a move that no policy decided leaves the phase to what the caches hold.
+    fn after_check(&mut self, by_policy: bool, now: Instant) {
         let Workflow::Cache { keep, .. } = self.config.workflow else {
             return;
         };
+        if !by_policy {
+            let phase = self.phase_by_holdings();
+            self.enter(phase, now);
+            return;
+        }
         self.enter(Phase::Tracing, now);
         if keep || self.paused {
             return;
@@ -1437,7 +1480,7 @@ impl<H: Host> Turns<H> {
             size_bytes: holding.bytes(),
             target_bytes: vm.target_bytes,
             settings,
-            working_set: vm.working_set.clone(),
+            working_set: vm.working_set,
             relative,
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,
@@ -1623,6 +1666,15 @@ impl<H: Host> Turns<H> {
             },
         }
     }
+}
+
+/// How much of its memory a VM uses, as far as a policy may rely on it: a working set that is only a lower bound gives no
+/// memory away, so the VM then counts as using at least all that it holds.
+fn used(set: WorkingSetView, holding: Holding) -> PageCount {
+    pages(match set.bound {
+        WorkingSetBound::Estimate | WorkingSetBound::AtMost => set.bytes,
+        WorkingSetBound::AtLeast => set.bytes.max(holding.bytes()),
+    })
 }
 
 /// A curve as decisions are made by it and recorded with it: few points and digits, so that a year of decisions has room. What is

@@ -8,7 +8,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{
-    BalloonView, CacheView, CurveSource, HeatRow, Settings, TraceView, WorkingSetView,
+    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, Settings, TraceView, WorkingSetView,
 };
 
 use crate::config::{VmRule, Workflow};
@@ -212,7 +212,7 @@ impl Vm {
                         source,
                         unix_ms,
                     }),
-                    Err(why) => self.warnings.push(format!("its curve is none: {why}")),
+                    Err(why) => self.warnings.push(format!("invalid curve: {why}")),
                 }
             }
             new_set = working_set.or(new_set);
@@ -228,11 +228,8 @@ impl Vm {
         while self.heat.len() > HEAT_ROWS {
             self.heat.pop_front();
         }
-        let wanted = match workflow {
-            Workflow::Trap => CurveSource::Trap,
-            Workflow::Cache { .. } => CurveSource::Disk,
-        };
-        found.sort_by_key(|known| known.source != wanted);
+        let from_disk = matches!(workflow, Workflow::Cache { .. });
+        found.sort_by_key(|known| (known.source == CurveSource::Disk) != from_disk);
         let newest = found
             .into_iter()
             .find(|known| known.curve.references() >= REFERENCES_MIN);
@@ -310,8 +307,9 @@ impl Vm {
         source: CurveSource,
     ) -> Result<MissRatioCurve, String> {
         let page = json.page_bytes;
-        if page != PageSize::FOUR_KIB.bytes() {
-            return Err(format!("its pages are of {page} bytes, not 4096"));
+        let host_page = PageSize::FOUR_KIB.bytes();
+        if page != host_page {
+            return Err(format!("its pages have {page} bytes, not {host_page}"));
         }
         let behind = match (source, &self.look.disk) {
             (CurveSource::Disk, Some(disk)) if disk.direct_pages > 0 => {
@@ -334,19 +332,19 @@ impl Vm {
         let part = &self.look.direct;
         let state = match part.progress {
             Progress::Absent(Absence::NoDevice) => return None,
-            Progress::Absent(_) => "absent",
-            Progress::Untold => "idle",
-            Progress::Reached => "reached",
-            Progress::Following { .. } => "following",
-            Progress::Late { .. } => "late",
-            Progress::Stuck { .. } => "stuck",
-            _ => "unknown",
+            Progress::Absent(_) => BalloonState::Absent,
+            Progress::Untold => BalloonState::Idle,
+            Progress::Reached => BalloonState::Reached,
+            Progress::Following { .. } => BalloonState::Following,
+            Progress::Late { .. } => BalloonState::Late,
+            Progress::Stuck { .. } => BalloonState::Stuck,
+            _ => BalloonState::Unknown,
         };
         let guest = self.look.guest.as_ref();
         Some(BalloonView {
             actual_bytes: part.actual_bytes,
             target_bytes: part.target_bytes,
-            state: state.to_owned(),
+            state,
             guest_available_bytes: guest.and_then(|guest| guest.available_bytes),
             statistics_age_ms: guest.map(|guest| guest.age_s.saturating_mul(1000)),
         })
@@ -359,7 +357,7 @@ impl Vm {
         let disk = self.look.disk.clone().unwrap_or_default();
         Some(CacheView {
             capacity_bytes: cache.actual_bytes,
-            used_bytes: disk.cached_pages.saturating_mul(4096),
+            used_bytes: disk.cached_pages.saturating_mul(PageSize::FOUR_KIB.bytes()),
             read_blocks: disk.read_blocks,
             hits: disk.hits,
             disabled: disk.disabled,

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_daemon::history::{History, Kept, Limits, Moment};
-use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step};
+use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step, StepState};
 use plimsoll_protocol::vm::Sample;
 
 /// Says to this program where it is to write until it is killed.
@@ -137,7 +137,7 @@ fn decision(id: u64, state: State) -> Decision {
             from: holding,
             to: holding,
             now: holding,
-            state: "done".to_owned(),
+            state: StepState::Done,
             error: None,
         }],
         checks: Vec::new(),

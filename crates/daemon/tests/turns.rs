@@ -9,10 +9,11 @@ use plimsoll_daemon::history::History;
 use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
 use plimsoll_daemon::simulated::{Follows, SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::{TICK, Turns};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
-use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSetBound};
+use plimsoll_policy::Policy;
+use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, StepState, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::Standing;
+use plimsoll_protocol::vm::{Standing, WorkingSetView};
 use tokio::sync::oneshot;
 
 const MIB: u64 = 1 << 20;
@@ -263,7 +264,7 @@ fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
         .iter()
         .find(|step| step.vm == "scan")
         .unwrap();
-    assert_eq!(step.state, "stuck");
+    assert_eq!(step.state, StepState::Stuck);
     assert!(
         step.error.as_ref().unwrap().contains("stands still"),
         "{step:?}"
@@ -290,7 +291,7 @@ fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
         .iter()
         .find(|step| step.vm == "scan")
         .unwrap();
-    assert_eq!((step.state.as_str(), rig.mib("scan")), ("failed", 512));
+    assert_eq!((step.state, rig.mib("scan")), (StepState::Failed, 512));
     assert!(
         step.error
             .as_ref()
@@ -564,4 +565,102 @@ fn a_vm_nobody_may_move_keeps_what_it_has() {
     rig.pass(300);
     assert_eq!(rig.mib("web"), 512);
     assert!(rig.mib("search") > 700);
+}
+
+/// A self-ballooning VM of 512 MiB whose tracer reports such a working set.
+fn self_ballooning(mib: u64, bound: WorkingSetBound, claimed: Option<MissRatioCurve>) -> Rig {
+    let mut config = config(Mode::Act);
+    config.vms.push(VmRule {
+        self_balloon: Some(true),
+        ..VmRule::for_name("web")
+    });
+    let rig = Rig::new(config);
+    rig.add(100, "web", web());
+    rig.host.change("web", |vm| {
+        vm.working_set = Some(WorkingSetView {
+            bytes: mib * MIB,
+            bound,
+        });
+        vm.claimed = claimed;
+    });
+    rig
+}
+
+/// Above its hot set of 150 MiB memory does not help it.
+fn small() -> MissRatioCurve {
+    curve(&[(16, 0.9), (150, 0.1), (1024, 0.1)])
+}
+
+#[test]
+fn a_self_ballooning_vm_keeps_a_tenth_above_its_working_set_and_is_checked() {
+    for bound in [WorkingSetBound::Estimate, WorkingSetBound::AtMost] {
+        let mut rig = self_ballooning(160, bound, Some(small()));
+        rig.host.change("web", |vm| vm.truth = small());
+        rig.until("it is kept", |rig| {
+            rig.decisions()
+                .iter()
+                .any(|decision| decision.state == State::Kept)
+        });
+        assert!((176..=184).contains(&rig.mib("web")), "{}", rig.mib("web"));
+        let checks = rig.newest().checks;
+        assert_eq!(checks.len(), 1);
+        assert_eq!(checks[0].verdict, Verdict::Kept, "{checks:?}");
+        assert!(checks[0].predicted.is_some() && checks[0].measured.is_some());
+    }
+}
+
+#[test]
+fn a_lower_bound_of_a_working_set_takes_nothing_from_a_self_ballooning_vm() {
+    let mut rig = self_ballooning(160, WorkingSetBound::AtLeast, Some(small()));
+    rig.pass(300);
+    assert_eq!((rig.mib("web"), rig.decisions()), (512, Vec::new()));
+    // It is no estimate for the policy that divides by working sets either.
+    let mut config = config(Mode::Act);
+    config.policy = Policy::EsxSampling { idle_tax: 0.75 };
+    let sizes = |bound| {
+        let mut rig = Rig::of_three(config.clone());
+        for (name, mib, bound) in [
+            ("web", 160, bound),
+            ("search", 600, WorkingSetBound::Estimate),
+        ] {
+            rig.host.change(name, |vm| {
+                vm.working_set = Some(WorkingSetView {
+                    bytes: mib * MIB,
+                    bound,
+                });
+            });
+        }
+        rig.host.change("web", |vm| {
+            vm.truth = small();
+            vm.claimed = Some(small());
+        });
+        rig.pass(300);
+        (rig.mib("web"), rig.mib("search"))
+    };
+    let (web, search) = sizes(WorkingSetBound::Estimate);
+    assert!(web < 400 && search > 600, "{web} {search}");
+    assert_eq!(sizes(WorkingSetBound::AtLeast), (512, 512));
+}
+
+#[test]
+fn a_self_ballooning_vm_that_misses_more_than_promised_gets_its_memory_back() {
+    for claimed in [Some(small()), None] {
+        // Its tracer reports 160 MiB, but it misses more with every megabyte less.
+        let mut rig = self_ballooning(160, WorkingSetBound::Estimate, claimed);
+        rig.until("it is taken back", |rig| {
+            let decisions = rig.decisions();
+            let back = |decision: &Decision| decision.kind == Kind::Rollback;
+            decisions
+                .iter()
+                .any(|decision| back(decision) && decision.state == State::Kept)
+        });
+        assert_eq!(rig.mib("web"), 512);
+        let decisions = rig.decisions();
+        let shrunk = decisions
+            .iter()
+            .find(|decision| decision.kind == Kind::Divide);
+        let shrunk = shrunk.unwrap();
+        assert_eq!(shrunk.state, State::RolledBack);
+        assert_eq!(shrunk.checks[0].verdict, Verdict::Broken);
+    }
 }

@@ -9,14 +9,20 @@ use std::time::Duration;
 
 /// How a backend observes a VM's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum TraceMethod {
     /// Every access to an inaccessible page traps and is recorded, in order.
+    #[cfg_attr(feature = "serde", serde(rename = "trap"))]
     Traps,
     /// Scans find which unmapped pages the VM has mapped again.
+    #[cfg_attr(feature = "serde", serde(rename = "scan"))]
     AccessedPageScans,
     /// Scans list the pages written since the scan before.
+    #[cfg_attr(feature = "serde", serde(rename = "write-scan"))]
     WriteScans,
     /// Random pages are unmapped once a period and checked at its end.
+    #[cfg_attr(feature = "serde", serde(rename = "sample"))]
     SampledPages,
 }
 

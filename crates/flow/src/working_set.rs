@@ -4,14 +4,17 @@ use std::fmt;
 
 use crate::PageCount;
 
-/// How a working-set figure stands to the true one.
+/// How a working-set figure relates to the true size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum WorkingSetBound {
     /// The figure estimates the working set itself.
     Estimate,
-    /// The observation ended before the working set was seen whole: it is at least this.
+    /// A lower bound: the observation ended before the whole working set was seen.
     AtLeast,
-    /// Everything touched fitted into what the observation cannot look below: it is at most this.
+    /// An upper bound: everything that was touched fits below the minimum resolvable size.
     AtMost,
 }
 
@@ -24,6 +27,28 @@ pub struct WorkingSet {
     pub bound: WorkingSetBound,
 }
 
+impl WorkingSetBound {
+    /// The name in every output: `estimate`, `at_least` or `at_most`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Estimate => "estimate",
+            Self::AtLeast => "at_least",
+            Self::AtMost => "at_most",
+        }
+    }
+
+    /// The sign written before the figure in a table: nothing, `≥ ` or `≤ `.
+    #[must_use]
+    pub fn sign(self) -> &'static str {
+        match self {
+            Self::Estimate => "",
+            Self::AtLeast => "≥ ",
+            Self::AtMost => "≤ ",
+        }
+    }
+}
+
 impl WorkingSet {
     /// The miss ratio at which a curve's working set is read, \[AET\] §4.2: 5 %.
     pub const MISS_RATIO: f64 = 0.05;
@@ -31,10 +56,6 @@ impl WorkingSet {
 
 impl fmt::Display for WorkingSetBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Estimate => "estimate",
-            Self::AtLeast => "at_least",
-            Self::AtMost => "at_most",
-        })
+        f.write_str(self.name())
     }
 }

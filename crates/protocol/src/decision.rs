@@ -148,6 +148,36 @@ impl HoldingView {
     }
 }
 
+/// How far one VM's part in a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StepState {
+    /// It waits for memory that other VMs have to free.
+    Waiting,
+    /// It gives memory.
+    Shrinking,
+    /// It takes memory.
+    Growing,
+    /// It has its new size.
+    Done,
+    /// It gives memory, but slowly.
+    Late,
+    /// Its balloon does not move; it keeps what it has.
+    Stuck,
+    /// Its target could not be set; it keeps what it has.
+    Failed,
+    /// The VM has ended.
+    Gone,
+}
+
+impl StepState {
+    /// Whether nothing more will be moved.
+    #[must_use]
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Done | Self::Stuck | Self::Failed | Self::Gone)
+    }
+}
+
 /// One VM's part in a move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Step {
@@ -159,8 +189,8 @@ pub struct Step {
     pub to: HoldingView,
     /// What it was last seen to have.
     pub now: HoldingView,
-    /// `waiting`, `shrinking`, `growing`, `done`, `late`, `stuck`, `failed` or `gone`.
-    pub state: String,
+    /// How far it is.
+    pub state: StepState,
     /// What went wrong, and what the VM is left with.
     pub error: Option<String>,
 }

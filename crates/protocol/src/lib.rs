@@ -1,17 +1,18 @@
-//! What Plimsoll's daemons and their clients say to each other.
+//! Wire forms: what Plimsoll's programs exchange, each written and read by one type.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`vm`] | the host and its VMs, as the daemon shows them |
-//! | [`decision`] | what it decided, why, and what came of it |
-//! | [`request`] | what it is asked, and how it refuses |
+//! | [`vm`] | views of the host and its VMs |
+//! | [`decision`] | decisions of the daemon, their reasons and results |
+//! | [`request`] | requests to the daemon, and its refusals |
 //! | [`plan`] | a policy's inputs and outputs |
-//! | [`answer`] | what it answers besides |
-//! | [`client`] | a client of it |
+//! | [`answer`] | the daemon's other answers |
+//! | [`client`] | a client of the daemon |
 //! | [`curve_json`] | a curve |
-//! | [`disk_admin`] | what a disk daemon is asked, and its answers as far as the others need them |
-//! | [`openmetrics`] | what all OpenMetrics texts have in common |
-//! | [`size`] | sizes, rates and times as people write them |
+//! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
+//! | [`disk_admin`] | requests to a disk daemon, and its answers |
+//! | [`openmetrics`] | parts that all OpenMetrics texts share |
+//! | [`size`] | sizes, rates and times in a person's spelling |
 #![forbid(unsafe_code)]
 
 pub mod answer;
@@ -23,12 +24,13 @@ pub mod openmetrics;
 pub mod plan;
 pub mod request;
 pub mod size;
+pub mod tracer;
 pub mod vm;
 
 /// Version of all forms; a reader refuses any other.
 pub use curve_json::SCHEMA;
 
-/// Where the daemon serves whoever may change things.
+/// Socket for clients that may change something.
 pub const SOCKET: &str = "/run/plimsoll/plimsolld.sock";
-/// Where it serves whoever may only look.
+/// Socket for clients that may only read.
 pub const SOCKET_READ_ONLY: &str = "/run/plimsoll/plimsolld-ro.sock";

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use plimsoll_flow::{TraceMethod, WorkingSetBound};
+
 use crate::curve_json::CurveJson;
 use crate::decision::{Mode, Phase};
 
@@ -132,14 +134,39 @@ pub struct VmSummary {
     pub cache: Option<CacheView>,
 }
 
-/// Where a curve comes from.
+/// How the references behind a curve were observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CurveSource {
-    /// Traps on the VM's RAM.
+    /// Traps on sampled pages of the VM's RAM.
     Trap,
-    /// The cache under its disk and the ghost behind it.
+    /// Accessed-page scans of its RAM, which have no order within a scan.
+    Scan,
+    /// The cache under its disk and the ghost list behind it.
     Disk,
+}
+
+impl CurveSource {
+    /// What was observed, as the end of "from ...".
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Trap => "traps on its RAM",
+            Self::Scan => "accessed-page scans of its RAM",
+            Self::Disk => "its disk's cache and the ghost list behind it",
+        }
+    }
+}
+
+impl From<TraceMethod> for CurveSource {
+    fn from(method: TraceMethod) -> Self {
+        match method {
+            TraceMethod::Traps => Self::Trap,
+            TraceMethod::AccessedPageScans
+            | TraceMethod::WriteScans
+            | TraceMethod::SampledPages => Self::Scan,
+        }
+    }
 }
 
 /// What a VM is promised, and what bounds it.
@@ -160,12 +187,12 @@ pub struct Settings {
 }
 
 /// A working set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WorkingSetView {
     /// Its size.
     pub bytes: u64,
-    /// `estimate`, `at-least` or `at-most`.
-    pub bound: String,
+    /// Whether that is an estimate or only a bound.
+    pub bound: WorkingSetBound,
 }
 
 /// Misses at a size over those at the baseline.
@@ -179,31 +206,69 @@ pub struct RelativeView {
     pub high: f64,
 }
 
+/// Whether a tracer runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TraceState {
+    /// It runs, and no period has ended yet.
+    Starting,
+    /// It has reported a period.
+    Tracing,
+    /// It does not run; it is started again after a pause.
+    Failed,
+}
+
 /// How a VM is traced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TraceView {
-    /// `starting`, `tracing`, `ended` or `failed`.
-    pub state: String,
-    /// Why it failed, or ended.
+    /// Whether the tracer runs.
+    pub state: TraceState,
+    /// How it observes pages.
+    pub method: TraceMethod,
+    /// Why it failed.
     pub error: Option<String>,
     /// The tracer's process.
     pub pid: Option<u32>,
     /// Periods so far.
     pub periods: u64,
-    /// Share of the pages that is watched.
+    /// Fraction of the VM's pages that is armed.
     pub tracking_rate: f64,
-    /// Pages watched.
+    /// Pages that are armed.
     pub tracked_pages: u64,
-    /// Traps a second in the last period.
+    /// Traps per second in the last period; 0 with scans.
     pub traps_per_second: f64,
+    /// Pages per second that scans found touched in the last period; 0 with traps.
+    pub touches_per_second: f64,
     /// Time taken from the VM, as a share of its CPU time.
     pub overhead_ratio: f64,
-    /// References that may be missing, all periods.
+    /// References that may be missing, in all periods.
     pub lost: u64,
-    /// Times that the tracer was started anew.
+    /// Reports of the tracer that could not be read; their losses are not in `lost`.
+    pub lost_lines: u64,
+    /// Times that the tracer was restarted.
     pub restarts: u64,
     /// When the last period ended.
     pub last_unix_ms: Option<u64>,
+}
+
+/// How a balloon follows its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalloonState {
+    /// No target was set by this daemon.
+    Idle,
+    /// It moves towards its target.
+    Following,
+    /// It has reached its target.
+    Reached,
+    /// It moves more slowly than expected.
+    Late,
+    /// It does not move.
+    Stuck,
+    /// The guest has no driver for it.
+    Absent,
+    /// The actuator reports a state that this version does not know.
+    Unknown,
 }
 
 /// A balloon.
@@ -213,8 +278,8 @@ pub struct BalloonView {
     pub actual_bytes: u64,
     /// What it was last told to have.
     pub target_bytes: Option<u64>,
-    /// `idle`, `following`, `reached`, `late`, `stuck` or `absent`.
-    pub state: String,
+    /// How it follows its target.
+    pub state: BalloonState,
     /// What the guest says is available to it.
     pub guest_available_bytes: Option<u64>,
     /// Age of the guest's statistics; `null` if it never gave any.

@@ -191,7 +191,7 @@ fn moved(step: &Step) -> String {
             size(to.cache_bytes),
         );
     }
-    let _ = write!(text, ", {}", printable(&step.state));
+    let _ = write!(text, ", {}", name_of(step.state));
     if now != to {
         let _ = write!(text, "; has {} now", size(now.size_bytes()));
     }
@@ -258,7 +258,7 @@ pub fn csv(decisions: &[&Decision]) -> String {
                 step.from.size_bytes().to_string(),
                 step.to.size_bytes().to_string(),
                 step.now.size_bytes().to_string(),
-                printable(&step.state),
+                name_of(step.state),
                 number(|check| check.predicted.map(|at| at.expected)),
                 number(|check| check.measured),
                 number(|check| Some(check.bound)),

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context;
+use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
@@ -94,7 +95,7 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     tracing(vm, now_unix_ms, &mut sections);
     if let Some(balloon) = &vm.balloon {
         sections.head("Balloon");
-        sections.line("state", &printable(&balloon.state), "");
+        sections.line("state", &name_of(balloon.state), "");
         let target = "what the VM was last told to have of its own";
         sections.line("target", &maybe_size(balloon.target_bytes), target);
         let actual = "what it has of its own";
@@ -117,13 +118,7 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
         Some(json) => {
             let curve = Curve::new(json)?;
             let source = vm.curve_source.map_or_else(String::new, |source| {
-                format!(
-                    "from {}, ",
-                    match name_of(source).as_str() {
-                        "disk" => "its disk's cache and the ghost behind it",
-                        _ => "traps on its RAM",
-                    }
-                )
+                format!("from {}, ", source.description())
             });
             let made = vm.curve_unix_ms.map_or_else(String::new, |made| {
                 format!(", {} old", age(now_unix_ms, made))
@@ -204,19 +199,34 @@ fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
     let process = trace.pid.map(|pid| format!("by process {pid}"));
     let error = trace.error.as_deref().map(printable);
     let meaning = error.or(process).unwrap_or_default();
-    sections.line("state", &printable(&trace.state), &meaning);
+    sections.line("state", &name_of(trace.state), &meaning);
     let overhead = "of the VM's CPU time taken by its tracer";
     sections.line("overhead", &percent(trace.overhead_ratio), overhead);
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);
-    let traps = "traps a second in the last period";
-    sections.line("traps", &format!("{:.0} /s", trace.traps_per_second), traps);
+    let (term, rate, meaning) = match trace.method {
+        TraceMethod::Traps => (
+            "traps",
+            trace.traps_per_second,
+            "traps per second in the last period",
+        ),
+        _ => (
+            "touches",
+            trace.touches_per_second,
+            "pages per second that scans found touched in the last period",
+        ),
+    };
+    sections.line(term, &format!("{rate:.0} /s"), meaning);
     let periods = trace.last_unix_ms.map_or_else(String::new, |last| {
         format!("the last ended {} ago", age(now_unix_ms, last))
     });
     sections.line("periods", &trace.periods.to_string(), &periods);
     let lost = "references that may be missing, of all periods";
     sections.line("lost", &trace.lost.to_string(), lost);
+    if trace.lost_lines > 0 {
+        let lines = "reports of its tracer that could not be read";
+        sections.line("lost lines", &trace.lost_lines.to_string(), lines);
+    }
     if trace.restarts > 0 {
         let restarts = "times that its tracer was started anew";
         sections.line("restarts", &trace.restarts.to_string(), restarts);

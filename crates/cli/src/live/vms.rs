@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use plimsoll_protocol::vm::{HostMemory, HostView, VmSummary};
+use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
 
 use super::words::{
     is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
@@ -124,8 +124,8 @@ fn table(vms: &[VmSummary]) -> String {
 pub(super) fn traced(vm: &VmSummary) -> String {
     let mut words = match &vm.trace {
         None => vec!["no".to_owned()],
-        Some(trace) if trace.state == "tracing" => Vec::new(),
-        Some(trace) => vec![printable(&trace.state)],
+        Some(trace) if trace.state == TraceState::Tracing => Vec::new(),
+        Some(trace) => vec![name_of(trace.state)],
     };
     if let Some(source) = vm.curve_source {
         words.push(name_of(source));
@@ -180,7 +180,7 @@ fn lines(host: &HostView) -> String {
             vm.cache_bytes.to_string(),
             known(vm.target_bytes),
             known(set.map(|set| set.bytes)),
-            printable(set.map_or("", |set| &set.bound)),
+            set.map_or("", |set| set.bound.name()).to_owned(),
             relative(|at| at.expected),
             relative(|at| at.low),
             relative(|at| at.high),
@@ -189,7 +189,7 @@ fn lines(host: &HostView) -> String {
             trace
                 .map(|trace| trace.overhead_ratio.to_string())
                 .unwrap_or_default(),
-            printable(trace.map_or("", |trace| &trace.state)),
+            trace.map_or_else(String::new, |trace| name_of(trace.state)),
             known(trace.map(|trace| trace.lost)),
         ];
         text.push_str(&csv(cells.iter().map(String::as_str)));

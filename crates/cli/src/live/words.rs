@@ -30,12 +30,7 @@ pub fn working_set(set: Option<&WorkingSetView>) -> String {
     let Some(set) = set else {
         return UNKNOWN.to_owned();
     };
-    let mark = match &*set.bound {
-        "at-least" => "≥ ",
-        "at-most" => "≤ ",
-        _ => "",
-    };
-    format!("{mark}{}", size(set.bytes))
+    format!("{}{}", set.bound.sign(), size(set.bytes))
 }
 
 /// Misses over those at the baseline, with their band.
@@ -111,6 +106,7 @@ pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::WorkingSetBound;
     use plimsoll_protocol::decision::Phase;
     use plimsoll_protocol::vm::Standing;
 
@@ -129,13 +125,14 @@ mod tests {
 
     #[test]
     fn a_bound_is_marked_and_what_nobody_knows_is_a_dash() {
-        let set = |bound: &str| WorkingSetView {
+        let set = |bound| WorkingSetView {
             bytes: 3 << 20,
-            bound: bound.to_owned(),
+            bound,
         };
-        assert_eq!(working_set(Some(&set("estimate"))), "3 MiB");
-        assert_eq!(working_set(Some(&set("at-least"))), "≥ 3 MiB");
-        assert_eq!(working_set(Some(&set("at-most"))), "≤ 3 MiB");
+        let shown = |bound| working_set(Some(&set(bound)));
+        assert_eq!(shown(WorkingSetBound::Estimate), "3 MiB");
+        assert_eq!(shown(WorkingSetBound::AtLeast), "≥ 3 MiB");
+        assert_eq!(shown(WorkingSetBound::AtMost), "≤ 3 MiB");
         assert_eq!(
             (working_set(None), relative(None)),
             ("-".into(), "-".into())

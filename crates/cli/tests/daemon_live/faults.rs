@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use plimsoll_protocol::decision::{Decision, State, Step};
+use plimsoll_protocol::decision::{Decision, State, Step, StepState};
+use plimsoll_protocol::vm::BalloonState;
 use plimsoll_vm::{GuestConfig, GuestImage, Qmp};
 
 use crate::rig::{Daemon, MIB, Machine, PATIENCE, Place, alone, signal, wait, with_balloon};
@@ -79,7 +80,7 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
         assert_eq!(partly.id, hanging.id);
         daemon.client().pause().unwrap();
         let (gave, got) = (step(&partly, "rich"), step(&partly, "poor"));
-        assert_eq!(gave.state, "stuck", "{partly:#?}");
+        assert_eq!(gave.state, StepState::Stuck, "{partly:#?}");
         let why = gave.error.as_deref().unwrap_or_default();
         assert!(why.contains("its balloon stands still for"), "{why}");
         daemon.until_logged("its balloon stands still for");
@@ -129,8 +130,8 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
         let ended = daemon.until_decision("the end of a move", |decision| {
             decision.id == hanging.id && decision.state.has_ended()
         });
-        assert_eq!(step(&ended, "rich").state, "gone", "{ended:#?}");
-        assert_eq!(step(&ended, "poor").state, "done", "{ended:#?}");
+        assert_eq!(step(&ended, "rich").state, StepState::Gone, "{ended:#?}");
+        assert_eq!(step(&ended, "poor").state, StepState::Done, "{ended:#?}");
         assert_eq!(ended.state, State::Partly);
         daemon.until_logged("it ended; its memory is free");
         assert_eq!(daemon.vm("poor").direct_bytes, 224 * MIB);
@@ -171,9 +172,9 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         assert_eq!(host.memory.spare_bytes, 0);
         let state = |name: &str| {
             let vm = host.vms.iter().find(|vm| vm.vm == name).unwrap();
-            vm.balloon.as_ref().map(|balloon| balloon.state.clone())
+            vm.balloon.as_ref().map(|balloon| balloon.state)
         };
-        assert_eq!(state("deaf").as_deref(), Some("absent"));
+        assert_eq!(state("deaf"), Some(BalloonState::Absent));
         assert_eq!(state("fixed"), None);
         assert_eq!(daemon.decisions(), []);
         let told = |warning: &String| warning.contains("does not answer to its balloon");

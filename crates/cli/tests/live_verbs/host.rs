@@ -1,13 +1,15 @@
 //! A host with three VMs as its daemon tells of it; the name of one is an attack on the terminal.
 
+use plimsoll_flow::{TraceMethod, WorkingSetBound};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::decision::{
-    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, Verdict,
+    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
 use plimsoll_protocol::vm::{
-    BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HistoryView, HostMemory, HostView,
-    RelativeView, Sample, Settings, Standing, TraceView, VmSummary, VmView, WorkingSetView,
+    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HistoryView,
+    HostMemory, HostView, RelativeView, Sample, Settings, Standing, TraceState, TraceView,
+    VmSummary, VmView, WorkingSetView,
 };
 
 /// A name that clears the screen of who prints it raw.
@@ -19,15 +21,18 @@ pub const MIB: u64 = 1 << 20;
 
 fn trace() -> TraceView {
     TraceView {
-        state: "tracing".to_owned(),
+        state: TraceState::Tracing,
+        method: TraceMethod::Traps,
         error: None,
         pid: Some(4711),
         periods: 321,
         tracking_rate: 0.0625,
         tracked_pages: 8192,
         traps_per_second: 171.4,
+        touches_per_second: 0.0,
         overhead_ratio: 0.0098,
         lost: 0,
+        lost_lines: 0,
         restarts: 0,
         last_unix_ms: Some(NOW_UNIX_MS - 3000),
     }
@@ -57,7 +62,7 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
         },
         working_set: Some(WorkingSetView {
             bytes: 161 * MIB,
-            bound: "estimate".to_owned(),
+            bound: WorkingSetBound::Estimate,
         }),
         relative: Some(RelativeView {
             expected: 1.03,
@@ -73,7 +78,7 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
         balloon: Some(BalloonView {
             actual_bytes: direct_mib * MIB,
             target_bytes: None,
-            state: "idle".to_owned(),
+            state: BalloonState::Idle,
             guest_available_bytes: Some(90 * MIB),
             statistics_age_ms: Some(4000),
         }),
@@ -93,6 +98,10 @@ fn vms() -> Vec<VmSummary> {
     mail.libvirt = true;
     mail.curve_source = Some(CurveSource::Disk);
     mail.target_bytes = Some(480 * MIB);
+    mail.working_set = Some(WorkingSetView {
+        bytes: 300 * MIB,
+        bound: WorkingSetBound::AtLeast,
+    });
     mail.cache = Some(CacheView {
         capacity_bytes: 128 * MIB,
         used_bytes: 100 * MIB,
@@ -110,7 +119,7 @@ fn vms() -> Vec<VmSummary> {
     hostile.promise_bytes = None;
     hostile.curve_source = None;
     hostile.trace = Some(TraceView {
-        state: "failed".to_owned(),
+        state: TraceState::Failed,
         error: Some("its RAM is private\u{1b}[31m".to_owned()),
         lost: 7,
         ..trace()
@@ -238,7 +247,7 @@ pub fn decisions() -> Vec<Decision> {
         from,
         to,
         now: to,
-        state: "done".to_owned(),
+        state: StepState::Done,
         error: None,
     };
     let check = |vm: &str, measured: Option<f64>, verdict| Check {
@@ -285,7 +294,7 @@ pub fn decisions() -> Vec<Decision> {
         reason: "web could give 64 MiB \u{1b}[2J".to_owned(),
         steps: vec![Step {
             now: holding(320, 128),
-            state: "waiting".to_owned(),
+            state: StepState::Waiting,
             ..step("mail", holding(320, 128), holding(320, 160))
         }],
         checks: Vec::new(),

@@ -50,6 +50,7 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
     for part in [
         "1.03 ≤ 1.08",
         "480 MiB",
+        "≥ 300 MiB",
         "0.98 %",
         "failed, tcg, losses",
         "tcg: emulated",
@@ -65,6 +66,7 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
         csv.contains("\nweb,1234,tcg,safe,536870912,536870912,0,,168820736,estimate,1.03,"),
         "{csv}"
     );
+    assert!(csv.contains(",314572800,at_least,"), "{csv}");
     let json: HostView = serde_json::from_str(&server.text(&["vms", "-o", "json"])).unwrap();
     assert_eq!(json, host::host());
 }
@@ -87,6 +89,7 @@ fn show_explains_each_term_and_the_curve_at_sizes_that_matter() {
     }
     assert!(web.lines().all(|line| line.chars().count() <= 100), "{web}");
     let mail = server.text(&["show", "mail"]);
+    assert!(mail.contains("uses          ≥ 300 MiB"), "{mail}");
     assert!(
         mail.contains("hits          75 %           of 1.2M blocks read came from it"),
         "{mail}"

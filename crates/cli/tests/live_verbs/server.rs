@@ -9,7 +9,7 @@ use std::thread;
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::{Done, VmsView};
-use plimsoll_protocol::decision::{Decision, DecisionsView, State};
+use plimsoll_protocol::decision::{Decision, DecisionsView, State, StepState};
 use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
 use plimsoll_protocol::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
@@ -194,7 +194,7 @@ fn decision(state: State) -> Decision {
     if state == State::Partly {
         let step = &mut decision.steps[0];
         step.now = step.from;
-        step.state = "stuck".to_owned();
+        step.state = StepState::Stuck;
         step.error = Some("its balloon does not follow\u{1b}[2J; it keeps what it has".to_owned());
     }
     decision.state = state;

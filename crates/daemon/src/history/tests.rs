@@ -2,7 +2,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use plimsoll_protocol::curve_json::PointJson;
-use plimsoll_protocol::decision::{By, HoldingView, Kind, Mode, State as Became, Step};
+use plimsoll_protocol::decision::{By, HoldingView, Kind, Mode, State as Became, Step, StepState};
 use plimsoll_protocol::plan::PlanInputs;
 use tempfile::TempDir;
 
@@ -68,7 +68,7 @@ fn decision(id: u64, vm: &str, state: Became) -> Decision {
             from: holding,
             to: holding,
             now: holding,
-            state: "waiting".to_owned(),
+            state: StepState::Waiting,
             error: None,
         }],
         checks: Vec::new(),

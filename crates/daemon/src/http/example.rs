@@ -7,18 +7,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, VmId};
+use plimsoll_flow::{
+    CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId, WorkingSetBound,
+};
 use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{
-    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, Verdict,
+    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
-    BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView, RelativeView,
-    Sample, Settings, Standing, TraceView, VmSummary, WorkingSetView,
+    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView,
+    RelativeView, Sample, Settings, Standing, TraceState, TraceView, VmSummary, WorkingSetView,
 };
 
 use crate::clock;
@@ -272,11 +274,10 @@ impl Guest {
             working_set: known.then(|| WorkingSetView {
                 bytes: bytes(self.working_set_mib),
                 bound: if self.vm == "scan" {
-                    "at-least"
+                    WorkingSetBound::AtLeast
                 } else {
-                    "estimate"
-                }
-                .to_owned(),
+                    WorkingSetBound::Estimate
+                },
             }),
             relative: self.relative(self.size()),
             reclaimable_bytes: reclaimable,
@@ -285,22 +286,29 @@ impl Guest {
             references: if known { 1_250_000 } else { 0 },
             curve_unix_ms: known.then_some(now_unix_ms.saturating_sub(4000)),
             trace: Some(TraceView {
-                state: if known { "tracing" } else { "starting" }.to_owned(),
+                state: if known {
+                    TraceState::Tracing
+                } else {
+                    TraceState::Starting
+                },
+                method: TraceMethod::Traps,
                 error: None,
                 pid: known.then_some(5000 + self.direct_mib),
                 periods: if known { 720 } else { 0 },
                 tracking_rate: 1.0 / 128.0,
                 tracked_pages: u64::from(RAM_MIB) * 2,
                 traps_per_second: 180.0,
+                touches_per_second: 0.0,
                 overhead_ratio: 0.0098,
                 lost: u64::from(self.vm == "scan") * 3,
+                lost_lines: 0,
                 restarts: 0,
                 last_unix_ms: known.then_some(now_unix_ms.saturating_sub(2000)),
             }),
             balloon: Some(BalloonView {
                 actual_bytes: self.holding().direct_bytes,
                 target_bytes: Some(self.holding().direct_bytes),
-                state: "idle".to_owned(),
+                state: BalloonState::Idle,
                 guest_available_bytes: Some(bytes(self.direct_mib / 4)),
                 statistics_age_ms: Some(1500),
             }),
@@ -379,7 +387,7 @@ fn proposal(now_unix_ms: u64) -> Decision {
             direct_bytes,
             ..from
         };
-        Some(step(&target.vm, from, to, "waiting"))
+        Some(step(&target.vm, from, to, StepState::Waiting))
     });
     Decision {
         steps: steps.collect(),
@@ -421,14 +429,19 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
     };
     let ago = |minutes: u64| now_unix_ms.saturating_sub(minutes * 60_000);
     let kept = Decision {
-        steps: vec![step("search", whole(576), search.holding(), "done")],
+        steps: vec![step(
+            "search",
+            whole(576),
+            search.holding(),
+            StepState::Done,
+        )],
         checks: vec![check(search, 1.02, 1.04)],
         ended_unix_ms: Some(ago(48)),
         reason: "Others gain more than search loses. Every promise was kept.".to_owned(),
         ..blank(1, ago(50), Kind::Divide, By::Operator)
     };
     let broken = Decision {
-        steps: vec![step("web", web.holding(), whole(384), "done")],
+        steps: vec![step("web", web.holding(), whole(384), StepState::Done)],
         checks: vec![check(web, 1.04, 1.31)],
         state: State::RolledBack,
         taken_back_by: Some(3),
@@ -438,7 +451,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
         ..blank(2, ago(31), Kind::Divide, By::Daemon)
     };
     let rollback = Decision {
-        steps: vec![step("web", whole(384), web.holding(), "done")],
+        steps: vec![step("web", whole(384), web.holding(), StepState::Done)],
         takes_back: Some(2),
         ended_unix_ms: Some(ago(27)),
         reason: "Decision 2 broke web's promise.".to_owned(),
@@ -467,12 +480,12 @@ fn blank(id: u64, unix_ms: u64, kind: Kind, by: By) -> Decision {
     }
 }
 
-fn step(vm: &str, from: HoldingView, to: HoldingView, state: &str) -> Step {
+fn step(vm: &str, from: HoldingView, to: HoldingView, state: StepState) -> Step {
     Step {
         vm: vm.to_owned(),
         from,
         to,
-        now: if state == "done" { to } else { from },
+        now: if state == StepState::Done { to } else { from },
         state: state.to_owned(),
         error: None,
     }
@@ -518,7 +531,7 @@ fn turn(shared: &Shared) {
         .and_then(|id| shared.history.decision(id))
     {
         for step in &mut decision.steps {
-            "done".clone_into(&mut step.state);
+            step.state = StepState::Done;
             step.now = step.to;
             set_holding(&mut next, &step.vm, step.to);
         }
@@ -582,7 +595,7 @@ fn apply(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decisio
     decision.state = State::Moving;
     decision.by = By::Operator;
     for step in &mut decision.steps {
-        "shrinking".clone_into(&mut step.state);
+        step.state = StepState::Shrinking;
     }
     next.host.moving = Some(decision.id);
     put(shared, &decision);
@@ -610,7 +623,9 @@ fn roll_back(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Dec
     rollback.takes_back = Some(decision.id);
     rollback.reason = "An operator took it back.".to_owned();
     for old in &decision.steps {
-        rollback.steps.push(step(&old.vm, old.to, old.from, "done"));
+        rollback
+            .steps
+            .push(step(&old.vm, old.to, old.from, StepState::Done));
         set_holding(next, &old.vm, old.from);
     }
     decision.state = State::RolledBack;

@@ -14,7 +14,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
 use plimsoll_protocol::openmetrics::{self, Escaped};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{HostView, Standing, TraceView, VmSummary};
+use plimsoll_protocol::vm::{BalloonState, HostView, Standing, TraceState, TraceView, VmSummary};
 
 use super::params::{NoParams, Params};
 use super::{Desk, beside};
@@ -175,7 +175,7 @@ const VM_GAUGES: [OfVm; 26] = [
         |vm| {
             vm.balloon
                 .as_ref()
-                .map(|balloon| f64::from(balloon.state == "stuck"))
+                .map(|balloon| f64::from(balloon.state == BalloonState::Stuck))
         },
     ),
     (
@@ -230,7 +230,7 @@ const VM_GAUGES: [OfVm; 26] = [
     ("vm_traced", "Whether a tracer is at work.", |vm| {
         let trace = vm.trace.as_ref();
         Some(f64::from(
-            trace.is_some_and(|trace| trace.state == "tracing"),
+            trace.is_some_and(|trace| trace.state == TraceState::Tracing),
         ))
     }),
 ];
@@ -246,7 +246,7 @@ const VM_COUNTERS: [OfVm; 2] = [
     }),
 ];
 
-const TRACE_GAUGES: [OfTrace; 5] = [
+const TRACE_GAUGES: [OfTrace; 6] = [
     (
         "trace_overhead_ratio",
         "Time taken from the VM by its tracer, as a share of its CPU time.",
@@ -260,9 +260,16 @@ const TRACE_GAUGES: [OfTrace; 5] = [
     ("trace_tracked_pages", "Pages watched.", |t| {
         Some(float(t.tracked_pages))
     }),
-    ("trace_traps_per_second", "Traps in the last period.", |t| {
-        Some(t.traps_per_second)
-    }),
+    (
+        "trace_traps_per_second",
+        "Traps per second in the last period; 0 with scans.",
+        |t| Some(t.traps_per_second),
+    ),
+    (
+        "trace_touches_per_second",
+        "Pages per second that scans found touched in the last period; 0 with traps.",
+        |t| Some(t.touches_per_second),
+    ),
     (
         "trace_timestamp_seconds",
         "When the last period ended.",
@@ -270,11 +277,16 @@ const TRACE_GAUGES: [OfTrace; 5] = [
     ),
 ];
 
-const TRACE_COUNTERS: [OfTrace; 3] = [
+const TRACE_COUNTERS: [OfTrace; 4] = [
     (
         "trace_lost_references",
         "References that may be missing.",
         |t| Some(float(t.lost)),
+    ),
+    (
+        "trace_lost_lines",
+        "Reports of the tracer that could not be read.",
+        |t| Some(float(t.lost_lines)),
     ),
     ("trace_periods", "Periods traced.", |t| {
         Some(float(t.periods))
@@ -517,11 +529,11 @@ fn of_vms(text: &mut String, snapshot: &Snapshot) -> fmt::Result {
             )?;
         }
     }
-    let help = "What it uses, by its curve; the bound says whether it is an estimate, at-least or at-most.";
+    let help = "Working set by its curve; the label bound is estimate, at_least or at_most.";
     head(text, "vm_working_set_bytes", "gauge", help)?;
     for vm in vms {
         if let Some(set) = &vm.working_set {
-            let (vm, bound) = (Escaped(&vm.vm), Escaped(&set.bound));
+            let (vm, bound) = (Escaped(&vm.vm), set.bound.name());
             writeln!(
                 text,
                 "plimsoll_vm_working_set_bytes{{vm=\"{vm}\",bound=\"{bound}\"}} {}",

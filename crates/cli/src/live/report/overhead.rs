@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
@@ -50,13 +51,22 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn text(vms: &[VmSummary], host: &HostView) -> String {
+    let by_scans = |vm: &VmSummary| {
+        let trace = vm.trace.as_ref();
+        trace.is_some_and(|trace| trace.method != TraceMethod::Traps)
+    };
+    let seen = match (vms.iter().any(by_scans), vms.iter().all(by_scans)) {
+        (false, _) => "traps/s",
+        (true, true) => "touches/s",
+        (true, false) => "traps or touches/s",
+    };
     let mut columns = Columns::new(&[
         ("VM", Side::Left),
         ("curve", Side::Left),
         ("state", Side::Left),
         ("overhead", Side::Right),
         ("watched", Side::Right),
-        ("traps/s", Side::Right),
+        (seen, Side::Right),
         ("lost", Side::Right),
         ("restarts", Side::Right),
         ("references", Side::Right),
@@ -80,10 +90,13 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         columns.row([
             name(&vm.vm),
             source,
-            of(|trace| printable(&trace.state)),
+            of(|trace| name_of(trace.state)),
             of(|trace| percent(trace.overhead_ratio)),
             of(|trace| percent(trace.tracking_rate)),
-            of(|trace| format!("{:.0}", trace.traps_per_second)),
+            of(|trace| {
+                let seen = trace.traps_per_second + trace.touches_per_second;
+                format!("{seen:.0}")
+            }),
             of(|trace| trace.lost.to_string()),
             of(|trace| trace.restarts.to_string()),
             short(vm.references as f64),
@@ -124,6 +137,8 @@ fn lines(vms: &[VmSummary]) -> String {
         "references",
         "curve_unix_ms",
         "statistics_age_ms",
+        "touches_per_second",
+        "lost_lines",
     ]);
     for vm in vms {
         let of = |form: fn(&TraceView) -> String| vm.trace.as_ref().map(form).unwrap_or_default();
@@ -135,7 +150,7 @@ fn lines(vms: &[VmSummary]) -> String {
         let cells = [
             printable(&vm.vm),
             vm.curve_source.map(name_of).unwrap_or_default(),
-            of(|trace| printable(&trace.state)),
+            of(|trace| name_of(trace.state)),
             of(|trace| trace.overhead_ratio.to_string()),
             of(|trace| trace.tracking_rate.to_string()),
             of(|trace| trace.traps_per_second.to_string()),
@@ -144,6 +159,8 @@ fn lines(vms: &[VmSummary]) -> String {
             vm.references.to_string(),
             number(vm.curve_unix_ms),
             number(statistics),
+            of(|trace| trace.touches_per_second.to_string()),
+            of(|trace| trace.lost_lines.to_string()),
         ];
         text.push_str(&csv(cells.iter().map(String::as_str)));
     }

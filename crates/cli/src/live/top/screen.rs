@@ -453,12 +453,12 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
         lines.push(Line::raw("not managed").yellow());
     }
     if let Some(balloon) = &vm.balloon {
-        lines.push(Line::raw(format!("balloon {}", printable(&balloon.state))));
+        lines.push(Line::raw(format!("balloon {}", name_of(balloon.state))));
     }
     if let Some(trace) = &vm.trace {
         lines.push(Line::raw(format!(
             "tracer {}, lost {}",
-            printable(&trace.state),
+            name_of(trace.state),
             trace.lost
         )));
     }
