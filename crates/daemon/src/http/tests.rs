@@ -730,6 +730,8 @@ fn metrics_tell_what_the_host_is() {
         "{text}"
     );
     assert!(!text.contains("plimsoll_vm_promise_bytes{vm=\"fresh\"}"));
+    let bound = "plimsoll_vm_working_set_bytes{vm=\"scan\",bound=\"at_least\"} ";
+    assert!(text.contains(bound), "{text}");
     assert!(text.ends_with("# EOF\n"));
 }
 
