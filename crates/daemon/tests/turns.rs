@@ -10,7 +10,7 @@ use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
 use plimsoll_daemon::simulated::{Follows, SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::{TICK, Turns};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSetBound};
-use plimsoll_policy::Policy;
+use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, StepState, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{Standing, WorkingSetView};
@@ -616,7 +616,7 @@ fn a_lower_bound_of_a_working_set_takes_nothing_from_a_self_ballooning_vm() {
     assert_eq!((rig.mib("web"), rig.decisions()), (512, Vec::new()));
     // It is no estimate for the policy that divides by working sets either.
     let mut config = config(Mode::Act);
-    config.policy = Policy::EsxSampling { idle_tax: 0.75 };
+    config.policy = Policy::by_name("esx-sampling", GivenOptions::default()).unwrap();
     let sizes = |bound| {
         let mut rig = Rig::of_three(config.clone());
         for (name, mib, bound) in [
