@@ -127,7 +127,7 @@ mod tests {
     fn comments_blanks_marks_and_crlf_are_tolerated() {
         let text = "# a trace\r\n1\r\n\r\n  0x1F # the stack\n*\n18446744073709551615";
         assert_eq!(read(text).unwrap(), [1, 31, u64::MAX]);
-        assert_eq!(read("").unwrap(), []);
+        assert_eq!(read("").unwrap(), Vec::<u64>::new());
     }
 
     #[test]
