@@ -1,5 +1,9 @@
 //! Holds what ARCHITECTURE.md says of the crates: who may use whom, where unsafe code may stand,
-//! and that every crate takes the workspace's lints.
+//! that every crate takes the workspace's lints, that files of a crate do not use each other in circles, and that a field
+//! with few values is an enum.
+
+mod circles;
+mod fields;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +12,7 @@ use std::process::Command;
 
 use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 
-/// Which of our crates each of our crates may use; dev-dependencies are free.
+/// Which of our crates each of our crates uses. What stands here and is not used is an error too.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-flow", &[]),
     ("plimsoll-source", &["plimsoll-flow"]),
@@ -58,7 +62,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-policy",
             "plimsoll-protocol",
             "plimsoll-daemon",
-            "plimsoll-vm",
         ],
     ),
     (
@@ -81,6 +84,46 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("plimsoll-workload", &[]),
     ("plimsoll-rules", &[]),
+    ("plimsoll-skip", &[]),
+];
+
+/// Which others the tests of a crate use.
+const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
+    ("plimsoll-estimator", &["plimsoll-source"]),
+    (
+        "plimsoll-disk",
+        &["plimsoll-estimator", "plimsoll-frontend"],
+    ),
+    ("plimsoll-actuator", &["plimsoll-hcache"]),
+];
+
+/// Circles among the files of a crate that are still there.
+const CIRCLES: &[&str] = &[
+    "bursts steps",
+    "decision plan vm",
+    "disk::settings settings",
+    "filter hash sys",
+    "hcache::memcached hcache::redis hcache::server",
+    "kvm::dirty_ring kvm::tiny kvm::written",
+    "lab::disk lab::disk_right lab::disk_sizes",
+    "ram sys",
+    "the root queue",
+];
+
+/// Fields that are still strings though they have few values, as FILE:FIELD.
+const LISTED_STRINGS: &[&str] = &[
+    "decision.rs:state",
+    "guest.rs:name",
+    "guest.rs:serial",
+    "host.rs:accelerator",
+    "qmp.rs:status",
+    "report.rs:bound",
+    "report.rs:kind",
+    "report.rs:sharing",
+    "trace.rs:device",
+    "vm.rs:accelerator",
+    "vm.rs:bound",
+    "vm.rs:state",
 ];
 
 /// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
@@ -99,6 +142,10 @@ struct Member {
     name: String,
     /// Names of the crates it uses to be built and run.
     uses: Vec<String>,
+    /// Names of those that its tests use.
+    tests_use: Vec<String>,
+    /// The folder of its Cargo.toml.
+    folder: PathBuf,
     /// Text of its Cargo.toml.
     manifest: String,
     /// Name and text of each source file.
@@ -109,11 +156,14 @@ struct Member {
 
 impl Member {
     fn of(package: &Package) -> Self {
-        let uses = package
-            .dependencies
-            .iter()
-            .filter(|dependency| dependency.kind != DependencyKind::Development)
-            .map(|dependency| dependency.name.clone());
+        let of_kind = |is_dev: bool| {
+            let dependencies = package.dependencies.iter();
+            let chosen = dependencies.filter(move |dependency| {
+                (dependency.kind == DependencyKind::Development) == is_dev
+            });
+            let names: BTreeSet<_> = chosen.map(|dependency| dependency.name.clone()).collect();
+            names.into_iter().collect::<Vec<_>>()
+        };
         let folder = package.manifest_path.parent().unwrap();
         let mut sources = Vec::new();
         read_sources(folder.as_std_path(), &mut sources);
@@ -123,7 +173,9 @@ impl Member {
             .filter(|target| target.is_lib() || target.is_bin());
         Self {
             name: package.name.to_string(),
-            uses: uses.collect(),
+            uses: of_kind(false),
+            tests_use: of_kind(true),
+            folder: folder.as_std_path().to_owned(),
             manifest: fs::read_to_string(&package.manifest_path).unwrap(),
             sources,
             roots: roots.map(|root| root.src_path.clone().into()).collect(),
@@ -133,16 +185,36 @@ impl Member {
     /// What the crate breaks, in words.
     fn violations(&self, ours: &[String]) -> Vec<String> {
         let mut found = Vec::new();
-        let allowed = ALLOWED.iter().find(|(name, _)| *name == self.name);
-        match allowed {
-            None => found.push("is not in the table of allowed dependencies".to_owned()),
-            Some((_, allowed)) => found.extend(
-                self.uses
-                    .iter()
-                    .filter(|name| ours.contains(name) && !allowed.contains(&name.as_str()))
-                    .map(|name| format!("may not use {name}")),
-            ),
+        if ALLOWED.iter().all(|(name, _)| *name != self.name) {
+            found.push("is not in the table of allowed dependencies".to_owned());
+        } else {
+            let uses = self.uses.iter().filter(|name| ours.contains(name));
+            found.extend(differences(uses, &row(ALLOWED, &self.name), "use"));
         }
+        let uses = self.tests_use.iter().filter(|name| ours.contains(name));
+        let in_tests = row(ALLOWED_IN_TESTS, &self.name);
+        found.extend(differences(uses, &in_tests, "use in its tests"));
+
+        let product = self.folder.join("src");
+        let circles = circles::circles(&product, &self.sources);
+        let circles = circles.iter().map(|files| files.join(" "));
+        found.extend(
+            circles
+                .filter(|circle| !CIRCLES.contains(&circle.as_str()))
+                .map(|circle| format!("has a circle among its files: {circle}")),
+        );
+        for (path, text) in &self.sources {
+            let fields = fields::listed_strings(text).into_iter();
+            let name = path.file_name().unwrap_or_default().display();
+            let fields = fields.map(|field| format!("{name}:{field}"));
+            let fields = fields.filter(|field| !LISTED_STRINGS.contains(&field.as_str()));
+            found.extend(
+                fields
+                    .filter(|_| path.starts_with(&product))
+                    .map(|field| format!("has an enum's values in the string {field}")),
+            );
+        }
+
         if !takes_workspace_lints(&self.manifest) {
             found.push("does not take the workspace's lints".to_owned());
         }
@@ -159,6 +231,28 @@ impl Member {
         }
         found
     }
+}
+
+/// What a table allows a crate.
+fn row(table: &[(&str, &[&str])], name: &str) -> Vec<String> {
+    let row = table.iter().find(|(of, _)| *of == name);
+    let allowed = row.map_or(&[][..], |(_, allowed)| allowed);
+    allowed.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// What is done and not allowed, and what is allowed and not done.
+fn differences<'a>(
+    done: impl Iterator<Item = &'a String>,
+    allowed: &[String],
+    verb: &str,
+) -> Vec<String> {
+    let done: Vec<_> = done.collect();
+    let forbidden = done.iter().filter(|what| !allowed.contains(what));
+    let unused = allowed.iter().filter(|what| !done.contains(what));
+    forbidden
+        .map(|what| format!("may not {verb} {what}"))
+        .chain(unused.map(|what| format!("may {verb} {what}, and does not: take it off the table")))
+        .collect()
 }
 
 fn read_sources(folder: &Path, sources: &mut Vec<(PathBuf, String)>) {
@@ -243,6 +337,8 @@ fn source() -> Member {
     Member {
         name: "plimsoll-source".to_owned(),
         uses: vec!["plimsoll-flow".to_owned(), "thiserror".to_owned()],
+        tests_use: vec!["proptest".to_owned()],
+        folder: PathBuf::from("crates/source"),
         manifest: "[lints]\nworkspace = true\n\n[dependencies]\n".to_owned(),
         sources: vec![(
             PathBuf::from("lib.rs"),
@@ -262,6 +358,16 @@ fn a_forbidden_dependency_is_seen() {
     let mut member = source();
     member.uses.push("plimsoll-estimator".to_owned());
     assert_eq!(violations(&member), ["may not use plimsoll-estimator"]);
+    member.uses = source().uses;
+    member.tests_use.push("plimsoll-estimator".to_owned());
+    assert_eq!(
+        violations(&member),
+        ["may not use in its tests plimsoll-estimator"]
+    );
+    member.uses.clear();
+    member.tests_use.clear();
+    let unused = "may use plimsoll-flow, and does not: take it off the table";
+    assert_eq!(violations(&member), [unused]);
     member.name = "plimsoll-stranger".to_owned();
     let unknown = "is not in the table of allowed dependencies";
     assert_eq!(violations(&member), [unknown]);
