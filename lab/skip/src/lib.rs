@@ -1,0 +1,156 @@
+//! What a test says and does where it cannot run.
+//!
+//! A test that lacks something (a guest to boot, root's rights, a program) calls [`skip`] with the kind of what is
+//! missing and the reason, and returns. That a test did not run is thus never silent:
+//!
+//! - The reason is printed as `SKIPPED: ...`, and added as a line to the file that `PLIMSOLL_SKIPPED` names, if any.
+//!   `./dev test` prints that file at its end.
+//! - `PLIMSOLL_TESTS_MUST_RUN` lists kinds, separated by commas, whose absence fails the test; `all` is every kind.
+//!
+//! Tests that boot guests call [`guests_wanted`] first: `cargo test` alone boots none.
+//!
+//! Not here: how to find out what is missing.
+
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::fmt::{self, Display};
+use std::fs::OpenOptions;
+use std::io::Write as _;
+
+/// Lists kinds whose absence fails a test.
+const MUST_RUN: &str = "PLIMSOLL_TESTS_MUST_RUN";
+/// Names the file to which each skip adds a line.
+const SKIPPED: &str = "PLIMSOLL_SKIPPED";
+/// Is set where tests may boot guests.
+const GUESTS: &str = "PLIMSOLL_TESTS_GUESTS";
+
+/// What a test lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A guest that can be booted and, where a test needs it, traced.
+    Live,
+    /// Rights that only root has.
+    Root,
+    /// A swap file that can be turned on, or its absence.
+    Swap,
+    /// What this kernel must be able to do with userfaultfd(2).
+    Userfaultfd,
+    /// KVM.
+    Kvm,
+    /// A program that is not part of the project.
+    Program,
+    /// Files that are not part of the project, such as recorded traces.
+    Data,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 7] = [
+        Self::Live,
+        Self::Root,
+        Self::Swap,
+        Self::Userfaultfd,
+        Self::Kvm,
+        Self::Program,
+        Self::Data,
+    ];
+
+    /// The name by which `PLIMSOLL_TESTS_MUST_RUN` lists it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Root => "root",
+            Self::Swap => "swap",
+            Self::Userfaultfd => "userfaultfd",
+            Self::Kvm => "kvm",
+            Self::Program => "program",
+            Self::Data => "data",
+        }
+    }
+}
+
+impl Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Records that the current test, or a part of it, does not run because a `kind` of thing is missing. The test returns
+/// after it.
+///
+/// # Panics
+///
+/// If `PLIMSOLL_TESTS_MUST_RUN` lists the kind, or something that is no kind; if the file `PLIMSOLL_SKIPPED` cannot be
+/// written.
+#[track_caller]
+pub fn skip(kind: Kind, why: impl Display) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a thread of a test").to_owned();
+    println!("SKIPPED: {test} ({kind}): {why}");
+    if let Some(file) = env::var_os(SKIPPED) {
+        let line = format!("SKIPPED: {test} ({kind}): {why}\n");
+        let written = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&file)
+            .and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("{SKIPPED}: {}: {error}", file.display()));
+    }
+    let must_run = env::var(MUST_RUN).unwrap_or_default();
+    assert!(
+        !lists(&must_run, kind),
+        "{MUST_RUN} lists {kind}, which is missing: {why}"
+    );
+}
+
+/// Whether a list of kinds has this one.
+fn lists(must_run: &str, kind: Kind) -> bool {
+    let words = must_run.split(',').map(str::trim);
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    for word in &words {
+        let known = *word == "all" || Kind::ALL.iter().any(|kind| kind.name() == *word);
+        assert!(
+            known,
+            "{MUST_RUN}: {word:?} is no kind of what a test needs"
+        );
+    }
+    words.contains(&"all") || words.contains(&kind.name())
+}
+
+/// Whether tests may boot guests: where `PLIMSOLL_TESTS_GUESTS` is set. Skips the test otherwise.
+#[must_use]
+#[track_caller]
+pub fn guests_wanted() -> bool {
+    let wanted = env::var_os(GUESTS).is_some();
+    if !wanted {
+        skip(
+            Kind::Live,
+            format_args!("guests are booted by `./dev test live disk`, or with {GUESTS}=1"),
+        );
+    }
+    wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_listed_by_its_name_or_with_all_others() {
+        assert!(lists("swap, live", Kind::Live));
+        assert!(!lists("swap,root", Kind::Live));
+        assert!(!lists("", Kind::Live));
+        for kind in Kind::ALL {
+            assert!(lists("all", kind));
+            assert!(lists(kind.name(), kind));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "\"lives\" is no kind")]
+    fn a_word_that_is_no_kind_is_refused() {
+        lists("lives", Kind::Live);
+    }
+}
