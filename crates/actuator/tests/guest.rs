@@ -1,5 +1,6 @@
 //! Balloons of real guests.
 
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ const LONG: Duration = Duration::from_secs(180);
 
 /// A guest and its memory; `None` where no guest can run.
 fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
+    if !guests_wanted() {
+        return None;
+    }
     let name = format!("{}-{}", config.name, std::process::id());
     let config = GuestConfig {
         name,
@@ -26,11 +30,11 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
         .stdout(Stdio::null())
         .status();
     if let Err(error) = qemu {
-        eprintln!("SKIPPED: qemu-system-x86_64: {error}");
+        skip(Lack::Live, format_args!("qemu-system-x86_64: {error}"));
         return None;
     }
     let image = GuestImage::for_guest(&config)
-        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .inspect_err(|error| skip(Lack::Live, format_args!("{error}")))
         .ok()?;
     let mut guest = Guest::start(&image, &config).unwrap();
     let vm = guest.vm().unwrap();

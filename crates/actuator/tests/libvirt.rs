@@ -1,6 +1,7 @@
 //! A VM of a real libvirt.
 #![cfg(feature = "libvirt")]
 
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -38,8 +39,11 @@ impl Drop for Running {
 
 /// Starts a domain of 192 MiB; `None` where there is no libvirt or no image.
 fn start(balloon: &str) -> Option<Running> {
+    if !guests_wanted() {
+        return None;
+    }
     if !virsh(&["version"]) {
-        eprintln!("SKIPPED: there is no libvirt at {URI}");
+        skip(Lack::Live, format_args!("there is no libvirt at {URI}"));
         return None;
     }
     let config = GuestConfig {
@@ -47,7 +51,7 @@ fn start(balloon: &str) -> Option<Running> {
         ..GuestConfig::new("libvirt", "")
     };
     let image = GuestImage::for_guest(&config)
-        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .inspect_err(|error| skip(Lack::Live, format_args!("{error}")))
         .ok()?;
     // libvirt's QEMU is another user, who must be able to read them.
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! The program as its users meet it: what it writes where, and how it ends.
 
+use plimsoll_skip::{Lack, skip};
 use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -521,7 +522,10 @@ fn every_format_but_parquet_is_read_from_standard_input_compressed_or_not() {
         for tool in ["gzip", "xz", "zstd"] {
             match desk.compressed(tool, "stream") {
                 Some(packed) => inputs.push((tool, packed)),
-                None => println!("SKIPPED: {format} by {tool}, which is not on this machine"),
+                None => skip(
+                    Lack::Program,
+                    format_args!("{format} by {tool}, which is not on this machine"),
+                ),
             }
         }
         for (how, input) in inputs {
@@ -604,7 +608,7 @@ fn input_that_is_cut_short_or_damaged_ends_with_1_and_names_the_place() {
     }
     for tool in ["gzip", "xz", "zstd"] {
         let Some(mut packed) = desk.compressed(tool, "t.ids") else {
-            println!("SKIPPED: {tool} is not on this machine");
+            skip(Lack::Program, format_args!("{tool} is not on this machine"));
             continue;
         };
         packed.truncate(packed.len() / 2);

@@ -197,6 +197,7 @@ pub(crate) fn set_u64(bytes: &mut [u8], at: usize, value: u64) {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_skip::{Lack, skip};
     use std::fmt::Write as _;
     use std::process::Command;
 
@@ -417,7 +418,7 @@ mod tests {
         match compiled {
             Ok(status) => assert!(status.success(), "{status}"),
             Err(error) => {
-                eprintln!("SKIPPED: no C compiler ({error})");
+                skip(Lack::Program, format_args!("no C compiler ({error})"));
                 return;
             }
         }

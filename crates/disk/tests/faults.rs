@@ -2,8 +2,10 @@
 
 mod faults_common;
 
+use std::fs;
+use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use faults_common::{Guest, IMAGE_BYTES, Running, Setup, ram};
 use plimsoll_disk::{CacheMode, WriteMode};
@@ -75,7 +77,7 @@ fn what_is_written_without_a_flush_is_stable_where_the_guest_knows_no_flush() {
     }
     let stats = running.stats();
     assert_eq!(stats.engine.dirty_pages, 0, "{stats:#?}");
-    let image = std::fs::read(running.place.image(0)).unwrap();
+    let image = fs::read(running.place.image(0)).unwrap();
     assert!(image[..64 * 4096].iter().all(|&byte| byte == 7));
 }
 
@@ -102,7 +104,7 @@ fn a_read_only_disk_is_read_and_refuses_all_else() {
             "{refused:?}"
         );
     }
-    let image = std::fs::read(running.place.image(0)).unwrap();
+    let image = fs::read(running.place.image(0)).unwrap();
     assert!(image.iter().all(|&byte| byte == 0));
 }
 
@@ -124,26 +126,45 @@ fn requests_beyond_the_disk_fail_and_touch_nothing() {
         }
     }
     assert_eq!(running.stats().disks[0].bad_requests, 12);
-    let image = std::fs::metadata(running.place.image(0)).unwrap();
+    let image = fs::metadata(running.place.image(0)).unwrap();
     assert_eq!(image.len(), IMAGE_BYTES);
+}
+
+/// Connections to a socket that nobody has accepted yet.
+fn waiting_connections(socket: &Path) -> usize {
+    // Lines `Num RefCount Protocol Flags Type State Inode Path`; such a connection's state is SS_CONNECTING.
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let waiting = sockets.lines().filter(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(5) == Some("02") && words.nth(1).is_some_and(|path| Path::new(path) == socket)
+    });
+    waiting.count()
 }
 
 #[test]
 fn a_second_guest_waits_until_the_first_is_gone() {
     let running = Running::start(Setup::default());
     let mut first = running.connect(&ram(), 0, DriverOptions::default());
-    let socket = running.place.socket(0);
+    let path = running.place.socket(0);
+    let socket = path.clone();
     let second = thread::spawn(move || {
         let mut second = Driver::connect(&ram(), &socket, DriverOptions::default())?;
         let mut page = [0; 4096];
         second.read(0, &mut page)?;
         Ok::<_, FrontendError>(page[0])
     });
+    // It is there: its connection stands in the queue of the socket.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while waiting_connections(&path) == 0 {
+        assert!(Instant::now() < deadline, "the second never connected");
+        thread::sleep(Duration::from_millis(1));
+    }
     for _ in 0..20 {
         first.write(0, &[5; 4096]).unwrap();
-        thread::sleep(Duration::from_millis(2));
+        assert_eq!(waiting_connections(&path), 1);
     }
     assert_eq!(running.stats().disks[0].connections, 1);
+    assert!(!second.is_finished());
     first.stop().unwrap();
     assert_eq!(second.join().unwrap().unwrap(), 5);
 }

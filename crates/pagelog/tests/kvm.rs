@@ -1,5 +1,6 @@
 //! What KVM really logs of a tiny machine: exactly the pages it wrote, by every tracker.
 
+use plimsoll_skip::{Lack, skip};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +63,7 @@ fn machine(by: By, vcpus: u32, slots: Vec<Slot>) -> Option<(Arc<Machine>, Vec<Vc
     match Machine::new(&config) {
         Ok(made) => Some(made),
         Err(error @ (KvmError::Unavailable { .. } | KvmError::Unsupported { .. })) => {
-            println!("SKIPPED {by:?}: {error}");
+            skip(Lack::Kvm, format_args!("{by:?}: {error}"));
             None
         }
         Err(error) => panic!("{error}"),

@@ -2,6 +2,7 @@
 //!
 //! The C is built without QEMU, with what stands in `qemu/pagelog/test`. Where there is no C compiler nothing is tested.
 
+use plimsoll_skip::{Lack, skip};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -33,7 +34,7 @@ fn model() -> Option<&'static Path> {
                     Some(program)
                 }
                 Err(error) => {
-                    println!("SKIPPED: no C compiler: {error}");
+                    skip(Lack::Program, format_args!("no C compiler: {error}"));
                     None
                 }
             }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use plimsoll_skip::{Lack, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -479,7 +480,7 @@ fn the_c_header_has_the_layout_of_this_crate() {
 fn another_user_is_let_in_only_if_listed() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can take another user's part");
+        skip(Lack::Root, "only root can take another user's part");
         return;
     }
     for (allowed, answer) in [

@@ -3,6 +3,7 @@
 //! They are not part of the repository: `PLIMSOLL_TRACES` names their folder, which
 //! otherwise is `../shared/traces` beside the workspace. Without them the tests say SKIPPED.
 
+use plimsoll_skip::{Lack, skip};
 use std::path::{Path, PathBuf};
 
 use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
@@ -15,9 +16,9 @@ fn trace_file(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    println!(
-        "SKIPPED: no {name} in {}; set PLIMSOLL_TRACES",
-        folder.display()
+    skip(
+        Lack::Data,
+        format_args!("no {name} in {}; set PLIMSOLL_TRACES", folder.display()),
     );
     None
 }

@@ -131,6 +131,7 @@ mod tests {
     use super::*;
     use crate::absent::stay_on_this_cpu;
     use crate::sys::SharedMemory;
+    use plimsoll_skip::{Lack, skip};
     use std::sync::atomic::Ordering;
 
     const PAGES: usize = 1600;
@@ -143,7 +144,10 @@ mod tests {
         let mut sample = match attached {
             Ok(sample) => sample,
             Err(error) => {
-                println!("SKIPPED: no pages can be made absent on this host: {error}");
+                skip(
+                    Lack::Userfaultfd,
+                    format_args!("no pages can be made absent on this host: {error}"),
+                );
                 return;
             }
         };

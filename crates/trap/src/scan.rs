@@ -533,6 +533,7 @@ impl PresenceScanner {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_skip::{Lack, skip};
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
     use super::*;
@@ -626,7 +627,10 @@ mod tests {
         let mut scanner = match PresenceScanner::attach(&memory.as_target(), config) {
             Ok(scanner) => scanner,
             Err(error) => {
-                println!("SKIPPED: no pages can be made absent on this host: {error}");
+                skip(
+                    Lack::Userfaultfd,
+                    format_args!("no pages can be made absent on this host: {error}"),
+                );
                 return;
             }
         };

@@ -781,6 +781,7 @@ fn join_neighbours(runs: &[PageRange]) -> Vec<PageRange> {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_skip::{Lack, skip};
     use std::collections::VecDeque;
     use std::fs::File;
     use std::sync::Arc;
@@ -924,7 +925,10 @@ mod tests {
             let (seen, report, counters) = match traced(config(scale, hot_set_pages), &pages) {
                 Ok(traced) => traced,
                 Err(TrapError::NoPrivilege { source, .. }) => {
-                    println!("SKIPPED: this process may not trap its own memory: {source}");
+                    skip(
+                        Lack::Userfaultfd,
+                        format_args!("this process may not trap its own memory: {source}"),
+                    );
                     return;
                 }
                 Err(error) => panic!("{error:?}"),

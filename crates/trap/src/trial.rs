@@ -192,6 +192,7 @@ fn wait_readable(userfault: &Userfault) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_skip::{Lack, skip};
 
     #[test]
     fn a_trap_costs_more_than_what_its_handler_does() {
@@ -200,7 +201,10 @@ mod tests {
                 assert!(cost.whole > cost.outside_handler);
                 assert!(cost.whole < Duration::from_millis(50), "{cost:?}");
             }
-            Err(error) => println!("SKIPPED: no traps on this host: {error}"),
+            Err(error) => skip(
+                Lack::Userfaultfd,
+                format_args!("no traps on this host: {error}"),
+            ),
         }
     }
 }

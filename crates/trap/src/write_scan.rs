@@ -190,6 +190,7 @@ impl WriteScanner {
 mod tests {
     use super::*;
     use crate::sys::{SharedMemory, userfaultfd};
+    use plimsoll_skip::{Lack, skip};
     use std::sync::atomic::Ordering;
 
     #[test]
@@ -205,7 +206,10 @@ mod tests {
         let mut scanner = match noted {
             Ok(scanner) => scanner,
             Err(error) => {
-                println!("SKIPPED: no asynchronous write protection on this host: {error}");
+                skip(
+                    Lack::Userfaultfd,
+                    format_args!("no asynchronous write protection on this host: {error}"),
+                );
                 return;
             }
         };

@@ -1,5 +1,6 @@
 //! Real guests with disks, served by QEMU itself: each test says SKIPPED where none can be.
 
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -18,6 +19,9 @@ const KERNELS: [GuestKernel; 2] = [GuestKernel::V6_1, GuestKernel::V6_12];
 
 /// A guest that uses a disk, or `None` after saying why the test is skipped.
 fn config(kernel: GuestKernel, disks: &[GuestDisk], workload: &str) -> Option<GuestConfig> {
+    if !guests_wanted() {
+        return None;
+    }
     for tool in ["qemu-system-x86_64", "/sbin/mke2fs"] {
         let found = Command::new(tool)
             .arg(if tool.starts_with('/') {
@@ -29,7 +33,7 @@ fn config(kernel: GuestKernel, disks: &[GuestDisk], workload: &str) -> Option<Gu
             .stderr(Stdio::null())
             .status();
         if let Err(error) = found {
-            eprintln!("SKIPPED: {tool}: {error}");
+            skip(Lack::Live, format_args!("{tool}: {error}"));
             return None;
         }
     }
@@ -42,7 +46,7 @@ fn config(kernel: GuestKernel, disks: &[GuestDisk], workload: &str) -> Option<Gu
         ..GuestConfig::new(&name, workload)
     };
     GuestImage::for_guest(&config)
-        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .inspect_err(|error| skip(Lack::Live, format_args!("{error}")))
         .ok()
         .map(|_| config)
 }

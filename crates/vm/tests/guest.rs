@@ -1,5 +1,6 @@
 //! Real guests: each test boots one under QEMU, and says SKIPPED where none can be.
 
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,16 +16,19 @@ const BOOT: Duration = Duration::from_secs(90);
 
 /// The image, or `None` after saying why the test is skipped.
 fn image() -> Option<GuestImage> {
+    if !guests_wanted() {
+        return None;
+    }
     let has_qemu = Command::new("qemu-system-x86_64")
         .arg("--version")
         .stdout(Stdio::null())
         .status();
     if let Err(error) = has_qemu {
-        eprintln!("SKIPPED: qemu-system-x86_64: {error}");
+        skip(Lack::Live, format_args!("qemu-system-x86_64: {error}"));
         return None;
     }
     GuestImage::locate()
-        .inspect_err(|error| eprintln!("SKIPPED: {error}"))
+        .inspect_err(|error| skip(Lack::Live, format_args!("{error}")))
         .ok()
 }
 
@@ -399,7 +403,7 @@ fn a_guest_dies_with_the_process_that_started_it() {
         .status()
         .is_err()
     {
-        eprintln!("SKIPPED: setpriv is not installed");
+        skip(Lack::Program, "setpriv is not installed");
         return;
     }
     // Killed, it cannot clean up after itself.

@@ -1,5 +1,6 @@
 //! The driver with a device that is not ours: `qemu-storage-daemon`.
 
+use plimsoll_skip::{Lack, skip};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -39,7 +40,10 @@ impl Daemon {
                 _folder: folder,
             }),
             Err(error) => {
-                println!("SKIPPED: qemu-storage-daemon (package qemu-system-common): {error}");
+                skip(
+                    Lack::Program,
+                    format_args!("qemu-storage-daemon (package qemu-system-common): {error}"),
+                );
                 None
             }
         }

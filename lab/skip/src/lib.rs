@@ -27,7 +27,7 @@ const GUESTS: &str = "PLIMSOLL_TESTS_GUESTS";
 
 /// What a test lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Lack {
     /// A guest that can be booted and, where a test needs it, traced.
     Live,
     /// Rights that only root has.
@@ -44,7 +44,7 @@ pub enum Kind {
     Data,
 }
 
-impl Kind {
+impl Lack {
     /// Every kind.
     pub const ALL: [Self; 7] = [
         Self::Live,
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-impl Display for Kind {
+impl Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -85,7 +85,7 @@ impl Display for Kind {
 /// If `PLIMSOLL_TESTS_MUST_RUN` lists the kind, or something that is no kind; if the file `PLIMSOLL_SKIPPED` cannot be
 /// written.
 #[track_caller]
-pub fn skip(kind: Kind, why: impl Display) {
+pub fn skip(kind: Lack, why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a thread of a test").to_owned();
     println!("SKIPPED: {test} ({kind}): {why}");
@@ -106,11 +106,11 @@ pub fn skip(kind: Kind, why: impl Display) {
 }
 
 /// Whether a list of kinds has this one.
-fn lists(must_run: &str, kind: Kind) -> bool {
+fn lists(must_run: &str, kind: Lack) -> bool {
     let words = must_run.split(',').map(str::trim);
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
     for word in &words {
-        let known = *word == "all" || Kind::ALL.iter().any(|kind| kind.name() == *word);
+        let known = *word == "all" || Lack::ALL.iter().any(|kind| kind.name() == *word);
         assert!(
             known,
             "{MUST_RUN}: {word:?} is no kind of what a test needs"
@@ -126,7 +126,7 @@ pub fn guests_wanted() -> bool {
     let wanted = env::var_os(GUESTS).is_some();
     if !wanted {
         skip(
-            Kind::Live,
+            Lack::Live,
             format_args!("guests are booted by `./dev test live disk`, or with {GUESTS}=1"),
         );
     }
@@ -139,10 +139,10 @@ mod tests {
 
     #[test]
     fn a_kind_is_listed_by_its_name_or_with_all_others() {
-        assert!(lists("swap, live", Kind::Live));
-        assert!(!lists("swap,root", Kind::Live));
-        assert!(!lists("", Kind::Live));
-        for kind in Kind::ALL {
+        assert!(lists("swap, live", Lack::Live));
+        assert!(!lists("swap,root", Lack::Live));
+        assert!(!lists("", Lack::Live));
+        for kind in Lack::ALL {
             assert!(lists("all", kind));
             assert!(lists(kind.name(), kind));
         }
@@ -151,6 +151,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "\"lives\" is no kind")]
     fn a_word_that_is_no_kind_is_refused() {
-        lists("lives", Kind::Live);
+        lists("lives", Lack::Live);
     }
 }

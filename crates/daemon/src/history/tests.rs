@@ -1,3 +1,4 @@
+use plimsoll_skip::{Lack, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
@@ -437,7 +438,10 @@ fn without_a_place_to_write_it_goes_on_in_memory() {
 fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     let folder = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(folder.path()) else {
-        eprintln!("SKIPPED: a small file system can be mounted by root alone");
+        skip(
+            Lack::Root,
+            "a small file system can be mounted by root alone",
+        );
         return;
     };
     let path = folder.path().join("history.redb");

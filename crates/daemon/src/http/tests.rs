@@ -1,5 +1,6 @@
 //! The example host, served, asked by the client and by what is none.
 
+use plimsoll_skip::{Lack, skip};
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -765,7 +766,10 @@ fn the_curve_as_a_histogram_rises_to_all_references() {
 fn promtool_reads_the_metrics() {
     let promtool = || Program::new("promtool");
     if promtool().arg("--version").output().is_err() {
-        println!("SKIPPED: promtool is not installed (Debian: prometheus)");
+        skip(
+            Lack::Program,
+            "promtool is not installed (Debian: prometheus)",
+        );
         return;
     }
     let folder = tempfile::tempdir().unwrap();
