@@ -18,7 +18,7 @@ pub enum Sent {
 #[non_exhaustive]
 pub enum ActuatorError {
     /// A size that cannot be; nothing was sent.
-    #[error("{what} cannot have {target_bytes} bytes: {why}; it keeps what it had")]
+    #[error("{what} cannot be set to {target_bytes} bytes: {why}; its size is unchanged")]
     Target {
         /// Whose.
         what: String,
@@ -29,8 +29,8 @@ pub enum ActuatorError {
     },
     /// A target that was not set, or not surely.
     #[error("{what} was not set to {target_bytes} bytes: {}", match sent {
-        Sent::No => "it keeps the target it had",
-        Sent::Maybe => "this target or the one before is in force",
+        Sent::No => "its target is unchanged",
+        Sent::Maybe => "either this target or the previous one is in force",
     })]
     Set {
         /// What was to be set.
@@ -44,7 +44,7 @@ pub enum ActuatorError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// Something that could not be asked; nothing was changed, and what was known last stands.
-    #[error("{what} cannot be asked now: what was known last stands")]
+    #[error("{what} cannot be queried; the last known value is kept")]
     Ask {
         /// What was asked.
         what: String,

@@ -58,11 +58,11 @@ pub struct DomainInfo {
 enum VirshError {
     #[error("virsh cannot be started")]
     Start(#[source] io::Error),
-    #[error("virsh had not ended after {0:?}")]
+    #[error("virsh did not end within {0:?}")]
     TimedOut(Duration),
     #[error("virsh ended with {status}: {text}")]
     Failed { status: ExitStatus, text: String },
-    #[error("virsh says what this program does not know: {0:?}")]
+    #[error("unexpected output of virsh: {0:?}")]
     Output(String),
 }
 

@@ -141,7 +141,7 @@ fn a_monitor_that_does_not_greet_was_sent_nothing() {
         monitor.state().quirk = Some((GREETING, greeting));
         let error = balloon.set(128 * MIB).unwrap_err();
         assert_eq!(error.sent(), Some(Sent::No), "{greeting:?}");
-        assert!(error.to_string().ends_with("it keeps the target it had"));
+        assert!(error.to_string().ends_with("its target is unchanged"));
         assert_eq!(monitor.targets(), [0; 0]);
         assert_eq!(balloon.part().target_bytes, None);
         let error = balloon.look().unwrap_err();
@@ -173,7 +173,7 @@ fn a_target_that_is_not_answered_is_counted_beside_the_one_before() {
         assert!(
             error
                 .to_string()
-                .ends_with("this target or the one before is in force")
+                .ends_with("either this target or the previous one is in force")
         );
         assert_eq!(mib(&balloon), (256, 384), "{answer:?}");
         assert!(balloon.part().in_doubt);
@@ -235,7 +235,7 @@ fn what_was_known_last_stands_when_nothing_is_answered() {
         // One that hung is not asked again at once: a turn has other VMs to look at.
         let expected = match answer {
             Answer::Hang => "it is left alone for 5 s",
-            _ => "nobody speaks QMP",
+            _ => "no QMP monitor answers",
         };
         assert!(error.contains(expected), "{error}");
         assert_eq!(mib(&balloon), (300, 300), "{answer:?}");

@@ -23,10 +23,10 @@ use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit, encode};
 const POINTS: usize = 1000;
 const POINTS_OF_TABLE: usize = 16;
 
-/// Trace a running VM: its working set period by period, its miss-ratio curve at the end.
+/// Trace a running VM: print its working set every period, and its miss-ratio curve at the end.
 ///
-/// Works on an unmodified QEMU whose RAM is shared memory, without stopping it for more than a moment.
-/// Ends after --periods, when the VM ends, or at Ctrl-C; the VM runs on as if nothing had been.
+/// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
+/// Ends after --periods, when the VM ends, or at Ctrl-C. The VM is left as it was. Needs root.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The VM: process id or name
@@ -34,75 +34,75 @@ pub struct Args {
     vm: String,
     #[command(flatten)]
     tracing: TracingArgs,
-    /// By what the curve of trapped references is made [default: lru]
+    /// Estimator of the curve of trapped references [default: lru]
     #[arg(long, value_enum)]
     estimator: Option<LiveEstimator>,
-    /// Show AET and exact LRU side by side on the same references, with their distance
+    /// Show AET and exact LRU on the same references, with their difference
     #[arg(long)]
     compare: bool,
-    /// End after so many periods
+    /// Number of periods [default: until the VM ends]
     #[arg(long, value_name = "N")]
     periods: Option<u64>,
-    /// With -o json, give each period's curve too
+    /// With -o json, include each period's curve
     #[arg(long)]
     curve: bool,
-    /// How far back that curve reaches [default: to the period's beginning]
+    /// Time that this curve covers [default: the period]
     #[arg(long, value_name = "TIME", requires = "curve")]
     window: Option<Interval>,
-    /// With -o json, count where in its RAM the VM is busy, in so many cells
+    /// With -o json, count accesses by region of the VM's RAM, in this number of regions
     #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     heatmap: Option<u32>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// How to trace; shared by all verbs that do.
+/// Options of tracing, shared by all verbs that trace.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TracingArgs {
-    /// How pages are watched
+    /// Method of tracing
     #[arg(long, value_enum, default_value_t = Backend::Trap)]
     backend: Backend,
     /// Length of a period
     #[arg(long, default_value = "5s")]
     period: Interval,
-    /// Most that tracing may take of the VM's CPU time; "none" for no bound
+    /// Maximum share of the VM's CPU time that tracing may take; "none" for no limit
     #[arg(long, default_value = "1%")]
     budget: Budget,
-    /// Share of the pages watched in the first period, such as 1/128
+    /// Tracking rate (share of the pages traced) in the first period, such as 1/128
     #[arg(long, default_value = "1/128")]
     rate: Rate,
-    /// How that share follows the VM
+    /// How the tracking rate is adapted
     #[arg(long, value_enum, default_value_t = Rule::Budget)]
     rate_rule: Rule,
-    /// With traps, most pages of the hot set, which are left accessible after a trap [default: 64]
+    /// With traps, capacity of the hot set (pages left mapped after a trap), in pages [default: 64]
     #[arg(long, value_name = "PAGES")]
     hot_set: Option<u32>,
-    /// With traps, neighbouring pages that are sampled together [default: 1]
+    /// With traps, number of adjacent pages that are sampled together [default: 1]
     #[arg(long, value_name = "PAGES")]
     group: Option<u32>,
-    /// With traps, watched pages that should trap in a period; fewer raise the rate [default: 128]
+    /// With traps, minimum number of traced pages that should trap in a period; if fewer do, the rate rises [default: 128]
     #[arg(long, value_name = "PAGES")]
     least_pages: Option<u64>,
-    /// With scans, CPU time of the VM from one to the next [default: as the VM needs]
+    /// With scans, CPU time of the VM between two scans [default: adapted to the VM]
     #[arg(long, value_name = "TIME")]
     scan_interval: Option<Interval>,
-    /// With scans, tell writes from reads
+    /// With scans, distinguish writes from reads
     #[arg(long)]
     writes: bool,
-    /// Let the trap handler, or the scanner, run on any CPU instead of the busiest vCPU's
+    /// Run the trap handler, or the scanner, on any CPU instead of the busiest vCPU's
     #[arg(long)]
     any_cpu: bool,
-    /// Seed of the samples
+    /// Random seed of the samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
-/// How pages are watched.
+/// Method of tracing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Backend {
-    /// By traps: every reference in order
+    /// Page faults: records every reference past the hot set, in order
     Trap,
-    /// By presence scans: which pages were touched from one to the next; cheaper, and needs no userfaultfd
+    /// Accessed-page scans: checks periodically which sampled pages were accessed; cheaper, and needs no userfaultfd
     Scan,
 }
 
@@ -115,16 +115,16 @@ impl From<Backend> for TraceMethod {
     }
 }
 
-/// How the share of pages that is watched follows the VM.
+/// How the tracking rate is adapted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Rule {
-    /// It stays
+    /// The rate is constant
     Fixed,
-    /// 128 pages more stand for one when a period was too dear, 64 fewer when it saw too little
+    /// Each traced page stands for 128 more pages after a period over budget, for 64 fewer after one with too few traps
     Linear,
-    /// Likewise, by steps that grow with the logarithm of the excess
+    /// Like linear, with steps that grow with the logarithm of the excess
     Log,
-    /// Straight to what the time budget pays for
+    /// Sets the rate directly from the time budget
     Budget,
 }
 
@@ -194,7 +194,7 @@ impl TracingArgs {
 
     fn scan_config(&self) -> anyhow::Result<ScanConfig> {
         if self.hot_set.is_some() || self.group.is_some() || self.least_pages.is_some() {
-            bail_usage!("--hot-set, --group and --least-pages go with --backend trap");
+            bail_usage!("--hot-set, --group and --least-pages require --backend trap");
         }
         if matches!(self.rate_rule, Rule::Linear | Rule::Log) {
             bail_usage!("--backend scan goes with --rate-rule budget or fixed");
@@ -214,7 +214,7 @@ impl TracingArgs {
     fn scale(&self) -> anyhow::Result<u32> {
         let scale = (1.0 / self.rate.get()).round();
         if scale > f64::from(SCALE_MAX) {
-            bail_usage!("--rate {}: the least is 1/{SCALE_MAX}", self.rate);
+            bail_usage!("--rate {}: the minimum is 1/{SCALE_MAX}", self.rate);
         }
         if self.budget.0.is_none() && self.rate_rule == Rule::Budget {
             bail_usage!(

@@ -95,7 +95,7 @@ impl Told {
         });
         let text = found
             .and_then(|(_, fields)| fields.get(key))
-            .with_context(|| format!("the guest told of no {key} in {name} {phase:?}"))?;
+            .with_context(|| format!("the guest reported no {key} in {name} {phase:?}"))?;
         text.parse()
             .with_context(|| format!("{key}={text} of {name}"))
     }
@@ -221,7 +221,7 @@ impl DiskGuest {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(line) = guest.next_line(left)? else {
                 bail!(
-                    "the guest said nothing new for {timeout:?}: {:?}",
+                    "the guest printed nothing new for {timeout:?}: {:?}",
                     self.told.results.last()
                 );
             };

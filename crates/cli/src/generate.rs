@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Command, Subcommand};
 use clap_complete::Shell;
 
-/// Write the man pages or the shells' completions of all verbs into a folder.
+/// Write man pages or shell completions of all commands into a directory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -17,7 +17,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Man pages, one for each verb: plimsoll.1, plimsoll-vms.1, ...
+    /// Man pages, one for each command: plimsoll.1, plimsoll-vms.1, ...
     Man(Folder),
     /// Completions for bash, zsh and fish
     Completions(Folder),
@@ -26,7 +26,7 @@ enum What {
 /// Where to.
 #[derive(Debug, clap::Args)]
 struct Folder {
-    /// Folder to write to; made if it is not there
+    /// Output directory; created if needed
     folder: PathBuf,
 }
 

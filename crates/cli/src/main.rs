@@ -16,7 +16,7 @@ use plimsoll_output::exit::{self, Output};
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
 const BACKEND: &str = "plimsoll-vhost-user-blk";
 
-/// How far a host's memory may safely be loaded, VM by VM.
+/// Measure the memory needs of KVM/QEMU VMs and allocate the host's memory among them.
 #[derive(Debug, Parser)]
 #[command(name = "plimsoll", version, arg_required_else_help = true)]
 struct Cli {

@@ -21,7 +21,7 @@ use plimsoll_vm::QemuVm;
 
 use scanned::{MeanCurve, ScanWindow};
 
-/// By what a live curve is made.
+/// Estimator of a live curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LiveEstimator {
     /// Exact reuse distances of the traced references
@@ -298,7 +298,7 @@ impl Observer {
 pub fn target_of(vm: &QemuVm) -> anyhow::Result<TraceTarget> {
     let states = vm
         .ram_states()
-        .with_context(|| format!("cannot look at VM {}", vm.id))?;
+        .with_context(|| format!("cannot inspect VM {}", vm.id))?;
     Ok(TraceTarget {
         pid: vm.pid,
         ram: vm.ram.clone(),

@@ -38,23 +38,23 @@ const INSTALLED: &str = "/usr/lib/plimsoll";
 const MEMORY_DEFAULT: u64 = 128 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What of an emulated machine is recorded.
+/// Recording of an emulated machine.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Page log")]
 pub struct PageLogArgs {
-    /// Record the page walks of the machine, which QEMU must emulate, into this file
+    /// Record the machine's page walks into this file; requires emulation (TCG)
     #[arg(long, value_name = "FILE")]
     pub page_log: Option<PathBuf>,
-    /// End an interval whenever the vCPUs together have run so many instructions, as 10M
+    /// Length of an interval in instructions of all vCPUs together, such as 10M
     #[arg(long, requires = "page_log", value_name = "COUNT", value_parser = instructions)]
     pub interval: Option<u64>,
-    /// Record the references as well, all but those to the pages that a vCPU used last
+    /// Also record references, except those to a vCPU's most recently used pages
     #[arg(long, requires = "page_log")]
     pub references: bool,
-    /// Pages used last whose references are not recorded [default: 64]
+    /// Number of most recently used pages whose references are not recorded [default: 64]
     #[arg(long, requires = "references", value_name = "PAGES", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub filter: Option<u32>,
-    /// Record no walks, references alone
+    /// Record only references, no walks
     #[arg(long, requires = "references")]
     pub no_walks: bool,
     /// Record only between two marks of the guest (those of guest/workload)
@@ -66,10 +66,10 @@ pub struct PageLogArgs {
     /// Its second level [default: none]
     #[arg(long, requires = "page_log", value_name = "ENTRIESxWAYS")]
     pub tlb2: Option<TlbShape>,
-    /// Its TLB for instructions; without one their fetches are not seen [default: none]
+    /// Its TLB for instructions; without one, fetches are not recorded [default: none]
     #[arg(long, requires = "page_log", value_name = "ENTRIESxWAYS")]
     pub itlb: Option<TlbShape>,
-    /// What an entry of these TLBs maps, as 2M; the 4 KiB pages in it are not told apart then [default: 4K]
+    /// Page size of these TLBs, such as 2M; the 4 KiB pages within are then not distinguished [default: 4K]
     #[arg(long, requires = "page_log", conflicts_with = "references", value_name = "SIZE", value_parser = tlb_page)]
     pub tlb_page: Option<u64>,
     /// QEMU's plugin [default: plimsoll-pagelog-VERSION.so in target/guest or /usr/lib/plimsoll]
@@ -81,13 +81,13 @@ fn tlb_page(text: &str) -> Result<u64, String> {
     match text {
         "4K" | "4KiB" | "4096" => Ok(4096),
         "2M" | "2MiB" | "2097152" => Ok(2 << 20),
-        _ => Err(format!("'{text}': give 4K or 2M")),
+        _ => Err(format!("'{text}': expected 4K or 2M")),
     }
 }
 
 /// Reads a number of instructions, as `10M`.
 fn instructions(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}': give a number of at least 1000, as 50000, 500K, 10M or 1G");
+    let wrong = || format!("'{text}': expected a number of at least 1000, such as 50000, 500K, 10M or 1G");
     let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
         Some(digits) => (digits, &text[digits.len()..]),
         None => (text, ""),
@@ -404,7 +404,7 @@ impl Memory {
                 "--page-log: a machine of several memory backends (-object memory-backend-..) cannot be recorded"
             ),
             (Some(bytes), [backend]) if backend.size_bytes != bytes => bail_usage!(
-                "--page-log: -m gives {bytes} bytes, the memory backend has {}: only a machine whose RAM is the backend can be recorded",
+                "--page-log: -m sets {bytes} bytes, but the memory backend has {}: only a machine whose RAM is the backend can be recorded",
                 backend.size_bytes
             ),
             (None, [backend]) => backend.size_bytes,
@@ -478,7 +478,7 @@ fn version_of(qemu: &OsStr) -> anyhow::Result<String> {
         .nth(1);
     match version {
         Some(version) if output.status.success() => Ok(version.to_owned()),
-        _ => anyhow::bail!("{} does not tell its version", qemu.display()),
+        _ => anyhow::bail!("{} did not print its version", qemu.display()),
     }
 }
 

@@ -43,13 +43,13 @@ const MEMORY_ID: &str = "plimsoll-memory";
 /// Longest path of a Unix socket.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Run QEMU with disks under which a cache stands, and with memory that can be traced.
+/// Run QEMU with memory that can be traced and, optionally, disks with an exclusive cache.
 ///
-/// Everything after -- is QEMU's own command line. Ends with QEMU's exit code (128 and the signal's number if one
+/// Everything after -- is QEMU's command line. Exits with QEMU's exit code (128 plus the signal number if a signal
 /// ended it).
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Name of the VM [default: the first image's, without its ending]
+    /// Name of the VM [default: the first image's, without its extension]
     #[arg(long, value_parser = name)]
     name: Option<String>,
     /// Disk to give to the VM: a raw image or a block device, and read-only, serial=TEXT, queues=N, direct=auto|on|off
@@ -215,7 +215,7 @@ fn daemon_arguments(
         .create(&folder);
     let folder = made
         .and_then(|()| fs::canonicalize(&folder))
-        .with_context(|| format!("cannot make the folder {}: see --state", folder.display()))?;
+        .with_context(|| format!("cannot create the directory {}: see --state", folder.display()))?;
     let socket = |name: &str| -> anyhow::Result<String> {
         let path = folder.join(name);
         match path.into_os_string().into_string() {
@@ -351,7 +351,7 @@ impl<'a> Daemon<'a> {
     /// Lets it write back and end.
     fn end(self) -> anyhow::Result<()> {
         let State::Runs { mut child, .. } = self.state else {
-            anyhow::bail!("the disk daemon had died; delayed writes, if any, wait in its folder");
+            anyhow::bail!("the disk daemon has died; delayed writes, if any, are in its state directory");
         };
         signal(&child, Signal::TERM);
         let status = child.wait()?;
@@ -393,7 +393,7 @@ fn ended(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => "for no reason told".to_owned(),
+        (None, None) => "for no stated reason".to_owned(),
     }
 }
 
@@ -449,7 +449,7 @@ impl Memory {
             match backends.iter().find(|(other, _)| other == id) {
                 Some((_, true)) => {}
                 Some((_, false)) => bail_usage!(
-                    "the memory '{id}' cannot be mapped by others: it must be a memory-backend-memfd or \
+                    "the memory '{id}' cannot be mapped by other processes: it must be a memory-backend-memfd or \
                      memory-backend-file with share=on"
                 ),
                 None => bail_usage!("there is no -object memory-backend with id={id}"),

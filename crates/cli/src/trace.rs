@@ -24,7 +24,7 @@ use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{bail_usage, write_file};
 
-/// Look into traces, convert them, make them up.
+/// Inspect, convert and generate traces.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,23 +38,23 @@ enum Action {
     Generate(GenerateArgs),
 }
 
-/// Tell a trace's format, length, pages and kinds of access.
+/// Show a trace's format, length, pages and kinds of access.
 #[derive(Debug, clap::Args)]
 struct InfoArgs {
     #[command(flatten)]
     trace: TraceArgs,
-    /// Form of the result
+    /// Output format
     #[arg(short = 'o', long = "output", value_enum, default_value_t = InfoFormat::Table)]
     #[arg(value_name = "FORMAT")]
     output: InfoFormat,
 }
 
-/// Forms of what `info` tells.
+/// Output formats of `info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum InfoFormat {
-    /// One fact a line
+    /// One value per line
     Table,
-    /// A header and a line
+    /// A header and one line
     Csv,
     /// One JSON object with "schema": 1
     Json,
@@ -62,28 +62,28 @@ enum InfoFormat {
 
 /// Write a trace in another format.
 ///
-/// Of each reference the page is kept, and the kind where the new format has room for it (csv, plimsoll).
+/// Pages are preserved; the kind of access only if the new format stores it (csv, plimsoll).
 #[derive(Debug, clap::Args)]
 struct ConvertArgs {
     #[command(flatten)]
     trace: TraceArgs,
     /// Trace to write, compressed if it ends in .gz or .zst; `-` is standard output
     out: PathBuf,
-    /// Format to write; by default told from the name, else ids
+    /// Format to write [default: by the file name, else ids]
     #[arg(long, value_parser = format_parser(&Format::WRITTEN))]
     to: Option<Format>,
 }
 
-/// Make a trace up whose miss-ratio curve is known in closed form.
+/// Generate a trace whose miss-ratio curve is known in closed form.
 #[derive(Debug, clap::Args)]
 struct GenerateArgs {
-    /// Which pages are referenced, in which order
+    /// Pattern of references
     #[arg(value_enum)]
     kind: Kind,
-    /// How many pages
+    /// Number of pages
     #[arg(long)]
     pages: Option<u64>,
-    /// How many references (loop, uniform, zipf, class)
+    /// Number of references (loop, uniform, zipf, class)
     #[arg(long)]
     references: Option<NonZeroU64>,
     /// Exponent of Zipf's law, from 0 [default: 1]
@@ -95,22 +95,22 @@ struct GenerateArgs {
     /// Rounds over each step, or over the array [default: 4]
     #[arg(long)]
     rounds: Option<NonZeroU64>,
-    /// Which rounds over the array read and which write [default: rwrw]
+    /// Order of reading and writing rounds over the array [default: rwrw]
     #[arg(long, value_parser = program_parser())]
     program: Option<Program>,
     /// Share of references that write, 0 to 1; kept by csv and plimsoll [default: 0]
     #[arg(long)]
     write_ratio: Option<f64>,
-    /// Where all randomness comes from
+    /// Random seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Renumber the pages at random, so that neighbours are no longer alike
+    /// Renumber the pages at random, so that adjacent pages are no longer similar
     #[arg(long)]
     scramble: bool,
     /// Trace to write, compressed if it ends in .gz or .zst; `-` is standard output
     #[arg(long, required_unless_present = "curve")]
     out: Option<PathBuf>,
-    /// Format to write; by default told from the name, else ids
+    /// Format to write [default: by the file name, else ids]
     #[arg(long, value_parser = format_parser(&Format::WRITTEN))]
     to: Option<Format>,
     /// Bytes in a page, which oracle-general records as each object's size
@@ -124,15 +124,15 @@ struct GenerateArgs {
 /// Patterns of references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Pages in turn, again and again
+    /// All pages in order, repeatedly
     Loop,
     /// Every page equally likely
     Uniform,
     /// Page of rank k with a probability ~ 1/k^alpha
     Zipf,
-    /// A tenth of the pages ten times as likely as the rest
+    /// A tenth of the pages ten times as likely as the others
     Class,
-    /// Loops over one size after the other
+    /// Loops over a sequence of sizes
     Steps,
     /// Loops of reads and of writes
     Arrays,
@@ -258,7 +258,7 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let canonical = |path: &Path| path.canonicalize().ok();
     if canonical(&args.out).is_some_and(|out| canonical(&args.trace.trace) == Some(out)) {
-        bail_usage!("a trace cannot be converted onto itself");
+        bail_usage!("input and output of a conversion must be different files");
     }
     let mut trace = args.trace.open()?;
     let mut bar = reading_bar(trace.progress());
@@ -410,7 +410,7 @@ impl GenerateArgs {
             ),
         ] {
             if given && !used {
-                bail_usage!("{flag} says nothing about {}", self.kind_name());
+                bail_usage!("{flag} has no effect with {}", self.kind_name());
             }
         }
         Ok(())
@@ -499,7 +499,7 @@ mod tests {
         let back = trace(&["convert", "--from", "oracle-general", &renamed, "-"]).unwrap();
         assert_eq!(back, ids);
         let again = usage_error(&["convert", &csv, &csv]);
-        assert_eq!(again, "a trace cannot be converted onto itself");
+        assert_eq!(again, "input and output of a conversion must be different files");
     }
 
     #[test]

@@ -19,22 +19,22 @@ pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
 pub struct TraceArgs {
     /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input
     pub trace: PathBuf,
-    /// Format of the trace; by default told from its name and its first bytes
+    /// Format of the trace [default: by its name and first bytes]
     #[arg(long, visible_alias = "from", value_parser = format_parser(&Format::ALL))]
     pub format: Option<Format>,
     /// Bytes in a page, for formats that record addresses or offsets: 4096, 64K, 2MiB
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
     pub page_bytes: PageSize,
-    /// CSV column that holds the page: its name, or its place counted from 1
+    /// CSV column of the page: its name, or its position from 1
     #[arg(long)]
     pub page_column: Option<Column>,
-    /// CSV column that tells reads from writes: its name, or its place counted from 1
+    /// CSV column of the kind of access: its name, or its position from 1
     #[arg(long)]
     pub op_column: Option<Column>,
-    /// Count instruction fetches of a lackey trace as reads; by default only data counts
+    /// Count instruction fetches of a lackey trace as reads; by default they are ignored
     #[arg(long)]
     pub instructions: bool,
-    /// Count only this device's requests, by its name in a trace of several disks; by default all, with pages apart
+    /// Read only the requests of this device of a trace of several disks [default: all, with separate pages]
     #[arg(long)]
     pub device: Option<String>,
     /// Event of a blkparse trace that is a reference: queued, issued or completed

@@ -314,6 +314,6 @@ impl Server {
 fn number(fields: &Fields, key: &str) -> anyhow::Result<u64> {
     let text = fields
         .get(key)
-        .with_context(|| format!("a server told of no {key}"))?;
+        .with_context(|| format!("a server reported no {key}"))?;
     text.parse().with_context(|| format!("{key}={text}"))
 }

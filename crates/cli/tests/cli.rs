@@ -248,7 +248,7 @@ fn recorded_counters_give_the_curve_of_any_window() {
             "mrc two.ids --window 0..4096",
             "no stream recorded by --stream",
         ),
-        ("mrc two.counters --estimator aet", "leave out the options"),
+        ("mrc two.counters --estimator aet", "omit the options"),
         ("mrc two.counters --window 3", "no window"),
         (
             "mrc two.ids --estimator all --stream x",
@@ -291,7 +291,7 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "mrc loop.ids --estimator shards --rate 0",
             "above 0 and at most 1",
         ),
-        ("mrc loop.ids --rate 0.5", "lru looks at every reference"),
+        ("mrc loop.ids --rate 0.5", "lru uses every reference"),
         (
             "mrc loop.ids --max-samples 9",
             "lru does not take it; shards-max does",

@@ -105,7 +105,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
             1,
             "file is there and is no socket",
         ),
-        ("DISK --cache 1K", 2, "--cache 1KiB: the least is 1MiB"),
+        ("DISK --cache 1K", 2, "--cache 1KiB: the minimum is 1MiB"),
         (
             "DISK --cache 900T",
             2,
@@ -134,7 +134,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ),
         ("DISK --dirty 2 --write delayed", 2, "'2' is not a rate"),
         ("DISK --name a/b", 2, "a name has 1 to 48 letters"),
-        ("DISK --state @/file", 1, "cannot make the folder"),
+        ("DISK --state @/file", 1, "cannot create the directory"),
         ("DISK --admin @/file", 1, "there is a file, no socket"),
         ("DISK --record @/none/trace", 1, "none/trace"),
         ("DISK --blk-file @/good.raw", 2, "cannot be used with"),
@@ -148,7 +148,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
             1,
             "--fd 77: no such descriptor",
         ),
-        ("--blk-file @/good.raw --fd 2", 2, "--fd 2 is no socket"),
+        ("--blk-file @/good.raw --fd 2", 2, "--fd 2 is not a socket"),
         ("--socket-path @/s", 2, "--blk-file"),
     ] {
         let line = format!("disk serve {}", line.replace("DISK", disk));
@@ -215,7 +215,7 @@ fn an_image_or_socket_in_use_is_left_to_who_uses_it() {
         ),
         (
             "--disk @/more.raw,socket=@/disk",
-            "disk is in use: somebody listens on it",
+            "disk is in use: another process listens on it",
         ),
         (
             "--disk @/more.raw,socket=@/other --admin @/admin",
@@ -277,7 +277,7 @@ fn a_cache_is_looked_at_and_changed_at_run_time() {
     refused(
         "disk stat @/admin -o png --watch",
         2,
-        "a picture is one moment",
+        "a picture shows one point in time",
     );
     assert_eq!(served.report().machine.engine.cache_bytes, 16 << 20);
 }

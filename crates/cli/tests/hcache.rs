@@ -101,8 +101,8 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     for (line, code, reason) in [
-        ("--capacity 0", 2, "--capacity 0: the least is 1MiB"),
-        ("--capacity 1048575", 2, "the least is 1MiB"),
+        ("--capacity 0", 2, "--capacity 0: the minimum is 1MiB"),
+        ("--capacity 1048575", 2, "the minimum is 1MiB"),
         (
             "--capacity 900T",
             2,

@@ -323,7 +323,7 @@ fn recorded_inputs_give_their_decision_again() {
     desk.refused(
         "--inputs later.json",
         1,
-        "inputs of schema 2: schema 1 is read",
+        "the inputs have schema 2; only schema 1 is supported",
     );
     desk.refused("--inputs web.json", 1, "cannot read 'web.json': ");
 }

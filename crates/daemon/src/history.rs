@@ -52,7 +52,7 @@ const CELLS_MAX: usize = 4096;
 pub enum HistoryError {
     /// Another process has it.
     #[error(
-        "{}: another plimsolld holds this history; stop it, or give this one another history.file", path.display()
+        "{}: another plimsolld has this history open; stop it, or configure another history.file", path.display()
     )]
     Held {
         /// Which.

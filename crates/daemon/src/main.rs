@@ -21,22 +21,22 @@ use tokio::sync::oneshot;
 /// Commands that may wait for the turn loop.
 const COMMANDS: usize = 64;
 
-/// Trace this host's VMs, keep their miss-ratio curves, and divide its memory so that none loses more than it was promised.
+/// Trace this host's VMs, store their miss-ratio curves, and allocate its memory within each VM's limits.
 ///
-/// By default it only observes: nothing is moved unless the configuration, or an operator, says so.
+/// By default it only observes: nothing is moved unless the configuration or an operator requests it.
 #[derive(Debug, Parser)]
 #[command(name = "plimsolld", version)]
 struct Args {
-    /// Configuration; beside it FILE.d/*.toml is read [default: /etc/plimsoll/plimsoll.toml, if it is there]
+    /// Configuration; FILE.d/*.toml is read as well [default: /etc/plimsoll/plimsoll.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only read the configuration and say what is wrong with it
+    /// Only read the configuration and report its errors
     #[arg(long)]
     check_config: bool,
-    /// Decide and record, but move nothing whatever the mode
+    /// Decide and record, but move nothing, whatever the mode
     #[arg(long)]
     dry_run: bool,
-    /// What is told: error, warn, info, debug or trace
+    /// Log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: tracing::Level,
 }

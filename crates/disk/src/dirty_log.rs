@@ -79,7 +79,7 @@ pub enum DirtyLogError {
     /// It is no dirty log, or not of this version.
     #[error(
         "{} is not a dirty log that can be read ({reason}): if it is one of another version of plimsoll, run that version \
-         once to bring its pages to storage; else move it away",
+         once to write its pages to storage; otherwise move it away",
         path.display()
     )]
     Foreign {
@@ -107,7 +107,7 @@ pub enum DirtyLogError {
         now: String,
     },
     /// More slots than a log can have, or none.
-    #[error("a dirty log of {0} pages cannot be: 1 to {SLOTS_MAX}")]
+    #[error("the dirty log must have 1 to {SLOTS_MAX} pages; got {0}")]
     Slots(u64),
 }
 

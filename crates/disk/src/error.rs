@@ -42,7 +42,7 @@ pub enum DiskError {
         source: io::Error,
     },
     /// Somebody listens there already.
-    #[error("socket {} is in use: somebody listens on it", path.display())]
+    #[error("socket {} is in use: another process listens on it", path.display())]
     SocketInUse {
         /// Where.
         path: PathBuf,

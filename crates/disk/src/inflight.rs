@@ -37,7 +37,7 @@ pub(crate) enum BadRegion {
     Size,
     #[error("its file can shrink (it is not sealed)")]
     NotSealed,
-    #[error("a queue's part is of another version or size, or makes no sense")]
+    #[error("the part of a queue has another version or size, or is invalid")]
     Contents,
 }
 

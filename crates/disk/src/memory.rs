@@ -51,7 +51,7 @@ pub enum RamError {
         bytes: u64,
     },
     /// Regions overlap, or there are none.
-    #[error("regions of RAM overlap, are empty or are none")]
+    #[error("there are no regions of RAM, or they overlap or are empty")]
     Regions,
     /// It cannot be mapped.
     #[error("RAM cannot be mapped")]

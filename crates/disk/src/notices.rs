@@ -75,22 +75,22 @@ pub trait BlockSink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
     /// Its header or a chunk is not RAM.
-    #[error("the ring is not wholly in the guest's RAM")]
+    #[error("the ring is not completely in the guest's RAM")]
     OutsideRam,
     /// Another magic.
     #[error("there is no ring at this address")]
     NotARing,
     /// Another version.
-    #[error("the ring has version {0}; version {VERSION} is spoken here")]
+    #[error("the ring has version {0}; only version {VERSION} is supported")]
     Version(u32),
     /// Another nonce than announced, or 0.
-    #[error("the ring has another nonce than announced, or none")]
+    #[error("the ring's nonce is not the announced one")]
     Nonce,
     /// Numbers of records, slots or chunks that cannot be, unknown flags, or addresses that are not whole pages.
-    #[error("the ring's sizes make no sense")]
+    #[error("the ring's sizes are invalid")]
     Sizes,
     /// More records between tail and head than the ring has.
-    #[error("the ring's positions make no sense")]
+    #[error("the ring's positions are invalid")]
     Positions,
 }
 

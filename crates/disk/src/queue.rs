@@ -52,7 +52,7 @@ pub(crate) enum QueueFault {
     TooMany,
     #[error("a descriptor number beyond the table")]
     Head,
-    #[error("requests in flight of a former daemon: {0}")]
+    #[error("requests in flight of the previous daemon: {0}")]
     Inflight(#[from] BadRegion),
 }
 

@@ -8,7 +8,7 @@ use crate::{CacheMode, WriteMode};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineStats {
-    /// How pages come into the cache.
+    /// How pages enter the cache.
     pub mode: CacheMode,
     /// When writes reach storage.
     pub write: WriteMode,

@@ -264,7 +264,7 @@ pub enum Contents<'a> {
     Lazy(&'a dyn GuestData),
 }
 
-/// How pages come into the cache.
+/// How pages enter the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
@@ -291,7 +291,7 @@ pub enum WriteMode {
 /// What the engine is to be.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// How pages come into the cache.
+    /// How pages enter the cache.
     pub mode: CacheMode,
     /// Bytes of memory for the cache, metadata included.
     pub cache_bytes: u64,

@@ -66,13 +66,13 @@ impl GhostOptions {
 #[non_exhaustive]
 pub enum GhostError {
     /// Nothing to remember evicted pages in.
-    #[error("a ghost buffer of no pages remembers nothing")]
+    #[error("a ghost list must have at least one page")]
     NoGhost,
     /// Segments that never end.
-    #[error("a segment of no pages has no end")]
+    #[error("a segment must have at least one page")]
     NoSegment,
     /// More pages than 32 bits number.
-    #[error("{pages} pages are more than the {max} that can be kept in order")]
+    #[error("{pages} pages exceed the maximum of {max}")]
     TooLarge {
         /// Pages that were to be kept in order.
         pages: PageCount,
@@ -80,7 +80,7 @@ pub enum GhostError {
         max: PageCount,
     },
     /// The host does not give as much.
-    #[error("no memory for {pages} pages to be kept in order")]
+    #[error("out of memory for a list of {pages} pages")]
     NoMemory {
         /// Pages that were to be kept in order.
         pages: PageCount,

@@ -130,7 +130,7 @@ pub trait Estimator {
 #[non_exhaustive]
 pub enum EstimatorError {
     /// A share of pages or references that there is not.
-    #[error("a sampling rate of {rate} is not above 0 and at most 1")]
+    #[error("the sampling rate must be above 0 and at most 1; got {rate}")]
     RateOutOfRange {
         /// The rate that was asked for.
         rate: f64,

@@ -253,13 +253,13 @@ pub enum Error {
     #[error("there is no client {0}")]
     NoSuchClient(ClientId),
     /// There is no room for another client.
-    #[error("the store has its {0} clients and takes no more")]
+    #[error("the store already has its maximum of {0} clients")]
     TooManyClients(usize),
     /// There is no room for another pool.
-    #[error("the client has its {0} pools and gets no more")]
+    #[error("the client already has its maximum of {0} pools")]
     TooManyPools(usize),
     /// A capacity below the smallest one.
-    #[error("a capacity of {asked_bytes} bytes is too small: the least is {least_bytes} bytes")]
+    #[error("a capacity of {asked_bytes} bytes is too small: the minimum is {least_bytes} bytes")]
     CapacityTooSmall {
         /// What was asked for.
         asked_bytes: u64,
@@ -268,7 +268,7 @@ pub enum Error {
     },
     /// A capacity beyond what was reserved.
     #[error(
-        "a capacity of {asked_bytes} bytes is too large: the store was made for at most {most_bytes} bytes"
+        "a capacity of {asked_bytes} bytes is too large: the store was created for at most {most_bytes} bytes"
     )]
     CapacityTooLarge {
         /// What was asked for.
@@ -295,10 +295,10 @@ pub enum Error {
         dirty_pages: u64,
     },
     /// Three quarters of the store's pages are dirty already.
-    #[error("{0} pages are dirty, and no more may be")]
+    #[error("{0} pages are dirty, which is the maximum")]
     TooManyDirtyPages(u64),
     /// The kernel did not take memory back.
-    #[error("cannot give memory back: {reason}")]
+    #[error("cannot return memory to the kernel: {reason}")]
     CannotGiveBack {
         /// What the kernel said.
         reason: String,

@@ -11,7 +11,7 @@ use crate::file::{directory_of, write_file};
 /// Output formats of a verb that can draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Columns for a reader
+    /// Columns for people to read
     Table,
     /// Comma-separated values with a header line
     Csv,
@@ -19,7 +19,7 @@ pub enum Format {
     Json,
     /// A picture as scalable vector graphics
     Svg,
-    /// The same picture as pixels
+    /// The same picture as PNG
     Png,
 }
 
@@ -34,7 +34,7 @@ impl Format {
 /// Output formats of a verb that cannot draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum TextFormat {
-    /// Columns for a reader
+    /// Columns for people to read
     #[default]
     Table,
     /// JSON with "schema": 1

@@ -33,7 +33,7 @@ pub struct ReplayView {
     pub schema: u32,
     /// The decision's number.
     pub id: u64,
-    /// Whether the policy gives the recorded plan again.
+    /// Whether the policy reproduces the recorded plan.
     pub agrees: bool,
     /// What it gives now; `null` if it refuses.
     pub plan: Option<PlanJson>,

@@ -52,7 +52,7 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// What came back is no answer. What was asked for may or may not have been done.
-    #[error("no usable answer from plimsolld to {request}: {why}")]
+    #[error("no usable answer of plimsolld to {request}: {why}")]
     Protocol {
         /// The request: method and path.
         request: String,

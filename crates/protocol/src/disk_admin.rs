@@ -62,7 +62,7 @@ pub enum DiskAdminError {
         source: io::Error,
     },
     /// The answer did not come in time, or the connection broke: what was asked may or may not be done.
-    #[error("no disk daemon answers at {}: what was asked may or may not be done", socket.display())]
+    #[error("no disk daemon answers at {}: the request may or may not have been carried out", socket.display())]
     Unanswered {
         /// The socket.
         socket: PathBuf,
@@ -77,7 +77,7 @@ pub enum DiskAdminError {
         why: String,
     },
     /// The answer is not one that this program knows: what was asked may or may not be done.
-    #[error("the daemon says what this program does not know: {what}")]
+    #[error("unexpected answer of the daemon: {what}")]
     Unknown {
         /// What is wrong with it.
         what: String,
@@ -372,12 +372,12 @@ mod tests {
         let message = |answer| told(answer).unwrap_err().to_string();
         assert!(message(engine).contains("missing field `cache_bytes`"));
         assert!(message("{\"schema\":2,\"result\":null}\n").contains("schema 2, known is 1"));
-        assert!(message("garbage\n").contains("does not know"));
+        assert!(message("garbage\n").contains("unexpected answer"));
         let refused = "{\"schema\":1,\"error\":\"too large\"}\n";
         assert_eq!(message(refused), "the daemon refuses: too large");
         for cut_off in ["", "{\"schema\":1,"] {
             assert!(
-                message(cut_off).ends_with("may or may not be done"),
+                message(cut_off).ends_with("may or may not have been carried out"),
                 "{cut_off}"
             );
         }

@@ -144,7 +144,7 @@ pub struct LeastJson {
 #[non_exhaustive]
 pub enum CurveJsonError {
     /// A curve of another version.
-    #[error("a curve of schema {found}: schema {SCHEMA} is read")]
+    #[error("the curve has schema {found}; only schema {SCHEMA} is supported")]
     Schema {
         /// Its version.
         found: u32,
@@ -162,7 +162,7 @@ pub enum CurveJsonError {
 #[non_exhaustive]
 pub enum PlanError {
     /// Inputs of another version.
-    #[error("a policy's inputs of schema {found}: schema {SCHEMA} is read")]
+    #[error("the inputs have schema {found}; only schema {SCHEMA} is supported")]
     Schema {
         /// Their version.
         found: u32,

@@ -78,7 +78,7 @@ pub enum Error {
     #[error("the hcache server has closed the connection")]
     Disconnected,
     /// The server breaks the protocol.
-    #[error("the hcache server breaks the protocol: {0}")]
+    #[error("the hcache server violates the protocol: {0}")]
     Protocol(&'static str),
     /// A system call failed.
     #[error("the connection to the hcache server failed")]
@@ -87,10 +87,10 @@ pub enum Error {
     #[error("this client has no pool {0}")]
     NoSuchPool(PoolId),
     /// The client has all the pools it gets.
-    #[error("this client gets no more pools")]
+    #[error("this client has its maximum number of pools")]
     TooManyPools,
     /// The server found the entry bad; nothing was done.
-    #[error("the hcache server finds the entry bad: {0:?}")]
+    #[error("the hcache server rejects the entry: {0:?}")]
     Bad(Status),
 }
 

@@ -25,10 +25,10 @@ const PUBLISH_EVERY: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// More entries published than the ring holds.
-    #[error("the submission tail is further than the ring is long")]
+    #[error("the submission tail is beyond the end of the ring")]
     SubmissionTail,
     /// More completions taken than were published, or fewer than before.
-    #[error("the completion head is not between what was taken and what was published")]
+    #[error("the completion head is outside the published completions")]
     CompletionHead,
 }
 

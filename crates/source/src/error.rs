@@ -89,7 +89,7 @@ pub enum SourceError {
         reason: String,
     },
     /// A format that is read from its end, given as a stream; nothing was read.
-    #[error("{name}: {format} is read from its end: give a file, not compressed and no pipe")]
+    #[error("{name}: {format} is read from its end: it must be an uncompressed regular file")]
     NotSeekable {
         /// The trace.
         name: String,
@@ -98,7 +98,7 @@ pub enum SourceError {
     },
     /// Neither the name nor the first bytes tell the format.
     #[error(
-        "{name}: cannot tell the format, it begins with {found}; name one of: {}",
+        "{name}: unknown format, it begins with {found}; use --format with one of: {}",
         Format::list()
     )]
     UnknownFormat {
@@ -108,7 +108,7 @@ pub enum SourceError {
         found: String,
     },
     /// A name that no format has.
-    #[error("'{name}' is no trace format; there are: {}", Format::list())]
+    #[error("'{name}' is not a trace format; known formats: {}", Format::list())]
     NoSuchFormat {
         /// The name, cut to a short excerpt.
         name: String,

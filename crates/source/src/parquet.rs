@@ -677,7 +677,7 @@ mod tests {
         ] {
             assert_eq!(
                 error.to_string(),
-                "pipe: parquet is read from its end: give a file, not compressed and no pipe"
+                "pipe: parquet is read from its end: it must be an uncompressed regular file"
             );
         }
     }

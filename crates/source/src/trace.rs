@@ -311,7 +311,7 @@ mod tests {
             ),
             (
                 b"\x1f\x8b\x08",
-                "parquet is read from its end: give a file, not compressed and no pipe",
+                "parquet is read from its end: it must be an uncompressed regular file",
             ),
         ] {
             file.as_file().set_len(0).unwrap();

@@ -169,7 +169,7 @@ fn a_binary_trace_of_no_format_of_ours_is_refused() {
         return;
     };
     let error = open(&path, &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("cannot tell the format"), "{error}");
+    assert!(error.contains("unknown format"), "{error}");
     assert!(
         error.ends_with(&Format::ALL.map(Format::name).join(", ")),
         "{error}"

@@ -18,7 +18,7 @@ pub enum TrapError {
     },
     /// Guest RAM that no page cache stands behind.
     #[error(
-        "the VM's RAM is {backing}, which cannot be trapped from outside; start it with \
+        "the VM's RAM is {backing}, which cannot be traced from outside; start it with \
          '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
          (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>); \
          nothing was changed in it"
@@ -46,7 +46,7 @@ pub enum TrapError {
     },
     /// One userfaultfd for each mapping is all the kernel allows.
     #[error(
-        "another userfaultfd stands on the VM's RAM (a post-copy migration, a background snapshot \
+        "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot \
          or another tracer); wait for it to end; nothing was changed in the VM"
     )]
     UserfaultInUse,
@@ -103,7 +103,7 @@ pub enum TrapError {
     },
     /// The call could not be put into the VM's process. Its thread was set back.
     #[error(
-        "cannot put userfaultfd() into process {pid}: {step} failed; its thread goes on as before"
+        "cannot inject userfaultfd() into process {pid}: {step} failed; its thread continues unchanged"
     )]
     Injection {
         /// Process of the VM.

@@ -539,6 +539,6 @@ mod tests {
         assert!(meaning(USERFAULTFD, libc::EPERM).contains("open a userfaultfd in process 42"));
         assert!(meaning("ptrace(SEIZE)", libc::EPERM).contains("ptrace(SEIZE)"));
         assert!(meaning("ptrace(SEIZE)", libc::ESRCH).contains("is gone"));
-        assert!(meaning("close()", libc::EIO).contains("goes on as before"));
+        assert!(meaning("close()", libc::EIO).contains("continues unchanged"));
     }
 }

@@ -31,7 +31,7 @@ pub enum VmError {
         running: Vec<String>,
     },
     /// Several VMs have this name; their process ids tell them apart.
-    #[error("several VMs are named {name:?}: name one by its process id, of {pids:?}")]
+    #[error("several VMs are named {name:?}: use a process id, one of {pids:?}")]
     AmbiguousName {
         /// The name asked for.
         name: String,
@@ -57,7 +57,7 @@ pub enum VmError {
         source: io::Error,
     },
     /// A line of a process's maps that is not what the kernel writes.
-    #[error("line {line} of the memory map is not one: {text:?}")]
+    #[error("line {line} of the memory map is malformed: {text:?}")]
     Maps {
         /// Line number, from 1.
         line: usize,
@@ -74,7 +74,7 @@ pub enum VmError {
     },
     /// A monitor that does not greet in time: it serves one client at a time.
     #[error(
-        "the monitor at {} does not greet: another client is connected to it, or QEMU hangs",
+        "the monitor at {} sends no greeting: another client is connected to it, or QEMU hangs",
         socket.display()
     )]
     QmpTaken {
@@ -82,7 +82,7 @@ pub enum VmError {
         socket: PathBuf,
     },
     /// A monitor socket that nobody answers at.
-    #[error("nobody speaks QMP at {}", socket.display())]
+    #[error("no QMP monitor answers at {}", socket.display())]
     QmpConnect {
         /// The socket.
         socket: PathBuf,
@@ -108,7 +108,7 @@ pub enum VmError {
         source: io::Error,
     },
     /// What the monitor sent is not QMP; the connection is of no more use.
-    #[error("what the monitor sent is not QMP: {what}")]
+    #[error("the monitor's answer is not valid QMP: {what}")]
     QmpProtocol {
         /// What is wrong with it.
         what: String,

@@ -69,7 +69,7 @@ pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemor
         });
         return told.with_context(|| {
             format!(
-                "no line of '{}' tells of memory: has the guest plimsoll.memstat_ms?",
+                "'{}' has no memory statistics: does the guest run with plimsoll.memstat_ms?",
                 console.display()
             )
         });
@@ -114,7 +114,7 @@ pub(super) fn kernel_memory_past(
         }
         if since.elapsed() >= patience || subject.stopped() {
             bail!(
-                "the guest tells nothing more of its memory in '{}'",
+                "'{}' gets no more memory statistics from the guest",
                 console.display()
             );
         }
@@ -158,7 +158,7 @@ impl Balloon {
             match self.qmp.guest_stats(&self.path)? {
                 Some(stats) if stats.age_s <= 2 * STATS_INTERVAL_S => return Ok(stats),
                 told if Instant::now() >= deadline => bail!(
-                    "the guest has told its balloon nothing {}: has it a driver, does it run?",
+                    "the guest's balloon driver has reported nothing {}: is the driver loaded, and is the guest running?",
                     told.map_or("yet".to_owned(), |stats| format!("for {} s", stats.age_s))
                 ),
                 _ => std::thread::sleep(POLL),
@@ -202,7 +202,7 @@ pub(super) fn in_use(subject: &Subject<'_>) -> Answer {
         let stats = balloon.stats()?;
         let available = stats
             .available_bytes
-            .context("the guest does not tell what is available")?;
+            .context("the guest does not report available memory")?;
         // Less than the VM's RAM by what its firmware and its kernel's image hold.
         let size = balloon.qmp.balloon_actual_bytes()?;
         answer.working_set = Some(Found::new(size.saturating_sub(available)));

@@ -136,7 +136,7 @@ fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::R
         .estimators
         .into_iter()
         .find(|found| found.estimator == method);
-    let found = found.context("the log was not looked at")?;
+    let found = found.context("the log was not analysed")?;
     let Some(bytes) = found.working_set_bytes else {
         bail!(found.reason.unwrap_or_default());
     };

@@ -95,7 +95,7 @@ impl Borrowed {
     fn give_back(mut self) -> anyhow::Result<u64> {
         self.tell_former().with_context(|| {
             format!(
-                "the VM could not be told its former size of {}",
+                "the VM's former size of {} could not be restored",
                 ByteSize(self.former_bytes).rounded()
             )
         })?;
@@ -169,9 +169,9 @@ fn listen(
     let missed = stats.major_faults.max(swapped_in);
     let available_bytes = stats.available_bytes;
     let available_bytes =
-        available_bytes.context("the guest's balloon does not tell what is available")?;
+        available_bytes.context("the guest's balloon does not report available memory")?;
     Ok(Said {
-        missed: missed.context("the guest's balloon tells of no major faults")?,
+        missed: missed.context("the guest's balloon does not report major faults")?,
         available_bytes,
         spare_bytes: available_bytes,
         committed_bytes: None,
@@ -193,14 +193,14 @@ pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
     subject.go(way, |answer| {
         let options = subject.options.shrink;
         let options =
-            options.context("it takes the VM's memory, so it must be asked for: --shrink")?;
+            options.context("it takes memory from the VM, so it requires --shrink")?;
         ensure!(!subject.stopped(), "stopped");
         let mut vm = Borrowed::from(subject.vm)?;
         let found = shrink(subject, &mut vm, options.step, options.floor_bytes, answer);
         let (former, size) = (vm.former_bytes, vm.give_back()?);
         if !is_near(size, former) {
             let note = format!(
-                "the VM was told its former {} and has {} yet",
+                "the VM's target is its former {}, but it still has {}",
                 ByteSize(former).rounded(),
                 ByteSize(size).rounded()
             );
@@ -262,7 +262,7 @@ fn shrink(
         let wanted = wanted.to_bytes(PageSize::FOUR_KIB);
         let next = allowed(wanted, size, said.spare_bytes);
         if wanted < next && is_near(next, size) {
-            answer.not_available = Some("the guest missed nothing and has no more to give".into());
+            answer.not_available = Some("the guest refaulted nothing and has no more memory to give".into());
             return Ok(Found::new(size).bound("at_most"));
         }
         vm.balloon()?.qmp.set_balloon(next)?;

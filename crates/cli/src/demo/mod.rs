@@ -45,28 +45,28 @@ const DAEMON_MAX: Duration = Duration::from_secs(600);
 /// Decisions asked for at a time; there are four.
 const DECISIONS: usize = 20;
 
-/// Boot three VMs and let plimsolld divide their memory, while its page shows it.
+/// Boot three VMs and let plimsolld reallocate their memory; watch it on the web page.
 ///
-/// Takes about six minutes with emulated guests. Fails if a guest read a block that it had not written. Only
-/// VMs that it boots itself are moved.
+/// Takes about six minutes with emulated guests. Fails if a guest reads a block that it had not written. Only
+/// the VMs that it boots are resized.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder for decision, curves and picture; made if it is not there
+    /// Directory for decision, curves and picture; created if needed
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
     out: PathBuf,
-    /// Port of the page on 127.0.0.1 [default: one that is free]
+    /// Port of the web page on 127.0.0.1 [default: any free port]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     port: u16,
-    /// Leave all running at the end, until Ctrl-C
+    /// Keep everything running at the end, until Ctrl-C
     #[arg(long)]
     keep: bool,
     /// How long the VMs are traced through their caches
     #[arg(long, default_value = "75s", value_name = "TIME")]
     trace: Interval,
-    /// How long the servers run before and after until they are measured
+    /// How long the servers run before each measurement
     #[arg(long, default_value = "75s", value_name = "TIME")]
     warmup: Interval,
-    /// How long they are measured, before and after
+    /// Length of each measurement
     #[arg(long, default_value = "30s", value_name = "TIME")]
     measure: Interval,
 }

@@ -152,7 +152,7 @@ pub(super) fn decision(
 fn checked(check: &Check) -> String {
     let number = |number: Option<f64>| number.map_or("-".to_owned(), |is| format!("{is:.2}"));
     format!(
-        "predicted {}, measured {}, promised at most {:.2}",
+        "predicted {}, measured {}, limit {:.2}",
         number(check.predicted.map(|predicted| predicted.expected)),
         number(check.measured),
         check.bound
@@ -177,7 +177,7 @@ pub(super) fn compare(
 ) -> anyhow::Result<()> {
     table(after, out)?;
     let Some(plan) = division.and_then(|division| division.plan.as_ref()) else {
-        writeln!(out, "\nNo division was worth a move.")?;
+        writeln!(out, "\nNo allocation was worth a move.")?;
         return Ok(out.flush()?);
     };
     writeln!(
@@ -322,8 +322,8 @@ mod tests {
         assert!(!first.contains("measured 1.17"));
         assert_eq!(told(Some(&moving), &division(State::Checking)), "");
         let last = told(Some(&moving), &kept);
-        assert!(last.contains("predicted 1.20, measured 1.17, promised at most 1.25"));
-        assert!(last.contains("every promise was kept"));
+        assert!(last.contains("predicted 1.20, measured 1.17, limit 1.25"));
+        assert!(last.contains("every VM stayed within its limit"));
         assert_eq!(told(Some(&kept), &kept), "");
     }
 

@@ -6,9 +6,9 @@ use super::SocketArg;
 use super::admin::{Request, ask};
 use crate::size::ByteSize;
 
-/// Change the memory of a running cache, up to its --cache-max.
+/// Resize a running cache, up to its --cache-max.
 ///
-/// A smaller one holds when the command returns: pages are dropped, dirty ones after they are written back.
+/// When the command returns, the new size is in force: pages were dropped, dirty ones after they were written back.
 #[derive(Debug, clap::Args)]
 pub struct ResizeArgs {
     #[command(flatten)]
@@ -17,9 +17,9 @@ pub struct ResizeArgs {
     size: ByteSize,
 }
 
-/// Let a cache that switched itself off begin again, empty.
+/// Switch on a cache that switched itself off. It starts empty.
 ///
-/// `disk stat` says why it did. If the guest still reads its disk in a way that breaks the cache's rules
+/// `disk stat` shows why it was switched off. If the guest still accesses its disk in a way that breaks the cache's rules
 /// (such as dm-crypt, which changes pages in place), it will switch itself off again.
 #[derive(Debug, clap::Args)]
 pub struct EnableArgs {

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-/// Serve a VM's disks with an exclusive cache under them, and look at it.
+/// Serve a VM's disks with an exclusive cache, and show its statistics.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]

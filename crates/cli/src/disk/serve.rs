@@ -49,28 +49,28 @@ const CAPABILITIES: &str =
 
 /// Serve a VM's disks over vhost-user-blk, with an exclusive cache under them, until Ctrl-C or SIGTERM.
 ///
-/// The cache takes what the guest evicts from its own memory (its module tells of it through the control
-/// disk) and gives it back when it is read again: docs/disk.md. A second Ctrl-C ends without writing back.
+/// The cache stores pages that the guest evicts from its own memory (reported by the guest's module through the control
+/// disk) and returns them when they are read again: docs/disk.md. A second Ctrl-C ends without writing back.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Disk to serve: a raw image or a block device, and socket=PATH, read-only, serial=TEXT, queues=N, direct=auto|on|off
     #[arg(long, value_name = "IMAGE,socket=PATH[,..]")]
     disk: Vec<DiskSpec>,
-    /// Socket of the control disk, through which the guest's module speaks
+    /// Socket of the control disk, by which the guest's module communicates
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Socket for `disk stat`, `disk resize` and `disk enable`, for this user alone
+    /// Socket for `disk stat`, `disk resize` and `disk enable`, for this user only
     #[arg(long, value_name = "SOCKET")]
     admin: Option<PathBuf>,
-    /// Name of the VM [default: the first image's, without its ending]
+    /// Name of the VM [default: the first image's, without its extension]
     #[arg(long, value_parser = name)]
     name: Option<String>,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Memory of the guest, if it does not tell itself: the curve begins there
+    /// Guest memory size, if the guest's module does not report it; lower end of the curve
     #[arg(long, value_name = "SIZE")]
     direct_size: Option<ByteSize>,
-    /// Say what this program can do as a vhost-user backend, as JSON, and end
+    /// Print the capabilities of this vhost-user backend as JSON, and exit
     #[arg(long)]
     print_capabilities: bool,
     /// Socket of --blk-file
@@ -81,16 +81,16 @@ pub struct Args {
         conflicts_with = "fd"
     )]
     socket_path: Option<PathBuf>,
-    /// Open descriptor of the connection that --blk-file is served on
+    /// Open descriptor of the connection on which to serve --blk-file
     #[arg(long, value_name = "N", requires = "blk_file")]
     fd: Option<i32>,
-    /// Disk to serve at --socket-path or --fd, as other vhost-user programs name it
+    /// Disk to serve at --socket-path or --fd (the name used by other vhost-user programs)
     #[arg(long, value_name = "FILE", conflicts_with = "disk")]
     blk_file: Option<PathBuf>,
-    /// Guests cannot write --blk-file
+    /// Serve --blk-file read-only
     #[arg(long, requires = "blk_file")]
     read_only: bool,
-    /// End, after writing back, when the process of this number does, which must be the one that starts this
+    /// Exit, after writing back, when the process with this id ends; it must be the parent process
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
 }
@@ -98,55 +98,55 @@ pub struct Args {
 /// The cache and what stands beside it.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct CacheArgs {
-    /// Memory of the cache, its bookkeeping included [default: 64MiB]
+    /// Memory of the cache, including its metadata [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<ByteSize>,
-    /// Largest size `disk resize` may give [default: 4GiB, or --cache if that is more]
+    /// Largest size that `disk resize` may set [default: 4GiB, or --cache if larger]
     #[arg(long, value_name = "SIZE")]
     pub cache_max: Option<ByteSize>,
-    /// How pages come into the cache [default: exclusive]
+    /// How pages enter the cache [default: exclusive]
     #[arg(long, value_enum, value_name = "MODE")]
     pub cache_mode: Option<Mode>,
     /// When writes reach storage [default: through]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub write: Option<WriteWhen>,
-    /// With --write delayed: share of the cache that may be dirty [default: 25%]
+    /// With --write delayed: maximum share of the cache that may be dirty [default: 25%]
     #[arg(long, value_name = "RATE")]
     pub dirty: Option<Rate>,
-    /// With --write delayed: how long a page may stay dirty [default: 30s]
+    /// With --write delayed: maximum time that a page stays dirty [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub dirty_age: Option<Interval>,
-    /// Folder, best on tmpfs, where delayed writes outlive the daemon [default: /run/plimsoll/NAME]
+    /// Directory, preferably on tmpfs, for the log of delayed writes, which outlives the daemon [default: /run/plimsoll/NAME]
     #[arg(long, value_name = "FOLDER")]
     pub state: Option<PathBuf>,
-    /// How far beyond the cache the curve reaches; 0 for no curve [default: 256MiB]
+    /// Size of the ghost list: how far the curve reaches beyond the cache; 0 for no curve [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pub ghost: Option<ByteSize>,
     /// Socket of the hcache server behind the guest's device-mapper target
     #[arg(long, value_name = "SOCKET")]
     pub hcache: Option<PathBuf>,
-    /// Record the blocks the guest reads because it does not hold them, as a trace for `plimsoll mrc`
+    /// Record the blocks that the guest reads as a trace for `plimsoll mrc`
     #[arg(long, value_name = "TRACE")]
     pub record: Option<PathBuf>,
-    /// Experiment: admit pages whatever they hold
+    /// Experiment: admit pages without checking their hash
     #[arg(long, hide = true)]
     pub no_hash_check: bool,
     /// Experiment: admit pages that are not the newest of their location
     #[arg(long, hide = true)]
     pub no_newest_check: bool,
-    /// Experiment: compare what is served from the cache with storage
+    /// Experiment: compare data served from the cache with storage
     #[arg(long, hide = true)]
     pub verify: bool,
 }
 
-/// How pages come into the cache.
+/// How pages enter the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// From guest memory, as the guest evicts them
     Exclusive,
-    /// Read again from storage when the guest evicts them: for comparison
+    /// Read from storage again when the guest evicts them; for comparison
     FromStorage,
-    /// There is no cache
+    /// No cache
     None,
 }
 
@@ -155,7 +155,7 @@ pub enum Mode {
 pub enum WriteWhen {
     /// Before they complete
     Through,
-    /// At a flush, when too much is dirty, or after a while
+    /// At a flush, when too many pages are dirty, or after --dirty-age
     Delayed,
 }
 
@@ -245,7 +245,7 @@ impl CacheArgs {
         let (cache, memory) = (self.cache(), memory()?);
         let least = ByteSize(StoreOptions::MIN_CAPACITY_BYTES);
         if cache < least {
-            bail_usage!("--cache {cache}: the least is {least}");
+            bail_usage!("--cache {cache}: the minimum is {least}");
         }
         let most = self.cache_max.unwrap_or(cache.max(CACHE_MAX.min(memory)));
         if most < cache {
@@ -356,7 +356,7 @@ impl Args {
             .recursive(true)
             .mode(0o700)
             .create(&state);
-        made.with_context(|| format!("cannot make the folder {}: see --state", state.display()))?;
+        made.with_context(|| format!("cannot create the directory {}: see --state", state.display()))?;
         Ok(Some(state))
     }
 }
@@ -368,7 +368,7 @@ fn inherited(fd: i32) -> anyhow::Result<OwnedFd> {
     let copy = copy.with_context(|| format!("--fd {fd}: no such descriptor"))?;
     let kind = FileType::from_raw_mode(fstat(&copy)?.st_mode);
     if !kind.is_socket() {
-        bail_usage!("--fd {fd} is no socket");
+        bail_usage!("--fd {fd} is not a socket");
     }
     Ok(copy)
 }
@@ -578,7 +578,7 @@ impl Told {
         let control = match &args.control {
             Some(path) => format!("control disk at {}", path.display()),
             None if engine.mode == CacheMode::None => "no control disk".to_owned(),
-            None => "no control disk: the guest cannot tell what it evicts".to_owned(),
+            None => "no control disk: the guest cannot report evictions".to_owned(),
         };
         writeln!(out, "disk: serving {}, {what}, {write}, {control}", self.vm)?;
         Ok(out.flush()?)

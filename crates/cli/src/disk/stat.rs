@@ -15,18 +15,18 @@ use crate::watch::watch;
 use plimsoll_output::{bail_usage, grouped, write_file};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
-/// Show what a VM's disks and their cache did, and what more or less memory would bring.
+/// Show statistics of a VM's disks and their cache, and predictions for other cache sizes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     socket: SocketArg,
-    /// Form of the result; a picture is the curve's [default: by the ending of --out, else table]
+    /// Output format; pictures show the curve [default: by the extension of --out, else table]
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
-    /// File to write instead of standard output; replaced whole or not at all
+    /// File to write instead of standard output; replaced only when complete
     #[arg(long, value_name = "FILE", conflicts_with = "watch")]
     out: Option<PathBuf>,
-    /// Show it again and again, counted from one time to the next, until Ctrl-C
+    /// Repeat at this interval, with counts since the previous output, until Ctrl-C
     #[arg(
         long,
         value_name = "SECONDS",
@@ -35,24 +35,24 @@ pub struct Args {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     watch: Option<u64>,
-    /// Give the curve: the share of reads that miss at each size of guest memory and cache together
+    /// Show the curve: the share of reads that miss at each total size of guest memory and cache
     #[arg(long)]
     curve: bool,
 }
 
-/// Forms of the result.
+/// Output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Columns for a reader
+    /// Columns for people to read
     Table,
-    /// JSON with "schema": 1, an object a line
+    /// JSON with "schema": 1, one object per line
     Json,
     /// OpenMetrics text, for Prometheus
     #[value(alias = "metrics")]
     Openmetrics,
     /// The curve as scalable vector graphics
     Svg,
-    /// The same as pixels
+    /// The same as PNG
     Png,
 }
 
@@ -72,7 +72,7 @@ impl Args {
         }
         if matches!(format, Format::Svg | Format::Png) {
             if self.watch.is_some() {
-                bail_usage!("a picture is one moment: it goes without --watch");
+                bail_usage!("a picture shows one point in time: omit --watch");
             }
             if self.out.is_none() && std::io::stdout().is_terminal() {
                 bail_usage!("a picture is not for a terminal: name a file with --out FILE");

@@ -121,7 +121,7 @@ impl Table<'_> {
             && engine.scattered_blocks > (engine.read_blocks + engine.written_blocks) / 2
         {
             text.push_str(
-                "UNCACHED  most blocks are not in pages of their own: the file system's blocks are not 4 KiB\n",
+                "UNCACHED  most blocks are not whole pages: the file system's block size is not 4 KiB\n",
             );
         }
         if engine.wrong_served > 0 {
@@ -175,7 +175,7 @@ impl Table<'_> {
         let ring = &self.now.ring;
         if !ring.attached && ring.records == 0 {
             if self.now.engine.mode != CacheMode::None {
-                text.push_str("notices   the guest tells of none: is its module loaded?\n");
+                text.push_str("notices   none from the guest: is its module loaded?\n");
             }
             return;
         }

@@ -96,7 +96,7 @@ fn privileges(host: &Host<'_>) -> Finding {
     let Some(held) = held else {
         return Finding::limited(
             subject,
-            "/proc/self/status does not tell the capabilities",
+            "/proc/self/status does not show the capabilities",
             "CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE are needed: run as root",
         );
     };

@@ -29,7 +29,7 @@ fn look_at(pid: u32) -> Option<Finding> {
         Err(error) => Some(Finding::no(
             format!("VM {pid}"),
             error.to_string(),
-            "run as root to look into it",
+            "run as root to inspect it",
         )),
     }
 }

@@ -23,13 +23,13 @@ use serde::Serialize;
 use crate::curve_json::SCHEMA;
 use plimsoll_output::TextFormat;
 
-/// Tell what this host can do, and why not.
+/// Check which features this host supports.
 ///
-/// Looks at the kernel's own files, tries what only a try can tell, and goes through the running
-/// QEMU VMs. Changes nothing. Succeeds whatever it finds.
+/// Reads the kernel's settings, tests features that only a test can verify, and checks the running
+/// QEMU VMs. Changes nothing. The exit code is 0 whatever the result.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long = "output",

@@ -68,7 +68,7 @@ fn kvm(device: &Path) -> Finding {
             return Finding::limited(
                 subject,
                 format!("{} is there; not tried", device.display()),
-                "'./dev setup' makes the guest image that tells whether it runs guests",
+                "'./dev setup' builds the guest image with which this is tested",
             );
         }
         Err(error) => {

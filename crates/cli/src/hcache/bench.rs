@@ -17,29 +17,29 @@ use crate::curve_json::SCHEMA;
 use crate::size::{ByteSize, Rate};
 use plimsoll_output::TextFormat;
 
-/// Load a running server with pages, and check every byte of what comes back.
+/// Generate load on a running server, and verify every byte that it returns.
 ///
-/// Pages are chosen evenly at random. Ends with exit code 1 if a page came back wrong.
+/// Pages are chosen uniformly at random. The exit code is 1 if a page was wrong.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     socket: SocketArgs,
-    /// How long to go on
+    /// Duration in seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Different pages, each 4 KiB
+    /// Number of distinct 4 KiB pages
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     pages: u32,
-    /// Operations under way at a time
+    /// Operations in flight at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4095))]
     batch: u32,
     /// Share of puts; the rest are gets
     #[arg(long, value_name = "RATE", default_value = "0.5")]
     write_ratio: Rate,
-    /// Seed of the choices
+    /// Random seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Form of the result
+    /// Output format
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
     output: TextFormat,
 }

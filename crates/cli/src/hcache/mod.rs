@@ -17,7 +17,7 @@ use clap::Subcommand;
 
 use plimsoll_output::exit::Unreachable;
 
-/// Serve pages that processes put aside, and look at who keeps what.
+/// Serve a second-level page cache to other processes, and show its statistics.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]

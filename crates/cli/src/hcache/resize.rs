@@ -7,7 +7,7 @@ use crate::size::ByteSize;
 
 /// Change the capacity of a running store, up to its --max-capacity.
 ///
-/// A smaller capacity holds when the command returns. Allowed to root and to the server's own user.
+/// When the command returns, the new capacity is in force. Only root and the server's own user may do this.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

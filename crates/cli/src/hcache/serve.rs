@@ -24,62 +24,62 @@ use plimsoll_output::{bail_usage, stop_flag};
 const TURN: Duration = Duration::from_millis(100);
 const TURNS_OF_A_SECOND: u64 = 10;
 
-/// Serve a page store to the processes of this machine, until Ctrl-C or SIGTERM.
+/// Serve a page store to processes on this machine, until Ctrl-C or SIGTERM.
 ///
-/// Clients put pages aside and get them back, if they are still there: docs/hcache.md. What the store takes,
-/// its own bookkeeping included, never exceeds --capacity.
+/// Clients put clean pages that they are about to evict, and may get them back: docs/hcache.md. The memory of the store,
+/// including its metadata, never exceeds --capacity.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Socket to listen on; an old one that nobody serves is replaced
+    /// Socket to listen on; a stale one is replaced
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Bound of all memory the store takes, such as 512M
+    /// Maximum memory of the store, such as 512M
     #[arg(long, value_name = "SIZE")]
     capacity: ByteSize,
-    /// Largest capacity `hcache resize` may give [default: --capacity]
+    /// Largest capacity that `hcache resize` may set [default: --capacity]
     #[arg(long, value_name = "SIZE")]
     max_capacity: Option<ByteSize>,
-    /// Keep cold pages compressed (LZ4)
+    /// Compress cold pages (LZ4)
     #[arg(long)]
     compress: bool,
-    /// Whose pages of the same content are kept once
+    /// Clients among which pages of equal content are stored once
     #[arg(long, value_enum, default_value_t = Share::Off)]
     share: Share,
-    /// Threads that serve [default: one for two CPUs]
+    /// Number of serving threads [default: one for two CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
-    /// How long a thread looks for work before it sleeps, in microseconds
+    /// How long an idle thread polls before it sleeps, in microseconds
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin_us: u64,
-    /// Most that one client may hold
+    /// Maximum memory of one client
     #[arg(long, value_name = "SIZE")]
     client_max: Option<ByteSize>,
-    /// Most clients at a time [default: 256, of one user 64]
+    /// Maximum number of clients at a time [default: 256, and 64 of one user]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_clients: Option<u16>,
-    /// User who may connect, by number, beside root and the one who runs this; may be given again
+    /// Numeric id of a user that may connect, besides root and the server's user; may be repeated
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
     /// Permissions of the socket, in octal
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
-    /// Share of the pages modelled to tell what other capacities would bring: 1, 1/2, 1/4 ..
-    /// [default: what takes 0.4 MiB a client]
+    /// Share of the pages modelled to predict hit ratios at other capacities: 1, 1/2, 1/4 ..
+    /// [default: the share that takes 0.4 MiB per client]
     #[arg(long, value_name = "RATE", conflicts_with = "no_ghost")]
     ghost_rate: Option<Rate>,
-    /// Do without telling what other capacities would bring
+    /// Disable the prediction of hit ratios at other capacities
     #[arg(long)]
     no_ghost: bool,
 }
 
-/// Whose pages of the same content are kept once.
+/// Clients among which pages of equal content are stored once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Share {
-    /// Nobody's
+    /// Never
     Off,
-    /// Those of one client
+    /// Within one client
     Client,
-    /// Those of all: a client can then find out what pages others hold
+    /// Across all clients: a client can then detect which pages others have
     All,
 }
 
@@ -198,7 +198,7 @@ impl Args {
         let least = ByteSize(StoreOptions::MIN_CAPACITY_BYTES);
         let most = self.max_capacity.unwrap_or(self.capacity);
         if self.capacity < least {
-            bail_usage!("--capacity {}: the least is {least}", self.capacity);
+            bail_usage!("--capacity {}: the minimum is {least}", self.capacity);
         }
         if most < self.capacity {
             bail_usage!(
@@ -269,6 +269,6 @@ pub(crate) fn memory() -> anyhow::Result<ByteSize> {
     let text = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let kib = kib.with_context(|| format!("{FILE} does not say MemTotal"))?;
+    let kib = kib.with_context(|| format!("{FILE} has no MemTotal"))?;
     Ok(ByteSize(kib << 10))
 }

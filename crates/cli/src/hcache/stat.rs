@@ -11,15 +11,15 @@ use crate::curve_json::SCHEMA;
 use crate::watch::watch;
 use plimsoll_output::bail_usage;
 
-/// Show what a store holds, for whom, and what more or less capacity would bring.
+/// Show the contents of a store by client, and predictions for other capacities.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     socket: SocketArgs,
-    /// Form of the result
+    /// Output format
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
     output: Format,
-    /// Show it again and again, with rates, until Ctrl-C
+    /// Repeat at this interval, with rates, until Ctrl-C
     #[arg(
         long,
         value_name = "SECONDS",
@@ -28,17 +28,17 @@ pub struct Args {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     watch: Option<u64>,
-    /// Give each client's curve: the hit ratio if its share were of another size
+    /// Show each client's curve: its hit ratio at other sizes of its share
     #[arg(long)]
     curves: bool,
 }
 
-/// Forms of the result.
+/// Output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Columns for a reader
+    /// Columns for people to read
     Table,
-    /// JSON with "schema": 1, an object a line
+    /// JSON with "schema": 1, one object per line
     Json,
     /// OpenMetrics text, for Prometheus
     Metrics,
@@ -60,7 +60,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 fn ask(args: &Args) -> anyhow::Result<Report> {
     let text = plimsoll_ring::stats(&args.socket.socket, TIMEOUT).map_err(told)?;
     let mut report: Report =
-        serde_json::from_str(&text).context("the server says what this program does not know")?;
+        serde_json::from_str(&text).context("unexpected answer of the server")?;
     anyhow::ensure!(
         report.schema == SCHEMA,
         "the server speaks schema {}, this program {SCHEMA}",

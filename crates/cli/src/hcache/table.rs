@@ -54,7 +54,7 @@ fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
     }
     let _ = writeln!(
         text,
-        ", used {} ({}), of it metadata {}",
+        ", used {} ({}), including metadata {}",
         size(store.used_bytes),
         percent(store.used_bytes as f64 / (store.capacity_bytes as f64).max(1.0)),
         size(store.metadata_bytes),

@@ -23,7 +23,7 @@ use crate::experiment::Subject;
 use crate::observe::even_sizes;
 use crate::size::Interval;
 
-/// Trace guests with uniform and Zipf references and hold their curves against the closed forms.
+/// Trace guests with uniform and Zipf references and compare their curves with the closed forms.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Size of the guests' array, in MiB
@@ -35,7 +35,7 @@ pub struct Args {
     /// Length of a period
     #[arg(long, default_value = "20s")]
     period: Interval,
-    /// One page in so many is watched
+    /// Number of pages for which one traced page stands
     #[arg(long, value_delimiter = ',', default_value = "16,64")]
     scales: Vec<u32>,
     /// Pages of the hot set

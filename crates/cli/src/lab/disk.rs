@@ -27,25 +27,25 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(900);
 /// How long a phase waits for us to ask the daemon.
 const PAUSE_MS: u64 = 2000;
 
-/// Run VMs on disks with an exclusive cache: what it brings, what it predicts, and that nothing read is wrong.
+/// Run VMs on disks with an exclusive cache: measure hits and predictions, and verify all data read.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only this part; may be given several times [default: all]
+    /// Only this part; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "NAME")]
     only: Vec<Part>,
-    /// Only these guests; all but prediction, lru and stress take the first [default: all]
+    /// Only these guests; parts other than prediction, lru and stress use the first [default: all]
     #[arg(long, value_enum, value_name = "GUEST")]
     guest: Vec<Kind>,
     /// Only this order of visits [default: all]
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Vec<Order>,
-    /// Rounds that are measured, of as many visits as there are files
+    /// Measured rounds; a round has as many visits as there are files
     #[arg(long, default_value_t = 2)]
     rounds: u32,
     /// Rounds of the stress
     #[arg(long, default_value_t = 40)]
     stress_rounds: u32,
-    /// How often the daemon is killed, and how often QEMU
+    /// Number of kills of the daemon, and of QEMU
     #[arg(long, default_value_t = 50)]
     kills: u32,
 }
@@ -53,23 +53,23 @@ pub struct Args {
 /// A part of the experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Curve of a VM with 3/4 of its memory in the cache against VMs of other sizes without
+    /// Compare the curve of a VM with 3/4 of its memory in the cache with VMs of other sizes without a cache
     Prediction,
-    /// Guest X and cache Y against a guest of X + Y
+    /// Compare guest X and cache Y with a guest of X + Y
     Lru,
-    /// Disk I/O per page asked for, at several splits
+    /// Disk I/O per page requested, at several splits
     Io,
     /// Signed files, each page verified
     Signed,
-    /// Everything a guest does to files, at 1 and 2 CPUs
+    /// All kinds of file operations, with 1 and 2 CPUs
     Stress,
-    /// What happens without each rule of admission
+    /// Effect of leaving out each admission rule
     Ablations,
     /// Daemon and QEMU killed during delayed writes
     Crash,
 }
 
-/// A guest's kernel and how it reclaims.
+/// A guest's kernel and its reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// Linux 6.1, active and inactive lists
@@ -78,7 +78,7 @@ pub(super) enum Kind {
     /// Linux 6.12, active and inactive lists
     #[value(name = "6.12")]
     Classic,
-    /// Linux 6.12, generations
+    /// Linux 6.12, multi-generational LRU
     #[value(name = "6.12-mglru")]
     Generations,
 }
@@ -108,16 +108,16 @@ impl Kind {
     }
 }
 
-/// In which order files are visited.
+/// Order in which files are visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Order {
-    /// One after the other, round and round
+    /// Sequential, repeated
     Sequential,
-    /// Each as likely as any other
+    /// Uniformly random
     Random,
     /// By Zipf's law with exponent 1
     Zipf,
-    /// A tenth ten times as popular as the others
+    /// A tenth of the files ten times as popular as the others
     Class,
 }
 

@@ -43,30 +43,30 @@ const UNBOUND: f64 = 1000.0;
 /// References behind a curve below which there is nothing to decide by.
 const REFERENCES_MIN: u64 = 1000;
 
-/// Divide the memory of three guests by several policies: misses as predicted and as measured.
+/// Allocate the memory of three guests by several policies; compare predicted and measured misses.
 ///
 /// Takes about 20 minutes with emulated guests and the defaults.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Most rise of a VM's misses under isolated sharing; may be given several times [default: 5% and 25%]
+    /// Bound on the increase of a VM's misses under isolated sharing; may be repeated [default: 5% and 25%]
     #[arg(long, value_name = "SHARE")]
     max_loss: Vec<Share>,
-    /// Only this policy; may be given several times [default: all]
+    /// Only this policy; may be repeated [default: all]
     #[arg(long, value_parser = PossibleValuesParser::new(POLICIES.iter().map(|row| row.name)))]
     policy: Vec<String>,
-    /// Let scan run its light background task too
+    /// Run scan's light background task too
     #[arg(long)]
     background: bool,
     /// How long the servers run after a change before they are measured
     #[arg(long, default_value = "90s", value_name = "TIME")]
     warmup: Interval,
-    /// How long they are measured
+    /// Length of each measurement
     #[arg(long, default_value = "60s", value_name = "TIME")]
     measure: Interval,
-    /// How long they are traced through their caches
+    /// How long the VMs are traced through their caches
     #[arg(long, default_value = "120s", value_name = "TIME")]
     trace: Interval,
-    /// Form of the result
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: TextFormat,
 }

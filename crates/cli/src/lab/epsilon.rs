@@ -45,34 +45,34 @@ const COMPLAINTS: [&str; 2] = ["Kernel panic", "Out of memory"];
 /// Letters of a reason.
 const WHY_LETTERS: usize = 160;
 
-/// Find the least memory with which a guest kernel lives, by steps of 5 % (ε of [PRL]).
+/// Find the minimum memory with which a guest kernel survives, in steps of 5 % (ε of [PRL]).
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The kernel, a Linux bzImage; several are compared
+    /// The kernel, a Linux bzImage; may be repeated for a comparison
     #[arg(long, value_name = "VMLINUZ", required = true)]
     kernel: Vec<PathBuf>,
-    /// Its initrd [default: our idle workload, with the modules in the folder `modules` beside the kernel]
+    /// Its initrd [default: our idle workload, with the modules in the directory `modules` beside the kernel]
     #[arg(long, value_name = "FILE", requires = "alive")]
     initrd: Option<PathBuf>,
-    /// What a console line of that initrd holds when the guest has come up
+    /// Text of the console line that shows that the guest has booted
     #[arg(long, value_name = "TEXT", requires = "initrd")]
     alive: Option<String>,
-    /// Memory to begin with
+    /// Initial memory size
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     memory: ByteSize,
-    /// How much less each size has than the one before
+    /// Decrease from one size to the next
     #[arg(long, value_name = "SHARE", default_value = "5%")]
     step: Rate,
-    /// How the memory is taken
+    /// How memory is removed
     #[arg(long, value_enum, default_value_t = Way::Both)]
     way: Way,
-    /// Look for the least size of a new VM by halving, to 1 MiB, instead of by steps
+    /// Find the minimum size of a new VM by bisection, to 1 MiB, instead of in steps
     #[arg(long)]
     bisect: bool,
-    /// How long a guest may take to come up, or to tell that it lives
+    /// Maximum time of a guest to boot, or to show that it is alive
     #[arg(long, value_name = "TIME", default_value = "60s")]
     patience: Interval,
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long,
@@ -90,7 +90,7 @@ enum Way {
     Boot,
     /// The balloon of one VM
     Balloon,
-    /// Both, one after the other
+    /// Both
     Both,
 }
 

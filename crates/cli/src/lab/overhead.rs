@@ -19,7 +19,7 @@ use super::median;
 /// Measure how much slower a guest runs while it is traced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What the guests run, in words of their workload
+    /// Workload of the guests, as keys of plimsoll-workload
     #[arg(long, default_values_t = default_workloads())]
     workload: Vec<String>,
     /// Memory of the guests, in MiB
@@ -28,7 +28,7 @@ pub struct Args {
     /// Pairs of windows
     #[arg(long, default_value_t = 12)]
     pairs: u32,
-    /// Periods in a traced window; the untraced ones are as long
+    /// Periods in a traced window; untraced windows have the same length
     #[arg(long, default_value_t = 1)]
     periods: u32,
     #[command(flatten)]

@@ -26,7 +26,7 @@ use crate::size::{Interval, Rate};
 use super::curves::Law;
 use super::median;
 
-/// Hold presence scans against traps on the same guests, at the same budget.
+/// Compare accessed-page scans with traps on the same guests, at the same budget.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Size of the guests' array, in MiB
@@ -41,7 +41,7 @@ pub struct Args {
     /// Length of a period
     #[arg(long, default_value = "5s")]
     period: Interval,
-    /// Most that either may take of the guest's CPU time
+    /// Maximum share of the guest's CPU time for either
     #[arg(long, default_value = "1%")]
     budget: Rate,
 }

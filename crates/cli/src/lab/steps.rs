@@ -14,7 +14,7 @@ use crate::size::ByteSize;
 
 use super::median;
 
-/// Trace a guest that scans 32, 96, 160, 224, 160, 96, 32 MiB and hold the working set found against that.
+/// Trace a guest that scans 32, 96, 160, 224, 160, 96, 32 MiB and compare the estimated working set with that.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// How long the guest stays at each size, in periods

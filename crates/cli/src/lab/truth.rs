@@ -31,10 +31,10 @@ use plimsoll_output::{Format, OutputArgs};
 /// Pages that a vCPU used last, whose references are not told.
 const FILTER_PAGES: u32 = 64;
 
-/// Trace guests whose every reference is known, and hold the curves against that.
+/// Trace guests whose full reference trace is recorded, and compare the curves.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What the guests run, in words of their workload
+    /// Workload of the guests, as keys of plimsoll-workload
     #[arg(long, default_values_t = default_workloads())]
     workload: Vec<String>,
     /// Memory of the guests, in MiB
@@ -46,7 +46,7 @@ pub struct Args {
     /// Length of a period
     #[arg(long, default_value = "10s")]
     period: Interval,
-    /// One page in so many is watched
+    /// Number of pages for which one traced page stands
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,128")]
     scales: Vec<u32>,
     /// Pages of the hot set

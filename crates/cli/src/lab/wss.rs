@@ -29,13 +29,13 @@ const DRAINS: [u32; 4] = [1, 3, 10, 100];
 /// Entries of a logging buffer, for the same table; [PRL] table 1 has these two.
 const BUFFERS: [u32; 2] = [512, 1024];
 
-/// Run array programs under the page-log plugin and hold every estimator against the arrays' sizes.
+/// Run array programs under the page-log plugin and compare every estimator with the sizes of the arrays.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Sizes of the array, in MB of 10^6 bytes
     #[arg(long, value_delimiter = ',', default_value = "100,400")]
     mb: Vec<u64>,
-    /// Which pass writes: R and W, by turns or in two parts
+    /// Which passes read (R) and write (W), alternating or in two halves
     #[arg(
         long,
         value_enum,
@@ -46,17 +46,17 @@ pub struct Args {
     /// Length of an interval, in million instructions
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     interval: u64,
-    /// How long each half of a program lasts at least, for each 100 MB
+    /// Minimum time of each half of a program, per 100 MB
     #[arg(long, default_value = "20s")]
     half: Interval,
-    /// Keep the logs in this folder
+    /// Keep the logs in this directory
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// In which order an array's pages are read and written.
+/// Order of reads and writes of an array's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Order {
     /// Every second pass writes

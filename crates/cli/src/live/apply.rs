@@ -6,9 +6,9 @@ use plimsoll_protocol::client::Client;
 
 use super::decisions::{ChoiceArgs, carry_out};
 
-/// Carry out what the daemon proposes.
+/// Carry out the daemon's proposal.
 ///
-/// Ends with 4 if a promise or a floor forbids it by now (nothing is moved), with 5 if only a part was done.
+/// The exit code is 4 if a VM's limit or minimum size now forbids it (nothing is moved), 5 if it was done only partly.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -14,10 +14,10 @@ use plimsoll_output::printable;
 /// Letters of the longest name that is looked at as one that may have been meant.
 const NAME_LETTERS_MAX: usize = 256;
 
-/// Where the daemon is.
+/// Connection to the daemon.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SocketArg {
-    /// The daemon's socket [default: /run/plimsoll/plimsolld.sock; who may not open it looks through
+    /// The daemon's socket [default: /run/plimsoll/plimsolld.sock, or, without access to it, the read-only
     /// plimsolld-ro.sock beside it]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,

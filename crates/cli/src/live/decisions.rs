@@ -19,18 +19,18 @@ use plimsoll_output::{printable, stop_flag};
 /// How often a decision that is being waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What `apply` and `rollback` take alike.
+/// Options shared by `apply` and `rollback`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ChoiceArgs {
     #[command(flatten)]
     socket: SocketArg,
-    /// Number of the decision meant [default: the newest that can be]
+    /// Number of the decision [default: the newest possible one]
     #[arg(long, value_name = "N")]
     decision: Option<u64>,
-    /// Wait until memory was moved and the result was measured
+    /// Wait until memory has been moved and the result has been measured
     #[arg(long)]
     wait: bool,
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long,
@@ -83,7 +83,7 @@ fn wait(daemon: &Daemon, mut decision: Decision) -> anyhow::Result<Decision> {
         }
         let id = decision.id;
         decision = daemon.ask(|client| client.decision(id)).map_err(|error| {
-            error.context(format!("decision {id} was begun, its end is not known"))
+            error.context(format!("decision {id} was started; its outcome is unknown"))
         })?;
     }
     Ok(decision)
@@ -112,7 +112,7 @@ fn outcome(decision: &Decision) -> anyhow::Result<()> {
         .into()),
         State::Failed => bail!("decision {id} failed: nothing was moved"),
         State::RolledBack => {
-            bail!("decision {id} was taken back: the VMs get what they had before")
+            bail!("decision {id} was rolled back: the VMs return to their previous sizes")
         }
         State::Superseded => bail!("decision {id} was not carried out: a newer one took its place"),
         State::Proposed | State::Moving | State::Checking | State::Kept => Ok(()),

@@ -10,13 +10,13 @@ use super::decisions::{csv, text};
 use super::{Daemon, Form, LookArgs, write_json};
 use plimsoll_output::printable;
 
-/// Tell what was decided of a VM, why, and what came of it: predicted beside measured, newest first.
+/// Explain decisions about a VM: reasons, predictions and measured results, newest first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name of the VM
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
-    /// Most decisions to tell of
+    /// Maximum number of decisions
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
     #[command(flatten)]

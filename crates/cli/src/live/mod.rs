@@ -36,10 +36,10 @@ use std::io::Write;
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// Forms of a result without a picture.
+/// Output formats without a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Form {
-    /// Columns and sentences for a reader
+    /// Columns and sentences for people to read
     #[default]
     Table,
     /// Comma-separated values with a header line; sizes in bytes
@@ -48,12 +48,12 @@ pub enum Form {
     Json,
 }
 
-/// Where the daemon is, and in which form its answer is written.
+/// Connection to the daemon, and output format.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LookArgs {
     #[command(flatten)]
     socket: SocketArg,
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long,

@@ -6,9 +6,9 @@ use plimsoll_protocol::client::Client;
 
 use super::{Daemon, SocketArg};
 
-/// Have nothing moved from now on; a move under way stops where it is.
+/// Stop all moves; a move in progress stops where it is.
 ///
-/// VMs are traced and shown as before, until `plimsoll resume`.
+/// VMs are still traced and shown. `plimsoll resume` ends the pause.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

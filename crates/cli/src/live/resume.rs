@@ -6,7 +6,7 @@ use plimsoll_protocol::client::Client;
 
 use super::{Daemon, SocketArg};
 
-/// Let the daemon move memory again, as far as its mode lets it.
+/// Allow the daemon to move memory again, within its mode.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

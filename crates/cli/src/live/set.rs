@@ -11,34 +11,34 @@ use super::{Daemon, Form, LookArgs, write_json};
 use crate::size::ByteSize;
 use plimsoll_output::{bail_usage, csv, printable};
 
-/// Change what a VM is promised; what is not named stays as it is.
+/// Change a VM's limits; options that are not given stay unchanged.
 ///
-/// Changes made here stand above the configuration until --reset. What a VM has is not moved at once: the next
-/// decision keeps to them. Ends with 4 if the host cannot keep such a promise beside the others.
+/// Changes take precedence over the configuration until --reset. The VM is not resized at once: the next
+/// decision obeys them. The exit code is 4 if the host cannot satisfy them together with the other VMs' limits.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name of the VM
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
-    /// It never gets less
+    /// Minimum size
     #[arg(long, value_name = "SIZE")]
     min: Option<ByteSize>,
-    /// It never gets more
+    /// Maximum size
     #[arg(long, value_name = "SIZE")]
     max: Option<ByteSize>,
-    /// Size that its misses are measured by
+    /// Baseline: size against which its misses are compared
     #[arg(long, value_name = "SIZE")]
     baseline: Option<ByteSize>,
-    /// Its proportional right to memory, 1 or more
+    /// Weight in proportional sharing, 1 or more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     shares: Option<u32>,
-    /// Most rise of its misses over those at the baseline, such as 5% or 0.05
+    /// Bound on the increase of its misses relative to the baseline, such as 5% or 0.05
     #[arg(long, value_name = "SHARE", value_parser = loss)]
     max_loss: Option<f64>,
-    /// Whether the daemon may move it at all
+    /// Whether the daemon may resize it
     #[arg(long, value_enum)]
     managed: Option<YesNo>,
-    /// Go back to the configuration first
+    /// Restore the configured settings first
     #[arg(long)]
     reset: bool,
     #[command(flatten)]

@@ -22,9 +22,9 @@ const CURVE_LINES: u64 = 12;
 /// Letters of a bar for a ratio of 1.
 const BAR_LETTERS: f64 = 24.0;
 
-/// Tell all that is known of a VM: memory, promise, misses, tracing, balloon, cache and its curve.
+/// Show everything about a VM: memory, limits, misses, tracing, balloon, cache and curve.
 ///
-/// With -o csv the curve alone.
+/// With -o csv, only the curve.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name of the VM

@@ -10,7 +10,7 @@ use super::words::{
 use super::{Daemon, Form, LookArgs, write_json};
 use plimsoll_output::{Columns, Side, csv, duration, printable};
 
-/// List the VMs: how each stands with its promise, what it has, uses and could give.
+/// List the VMs: status, size, working set and reclaimable memory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

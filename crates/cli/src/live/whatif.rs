@@ -12,16 +12,16 @@ use crate::size::ByteSize;
 use plimsoll_output::exit::Forbidden;
 use plimsoll_output::{Columns, Side, bail_usage, csv, printable};
 
-/// Tell what a VM would miss at another size, or how a host with less (or more) memory would be divided.
+/// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
 ///
-/// Nothing is changed. Ends with 4 if the promises could not be kept with so little.
+/// Nothing is changed. The exit code is 4 if the limits could not be kept.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("question").required(true).args(["size", "host_loses", "host_gains"]))]
 pub struct Args {
     /// Name of the VM
     #[arg(requires = "size", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: Option<String>,
-    /// The VM's size, its own memory and its cache together
+    /// The VM's size: guest memory plus cache
     #[arg(long, value_name = "SIZE", requires = "vm")]
     size: Option<ByteSize>,
     /// Memory that the host would lose

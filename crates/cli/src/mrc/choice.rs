@@ -15,28 +15,28 @@ use crate::size::Rate;
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{bail_usage, grouped};
 
-/// How the curve is found.
+/// Estimator of the curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Algorithm {
     /// Exact stack distances
     Lru,
-    /// Exact distances of a share of the pages, scaled up
+    /// Exact distances of a sample of the pages, scaled up
     Shards,
-    /// The same with a bound on the pages kept
+    /// SHARDS with a fixed maximum number of pages
     ShardsMax,
-    /// Reuse times turned into distances, of all references or of a sample
+    /// Average eviction time: distances from reuse times, of all references or of a sample
     Aet,
-    /// Distances from how fast HyperLogLog counters grow
+    /// Distances from the growth of HyperLogLog counters
     CounterStacks,
-    /// Average footprint of all windows, and its slope
+    /// Slope of the average footprint of all windows
     Footprint,
-    /// A memory of --direct pages and the identities of what it evicts
+    /// A memory of --direct pages and a ghost list of the pages it evicts
     Ghost,
-    /// Every one of them, compared
+    /// All estimators, compared
     All,
 }
 
-/// What a sample is drawn from.
+/// Unit of sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Unit {
     /// Single references, at random
@@ -46,37 +46,37 @@ pub enum Unit {
     Pages,
 }
 
-/// Options that choose and set an estimator. Flatten them into a verb's `Args`.
+/// Options of the estimators. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct EstimatorArgs {
-    /// How the curve is found
+    /// Estimator of the curve
     #[arg(long, value_enum, default_value_t = Algorithm::Lru)]
     estimator: Algorithm,
     /// Share to sample: of pages for shards, of references or pages for aet [default: shards 1/100, aet 1]
     #[arg(long)]
     rate: Option<Rate>,
-    /// What aet samples at --rate
+    /// Unit that aet samples at --rate
     #[arg(long, value_enum, requires = "rate")]
     sample: Option<Unit>,
-    /// Most pages that shards-max keeps [default: 8192]
+    /// Maximum number of pages of shards-max [default: 8192]
     #[arg(long, value_name = "N")]
     max_samples: Option<NonZeroUsize>,
     /// Threads of lru [default: 1]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// References that one counter of counter-stacks begins with [default: 4096]
+    /// References per new counter of counter-stacks [default: 4096]
     #[arg(long, value_name = "N")]
     interval: Option<u32>,
-    /// Record the counters of counter-stacks in this file, for curves of any --window later
+    /// Record the counters of counter-stacks in this file, for later curves of any --window
     #[arg(long, value_name = "FILE")]
     stream: Option<PathBuf>,
-    /// Memory in front of the ghost: pages, or bytes with a unit
+    /// Memory in front of the ghost list: pages, or bytes with a unit
     #[arg(long, value_name = "SIZE")]
     direct: Option<CurveSize>,
-    /// Pages that the ghost remembers, or bytes with a unit [default: 1M pages]
+    /// Capacity of the ghost list: pages, or bytes with a unit [default: 1M pages]
     #[arg(long, value_name = "SIZE")]
     ghost: Option<CurveSize>,
-    /// Seed of the sampling
+    /// Random seed of the sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
@@ -175,7 +175,7 @@ impl EstimatorArgs {
     /// Refuses options that the estimator asked for does not take.
     fn check(&self) -> anyhow::Result<()> {
         if self.rate.is_some() && self.estimator == Algorithm::Lru {
-            bail_usage!("--rate: lru looks at every reference; shards and aet sample");
+            bail_usage!("--rate: lru uses every reference; only shards and aet sample");
         }
         if self.stream.is_some() && self.is_all() {
             bail_usage!("--stream: record with --estimator counter-stacks alone");
@@ -255,7 +255,7 @@ impl EstimatorArgs {
     fn ghost(&self, page_size: PageSize) -> anyhow::Result<Contestant> {
         let Some(direct) = self.direct else {
             bail_usage!(
-                "--estimator ghost: say with --direct SIZE how large the memory in front of it is"
+                "--estimator ghost requires --direct SIZE, the size of the memory in front of it"
             );
         };
         let direct = direct.to_pages(page_size);

@@ -37,16 +37,16 @@ pub struct Args {
     trace: TraceArgs,
     #[command(flatten)]
     estimator: EstimatorArgs,
-    /// Compare with the exact curve: error, speed and memory of the estimator, or of all
+    /// Compare with the exact curve: error, speed and memory of the estimator, or of all of them
     #[arg(long)]
     compare: bool,
-    /// Give the curve of this part of a recorded stream of counters: FROM..TO, in references
+    /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references
     #[arg(long, value_name = "WINDOW")]
     window: Option<recorded::Window>,
-    /// Most points to give, set where the curve moves [default: 20 in a table, else 1000]
+    /// Maximum number of points, placed where the curve changes [default: 20 in a table, else 1000]
     #[arg(long, conflicts_with = "sizes", value_name = "N")]
     points: Option<NonZeroUsize>,
-    /// Give the ratio at exactly these sizes: pages, or bytes with a unit (1000,512M)
+    /// Print the ratio at exactly these sizes: pages, or bytes with a unit (1000,512M)
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     sizes: Vec<CurveSize>,
     #[command(flatten)]

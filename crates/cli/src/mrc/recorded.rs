@@ -80,7 +80,7 @@ pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> 
     let path = args.trace.trace.display();
     if !args.estimator.is_default() || args.compare {
         bail_usage!(
-            "'{path}' is a record of counters, which holds no trace: leave out the options of estimators"
+            "'{path}' is a record of counters, not a trace: omit the options of estimators"
         );
     }
     if stream.lost_bytes() > 0 {
@@ -90,7 +90,7 @@ pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> 
             stream.references()
         );
     } else if !stream.is_finished() {
-        eprintln!("plimsoll: '{path}' was not finished: what came last is roughly counted");
+        eprintln!("plimsoll: '{path}' is incomplete: its end is counted approximately");
     }
     let window = args.window.unwrap_or(Window { from: 0, to: None });
     let Range { start, end } = window.from..window.to.unwrap_or(stream.references());

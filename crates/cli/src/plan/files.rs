@@ -139,7 +139,7 @@ pub(super) fn read_inputs(path: &Path) -> anyhow::Result<PlanInputs> {
         (Some(inputs), 0) => Ok(inputs),
         (None, _) => bail!("'{}' is empty", name(path)),
         (Some(_), others) => bail!(
-            "'{}' has the inputs of {} decisions: give one",
+            "'{}' contains the inputs of {} decisions: select one",
             name(path),
             others + 1
         ),

@@ -45,7 +45,7 @@ pub struct Args {
     /// Bound on the rise of each VM's misses over those at its baseline
     #[arg(long, default_value = "5%", value_name = "SHARE")]
     max_loss: Share,
-    /// Sizes are multiples of this
+    /// Granularity of sizes
     #[arg(long, default_value = "4MiB", value_name = "SIZE")]
     unit: ByteSize,
     /// Largest change of a VM's size [default: no limit]

@@ -15,7 +15,7 @@ pub(super) enum OptionError {
     #[error("'{0}' is not of the form NAME:KEY=VALUE,KEY=VALUE")]
     Form(String),
     /// Not a key.
-    #[error("'{0}' is none of min, max, shares, max-loss, baseline, current and working-set")]
+    #[error("'{0}' is not one of min, max, shares, max-loss, baseline, current and working-set")]
     Key(String),
     /// A key twice.
     #[error("{0} is given twice")]

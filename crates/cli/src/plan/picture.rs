@@ -78,7 +78,7 @@ pub(super) fn svg(
         row_top += row.iter().map(|chart| height_of(chart)).fold(0.0, f64::max) + GAP;
     }
     let title = format!(
-        "{} divided among {}",
+        "{} allocated to {}",
         size(plan.total_bytes),
         counted(demands.len(), "VM")
     );

@@ -30,30 +30,30 @@ use report::Report;
 
 /// Estimate the working set in a page log or a trace.
 ///
-/// FILE is a page log (`plimsoll run --page-log`) or a trace in any format of `plimsoll mrc`. Every estimator sees the
-/// same run, and its figure stands beside the pages that were really touched.
+/// FILE is a page log (`plimsoll run --page-log`) or a trace in any format of `plimsoll mrc`. Every estimator reads the
+/// same run, and its result is compared with the pages that were really accessed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     trace: TraceArgs,
     #[command(flatten)]
     estimator: EstimatorArgs,
-    /// References of an interval of a trace; a page log has its own [default: 1000000]
+    /// Length of an interval of a trace, in references; a page log has its own [default: 1000000]
     #[arg(long, visible_alias = "mu", value_name = "N")]
     interval: Option<NonZeroU64>,
-    /// TLB that a trace goes through, ENTRIESxWAYS [default: 64x4]
+    /// TLB of the model for traces, ENTRIESxWAYS [default: 64x4]
     #[arg(long, value_name = "SHAPE")]
     tlb: Option<TlbShape>,
     /// Second level of that TLB [default: none]
     #[arg(long, value_name = "SHAPE")]
     tlb2: Option<TlbShape>,
-    /// Memory of the VM that made a trace, for esx: pages, or bytes with a unit
+    /// Memory size of the VM that made a trace, for esx: pages, or bytes with a unit
     #[arg(long, value_name = "SIZE")]
     memory: Option<CurveSize>,
-    /// Look at all of a page log, not only at what lies between the guest's marks
+    /// Analyse the whole page log, not only the part between the guest's marks
     #[arg(long)]
     whole: bool,
-    /// Give what each interval ended with instead of what was found in all (table, csv)
+    /// Show the state at the end of each interval instead of the final results (table, csv)
     #[arg(long)]
     steps: bool,
     #[command(flatten)]
@@ -115,7 +115,7 @@ impl Args {
             (self.trace.format.is_some(), "--format"),
         ] {
             if given {
-                bail_usage!("{option}: '{path}' is a page log, which says that itself");
+                bail_usage!("{option}: '{path}' is a page log, which contains that itself");
             }
         }
         let mut log = LogReader::open(&self.trace.trace)?;

@@ -9,54 +9,54 @@ use plimsoll_pagelog::machine::{Config, CostModel, Mode};
 
 use crate::size::{ByteSize, Share};
 
-/// How the working set is found.
+/// Working-set estimators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Method {
-    /// Pages logged often by page reference logging
+    /// Page reference logging: pages logged often
     Prl,
-    /// Pages logged by page modification logging
+    /// Page modification logging: pages logged
     Pml,
     /// VMware's sampling of random pages
     Esx,
-    /// Where the miss-ratio curve comes to 5 %
+    /// Size at which the miss-ratio curve reaches 5 %
     Mrc,
-    /// Pages really touched
+    /// Pages really accessed
     Truth,
-    /// Every one of them
+    /// All of them
     All,
 }
 
-/// Options that choose and set estimators and their logging buffers. Flatten them into a verb's `Args`.
+/// Options of the estimators and their logging buffers. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct EstimatorArgs {
-    /// How the working set is found
+    /// Working-set estimator
     #[arg(long, value_enum, default_value_t = Method::All)]
     estimator: Method,
-    /// prl: times a page is logged before it is hot
+    /// prl: number of times a page is logged until it is hot (τ)
     #[arg(long, default_value = "50", value_name = "N")]
     tau: NonZeroU32,
-    /// prl, pml: intervals that the figure must stand still
+    /// prl, pml: number of intervals without change after which the estimate is settled (ω)
     #[arg(long, default_value = "4", value_name = "N")]
     omega: NonZeroU16,
-    /// prl: share of the pages logged within omega intervals that must be hot before it settles
+    /// prl: share of the pages logged within omega intervals that must be hot before the estimate settles
     #[arg(long, default_value = "10%", value_name = "SHARE")]
     warm_up: Share,
-    /// prl, pml: growth within omega intervals that counts as none; 0 is the paper's rule
+    /// prl, pml: growth within omega intervals that is ignored; 0 is the paper's rule
     #[arg(long, default_value = "0.1%", value_name = "SHARE")]
     tolerance: Share,
-    /// prl: what the guest's kernel needs besides; added to what is found
+    /// prl: additional need of the guest's kernel (ε), added to the estimate
     #[arg(long, default_value = "0", value_name = "SIZE")]
     epsilon: ByteSize,
     /// esx: pages sampled in each interval
     #[arg(long, default_value = "100", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample_pages: u32,
-    /// esx: seed of the sampling
+    /// esx: random seed of the sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Truth: intervals that a working set looks back
+    /// Truth: window in intervals
     #[arg(long, default_value = "4", value_name = "N")]
     window: NonZeroU16,
-    /// Truth: of them, those in which a page must have been touched
+    /// Truth: number of these intervals in which a page must have been accessed
     #[arg(long, default_value = "1", value_name = "N")]
     times: NonZeroU16,
     /// prl, pml: entries of a logging buffer
@@ -66,7 +66,7 @@ pub struct EstimatorArgs {
     costs: CostArgs,
 }
 
-/// What logging costs, in cycles.
+/// Costs of logging, in cycles.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Costs of logging, in cycles")]
 struct CostArgs {
@@ -76,13 +76,13 @@ struct CostArgs {
     /// A VM exit (pml) [default: 2000]
     #[arg(long, value_name = "N")]
     exit_cost: Option<u32>,
-    /// The interrupt's way to the host's CPU (prl) [default: 2000; of a trace 0]
+    /// Latency of the interrupt to the host's CPU (prl) [default: 2000; for a trace 0]
     #[arg(long, value_name = "N")]
     latency_cost: Option<u32>,
-    /// The interrupt's handler, but for what it drains (prl) [default: 3000; of a trace 0]
+    /// The interrupt's handler, without draining (prl) [default: 3000; for a trace 0]
     #[arg(long, value_name = "N")]
     interrupt_cost: Option<u32>,
-    /// Draining an entry of a buffer [default: 20; of a trace 0]
+    /// Draining an entry of a buffer [default: 40; for a trace 0]
     #[arg(long, value_name = "N")]
     drain_cost: Option<u32>,
 }

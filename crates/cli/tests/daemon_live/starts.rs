@@ -35,14 +35,14 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
         let place = Place::new();
         let daemon = place.start("");
         let refused = |said: &str, word: &str| assert!(said.contains(word), "{said}");
-        refused(&place.refused(), "another plimsolld holds this history");
+        refused(&place.refused(), "another plimsolld has this history open");
         place.configure("[history]\nfile = \"none\"\n");
         refused(&place.refused(), "another plimsolld serves there");
         place.configure(&format!(
             "[serve]\nsocket = \"{}\"\n",
             place.path("other").display()
         ));
-        refused(&place.refused(), "another plimsolld holds this history");
+        refused(&place.refused(), "another plimsolld has this history open");
         daemon.pass_turns(2);
         let (status, _) = daemon.end_by("INT");
         assert_eq!(status.code(), Some(0));

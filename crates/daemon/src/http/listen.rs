@@ -46,7 +46,7 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// A group that the system does not know.
-    #[error("{} is to be served to the group {group:?}, which does not exist", path.display())]
+    #[error("{}: the group {group:?} does not exist", path.display())]
     NoGroup {
         /// The socket.
         path: PathBuf,
@@ -64,8 +64,8 @@ pub enum ServeError {
     },
     /// TCP for everybody.
     #[error(
-        "TCP at {listen} needs a token (token_file) or certificates of clients (client_ca); only on a loopback address \
-         and read-only can it go without"
+        "TCP at {listen} requires a token (token_file) or client certificates (client_ca), except on a loopback address \
+         with read_only = true"
     )]
     Open {
         /// The address.

@@ -72,19 +72,19 @@ impl Default for CounterStacksOptions {
 #[non_exhaustive]
 pub enum CounterStacksError {
     /// Registers too few to count with or too many to keep.
-    #[error("a precision of {precision} is not from 4 to 18")]
+    #[error("the precision must be from 4 to 18; got {precision}")]
     Precision {
         /// The precision that was asked for.
         precision: u32,
     },
     /// No interval, or one too long to be exact in.
-    #[error("an interval of {interval} references is not from 1 to 2^20")]
+    #[error("the interval must be from 1 to 2^20 references; got {interval}")]
     Interval {
         /// The interval that was asked for, in references.
         interval: u32,
     },
     /// A share there is not, or so large that too little is left.
-    #[error("a delta of {delta} is not from 0 to 0.5")]
+    #[error("delta must be from 0 to 0.5; got {delta}")]
     Delta {
         /// The share that was asked for.
         delta: f64,

@@ -64,16 +64,16 @@ pub enum StreamError {
     #[error("cannot read the recorded stream")]
     Read(#[source] io::Error),
     /// Something else, or damaged in its first bytes.
-    #[error("this is no recorded counter stream, or its header is damaged")]
+    #[error("this is not a recorded counter stream, or its header is damaged")]
     NoStream,
     /// Recorded by a later version of this program.
-    #[error("the recorded stream is of version {version}; {VERSION} can be read")]
+    #[error("the recorded stream has version {version}; only version {VERSION} is supported")]
     Version {
         /// The version it says it is.
         version: u32,
     },
     /// Recorded with options that there are not.
-    #[error("the recorded stream's options are impossible")]
+    #[error("the recorded stream's options are invalid")]
     Options(#[source] CounterStacksError),
     /// A window is cut at interval borders, or at the stream's end.
     #[error("a window cannot begin or end at reference {at}, inside an interval of {interval}")]

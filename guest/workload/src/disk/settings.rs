@@ -44,7 +44,7 @@ pub enum Work {
     Io(Io),
 }
 
-/// In which order files are visited.
+/// Order in which files are visited.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Order {
     Sequential,

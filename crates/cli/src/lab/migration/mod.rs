@@ -43,13 +43,13 @@ const PAPER: [(f64, f64, f64); 4] = [
     (100.0, 0.95, 0.98),
 ];
 
-/// Copy running VMs with each way of tracking written pages: the guest's speed, rounds, pages, time.
+/// Copy running VMs with each method of tracking written pages: guest speed, rounds, pages, time.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only this subject [default: both]
     #[arg(long, value_enum)]
     only: Option<Subject>,
-    /// Share of operations that write; may be given several times [default: 0, 50%, 80%, 100%]
+    /// Share of operations that write; may be repeated [default: 0, 50%, 80%, 100%]
     #[arg(long, value_name = "SHARE")]
     write: Vec<Share>,
     /// The machine's array [default: 400MiB, or a quarter of the free memory]
@@ -61,23 +61,23 @@ pub struct Args {
     /// How long the guest's speed is measured before each copy
     #[arg(long, value_name = "TIME", default_value = "1s")]
     window: Interval,
-    /// Copies of each kind; the median is told
+    /// Copies of each kind; the median is reported
     #[arg(long, value_name = "N", default_value_t = 2)]
     repeats: u32,
     /// Entries of the machine's dirty ring, a power of two from 1024
     #[arg(long, value_name = "N", default_value_t = 16384)]
     ring_entries: u32,
-    /// Form of the result
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t, value_name = "FORMAT")]
     output: Form,
 }
 
-/// What is copied.
+/// Subject of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// A tiny machine under KVM, by our trackers
+    /// A minimal machine under KVM, with our trackers
     Machine,
-    /// A guest under QEMU, by QEMU
+    /// A guest under QEMU, copied by QEMU
     Qemu,
 }
 

@@ -13,29 +13,29 @@ use crate::curve_json::SCHEMA;
 use crate::size::{ByteSize, Interval, Rate};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, bail_usage, csv, printable, stop_flag};
 
-/// How the VM is asked. Only with --compare.
+/// Options of the comparison. Only with --compare.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "With --compare")]
 pub struct HowArgs {
     /// Length of a round
     #[arg(long, value_name = "TIME", default_value = "30s", requires = "compare")]
     interval: Interval,
-    /// Rounds of each way
+    /// Rounds of each estimator
     #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Most that tracing or scanning may take of the VM's CPU time
+    /// Maximum share of the VM's CPU time for tracing or scanning
     #[arg(long, value_name = "SHARE", default_value = "1%", requires = "compare")]
     budget: Rate,
-    /// Pages of a sample
+    /// Number of pages in a sample
     #[arg(long, value_name = "N", default_value_t = 100, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample: u32,
-    /// Take the VM's memory by its balloon until it misses some, as Zballoond does; then give all back
+    /// Shrink the VM by its balloon until it refaults, as Zballoond does; then restore its size
     #[arg(long, requires = "compare")]
     shrink: bool,
-    /// How long the VM is watched at each size
+    /// How long the VM is observed at each size
     #[arg(long, value_name = "TIME", default_value = "5s", requires = "shrink")]
     shrink_step: Interval,
-    /// Smallest size the VM may be given
+    /// Smallest size to which the VM may be shrunk
     #[arg(
         long,
         value_name = "SIZE",
@@ -43,7 +43,7 @@ pub struct HowArgs {
         requires = "shrink"
     )]
     shrink_floor: ByteSize,
-    /// File that gets the console of a guest of ours: tells its memory, and the truth
+    /// Console log of a guest running plimsoll-workload, with its memory statistics and the true working set
     #[arg(long, value_name = "FILE", requires = "compare")]
     console: Option<PathBuf>,
     /// Page log of this VM (`plimsoll run --page-log`)
@@ -52,10 +52,10 @@ pub struct HowArgs {
     /// Admin socket of the daemon under its disk [default: the one beside the disk's socket]
     #[arg(long, value_name = "SOCKET", requires = "compare")]
     disk: Option<PathBuf>,
-    /// The working set, if it is known [default: what the console tells]
+    /// The true working set, if known [default: from the console log]
     #[arg(long, value_name = "SIZE", requires = "compare")]
     truth: Option<ByteSize>,
-    /// What the guest's kernel needs (`plimsoll lab epsilon`); sizes of the whole VM are held against the truth and this
+    /// Need of the guest's kernel (`plimsoll lab epsilon`); sizes of the whole VM are compared with the truth plus this
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "compare")]
     epsilon: ByteSize,
 }

@@ -17,7 +17,7 @@ const LINES: usize = 40;
 /// From idle to busiest.
 const SHADES: [char; 5] = [' ', '░', '▒', '▓', '█'];
 
-/// Where in its RAM a VM is busy: time from top to bottom (in pictures from bottom to top), addresses from left to right.
+/// Activity by region of a VM's RAM: time from top to bottom (in pictures from bottom to top), addresses from left to right.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

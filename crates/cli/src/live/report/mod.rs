@@ -14,8 +14,8 @@ use clap::builder::NonEmptyStringValueParser;
 
 use super::{Daemon, SocketArg};
 
-/// Figures of a VM, or of all: its curve, its working set over time, where it is busy, the size that is right for
-/// it, what tracing costs and may have missed.
+/// Reports on a VM, or on all of them: curve, working set over time, activity by region of RAM, the right size,
+/// cost of tracing and possible losses.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,10 +31,10 @@ enum Report {
     Overhead(overhead::Args),
 }
 
-/// Of which VM, and where the daemon is.
+/// VM and connection to the daemon.
 #[derive(Debug, Clone, clap::Args)]
 struct OfVm {
-    /// Name of the VM [default: all of them]
+    /// Name of the VM [default: all]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     vm: Option<String>,
     #[command(flatten)]

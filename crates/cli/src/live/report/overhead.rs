@@ -12,12 +12,12 @@ use super::super::{Form, write_json};
 use super::OfVm;
 use plimsoll_output::{Columns, Side, csv, printable, short};
 
-/// What tracing costs, and how far its figures may be trusted: losses, ages, references behind the curves.
+/// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     of: OfVm,
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long,

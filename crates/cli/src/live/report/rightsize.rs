@@ -11,12 +11,12 @@ use super::super::{Form, write_json};
 use super::OfVm;
 use plimsoll_output::{Columns, Side, csv, printable};
 
-/// The least size that keeps each VM's promise, and what it would save.
+/// Smallest size of each VM within its max_loss, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     of: OfVm,
-    /// Form of the result
+    /// Output format
     #[arg(
         short = 'o',
         long,

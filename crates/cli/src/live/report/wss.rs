@@ -15,18 +15,18 @@ use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
 const TABLE_POINTS: u16 = 24;
 const POINTS: u16 = 500;
 
-/// Working sets over time, beside what the VMs had and missed; or one VM's, by every way there is.
+/// Working sets over time, with sizes and misses; or, with --compare, one VM's by every available estimator.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     of: OfVm,
-    /// How far back
+    /// Period covered
     #[arg(long, value_name = "TIME", default_value = "1h")]
     since: Interval,
-    /// Most moments of each VM, at most 2000 [default: 24 in a table, else 500]
+    /// Maximum number of points in time per VM, at most 2000 [default: 24 in a table, else 500]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     points: Option<u16>,
-    /// Ask the VM itself now, by every way there is, without the daemon: what each finds, costs and takes
+    /// Measure the running VM now by every available estimator, without the daemon: results, costs and times
     #[arg(long, requires = "vm", conflicts_with_all = ["since", "points", "socket"])]
     compare: bool,
     #[command(flatten)]

@@ -36,12 +36,12 @@ const HISTORY_POINTS: usize = 120;
 /// Decisions in the log.
 const DECISIONS: usize = 20;
 
-/// Show the host and its VMs live: who is safe, tight or violating, curves, history and what is decided.
+/// Show the host and its VMs live: status, curves, history and decisions.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     socket: SocketArg,
-    /// Write one frame as text and end
+    /// Print one frame as text and exit
     #[arg(long)]
     once: bool,
 }
