@@ -87,7 +87,8 @@ fn tlb_page(text: &str) -> Result<u64, String> {
 
 /// Reads a number of instructions, as `10M`.
 fn instructions(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}': expected a number of at least 1000, such as 50000, 500K, 10M or 1G");
+    let wrong =
+        || format!("'{text}': expected a number of at least 1000, such as 50000, 500K, 10M or 1G");
     let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
         Some(digits) => (digits, &text[digits.len()..]),
         None => (text, ""),

@@ -215,7 +215,12 @@ fn daemon_arguments(
         .create(&folder);
     let folder = made
         .and_then(|()| fs::canonicalize(&folder))
-        .with_context(|| format!("cannot create the directory {}: see --state", folder.display()))?;
+        .with_context(|| {
+            format!(
+                "cannot create the directory {}: see --state",
+                folder.display()
+            )
+        })?;
     let socket = |name: &str| -> anyhow::Result<String> {
         let path = folder.join(name);
         match path.into_os_string().into_string() {
@@ -351,7 +356,9 @@ impl<'a> Daemon<'a> {
     /// Lets it write back and end.
     fn end(self) -> anyhow::Result<()> {
         let State::Runs { mut child, .. } = self.state else {
-            anyhow::bail!("the disk daemon has died; delayed writes, if any, are in its state directory");
+            anyhow::bail!(
+                "the disk daemon has died; delayed writes, if any, are in its state directory"
+            );
         };
         signal(&child, Signal::TERM);
         let status = child.wait()?;

@@ -499,7 +499,10 @@ mod tests {
         let back = trace(&["convert", "--from", "oracle-general", &renamed, "-"]).unwrap();
         assert_eq!(back, ids);
         let again = usage_error(&["convert", &csv, &csv]);
-        assert_eq!(again, "input and output of a conversion must be different files");
+        assert_eq!(
+            again,
+            "input and output of a conversion must be different files"
+        );
     }
 
     #[test]

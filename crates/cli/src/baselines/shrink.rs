@@ -192,8 +192,7 @@ pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
     };
     subject.go(way, |answer| {
         let options = subject.options.shrink;
-        let options =
-            options.context("it takes memory from the VM, so it requires --shrink")?;
+        let options = options.context("it takes memory from the VM, so it requires --shrink")?;
         ensure!(!subject.stopped(), "stopped");
         let mut vm = Borrowed::from(subject.vm)?;
         let found = shrink(subject, &mut vm, options.step, options.floor_bytes, answer);
@@ -262,7 +261,8 @@ fn shrink(
         let wanted = wanted.to_bytes(PageSize::FOUR_KIB);
         let next = allowed(wanted, size, said.spare_bytes);
         if wanted < next && is_near(next, size) {
-            answer.not_available = Some("the guest refaulted nothing and has no more memory to give".into());
+            answer.not_available =
+                Some("the guest refaulted nothing and has no more memory to give".into());
             return Ok(Found::new(size).bound("at_most"));
         }
         vm.balloon()?.qmp.set_balloon(next)?;

@@ -356,7 +356,12 @@ impl Args {
             .recursive(true)
             .mode(0o700)
             .create(&state);
-        made.with_context(|| format!("cannot create the directory {}: see --state", state.display()))?;
+        made.with_context(|| {
+            format!(
+                "cannot create the directory {}: see --state",
+                state.display()
+            )
+        })?;
         Ok(Some(state))
     }
 }
