@@ -1,8 +1,8 @@
 //! Targets in, memory moved.
 //!
-//! What serves a VM is memory of its own (its RAM less its balloon) and a cache under its disk. Both change by a target that
-//! is followed later, or never: a balloon is filled by the guest, which may be slow, unable or unwilling. So an
-//! [`Actuator`] is told targets and then looked at again and again, and no call takes longer than its time-out. One thread
+//! A VM is served by guest memory (its RAM less its balloon) and by a cache under its disk. Both follow a target
+//! later, or never: a balloon is filled by the guest, which may be slow, unable or unwilling. So an
+//! [`Actuator`] is given targets and then polled, and no call takes longer than its time-out. One thread
 //! can drive all VMs of a host.
 //!
 //! | | |
@@ -11,11 +11,11 @@
 //! | [`DryRun`] | the same interface; moves nothing |
 //! | [`HcacheStore`] | capacity of the host's hcache, which belongs to no VM |
 //!
-//! What a VM may hold without being told anything more is never counted too low ([`Part::reserved_bytes`]): an unfinished, a
-//! lost and a broken promise count as the larger of the sizes they lie between. A guest that lies about its balloon is
-//! believed by them; what the host really holds of a VM's RAM is told by [`ram_held_bytes`].
+//! The memory that a VM may take without a further request is never underestimated ([`Part::reserved_bytes`]): a resize that is
+//! unfinished, lost or failed counts as the larger of its two sizes. A guest's report about its balloon is trusted;
+//! [`ram_held_bytes`] measures the RAM that the host really holds for a VM.
 //!
-//! Not here: who should get how much (`policy`), and in which order (the daemon).
+//! Not here: the choice of sizes (`policy`), and the order of moves (the daemon).
 #![forbid(unsafe_code)]
 
 mod balloon;

@@ -1,4 +1,4 @@
-//! Whether a move kept what it promised: measured misses beside predicted ones.
+//! The check after a move: measured misses compared with predicted ones and with each VM's limit.
 
 use plimsoll_protocol::decision::{Check, Verdict};
 use plimsoll_protocol::vm::RelativeView;

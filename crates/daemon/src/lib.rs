@@ -1,4 +1,4 @@
-//! `plimsolld`: the only place where all stages meet.
+//! `plimsolld`: the control loop, in which all stages meet.
 //!
 //! ```text
 //! tracers (children) ─┐                                   ┌─> actuators (QMP, disk daemons, libvirt)

@@ -1,8 +1,8 @@
-//! A move: VMs go from what they hold to what a decision gives them.
+//! A move: VMs are resized from their current sizes to those of a decision.
 //!
-//! What shrinks goes first, and only memory seen to be free is given: at no moment do the VMs hold more together than is
-//! divided, even when a balloon stands still, a monitor hangs or a VM dies in the middle. A part that cannot
-//! be moved is told to stay where it is, so that a guest which comes round later does not lose memory nobody counts on.
+//! VMs that shrink go first, and memory is reassigned only after it has been observed to be free: the VMs never have more
+//! together than the total, even if a balloon is stuck, a monitor hangs or a VM dies during the move. A part that cannot
+//! be resized is requested to stay at its size, so that a guest that reacts later does not lose memory unexpectedly.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

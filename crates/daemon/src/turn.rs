@@ -1,7 +1,7 @@
-//! The turn loop: find VMs, take their curves, divide, move, check, roll back.
+//! The control loop: discover VMs, take their curves, allocate, move, check, roll back.
 //!
-//! A *turn* looks at everything and decides; between turns, once a second, a *tick* carries a move under way forward and
-//! answers commands. One thread does all of it. Nothing here waits for a guest: a balloon is told its size and looked at later.
+//! A *turn* reads all inputs and decides; between turns, once a second, a *tick* advances a move in progress and
+//! answers commands. One thread does all of it. Nothing here waits for a guest: a balloon gets its target and is polled later.
 //!
 //! ```text
 //!  trap curves:   Whole ── divide ──> Moving ──> Checking ──> Whole
@@ -10,7 +10,7 @@
 //!                   └──────── GivingBack <── give back ─────┴── (caches are kept) <──────────┘
 //! ```
 //!
-//! A check that finds a promise broken takes the division back.
+//! If a check finds a VM above its limit, the reallocation is rolled back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,14 +1,14 @@
-//! What becomes of a VM's requests: which blocks the cache answers, what storage must do, and which of the pages that
-//! the guest evicts are kept.
+//! Decisions about a VM's requests: which blocks the cache serves, which I/O storage must do, and which of the pages that
+//! the guest evicts are admitted.
 //!
-//! The engine does no I/O and never blocks. Requests and notices go in, in the order in which the guest made them; orders
-//! to storage and completed requests come out. That makes it one sequence of decisions, which a test can replay with storage
-//! that answers in any order.
+//! The engine does no I/O and never blocks. Its inputs are requests and notifications, in the order in which the guest made
+//! them; its outputs are I/O submissions and completed requests. So it is one sequence of decisions, which a test can replay
+//! with storage that completes in any order.
 //!
-//! **Admission.** A page that the guest evicts is kept under block s only if its frame's last I/O was with s (P2S), that frame was
-//! the last one of s (S2P), no other transfer touched s meanwhile, and the page's hash is that of what the
+//! **Admission.** A page that the guest evicts is stored under block s only if its frame's last I/O was with s (P2S), that frame was
+//! the last one of s (S2P), no other transfer used s meanwhile, and the page's hash is that of the data that the
 //! I/O moved. **Invalidation.** Every write, discard and zeroing of s replaces or drops the copy of s before it is carried out.
-//! \[LS07\] §3; the hash is ours: guests that decrypt in place break the rest without telling.
+//! \[LS07\] §3; the hash is an addition: guests that decrypt in place break the other rules without a notification.
 //!
 //! **Delayed writes** stay in the cache as dirty pages and in the [dirty log](DirtyPages), which outlives the process.
 

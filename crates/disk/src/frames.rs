@@ -1,6 +1,6 @@
 //! Which guest page frame holds which block, and the other way round: P2S and S2P of \[LS07\] §3.
 //!
-//! Each I/O replaces what both tables said. A frame may hold a block's contents (P2S) although another frame is the
+//! Each I/O replaces the entries of both tables. A frame may hold a block's contents (P2S) although another frame is the
 //! block's newest one (S2P); the tables *agree* on a frame where both name each other. With a frame's block goes the hash of
 //! what the I/O moved, or, while the I/O is under way, its ticket.
 //!

@@ -1,4 +1,4 @@
-//! A VM's disks over vhost-user, with an exclusive cache under them (\[LS07\] §3).
+//! A VM's disks over vhost-user, with an exclusive cache behind them (\[LS07\] §3).
 #![deny(unsafe_code)]
 
 mod buffers;

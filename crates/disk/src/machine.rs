@@ -1,13 +1,13 @@
 //! A VM's disks: sockets, virtqueues, notices, cache and storage, in one thread around one `io_uring`.
 //!
-//! Order rule: a request is taken from its virtqueue, then the guest's ring of notices is drained, then the request is
-//! served. So what the guest told before it asked is known when it is answered.
+//! Order rule: a request is taken from its virtqueue, then the guest's ring of notifications is drained, then the request is
+//! served. So every notification sent before the request is applied before it is served.
 //!
-//! A frontend that closes its connection is gone: when its requests under way have ended, its disk is flushed, what is cached of
-//! it is dropped, and the next frontend may come. Requests it left unanswered are not told to its rings: the region of requests in
-//! flight still has them, and whoever connects with it gets them done again.
+//! A frontend that closes its connection is gone: when its requests in flight have ended, its disk is flushed, its cached pages
+//! are dropped, and the next frontend may connect. Requests left unanswered are not completed in its rings: the inflight region
+//! still has them, and a frontend that connects with that region gets them served again.
 //!
-//! Not here: what becomes of requests (`engine`), what a ring is (`queue`), what a frontend says (`vhost`).
+//! Not here: decisions about requests (`engine`), the format of a ring (`queue`), the messages of a frontend (`vhost`).
 
 use std::fs;
 use std::io;

@@ -1,11 +1,10 @@
-//! AET: the LRU curve from reuse times alone, which a table of last uses gives.
+//! AET: the LRU curve from reuse times alone, which a table of last accesses provides.
 //!
-//! The model is in `reuse_times`; here it is fed with every reference of a stream.
+//! The model is in `reuse_times`; this module feeds it with every reference of a stream.
 //!
-//! The model's own error: it takes a page's way down the stack for the average one. That is right to
-//! a thousandth where references mix, and can be far off at sizes where loops or bursts of different kinds
-//! alternate. The band tells: it reaches to what a small sample of pages says that is followed exactly
-//! (`witness`).
+//! The model's own error: it assumes that every page moves down the stack at the average speed. For mixed references
+//! that is accurate to a thousandth; it can be far off at sizes where loops or bursts of different kinds alternate. The
+//! band shows this: it includes the estimate of a small sample of pages that are followed exactly (`witness`).
 //!
 //! Source: [Hu16], [AET] §2. Departs from them as `reuse_times` says.
 //! Cost: one random access to memory a reference, 4 to 24 bytes a page (`last_use`). What bounds the speed is

@@ -1,11 +1,11 @@
-//! The small sizes, from short stretches of the stream seen whole.
+//! The curve at small sizes, from short stretches of the stream in which all pages are followed.
 //!
-//! A sample of one page in a hundred says little of sizes below a few hundred pages, and the
-//! few hottest pages, which are in it or not, decide how many references it has. What hits at
-//! small sizes can be seen in a short while, though, if all pages are looked at: a *burst*.
-//! The stream is divided into stretches, one burst lies at a random place in each, and
+//! A sample of one page in a hundred contains little information about sizes below a few hundred pages, and the
+//! few hottest pages, which may or may not be in it, determine its number of references. Hits at
+//! small sizes, however, can be measured in a short time if all pages are followed: a *burst*.
+//! The stream is divided into stretches; each has one burst at a random position, which
 //! counts for the whole stretch. Stretches get longer, from the burst itself to 128 times
-//! as long, so that a short stream has bursts enough and a long one pays little.
+//! its length, so that a short stream has enough bursts and a long one costs little.
 //!
 //! A page's first reference in a burst only says that its distance is at least the number
 //! of pages the burst has seen. Such a reference is at risk up to there and then leaves, and

@@ -1,8 +1,8 @@
-//! Exact LRU of a stream whose most recent pages were filtered out where it was recorded.
+//! Exact LRU of a stream whose most recently used pages were filtered out during recording.
 //!
-//! A recorder keeps the pages that a processor used last, `filter` of them in LRU order, and tells only when a page enters
-//! them and when another leaves. A reference to a page among them is told by nothing but a count. What is left is enough for
-//! all sizes from the filter's up: pages leave in the order of their last use, so below the filter the LRU stack
+//! A recorder holds the `filter` pages that a processor used most recently, in LRU order, and records only when a page enters
+//! this set and when another leaves it. A reference to a page in the set is only counted. This is sufficient for
+//! all sizes from the filter's size up: pages leave in the order of their last use, so below the filter the LRU stack
 //! is the pages outside in the order of leaving, and the page that enters has before it all in the filter and
 //! those outside that left after it. Misses of a memory of `filter` pages or more are the same as of the whole stream.
 //!

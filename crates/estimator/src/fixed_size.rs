@@ -1,9 +1,9 @@
-//! SHARDS of a fixed size: a sample of at most so many pages, whose rate falls as the stream grows.
+//! Fixed-size SHARDS: a sample with a maximum number of pages, whose rate falls as the stream grows.
 //!
-//! It begins with every page. When there are more than allowed, those with the largest hashes
-//! are dropped, an eighth of the sample at once, and the rate from then on is the one at which the
-//! first dropped page is just not sampled. The pages that stay were in the sample
-//! all along, and are what a sample at that rate is.
+//! It starts with every page. When the maximum is exceeded, the pages with the largest hashes
+//! are dropped, an eighth of the sample at once, and the new rate is the one at which the
+//! first dropped page is just not sampled. The remaining pages were in the sample
+//! from the start, and form exactly the sample at that rate.
 //!
 //! A reference counts `1 / R` with the rate `R` of its own time, and needs the size that its distance says at that
 //! rate; nothing counted is ever scaled again. (Its authors scale the old counts down with the rate,

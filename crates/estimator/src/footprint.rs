@@ -15,8 +15,8 @@
 //! finite streams). Here it is counted rather than differentiated: references with reuse times above `w`, first
 //! references among them, which miss at every size as everywhere in this crate.
 //!
-//! **Scans.** Who looks now and then which pages were touched since the last look knows of a reuse time only that it
-//! lies between two numbers. All gaps as long as they can be give a lower bound of fp and an upper bound of the
+//! **Scans.** If accessed pages are only checked periodically, a reuse time is known to lie between two
+//! bounds. All gaps as long as they can be give a lower bound of fp and an upper bound of the
 //! share above `w`, all as short as they can be the opposite; the curve's band is what
 //! follows from the two together. The estimate takes each gap in the middle, for which fp at whole
 //! intervals is the average over aligned windows, and without bias if scans and touches do not keep step.

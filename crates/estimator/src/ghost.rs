@@ -1,24 +1,24 @@
-//! Ghost buffer: which misses of a real cache more memory would have saved.
+//! Ghost list: the misses of a real cache that more memory would have avoided.
 //!
-//! Behind a cache of `direct` pages stands a list of the pages it evicted, most recent first,
-//! without their contents. A miss whose page is found at depth `d` of that list would have been a hit
-//! in a cache of `direct + d + 1` pages, if both cache and list are in LRU order: one
-//! on top of the other they are one LRU stack. Hits are counted by *segment* of the list, which
+//! Behind a cache of `direct` pages, a list holds the pages it evicted, most recent first,
+//! without their contents. A miss whose page is at depth `d` of that list would have been a hit
+//! in a cache of `direct + d + 1` pages, if both cache and list are in LRU order: together
+//! they form one LRU stack. Hits are counted by *segment* of the list, which
 //! gives the miss-ratio curve at `direct`, `direct + segment`, .. up to the list's end.
 //!
 //! **Which segment.** The usual way keeps a marker at the border of every segment, and each miss that
 //! is not found moves all of them: O(segments). Here no border is kept. Every page that enters takes the
-//! next *moment*, a bit that stands until the page leaves; a page's depth is the number of
-//! bits after its own. Bits not yet taken stand as well and are never before
-//! one that was, so entering costs nothing but the next number; leaving takes one off every later sum
+//! next *timestamp*, a bit that is set until the page leaves; a page's depth is the number of
+//! bits after its own. Unused bits are set as well and are never before
+//! a used one, so entering costs only the next number; leaving subtracts one from every later sum
 //! within its node on each level of a tree of 32 children a node: a few vector additions, whatever the depth. Depths
 //! are exact, so at every border of a segment the curve is exact too. (No list that answers for
-//! exact depths can be O(1): Fredman and Saks 1989. Four levels do for a million pages.) When
-//! the moments are used up, those standing are numbered anew: O(1) a reference, spread out.
+//! exact depths can be O(1): Fredman and Saks 1989. Four levels suffice for a million pages.) When
+//! the timestamps are used up, those set are renumbered: O(1) per reference, amortised.
 //!
-//! **What is not known** is in the band. Below `direct` the curve stands at 1, with a band down to the
-//! ratio at `direct`. Within a segment it stands at the ratio on the left, with a band down to that on
-//! the right. Beyond the list it stands at the last ratio, with a band down to the share of
+//! **Uncertainty** is in the band. Below `direct` the curve is 1, with a band down to the
+//! ratio at `direct`. Within a segment it is the ratio on the left, with a band down to that on
+//! the right. Beyond the list it is the last ratio, with a band down to the share of
 //! references that are certainly first ones: those made before any page fell off the list's end.
 //!
 //! Source: [LS07] §4.1 for counts by segment behind a memory, [Patterson95] and [Jones06] for the ghost

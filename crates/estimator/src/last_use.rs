@@ -1,9 +1,9 @@
-//! When each page was last used: the one table an online estimator asks at every reference.
+//! Last access of each page: the table that an online estimator reads at every reference.
 //!
-//! At a million pages the table outgrows a core's caches, and a look-up costs a trip to memory. So every
-//! page has one cache line to look at, and a batch's lines are asked for some dozens
-//! of references before they are needed: trips overlap instead of queueing. Where the line has come and the page is
-//! not in it, the next line is asked for, still ahead of its need.
+//! At a million pages the table exceeds a core's caches, and a lookup is a cache miss. So every
+//! page has one cache line, and a batch's lines are prefetched some dozens
+//! of references before they are needed: misses overlap instead of queueing. If the line has arrived without the page,
+//! the next line is prefetched, still ahead of its use.
 //!
 //! - **Moments** are 4 bytes: what lies 2^32 references back or more is moved to a table of
 //!   *elders* of 8 bytes, in one sweep every 2^31 references. No reuse is rounded or lost.

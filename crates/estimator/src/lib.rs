@@ -1,6 +1,6 @@
 //! References in, miss-ratio curve or working set out; one file per algorithm.
 //!
-//! | estimator | sees | says | file |
+//! | estimator | input | result | file |
 //! |---|---|---|---|
 //! | [`ExactLru`] | a whole stream | the LRU curve, exactly | `lru` |
 //! | [`ParallelLru`] | the same, on several threads | the same | `parallel` |

@@ -1,23 +1,22 @@
-//! Exact LRU stack distances, online; the measure of every other estimator here.
+//! Exact LRU stack distances, online; the reference for every other estimator here.
 //!
 //! A reference hits in an LRU memory of `c` pages exactly when fewer than `c`
-//! other pages were touched since the page's last reference, so one pass over
-//! the stream answers for every `c` at once.
+//! other pages were accessed since the page's last reference, so one pass over
+//! the stream yields the answer for every `c` at once.
 //!
-//! Instead of moving pages in a list, each keeps the moment of its last use; its
-//! depth in the stack is the number of moments of other pages after it
+//! Instead of moving pages in a list, each page has the timestamp of its last access; its
+//! depth in the stack is the number of other pages' timestamps after it
 //! ([Olken81], with bits for the leaves of the tree, `moments`). When
-//! the row of moments is used up, the ones still standing are numbered anew from
-//! 0 in their order. The row has at least three free moments for every page
-//! then, so that costs O(1) a reference.
+//! the timestamps are used up, those still valid are renumbered from 0 in their order. Then at
+//! least three timestamps per page are free, so renumbering costs O(1) per reference.
 //!
-//! References are taken in blocks, in three passes: the table says when each page was last used, the row of
-//! moments how many were since, and the distances are counted. In each pass
-//! the places are known ahead, so that trips to memory overlap.
+//! References are processed in blocks, in three passes: the table yields each page's last access, the bit vector of
+//! timestamps the number of pages accessed since, and the distances are counted. In each pass
+//! the addresses are known in advance, so cache misses overlap.
 //!
-//! What bounds it: at a million pages, random order, half of the time is the table's (a line of memory for each
-//! reference), a quarter the row's (five lines in the caches, in a chain of stores and loads), a sixth the counts by
-//! distance (a line of 8 MiB). At 64 thousand all of these are in the caches, and the row is half.
+//! Bounds: at a million pages in random order, half of the time is spent in the table (one cache line per
+//! reference), a quarter in the bit vector (five lines in the caches, in a chain of stores and loads), a sixth in counting
+//! distances (in 8 MiB). At 64 thousand pages all of these are in the caches, and the bit vector takes half.
 //!
 //! Source: [Mattson70] for stack distances, [Olken81] for counting them in a tree.
 //! Cost: O(log pages) a reference; 17 to 25 bytes a page, and 8 for each distance that can be.

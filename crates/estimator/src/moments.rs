@@ -1,19 +1,19 @@
-//! Moments of a stream: which of them are some page's last use, and how many lie before one.
+//! Bit vector of last accesses: which timestamps of a stream are some page's last access, and how many precede one.
 //!
-//! Every reference takes the next moment; the page's previous moment is struck
-//! out. So the moments left are one for each page, in the order of last use, and
-//! those after a page's own are the pages used since: its place in the LRU stack.
+//! Every reference gets the next timestamp; the page's previous timestamp is cleared.
+//! So one timestamp remains for each page, in the order of last access, and
+//! those after a page's own are the pages accessed since: its position in the LRU stack.
 //!
-//! A moment is a bit, and 512 of them, a cache line, are a leaf. Above the leaves stands a
-//! tree of wide nodes: a node says for each of its children how many moments stand in the
-//! children before it. To count is then one look at each level, and to strike is to take one from
-//! all later counts of a node, which vector instructions do at once. Both walk the same
-//! lines, so a strike says how many stood before it for nothing more. A Fenwick tree
-//! takes twice as many steps as its index has bits, each to another line.
+//! A timestamp is a bit, and 512 of them, a cache line, are a leaf. Above the leaves is a
+//! tree of wide nodes: for each of its children, a node has the number of bits set in the
+//! children before it. Counting reads one value per level; clearing subtracts one from
+//! all later counts of a node, which vector instructions do at once. Both use the same
+//! lines, so clearing also yields the count at no extra cost. A Fenwick tree
+//! takes twice as many steps as its index has bits, each in another line.
 //!
-//! Moments are taken at the end of the row, and a node says nothing yet of children that begin after
-//! it: a child is counted in when the row reaches it, so that taking costs little more than the bit. Moments
-//! may be taken ahead of the strikes, as a count looks only at those before.
+//! Timestamps are taken at the end of the vector, and a node does not yet count children that begin after
+//! it: a child is added when the vector reaches it, so taking a timestamp costs little more than setting the bit. Timestamps
+//! may be taken before older ones are cleared, because a count depends only on those before it.
 //!
 //! Source: [Olken81] for counting last uses in a tree; the nodes are ours.
 //! Cost: a strike is one line and log16(moments / 512) nodes of a line each, taking is O(1); 1.14 bits a moment.

@@ -1,4 +1,4 @@
-//! Twins of the estimators: straight from the definitions, slow, sharing no code with them.
+//! Reference implementations of the estimators for tests: straight from the definitions, slow, without shared code.
 
 use std::collections::BTreeSet;
 

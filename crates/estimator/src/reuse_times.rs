@@ -1,4 +1,4 @@
-//! How long ago the page of each reference was used before: all that AET asks of a stream.
+//! Reuse times: the time since the previous access to the page of each reference, the only input of AET.
 //!
 //! Let P(t) be the share of references whose page was not used within the last
 //! `t` references (first references: never). A page in an LRU memory moves one
@@ -16,8 +16,8 @@
 //! as an integral, the edge is right: a loop over `n` pages hits from `n` pages on,
 //! and misses at `n - 1`.
 //!
-//! **The beginning of a stream.** A reference that has only `n` others before it says nothing of ages
-//! above `n`: a page used for the first time then may have been there before the stream began or not.
+//! **The beginning of a stream.** A reference with only `n` others before it contains no information about ages
+//! above `n`: a page accessed for the first time may or may not have been in memory before the stream began.
 //! P(t) for the area is therefore taken over the references that have `t` others before them, while the miss ratio
 //! counts all references and every first one as a miss, as it does in an empty LRU memory. Without that the
 //! area is too large by what the first references of the start add to ages that they did not live to see.

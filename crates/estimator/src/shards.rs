@@ -12,10 +12,10 @@
 //!
 //! **Correction.** The stream's length `N` is known, the sample's `N_s` is known, and
 //! `N_s - R N` is how much the draw of pages was off. Its authors' correction (SHARDS-adj)
-//! takes the surplus for references to hot pages, which hit everywhere: right for
-//! skewed streams, wrong for even ones, where a surplus means that too many pages
-//! were drawn and every distance is too long. Here the surplus is divided as the
-//! sample itself says, by regression on the pages' popularity (`r` references to a page):
+//! attributes the surplus to hot pages, which hit at every size: correct for
+//! skewed streams, wrong for uniform ones, where a surplus means that too many pages
+//! were drawn and every distance is too long. Here the surplus is apportioned by
+//! regression on the popularity of the sampled pages (`r` references to a page):
 //!
 //! - It stands for `(N_s - R N) sum(r) / sum(r^2)` pages too many. Distances shrink by that share
 //!   of the pages drawn: fully when all are equally popular, hardly when a few are hot.
@@ -24,8 +24,8 @@
 //! - A deficit of three and a half standard deviations (`sqrt(sum(r^2))`) and more is that of hot pages that were
 //!   not drawn, of which the sample can say nothing. They hit everywhere, as in SHARDS-adj.
 //!
-//! **Near references.** Of sizes below a few hundred pages a sample of one in a hundred says little, and
-//! whether the hottest pages are in it decides how many references it has. `bursts` sees those sizes
+//! **Near references.** A sample of one in a hundred contains little information about sizes below a few hundred pages, and
+//! its number of references depends on whether the hottest pages are in it. `bursts` measures those sizes
 //! directly. So the stream is divided into near references (distances up to 512 pages, more at low rates), whose
 //! share and sizes the bursts tell, and far ones, to which the sample and its correction apply. Where the sample
 //! knows the share better, as in streams that change faster than bursts come, the two are weighted by

@@ -1,4 +1,4 @@
-//! The distribution of a quantity of which some values are only known to be larger than something.
+//! The distribution of a quantity some of whose values are censored: only known to exceed a bound.
 //!
 //! The product-limit estimator goes up the values. At each that was observed (an
 //! *event*), of the weight still *at risk* there (values not below it, known or
@@ -8,9 +8,9 @@
 //!     S(v) = P(X > v) = product over event values u <= v of (1 - events(u) / at_risk(u))
 //! ```
 //!
-//! An observation cut off at `v` ("more than `v`") leaves the risk just after `v`, so events of the same
-//! value come first. That is unbiased as long as being cut off says nothing of
-//! the value itself. Without cut-offs it is the plain distribution.
+//! An observation censored at `v` ("more than `v`") leaves the risk set just after `v`, so events of the same
+//! value come first. The estimate is unbiased if censoring is independent of
+//! the value. Without censoring it is the empirical distribution.
 //!
 //! The standard error is Greenwood's (1926), for weights: it takes observations for
 //! independent. References to one page are not, so where parts of the sample were

@@ -1,8 +1,8 @@
 //! A witness: a small sample of the pages followed exactly, beside an estimate by a model.
 //!
-//! A model of reuse times or of counts can be wrong in ways that its own numbers do not show. A sample
-//! of the pages with their true LRU distances has no model, only the error of
-//! drawing pages, which it knows. So the band of an estimate that has a witness is
+//! A model of reuse times or of counts can be wrong in ways that its own data does not show. A sample
+//! of the pages with their true LRU distances has no model error, only the sampling error,
+//! which can be estimated. So the band of an estimate with a witness is
 //! the hull of both: wherever the two disagree, it reaches from one to the other.
 //!
 //! The witness's distances are multiples of what one sampled page stands for, so at a

@@ -1,15 +1,15 @@
-//! What flows between Plimsoll's stages, and nothing else.
+//! The types that cross the borders between Plimsoll's stages, and nothing else.
 //!
 //! ```text
 //! source ──> references ──> estimator ──> curve ──> policy ──> target ──> actuator
 //! ```
 //!
-//! Every stage speaks in the types of this crate and knows no other stage.
-//! Numbers that could be swapped by mistake ([`PageNumber`], [`PageCount`]) are
+//! Every stage uses the types of this crate and no other stage.
+//! Numbers that could be confused ([`PageNumber`], [`PageCount`]) have
 //! types of their own. References cross a border in a [`ReferenceBatch`], never
 //! one by one.
 //!
-//! Not here: input or output of any kind, and any algorithm that makes a curve.
+//! Not here: I/O of any kind, and any algorithm that computes a curve.
 #![forbid(unsafe_code)]
 
 mod curve;

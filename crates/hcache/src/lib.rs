@@ -2,8 +2,8 @@
 //!
 //! **The guarantee.** A get returns the page last put under its handle that was not flushed since, or misses.
 //!
-//! Everything else is left to the store: a put may be refused, a page may be gone at any moment, and no client
-//! knows how large the store is. Each operation takes effect at one moment between its call and its return,
+//! Everything else is left to the store: a put may be refused, a page may be dropped at any time, and no client
+//! knows the capacity. Each operation takes effect at one point in time between its call and its return,
 //! for each handle (it is linearizable per handle; `flush_object`, `flush_range` and `flush_pool` are one such
 //! operation for each page they cover, not one for all of them).
 //!

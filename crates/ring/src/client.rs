@@ -83,7 +83,7 @@ pub struct Completion {
     pub slot: Option<Slot>,
 }
 
-/// A client of a server. It gives back all it holds when it is dropped, and when its process ends.
+/// A client of a server. All its pages are freed when it is dropped, and when its process ends.
 ///
 /// Each call of the simple ones ([`put`](Self::put), [`get`](Self::get), ...) waits for its answer. Batches
 /// take the slots of the ring directly:

@@ -407,7 +407,7 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Sends what can be sent now.
+    /// Sends as much as possible without blocking.
     fn send(&mut self, token: u64) {
         let Some(peer) = self.connections.get_mut(&token) else {
             return;

@@ -1,4 +1,4 @@
-//! Why a client does not get what it asked for.
+//! Errors of a client's requests.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ pub enum Refusal {
     NotAllowed = 1,
     /// The server speaks another version.
     Version = 2,
-    /// More entries or slots than the server gives, or numbers that make no ring.
+    /// More entries or slots than the server permits, or invalid numbers.
     Geometry = 3,
     /// A name that is too long, or not a line of text.
     Name = 4,
-    /// The server has all the clients it takes.
+    /// The server has reached its maximum number of clients.
     TooManyClients = 5,
-    /// The server has all the clients it takes of this user.
+    /// The user has reached the maximum number of clients.
     TooManyOfUser = 6,
-    /// The store said no; the text is its reason.
+    /// The store refused; the text is its reason.
     Store = 7,
     /// The server lacks memory or descriptors.
     Resources = 8,
@@ -65,7 +65,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The server answers, but says no.
+    /// The server refused.
     #[error("the hcache server refuses: {text}")]
     Refused {
         /// Why.

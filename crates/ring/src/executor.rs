@@ -1,8 +1,8 @@
-//! The server's end of one ring: takes entries, judges each, does them on the store, completes them.
+//! The server's end of one ring: takes entries, validates them, executes them on the store, completes them.
 //!
-//! Nothing of a client's is believed. Positions are kept here, not in the shared memory; what the client
-//! publishes is read once and checked; an entry is copied before it is looked at. A bad entry gets a completion
-//! that says so, a position that cannot be ends the client.
+//! Nothing from a client is trusted. Positions are stored here, not in the shared memory; each word that the client
+//! publishes is read once and checked; an entry is copied before it is inspected. A bad entry gets a completion
+//! with an error status; an impossible position ends the client.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{

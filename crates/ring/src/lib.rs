@@ -1,12 +1,12 @@
-//! hcache for other processes: a server and a client, joined by a Unix socket and a ring of shared memory.
+//! hcache for other processes: a server and a client, connected by a Unix socket and a ring in shared memory.
 //!
-//! The socket introduces a client and tells of its death; everything else goes through the ring, without a
-//! system call while both sides are busy. docs/hcache-protocol.md has every byte; `include/plimsoll_hcache.h`
+//! The socket registers a client and shows when either side ends; everything else goes through the ring, without a
+//! system call while both sides are busy. docs/hcache-protocol.md documents every byte; `include/plimsoll_hcache.h`
 //! is the client in C.
 //!
-//! The server believes nothing that a client can write: it reads each shared word once and judges the copy.
-//! What a client breaks is its own ring. Each operation is done as the client that owns the ring, and the store
-//! knows whose a pool is: no entry, however made, reaches another's private pool.
+//! The server trusts nothing that a client can write: it reads each shared word once and validates the copy.
+//! A faulty client damages only its own ring. Each operation is executed on behalf of the client that owns the ring, and the
+//! store checks the owner of a pool: no entry can access the private pool of another client.
 //!
 //! ```
 //! use plimsoll_hcache::{Handle, PoolOptions, Store, StoreOptions};

@@ -1,4 +1,4 @@
-//! What goes over the socket and through the ring, as numbers. docs/hcache-protocol.md says what they mean.
+//! Constants and layouts of the socket's messages and of the ring, as documented in docs/hcache-protocol.md.
 //!
 //! Messages on the socket are little-endian. Words in the ring are in the order of the host, which must be
 //! little-endian as well.
@@ -42,7 +42,7 @@ pub const CREATE_SHARED: u8 = 1;
 /// Flag of [`Op::CreatePool`]: the capacity given is meant.
 pub const CREATE_CAPACITY: u8 = 2;
 
-/// What an entry asks for.
+/// Operation of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -252,7 +252,7 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// How large a ring is, which says where everything in it lies.
+/// Size of a ring, which determines the offsets of everything in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     entries: u32,
@@ -309,7 +309,7 @@ impl Geometry {
     }
 }
 
-/// What a client asks for on the socket.
+/// Request of a client on the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// To become a client with a ring.
@@ -325,7 +325,7 @@ pub enum Request {
         /// Name for people.
         name: Vec<u8>,
     },
-    /// To be told how the store does.
+    /// Request for statistics.
     Stats,
     /// To change the store's capacity.
     Resize {

@@ -1,4 +1,4 @@
-//! The server: where it listens, whom it lets in, what each client may take.
+//! The server: its socket, access control, and the limits of each client.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};

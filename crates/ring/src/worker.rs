@@ -136,7 +136,7 @@ impl Worker {
         self.ring();
     }
 
-    /// Makes it look at its inbox, and for clients that have gone.
+    /// Wakes the worker, which then checks its inbox and its clients.
     pub fn ring(&self) {
         self.rung.store(true, Release);
         ring(&self.bell);

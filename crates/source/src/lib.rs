@@ -1,15 +1,15 @@
-//! Where references come from: recorded traces and synthetic workloads.
+//! Sources of references: recorded traces and synthetic workloads.
 //!
-//! A [`Source`](plimsoll_flow::Source) hands out references batch by batch. [`open`] reads a trace from
+//! A [`Source`](plimsoll_flow::Source) returns references batch by batch. [`open`] reads a trace from
 //! a file in any of the [`Format`]s, plain or compressed; [`create`] writes one;
-//! [`synthetic`] makes references whose miss-ratio curve is known in closed form.
+//! [`synthetic`] generates references whose miss-ratio curve is known in closed form.
 //!
-//! Everything streams: memory does not grow with the length of a trace, nor with
-//! anything a trace says about itself (`docs/formats.md` lists the bounds). The
-//! exception is writing `oracle-general`, which stores the future.
+//! Everything is streamed: memory use does not depend on the length of a trace, nor on
+//! sizes that a trace claims (`docs/formats.md` lists the limits). The
+//! exception is writing `oracle-general`, which stores each page's next reference.
 //!
-//! Not here: sources that watch a running VM (crate `trap`), and any algorithm
-//! that looks at more than one reference at a time.
+//! Not here: tracing a running VM (crate `trap`), and any algorithm
+//! that uses more than one reference at a time.
 #![forbid(unsafe_code)]
 
 mod blkparse;

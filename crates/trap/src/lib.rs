@@ -7,7 +7,7 @@
 //!
 //! Source: \[AET\] §3 and, for the hot set, Zhao et al. 2009 (docs/papers.md). Departs from
 //! it in the trap (userfaultfd on the host instead of reserved page-table bits in the
-//! hypervisor), in the sample (one group of pages in each stratum, `sample.rs`), and
+//! hypervisor), in the sample (one group of pages from each stratum, `sample.rs`), and
 //! in the time budget that closes a period's window (`tracer.rs`).
 //!
 //! Three more ways of looking need no trap. [`PresenceScanner`] makes sampled pages absent and asks later which

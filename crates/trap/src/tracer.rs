@@ -10,12 +10,12 @@
 //! Each period a new sample of pages is made inaccessible. The first access to one
 //! traps, is recorded as a reference, and the page stays accessible as a member of
 //! the hot set until as many other pages have trapped as the set holds. So
-//! what comes out is the order of references that miss a queue of `hot_set_pages`
-//! sampled pages: it tells of memory sizes above `hot_set_pages * scale` pages.
+//! the result is the sequence of references that miss a FIFO of `hot_set_pages`
+//! sampled pages: it is valid for memory sizes above `hot_set_pages * scale` pages.
 //!
 //! When the traps of a period have used up the period's time budget the window closes: all pages
-//! are accessible until the next period. A window that closed early says as much about the
-//! references it saw; it only saw fewer.
+//! are accessible until the next period. A window that closes early is unbiased; it only has fewer
+//! references.
 //!
 //! Not here: curves and working sets (crate `plimsoll-estimator`), finding VMs (`plimsoll-vm`).
 

@@ -1,8 +1,8 @@
-//! Virtual machines of this host: found, described, started, spoken to.
+//! Virtual machines of this host: discovery, description, QMP.
 //!
-//! - [`QemuVm`] describes a running QEMU process from what the kernel shows of it
-//!   (`/proc`): name, guest-RAM mappings, virtual CPUs, monitor socket.
-//! - [`Qmp`] speaks to a QEMU monitor; [`GuestStats`] is what a guest tells of its memory.
+//! - [`QemuVm`] describes a running QEMU process according to `/proc`:
+//!   name, guest-RAM mappings, virtual CPUs, monitor socket.
+//! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
 //! - [`Guest`] starts a VM that runs one of our workloads on memory or disks, from a
 //!   [`GuestImage`], and hears what it tells on its console ([`ConsoleEvent`]).
 //! - [`detect`] says whether KVM really runs guests here.

@@ -1,10 +1,10 @@
 //! Exact reuse distances inside one interval of the stream.
 //!
-//! Counters started at interval borders cannot tell apart what happens between two borders. An
-//! interval is short, so there the definition itself is cheap: each page keeps the moment of
-//! its last use, each moment that is some page's last use is a bit, and the pages used
-//! since are the bits after the page's own ([Olken81], with the tree left
-//! out: the bits of one interval lie in the first-level cache).
+//! Counters that start at interval borders cannot distinguish events between two borders. An
+//! interval is short, so the definition itself is cheap there: each page has the timestamp of
+//! its last access, each timestamp that is some page's last access is a bit, and the pages accessed
+//! since are the bits after the page's own ([Olken81], without the tree, because
+//! the bits of one interval fit into the first-level cache).
 //!
 //! The table of pages is never emptied: an entry of an earlier interval counts as free.
 //!
