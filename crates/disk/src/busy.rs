@@ -1,6 +1,6 @@
-//! Which blocks transfers to and from storage are under way for, and whether they ran into each other.
+//! Transfers to and from storage in flight, by block, and their collisions.
 //!
-//! What a transfer moved may be remembered as a block's contents only if nothing else touched the block meanwhile.
+//! The data of a transfer counts as a block's contents only if nothing else accessed the block meanwhile.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The cache's pages: one private pool of an hcache store of one part, so that pages leave in exact LRU order.
+//! The cache's pages: one private pool of an hcache store with one shard, so that pages leave in exact LRU order.
 
 use std::time::Duration;
 

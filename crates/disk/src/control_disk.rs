@@ -1,8 +1,8 @@
-//! The control disk: how a guest tells of its ring and its pools, and gets pages from them. docs/disk-protocol.md has every byte.
+//! The control disk, with which a guest announces its ring, opens pools and gets pages. docs/disk-protocol.md documents every byte.
 //!
-//! What the guest asks is done when its request completes, in the order in which requests are popped; before each, on any disk
-//! of the VM, the whole ring is [drained](ControlDisk::drain). Anybody in the guest who may read block devices can read this
-//! one (partition scans do): only a read of the length of a get, at the place of a pool, is one, and all others give zeros.
+//! A command is done when its request completes, in the order in which requests are popped; before each, on any disk
+//! of the VM, the whole ring is [drained](ControlDisk::drain). Any program in the guest that may read block devices can read this
+//! one (partition scans do): only a read with the length of a get, at the position of a pool, is a get; all others return zeros.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Which cached blocks are not on storage yet, in the order in which they must get there.
+//! Dirty blocks: cached blocks not yet on storage, in the order in which they must be written.
 //!
 //! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the next
-//! turn. It keeps the number of the oldest write that storage lacks, so that a flush, which covers all writes up to a number,
-//! knows when it is done: a block that is overwritten again and again cannot slip behind it.
+//! turn. It has the number of the oldest write that storage lacks, which determines when a flush, which covers all writes up to a number,
+//! is complete: a block that is overwritten again and again cannot delay it forever.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

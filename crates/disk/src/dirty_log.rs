@@ -1,7 +1,7 @@
 //! The dirty log: acknowledged pages that storage does not have yet, in a file, so that they survive the death of the daemon.
 //!
-//! The file stands on tmpfs as a rule. It is written by `pwrite` and never synced: what one process has written, the next one
-//! reads, however the first one died. A crash of the host loses it, as it loses a disk's volatile cache.
+//! The file is usually on tmpfs. It is written with `pwrite` and never synced: the next process reads what the previous one
+//! has written, however that one died. A crash of the host loses it, like a disk's volatile cache.
 //!
 //! ```text
 //! header   magic, version, slots, and which image each disk number means; one checksum over all

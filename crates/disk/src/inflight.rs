@@ -1,11 +1,11 @@
-//! Which requests of a disk are in flight, in memory that outlives the daemon.
+//! The inflight region: the requests of a disk in flight, in memory that outlives the daemon.
 //!
-//! The frontend keeps the region (a memfd made by [`Inflight::make`]) and gives it to the next daemon, which does again what
-//! was in flight, in the order it was fetched. Layout of a queue's part: `QueueRegionSplit` of QEMU's
+//! The frontend keeps the region (a memfd created by [`Inflight::make`]) and passes it to the next daemon, which repeats the
+//! requests in flight, in the order in which they were fetched. Layout of a queue's part: `QueueRegionSplit` of QEMU's
 //! docs/interop/vhost-user.rst, each part a multiple of 64 bytes. After the last part stand 64 bytes of our own, with
 //! the cache mode the guest chose, which it does not tell again.
 //!
-//! The bytes are foreign: whoever has the file writes what it likes.
+//! The bytes are untrusted: any process with the file can write them.
 
 use std::fs::File;
 use std::sync::Arc;

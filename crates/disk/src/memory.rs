@@ -5,9 +5,9 @@
 //! status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM that cannot be written
 //! as a file (hugetlbfs) goes by the mapping throughout.
 //!
-//! A file that shrinks behind a mapping kills who touches it. So the file is sealed against that where it allows (memfd
-//! with sealing, as QEMU makes it) and is checked to be long enough. With a file that cannot be sealed, a VM's own QEMU
-//! can still kill the VM's daemon, which serves nobody else.
+//! If a mapped file shrinks, accessing it kills the process. So the file is sealed against shrinking if possible (memfd
+//! with sealing, as created by QEMU), and its length is checked. With a file that cannot be sealed, a VM's own QEMU
+//! can still kill the VM's daemon, which serves no other VM.
 
 use std::fs::File;
 use std::io;

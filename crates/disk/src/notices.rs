@@ -1,16 +1,16 @@
-//! The ring in which a guest tells what becomes of its page frames, as its reader.
+//! Reader of the ring in which a guest reports events of its page frames.
 //!
-//! Nothing in the ring is believed. Positions are kept here; each word the guest may change is read once, a record is copied
-//! before it is judged, a page before it is handed on. A batch ends at the head that was read first, and holds at most as many
-//! records and pages as the ring, so a guest that keeps writing keeps nobody here.
+//! Nothing in the ring is trusted. Positions are stored here; each word that the guest may change is read once, a record is copied
+//! before it is validated, a page before it is used. A batch ends at the head that was read first, and has at most as many
+//! records and pages as the ring, so a guest that keeps writing cannot delay its end.
 //!
-//! Two kinds of knowledge hang on the notices, and a loss (no room, a missed probe, a record that makes no sense) ends both:
+//! Two tables depend on the notifications, and a loss (no room, a missed probe, an invalid record) invalidates both:
 //!
-//! - *Frames*: which frame holds which block. Only I/O adds to it, and no I/O is served during a batch. It is forgotten before the
-//!   first record, or at the one that makes no sense: what follows in the batch then finds nothing that the lost notice
-//!   may have been about.
-//! - *Blocks*: pages put into pools. Records themselves add to it, and a flush that was lost may have been of a page put
-//!   anywhere before it, in this batch too. So they are forgotten after the batch; no get is served before that.
+//! - *Frames*: the block that each frame holds. Only I/O adds entries, and no I/O is served during a batch. The table is cleared before the
+//!   first record, or at the invalid one: the rest of the batch then finds no entry that the lost notification
+//!   may have concerned.
+//! - *Blocks*: pages put into pools. Records themselves add entries, and a lost flush may concern a page put
+//!   anywhere before it, also in this batch. So the pools are emptied after the batch; no get is served before that.
 //!
 //! `lost` is read after `head`: then it covers all that was lost before any record below that head. It may already cover a loss
 //! behind it. That is early, not wrong: what is learnt between the two is learnt from requests that the guest made

@@ -1,5 +1,5 @@
-//! What a guest and its disk agree on, as numbers: `guest/module/plimsoll_protocol.h` in Rust. docs/disk-protocol.md
-//! says what they mean.
+//! Constants and layouts of the protocol between a guest and its disk: `guest/module/plimsoll_protocol.h` in Rust, documented in
+//! docs/disk-protocol.md.
 //!
 //! All numbers are little-endian.
 

@@ -1,7 +1,7 @@
 //! A split virtqueue from the device's side, and the virtio-blk requests in it (virtio 1.2, sections 2.7 and 5.2).
 //!
-//! Everything in it was written by the guest. A request that makes no sense is answered with an error, or, if it has no
-//! room for a status, with a used length of 0; a ring that makes no sense is served no more until it is set up again.
+//! Everything in it was written by the guest. An invalid request is answered with an error or, if it has no
+//! room for a status, with a used length of 0; an invalid ring is not served until it is set up again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

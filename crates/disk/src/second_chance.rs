@@ -1,7 +1,6 @@
-//! A second chance for pages of the guest's disks: pools of a page store of the host, which the guest's device-mapper target
-//! puts into and gets from.
+//! The second-level cache of the guest's device-mapper target: pools of a page store on the host.
 //!
-//! The store may be another process and go away at any time. Then gets miss and puts are dropped, and as flushes may not have
+//! The store may be another process and end at any time. Then gets miss and puts are dropped, and because flushes may not have
 //! reached it, a pool in which any call failed is never used again: a new one is opened in its place.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! Where a disk's blocks are: a raw image or a block device.
+//! The storage of a disk: a raw image or a block device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};

@@ -1,4 +1,4 @@
-//! What a frontend (QEMU) says over a disk's vhost-user socket, and the state it sets up.
+//! Messages of a frontend (QEMU) on a disk's vhost-user socket, and the state they set up.
 //!
 //! Messages that change rings or RAM are handled only while no request of the disk is in flight
 //! ([`needs_quiet`]): whoever owns the [`Vhost`] sees to that.

@@ -1,4 +1,4 @@
-//! What all parts of the store know of a client and of a pool.
+//! Accounts of a client and of a pool, shared by all shards.
 
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordering, lock};
 use crate::{ClientId, ClientOptions, PoolId};

@@ -1,5 +1,5 @@
-//! Items named by small numbers, in frames of the store's own slab: so metadata is counted in the
-//! store's bound as pages are.
+//! Numbered items in frames of the store's own slab, so that metadata counts towards the
+//! store's bound like pages.
 
 use std::ops::{Index, IndexMut};
 

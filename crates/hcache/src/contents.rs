@@ -1,10 +1,10 @@
-//! Pages of the same content, kept once.
+//! Pages of equal content, stored once.
 //!
-//! An entry is a frame, the domain it is shared in, and how many hold it. Frames are found by a hash of their
+//! An entry is a frame, the domain in which it is shared, and its reference count. Frames are found by a hash of their
 //! content (XXH3 with a secret seed) and compared byte for byte: the hash alone is never trusted. Pages of
 //! different content and the same hash both live, but only the first of them is found, so that one comparison
-//! answers whether a page is there. The seed alone would not do: XXH3 is not made to withstand somebody who looks
-//! for pages of the same hash. Who has them reaches no more than that they are not shared.
+//! is sufficient. The seed alone is not: XXH3 does not resist a search
+//! for pages with equal hashes. Such pages are merely not shared.
 //! (36 bits of the hash are kept: by chance this keeps about 8 pages of a million from being shared, and 2000 of
 //! 16 million.)
 //!

@@ -1,4 +1,4 @@
-//! What the store knows of a page: 32 bytes, two to a cache line.
+//! The descriptor of a page: 32 bytes, two per cache line.
 
 use crate::arena::{NIL, Slot};
 

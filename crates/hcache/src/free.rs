@@ -1,7 +1,7 @@
-//! The frames that nobody holds.
+//! The free frames.
 //!
-//! They are listed in themselves: a *trunk* is a free frame that names up to 1023 others and the next trunk. So the
-//! list takes no memory, and taking a frame reads the trunk, which is in the cache, not the frame.
+//! Their list is stored in the frames themselves: a *trunk* is a free frame that lists up to 1023 others and the next trunk. So the
+//! list takes no memory, and allocating a frame reads the trunk, which is cached, and not the frame.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Pages in the order of last use: a list through their descriptors.
 //!
-//! It remembers where the pages that may be dropped begin: every page older than the *cursor* is dirty. Marking a
-//! page dirty says nothing to the list: who asks for the oldest clean page moves the cursor on, past what
-//! became dirty. A page that becomes clean before the cursor takes it back, and the stretch from there to where it was
-//! is remembered as a *gap* of dirty pages, so that it is not walked again when that page has gone.
+//! Its *cursor* marks where pages that may be dropped begin: every page older than the cursor is dirty. Marking a
+//! page dirty does not change the list: `oldest_clean` advances the cursor past pages that
+//! became dirty. A page that becomes clean before the cursor moves the cursor back, and the stretch from there to the old position
+//! is stored as a *gap* of dirty pages, so that it is not walked again when that page has gone.
 //!
 //! Cost: O(1), but for `oldest_clean`, which walks dirty pages. Where pages become clean, or leave, in
 //! their order, it walks each once. Of gaps only the latest is remembered: pages that become clean in another

@@ -11,7 +11,7 @@
 //!
 //! There is a list for every 64 bytes of free space; a frame whose slots are taken counts as one without any.
 //! A page goes into a frame of the first list in which all have room for it: best fit, to 64 bytes.
-//! Frames that become empty are given back, so the frames are all the memory there is besides the list heads.
+//! Frames that become empty are freed, so the only other memory is that of the list heads.
 //!
 //! Cost of an insertion or a removal: at most one frame moved within itself, and the headers of four neighbours.
 //! Not here: which pages are worth it to the store, locks (a `Packed` belongs to one shard).

@@ -1,9 +1,9 @@
 //! The pages of an object by index: a radix tree whose memory follows its contents.
 //!
-//! A node parts indices by six of their bits. It exists only where two pages or more part, so runs of bits
-//! in which all pages of a subtree agree have no node, and a lone page hangs where it parts from the others.
-//! A link names its node's level, so a lookup reads one slot a level and nothing else of a node. It does not
-//! compare what was skipped: it arrives at the one page that can have the index, whose descriptor says whether it has.
+//! A node distinguishes indices by six of their bits. It exists only where two or more pages differ, so bits
+//! in which all pages of a subtree agree have no node, and a single page is attached where it differs from the others.
+//! A link contains its node's level, so a lookup reads one slot per level and nothing else of a node. It does not
+//! compare skipped bits: it ends at the only page that can have the index, and compares with that page's descriptor.
 //!
 //! Source: the radix tree of page descriptors of \[M08\]; paths are compressed as in PATRICIA (Morrison, 1968).
 //! Cost: at most six levels; a full node of 64 pages is 4.3 bytes a page.

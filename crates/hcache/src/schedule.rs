@@ -6,10 +6,10 @@
 //! weight * a / (a + c)        a = activity + IDLE,  c = min(mean of all a, BUSY)
 //! ```
 //!
-//! where activity is gets a second, decayed. A client whose part would exceed its ceiling stops there, and
-//! the others divide what it leaves in the same proportion (water-filling), so the targets add up to the
+//! where activity is gets a second, decayed. A client whose share would exceed its ceiling gets its ceiling, and
+//! the others share the rest in the same proportion (water-filling), so the targets add up to the
 //! capacity unless all clients are at their ceilings. A floor above the ceiling counts as the ceiling.
-//! Floors of more than the capacity are scaled down in proportion, and nothing is left to divide.
+//! Floors that exceed the capacity together are scaled down in proportion.
 //!
 //! **What follows.** Where all are equally busy, or all idle, weights alone decide. Where one falls idle, its
 //! factor `a / (a + c)` goes to 0, and its part to the others. To be busier than others pays less and less:

@@ -1,16 +1,16 @@
-//! One part of the store: the pages of some of the handles, under one lock.
+//! One shard of the store: the pages of some of the handles, under one lock.
 //!
 //! ```text
 //! pools -> hash of objects -> radix tree of indices -> descriptors -> contents
 //! ```
 //!
-//! Each pool has two LRU lists here. Pages enter the *warm* one at its tail. Where memory runs short and
-//! compression is on, the warm list's oldest page moves to the tail of the *cold* one, compressed if that pays,
-//! as long as cold pages take less than half of the pool's memory; otherwise the oldest page is dropped. One
-//! list behind the other is one LRU order.
+//! Each pool has two LRU lists here. Pages enter the tail of the *warm* list. If memory runs short and
+//! compression is on, the oldest warm page moves to the tail of the *cold* list, compressed if it shrinks enough,
+//! as long as cold pages take less than half of the pool's memory; otherwise the oldest page is dropped. The two
+//! lists in sequence form one LRU order.
 //!
-//! Source: \[M08\] for the structure. Its lists go through all of the store; here each part has its own, and
-//! the oldest stamp of each is published, so that the oldest page of all is found without locking them.
+//! Source: \[M08\] for the structure. Its lists cover the whole store; here each shard has its own, and
+//! the oldest timestamp of each is published, so the oldest page of all is found without locking them.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;

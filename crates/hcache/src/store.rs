@@ -1,15 +1,15 @@
-//! The store: its parts, its clients and pools, and who gives up memory for whom.
+//! The store: its shards, clients and pools, and the choice of the client that gives up memory.
 //!
-//! **Locks.** The registry's is taken first, then one part's, then that of shared contents or of the free list;
-//! no thread ever holds two parts. So a put that needs a frame lets go of its part, evicts wherever the oldest
-//! page is, and tries again.
+//! **Locks.** The registry's lock is taken first, then that of one shard, then that of shared contents or of the free list;
+//! no thread holds two shards. So a put that needs a frame releases its shard, evicts in the shard with the oldest
+//! page, and retries.
 //!
-//! **Who gives up memory.** The client furthest above its target ([`schedule`]), or if nobody is above, whoever
-//! has the oldest page. Within it the oldest page, found by the stamps that the parts publish: exactly in a
-//! store of one part; with more, a page in the oldest 64th of the pages' ages.
+//! **Eviction.** From the client furthest above its target ([`schedule`]), or if none is above, from the owner of
+//! the oldest page. Within the client the oldest page, found by the timestamps that shards publish: exactly in a
+//! store with one shard; with more, a page in the oldest 64th of the pages' ages.
 //!
-//! **The bound.** Pages and metadata stand in frames below `top`, and nobody can hold a frame beyond it; what the
-//! store keeps outside its frames (pools, tables of shared contents, an observer) is taken off the capacity
+//! **The bound.** Pages and metadata are in frames below `top`, and no frame beyond it is in use; memory
+//! outside the frames (pools, tables of shared contents, an observer) is subtracted from the capacity
 //! before `top` is set.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

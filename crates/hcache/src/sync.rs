@@ -1,4 +1,4 @@
-//! Locks and atomics: those of the standard library, or, to explore schedules, of shuttle.
+//! Locks and atomics: those of the standard library, or those of shuttle to explore schedules.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{

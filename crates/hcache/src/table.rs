@@ -1,11 +1,11 @@
 //! The objects of a shard: a hash of pools and objects to records.
 //!
-//! A slot is a record's number under eight bits of its hash; 16 slots are a line of 64 bytes, and 64 lines a
-//! block of one frame. An object stands in the first line from its home on that had a free slot, the first line
-//! of the block after the last. So a line that is not full ends a search, and a miss reads one line and seldom
-//! a record: one of 256 slots has the same tag. A removal fetches an object back from the lines behind, so no
-//! mark is left and searches stay as short as the contents want. A record keeps the part of its hash that says
-//! where it stands: nothing is hashed twice.
+//! A slot is a record's number with an eight-bit tag of its hash; 16 slots are a line of 64 bytes, and 64 lines a
+//! block of one frame. An object is in the first line, from its home line on, that had a free slot; the last line of
+//! a block is followed by its first. So a line that is not full ends a search, and a miss reads one line and rarely
+//! a record: one of 256 slots has the same tag. A removal moves an object back from the following lines, so there are
+//! no tombstones and searches stay short. A record stores the part of its hash that determines
+//! its position: nothing is hashed twice.
 //!
 //! The table grows and shrinks by one block at a time, each in its turn split in two or joined again (linear
 //! hashing), so it never needs more than a frame at once, and no operation moves more than a block.

@@ -1,4 +1,4 @@
-//! `blkparse`: what `blkparse` prints of a recorded `blktrace`, in its default form.
+//! `blkparse`: the default output of `blkparse` for a recorded `blktrace`.
 //!
 //! ```text
 //!   8,0    3        1     0.000000000   697  Q   W 223490 + 8 [kjournald]
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! A request passes several events; one kind of them is read, by default `Q`, when it
-//! is queued: that is what the file system asked for, before requests are merged.
-//! Discards, flushes and pass-through commands make no reference and are counted.
-//! Messages and other events are left out. The first line that begins with `CPU` or
-//! `Total` starts the summary, in which only events say anything; elsewhere a line that
-//! is no event is an error, for it may have been one.
+//! is queued: the request of the file system, before requests are merged.
+//! Discards, flushes and pass-through commands yield no reference and are counted.
+//! Messages and other events are skipped. The first line that begins with `CPU` or
+//! `Total` starts the summary, in which only events are read; elsewhere a line that
+//! is not an event is an error, because it may be a damaged event.
 
 use std::fmt;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Compression of traces, told by content: a file's name may lie, its magic bytes do not.
+//! Compression of traces, recognised by magic bytes and not by the file's name.
 //!
 //! Concatenated members (gzip), streams (xz) and frames (zstd) read as one, as
 //! their own tools do. What a compressed file may make the decoder allocate is

@@ -1,7 +1,7 @@
 //! `csv`: comma-separated values, RFC 4180, one column of which is the page.
 //!
 //! A record is a line: a quoted field may hold commas and doubled quotes, but no
-//! line end. The first record is a header if a column is asked for by name, or if
+//! line end. The first record is a header if a column is selected by name, or if
 //! its page field does not begin with a digit.
 
 use std::fmt;

@@ -6,8 +6,8 @@
 //! | `alibaba` | `device_id,opcode,offset,length,timestamp` | bytes | `device_id` |
 //! | `tencent` | `Timestamp,Offset,Size,IOType,VolumeID` | sectors of 512 bytes | `VolumeID` |
 //!
-//! The traces have no header; one with these names is skipped if it is there. Nothing
-//! is quoted. Times are not looked at: the order of the lines is the order of the requests.
+//! The traces have no header; a header with these names is skipped. There is no
+//! quoting. Times are ignored: the order of the lines is the order of the requests.
 //!
 //! Source: the descriptions published with the traces (`docs/formats.md`).
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a trace or a workload, and where.
+//! Errors of traces and workloads, with their positions.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The trace formats by name, and how a trace's format is told.
+//! The trace formats by name, and recognising a trace's format.
 
 use std::fmt;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! `ids`: one page a line, a decimal number or `0x` and hexadecimal digits.
 //!
-//! Blank lines and what follows a `#` say nothing, nor does a `*` alone, with
+//! Blank lines and text after a `#` are skipped, and so is a single `*`, with
 //! which the LIRS traces mark phases. Kinds are not recorded.
 
 use std::io::{self, Read, Write};

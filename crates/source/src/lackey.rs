@@ -8,10 +8,10 @@
 //! ```
 //!
 //! An access is one reference to each page it touches, lowest first. A modify is
-//! one write, not a read and a write: the second touch could never miss. Fetches
-//! count only if asked for, as reads. Lines of valgrind itself (`==pid==`,
-//! `--pid--`) and blank ones are skipped; anything else is an error, for the
-//! traced program's own output may have torn a line apart.
+//! one write, not a read and a write: the second access can never miss. Fetches
+//! count only with an option, as reads. Lines of valgrind itself (`==pid==`,
+//! `--pid--`) and blank ones are skipped; anything else is an error, because the
+//! traced program's own output may have split a line.
 
 use std::io::Read;
 

@@ -7,8 +7,8 @@
 //! | 12..16 | `u32` size in bytes | ignored | page size |
 //! | 16..24 | `i64` number of the object's next record, from 1; -1 for none | ignored | exactly that |
 //!
-//! Because each record tells the future, [`Records`] keeps the trace in memory
-//! until it is whole: 16 bytes a reference and one map entry a page.
+//! Because each record contains the position of the next one, [`Records`] holds the trace in memory
+//! until it is complete: 16 bytes per reference and one map entry per page.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

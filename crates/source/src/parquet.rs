@@ -5,10 +5,10 @@
 //!
 //! A parquet file is read from its end, so it must be a file: neither a pipe nor
 //! compressed as a whole. Row groups are read one after the other and their columns
-//! page by page, each at most [`PAGE_BYTES_MAX`] (`pages`); what writers make has about 1 MiB.
+//! page by page, each at most [`PAGE_BYTES_MAX`] (`pages`); common writers make pages of about 1 MiB.
 //!
-//! Footers and values are decoded by the crate `parquet`. Should it panic on a damaged
-//! file, that is an error here, and nothing is printed.
+//! Footers and values are decoded by the crate `parquet`. If it panics on a damaged
+//! file, an error is returned, and nothing is printed.
 
 mod pages;
 

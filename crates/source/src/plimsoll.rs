@@ -1,8 +1,8 @@
 //! `plimsoll`: our own compact binary format, made to be read faster than a reference is used.
 //!
 //! A trace is a header of 16 bytes, blocks of at most 16384 references (a batch), and an
-//! end mark that counts them all, so that a trace cut short is known as one. Each block
-//! can be read without the others, and bears a checksum:
+//! end mark with their total number, by which a truncated trace is detected. Each block
+//! is independent and has a checksum:
 //!
 //! | bytes | type | field |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! How far a trace has been read, for progress bars.
+//! Progress of reading a trace, for progress bars.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 //!
 //! The page of byte `b` of a device is `device * 2^48 + b / page size`. Devices are
 //! numbered from 0 in the order in which the trace first mentions them, so pages of
-//! different devices never meet and the pages of a trace of one device are those of
-//! its offsets. A trace read for one device only numbers that one 0.
+//! different devices never overlap and the pages of a trace of one device follow from
+//! its offsets. If only one device of a trace is read, its number is 0.
 //!
-//! A request that neither reads nor writes, or of no bytes, makes no reference and is counted.
+//! A request that neither reads nor writes, or has no bytes, yields no reference and is counted.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Opening a recorded trace: decompress, tell the format, read.
+//! Opening a recorded trace: decompress, recognise the format, read.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read};

@@ -1,8 +1,8 @@
 //! Writing traces: `ids`, `csv`, `oracle-general` and `plimsoll`, plain, gzip or zstd.
 //!
-//! A file gets its name only when it is whole: until then it is written under another
-//! beside it, which goes away with the writer. Nothing here waits for the disk, so a
-//! crash of the machine may still leave less.
+//! A file gets its final name only when it is complete: until then it has a temporary name
+//! in the same directory, which is removed with the writer. Data is not synced, so after a
+//! crash of the machine the file may be incomplete.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
