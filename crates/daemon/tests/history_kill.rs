@@ -1,5 +1,6 @@
 //! A daemon that is killed while it writes leaves a history in which all that was confirmed is there.
 
+use plimsoll_skip::longer;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,14 +14,14 @@ use plimsoll_protocol::vm::Sample;
 
 /// Says to this program where it is to write until it is killed.
 const FILE: &str = "PLIMSOLL_TEST_HISTORY";
-const KILLS: u64 = 30;
+const KILLS: usize = 30;
 const LIMITS: Limits = Limits {
     bytes_max: 64 << 20,
     keep: Duration::from_hours(24),
 };
 
 #[test]
-fn what_was_confirmed_survives_thirty_kills() {
+fn what_was_confirmed_survives_kills() {
     if let Some(path) = std::env::var_os(FILE) {
         write_until_killed(Path::new(&path));
     }
@@ -28,11 +29,11 @@ fn what_was_confirmed_survives_thirty_kills() {
     let path = folder.path().join("history.redb");
     drop(History::open(&path, LIMITS).unwrap());
     let mut confirmed = BTreeSet::new();
-    for kill in 0..KILLS {
+    for kill in 0..longer(KILLS) as u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "what_was_confirmed_survives_thirty_kills",
+                "what_was_confirmed_survives_kills",
                 "--nocapture",
             ])
             .env(FILE, &path)

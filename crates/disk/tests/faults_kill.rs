@@ -5,6 +5,7 @@ mod faults_common;
 use faults_common::{Guest, Process, Random, Setup, ram, serve_as_told};
 use plimsoll_disk::{CacheMode, WriteMode};
 use plimsoll_driver::{Driver, DriverOptions, FrontendError};
+use plimsoll_skip::longer;
 
 #[test]
 #[ignore = "a daemon for the tests of this file"]
@@ -51,16 +52,16 @@ fn survives(setup: Setup, kills: usize) {
 }
 
 #[test]
-fn a_disk_that_writes_through_survives_fifty_kills() {
-    survives(Setup::default(), 50);
+fn a_disk_that_writes_through_survives_kills() {
+    survives(Setup::default(), longer(50));
 }
 
 #[test]
-fn a_disk_that_delays_writes_survives_fifty_kills() {
+fn a_disk_that_delays_writes_survives_kills() {
     let setup = Setup {
         mode: CacheMode::Exclusive,
         write: WriteMode::Delayed,
         ..Setup::default()
     };
-    survives(setup, 50);
+    survives(setup, longer(50));
 }

@@ -16,8 +16,10 @@ use plimsoll_hcache::{
     Client, ClientOptions, Error, Handle, PAGE_BYTES, PoolId, PoolOptions, Sharing, Store,
     StoreOptions,
 };
+use plimsoll_skip::longer;
 use shuttle::thread;
 
+/// Schedules of each scenario and each way to choose them.
 const SCHEDULES: usize = 2000;
 
 /// Capacity of a store with pages to spare, in bytes.
@@ -34,8 +36,8 @@ const DROPPING: Rules = Rules {
 
 /// Explores a scenario by random schedules, and by those that few preemptions make.
 fn explore(scenario: fn()) {
-    shuttle::check_random(scenario, SCHEDULES);
-    shuttle::check_pct(scenario, SCHEDULES, 3);
+    shuttle::check_random(scenario, longer(SCHEDULES));
+    shuttle::check_pct(scenario, longer(SCHEDULES), 3);
 }
 
 /// A store of two parts and a client's pool in it.
@@ -552,8 +554,8 @@ fn explore_full(sharing: Sharing, shared: bool) {
         assert_eq!((stats.pages, stats.clients[0].used_bytes), (0, 0));
         assert_eq!(stats.used_bytes, stats.metadata_bytes);
     };
-    shuttle::check_random(scenario, SCHEDULES / 4);
-    shuttle::check_pct(scenario, SCHEDULES / 4, 3);
+    shuttle::check_random(scenario, longer(SCHEDULES / 4));
+    shuttle::check_pct(scenario, longer(SCHEDULES / 4), 3);
 }
 
 #[test]

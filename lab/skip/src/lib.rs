@@ -9,6 +9,8 @@
 //!
 //! Tests that boot guests call [`guests_wanted`] first: `cargo test` alone boots none.
 //!
+//! Beside it, [`longer`] is how `./dev soak` makes campaigns longer.
+//!
 //! Not here: how to find out what is missing.
 
 #![forbid(unsafe_code)]
@@ -22,6 +24,8 @@ use std::io::Write as _;
 const MUST_RUN: &str = "PLIMSOLL_TESTS_MUST_RUN";
 /// Names the file to which each skip adds a line.
 const SKIPPED: &str = "PLIMSOLL_SKIPPED";
+/// Multiplies the length of campaigns.
+const LONGER: &str = "PLIMSOLL_TESTS_LONGER";
 /// Is set where tests may boot guests.
 const GUESTS: &str = "PLIMSOLL_TESTS_GUESTS";
 
@@ -131,6 +135,22 @@ pub fn guests_wanted() -> bool {
         );
     }
     wanted
+}
+
+/// How many times a campaign is to do what it does: `count`, multiplied by `PLIMSOLL_TESTS_LONGER` where that is set.
+///
+/// # Panics
+///
+/// If that variable is not a number.
+#[must_use]
+pub fn longer(count: usize) -> usize {
+    let Some(factor) = env::var_os(LONGER) else {
+        return count;
+    };
+    let number = factor
+        .to_str()
+        .and_then(|factor| factor.parse::<usize>().ok());
+    count * number.unwrap_or_else(|| panic!("{LONGER}={} is no number", factor.display()))
 }
 
 #[cfg(test)]
