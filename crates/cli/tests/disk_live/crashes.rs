@@ -3,11 +3,12 @@
 use std::thread;
 
 use plimsoll::disk_guest::{DiskGuest, Setup};
+use plimsoll_skip::longer;
 use plimsoll_vm::ConsoleEvent;
 
 use crate::rig::{Moments, PATIENCE, PLIMSOLL, assert_right, assert_sound, finish, turn};
 
-const DAEMON_KILLS: u64 = 5;
+const DAEMON_KILLS: usize = 5;
 /// Whether the guest writes around its page cache, for each time QEMU is killed.
 const QEMU_KILLS: [u64; 3] = [0, 1, 1];
 
@@ -25,7 +26,7 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
         wait_for_flushes(&mut guest);
         if number == 0 {
             let (mut delayed, mut again) = (0, 0);
-            for _ in 0..DAEMON_KILLS {
+            for _ in 0..longer(DAEMON_KILLS) {
                 thread::sleep(moments.next(400));
                 delayed += guest.report(false).unwrap().machine.engine.delayed_blocks;
                 guest.kill_daemon();
@@ -35,7 +36,8 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
                 again += guest.report(false).unwrap().machine.disks[0].resubmitted;
             }
             println!(
-                "{DAEMON_KILLS} daemons killed: {delayed} writes delayed by them, {again} requests done again"
+                "{} daemons killed: {delayed} writes delayed by them, {again} requests done again",
+                longer(DAEMON_KILLS)
             );
             assert!(delayed > 0);
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use plimsoll::disk::report::Report;
 use plimsoll::disk_guest::{DiskGuest, Setup, Told};
 use plimsoll_disk::EngineStats;
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::{GuestConfig, GuestDisk, GuestImage, GuestKernel};
 
 /// Longest wait for anything that must come; guests here are emulated, and machines busy.
@@ -18,6 +19,9 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// Waits for this test's turn; `None` after saying why there is none here.
 pub fn turn() -> Option<MutexGuard<'static, ()>> {
+    if !guests_wanted() {
+        return None;
+    }
     for (program, option) in [
         ("qemu-system-x86_64", "--version"),
         ("mke2fs", "-V"),
@@ -26,7 +30,7 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
         let mut command = Command::new(program);
         command.arg(option).stdout(Stdio::null());
         if let Err(error) = command.stderr(Stdio::null()).status() {
-            eprintln!("SKIPPED: {program}: {error}");
+            skip(Lack::Live, format_args!("{program}: {error}"));
             return None;
         }
     }
@@ -38,7 +42,12 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
 /// Whether guests of this kernel can be booted; says why not.
 pub fn has(kernel: GuestKernel) -> bool {
     image(kernel)
-        .inspect_err(|error| eprintln!("SKIPPED: guests of Linux {}: {error}", kernel.series()))
+        .inspect_err(|error| {
+            skip(
+                Lack::Live,
+                format_args!("guests of Linux {}: {error}", kernel.series()),
+            );
+        })
         .is_ok()
 }
 

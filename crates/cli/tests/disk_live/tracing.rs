@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use plimsoll::disk_guest::{DiskGuest, Setup};
+use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::ConsoleEvent;
 use serde_json::Value;
 
@@ -16,12 +17,12 @@ const MAPPED_KIB_MAX: u64 = 4096;
 fn pages_that_the_disk_touched_trap_while_it_is_served() {
     let Some(_turn) = turn() else { return };
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root may trace a VM");
+        skip(Lack::Root, "only root may trace a VM");
         return;
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     if swaps.lines().count() > 1 {
-        eprintln!("SKIPPED: this host swaps, so its VMs are not traced");
+        skip(Lack::Swap, "this host swaps, so its VMs are not traced");
         return;
     }
     let workload = "workload=disk-signed module=copy order=sequential files=80 warmup=1 rounds=30";

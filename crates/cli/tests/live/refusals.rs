@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::GuestConfig;
 
 use crate::rig::{
@@ -109,7 +110,7 @@ const AS_NOBODY: [&str; 4] = [
 fn has_setpriv() -> bool {
     let version = Command::new("setpriv").arg("--version").output();
     if let Err(error) = &version {
-        eprintln!("SKIPPED: setpriv: {error}");
+        skip(Lack::Program, format_args!("setpriv: {error}"));
     }
     version.is_ok()
 }
@@ -183,11 +184,11 @@ fn a_qemu_of_another_user_is_traced_by_way_of_a_device_node_that_is_gone_after()
     }
     let may_all = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
     if may_all.is_ok_and(|text| text.trim() == "1") {
-        eprintln!("SKIPPED: any user may call userfaultfd() here");
+        skip(Lack::Userfaultfd, "any user may call userfaultfd() here");
         return;
     }
     if !Path::new("/dev/userfaultfd").exists() {
-        eprintln!("SKIPPED: this host has no /dev/userfaultfd");
+        skip(Lack::Userfaultfd, "this host has no /dev/userfaultfd");
         return;
     }
     let mut guest = boot_as_nobody(&ground);
@@ -225,7 +226,7 @@ fn a_vm_that_may_swap_is_refused() {
     };
     let tried = with_swap().arg("true").status().unwrap();
     if tried.code() == Some(77) {
-        eprintln!("SKIPPED: no swap file can be turned on here");
+        skip(Lack::Swap, "no swap file can be turned on here");
         return;
     }
     let mut command = with_swap();

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::{
     Accelerator, AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, QemuVm, VmError,
     detect,
@@ -38,8 +39,11 @@ pub struct Ground {
 
 /// Waits for this test's turn; `None` after saying why there is none here.
 pub fn ground() -> Option<Ground> {
-    let skip = |why: String| {
-        eprintln!("SKIPPED: {why}");
+    if !guests_wanted() {
+        return None;
+    }
+    let skip_live = |why: String| {
+        skip(Lack::Live, format_args!("{why}"));
         None
     };
     // A test that failed leaves nothing behind that the next one minds.
@@ -49,18 +53,18 @@ pub fn ground() -> Option<Ground> {
         .stdout(Stdio::null())
         .status();
     if let Err(error) = qemu {
-        return skip(format!("qemu-system-x86_64: {error}"));
+        return skip_live(format!("qemu-system-x86_64: {error}"));
     }
     let image = match GuestImage::locate() {
         Ok(image) => image,
-        Err(error) => return skip(error.to_string()),
+        Err(error) => return skip_live(error.to_string()),
     };
     if fs::metadata("/proc/self").is_ok_and(|this| this.uid() != 0) {
-        return skip("only root may trace a VM".into());
+        return skip_live("only root may trace a VM".into());
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     if swaps.lines().count() > 1 {
-        return skip("this host swaps, so its VMs are not traced".into());
+        return skip_live("this host swaps, so its VMs are not traced".into());
     }
     let accelerator = *ACCELERATOR.get_or_init(|| match detect(&image).accelerator {
         Accelerator::Kvm => AcceleratorChoice::Kvm,
@@ -161,21 +165,6 @@ impl Subject {
                 .any(|(_, event)| matches!(event, ConsoleEvent::Done { .. }))
         });
         self.assert_memory_is_sound();
-    }
-
-    /// Visits to pages a second of guest time: the median of the rounds that begin and end in
-    /// the coming `window`.
-    pub fn speed(&mut self, window: Duration) -> f64 {
-        let from = Instant::now();
-        thread::sleep(window);
-        let speeds = self.told().iter().filter_map(|(at, event)| match event {
-            ConsoleEvent::Round { ops, ms, .. } if *ms > 0 => {
-                let begin = at.checked_sub(Duration::from_millis(*ms))?;
-                (begin >= from).then(|| *ops as f64 / *ms as f64 * 1000.0)
-            }
-            _ => None,
-        });
-        median(speeds)
     }
 
     /// Fails if a tracer left anything on the VM's RAM.

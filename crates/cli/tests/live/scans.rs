@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use plimsoll::curve_json::CurveJson;
 use plimsoll::observe::target_of;
 use plimsoll_flow::{AccessKind, PageNumber};
+use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{PresenceScanner, RateRule, SampledPages, ScanConfig, WriteScanner};
 use plimsoll_vm::{ConsoleEvent, GuestConfig};
 
@@ -369,7 +370,7 @@ impl SecondMapper {
         let mut child = match child {
             Ok(child) => child,
             Err(error) => {
-                eprintln!("SKIPPED: python3: {error}");
+                skip(Lack::Program, format_args!("python3: {error}"));
                 return None;
             }
         };

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::{Description, RecordSource as _};
+use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::GuestImage;
 
 /// The program under test.
@@ -54,12 +55,15 @@ pub struct Ground {
 
 /// Waits for this test's turn; `None` after saying why there is none here.
 pub fn ground() -> Option<Ground> {
+    if !guests_wanted() {
+        return None;
+    }
     // A test that failed leaves nothing behind that the next one minds.
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match GuestImage::locate() {
         Ok(image) => Some(Ground { image, _turn: turn }),
         Err(error) => {
-            eprintln!("SKIPPED: {error}");
+            skip(Lack::Live, format_args!("{error}"));
             None
         }
     }
@@ -86,7 +90,10 @@ pub fn each_qemu(ground: &Ground) -> Vec<Qemu> {
             Err(error) => {
                 let reason = fs::read_to_string(folder.join("absent"));
                 let reason = reason.unwrap_or_else(|_| error.to_string());
-                eprintln!("SKIPPED: QEMU {}: {}", qemu.build, reason.trim());
+                skip(
+                    Lack::Live,
+                    format_args!("QEMU {}: {}", qemu.build, reason.trim()),
+                );
             }
         }
     }
