@@ -1,4 +1,4 @@
-//! Why memory could not be moved, or not be seen.
+//! Errors of changing and querying memory.
 
 use std::error::Error;
 
@@ -13,54 +13,54 @@ pub enum Sent {
     Maybe,
 }
 
-/// Each variant says what the VM is left with.
+/// Why memory was not changed or queried. Each variant states which target is in force.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ActuatorError {
-    /// A size that cannot be; nothing was sent.
+    /// A size out of range; nothing was sent.
     #[error("{what} cannot be set to {target_bytes} bytes: {why}; its size is unchanged")]
     Target {
-        /// Whose.
+        /// The memory.
         what: String,
         /// The size.
         target_bytes: u64,
         /// What is wrong with it.
         why: String,
     },
-    /// A target that was not set, or not surely.
+    /// A target that was not set, or may not have been.
     #[error("{what} was not set to {target_bytes} bytes: {}", match sent {
         Sent::No => "its target is unchanged",
         Sent::Maybe => "either this target or the previous one is in force",
     })]
     Set {
-        /// What was to be set.
+        /// The memory.
         what: String,
-        /// To how much.
+        /// The target.
         target_bytes: u64,
-        /// What is in force.
+        /// Whether it was sent.
         sent: Sent,
         /// What went wrong.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// Something that could not be asked; nothing was changed, and what was known last stands.
+    /// A failed query; nothing was changed.
     #[error("{what} cannot be queried; the last known value is kept")]
-    Ask {
-        /// What was asked.
+    Query {
+        /// The memory.
         what: String,
         /// What went wrong.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// The last target is still being set, which ends by itself; nothing was sent.
-    #[error("{what} is still being set to {target_bytes} bytes")]
+    #[error("{what} is still being set to {target_bytes} bytes; nothing was sent")]
     Busy {
-        /// Whose.
+        /// The memory.
         what: String,
-        /// To how much.
+        /// The pending target.
         target_bytes: u64,
     },
-    /// There is nobody to set a VM's own memory by; nothing was sent.
+    /// A VM whose own memory cannot be changed; nothing was sent.
     #[error("VM {0} has neither a monitor nor a balloon: its memory cannot be changed")]
     NoBalloon(VmId),
     /// There is no cache under the VM's disk; nothing was sent.
@@ -74,7 +74,7 @@ impl ActuatorError {
     pub fn sent(&self) -> Option<Sent> {
         match self {
             Self::Set { sent, .. } => Some(*sent),
-            Self::Ask { .. } => None,
+            Self::Query { .. } => None,
             _ => Some(Sent::No),
         }
     }

@@ -1,4 +1,4 @@
-//! The host's hcache: a store that all its clients share, so its capacity belongs to no VM.
+//! The host's hcache: a page store that all its clients share, so its capacity belongs to no VM.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,9 +6,20 @@ use std::time::Duration;
 use plimsoll_ring::Error;
 use serde_json::Value;
 
-use crate::follow::Part;
-use crate::resizing::Resizing;
-use crate::{ActuatorError, Sent};
+use crate::progress::Part;
+use crate::registry::{ActuatorRow, Role};
+use crate::resize::BackgroundResize;
+use crate::{ActuatorError, MemoryPart, Observation, Sent};
+
+pub(crate) static ROW: ActuatorRow = ActuatorRow {
+    name: "hcache",
+    summary: "the capacity of the host's page store, which belongs to no VM",
+    role: Role::Store,
+    open: |endpoints| {
+        let socket = endpoints.hcache.clone();
+        Ok(socket.map(|socket| Box::new(HcacheStore::new(socket, endpoints.timeout)) as _))
+    },
+};
 
 /// Longest resize: pages are dropped and others moved before it is done.
 const RESIZE_MAX: Duration = Duration::from_secs(60);
@@ -20,11 +31,11 @@ pub struct HcacheStore {
     socket: PathBuf,
     timeout: Duration,
     max_bytes: Option<u64>,
-    resizing: Resizing,
+    resize: BackgroundResize,
 }
 
 impl HcacheStore {
-    /// The store whose server listens at `socket`, and answers a question within `timeout`. Nothing is asked yet.
+    /// The store whose server listens at `socket`; a query takes at most `timeout`. Nothing is sent yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self {
@@ -32,16 +43,40 @@ impl HcacheStore {
             socket,
             timeout,
             max_bytes: None,
-            resizing: Resizing::new(),
+            resize: BackgroundResize::new(),
         }
     }
 
-    /// Begins to set the capacity; [`look`](Self::look) tells what came of it, at most a minute later.
-    ///
-    /// # Errors
-    ///
-    /// [`ActuatorError::Busy`]; [`ActuatorError::Set`] if no thread could be started.
-    pub fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+    fn query(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let text = plimsoll_ring::stats(&self.socket, self.timeout)?;
+        let report: Value = serde_json::from_str(&text)?;
+        let store = &report["store"];
+        let capacity_bytes = store["capacity_bytes"].as_u64();
+        let capacity_bytes = capacity_bytes.ok_or("its statistics have no capacity_bytes")?;
+        self.max_bytes = store["max_capacity_bytes"].as_u64();
+        self.resize.see(capacity_bytes);
+        Ok(())
+    }
+}
+
+impl MemoryPart for HcacheStore {
+    fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
+        failures.extend(self.resize.settle());
+        if let Err(source) = self.query() {
+            failures.push(ActuatorError::Query {
+                what: self.what.clone(),
+                source,
+            });
+        }
+        Observation::default()
+    }
+
+    fn part(&self) -> Part {
+        self.resize.part(self.max_bytes)
+    }
+
+    /// Starts the resize; a later poll reports its outcome, at most a minute later.
+    fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let (socket, what) = (self.socket.clone(), self.what.clone());
         let resize = move || {
             plimsoll_ring::resize(&socket, target_bytes, RESIZE_MAX).map_err(|source| {
@@ -56,35 +91,6 @@ impl HcacheStore {
                 }
             })
         };
-        self.resizing.begin(&self.what, target_bytes, resize)
-    }
-
-    /// Asks the server for its capacity. What a resize came to, if it failed, is told with what else went wrong.
-    pub fn look(&mut self) -> Vec<ActuatorError> {
-        let mut failures: Vec<_> = self.resizing.settle().into_iter().collect();
-        if let Err(source) = self.ask() {
-            failures.push(ActuatorError::Ask {
-                what: self.what.clone(),
-                source,
-            });
-        }
-        failures
-    }
-
-    /// What is known, by the last look.
-    #[must_use]
-    pub fn part(&self) -> Part {
-        self.resizing.part(self.max_bytes)
-    }
-
-    fn ask(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let text = plimsoll_ring::stats(&self.socket, self.timeout)?;
-        let report: Value = serde_json::from_str(&text)?;
-        let store = &report["store"];
-        let capacity_bytes = store["capacity_bytes"].as_u64();
-        let capacity_bytes = capacity_bytes.ok_or("its statistics do not say how large it is")?;
-        self.max_bytes = store["max_capacity_bytes"].as_u64();
-        self.resizing.see(capacity_bytes);
-        Ok(())
+        self.resize.begin(&self.what, target_bytes, resize)
     }
 }

@@ -1,72 +1,93 @@
 //! Targets in, memory moved.
 //!
-//! A VM is served by guest memory (its RAM less its balloon) and by a cache under its disk. Both follow a target
-//! later, or never: a balloon is filled by the guest, which may be slow, unable or unwilling. So an
-//! [`Actuator`] is given targets and then polled, and no call takes longer than its time-out. One thread
-//! can drive all VMs of a host.
+//! A VM is served by memory of its own (its RAM less its balloon) and by a cache under its disk. Both are given a target
+//! that they reach later, or never: the guest fills a balloon, and may be slow, unable or unwilling. A [`MemoryPart`] is
+//! therefore set once and polled until it is settled, and no call takes longer than its time limit. One thread can drive all
+//! VMs of a host.
 //!
 //! | | |
 //! |---|---|
-//! | [`VmMemory`] | a VM's balloon and its disk's cache |
-//! | [`DryRun`] | the same interface; moves nothing |
-//! | [`HcacheStore`] | capacity of the host's hcache, which belongs to no VM |
+//! | [`registry`] | all actuators, and how the ones of a VM are found |
+//! | [`Balloon`], [`Domain`], [`FixedMemory`] | a VM's own memory, through QEMU's monitor or libvirt, or fixed |
+//! | [`DiskCache`] | the cache under a VM's disk |
+//! | [`HcacheStore`] | the capacity of the host's page store, which belongs to no VM |
+//! | [`DryRun`] | observes any of them and changes nothing |
+//! | [`VmMemory`] | the parts of one VM |
 //!
-//! The memory that a VM may take without a further request is never underestimated ([`Part::reserved_bytes`]): a resize that is
-//! unfinished, lost or failed counts as the larger of its two sizes. A guest's report about its balloon is trusted;
-//! [`ram_held_bytes`] measures the RAM that the host really holds for a VM.
+//! The memory that a VM may hold without a further request is never underestimated ([`Part::reserved_bytes`]): while a change
+//! is unfinished or its outcome unknown, the larger size counts. A guest that misreports its balloon is believed here;
+//! [`ram_held_bytes`] returns what the host really holds of a VM's RAM.
 //!
-//! Not here: the choice of sizes (`policy`), and the order of moves (the daemon).
+//! Not here: the sizes (`policy`) and the order of changes (the daemon).
 #![forbid(unsafe_code)]
 
 mod balloon;
 mod disk_cache;
 mod dry_run;
 mod error;
-mod follow;
+mod fixed;
 mod hcache;
-mod host;
 #[cfg(feature = "libvirt")]
 mod libvirt;
-mod resizing;
+mod progress;
+pub mod registry;
+mod resident;
+mod resize;
 mod vm_memory;
 
 pub use balloon::{Balloon, BalloonSettings};
 pub use disk_cache::DiskCache;
-pub use dry_run::{DryRun, Wish};
+pub use dry_run::DryRun;
 pub use error::{ActuatorError, Sent};
-pub use follow::{Absence, Part, Patience, Progress};
+pub use fixed::FixedMemory;
 pub use hcache::HcacheStore;
-pub use host::ram_held_bytes;
 #[cfg(feature = "libvirt")]
 pub use libvirt::{Domain, DomainInfo, Virsh};
 pub use plimsoll_protocol::disk_admin::DiskStat;
 pub use plimsoll_vm::GuestStats;
-pub use vm_memory::{Direct, VmMemory};
+pub use progress::{Absence, Part, Patience, Progress};
+pub use registry::Endpoints;
+pub use resident::ram_held_bytes;
+pub use vm_memory::VmMemory;
 
-use plimsoll_flow::VmId;
+use std::fmt::Debug;
 
-/// Moves one VM's memory.
-pub trait Actuator: Send {
-    /// The VM.
-    fn vm(&self) -> &VmId;
+/// Memory whose size can be observed and set: of a VM, or of a store that all VMs share.
+pub trait MemoryPart: Debug + Send {
+    /// Queries it. Failed queries, and the outcome of a change that failed since the last poll, are added to `failures`.
+    fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation;
 
-    /// Asks how things stand. What cannot be asked now is told in [`Look::failures`], and the parts say what was known last.
-    fn look(&mut self) -> Look;
+    /// Its size and progress by the last poll.
+    fn part(&self) -> Part;
 
-    /// Sets the VM's own memory (RAM less balloon), rounded down to 4 KiB; the guest follows later.
+    /// Sets its target, in bytes.
     ///
     /// # Errors
     ///
     /// Says whether the target was sent; either way [`Part::reserved_bytes`] covers it.
-    fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
+    fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
+}
 
-    /// Sets the capacity of the cache under the VM's disk, which follows within seconds.
-    ///
-    /// # Errors
-    ///
-    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is not answered; the outcome of what was
-    /// started is told by [`look`](Self::look).
-    fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
+/// What a poll returned besides the size.
+#[derive(Debug, Default)]
+pub struct Observation {
+    /// The guest's memory statistics.
+    pub guest: Option<GuestStats>,
+    /// The disk daemon's counts.
+    pub disk: Option<DiskStat>,
+}
+
+impl Observation {
+    fn of_guest(
+        query: Result<Option<GuestStats>, ActuatorError>,
+        failures: &mut Vec<ActuatorError>,
+    ) -> Self {
+        let guest = query.unwrap_or_else(|error| {
+            failures.push(error);
+            None
+        });
+        Self { guest, disk: None }
+    }
 }
 
 /// Memory that serves a VM.
@@ -86,35 +107,35 @@ impl Holding {
     }
 }
 
-/// How a VM's memory stands.
+/// The state of a VM's memory.
 #[derive(Debug)]
 pub struct Look {
-    /// Memory of its own.
+    /// Its own memory.
     pub direct: Part,
     /// The cache under its disk; `None` if it has none.
     pub cache: Option<Part>,
-    /// What the guest says of its memory; `None` if it could not be asked now, or has no balloon.
+    /// The guest's memory statistics; `None` without a balloon, or if the query failed.
     pub guest: Option<GuestStats>,
-    /// What its disk's daemon says; `None` if it could not be asked now, or there is none.
+    /// The disk daemon's counts; `None` without one, or if the query failed.
     pub disk: Option<DiskStat>,
-    /// What could not be asked, or was not done as told, since the last look.
+    /// Queries and changes that failed since the last poll.
     pub failures: Vec<ActuatorError>,
 }
 
 impl Look {
-    /// What the VM has, by the last answers.
+    /// The VM's memory by the last successful queries.
     #[must_use]
     pub fn holding(&self) -> Holding {
         self.sum(|part| part.actual_bytes)
     }
 
-    /// What has to be counted as the VM's: the most that it may have without being told anything more.
+    /// The memory that counts as the VM's: the most that it may hold without a further request.
     #[must_use]
     pub fn reserved(&self) -> Holding {
         self.sum(|part| part.reserved_bytes)
     }
 
-    /// Whether both parts are what was last asked of them.
+    /// Whether both parts have reached their targets.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let settled = |part: &Part| matches!(part.progress, Progress::Untold | Progress::Reached);

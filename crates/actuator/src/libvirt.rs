@@ -1,7 +1,7 @@
-//! VMs of libvirt, by its program `virsh`.
+//! VMs that libvirt manages, through its program `virsh`.
 //!
-//! A monitor serves one client, and libvirt is it: the balloons of its VMs are set and asked through libvirt. `virsh` needs
-//! nothing at build time and cannot bring this process down. It is stopped when its time is over.
+//! A monitor serves one client, which is libvirt for its own VMs, so their balloons are set and queried through it.
+//! `virsh` needs nothing at build time and cannot crash or block this process: it is killed when its time is over.
 
 use std::fs;
 use std::io::{self, Read};
@@ -13,14 +13,32 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::VmId;
 use plimsoll_vm::GuestStats;
 
-use crate::follow::{Absence, Follower, Part};
-use crate::{ActuatorError, BalloonSettings, Sent};
+use crate::progress::{Absence, Part, Tracker};
+use crate::registry::{ActuatorRow, Role};
+use crate::{ActuatorError, BalloonSettings, MemoryPart, Observation, Sent};
+
+pub(crate) static ROW: ActuatorRow = ActuatorRow {
+    name: "libvirt",
+    summary: "the balloon of a VM that libvirt manages, through virsh",
+    role: Role::Direct,
+    open: |endpoints| {
+        let Some(uri) = &endpoints.libvirt_uri else {
+            return Ok(None);
+        };
+        // The process identifies a VM of libvirt: its monitor may have no path, and belongs to libvirt in any case.
+        let virsh = Virsh::new(uri, endpoints.timeout);
+        let domains = virsh.domains()?;
+        let mut domains = domains.iter();
+        let info = domains.find(|domain| domain.pid == Some(endpoints.pid));
+        Ok(info.map(|info| Box::new(Domain::new(virsh.clone(), info, endpoints.balloon)) as _))
+    },
+};
 
 /// Longest output taken.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
-/// Time between two looks at whether `virsh` has ended.
+/// Interval of polling whether `virsh` has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Where the system's libvirt tells the processes of its VMs.
+/// Where the system's libvirt keeps the process ids of its VMs.
 const PID_FOLDER: &str = "/run/libvirt/qemu";
 /// Refusals after which nothing was sent to the VM.
 const REFUSALS: &[&str] = &[
@@ -31,7 +49,7 @@ const REFUSALS: &[&str] = &[
     "cannot set memory higher than max",
 ];
 
-/// A libvirt, spoken to by `virsh`.
+/// A libvirt daemon, reached by `virsh`.
 #[derive(Debug, Clone)]
 pub struct Virsh {
     uri: String,
@@ -43,17 +61,17 @@ pub struct Virsh {
 pub struct DomainInfo {
     /// Its name.
     pub name: String,
-    /// What libvirt knows it by: a name could be taken for the number of another VM.
+    /// Its UUID; a name could be read as the number of another VM.
     pub uuid: String,
-    /// Its QEMU process; `None` if it is not the system's libvirt, or it has just ended.
+    /// Its QEMU process; `None` for another libvirt than the system's, or if it has just ended.
     pub pid: Option<u32>,
-    /// The most it can have.
+    /// Its maximum memory.
     pub max_bytes: u64,
-    /// What it has, as libvirt last heard.
+    /// Its memory, as last reported to libvirt.
     pub actual_bytes: u64,
 }
 
-/// Why `virsh` did not do as told.
+/// Why a `virsh` command failed.
 #[derive(Debug, thiserror::Error)]
 enum VirshError {
     #[error("virsh cannot be started")]
@@ -67,7 +85,7 @@ enum VirshError {
 }
 
 impl Virsh {
-    /// Speaks to the libvirt at `uri`, as `qemu:///system`, for at most `timeout` a question.
+    /// The libvirt at `uri`, such as `qemu:///system`; each command takes at most `timeout`.
     #[must_use]
     pub fn new(uri: &str, timeout: Duration) -> Self {
         Self {
@@ -76,18 +94,18 @@ impl Virsh {
         }
     }
 
-    /// Lists the VMs that run.
+    /// Lists the running VMs.
     ///
     /// # Errors
     ///
-    /// [`ActuatorError::Ask`] if there is no `virsh`, no libvirt, or no answer in time.
+    /// [`ActuatorError::Query`] if there is no `virsh`, no libvirt, or no answer in time.
     pub fn domains(&self) -> Result<Vec<DomainInfo>, ActuatorError> {
         self.run(&["list", "--uuid", "--name"])
             .and_then(|uuids| {
                 let stats = self.run(&["domstats", "--balloon", "--list-running"])?;
                 Ok(domains_of(&stats, &uuids))
             })
-            .map_err(|source| ActuatorError::Ask {
+            .map_err(|source| ActuatorError::Query {
                 what: format!("libvirt at {}", self.uri),
                 source: source.into(),
             })
@@ -127,7 +145,7 @@ impl Virsh {
     }
 }
 
-/// Waits for the end; `None` if the time was over, and it was ended.
+/// Waits for the end; `None` if it was killed because its time was over.
 fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -143,20 +161,20 @@ fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> 
     }
 }
 
-/// Reads all there is, in a thread: two pipes are read at once, and neither can keep us.
+/// Reads a pipe in a thread, so that two pipes are read at once and neither blocks the caller.
 fn read_all(pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, received) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until it broke is all there is.
+        // A broken pipe ends the output.
         let _ = pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
         let _ = send.send(bytes);
     });
     received
 }
 
-/// Reads `domstats --balloon`, and `list --uuid --name`. A VM that is not in both, or does not say how much it has, is left
-/// out: it is starting, or ending.
+/// Reads `domstats --balloon` and `list --uuid --name`. A VM that is not in both, or has no size, is starting or ending and
+/// is left out.
 fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
     let mut domains = Vec::new();
     for block in text.split("\n\n") {
@@ -197,7 +215,7 @@ fn pid_of(name: &str) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// What `dommemstat` says.
+/// The output of `dommemstat`.
 struct MemoryStats<'text>(&'text str);
 
 impl MemoryStats<'_> {
@@ -216,11 +234,11 @@ impl MemoryStats<'_> {
         self.count(key)?.checked_mul(1024)
     }
 
-    /// What the guest told, `interval_s` apart; `None` if it never told any.
+    /// The guest's statistics; `None` if it never reported any.
     fn guest(&self, interval_s: u64) -> Option<GuestStats> {
-        let told_unix_s = self.count("last_update").filter(|&told| told > 0)?;
+        let updated_unix_s = self.count("last_update").filter(|&time| time > 0)?;
         Some(GuestStats {
-            age_s: GuestStats::age_s_of(told_unix_s),
+            age_s: GuestStats::age_s_of(updated_unix_s),
             interval_s,
             total_bytes: self.bytes("available"),
             free_bytes: self.bytes("unused"),
@@ -236,23 +254,23 @@ impl MemoryStats<'_> {
     }
 }
 
-/// A VM of libvirt, whose memory is changed through it.
+/// A VM that libvirt manages.
 #[derive(Debug)]
 pub struct Domain {
     vm: VmId,
     uuid: String,
     virsh: Virsh,
     settings: BalloonSettings,
-    /// The most it can have.
+    /// Its maximum memory.
     max_bytes: u64,
-    /// How often the guest tells its statistics, once that is known.
+    /// Interval of the guest's statistics, once that is known.
     interval_s: Option<u64>,
     absence: Option<Absence>,
-    follower: Follower,
+    tracker: Tracker,
 }
 
 impl Domain {
-    /// A running VM; nothing is asked yet. Of the settings, the time-out is that of `virsh`.
+    /// A running VM. Nothing is sent yet; the time limit is that of `virsh`, not of the settings.
     #[must_use]
     pub fn new(virsh: Virsh, info: &DomainInfo, settings: BalloonSettings) -> Self {
         Self {
@@ -263,74 +281,24 @@ impl Domain {
             max_bytes: info.max_bytes,
             interval_s: None,
             absence: None,
-            follower: Follower::new(settings.patience),
+            tracker: Tracker::new(settings.patience),
         }
     }
 
-    /// The VM.
-    #[must_use]
-    pub fn vm(&self) -> &VmId {
-        &self.vm
-    }
-
-    /// Sets how much memory the VM is to have (`setmem --live`), rounded down to 4 KiB.
+    /// Queries the VM's memory and the guest's statistics, if it reports any (`dommemstat`).
     ///
     /// # Errors
     ///
-    /// [`ActuatorError::Target`], [`ActuatorError::Set`].
-    pub fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
-        let kib = target_bytes / 4096 * 4;
-        let target_bytes = kib * 1024;
-        if !(4096..=self.max_bytes).contains(&target_bytes) {
-            return Err(ActuatorError::Target {
-                what: self.name(),
-                target_bytes,
-                why: format!("expected 4096 to {}, its most", self.max_bytes),
-            });
-        }
-        let told = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
-        let sent = match &told {
-            Err(VirshError::Start(_)) => Sent::No,
-            Err(VirshError::Failed { text, .. })
-                if REFUSALS.iter().any(|refusal| text.contains(refusal)) =>
-            {
-                Sent::No
-            }
-            _ => Sent::Maybe,
-        };
-        if told.is_ok() || sent == Sent::Maybe {
-            self.follower
-                .tell(target_bytes, told.is_ok(), Instant::now());
-        }
-        told.map(drop).map_err(|source| ActuatorError::Set {
-            what: self.name(),
-            target_bytes,
-            sent,
-            source: source.into(),
-        })
-    }
-
-    /// Asks how far the guest has followed, and for its statistics, if it tells any (`dommemstat`).
-    ///
-    /// # Errors
-    ///
-    /// [`ActuatorError::Ask`].
-    pub fn look(&mut self) -> Result<Option<GuestStats>, ActuatorError> {
-        self.ask().map_err(|source| ActuatorError::Ask {
+    /// [`ActuatorError::Query`].
+    pub fn query(&mut self) -> Result<Option<GuestStats>, ActuatorError> {
+        self.exchange().map_err(|source| ActuatorError::Query {
             what: self.name(),
             source: source.into(),
         })
-    }
-
-    /// What is known, by the last look.
-    #[must_use]
-    pub fn part(&self) -> Part {
-        let max_bytes = Some(self.max_bytes);
-        self.follower.part(max_bytes, self.absence, Instant::now())
     }
 
     fn name(&self) -> String {
-        format!("the memory of libvirt's VM {}", self.vm)
+        format!("the memory of libvirt VM {}", self.vm)
     }
 
     /// Runs a command on this VM.
@@ -340,7 +308,7 @@ impl Domain {
         self.virsh.run(&[&[*command, &domain], rest].concat())
     }
 
-    fn ask(&mut self) -> Result<Option<GuestStats>, VirshError> {
+    fn exchange(&mut self) -> Result<Option<GuestStats>, VirshError> {
         let interval_s = match self.interval_s {
             Some(interval_s) => interval_s,
             None => self.begin_stats()?,
@@ -353,17 +321,17 @@ impl Domain {
                 return Err(VirshError::Output(text.chars().take(120).collect()));
             }
             self.absence = Some(Absence::NoDevice);
-            self.follower.see(self.max_bytes, now);
+            self.tracker.see(self.max_bytes, now);
             return Ok(None);
         };
-        self.follower.see(actual_bytes, now);
+        self.tracker.see(actual_bytes, now);
         let guest = stats.guest(interval_s);
         let silent = guest.is_none() && actual_bytes == self.max_bytes;
         self.absence = silent.then_some(Absence::NoDriver);
         Ok(guest)
     }
 
-    /// Has the guest tell statistics, if nobody has; returns how often.
+    /// Turns on the guest's statistics unless they are on; returns their interval in s.
     fn begin_stats(&mut self) -> Result<u64, VirshError> {
         let description = self.run(&["dumpxml"])?;
         let interval_s = match period_of(&description) {
@@ -372,7 +340,7 @@ impl Domain {
                 match self.run(&["dommemstat", "--period", &period, "--live"]) {
                     // A VM without a balloon has no statistics.
                     Err(VirshError::Failed { .. }) => 0,
-                    told => told.map(|_| self.settings.stats_interval_s)?,
+                    outcome => outcome.map(|_| self.settings.stats_interval_s)?,
                 }
             }
             period => period,
@@ -382,7 +350,51 @@ impl Domain {
     }
 }
 
-/// How often a VM's guest tells statistics, by its description, in s; 0: never.
+impl MemoryPart for Domain {
+    fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
+        Observation::of_guest(self.query(), failures)
+    }
+
+    fn part(&self) -> Part {
+        let max_bytes = Some(self.max_bytes);
+        self.tracker.part(max_bytes, self.absence, Instant::now())
+    }
+
+    /// `virsh setmem --live`.
+    fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+        let kib = target_bytes / 4096 * 4;
+        let target_bytes = kib * 1024;
+        if !(4096..=self.max_bytes).contains(&target_bytes) {
+            return Err(ActuatorError::Target {
+                what: self.name(),
+                target_bytes,
+                why: format!("expected 4096 to {}, its maximum", self.max_bytes),
+            });
+        }
+        let outcome = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
+        let sent = match &outcome {
+            Err(VirshError::Start(_)) => Sent::No,
+            Err(VirshError::Failed { text, .. })
+                if REFUSALS.iter().any(|refusal| text.contains(refusal)) =>
+            {
+                Sent::No
+            }
+            _ => Sent::Maybe,
+        };
+        if outcome.is_ok() || sent == Sent::Maybe {
+            self.tracker
+                .tell(target_bytes, outcome.is_ok(), Instant::now());
+        }
+        outcome.map(drop).map_err(|source| ActuatorError::Set {
+            what: self.name(),
+            target_bytes,
+            sent,
+            source: source.into(),
+        })
+    }
+}
+
+/// Interval of a guest's statistics in a VM's description, in s; 0 for none.
 fn period_of(description: &str) -> u64 {
     let period = description
         .split_once("<stats period='")

@@ -1,105 +1,78 @@
 //! All memory of one VM.
 
-use std::time::Instant;
-
 use plimsoll_flow::VmId;
 
-use crate::follow::{Absence, Follower, Patience};
-use crate::{Actuator, ActuatorError, Balloon, DiskCache, Look};
+use crate::registry::{Endpoints, Role, open};
+use crate::{ActuatorError, FixedMemory, Look, MemoryPart};
 
-/// Who changes a VM's own memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Direct {
-    /// Its balloon, by QEMU's monitor.
-    Balloon(Box<Balloon>),
-    /// libvirt, whose the monitor is.
-    #[cfg(feature = "libvirt")]
-    Libvirt(Box<crate::Domain>),
-    /// Nobody: it has no monitor.
-    Fixed {
-        /// The VM.
-        vm: VmId,
-        /// Its RAM.
-        memory_bytes: u64,
-    },
-}
-
-/// All memory of one VM.
+/// All memory of one VM: its own, and the cache under its disk if it has one.
 #[derive(Debug)]
 pub struct VmMemory {
-    direct: Direct,
-    cache: Option<DiskCache>,
+    vm: VmId,
+    direct: Box<dyn MemoryPart>,
+    cache: Option<Box<dyn MemoryPart>>,
 }
 
 impl VmMemory {
-    /// A VM's own memory, and the cache under its disk if it has one.
+    /// The memory of a VM in these parts.
     #[must_use]
-    pub fn new(direct: Direct, cache: Option<DiskCache>) -> Self {
-        Self { direct, cache }
-    }
-}
-
-impl Actuator for VmMemory {
-    fn vm(&self) -> &VmId {
-        match &self.direct {
-            Direct::Balloon(balloon) => balloon.vm(),
-            #[cfg(feature = "libvirt")]
-            Direct::Libvirt(domain) => domain.vm(),
-            Direct::Fixed { vm, .. } => vm,
-        }
+    pub fn new(vm: VmId, direct: Box<dyn MemoryPart>, cache: Option<Box<dyn MemoryPart>>) -> Self {
+        Self { vm, direct, cache }
     }
 
-    fn look(&mut self) -> Look {
-        let mut failures = Vec::new();
-        let (part, guest) = match &mut self.direct {
-            Direct::Balloon(balloon) => {
-                let asked = balloon.look();
-                (balloon.part(), asked)
-            }
-            #[cfg(feature = "libvirt")]
-            Direct::Libvirt(domain) => {
-                let asked = domain.look();
-                (domain.part(), asked)
-            }
-            Direct::Fixed { memory_bytes, .. } => {
-                let now = Instant::now();
-                let mut follower = Follower::new(Patience::default());
-                follower.see(*memory_bytes, now);
-                let absence = Some(Absence::NoDevice);
-                (follower.part(Some(*memory_bytes), absence, now), Ok(None))
-            }
-        };
-        let guest = guest.unwrap_or_else(|error| {
-            failures.push(error);
-            None
+    /// The memory of a VM by the first actuator of each role that is there. Errors of those that were skipped are added
+    /// to `failures`.
+    pub fn open(endpoints: &Endpoints, failures: &mut Vec<ActuatorError>) -> Self {
+        let vm = endpoints.vm.clone();
+        let direct = open(Role::Direct, endpoints, failures).unwrap_or_else(|| {
+            Box::new(FixedMemory {
+                vm: vm.clone(),
+                memory_bytes: endpoints.memory_bytes,
+            })
         });
-        let disk = self
-            .cache
-            .as_mut()
-            .and_then(|cache| cache.look(&mut failures));
+        Self::new(vm, direct, open(Role::Cache, endpoints, failures))
+    }
+
+    /// The VM.
+    #[must_use]
+    pub fn vm(&self) -> &VmId {
+        &self.vm
+    }
+
+    /// Queries all parts. Queries that failed are in [`Look::failures`], and their parts have the last known values.
+    pub fn look(&mut self) -> Look {
+        let mut failures = Vec::new();
+        let direct = self.direct.poll(&mut failures);
+        let cache = self.cache.as_mut().map(|cache| cache.poll(&mut failures));
+        let cache = cache.unwrap_or_default();
         Look {
-            direct: part,
-            cache: self.cache.as_ref().map(DiskCache::part),
-            guest,
-            disk,
+            direct: self.direct.part(),
+            cache: self.cache.as_ref().map(|cache| cache.part()),
+            guest: direct.guest.or(cache.guest),
+            disk: cache.disk.or(direct.disk),
             failures,
         }
     }
 
-    fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
-        match &mut self.direct {
-            Direct::Balloon(balloon) => balloon.set(target_bytes),
-            #[cfg(feature = "libvirt")]
-            Direct::Libvirt(domain) => domain.set(target_bytes),
-            Direct::Fixed { vm, .. } => Err(ActuatorError::NoBalloon(vm.clone())),
-        }
+    /// Sets the VM's own memory (RAM less balloon), rounded down to 4 KiB; the guest follows later.
+    ///
+    /// # Errors
+    ///
+    /// Says whether the target was sent; either way [`Part::reserved_bytes`](crate::Part::reserved_bytes) covers it.
+    pub fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+        self.direct.set(target_bytes)
     }
 
-    fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+    /// Sets the capacity of the cache under the VM's disk, which follows within seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is pending; [`look`](Self::look) reports
+    /// the outcome of what was started.
+    pub fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         match &mut self.cache {
             Some(cache) => cache.set(target_bytes),
-            None => Err(ActuatorError::NoCache(self.vm().clone())),
+            None => Err(ActuatorError::NoCache(self.vm.clone())),
         }
     }
 }

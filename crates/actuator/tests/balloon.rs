@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use monitor::{Answer, GREETING, Monitor, now_unix_s};
 use plimsoll_actuator::{
-    Absence, ActuatorError, Balloon, BalloonSettings, Patience, Progress, Sent,
+    Absence, ActuatorError, Balloon, BalloonSettings, MemoryPart as _, Patience, Progress, Sent,
 };
 use plimsoll_flow::VmId;
 
@@ -34,7 +34,7 @@ fn balloon_of(monitor: &Monitor) -> Balloon {
 /// A balloon that was looked at once.
 fn seen(monitor: &Monitor) -> Balloon {
     let mut balloon = balloon_of(monitor);
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     balloon
 }
 
@@ -59,7 +59,7 @@ fn a_guest_that_follows_is_seen_to() {
     assert_eq!(monitor.targets(), [256 * MIB + 4096]);
     assert_eq!(mib(&balloon), (512, 512));
     monitor.state().actual_bytes = 300 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     let progress = balloon.part().progress;
     let Progress::Late {
         left_bytes,
@@ -71,7 +71,7 @@ fn a_guest_that_follows_is_seen_to() {
     assert_eq!(left_bytes, 44 * MIB - 4096);
     assert!(bytes_per_second > 0);
     monitor.state().actual_bytes = (256 << 20) + 4096;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert_eq!(balloon.part().progress, Progress::Reached);
     assert_eq!(mib(&balloon), (256, 256));
     balloon.set(512 * MIB).unwrap();
@@ -95,7 +95,7 @@ fn one_that_does_not_move_is_stuck_and_its_memory_counted() {
     let mut balloon = seen(&monitor);
     balloon.set(128 * MIB).unwrap();
     std::thread::sleep(Duration::from_millis(60));
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     let part = balloon.part();
     assert!(
         matches!(part.progress, Progress::Stuck { left_bytes, .. } if left_bytes == 384 * MIB),
@@ -110,7 +110,7 @@ fn one_that_gives_more_than_asked_may_take_it_back() {
     let mut balloon = seen(&monitor);
     balloon.set(256 * MIB).unwrap();
     monitor.state().actual_bytes = 200 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert_eq!(balloon.part().progress, Progress::Reached);
     assert_eq!(mib(&balloon), (200, 256));
 }
@@ -121,9 +121,9 @@ fn one_that_takes_more_than_it_was_given_is_counted_with_it() {
     let mut balloon = seen(&monitor);
     balloon.set(256 * MIB).unwrap();
     monitor.state().actual_bytes = 256 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     monitor.state().actual_bytes = 400 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert!(!matches!(balloon.part().progress, Progress::Reached));
     assert_eq!(mib(&balloon), (400, 400));
 }
@@ -144,8 +144,8 @@ fn a_monitor_that_does_not_greet_was_sent_nothing() {
         assert!(error.to_string().ends_with("its target is unchanged"));
         assert_eq!(monitor.targets(), [0; 0]);
         assert_eq!(balloon.part().target_bytes, None);
-        let error = balloon.look().unwrap_err();
-        assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+        let error = balloon.query().unwrap_err();
+        assert!(matches!(error, ActuatorError::Query { .. }), "{error}");
         monitor.state().quirk = None;
         balloon.set(128 * MIB).unwrap();
     }
@@ -164,7 +164,7 @@ fn a_target_that_is_not_answered_is_counted_beside_the_one_before() {
         let mut balloon = seen(&monitor);
         balloon.set(256 * MIB).unwrap();
         monitor.state().actual_bytes = 256 << 20;
-        balloon.look().unwrap();
+        balloon.query().unwrap();
         monitor.state().quirk = Some(("balloon", answer));
         let error = balloon.set(384 * MIB).unwrap_err();
         assert_eq!(error.sent(), Some(Sent::Maybe), "{answer:?}");
@@ -207,7 +207,7 @@ fn an_answer_byte_by_byte_is_an_answer() {
     let monitor = Monitor::new();
     let mut balloon = balloon_of(&monitor);
     monitor.state().quirk = Some(("query-balloon", Answer::Slowly(Duration::from_millis(1))));
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert_eq!(mib(&balloon), (512, 512));
 }
 
@@ -225,13 +225,13 @@ fn what_was_known_last_stands_when_nothing_is_answered() {
         let mut balloon = seen(&monitor);
         balloon.set(256 * MIB).unwrap();
         monitor.state().actual_bytes = 300 << 20;
-        balloon.look().unwrap();
+        balloon.query().unwrap();
         monitor.state().quirk = Some(("query-balloon", answer));
-        let error = balloon.look().unwrap_err();
-        assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+        let error = balloon.query().unwrap_err();
+        assert!(matches!(error, ActuatorError::Query { .. }), "{error}");
         assert_eq!(mib(&balloon), (300, 300), "{answer:?}");
         monitor.end();
-        let error = told(&balloon.look().unwrap_err());
+        let error = told(&balloon.query().unwrap_err());
         // One that hung is not asked again at once: a turn has other VMs to look at.
         let expected = match answer {
             Answer::Hang => "it is left alone for 5 s",
@@ -247,7 +247,7 @@ fn a_monitor_never_seen_counts_with_all_ram() {
     let mut monitor = Monitor::new();
     let mut balloon = balloon_of(&monitor);
     monitor.end();
-    balloon.look().unwrap_err();
+    balloon.query().unwrap_err();
     assert_eq!(mib(&balloon), (512, 512));
     assert_eq!(balloon.part().age_ms, None);
     assert_eq!(balloon.set(256 * MIB).unwrap_err().sent(), Some(Sent::No));
@@ -258,7 +258,7 @@ fn a_vm_without_a_balloon_keeps_its_ram() {
     let monitor = Monitor::new();
     monitor.state().device = false;
     let mut balloon = balloon_of(&monitor);
-    assert_eq!(balloon.look().unwrap(), None);
+    assert_eq!(balloon.query().unwrap(), None);
     let absent = Progress::Absent(Absence::NoDevice);
     assert_eq!(balloon.part().progress, absent);
     assert_eq!(mib(&balloon), (512, 512));
@@ -272,15 +272,15 @@ fn a_guest_without_a_driver_is_absent_until_it_has_one() {
     let monitor = Monitor::new();
     monitor.state().told_unix_s = 0;
     let mut balloon = balloon_of(&monitor);
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     balloon.set(128 * MIB).unwrap();
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     let absent = Progress::Absent(Absence::NoDriver);
     assert_eq!(balloon.part().progress, absent);
     assert_eq!(mib(&balloon), (512, 512));
     monitor.state().told_unix_s = now_unix_s();
     monitor.state().actual_bytes = 128 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert_eq!(balloon.part().progress, Progress::Reached);
 }
 
@@ -290,7 +290,7 @@ fn hot_plugged_ram_counts() {
     let mut balloon = seen(&monitor);
     monitor.state().ram_bytes = 768 << 20;
     monitor.state().actual_bytes = 768 << 20;
-    balloon.look().unwrap();
+    balloon.query().unwrap();
     assert_eq!(balloon.part().max_bytes, Some(768 * MIB));
     balloon.set(700 * MIB).unwrap();
 }
@@ -299,12 +299,12 @@ fn hot_plugged_ram_counts() {
 fn statistics_have_an_age() {
     let monitor = Monitor::new();
     let mut balloon = balloon_of(&monitor);
-    let stats = balloon.look().unwrap().unwrap();
+    let stats = balloon.query().unwrap().unwrap();
     assert!(!stats.is_stale(), "{stats:?}");
     assert_eq!((stats.free_bytes, stats.swap_in_bytes), (Some(MIB), None));
     assert_eq!(monitor.state().interval_s, 2);
     monitor.state().told_unix_s = now_unix_s() - 60;
-    let stats = balloon.look().unwrap().unwrap();
+    let stats = balloon.query().unwrap().unwrap();
     assert!(stats.is_stale() && stats.age_s >= 60, "{stats:?}");
 }
 
@@ -313,7 +313,7 @@ fn an_interval_that_somebody_has_set_is_kept() {
     let monitor = Monitor::new();
     monitor.state().interval_s = 30;
     monitor.state().told_unix_s = now_unix_s() - 60;
-    let stats = balloon_of(&monitor).look().unwrap().unwrap();
+    let stats = balloon_of(&monitor).query().unwrap().unwrap();
     assert_eq!((stats.interval_s, stats.is_stale()), (30, false));
     assert_eq!(monitor.state().interval_s, 30);
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use monitor::Monitor;
 use plimsoll_actuator::{
-    Absence, Actuator, ActuatorError, Balloon, BalloonSettings, Direct, DiskCache, DryRun,
-    HcacheStore, Holding, Look, Progress, Sent, VmMemory, Wish,
+    Absence, ActuatorError, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding, Look,
+    MemoryPart, Progress, Sent, VmMemory,
 };
 use plimsoll_flow::VmId;
 use plimsoll_hcache::{Store, StoreOptions};
@@ -85,11 +85,11 @@ impl Daemon {
     fn memory(&self) -> VmMemory {
         let vm = VmId("web".into());
         let cache = DiskCache::new(&vm, self.socket.clone(), TIMEOUT);
-        let direct = Direct::Fixed {
-            vm,
+        let direct = FixedMemory {
+            vm: vm.clone(),
             memory_bytes: 512 * MIB,
         };
-        VmMemory::new(direct, Some(cache))
+        VmMemory::new(vm, Box::new(direct), Some(Box::new(cache)))
     }
 }
 
@@ -227,7 +227,7 @@ fn a_daemon_that_says_nothing_leaves_what_was_known() {
     let look = memory.look();
     assert_eq!((mib(&look), &look.disk), ((64, 64), &None));
     assert!(
-        matches!(look.failures[..], [ActuatorError::Ask { .. }]),
+        matches!(look.failures[..], [ActuatorError::Query { .. }]),
         "{look:?}"
     );
     std::fs::remove_file(&daemon.socket).unwrap();
@@ -239,11 +239,14 @@ fn a_daemon_that_says_nothing_leaves_what_was_known() {
 
 #[test]
 fn a_vm_without_monitor_or_cache_cannot_be_changed() {
-    let direct = Direct::Fixed {
+    let endpoints = Endpoints {
         vm: VmId("plain".into()),
         memory_bytes: 512 * MIB,
+        ..Endpoints::default()
     };
-    let mut memory = VmMemory::new(direct, None);
+    let mut failures = Vec::new();
+    let mut memory = VmMemory::open(&endpoints, &mut failures);
+    assert!(failures.is_empty(), "{failures:?}");
     let look = memory.look();
     assert_eq!(look.holding().bytes(), 512 * MIB);
     assert_eq!(look.reserved(), look.holding());
@@ -256,14 +259,20 @@ fn a_vm_without_monitor_or_cache_cannot_be_changed() {
 }
 
 #[test]
-fn a_dry_run_moves_nothing_and_tells_what_it_would() {
+fn a_dry_run_moves_nothing() {
     let (daemon, monitor) = (Daemon::new(), Monitor::new());
     let vm = VmId("web".into());
-    let settings = BalloonSettings::default();
-    let balloon = Balloon::new(vm.clone(), monitor.socket.clone(), 512 * MIB, settings);
-    let cache = DiskCache::new(&vm, daemon.socket.clone(), TIMEOUT);
-    let memory = VmMemory::new(Direct::Balloon(Box::new(balloon)), Some(cache));
-    let mut dry = DryRun::new(memory);
+    let endpoints = Endpoints {
+        vm,
+        memory_bytes: 512 * MIB,
+        qmp_socket: Some(monitor.socket.clone()),
+        disk_admin: Some(daemon.socket.clone()),
+        dry_run: true,
+        ..Endpoints::default()
+    };
+    let mut failures = Vec::new();
+    let mut dry = VmMemory::open(&endpoints, &mut failures);
+    assert!(failures.is_empty(), "{failures:?}");
     let had = dry.look().holding();
     dry.set_direct(256 * MIB).unwrap();
     dry.set_cache(320 * MIB).unwrap();
@@ -272,13 +281,12 @@ fn a_dry_run_moves_nothing_and_tells_what_it_would() {
     assert!(look.is_settled());
     assert_eq!(monitor.targets(), [0; 0]);
     assert_eq!(daemon.state().cache_bytes, 64 * MIB);
-    let wish = Wish {
-        had: Some(had),
-        direct_bytes: Some(256 * MIB),
-        cache_bytes: Some(320 * MIB),
-    };
-    assert_eq!(dry.take_wish(), Some(wish));
-    assert_eq!(dry.take_wish(), None);
+}
+
+fn polled(part: &mut dyn MemoryPart) -> Vec<ActuatorError> {
+    let mut failures = Vec::new();
+    part.poll(&mut failures);
+    failures
 }
 
 #[test]
@@ -302,13 +310,13 @@ fn hcache_is_set_and_seen() {
 
     let mut hcache = HcacheStore::new(path, Duration::from_secs(20));
     let until_settled = |hcache: &mut HcacheStore| loop {
-        let failures = hcache.look();
+        let failures = polled(hcache);
         if !matches!(hcache.part().progress, Progress::Following { .. }) {
             return failures;
         }
         thread::sleep(Duration::from_millis(5));
     };
-    assert!(hcache.look().is_empty());
+    assert!(polled(&mut hcache).is_empty());
     assert_eq!(hcache.part().actual_bytes, 16 * MIB);
     assert_eq!(hcache.part().max_bytes, Some(32 * MIB));
     hcache.set(24 * MIB).unwrap();
@@ -322,9 +330,9 @@ fn hcache_is_set_and_seen() {
     stop.stop();
     thread.join().unwrap();
     drop(server);
-    let failures = hcache.look();
+    let failures = polled(&mut hcache);
     assert!(
-        matches!(failures[..], [ActuatorError::Ask { .. }]),
+        matches!(failures[..], [ActuatorError::Query { .. }]),
         "{failures:?}"
     );
     assert_eq!(hcache.part().actual_bytes, 24 * MIB);

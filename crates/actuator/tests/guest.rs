@@ -5,8 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
-    Absence, Actuator, Balloon, BalloonSettings, Direct, Look, Patience, Progress, VmMemory,
-    ram_held_bytes,
+    Absence, Balloon, BalloonSettings, Look, Patience, Progress, VmMemory, ram_held_bytes,
 };
 use plimsoll_vm::{AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage};
 
@@ -48,8 +47,9 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
         },
         stats_interval_s: 1,
     };
-    let balloon = Balloon::new(vm.id, vm.qmp_socket.unwrap(), vm.memory_bytes, settings);
-    let memory = VmMemory::new(Direct::Balloon(Box::new(balloon)), None);
+    let socket = vm.qmp_socket.unwrap();
+    let balloon = Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings);
+    let memory = VmMemory::new(vm.id, Box::new(balloon), None);
     let is_up = |event: &ConsoleEvent| {
         matches!(
             event,

@@ -8,9 +8,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
-    Actuator, ActuatorError, BalloonSettings, Direct, Domain, DomainInfo, Progress, Sent, Virsh,
+    ActuatorError, BalloonSettings, Domain, DomainInfo, MemoryPart as _, Progress, Sent, Virsh,
     VmMemory,
 };
+use plimsoll_flow::VmId;
 use plimsoll_vm::{GuestConfig, GuestImage, QemuVm};
 
 const MIB: u64 = 1 << 20;
@@ -94,7 +95,7 @@ fn memory_of(info: &DomainInfo) -> VmMemory {
         ..BalloonSettings::default()
     };
     let domain = Domain::new(Virsh::new(URI, TIMEOUT), info, settings);
-    VmMemory::new(Direct::Libvirt(Box::new(domain)), None)
+    VmMemory::new(VmId(info.name.clone()), Box::new(domain), None)
 }
 
 #[test]
@@ -136,7 +137,7 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     drop(running);
     let look = memory.look();
     assert!(
-        matches!(look.failures[..], [ActuatorError::Ask { .. }]),
+        matches!(look.failures[..], [ActuatorError::Query { .. }]),
         "{look:?}"
     );
     assert_eq!(look.reserved().direct_bytes, 192 * MIB);
@@ -164,7 +165,7 @@ fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
 fn without_libvirt_nothing_was_sent() {
     let virsh = Virsh::new("qemu+unix:///system?socket=/nonexistent", TIMEOUT);
     let error = virsh.domains().unwrap_err();
-    assert!(matches!(error, ActuatorError::Ask { .. }), "{error}");
+    assert!(matches!(error, ActuatorError::Query { .. }), "{error}");
     let info = DomainInfo {
         name: "web".into(),
         uuid: "7439cc3f-a71c-4ca7-b846-55793d6c6c2c".into(),
@@ -173,7 +174,7 @@ fn without_libvirt_nothing_was_sent() {
         actual_bytes: 192 * MIB,
     };
     let mut domain = Domain::new(virsh, &info, BalloonSettings::default());
-    domain.look().unwrap_err();
+    domain.query().unwrap_err();
     assert_eq!(domain.set(MIB).unwrap_err().sent(), Some(Sent::No));
     assert_eq!(domain.part().reserved_bytes, 192 * MIB);
 }

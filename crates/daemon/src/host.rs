@@ -2,7 +2,7 @@
 //!
 //! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
 
-use plimsoll_actuator::{Actuator, ActuatorError, Look};
+use plimsoll_actuator::{ActuatorError, Look, VmMemory};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
 
@@ -26,7 +26,7 @@ pub struct Found {
 /// What a VM is moved and known by.
 pub struct Opened {
     /// What moves it.
-    pub actuator: Box<dyn Actuator>,
+    pub actuator: VmMemory,
     /// What tells its curve.
     pub feeds: Vec<Box<dyn Feed>>,
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, Actuator, ActuatorError, Holding, Look, Progress};
+use plimsoll_actuator::{Absence, ActuatorError, Holding, Look, Progress, VmMemory};
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 /// Most time that a move may take, however slowly its VMs follow.
@@ -54,7 +54,7 @@ pub enum Progressed {
 /// What a move needs to know of a VM, and of all memory.
 pub struct Held<'a> {
     /// What moves it.
-    pub actuator: &'a mut dyn Actuator,
+    pub actuator: &'a mut VmMemory,
     /// How it stood when it was last looked at; a move looks again.
     pub look: &'a mut Look,
 }

@@ -6,17 +6,14 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_actuator::{
-    ActuatorError, Balloon, BalloonSettings, Direct, DiskCache, DryRun, HcacheStore, Patience,
-    VmMemory,
-};
+use plimsoll_actuator::registry::{Endpoints, Role, open};
+use plimsoll_actuator::{ActuatorError, BalloonSettings, MemoryPart, Patience, VmMemory};
 use plimsoll_flow::VmId;
 use plimsoll_vm::{QemuVm, qemu_pids};
 
 use crate::config::{Config, VmRule};
 use crate::disk_feed::DiskFeed;
 use crate::host::{Feed, Found, Host, Opened};
-#[cfg(feature = "libvirt")]
 use crate::moves::chain;
 use crate::tracer::Tracer;
 
@@ -34,7 +31,7 @@ const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
 pub struct QemuHost {
     /// By process id and start: a number may be used again.
     known: BTreeMap<(u32, u64), QemuVm>,
-    store: Option<HcacheStore>,
+    store: Option<Box<dyn MemoryPart>>,
     dry_run: bool,
 }
 
@@ -42,10 +39,15 @@ impl QemuHost {
     /// Looks at this host, with the page store of the configuration. With `dry_run` nothing is ever moved.
     #[must_use]
     pub fn new(config: &Config, dry_run: bool) -> Self {
-        let store = config.store.clone();
+        let endpoints = Endpoints {
+            hcache: config.store.clone(),
+            timeout: ANSWER_MAX,
+            dry_run,
+            ..Endpoints::default()
+        };
         Self {
             known: BTreeMap::new(),
-            store: store.map(|socket| HcacheStore::new(socket, ANSWER_MAX)),
+            store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
         }
     }
@@ -107,15 +109,11 @@ impl Host for QemuHost {
     }
 
     fn open(&mut self, found: &Found, rule: &VmRule, config: &Config) -> Opened {
-        let id = VmId(found.vm.clone());
         let vm = self.known.values().find(|vm| vm.pid == found.pid);
         let admin = rule
             .disk_admin
             .clone()
             .or_else(|| vm.and_then(|vm| admin_socket(&found.vm, vm)));
-        let cache = admin
-            .clone()
-            .map(|socket| DiskCache::new(&id, socket, ANSWER_MAX));
         let patience = u64::try_from(config.balloon_patience.as_millis()).unwrap_or(u64::MAX);
         let settings = BalloonSettings {
             patience: Patience {
@@ -124,14 +122,23 @@ impl Host for QemuHost {
             },
             ..BalloonSettings::default()
         };
-        let socket = vm.and_then(|vm| vm.qmp_socket.clone());
-        let direct = direct(found, socket, settings, config);
-        let memory = VmMemory::new(direct, cache);
-        let actuator: Box<dyn plimsoll_actuator::Actuator> = if self.dry_run {
-            Box::new(DryRun::new(memory))
-        } else {
-            Box::new(memory)
+        let endpoints = Endpoints {
+            vm: VmId(found.vm.clone()),
+            pid: found.pid,
+            memory_bytes: found.ram_bytes,
+            qmp_socket: vm.and_then(|vm| vm.qmp_socket.clone()),
+            disk_admin: admin.clone(),
+            libvirt_uri: config.libvirt.clone(),
+            hcache: None,
+            balloon: settings,
+            timeout: ANSWER_MAX,
+            dry_run: self.dry_run,
         };
+        let mut failures = Vec::new();
+        let actuator = VmMemory::open(&endpoints, &mut failures);
+        for failure in &failures {
+            tracing::warn!("VM {}: {}", found.vm, chain(failure));
+        }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {
             let interval = config.turn_interval.min(CURVE_INTERVAL_MAX);
@@ -164,54 +171,17 @@ impl Host for QemuHost {
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
         let store = self.store.as_mut()?;
-        let failure = store.look().into_iter().next_back();
+        let mut failures = Vec::new();
+        store.poll(&mut failures);
+        let failure = failures.pop();
         Some(failure.map_or_else(|| Ok(store.part().reserved_bytes), Err))
     }
 
     fn resize_store(&mut self, capacity_bytes: u64) -> Result<(), ActuatorError> {
         match &mut self.store {
-            Some(store) if !self.dry_run => store.set(capacity_bytes),
-            _ => Ok(()),
+            Some(store) => store.set(capacity_bytes),
+            None => Ok(()),
         }
-    }
-}
-
-/// What changes a VM's own memory.
-#[cfg_attr(
-    not(feature = "libvirt"),
-    expect(unused_variables, reason = "only libvirt's VMs need the configuration")
-)]
-fn direct(
-    found: &Found,
-    socket: Option<PathBuf>,
-    settings: BalloonSettings,
-    config: &Config,
-) -> Direct {
-    let vm = VmId(found.vm.clone());
-    #[cfg(feature = "libvirt")]
-    if let Some(uri) = &config.libvirt {
-        // A VM of libvirt's is told by its process: its monitor may have no path, and is libvirt's either way.
-        let virsh = plimsoll_actuator::Virsh::new(uri, ANSWER_MAX);
-        let domains = virsh.domains().unwrap_or_else(|error| {
-            tracing::warn!("libvirt cannot be asked for its VMs: {}", chain(&error));
-            Vec::new()
-        });
-        if let Some(info) = domains.iter().find(|domain| domain.pid == Some(found.pid)) {
-            let domain = plimsoll_actuator::Domain::new(virsh, info, settings);
-            return Direct::Libvirt(Box::new(domain));
-        }
-    }
-    match socket {
-        Some(socket) => Direct::Balloon(Box::new(Balloon::new(
-            vm,
-            socket,
-            found.ram_bytes,
-            settings,
-        ))),
-        None => Direct::Fixed {
-            vm,
-            memory_bytes: found.ram_bytes,
-        },
     }
 }
 

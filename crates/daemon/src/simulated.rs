@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use plimsoll_actuator::{Absence, Actuator, ActuatorError, DiskStat, Look, Part, Progress, Sent};
+use plimsoll_actuator::{
+    Absence, ActuatorError, DiskStat, MemoryPart, Observation, Part, Progress, Sent, VmMemory,
+};
 use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView, WorkingSetView};
@@ -246,11 +248,20 @@ impl Host for SimulatedHost {
             Workflow::Trap => CurveSource::Trap,
             Workflow::Cache { .. } => CurveSource::Disk,
         };
-        Opened {
-            actuator: Box::new(SimulatedMemory {
-                vm: VmId(found.vm.clone()),
+        let vm = VmId(found.vm.clone());
+        let part = |is_cache| {
+            Box::new(SimulatedPart {
+                vm: vm.clone(),
+                is_cache,
                 host: self.clone(),
-            }),
+            }) as Box<dyn MemoryPart>
+        };
+        let has_cache = self
+            .vm(&found.vm)
+            .is_some_and(|vm| vm.cache_bytes.is_some());
+        let cache = has_cache.then(|| part(true));
+        Opened {
+            actuator: VmMemory::new(vm.clone(), part(false), cache),
             feeds: vec![Box::new(SimulatedFeed {
                 vm: found.vm.clone(),
                 source,
@@ -272,12 +283,15 @@ impl Host for SimulatedHost {
     }
 }
 
-struct SimulatedMemory {
+/// A VM's own memory, or the cache under its disk.
+#[derive(Debug)]
+struct SimulatedPart {
     vm: VmId,
+    is_cache: bool,
     host: SimulatedHost,
 }
 
-impl SimulatedMemory {
+impl SimulatedPart {
     fn broken(&self, target_bytes: u64) -> ActuatorError {
         ActuatorError::Set {
             what: format!("balloon of VM {}", self.vm),
@@ -288,32 +302,32 @@ impl SimulatedMemory {
     }
 }
 
-impl Actuator for SimulatedMemory {
-    fn vm(&self) -> &VmId {
-        &self.vm
+impl MemoryPart for SimulatedPart {
+    fn poll(&mut self, _failures: &mut Vec<ActuatorError>) -> Observation {
+        let inner = self.host.lock();
+        let disk = inner.vms.get(&self.vm.0).map(SimulatedVm::disk);
+        Observation { disk, guest: None }
     }
 
-    fn look(&mut self) -> Look {
+    fn part(&self) -> Part {
         let inner = self.host.lock();
         let Some(vm) = inner.vms.get(&self.vm.0) else {
-            // It has ended; the loop will see so.
-            return Look {
-                direct: Part {
-                    actual_bytes: 0,
-                    target_bytes: None,
-                    in_doubt: false,
-                    reserved_bytes: 0,
-                    max_bytes: None,
-                    progress: Progress::Untold,
-                    age_ms: None,
-                },
-                cache: None,
-                guest: None,
-                disk: None,
-                failures: Vec::new(),
+            // It has ended, which the loop notices next.
+            return Part {
+                actual_bytes: 0,
+                target_bytes: None,
+                in_doubt: false,
+                reserved_bytes: 0,
+                max_bytes: None,
+                progress: Progress::Untold,
+                age_ms: None,
             };
         };
-        let cache = vm.cache_bytes.map(|bytes| Part {
+        if !self.is_cache {
+            return vm.part(inner.now_ms);
+        }
+        let bytes = vm.cache_bytes.unwrap_or(0);
+        Part {
             actual_bytes: bytes,
             target_bytes: Some(bytes),
             in_doubt: false,
@@ -321,39 +335,25 @@ impl Actuator for SimulatedMemory {
             max_bytes: None,
             progress: Progress::Reached,
             age_ms: Some(0),
-        });
-        Look {
-            direct: vm.part(inner.now_ms),
-            cache,
-            guest: None,
-            disk: Some(vm.disk()),
-            failures: Vec::new(),
         }
     }
 
-    fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
+    fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let mut inner = self.host.lock();
         let now_ms = inner.now_ms;
         let Some(vm) = inner.vms.get_mut(&self.vm.0) else {
             return Ok(());
         };
-        match vm.follows {
-            Follows::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
-            Follows::Broken => return Err(self.broken(target_bytes)),
-            Follows::Pace(_) | Follows::Never => {}
-        }
-        vm.target_bytes = Some(target_bytes.min(vm.ram_bytes));
-        vm.told_at_ms = now_ms;
-        inner.watch();
-        Ok(())
-    }
-
-    fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
-        let mut inner = self.host.lock();
-        let vm = inner.vms.get_mut(&self.vm.0);
-        match vm.and_then(|vm| vm.cache_bytes.as_mut()) {
-            Some(bytes) => *bytes = target_bytes,
-            None => return Err(ActuatorError::NoCache(self.vm.clone())),
+        if self.is_cache {
+            vm.cache_bytes = Some(target_bytes);
+        } else {
+            match vm.follows {
+                Follows::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
+                Follows::Broken => return Err(self.broken(target_bytes)),
+                Follows::Pace(_) | Follows::Never => {}
+            }
+            vm.target_bytes = Some(target_bytes.min(vm.ram_bytes));
+            vm.told_at_ms = now_ms;
         }
         inner.watch();
         Ok(())

@@ -576,7 +576,7 @@ impl<H: Host> Turns<H> {
         let moves: Vec<_> = self
             .vms
             .iter()
-            .filter(|(_, vm)| vm.can_be_divided() && vm.has_balloon() && vm.look.cache.is_some())
+            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable() && vm.look.cache.is_some())
             .filter_map(|(name, vm)| {
                 let from = vm.look.holding();
                 #[expect(
@@ -611,7 +611,7 @@ impl<H: Host> Turns<H> {
         let moves: Vec<_> = self
             .vms
             .iter()
-            .filter(|(_, vm)| vm.can_be_divided() && vm.has_balloon())
+            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable())
             .filter_map(|(name, vm)| {
                 let from = vm.look.holding();
                 let own = from.bytes().saturating_sub(CACHE_LEAST_BYTES);
@@ -641,7 +641,7 @@ impl<H: Host> Turns<H> {
             .vms
             .iter()
             .filter(|(_, vm)| vm.rule.self_balloon == Some(true) && vm.settings().managed)
-            .filter(|(_, vm)| vm.is_known() && vm.has_balloon())
+            .filter(|(_, vm)| vm.is_known() && vm.is_resizable())
             .filter_map(|(name, vm)| {
                 let settings = vm.settings();
                 let from = vm.look.holding();
@@ -1723,7 +1723,7 @@ fn look_at_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
 fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::Held<'_>> {
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::Held {
-            actuator: &mut *vm.actuator,
+            actuator: &mut vm.actuator,
             look: &mut vm.look,
         };
         (name.clone(), held)

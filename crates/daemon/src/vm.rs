@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, Actuator, Look, Progress};
+use plimsoll_actuator::{Absence, Look, Progress, VmMemory};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::SettingsChange;
@@ -48,7 +48,7 @@ pub struct Vm {
     /// What runs.
     pub found: Found,
     /// What moves it.
-    pub actuator: Box<dyn Actuator>,
+    pub actuator: VmMemory,
     /// How it stood when it was last looked at.
     pub look: Look,
     /// What it had when it was first found.
@@ -140,8 +140,8 @@ impl Vm {
 
     /// Whether its own memory can be changed.
     #[must_use]
-    pub fn has_balloon(&self) -> bool {
-        !matches!(self.look.direct.progress, Progress::Absent(_))
+    pub fn is_resizable(&self) -> bool {
+        self.look.direct.is_resizable()
     }
 
     /// What it is promised: by hand, by the rules, by default.
@@ -175,7 +175,7 @@ impl Vm {
         self.settings().managed
             && self.rule.self_balloon != Some(true)
             && self.is_known()
-            && (self.has_balloon() || self.look.cache.is_some())
+            && (self.is_resizable() || self.look.cache.is_some())
     }
 
     /// Takes what its feeds have seen, after it was looked at.

@@ -1,20 +1,28 @@
-//! How far something has followed its target. No input or output: it is told targets and sizes, and the time of each.
+//! Progress of memory towards its target, from the targets and sizes recorded with their times. No input or output.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A size this near to its target is there: the largest pages of guests' kernels.
+/// A size this near to its target has reached it: the largest page of guests' kernels.
 const SLACK_BYTES: u64 = 64 << 10;
-/// Sizes kept to tell the pace by.
+/// Sizes kept to compute the pace.
 const SIZES_MAX: usize = 16;
 
 /// How long a target may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// After so long without coming nearer to its target it is stuck, in ms.
+    /// Time without progress after which a part is stuck, in ms.
     pub stuck_ms: u64,
-    /// After so long on the way it is late, in ms.
+    /// Time before the target is reached after which a part is late, in ms.
     pub late_ms: u64,
+}
+
+impl Part {
+    /// Whether a target can have an effect.
+    #[must_use]
+    pub fn is_resizable(&self) -> bool {
+        !matches!(self.progress, Progress::Absent(_))
+    }
 }
 
 impl Default for Patience {
@@ -26,71 +34,71 @@ impl Default for Patience {
     }
 }
 
-/// Why a target is of no effect.
+/// Why a target has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absence {
-    /// The VM has no balloon, or is no VM that could have one.
+    /// The VM has no balloon.
     NoDevice,
-    /// The guest has never answered to its balloon: no driver, or it still boots. It follows when its driver comes.
+    /// The guest's balloon driver has never answered: there is none, or the guest is booting.
     NoDriver,
 }
 
-/// How far a part has followed.
+/// Progress of a part towards its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Nobody is there to follow.
+    /// It cannot change.
     Absent(Absence),
-    /// No target was told since this process looks.
+    /// This process has set no target.
     Untold,
-    /// It is where it should be.
+    /// It has reached its target.
     Reached,
-    /// It is on its way.
+    /// It is changing.
     Following {
-        /// Its pace over the last looks.
+        /// Its pace over the last polls.
         bytes_per_second: u64,
-        /// What is missing.
+        /// Distance to the target.
         left_bytes: u64,
     },
-    /// It is on its way for longer than [`Patience::late_ms`].
+    /// It is changing for longer than [`Patience::late_ms`].
     Late {
-        /// Its pace over the last looks.
+        /// Its pace over the last polls.
         bytes_per_second: u64,
-        /// What is missing.
+        /// Distance to the target.
         left_bytes: u64,
     },
-    /// It has not come nearer for [`Patience::stuck_ms`].
+    /// It has made no progress for [`Patience::stuck_ms`].
     Stuck {
-        /// Since when, in ms.
+        /// Time without progress, in ms.
         unchanged_ms: u64,
-        /// What is missing.
+        /// Distance to the target.
         left_bytes: u64,
     },
 }
 
-/// One of the memories of a VM, by the last answers. A part that never answered has its most, and is as old as can be.
+/// Size and progress of one part of a VM's memory. A part that was never queried successfully counts with its maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What it has.
+    /// Its size.
     pub actual_bytes: u64,
-    /// What it was last told to have; `None` if nothing was told since this process looks.
+    /// Its last target; `None` if this process has set none.
     pub target_bytes: Option<u64>,
-    /// Whether that target may not have arrived; setting it again settles it.
+    /// Whether that target may not have arrived; setting it again resolves that.
     pub in_doubt: bool,
-    /// What it may have at most without being told anything more. A target that another process told, and that
-    /// is not reached, is not known here: whoever begins tells every part its size once.
+    /// The most that it may hold without a further request. A pending target of another process is not known here, so
+    /// a process that starts sets every part to its present size once.
     pub reserved_bytes: u64,
-    /// What it can have at most, as the VM's RAM; `None` if that is not known.
+    /// Its maximum, such as the VM's RAM; `None` if that is not known.
     pub max_bytes: Option<u64>,
-    /// How far it has followed.
+    /// Progress towards the target.
     pub progress: Progress,
-    /// How old the answer is, in ms; `None` if there was never one.
+    /// Age of the last successful query, in ms; `None` if there was none.
     pub age_ms: Option<u64>,
 }
 
-/// A target and who is to follow it.
+/// A target and the sizes since it was set.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct Tracker {
     patience: Patience,
     /// The last size seen, and when.
     seen: Option<(u64, Instant)>,
@@ -103,11 +111,11 @@ pub(crate) struct Follower {
 struct Target {
     bytes: u64,
     told: Instant,
-    /// What it should do: become smaller, or larger. A size beyond the target is all right.
+    /// Whether it has to shrink, or else to grow; a size beyond the target is accepted.
     shrink: bool,
-    /// How near it came, and when.
+    /// Smallest distance so far, and when it was reached.
     nearest: Option<(u64, Instant)>,
-    /// What was missing lately.
+    /// Recent distances.
     lately: VecDeque<(u64, Instant)>,
 }
 
@@ -126,7 +134,7 @@ impl Target {
             self.nearest = Some((left, now));
         }
         if left == 0 {
-            // Whoever leaves its target again begins anew.
+            // Leaving the target again starts anew.
             self.lately.clear();
             self.nearest = None;
             self.told = now;
@@ -184,7 +192,7 @@ pub(crate) fn as_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Follower {
+impl Tracker {
     pub fn new(patience: Patience) -> Self {
         Self {
             patience,
@@ -194,7 +202,7 @@ impl Follower {
         }
     }
 
-    /// A target was sent; `surely` if the answer came.
+    /// Records a target that was sent; `surely` if it was confirmed.
     pub fn tell(&mut self, target_bytes: u64, surely: bool, now: Instant) {
         self.in_doubt_bytes = match surely {
             true => None,
@@ -209,7 +217,7 @@ impl Follower {
             .as_ref()
             .is_some_and(|target| target.bytes == target_bytes)
         {
-            // Told again: its time goes on.
+            // The same target again: its time goes on.
             return;
         }
         let actual_bytes = self.seen.map(|(bytes, _)| bytes);
@@ -226,7 +234,7 @@ impl Follower {
         self.target = Some(target);
     }
 
-    /// The size, as it is now.
+    /// Records the present size.
     pub fn see(&mut self, actual_bytes: u64, now: Instant) {
         self.seen = Some((actual_bytes, now));
         if let Some(target) = &mut self.target {
@@ -234,12 +242,12 @@ impl Follower {
         }
     }
 
-    /// The last size seen.
+    /// The last size recorded.
     pub fn seen(&self) -> Option<u64> {
         self.seen.map(|(bytes, _)| bytes)
     }
 
-    /// What is known; `max_bytes` stands for the size until one was seen.
+    /// Size and progress; `max_bytes` stands for the size until one is recorded.
     pub fn part(&self, max_bytes: Option<u64>, absence: Option<Absence>, now: Instant) -> Part {
         let actual_bytes = self.seen().or(max_bytes).unwrap_or(0);
         let target_bytes = self.target.as_ref().map(|target| target.bytes);
@@ -277,32 +285,32 @@ mod tests {
         start + Duration::from_secs(seconds)
     }
 
-    fn progress(follower: &Follower, now: Instant) -> Progress {
-        follower.part(Some(512 * MIB), None, now).progress
+    fn progress(tracker: &Tracker, now: Instant) -> Progress {
+        tracker.part(Some(512 * MIB), None, now).progress
     }
 
-    fn reserved_mib(follower: &Follower, now: Instant) -> u64 {
-        follower.part(Some(512 * MIB), None, now).reserved_bytes / MIB
+    fn reserved_mib(tracker: &Tracker, now: Instant) -> u64 {
+        tracker.part(Some(512 * MIB), None, now).reserved_bytes / MIB
     }
 
     #[test]
     fn one_that_follows_is_late_after_a_while_and_stuck_when_it_stops() {
         let start = Instant::now();
-        let mut follower = Follower::new(Patience::default());
-        follower.see(512 * MIB, start);
-        assert_eq!(progress(&follower, start), Progress::Untold);
-        follower.tell(400 * MIB, true, start);
+        let mut tracker = Tracker::new(Patience::default());
+        tracker.see(512 * MIB, start);
+        assert_eq!(progress(&tracker, start), Progress::Untold);
+        tracker.tell(400 * MIB, true, start);
         for second in 1..=5 {
-            follower.see((512 - 4 * second) * MIB, at(start, second));
+            tracker.see((512 - 4 * second) * MIB, at(start, second));
         }
         let following = Progress::Following {
             bytes_per_second: 4 * MIB,
             left_bytes: 92 * MIB,
         };
-        assert_eq!(progress(&follower, at(start, 5)), following);
-        assert_eq!(reserved_mib(&follower, at(start, 5)), 492);
-        follower.see(490 * MIB, at(start, 10));
-        let late = progress(&follower, at(start, 10));
+        assert_eq!(progress(&tracker, at(start, 5)), following);
+        assert_eq!(reserved_mib(&tracker, at(start, 5)), 492);
+        tracker.see(490 * MIB, at(start, 10));
+        let late = progress(&tracker, at(start, 10));
         let Progress::Late {
             left_bytes,
             bytes_per_second,
@@ -313,83 +321,83 @@ mod tests {
         assert_eq!((left_bytes, bytes_per_second), (90 * MIB, 22 * MIB / 10));
         // Back a little, and no nearer.
         for second in 11..=20 {
-            follower.see(491 * MIB, at(start, second));
+            tracker.see(491 * MIB, at(start, second));
         }
         let stuck = Progress::Stuck {
             unchanged_ms: 10_000,
             left_bytes: 91 * MIB,
         };
-        assert_eq!(progress(&follower, at(start, 20)), stuck);
-        follower.see(399 * MIB, at(start, 21));
-        assert_eq!(progress(&follower, at(start, 21)), Progress::Reached);
-        assert_eq!(reserved_mib(&follower, at(start, 21)), 400);
+        assert_eq!(progress(&tracker, at(start, 20)), stuck);
+        tracker.see(399 * MIB, at(start, 21));
+        assert_eq!(progress(&tracker, at(start, 21)), Progress::Reached);
+        assert_eq!(reserved_mib(&tracker, at(start, 21)), 400);
     }
 
     #[test]
     fn what_grows_is_reserved_from_the_moment_it_may_grow() {
         let start = Instant::now();
-        let mut follower = Follower::new(Patience::default());
-        follower.see(100 * MIB, start);
-        follower.tell(200 * MIB, true, start);
-        assert_eq!(reserved_mib(&follower, start), 200);
-        follower.see(210 * MIB, at(start, 1));
-        assert_eq!(progress(&follower, at(start, 1)), Progress::Reached);
-        assert_eq!(reserved_mib(&follower, at(start, 1)), 210);
+        let mut tracker = Tracker::new(Patience::default());
+        tracker.see(100 * MIB, start);
+        tracker.tell(200 * MIB, true, start);
+        assert_eq!(reserved_mib(&tracker, start), 200);
+        tracker.see(210 * MIB, at(start, 1));
+        assert_eq!(progress(&tracker, at(start, 1)), Progress::Reached);
+        assert_eq!(reserved_mib(&tracker, at(start, 1)), 210);
     }
 
     #[test]
     fn a_target_in_doubt_counts_beside_the_one_before_until_one_is_sure() {
         let now = Instant::now();
-        let mut follower = Follower::new(Patience::default());
-        follower.see(100 * MIB, now);
-        follower.tell(200 * MIB, true, now);
-        follower.tell(50 * MIB, false, now);
-        assert_eq!(reserved_mib(&follower, now), 200);
-        follower.tell(300 * MIB, false, now);
-        follower.tell(40 * MIB, false, now);
-        assert_eq!(reserved_mib(&follower, now), 300);
-        follower.tell(40 * MIB, true, now);
-        assert_eq!(reserved_mib(&follower, now), 100);
-        assert!(!follower.part(None, None, now).in_doubt);
+        let mut tracker = Tracker::new(Patience::default());
+        tracker.see(100 * MIB, now);
+        tracker.tell(200 * MIB, true, now);
+        tracker.tell(50 * MIB, false, now);
+        assert_eq!(reserved_mib(&tracker, now), 200);
+        tracker.tell(300 * MIB, false, now);
+        tracker.tell(40 * MIB, false, now);
+        assert_eq!(reserved_mib(&tracker, now), 300);
+        tracker.tell(40 * MIB, true, now);
+        assert_eq!(reserved_mib(&tracker, now), 100);
+        assert!(!tracker.part(None, None, now).in_doubt);
     }
 
     #[test]
     fn a_target_told_again_does_not_begin_anew() {
         let start = Instant::now();
-        let mut follower = Follower::new(Patience::default());
-        follower.see(512 * MIB, start);
+        let mut tracker = Tracker::new(Patience::default());
+        tracker.see(512 * MIB, start);
         for second in 0..=10 {
-            follower.tell(400 * MIB, true, at(start, second));
-            follower.see(512 * MIB, at(start, second));
+            tracker.tell(400 * MIB, true, at(start, second));
+            tracker.see(512 * MIB, at(start, second));
         }
-        let stuck = progress(&follower, at(start, 10));
+        let stuck = progress(&tracker, at(start, 10));
         assert!(matches!(stuck, Progress::Stuck { .. }), "{stuck:?}");
     }
 
     #[test]
     fn who_leaves_its_target_is_stuck_only_after_its_time() {
         let start = Instant::now();
-        let mut follower = Follower::new(Patience::default());
-        follower.see(512 * MIB, start);
-        follower.tell(400 * MIB, true, start);
-        follower.see(400 * MIB, at(start, 1));
-        follower.see(400 * MIB, at(start, 100));
-        follower.see(450 * MIB, at(start, 101));
-        let following = progress(&follower, at(start, 101));
+        let mut tracker = Tracker::new(Patience::default());
+        tracker.see(512 * MIB, start);
+        tracker.tell(400 * MIB, true, start);
+        tracker.see(400 * MIB, at(start, 1));
+        tracker.see(400 * MIB, at(start, 100));
+        tracker.see(450 * MIB, at(start, 101));
+        let following = progress(&tracker, at(start, 101));
         assert!(
             matches!(following, Progress::Following { .. }),
             "{following:?}"
         );
-        assert_eq!(reserved_mib(&follower, at(start, 101)), 450);
-        follower.see(450 * MIB, at(start, 111));
-        let stuck = progress(&follower, at(start, 111));
+        assert_eq!(reserved_mib(&tracker, at(start, 101)), 450);
+        tracker.see(450 * MIB, at(start, 111));
+        let stuck = progress(&tracker, at(start, 111));
         assert!(matches!(stuck, Progress::Stuck { .. }), "{stuck:?}");
     }
 
     #[test]
     fn who_never_answered_has_all() {
-        let follower = Follower::new(Patience::default());
-        let part = follower.part(Some(512 * MIB), None, Instant::now());
+        let tracker = Tracker::new(Patience::default());
+        let part = tracker.part(Some(512 * MIB), None, Instant::now());
         assert_eq!((part.actual_bytes, part.age_ms), (512 * MIB, None));
     }
 
@@ -399,26 +407,26 @@ mod tests {
             steps in vec((0u64..3, 0u64..512), 1..40),
         ) {
             let now = Instant::now();
-            let mut follower = Follower::new(Patience::default());
+            let mut tracker = Tracker::new(Patience::default());
             let (mut actual_bytes, mut in_force) = (0, Vec::new());
             for (kind, mib) in steps {
                 let bytes = mib * MIB;
                 match kind {
                     0 => {
-                        follower.see(bytes, now);
+                        tracker.see(bytes, now);
                         actual_bytes = bytes;
                     }
                     1 => {
-                        follower.tell(bytes, true, now);
+                        tracker.tell(bytes, true, now);
                         in_force = vec![bytes];
                     }
                     _ => {
-                        follower.tell(bytes, false, now);
+                        tracker.tell(bytes, false, now);
                         in_force.push(bytes);
                     }
                 }
                 let most = in_force.iter().copied().fold(actual_bytes, u64::max);
-                let part = follower.part(None, None, now);
+                let part = tracker.part(None, None, now);
                 prop_assert_eq!(part.reserved_bytes, most);
                 prop_assert_eq!(part.actual_bytes, actual_bytes);
             }

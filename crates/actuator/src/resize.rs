@@ -1,16 +1,16 @@
-//! A store whose capacity is set by a call that may take seconds: the call is made by a thread of its own.
+//! A store whose capacity is set by a call that may take seconds, made in a thread of its own.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 use std::time::Instant;
 
-use crate::follow::{Follower, Part, Patience};
+use crate::progress::{Part, Patience, Tracker};
 use crate::{ActuatorError, Sent};
 
 /// Capacity of a store, and how it changes.
 #[derive(Debug)]
-pub(crate) struct Resizing {
-    follower: Follower,
+pub(crate) struct BackgroundResize {
+    tracker: Tracker,
     running: Option<Running>,
 }
 
@@ -21,10 +21,10 @@ struct Running {
     ended: Receiver<Result<(), ActuatorError>>,
 }
 
-impl Resizing {
+impl BackgroundResize {
     pub fn new() -> Self {
         Self {
-            follower: Follower::new(Patience::default()),
+            tracker: Tracker::new(Patience::default()),
             running: None,
         }
     }
@@ -43,7 +43,6 @@ impl Resizing {
             });
         }
         let (end, ended) = channel();
-        // Who asked may be gone.
         let run = move || drop(end.send(call()));
         thread::Builder::new()
             .name("resize".into())
@@ -71,31 +70,31 @@ impl Resizing {
                 None
             }
             Ok(Ok(())) => {
-                self.follower.tell(target_bytes, true, Instant::now());
+                self.tracker.tell(target_bytes, true, Instant::now());
                 None
             }
             Ok(Err(error)) => {
                 if error.sent() == Some(Sent::Maybe) {
-                    self.follower.tell(target_bytes, false, Instant::now());
+                    self.tracker.tell(target_bytes, false, Instant::now());
                 }
                 Some(error)
             }
-            // The call does not panic; if it did, nobody knows what it has done.
+            // The call does not panic; if it did, its effect would be unknown.
             Err(TryRecvError::Disconnected) => {
-                self.follower.tell(target_bytes, false, Instant::now());
+                self.tracker.tell(target_bytes, false, Instant::now());
                 None
             }
         }
     }
 
-    /// The capacity, as the store says.
+    /// Records the capacity that the store reports.
     pub fn see(&mut self, capacity_bytes: u64) {
-        self.follower.see(capacity_bytes, Instant::now());
+        self.tracker.see(capacity_bytes, Instant::now());
     }
 
-    /// What is known.
+    /// Size and progress by the last report.
     pub fn part(&self, max_bytes: Option<u64>) -> Part {
-        let part = self.follower.part(max_bytes, None, Instant::now());
+        let part = self.tracker.part(max_bytes, None, Instant::now());
         let Some(running) = &self.running else {
             return part;
         };

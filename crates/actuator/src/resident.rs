@@ -1,4 +1,4 @@
-//! What the host really holds of a VM's RAM: the guest's word is no proof that a balloon is full.
+//! The host memory that a VM's RAM really occupies; a guest's report does not prove that a balloon is full.
 
 use std::collections::BTreeSet;
 use std::fs;
