@@ -212,7 +212,7 @@ fn an_answer_byte_by_byte_is_an_answer() {
 }
 
 #[test]
-fn what_was_known_last_stands_when_nothing_is_answered() {
+fn the_last_known_value_stands_if_a_query_fails() {
     for answer in [
         Answer::Hang,
         Answer::Close,
@@ -232,9 +232,9 @@ fn what_was_known_last_stands_when_nothing_is_answered() {
         assert_eq!(mib(&balloon), (300, 300), "{answer:?}");
         monitor.end();
         let error = told(&balloon.query().unwrap_err());
-        // One that hung is not asked again at once: a turn has other VMs to look at.
+        // One that hung is not queried again at once: a turn has other VMs to poll.
         let expected = match answer {
-            Answer::Hang => "it is left alone for 5 s",
+            Answer::Hang => "not retried for 5 s",
             _ => "no QMP monitor answers",
         };
         assert!(error.contains(expected), "{error}");

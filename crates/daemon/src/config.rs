@@ -1,13 +1,14 @@
 //! The daemon's configuration, `/etc/plimsoll/plimsoll.toml` and `plimsoll.toml.d/*.toml`.
 //!
-//! The file itself is read first, then those of the folder by name; of a key that stands in several, the last counts.
-//! Rules for VMs are appended. docs/configuration.md names all keys.
+//! The file itself is read first, then those of the drop-in directory in order of their names. If a key is set in several
+//! files, the last one wins; rules for VMs are appended. docs/configuration.md describes all keys.
 
 mod error;
+mod file;
 mod keys;
-mod source;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use wildmatch::WildMatch;
 
 pub use error::ConfigError;
 
-/// Where the configuration is looked for if nothing else is said; it need not exist.
+/// The default configuration file, which need not exist.
 pub const PATH: &str = "/etc/plimsoll/plimsoll.toml";
 
 /// All settings, defaults filled in.
@@ -26,70 +27,70 @@ pub const PATH: &str = "/etc/plimsoll/plimsoll.toml";
 pub struct Config {
     /// What the daemon may do; `observe` by default.
     pub mode: Mode,
-    /// From one turn to the next, 1 s to an hour; 30 s by default.
+    /// Interval between turns, 1 s to an hour; 30 s by default.
     pub turn_interval: Duration,
-    /// Memory to divide; `None`: what the VMs were found with.
+    /// Memory to allocate; `None` for the sum of the VMs' sizes when they were discovered.
     pub total_bytes: Option<u64>,
-    /// How it is divided; isolated sharing by default.
+    /// How it is allocated; isolated sharing by default.
     pub policy: Policy,
     /// Sizes are multiples of this; 4 MiB by default.
     pub unit_bytes: u64,
-    /// Most that a VM's size changes by in one move; `None` for no limit. 10 % of the VM's baseline would be `step_ratio`.
+    /// Largest change of a VM's size in one move; `None` for no limit.
     pub step_bytes: Option<u64>,
-    /// The least fall of the geometric mean that is worth a move; 0.02 by default.
+    /// Smallest fall of the geometric mean that is worth a move; 0.02 by default.
     pub gain_min: f64,
-    /// Least time from one division to the next; 5 min by default.
+    /// Minimum time between two reallocations; 5 min by default.
     pub cooldown: Duration,
-    /// How long a VM is measured after a move before its promise is judged; 60 s by default.
+    /// How long a VM is measured after a move before it is compared with its bound; 60 s by default.
     pub check_after: Duration,
-    /// How far above its bound a VM may be measured before the move is taken back, as a share; 0.03 by default.
+    /// How far above its bound a VM may be measured before the move is rolled back, as a share; 0.03 by default.
     pub tolerance: f64,
-    /// How long a balloon may stand still before it counts as stuck; 30 s by default.
+    /// Time without progress after which a balloon is stuck; 30 s by default.
     pub balloon_patience: Duration,
-    /// Whether curves come from traps or from caches under the disks.
+    /// Whether curves come from traced RAM or from caches under the disks.
     pub workflow: Workflow,
     /// How VMs are traced.
     pub trace: TraceSettings,
-    /// Where history is kept; `None` for nowhere. `/var/lib/plimsoll/history.redb` by default.
+    /// File of the history; `None` for none. `/var/lib/plimsoll/history.redb` by default.
     pub history: Option<PathBuf>,
-    /// Most bytes of it; 256 MiB by default.
+    /// Its maximum size in bytes; 256 MiB by default.
     pub history_bytes_max: u64,
     /// How long it is kept; a week by default.
     pub history_keep: Duration,
-    /// Where the daemon serves.
+    /// Sockets of the API.
     pub serve: ServeSettings,
-    /// Whether libvirt's VMs are found and moved through it.
+    /// URI of the libvirt through which its VMs are changed; `None` without.
     pub libvirt: Option<String>,
-    /// The shared page store that the memory of self-ballooning VMs backs: its socket; `None` without.
+    /// Socket of the shared page store, which gets the memory of self-ballooning VMs; `None` without.
     pub store: Option<PathBuf>,
-    /// Rules, the first that fits a VM's name decides each setting.
+    /// Rules for VMs; each setting comes from the first matching rule that has it.
     pub vms: Vec<VmRule>,
 }
 
-/// How curves are got, \[LS07\] §4.3.
+/// The source of curves, \[LS07\] §4.3.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Workflow {
-    /// By traps on the VMs' RAM.
+    /// The VMs' RAM is traced.
     Trap,
-    /// By shrinking VMs into the caches under their disks (fig. 6).
+    /// VMs are shrunk into the caches under their disks (fig. 6).
     Cache {
         /// Share of a VM's size that stays its own while it is traced, above 0.0 and below 1.0; 0.25 by default.
         direct_ratio: f64,
-        /// How long the VMs are traced before memory is divided; 10 min by default.
+        /// How long the VMs are traced before memory is allocated; 10 min by default.
         trace_for: Duration,
-        /// Whether the caches are kept, so that the host can be divided anew at any time, instead of given back.
+        /// Whether the caches stay, so that memory can be reallocated at any time, instead of being returned.
         keep: bool,
-        /// From one giving back to the next tracing; 6 h by default.
+        /// Time from returning the caches' memory to the next tracing; 6 h by default.
         every: Duration,
     },
 }
 
-/// How a VM's RAM is watched.
+/// How a VM's RAM is traced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceBackend {
     /// By traps: references in order.
     Trap,
-    /// By presence scans: which pages were touched from one to the next.
+    /// By accessed-page scans: which pages were touched between two scans.
     Scan,
 }
 
@@ -98,30 +99,30 @@ pub enum TraceBackend {
 pub struct TraceSettings {
     /// Whether VMs are traced.
     pub enabled: bool,
-    /// How their RAM is watched; by traps by default.
+    /// How their RAM is traced; by traps by default.
     pub backend: TraceBackend,
-    /// The program `plimsoll`; found beside the daemon by default.
+    /// The program `plimsoll`; by default the one beside the daemon.
     pub program: Option<PathBuf>,
     /// Length of a period; 5 s by default.
     pub period: Duration,
     /// Share of a VM's CPU time that its tracer may take; 0.01 by default.
     pub budget: f64,
-    /// How far back the curve reaches; 5 min by default.
+    /// Length of time that the curve covers; 5 min by default.
     pub window: Duration,
 }
 
-/// Where and for whom the daemon serves.
+/// Sockets of the API, and who may use them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeSettings {
-    /// The socket for those who may change things.
+    /// The control socket.
     pub socket: PathBuf,
-    /// Its group; `None`: root's alone.
+    /// Its group; `None` for root alone.
     pub group: Option<String>,
-    /// The socket for those who may look; `None` without.
+    /// The read-only socket; `None` without.
     pub read_only_socket: Option<PathBuf>,
-    /// Its group; `None`: everybody.
+    /// Its group; `None` for all users.
     pub read_only_group: Option<String>,
-    /// TCP, only when asked for.
+    /// TCP; `None` without.
     pub tcp: Option<TcpSettings>,
 }
 
@@ -130,11 +131,11 @@ pub struct ServeSettings {
 pub struct TcpSettings {
     /// Address and port.
     pub listen: std::net::SocketAddr,
-    /// File with the token that clients must show; at least one of token and client CA is needed, save for a read-only loopback.
+    /// File with the clients' token; a token or a client CA is required, except for a read-only loopback address.
     pub token_file: Option<PathBuf>,
-    /// Certificate chain and key, PEM.
+    /// TLS; `None` for plain HTTP.
     pub tls: Option<TlsSettings>,
-    /// Whether changes are refused.
+    /// Whether it is read-only.
     pub read_only: bool,
 }
 
@@ -145,30 +146,30 @@ pub struct TlsSettings {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// Who signs clients' certificates (mTLS); `None` without.
+    /// CA of the clients' certificates (mTLS); `None` without.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What VMs whose name fits a glob are promised; what is `None` is left to later rules.
+/// Settings of the VMs whose name matches a glob; `None` leaves a setting to later rules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VmRule {
     /// Glob over names: `web-*`.
     pub name: String,
-    /// Whether the daemon may move them.
+    /// Whether the daemon may change their memory.
     pub managed: Option<bool>,
-    /// They never get less.
+    /// Minimum size.
     pub min_bytes: Option<u64>,
-    /// They never get more.
+    /// Maximum size.
     pub max_bytes: Option<u64>,
-    /// What their misses are measured by; by default what a VM has when it is found.
+    /// Size against which losses are measured; by default a VM's size when it is discovered.
     pub baseline_bytes: Option<u64>,
-    /// Their proportional right.
+    /// Weight in proportional sharing.
     pub shares: Option<u32>,
-    /// Most rise of misses, as a share.
+    /// Bound on the rise of misses, as a share.
     pub max_loss: Option<f64>,
-    /// Whether a VM shrinks to its working set, its freed memory backing the page store (\[M08\] §7).
+    /// Whether a VM shrinks to its working set and frees memory for the page store (\[M08\] §7).
     pub self_balloon: Option<bool>,
-    /// Admin socket of the daemon under its disk; by default the one that `plimsoll run` made.
+    /// Admin socket of the daemon under its disk; by default the one that `plimsoll run` creates.
     pub disk_admin: Option<PathBuf>,
 }
 
@@ -213,15 +214,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `path` and its folder of additions, or [`PATH`] and its folder if `None`.
+    /// Reads `path` and its drop-in directory, or [`PATH`] and its directory if `None`.
     ///
-    /// Gives what an operator should know with it: which files were read, or that there is none.
+    /// Also returns notes for the operator: the files that were read, or that there is none.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong, with its file and line; also if a `path` that was asked for is not there.
+    /// The first error, with its file and line; also if a given `path` does not exist.
     pub fn load(path: Option<&Path>) -> Result<(Self, Vec<String>), ConfigError> {
-        let files = source::files(path.unwrap_or(Path::new(PATH)), path.is_some())?;
+        let files = file::files(path.unwrap_or(Path::new(PATH)), path.is_some())?;
         let mut notes: Vec<String> = files
             .iter()
             .map(|file| format!("read {}", file.path().display()))
@@ -232,9 +233,9 @@ impl Config {
         Ok((keys::read(&files)?, notes))
     }
 
-    /// What the VM called `vm` is promised: of each setting, what the first rule that fits and has it says.
+    /// The settings of the VM called `vm`: each from the first matching rule that has it.
     ///
-    /// Different rules may give a floor above the ceiling; then the floor is kept, being the promise.
+    /// If different rules give a minimum above the maximum, the minimum wins, because it is a guarantee.
     #[must_use]
     pub fn settings_for(&self, vm: &str) -> VmRule {
         let mut merged = VmRule::for_name(vm);
@@ -257,7 +258,7 @@ impl Config {
         merged
     }
 
-    /// The keys that differ in `new` and that a running daemon cannot take over.
+    /// The keys that differ in `new` and take effect only after a restart.
     #[must_use]
     pub fn changes_needing_restart(&self, new: &Self) -> Vec<&'static str> {
         let (serve, then) = (&self.serve, &new.serve);
@@ -293,7 +294,7 @@ impl Config {
 }
 
 impl VmRule {
-    /// A rule that says nothing yet of the VMs whose name fits `name`.
+    /// An empty rule for the VMs whose name matches `name`.
     #[must_use]
     pub fn for_name(name: &str) -> Self {
         Self {

@@ -1,39 +1,39 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a configuration was not taken; the one in force, if any, stays.
+/// Why a configuration was rejected; the one in force, if any, stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A file or folder that cannot be read.
+    /// An unreadable file or directory.
     #[error("{}: cannot be read: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Larger than any configuration, or no regular file.
     #[error("{}: expected a regular file of at most {} KiB", path.display(), bytes_max >> 10)]
     NoFile {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Most bytes taken.
+        /// Maximum size.
         bytes_max: u64,
     },
-    /// No TOML.
+    /// A syntax error.
     #[error("{}:{line}: {message}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// A key that means nothing.
+    /// A key that does not exist.
     #[error("{}:{line}: unknown key '{key}'{hint}", path.display())]
     UnknownKey {
         /// The file.
@@ -45,7 +45,7 @@ pub enum ConfigError {
         /// `; did you mean '...'?`, or nothing.
         hint: String,
     },
-    /// A value that its key does not take.
+    /// A value that its key does not accept.
     #[error("{}:{line}: {key} = {value}: expected {expected}", path.display())]
     Value {
         /// The file.
@@ -56,17 +56,17 @@ pub enum ConfigError {
         key: String,
         /// The value as it is written.
         value: String,
-        /// What is taken.
+        /// What is accepted.
         expected: String,
     },
-    /// Keys that contradict each other.
+    /// Contradictory keys.
     #[error("{place}: {key}: {message}")]
     Contradiction {
         /// File and line of the key, or `by default`.
         place: String,
         /// The key.
         key: String,
-        /// What it contradicts, and what to do.
+        /// What it contradicts, and how to resolve it.
         message: String,
     },
 }

@@ -1,28 +1,162 @@
-//! Which keys there are, what they take, and what contradicts what.
+//! The keys of the configuration, their kinds of values, and contradictions between them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_policy::registry::{PRESETS, PolicyOptions, SEARCHES};
-use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_policy::registry::{PolicyOptions, SEARCHES};
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
+use serde::Deserialize;
+use toml::Spanned;
 
-use super::source::{File, Table, Value};
+use super::file::File;
+use super::values::{
+    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, Checked, FROM_0_TO_1, FROM_0_TO_10, FilePath,
+    Flag, FromCaches, OrAuto, OrNone, PolicyName, SearchName, ShareIn, Size, SocketPath, Text,
+    Time, Whole, Word,
+};
 use super::{Config, ConfigError, TcpSettings, TlsSettings, TraceBackend, VmRule, Workflow};
 
-const KIB: u64 = 1 << 10;
+const PAGE: u64 = 4 << 10;
+const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// More than any host has.
 const SIZE_MAX: u64 = 1 << 50;
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_hours(1);
-const WEEK: Duration = Duration::from_hours(7 * 24);
-const YEAR: Duration = Duration::from_hours(365 * 24);
+const SECOND: u64 = 1000;
+const HOUR: u64 = 3600 * SECOND;
+const WEEK: u64 = 7 * 24 * HOUR;
+const YEAR: u64 = 365 * 24 * HOUR;
 
-/// What several keys together make one setting of, as far as it is read.
-struct Draft<'a> {
+/// A key that need not be there, with its place in the file.
+type Key<K> = Option<Spanned<Checked<K>>>;
+
+/// Declares the keys of each section, and stores those of a file, with their places, in the setting beside them.
+macro_rules! keys {
+    (
+        $merge:ident;
+        $($key:ident: $kind:ty => $to:expr,)*
+        $([$section:ident, $keys:ident]: $header:literal { $($field:ident: $field_kind:ty => $field_to:expr,)* })*
+    ) => {
+        #[derive(Deserialize, Default)]
+        #[serde(default, deny_unknown_fields)]
+        struct Keys {
+            $($key: Key<$kind>,)*
+            $($section: $keys,)*
+            vm: Vec<Spanned<VmKeys>>,
+        }
+
+        $(
+            #[derive(Deserialize, Default)]
+            #[serde(default, deny_unknown_fields, expecting = $header)]
+            struct $keys {
+                $($field: Key<$field_kind>,)*
+            }
+        )*
+
+        impl Merge {
+            fn add(&mut self, file: &File, keys: Keys) -> Result<(), ConfigError> {
+                let $merge = self;
+                $(if let Some(value) = keys.$key {
+                    $merge.places.insert(stringify!($key), file.place(value.span().start));
+                    $to = value.into_inner().0;
+                })*
+                $($(if let Some(value) = keys.$section.$field {
+                    let name = concat!(stringify!($section), ".", stringify!($field));
+                    $merge.places.insert(name, file.place(value.span().start));
+                    $field_to = value.into_inner().0;
+                })*)*
+                for rule in keys.vm {
+                    let place = file.place(rule.span().start);
+                    $merge.config.vms.push(rule.into_inner().rule(&place)?);
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+keys! {
+    all;
+    mode: Word<Mode> => all.config.mode,
+    turn_interval: Time<SECOND, HOUR> => all.config.turn_interval,
+    total: OrAuto<Size<PAGE, SIZE_MAX>> => all.config.total_bytes,
+    [policy, PolicyKeys]: "a section: write [policy]" {
+        name: Word<PolicyName> => all.policy,
+        search: Word<SearchName> => all.search,
+        seed: Whole<0, { i64::MAX.unsigned_abs() }> => all.seed,
+        idle_tax: ShareIn<FROM_0_TO_1> => all.idle_tax,
+        unit: Size<PAGE, GIB> => all.config.unit_bytes,
+        step: OrNone<Size<PAGE, SIZE_MAX>> => all.config.step_bytes,
+        gain_min: ShareIn<BELOW_1> => all.config.gain_min,
+        cooldown: Time<SECOND, WEEK> => all.config.cooldown,
+    }
+    [check, CheckKeys]: "a section: write [check]" {
+        after: Time<SECOND, HOUR> => all.config.check_after,
+        tolerance: ShareIn<FROM_0_TO_1> => all.config.tolerance,
+    }
+    [balloon, BalloonKeys]: "a section: write [balloon]" {
+        patience: Time<SECOND, HOUR> => all.config.balloon_patience,
+    }
+    [curves, CurvesKeys]: "a section: write [curves]" {
+        from: Word<FromCaches> => all.from_caches,
+        direct: ShareIn<ABOVE_0_BELOW_1> => all.direct_ratio,
+        trace_for: Time<SECOND, WEEK> => all.trace_for,
+        keep: Flag => all.keep,
+        every: Time<SECOND, YEAR> => all.every,
+    }
+    [trace, TraceKeys]: "a section: write [trace]" {
+        enabled: Flag => all.config.trace.enabled,
+        backend: Word<TraceBackend> => all.config.trace.backend,
+        program: OrAuto<FilePath> => all.config.trace.program,
+        period: Time<100, HOUR> => all.config.trace.period,
+        budget: ShareIn<ABOVE_0_TO_1> => all.config.trace.budget,
+        window: Time<100, WEEK> => all.config.trace.window,
+    }
+    [history, HistoryKeys]: "a section: write [history]" {
+        file: OrNone<FilePath> => all.config.history,
+        size_max: Size<{ 16 * MIB }, { 1024 * GIB }> => all.config.history_bytes_max,
+        keep: Time<{ 3 * HOUR }, { 10 * YEAR }> => all.config.history_keep,
+    }
+    [serve, ServeKeys]: "a section: write [serve]" {
+        socket: SocketPath => all.config.serve.socket,
+        group: OrNone<Text> => all.config.serve.group,
+        read_only_socket: OrNone<SocketPath> => all.config.serve.read_only_socket,
+        read_only_group: OrNone<Text> => all.config.serve.read_only_group,
+    }
+    [tcp, TcpKeys]: "a section: write [tcp]" {
+        listen: OrNone<Address> => all.listen,
+        token_file: OrNone<FilePath> => all.token_file,
+        certificate: OrNone<FilePath> => all.certificate,
+        key: OrNone<FilePath> => all.key,
+        client_ca: OrNone<FilePath> => all.client_ca,
+        read_only: Flag => all.tcp_read_only,
+    }
+    [libvirt, LibvirtKeys]: "a section: write [libvirt]" {
+        uri: OrNone<Text> => all.config.libvirt,
+    }
+    [store, StoreKeys]: "a section: write [store]" {
+        socket: OrNone<SocketPath> => all.config.store,
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, deny_unknown_fields, expecting = "rules, each headed [[vm]]")]
+struct VmKeys {
+    name: Option<Checked<Text>>,
+    managed: Option<Checked<Flag>>,
+    min: Option<Checked<Size<0, SIZE_MAX>>>,
+    max: Option<Checked<Size<0, SIZE_MAX>>>,
+    baseline: Option<Checked<Size<0, SIZE_MAX>>>,
+    shares: Option<Checked<Whole<1, 1_000_000>>>,
+    max_loss: Option<Checked<ShareIn<FROM_0_TO_10>>>,
+    self_balloon: Option<Checked<Flag>>,
+    disk_admin: Option<Checked<SocketPath>>,
+}
+
+/// The settings of all files so far, with those that only make a setting together.
+struct Merge {
     config: Config,
     policy: &'static str,
     search: &'static str,
@@ -39,316 +173,42 @@ struct Draft<'a> {
     key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
     tcp_read_only: bool,
-    /// Where each key was last set.
-    set: BTreeMap<&'static str, Value<'a>>,
+    /// File and line of each key's last value.
+    places: BTreeMap<&'static str, String>,
 }
-
-/// What reads a section.
-type Section<'a> = fn(&mut Draft<'a>, &Table<'a>) -> Result<(), ConfigError>;
 
 /// Reads the settings of all `files`, later ones over earlier ones.
 pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
-    let tables = files
-        .iter()
-        .map(File::parse)
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut draft = Draft::new();
-    for (file, keys) in files.iter().zip(&tables) {
-        draft.whole(&Table::whole(file, keys))?;
+    let mut merge = Merge {
+        config: Config::default(),
+        policy: POLICIES[0].name,
+        search: SEARCHES[0].name,
+        seed: 0,
+        idle_tax: PolicyOptions::IDLE_TAX,
+        from_caches: false,
+        direct_ratio: 0.25,
+        trace_for: Duration::from_mins(10),
+        keep: true,
+        every: Duration::from_hours(6),
+        listen: None,
+        token_file: None,
+        certificate: None,
+        key: None,
+        client_ca: None,
+        tcp_read_only: false,
+        places: BTreeMap::new(),
+    };
+    for file in files {
+        merge.add(file, file.parse()?)?;
     }
-    draft.finish()
+    merge.finish()
 }
 
-impl<'a> Draft<'a> {
-    fn new() -> Self {
-        Self {
-            config: Config::default(),
-            policy: POLICIES[0].name,
-            search: SEARCHES[0].name,
-            seed: 0,
-            idle_tax: PolicyOptions::IDLE_TAX,
-            from_caches: false,
-            direct_ratio: 0.25,
-            trace_for: Duration::from_mins(10),
-            keep: true,
-            every: Duration::from_hours(6),
-            listen: None,
-            token_file: None,
-            certificate: None,
-            key: None,
-            client_ca: None,
-            tcp_read_only: false,
-            set: BTreeMap::new(),
-        }
-    }
-
-    fn whole(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&[
-            "mode",
-            "turn_interval",
-            "total",
-            "policy",
-            "check",
-            "balloon",
-            "curves",
-            "trace",
-            "history",
-            "serve",
-            "tcp",
-            "libvirt",
-            "store",
-            "vm",
-        ])?;
-        if let Some(value) = table.get("mode") {
-            let modes = [
-                ("observe", Mode::Observe),
-                ("advise", Mode::Advise),
-                ("act", Mode::Act),
-            ];
-            self.config.mode = value.choice(&modes)?;
-        }
-        if let Some(value) = table.get("turn_interval") {
-            self.config.turn_interval = value.time(SECOND..=HOUR)?;
-        }
-        if let Some(value) = table.get("total") {
-            self.config.total_bytes = if value.is("auto") {
-                None
-            } else {
-                Some(value.size(4 * KIB..=SIZE_MAX)?)
-            };
-            self.set.insert("total", value);
-        }
-        let sections: [(_, _, Section<'a>); 10] = [
-            ("policy", "policy.", Self::policy),
-            ("check", "check.", Self::check),
-            ("balloon", "balloon.", Self::balloon),
-            ("curves", "curves.", Self::curves),
-            ("trace", "trace.", Self::trace),
-            ("history", "history.", Self::history),
-            ("serve", "serve.", Self::serve),
-            ("tcp", "tcp.", Self::tcp),
-            ("libvirt", "libvirt.", Self::libvirt),
-            ("store", "store.", Self::store),
-        ];
-        for (name, prefix, read) in sections {
-            if let Some(value) = table.get(name) {
-                read(self, &value.table(prefix)?)?;
-            }
-        }
-        if let Some(value) = table.get("vm") {
-            for rule in value.tables("vm.")? {
-                self.config.vms.push(vm(&rule)?);
-            }
-        }
-        Ok(())
-    }
-
-    fn policy(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&[
-            "name", "search", "seed", "idle_tax", "unit", "step", "gain_min", "cooldown",
-        ])?;
-        if let Some(value) = table.get("name") {
-            let names = POLICIES.iter().map(|row| row.name);
-            let names = names.chain(PRESETS.iter().map(|row| row.name));
-            self.policy = value.choice(&names.map(|name| (name, name)).collect::<Vec<_>>())?;
-            self.set.insert("policy.name", value);
-        }
-        if let Some(value) = table.get("search") {
-            self.search = value.choice(&SEARCHES.each_ref().map(|row| (row.name, row.name)))?;
-            self.set.insert("policy.search", value);
-        }
-        if let Some(value) = table.get("seed") {
-            self.seed = value.integer(0..=i64::MAX.unsigned_abs())?;
-        }
-        if let Some(value) = table.get("idle_tax") {
-            self.idle_tax = value.share("from 0 to 1", |share| *share <= 1.0)?;
-        }
-        if let Some(value) = table.get("unit") {
-            self.config.unit_bytes = value.size(4 * KIB..=GIB)?;
-            self.set.insert("policy.unit", value);
-        }
-        if let Some(value) = table.get("step") {
-            self.config.step_bytes = value.or_none(|value| value.size(4 * KIB..=SIZE_MAX))?;
-            self.set.insert("policy.step", value);
-        }
-        if let Some(value) = table.get("gain_min") {
-            self.config.gain_min = value.share("of 0 or more, below 1", |share| *share < 1.0)?;
-        }
-        if let Some(value) = table.get("cooldown") {
-            self.config.cooldown = value.time(SECOND..=WEEK)?;
-        }
-        Ok(())
-    }
-
-    fn check(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["after", "tolerance"])?;
-        if let Some(value) = table.get("after") {
-            self.config.check_after = value.time(SECOND..=HOUR)?;
-        }
-        if let Some(value) = table.get("tolerance") {
-            self.config.tolerance = value.share("from 0 to 1", |share| *share <= 1.0)?;
-        }
-        Ok(())
-    }
-
-    fn balloon(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["patience"])?;
-        if let Some(value) = table.get("patience") {
-            self.config.balloon_patience = value.time(SECOND..=HOUR)?;
-        }
-        Ok(())
-    }
-
-    fn curves(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["from", "direct", "trace_for", "keep", "every"])?;
-        if let Some(value) = table.get("from") {
-            self.from_caches = value.choice(&[("traps", false), ("caches", true)])?;
-            self.set.insert("curves.from", value);
-        }
-        if let Some(value) = table.get("direct") {
-            self.direct_ratio =
-                value.share("above 0 and below 1", |share| *share > 0.0 && *share < 1.0)?;
-        }
-        if let Some(value) = table.get("trace_for") {
-            self.trace_for = value.time(SECOND..=WEEK)?;
-            self.set.insert("curves.trace_for", value);
-        }
-        if let Some(value) = table.get("keep") {
-            self.keep = value.bool()?;
-        }
-        if let Some(value) = table.get("every") {
-            self.every = value.time(SECOND..=YEAR)?;
-            self.set.insert("curves.every", value);
-        }
-        Ok(())
-    }
-
-    fn trace(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&[
-            "enabled", "backend", "program", "period", "budget", "window",
-        ])?;
-        let trace = &mut self.config.trace;
-        if let Some(value) = table.get("enabled") {
-            trace.enabled = value.bool()?;
-        }
-        if let Some(value) = table.get("backend") {
-            let backends = [("trap", TraceBackend::Trap), ("scan", TraceBackend::Scan)];
-            trace.backend = value.choice(&backends)?;
-        }
-        if let Some(value) = table.get("program") {
-            trace.program = if value.is("auto") {
-                None
-            } else {
-                Some(value.path()?)
-            };
-        }
-        if let Some(value) = table.get("period") {
-            trace.period = value.time(Duration::from_millis(100)..=HOUR)?;
-            self.set.insert("trace.period", value);
-        }
-        if let Some(value) = table.get("budget") {
-            trace.budget = value.share("above 0 and at most 1", |share| {
-                *share > 0.0 && *share <= 1.0
-            })?;
-        }
-        if let Some(value) = table.get("window") {
-            trace.window = value.time(Duration::from_millis(100)..=WEEK)?;
-            self.set.insert("trace.window", value);
-        }
-        Ok(())
-    }
-
-    fn history(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["file", "size_max", "keep"])?;
-        if let Some(value) = table.get("file") {
-            self.config.history = value.or_none(Value::path)?;
-        }
-        if let Some(value) = table.get("size_max") {
-            self.config.history_bytes_max = value.size(16 * KIB * KIB..=1024 * GIB)?;
-        }
-        if let Some(value) = table.get("keep") {
-            self.config.history_keep = value.time(3 * HOUR..=10 * YEAR)?;
-        }
-        Ok(())
-    }
-
-    fn serve(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["socket", "group", "read_only_socket", "read_only_group"])?;
-        let serve = &mut self.config.serve;
-        if let Some(value) = table.get("socket") {
-            serve.socket = value.socket()?;
-            self.set.insert("serve.socket", value);
-        }
-        if let Some(value) = table.get("group") {
-            serve.group = value.or_none(Value::text)?;
-        }
-        if let Some(value) = table.get("read_only_socket") {
-            serve.read_only_socket = value.or_none(Value::socket)?;
-            self.set.insert("serve.read_only_socket", value);
-        }
-        if let Some(value) = table.get("read_only_group") {
-            serve.read_only_group = value.or_none(Value::text)?;
-        }
-        Ok(())
-    }
-
-    fn tcp(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&[
-            "listen",
-            "token_file",
-            "certificate",
-            "key",
-            "client_ca",
-            "read_only",
-        ])?;
-        if let Some(value) = table.get("listen") {
-            self.listen = value.or_none(|value| {
-                let address = value.text().ok().and_then(|text| text.parse().ok());
-                address.ok_or_else(|| {
-                    value.refuse("address and port, such as \"127.0.0.1:7373\" or \"[::1]:7373\"")
-                })
-            })?;
-            self.set.insert("tcp.listen", value);
-        }
-        let paths = [
-            ("token_file", "tcp.token_file", &mut self.token_file),
-            ("certificate", "tcp.certificate", &mut self.certificate),
-            ("key", "tcp.key", &mut self.key),
-            ("client_ca", "tcp.client_ca", &mut self.client_ca),
-        ];
-        for (key, name, path) in paths {
-            if let Some(value) = table.get(key) {
-                *path = value.or_none(Value::path)?;
-                self.set.insert(name, value);
-            }
-        }
-        if let Some(value) = table.get("read_only") {
-            self.tcp_read_only = value.bool()?;
-        }
-        Ok(())
-    }
-
-    fn libvirt(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["uri"])?;
-        if let Some(value) = table.get("uri") {
-            self.config.libvirt = value.or_none(Value::text)?;
-        }
-        Ok(())
-    }
-
-    fn store(&mut self, table: &Table<'a>) -> Result<(), ConfigError> {
-        table.only(&["socket"])?;
-        if let Some(value) = table.get("socket") {
-            self.config.store = value.or_none(Value::socket)?;
-        }
-        Ok(())
-    }
-
-    /// The first of `keys` contradicts the others; told at the first that was set.
+impl Merge {
+    /// The first of `keys` contradicts the others; the place is that of the first that is set.
     fn contradiction(&self, keys: &[&'static str], message: &str) -> ConfigError {
-        let place = keys.iter().find_map(|key| self.set.get(key));
-        let place = place.map_or_else(|| "by default".to_owned(), Value::place);
-        contradiction(place, keys[0], message)
+        let place = keys.iter().find_map(|key| self.places.get(key));
+        contradiction(place.map_or("by default", String::as_str), keys[0], message)
     }
 
     fn finish(mut self) -> Result<Config, ConfigError> {
@@ -466,58 +326,38 @@ impl<'a> Draft<'a> {
     }
 }
 
-fn contradiction(place: String, key: &str, message: &str) -> ConfigError {
+fn contradiction(place: &str, key: &str, message: &str) -> ConfigError {
     ConfigError::Contradiction {
-        place,
+        place: place.to_owned(),
         key: key.to_owned(),
         message: message.to_owned(),
     }
 }
 
-fn vm(table: &Table<'_>) -> Result<VmRule, ConfigError> {
-    table.only(&[
-        "name",
-        "managed",
-        "min",
-        "max",
-        "baseline",
-        "shares",
-        "max_loss",
-        "self_balloon",
-        "disk_admin",
-    ])?;
-    let Some(name) = table.get("name") else {
-        let message = "each rule needs a name, such as \"web-*\", or \"*\" for all VMs";
-        return Err(contradiction(table.place(), "vm.name", message));
-    };
-    let size = |key| {
-        let value = table.get(key);
-        value.map(|value| value.size(0..=SIZE_MAX)).transpose()
-    };
-    let flag = |key| table.get(key).map(|value| value.bool()).transpose();
-    let mut rule = VmRule::for_name(&name.text()?);
-    rule.managed = flag("managed")?;
-    rule.min_bytes = size("min")?;
-    rule.max_bytes = size("max")?;
-    rule.baseline_bytes = size("baseline")?;
-    if let Some(value) = table.get("shares") {
-        let shares = value.integer(1..=1_000_000)?;
-        rule.shares = u32::try_from(shares).ok();
+impl VmKeys {
+    /// The rule that these keys of the table at `place` make.
+    fn rule(self, place: &str) -> Result<VmRule, ConfigError> {
+        let Some(name) = self.name else {
+            let message = "each rule needs a name, such as \"web-*\", or \"*\" for all VMs";
+            return Err(contradiction(place, "vm.name", message));
+        };
+        let rule = VmRule {
+            name: name.0,
+            managed: self.managed.map(|value| value.0),
+            min_bytes: self.min.map(|value| value.0),
+            max_bytes: self.max.map(|value| value.0),
+            baseline_bytes: self.baseline.map(|value| value.0),
+            shares: self.shares.and_then(|value| u32::try_from(value.0).ok()),
+            max_loss: self.max_loss.map(|value| value.0),
+            self_balloon: self.self_balloon.map(|value| value.0),
+            disk_admin: self.disk_admin.map(|value| value.0),
+        };
+        if let (Some(min), Some(max)) = (rule.min_bytes, rule.max_bytes)
+            && min > max
+        {
+            let message = "is above vm.max of the same rule";
+            return Err(contradiction(place, "vm.min", message));
+        }
+        Ok(rule)
     }
-    if let Some(value) = table.get("max_loss") {
-        let loss = value.share("from 0 to 10", |share| *share <= 10.0)?;
-        rule.max_loss = Some(loss);
-    }
-    rule.self_balloon = flag("self_balloon")?;
-    rule.disk_admin = table
-        .get("disk_admin")
-        .map(|value| value.socket())
-        .transpose()?;
-    if let (Some(min), Some(max)) = (rule.min_bytes, rule.max_bytes)
-        && min > max
-    {
-        let message = "is above vm.max of the same rule";
-        return Err(contradiction(table.place(), "vm.min", message));
-    }
-    Ok(rule)
 }

@@ -2,7 +2,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use super::source::File;
+use super::file::File;
 use super::*;
 
 /// Every key, as it is shipped.
@@ -201,7 +201,7 @@ fn policies_have_their_names() {
 }
 
 #[test]
-fn unknown_keys_are_told_with_their_line_and_what_was_meant() {
+fn unknown_keys_are_reported_with_their_line_and_a_suggestion() {
     assert_eq!(
         refusal("mode = \"act\"\nturn_intervall = \"5s\"\n"),
         "p.toml:2: unknown key 'turn_intervall'; did you mean 'turn_interval'?"
@@ -222,7 +222,7 @@ fn unknown_keys_are_told_with_their_line_and_what_was_meant() {
 }
 
 #[test]
-fn values_out_of_range_are_told_with_what_is_taken() {
+fn values_out_of_range_are_reported_with_the_range() {
     let known = [
         (
             "mode = \"go\"",
@@ -274,19 +274,19 @@ fn values_out_of_range_are_told_with_what_is_taken() {
         ),
     ];
     for (text, expected) in known {
-        let told = refusal(text);
-        assert!(told.contains(expected), "{text}: {told}");
+        let error = refusal(text);
+        assert!(error.contains(expected), "{text}: {error}");
     }
     let long = format!("[serve]\nsocket = \"/{}\"", "a".repeat(200));
-    let told = refusal(&long);
+    let error = refusal(&long);
     assert!(
-        told.contains("at most 107 bytes") && told.len() < 200,
-        "{told}"
+        error.contains("at most 107 bytes") && error.len() < 200,
+        "{error}"
     );
 }
 
 #[test]
-fn contradictions_are_told_where_a_key_was_set() {
+fn contradictions_are_reported_where_a_key_was_set() {
     let known = [
         (
             "[policy]\nstep = \"1M\"",
@@ -350,16 +350,16 @@ fn contradictions_are_told_where_a_key_was_set() {
         ),
     ];
     for (text, expected) in known {
-        let told = refusal(text);
-        assert!(told.contains(expected), "{text}: {told}");
+        let error = refusal(text);
+        assert!(error.contains(expected), "{text}: {error}");
     }
     read("[tcp]\nlisten = \"127.0.0.1:5\"\nread_only = true").unwrap();
 }
 
 #[test]
-fn what_is_no_toml_is_told_with_its_line() {
-    let told = refusal("mode = \"act\"\n\nmode = \"act\"\n");
-    assert!(told.starts_with("p.toml:3: "), "{told}");
+fn syntax_errors_are_reported_with_their_line() {
+    let error = refusal("mode = \"act\"\n\nmode = \"act\"\n");
+    assert!(error.starts_with("p.toml:3: "), "{error}");
     assert!(refusal("a = [").starts_with("p.toml:1: "));
     assert!(refusal(&"[".repeat(100_000)).starts_with("p.toml:1: "));
 }
@@ -436,22 +436,22 @@ fn additions_are_read_by_name_over_the_file() {
     assert!(notes[1].ends_with("10-a.toml"), "{notes:?}");
 
     fs::write(additions.join("10-a.toml"), "[policy]\nstep = \"4K\"\n").unwrap();
-    let told = Config::load(Some(&path)).unwrap_err().to_string();
-    assert!(told.contains("10-a.toml:2: policy.step"), "{told}");
+    let error = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(error.contains("10-a.toml:2: policy.step"), "{error}");
 }
 
 #[test]
 fn only_a_file_that_was_asked_for_must_be_there() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("plimsoll.toml");
-    assert!(source::files(&path, false).unwrap().is_empty());
-    let told = Config::load(Some(&path)).unwrap_err().to_string();
-    assert!(told.contains("cannot be read: No such file"), "{told}");
-    let told = Config::load(Some(folder.path())).unwrap_err().to_string();
-    assert!(told.contains("expected a regular file"), "{told}");
+    assert!(file::files(&path, false).unwrap().is_empty());
+    let error = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(error.contains("cannot be read: No such file"), "{error}");
+    let error = Config::load(Some(folder.path())).unwrap_err().to_string();
+    assert!(error.contains("expected a regular file"), "{error}");
     fs::write(&path, "# ".repeat(1 << 20)).unwrap();
-    let told = Config::load(Some(&path)).unwrap_err().to_string();
-    assert!(told.contains("at most 1024 KiB"), "{told}");
+    let error = Config::load(Some(&path)).unwrap_err().to_string();
+    assert!(error.contains("at most 1024 KiB"), "{error}");
     fs::write(&path, [0xff, 0xfe]).unwrap();
     assert!(Config::load(Some(&path)).is_err());
 }

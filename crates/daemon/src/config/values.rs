@@ -1,0 +1,366 @@
+//! Values of the configuration, each with the range that it must lie in.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use plimsoll_protocol::decision::Mode;
+use plimsoll_protocol::size::{ByteSize, Interval, Share};
+use plimsoll_policy::POLICIES;
+use plimsoll_policy::registry::{PRESETS, SEARCHES};
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+
+use super::TraceBackend;
+
+
+/// A value as it is written.
+#[derive(Clone, Copy)]
+pub(super) enum Written<'a> {
+    Text(&'a str),
+    Whole(u64),
+    Float(f64),
+    Flag(bool),
+    Other,
+}
+
+impl<'a> Written<'a> {
+    fn text(self) -> Option<&'a str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// A kind of value.
+pub(super) trait Kind {
+    /// The value in memory.
+    type Value;
+
+    /// What is accepted, as the end of "expected".
+    fn expected() -> String;
+
+    /// The value, if it is accepted.
+    fn of(written: Written<'_>) -> Option<Self::Value>;
+}
+
+/// A value of this kind, within its range.
+pub(super) struct Checked<K: Kind>(pub(super) K::Value);
+
+impl<'de, K: Kind> Deserialize<'de> for Checked<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = deserializer.deserialize_any(KindVisitor::<K>(PhantomData))?;
+        value
+            .map(Self)
+            .ok_or_else(|| D::Error::custom(K::expected()))
+    }
+}
+
+struct KindVisitor<K>(PhantomData<K>);
+
+impl<K: Kind> Visitor<'_> for KindVisitor<K> {
+    type Value = Option<K::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&K::expected())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(K::of(Written::Text(text)))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(K::of(Written::Whole(number)))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(K::of(
+            u64::try_from(number).map_or(Written::Other, Written::Whole),
+        ))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(K::of(Written::Float(number)))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Self::Value, E> {
+        Ok(K::of(Written::Flag(flag)))
+    }
+}
+
+/// `auto` or `none` for no value, otherwise a value of `K`.
+pub(super) struct Optional<K, const AUTO: bool>(PhantomData<K>);
+pub(super) type OrNone<K> = Optional<K, false>;
+pub(super) type OrAuto<K> = Optional<K, true>;
+
+impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
+    type Value = Option<K::Value>;
+
+    fn expected() -> String {
+        K::expected()
+    }
+
+    fn of(written: Written<'_>) -> Option<Self::Value> {
+        match written.text() {
+            Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
+            _ => K::of(written).map(Some),
+        }
+    }
+}
+
+/// `true` or `false`.
+pub(super) struct Flag;
+
+impl Kind for Flag {
+    type Value = bool;
+
+    fn expected() -> String {
+        "true or false".into()
+    }
+
+    fn of(written: Written<'_>) -> Option<bool> {
+        match written {
+            Written::Flag(flag) => Some(flag),
+            _ => None,
+        }
+    }
+}
+
+/// A whole number from `MIN` to `MAX`.
+pub(super) struct Whole<const MIN: u64, const MAX: u64>;
+
+impl<const MIN: u64, const MAX: u64> Kind for Whole<MIN, MAX> {
+    type Value = u64;
+
+    fn expected() -> String {
+        format!("a whole number from {MIN} to {MAX}")
+    }
+
+    fn of(written: Written<'_>) -> Option<u64> {
+        match written {
+            Written::Whole(number) if (MIN..=MAX).contains(&number) => Some(number),
+            _ => None,
+        }
+    }
+}
+
+/// A size from `MIN` to `MAX` bytes, in whole pages of 4 KiB.
+pub(super) struct Size<const MIN: u64, const MAX: u64>;
+
+impl<const MIN: u64, const MAX: u64> Kind for Size<MIN, MAX> {
+    type Value = u64;
+
+    fn expected() -> String {
+        let (min, max) = (ByteSize(MIN), ByteSize(MAX));
+        format!("a size from {min} to {max} in whole pages of 4 KiB, such as \"512M\" or \"2GiB\"")
+    }
+
+    fn of(written: Written<'_>) -> Option<u64> {
+        let bytes = match written {
+            Written::Text(text) => text.parse::<ByteSize>().ok()?.0,
+            Written::Whole(bytes) => bytes,
+            _ => return None,
+        };
+        ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(4096)).then_some(bytes)
+    }
+}
+
+/// A time from `MIN_MS` to `MAX_MS` milliseconds.
+pub(super) struct Time<const MIN_MS: u64, const MAX_MS: u64>;
+
+impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
+    type Value = Duration;
+
+    fn expected() -> String {
+        let (min, max) = (in_largest_unit(MIN_MS), in_largest_unit(MAX_MS));
+        format!("a time from {min} to {max}, such as \"500ms\", \"30s\", \"5m\" or \"2h\"")
+    }
+
+    fn of(written: Written<'_>) -> Option<Duration> {
+        let time = written.text()?.parse::<Interval>().ok()?.get();
+        let range = Duration::from_millis(MIN_MS)..=Duration::from_millis(MAX_MS);
+        range.contains(&time).then_some(time)
+    }
+}
+
+fn in_largest_unit(millis: u64) -> String {
+    let units = [(3_600_000, "h"), (60_000, "m"), (1000, "s")];
+    let unit = units
+        .into_iter()
+        .find(|(unit, _)| millis.is_multiple_of(*unit));
+    let (unit, name) = unit.unwrap_or((1, "ms"));
+    format!("{}{name}", millis / unit)
+}
+
+/// A range of shares: how it is described, and whether a share lies in it.
+type ShareRange = (&'static str, fn(f64) -> bool);
+
+const SHARE_RANGES: [ShareRange; 5] = [
+    ("from 0 to 1", |share| share <= 1.0),
+    ("of 0 or more, below 1", |share| share < 1.0),
+    ("above 0 and below 1", |share| share > 0.0 && share < 1.0),
+    ("above 0 and at most 1", |share| share > 0.0 && share <= 1.0),
+    ("from 0 to 10", |share| share <= 10.0),
+];
+pub(super) const FROM_0_TO_1: usize = 0;
+pub(super) const BELOW_1: usize = 1;
+pub(super) const ABOVE_0_BELOW_1: usize = 2;
+pub(super) const ABOVE_0_TO_1: usize = 3;
+pub(super) const FROM_0_TO_10: usize = 4;
+
+/// A share of 1 within one of the ranges above.
+pub(super) struct ShareIn<const RANGE: usize>;
+
+impl<const RANGE: usize> Kind for ShareIn<RANGE> {
+    type Value = f64;
+
+    fn expected() -> String {
+        format!("a share {}, such as \"5%\" or 0.05", SHARE_RANGES[RANGE].0)
+    }
+
+    fn of(written: Written<'_>) -> Option<f64> {
+        let share: Share = match written {
+            Written::Text(text) => text.parse().ok()?,
+            Written::Whole(number) => number.to_string().parse().ok()?,
+            Written::Float(number) => number.to_string().parse().ok()?,
+            _ => return None,
+        };
+        Some(share.get()).filter(|&share| SHARE_RANGES[RANGE].1(share))
+    }
+}
+
+/// A text that is not empty.
+pub(super) struct Text;
+
+impl Kind for Text {
+    type Value = String;
+
+    fn expected() -> String {
+        "a text that is not empty".into()
+    }
+
+    fn of(written: Written<'_>) -> Option<String> {
+        let text = written.text()?;
+        (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
+    }
+}
+
+/// An absolute path of at most `BYTES_MAX` bytes.
+pub(super) struct AbsolutePath<const BYTES_MAX: usize>;
+pub(super) type FilePath = AbsolutePath<4095>;
+/// Sockets' paths are shorter: sockaddr_un.
+pub(super) type SocketPath = AbsolutePath<107>;
+
+impl<const BYTES_MAX: usize> Kind for AbsolutePath<BYTES_MAX> {
+    type Value = PathBuf;
+
+    fn expected() -> String {
+        format!("a path that begins with / and has at most {BYTES_MAX} bytes")
+    }
+
+    fn of(written: Written<'_>) -> Option<PathBuf> {
+        let path = Text::of(written).filter(|path| path.len() <= BYTES_MAX)?;
+        Some(PathBuf::from(path)).filter(|path| path.is_absolute())
+    }
+}
+
+/// An address and a port.
+pub(super) struct Address;
+
+impl Kind for Address {
+    type Value = SocketAddr;
+
+    fn expected() -> String {
+        "address and port, such as \"127.0.0.1:7373\" or \"[::1]:7373\"".into()
+    }
+
+    fn of(written: Written<'_>) -> Option<SocketAddr> {
+        written.text()?.parse().ok()
+    }
+}
+
+/// A value that is written as one of a few words.
+pub(super) trait Words {
+    type Value;
+
+    fn words() -> Vec<(&'static str, Self::Value)>;
+}
+
+/// One of the words of `W`.
+pub(super) struct Word<W>(PhantomData<W>);
+
+impl<W: Words> Kind for Word<W> {
+    type Value = W::Value;
+
+    fn expected() -> String {
+        let words = W::words()
+            .into_iter()
+            .map(|(word, _)| format!("\"{word}\""));
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    fn of(written: Written<'_>) -> Option<W::Value> {
+        let text = written.text()?;
+        let mut words = W::words().into_iter();
+        words
+            .find(|(word, _)| *word == text)
+            .map(|(_, value)| value)
+    }
+}
+
+impl Words for Mode {
+    type Value = Self;
+
+    fn words() -> Vec<(&'static str, Self)> {
+        vec![
+            ("observe", Self::Observe),
+            ("advise", Self::Advise),
+            ("act", Self::Act),
+        ]
+    }
+}
+
+impl Words for TraceBackend {
+    type Value = Self;
+
+    fn words() -> Vec<(&'static str, Self)> {
+        vec![("trap", Self::Trap), ("scan", Self::Scan)]
+    }
+}
+
+/// Whether curves come from caches; otherwise from traced RAM.
+pub(super) struct FromCaches;
+
+impl Words for FromCaches {
+    type Value = bool;
+
+    fn words() -> Vec<(&'static str, bool)> {
+        vec![("traps", false), ("caches", true)]
+    }
+}
+
+/// The name of a policy or preset of the registry.
+pub(super) struct PolicyName;
+
+impl Words for PolicyName {
+    type Value = &'static str;
+
+    fn words() -> Vec<(&'static str, &'static str)> {
+        let policies = POLICIES.iter().map(|row| row.name);
+        let names = policies.chain(PRESETS.iter().map(|row| row.name));
+        names.map(|name| (name, name)).collect()
+    }
+}
+
+/// The name of a search of the registry.
+pub(super) struct SearchName;
+
+impl Words for SearchName {
+    type Value = &'static str;
+
+    fn words() -> Vec<(&'static str, &'static str)> {
+        SEARCHES.iter().map(|row| (row.name, row.name)).collect()
+    }
+}
