@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_protocol::decision::Mode;
 use plimsoll_policy::registry::{PolicyOptions, SEARCHES};
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
+use plimsoll_protocol::decision::Mode;
 use serde::Deserialize;
 use toml::Spanned;
 

@@ -6,14 +6,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_protocol::decision::Mode;
-use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
+use plimsoll_protocol::decision::Mode;
+use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 use super::TraceBackend;
-
 
 /// A value as it is written.
 #[derive(Clone, Copy)]
