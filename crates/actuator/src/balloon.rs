@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::VmId;
 use plimsoll_vm::{GuestStats, Qmp, VmError};
 
+use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
-use crate::registry::{ActuatorRow, Endpoints, Role};
 use crate::{ActuatorError, MemoryPart, Observation, Sent};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use plimsoll_flow::VmId;
 use plimsoll_protocol::disk_admin::{self, DiskAdminError};
 
+use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::Part;
-use crate::registry::{ActuatorRow, Role};
 use crate::resize::BackgroundResize;
 use crate::{ActuatorError, MemoryPart, Observation, Sent};
 

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use plimsoll_flow::VmId;
 
+use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
-use crate::registry::{ActuatorRow, Role};
 use crate::{ActuatorError, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use plimsoll_ring::Error;
 use serde_json::Value;
 
+use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::Part;
-use crate::registry::{ActuatorRow, Role};
 use crate::resize::BackgroundResize;
 use crate::{ActuatorError, MemoryPart, Observation, Sent};
 

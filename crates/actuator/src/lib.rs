@@ -24,6 +24,7 @@
 mod balloon;
 mod disk_cache;
 mod dry_run;
+mod endpoints;
 mod error;
 mod fixed;
 mod hcache;
@@ -38,6 +39,7 @@ mod vm_memory;
 pub use balloon::{Balloon, BalloonSettings};
 pub use disk_cache::DiskCache;
 pub use dry_run::DryRun;
+pub use endpoints::{ActuatorRow, Endpoints, Role};
 pub use error::{ActuatorError, Sent};
 pub use fixed::FixedMemory;
 pub use hcache::HcacheStore;
@@ -46,7 +48,6 @@ pub use libvirt::{Domain, DomainInfo, Virsh};
 pub use plimsoll_protocol::disk_admin::DiskStat;
 pub use plimsoll_vm::GuestStats;
 pub use progress::{Absence, Part, Patience, Progress};
-pub use registry::Endpoints;
 pub use resident::ram_held_bytes;
 pub use vm_memory::VmMemory;
 

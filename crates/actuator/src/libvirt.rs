@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::VmId;
 use plimsoll_vm::GuestStats;
 
+use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::{Absence, Part, Tracker};
-use crate::registry::{ActuatorRow, Role};
 use crate::{ActuatorError, BalloonSettings, MemoryPart, Observation, Sent};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {

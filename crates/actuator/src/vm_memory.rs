@@ -2,7 +2,8 @@
 
 use plimsoll_flow::VmId;
 
-use crate::registry::{Endpoints, Role, open};
+use crate::endpoints::{Endpoints, Role};
+use crate::registry::open;
 use crate::{ActuatorError, FixedMemory, Look, MemoryPart};
 
 /// All memory of one VM: its own, and the cache under its disk if it has one.

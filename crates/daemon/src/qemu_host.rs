@@ -6,8 +6,10 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_actuator::registry::{Endpoints, Role, open};
-use plimsoll_actuator::{ActuatorError, BalloonSettings, MemoryPart, Patience, VmMemory};
+use plimsoll_actuator::registry::open;
+use plimsoll_actuator::{
+    ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
+};
 use plimsoll_flow::VmId;
 use plimsoll_vm::{QemuVm, qemu_pids};
 

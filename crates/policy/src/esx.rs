@@ -11,8 +11,8 @@
 
 use crate::PolicyError;
 use crate::candidate::{at_or_above, at_or_below};
+use crate::policy::{Policy, PolicyOption, PolicyOptions, PolicyRow};
 use crate::problem::{Problem, Solution, Vm};
-use crate::registry::{Policy, PolicyOption, PolicyOptions, PolicyRow};
 
 pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
     name: "esx",

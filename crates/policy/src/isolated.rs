@@ -6,8 +6,8 @@
 
 use crate::hull::Selection;
 use crate::optimal::Budget;
+use crate::policy::{Policy, PolicyOption, PolicyOptions, PolicyRow, Search};
 use crate::problem::{Problem, Solution};
-use crate::registry::{Policy, PolicyOption, PolicyOptions, PolicyRow, Search};
 use crate::{PolicyError, annealing, exhaustive, greedy, hull, optimal, rule};
 
 pub(crate) static ROW: PolicyRow = PolicyRow {

@@ -7,7 +7,8 @@ use std::borrow::Cow;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::registry::{GivenOptions, Policy, PolicyOption, PolicyOptions, Search};
+use crate::policy::{Policy, PolicyOption, PolicyOptions, Search};
+use crate::registry::GivenOptions;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,7 +102,8 @@ mod schema {
     use utoipa::openapi::{Ref, RefOr, Schema};
     use utoipa::{PartialSchema, ToSchema};
 
-    use crate::registry::{POLICIES, Policy, PolicyOption, SEARCHES, Search};
+    use crate::policy::{Policy, PolicyOption, Search};
+    use crate::registry::{POLICIES, SEARCHES};
 
     /// An object of this name with the option's field.
     fn object(name: &str, summary: &str, options: &[PolicyOption]) -> ObjectBuilder {

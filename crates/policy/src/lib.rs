@@ -5,7 +5,8 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`registry`] | the policies by name, with their options |
+//! | [`registry`] | the policies by name |
+//! | [`policy`] | a policy with its options |
 //! | `isolated` | isolated sharing (\[LS07\] §4.2) and its searches: `exhaustive`, `greedy`, `annealing`, `optimal`, `hull` |
 //! | `esx` | the policy of VMware ESX |
 //! | `problem`, `candidate` | the sizes that limits and bounds leave each VM, which every policy chooses from |
@@ -27,6 +28,7 @@ mod isolated;
 #[cfg(feature = "serde")]
 mod json;
 mod optimal;
+pub mod policy;
 mod problem;
 pub mod registry;
 mod types;
@@ -35,8 +37,9 @@ use std::collections::HashSet;
 
 pub use bound::{promise_size, relative};
 use plimsoll_flow::PageCount;
+pub use policy::{Policy, PolicyOption, PolicyOptions, PolicyRow, Search};
 use problem::Problem;
-pub use registry::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyRow, Search};
+pub use registry::{GivenOptions, POLICIES};
 pub use types::{Allocation, Demand, PolicyError, Reason, Relative, Rules, Suppression, Target};
 
 /// The largest total, in pages: beyond it a float is not exact.

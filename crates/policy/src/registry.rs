@@ -6,8 +6,8 @@
 
 use std::fmt;
 
-use crate::problem::{Problem, Solution};
-use crate::{PolicyError, esx, isolated};
+use crate::policy::{Policy, PolicyOption, PolicyOptions, PolicyRow, Search};
+use crate::{esx, isolated};
 
 /// All policies, the default first.
 pub static POLICIES: [&PolicyRow; 3] = [&isolated::ROW, &esx::BY_CURVES, &esx::BY_SAMPLES];
@@ -53,24 +53,6 @@ pub static SEARCHES: [SearchRow; 6] = [
     },
 ];
 
-/// One policy.
-pub struct PolicyRow {
-    /// What configurations, options and recorded decisions call it.
-    pub name: &'static str,
-    /// What it is called in sentences and tables.
-    pub title: &'static str,
-    /// What it does, as a line of help.
-    pub summary: &'static str,
-    /// The options that it takes.
-    pub options: &'static [PolicyOption],
-    /// Where it is described.
-    pub source: &'static str,
-    /// Whether it needs working sets ([`Demand::working_set`](crate::Demand::working_set)) instead of curves.
-    pub from_working_sets: bool,
-    /// Allocates the memory.
-    pub(crate) allocate: fn(&Problem<'_>, &PolicyOptions) -> Result<Solution, PolicyError>,
-}
-
 /// A name for a policy with fixed options.
 pub struct Preset {
     /// The name, which no policy has.
@@ -91,26 +73,6 @@ pub struct SearchRow {
     pub search: Search,
 }
 
-/// An option that some policies or searches take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PolicyOption {
-    /// How the best allocation is searched for.
-    Search,
-    /// Share of the idle memory that is taken, 0.0 to 1.0.
-    IdleTax,
-    /// Seed of the random numbers; an option of searches.
-    Seed,
-}
-
-/// The options of a policy; those that it does not take have their defaults.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PolicyOptions {
-    /// How the best allocation is searched for.
-    pub search: Search,
-    /// Share of the idle memory that is taken, 0.0 to 1.0.
-    pub idle_tax: f64,
-}
-
 /// Options as an operator writes them; `None` for the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GivenOptions<'a> {
@@ -120,36 +82,6 @@ pub struct GivenOptions<'a> {
     pub seed: Option<u64>,
     /// Share of the idle memory that is taken.
     pub idle_tax: Option<f64>,
-}
-
-/// How memory is allocated: a policy of the registry and its options.
-#[derive(Clone, Copy)]
-pub struct Policy {
-    pub(crate) row: &'static PolicyRow,
-    pub(crate) options: PolicyOptions,
-}
-
-/// How the best allocation is searched for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Search {
-    /// [`Optimal`](Self::Optimal) while it takes no longer than a turn may, [`Hull`](Self::Hull) beyond.
-    #[default]
-    Auto,
-    /// Every allocation; at most three VMs.
-    Exhaustive,
-    /// A unit at a time from the VM that loses least to the VM that gains most.
-    Greedy,
-    /// Simulated annealing: worse allocations are accepted ever more rarely.
-    Annealing {
-        /// Seed of the random numbers.
-        seed: u64,
-    },
-    /// Exact, by dynamic programming. If that would take more than seconds, the best allocation that was found, with a
-    /// certified gap above 0.0.
-    Optimal,
-    /// On the curves' convex minorants, with a certified gap.
-    Hull,
 }
 
 /// Why a name with its options is no policy.
@@ -174,33 +106,7 @@ pub enum OptionError {
     },
 }
 
-impl PolicyOptions {
-    /// ESX's default tax.
-    pub const IDLE_TAX: f64 = 0.75;
-    /// The default of every option.
-    pub const DEFAULT: Self = Self {
-        search: Search::Auto,
-        idle_tax: Self::IDLE_TAX,
-    };
-}
-
-impl PolicyOption {
-    /// Its key in configurations and recorded decisions.
-    #[must_use]
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Search => "search",
-            Self::IdleTax => "idle_tax",
-            Self::Seed => "seed",
-        }
-    }
-}
-
 impl Policy {
-    pub(crate) const fn new(row: &'static PolicyRow, options: PolicyOptions) -> Self {
-        Self { row, options }
-    }
-
     /// The policy or preset called `name`, with these options.
     ///
     /// # Errors
@@ -232,24 +138,6 @@ impl Policy {
         row.map(|row| Self::new(row, options))
             .or(preset.map(|preset| preset.policy))
             .ok_or_else(|| OptionError::NoPolicy(name.to_owned()))
-    }
-
-    /// Its row in the registry.
-    #[must_use]
-    pub fn row(&self) -> &'static PolicyRow {
-        self.row
-    }
-
-    /// Its options.
-    #[must_use]
-    pub fn options(&self) -> &PolicyOptions {
-        &self.options
-    }
-
-    /// Whether it takes this option.
-    #[must_use]
-    pub fn takes(&self, option: PolicyOption) -> bool {
-        self.row.options.contains(&option)
     }
 }
 
@@ -283,38 +171,6 @@ impl Search {
         let mut rows = SEARCHES.iter();
         rows.find(|row| std::mem::discriminant(&row.search) == kind)
             .map_or("", |row| row.name)
-    }
-
-    /// Seed of its random numbers, if it takes one.
-    #[must_use]
-    pub fn seed(self) -> Option<u64> {
-        match self {
-            Self::Annealing { seed } => Some(seed),
-            _ => None,
-        }
-    }
-}
-
-impl PartialEq for Policy {
-    fn eq(&self, other: &Self) -> bool {
-        self.row.name == other.row.name && self.options == other.options
-    }
-}
-
-impl fmt::Debug for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}", self.row.name, self.options)
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row.title)?;
-        if self.takes(PolicyOption::IdleTax) {
-            let percent = (self.options.idle_tax * 1e4).round() / 100.0;
-            write!(f, ", idle tax {percent} %")?;
-        }
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, VmId};
 
-use crate::registry::Search;
+use crate::policy::Search;
 
 /// One VM. Sizes count all memory that serves it: its own and the cache under its disk.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@ mod common;
 
 use common::{MIB, demand};
 use plimsoll_flow::PageCount;
-use plimsoll_policy::registry::PolicyOptions;
+use plimsoll_policy::PolicyOptions;
 use plimsoll_policy::{Allocation, Demand, Policy, PolicyError, Reason, Rules, allocate};
 
 /// Two VMs that miss less with every megabyte, and a database that needs `flat` MiB.

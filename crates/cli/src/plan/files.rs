@@ -1,4 +1,4 @@
-//! Curves and recorded inputs from files.
+//! Files of curves and of recorded inputs.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -13,29 +13,29 @@ use serde::de::DeserializeOwned;
 
 use plimsoll_output::bail_usage;
 
-/// Most bytes of a file that are read.
+/// Largest file.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 
-/// A VM's curve as it was found.
+/// A VM's curve and its file.
 #[derive(Debug)]
 pub(super) struct CurveFile {
-    /// What errors call the file.
+    /// The file's name in errors.
     pub(super) file: String,
     /// The VM.
     pub(super) vm: String,
-    /// Its curve; `None` if its tracer saw too little for one.
+    /// Its curve; `None` if its trace was too short for one.
     pub(super) curve: Option<CurveJson>,
 }
 
 impl CurveFile {
-    /// What the VM had while it was observed.
+    /// The VM's memory while it was observed.
     pub(super) fn baseline_bytes(&self) -> Option<u64> {
         let curve = self.curve.as_ref()?;
         Some(curve.baseline_pages?.saturating_mul(curve.page_bytes))
     }
 }
 
-/// What may stand in a file: a curve by itself, a line of `attach`, or what else has a curve within it.
+/// A document in a file: a curve, a line of `attach`, or another object that contains a curve.
 #[derive(Debug, Deserialize)]
 struct Document {
     schema: u32,
@@ -114,7 +114,7 @@ fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
     Ok(Some(curve))
 }
 
-/// The pages that all curves are of.
+/// The page size of all curves.
 pub(super) fn page_bytes(found: &[CurveFile]) -> anyhow::Result<u64> {
     let mut known = found
         .iter()
@@ -132,7 +132,7 @@ pub(super) fn page_bytes(found: &[CurveFile]) -> anyhow::Result<u64> {
     Ok(expected)
 }
 
-/// Reads what a decision was recorded with.
+/// Reads the recorded inputs of a decision.
 pub(super) fn read_inputs(path: &Path) -> anyhow::Result<PlanInputs> {
     let mut inputs = documents(path)?;
     match (inputs.pop(), inputs.len()) {

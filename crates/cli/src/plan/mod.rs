@@ -18,9 +18,9 @@ use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
-use crate::size::ByteSize;
+use crate::size::{ByteSize, Share};
 use files::CurveFile;
-use options::{Share, VmOption};
+use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_plot::encode;
@@ -162,7 +162,7 @@ impl Args {
                 total_bytes: self.total.map_or(0, |total| total.0),
                 unit_bytes: self.unit.0,
                 step_bytes: self.step.map(|step| step.0),
-                gain_min: self.gain_min.0,
+                gain_min: self.gain_min.get(),
                 miss_ratio_min: Rules::MISS_RATIO_MIN,
             },
             demands: demands.collect::<anyhow::Result<_>>()?,
@@ -173,7 +173,7 @@ impl Args {
         let given = GivenOptions {
             search: self.search.as_deref(),
             seed: self.seed,
-            idle_tax: self.idle_tax.map(|tax| tax.0),
+            idle_tax: self.idle_tax.map(Share::get),
         };
         Policy::by_name(&self.policy, given).map_err(|error| match error {
             OptionError::NotTaken { option, .. } => {
@@ -204,7 +204,7 @@ impl Args {
             current_bytes: bytes(option.current).unwrap_or(baseline),
             floor_bytes: bytes(option.min).unwrap_or(0),
             ceiling_bytes: bytes(option.max),
-            max_loss: option.max_loss.unwrap_or(self.max_loss).0,
+            max_loss: option.max_loss.unwrap_or(self.max_loss).get(),
             shares: option.shares.map_or(1, Into::into),
             working_set_bytes: bytes(option.working_set),
         })

@@ -1,26 +1,23 @@
-//! What is said of one VM on the command line, and shares that may be nothing or more than the whole.
+//! The settings of one VM on the command line.
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::size::ByteSize;
+use crate::size::{ByteSize, Share};
 
-/// A text that is not what an option takes; it names the text and says what is read.
+/// Why a text is no `--vm` option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OptionError {
-    /// Not a share.
-    #[error("'{0}' is not a share: write a number that is not negative, such as 5%, 0.05 or 0")]
-    Share(String),
-    /// Not of the form.
+    /// Another form.
     #[error("'{0}' is not of the form NAME:KEY=VALUE,KEY=VALUE")]
     Form(String),
-    /// Not a key.
+    /// An unknown key.
     #[error("'{0}' is not one of min, max, shares, max-loss, baseline, current and working-set")]
     Key(String),
     /// A key twice.
     #[error("{0} is given twice")]
     Twice(&'static str),
-    /// Not the key's value.
+    /// A value that the key does not accept.
     #[error("{key}: {why}")]
     Value {
         /// The key.
@@ -30,44 +27,24 @@ pub(super) enum OptionError {
     },
 }
 
-/// A share that is not negative: 0.05 of `5%`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Share(pub(super) f64);
-
-impl FromStr for Share {
-    type Err = OptionError;
-
-    fn from_str(text: &str) -> Result<Self, OptionError> {
-        let (number, whole) = match text.strip_suffix('%') {
-            Some(percent) => (percent, 100.0),
-            None => (text, 1.0),
-        };
-        let share = number.trim().parse::<f64>().map(|share| share / whole);
-        match share {
-            Ok(share) if share >= 0.0 && share.is_finite() => Ok(Self(share)),
-            _ => Err(OptionError::Share(text.to_owned())),
-        }
-    }
-}
-
-/// `--vm NAME:KEY=VALUE,...`: what holds for one VM.
+/// `--vm NAME:KEY=VALUE,...`: the settings of one VM.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct VmOption {
     /// The VM.
     pub(super) vm: String,
-    /// It never gets less.
+    /// Minimum size.
     pub(super) min: Option<ByteSize>,
-    /// It never gets more.
+    /// Maximum size.
     pub(super) max: Option<ByteSize>,
-    /// Its proportional right.
+    /// Weight in proportional sharing.
     pub(super) shares: Option<NonZeroU32>,
-    /// Most rise of its misses.
+    /// Bound on the rise of its misses.
     pub(super) max_loss: Option<Share>,
-    /// What its misses are measured by.
+    /// Size against which losses are measured.
     pub(super) baseline: Option<ByteSize>,
-    /// What it has.
+    /// Present size.
     pub(super) current: Option<ByteSize>,
-    /// What it uses by an estimate of its own.
+    /// Sampled working set.
     pub(super) working_set: Option<ByteSize>,
 }
 
@@ -125,18 +102,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_read_as_percent_and_numbers() {
-        let known = [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("250 %", 2.5)];
-        for (text, share) in known {
-            assert_eq!(text.parse(), Ok(Share(share)), "{text}");
-        }
-        for text in ["", "%", "-1%", "nan", "inf", "1e400", "5 percent"] {
-            let error = text.parse::<Share>().unwrap_err().to_string();
-            assert!(error.contains("not a share"), "{text}: {error}");
-        }
-    }
-
-    #[test]
     fn what_holds_for_a_vm_is_read_key_by_key() {
         let text =
             "a:b:min=1M,max=2G,shares=3,max-loss=25%,baseline=512M,current=600M,working-set=9M";
@@ -146,7 +111,7 @@ mod tests {
             min: size(1),
             max: size(2048),
             shares: NonZeroU32::new(3),
-            max_loss: Some(Share(0.25)),
+            max_loss: "25%".parse().ok(),
             baseline: size(512),
             current: size(600),
             working_set: size(9),

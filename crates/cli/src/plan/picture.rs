@@ -1,4 +1,4 @@
-//! A plan as a picture: each VM's relative misses over its size, with its promise, before and after.
+//! A plan as a picture: each VM's relative misses over its size, with its bound, before and after.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -148,12 +148,12 @@ impl Panel<'_> {
             .clamp(largest / 20 * 23, largest.saturating_mul(2))
             .max(page_size.bytes());
         let moved = target.target_bytes != target.current_bytes;
-        let promise = 1.0 + target.max_loss;
+        let bound = 1.0 + target.max_loss;
         let mut series = vec![
             Series::new(
-                format!("promise: at most {}", times(promise)),
+                format!("bound: at most {}", times(bound)),
                 Look::Truth,
-                [(0.0, promise), (until as f64, promise)],
+                [(0.0, bound), (until as f64, bound)],
             ),
             self.relative(rules, page_size, until),
         ];

@@ -6,20 +6,19 @@ use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
 use plimsoll_protocol::vm::RelativeView;
 
 use crate::size::ByteSize;
-use plimsoll_output::{printable, short_percent as percent};
+use plimsoll_output::{Columns, Side, csv as csv_line, printable, short_percent as percent};
 
-/// Columns of the table; the first and the last stand to the left.
-const HEADS: [&str; 10] = [
-    "VM",
-    "baseline",
-    "now",
-    "target",
-    "change",
-    "misses now",
-    "then",
-    "band",
-    "bound",
-    "why",
+const HEADS: [(&str, Side); 10] = [
+    ("VM", Side::Left),
+    ("baseline", Side::Right),
+    ("now", Side::Right),
+    ("target", Side::Right),
+    ("change", Side::Right),
+    ("misses now", Side::Right),
+    ("then", Side::Right),
+    ("band", Side::Right),
+    ("bound", Side::Right),
+    ("why", Side::Left),
 ];
 
 pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
@@ -35,25 +34,11 @@ pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
         size(inputs.rules.unit_bytes)
     );
     table.push('\n');
-    let mut rows = vec![HEADS.map(str::to_owned)];
-    rows.extend(plan.targets.iter().map(row));
-    let widths: Vec<usize> = (0..HEADS.len())
-        .map(|column| {
-            let letters = rows.iter().map(|row| row[column].chars().count());
-            letters.max().unwrap_or(0)
-        })
-        .collect();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let _ = match column {
-                0 => write!(line, "{cell:<width$}"),
-                9 => write!(line, "  {cell}"),
-                _ => write!(line, "  {cell:>width$}"),
-            };
-        }
-        let _ = writeln!(table, "{}", line.trim_end());
+    let mut columns = Columns::new(&HEADS);
+    for target in &plan.targets {
+        columns.row(row(target));
     }
+    table.push_str(&columns.text());
     table.push('\n');
     let _ = writeln!(
         table,
@@ -137,41 +122,26 @@ pub(super) fn counted(count: usize, what: &str) -> String {
 }
 
 pub(super) fn csv(plan: &PlanJson) -> String {
-    let mut csv = String::from(
+    let mut table = String::from(
         "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason\n",
     );
     for target in &plan.targets {
         let number = |relative: Option<RelativeView>, of: fn(RelativeView) -> f64| {
             relative.map_or_else(String::new, |relative| of(relative).to_string())
         };
-        let reason = serde_json::to_value(target.reason);
-        let _ = writeln!(
-            csv,
-            "{},{},{},{},{},{},{},{},{},{}",
-            quoted(&target.vm),
-            target.baseline_bytes,
-            target.current_bytes,
-            target.target_bytes,
-            number(target.relative_now, |relative| relative.expected),
-            number(target.relative, |relative| relative.expected),
-            number(target.relative, |relative| relative.low),
-            number(target.relative, |relative| relative.high),
-            target.max_loss,
-            reason
-                .as_ref()
-                .ok()
-                .and_then(|word| word.as_str())
-                .unwrap_or_default(),
-        );
+        let reason = serde_json::to_value(target.reason).unwrap_or_default();
+        table.push_str(&csv_line([
+            &*target.vm,
+            &target.baseline_bytes.to_string(),
+            &target.current_bytes.to_string(),
+            &target.target_bytes.to_string(),
+            &number(target.relative_now, |relative| relative.expected),
+            &number(target.relative, |relative| relative.expected),
+            &number(target.relative, |relative| relative.low),
+            &number(target.relative, |relative| relative.high),
+            &target.max_loss.to_string(),
+            reason.as_str().unwrap_or_default(),
+        ]));
     }
-    csv
-}
-
-/// A name as a field of CSV: in quotes where it must be (RFC 4180).
-fn quoted(name: &str) -> String {
-    if name.contains(['"', ',', '\n', '\r']) {
-        format!("\"{}\"", name.replace('"', "\"\""))
-    } else {
-        name.to_owned()
-    }
+    table
 }

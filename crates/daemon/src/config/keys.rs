@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_policy::registry::{PolicyOptions, SEARCHES};
-use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption};
+use plimsoll_policy::registry::SEARCHES;
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyOptions};
 use plimsoll_protocol::decision::Mode;
 use serde::Deserialize;
 use toml::Spanned;

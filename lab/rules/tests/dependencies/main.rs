@@ -99,7 +99,6 @@ const CIRCLES: &[&str] = &[
     "bursts steps",
     "decision plan vm",
     "disk::settings settings",
-    "esx isolated registry",
     "filter hash sys",
     "hcache::memcached hcache::redis hcache::server",
     "kvm::dirty_ring kvm::tiny kvm::written",

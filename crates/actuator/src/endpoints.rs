@@ -1,0 +1,76 @@
+//! Where a VM's actuators are reached, and what the registry knows of each actuator.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use plimsoll_flow::VmId;
+
+use crate::{ActuatorError, BalloonSettings, MemoryPart};
+
+/// One actuator.
+pub struct ActuatorRow {
+    /// Its name.
+    pub name: &'static str,
+    /// What it changes, and how.
+    pub summary: &'static str,
+    /// The memory that it changes.
+    pub role: Role,
+    /// Opens it; `None` if the VM or host does not have it.
+    pub(crate) open: fn(&Endpoints) -> Result<OptionalPart, ActuatorError>,
+}
+
+/// Memory that a VM or host may not have.
+type OptionalPart = Option<Box<dyn MemoryPart>>;
+
+/// The memory that an actuator changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A VM's own memory: its RAM less its balloon.
+    Direct,
+    /// The cache under a VM's disk.
+    Cache,
+    /// The host's page store.
+    Store,
+}
+
+/// Where the actuators of a VM, or of the host, can be reached.
+#[derive(Debug, Clone)]
+pub struct Endpoints {
+    /// The VM; empty for the host.
+    pub vm: VmId,
+    /// Its QEMU process.
+    pub pid: u32,
+    /// Its RAM.
+    pub memory_bytes: u64,
+    /// Its monitor.
+    pub qmp_socket: Option<PathBuf>,
+    /// Admin socket of the daemon under its disk.
+    pub disk_admin: Option<PathBuf>,
+    /// URI of the host's libvirt.
+    pub libvirt_uri: Option<String>,
+    /// Socket of the host's page store.
+    pub hcache: Option<PathBuf>,
+    /// Limits of its balloon.
+    pub balloon: BalloonSettings,
+    /// Longest exchange with a disk daemon, the page store or libvirt.
+    pub timeout: Duration,
+    /// Whether targets are dropped instead of sent.
+    pub dry_run: bool,
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        Self {
+            vm: VmId(String::new()),
+            pid: 0,
+            memory_bytes: 0,
+            qmp_socket: None,
+            disk_admin: None,
+            libvirt_uri: None,
+            hcache: None,
+            balloon: BalloonSettings::default(),
+            timeout: Duration::from_secs(2),
+            dry_run: false,
+        }
+    }
+}
