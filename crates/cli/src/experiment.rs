@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_flow::{PageCount, WorkingSetBound};
+use plimsoll_flow::{PageCount, TraceMethod, WorkingSetBound};
+use plimsoll_observe::{Curves, ObservedPeriod, Observer, ObserverOptions};
 use plimsoll_trap::{TraceConfig, TrapError};
 use plimsoll_vm::{ConsoleEvent, Detection, Guest, GuestConfig, GuestImage, QemuVm, VmError};
-
-use crate::observe::{Curves, LiveEstimator, Observer, Period};
 
 /// Longest boot, on a host that does other things too.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -37,7 +36,7 @@ pub struct Traced {
     /// When it ended.
     pub end: Instant,
     /// What it showed.
-    pub period: Period,
+    pub observed: ObservedPeriod,
 }
 
 /// What tracing a guest showed.
@@ -90,7 +89,7 @@ impl Subject {
     /// As [`trace`]; the guest runs on.
     pub fn trace(
         &mut self,
-        config: TraceConfig,
+        config: &TraceConfig,
         limit: Duration,
         stop: &AtomicBool,
         each: &mut dyn FnMut(&Traced),
@@ -185,12 +184,16 @@ impl Subject {
 /// As [`Observer::attach`] and [`Observer::period`]; the VM runs on.
 pub fn trace(
     vm: &QemuVm,
-    config: TraceConfig,
+    config: &TraceConfig,
     limit: Duration,
     stop: &AtomicBool,
     each: &mut dyn FnMut(&Traced),
 ) -> anyhow::Result<Observed> {
-    let mut observer = Observer::attach(vm, config, LiveEstimator::Lru)?;
+    let options = ObserverOptions {
+        is_compared: true,
+        ..ObserverOptions::default()
+    };
+    let mut observer = Observer::attach(vm, TraceMethod::Traps, config, &options)?;
     let begin = Instant::now();
     let mut periods = Vec::new();
     let mut gone = false;
@@ -201,7 +204,7 @@ pub fn trace(
                 let traced = Traced {
                     start,
                     end: Instant::now(),
-                    period,
+                    observed: period,
                 };
                 each(&traced);
                 periods.push(traced);
@@ -322,7 +325,7 @@ pub fn judge(periods: &[Traced], steps: &[(Instant, PageCount)]) -> Vec<Judged> 
             Judged {
                 truth,
                 found: traced
-                    .period
+                    .observed
                     .working_set
                     .filter(|set| set.bound == WorkingSetBound::Estimate)
                     .map(|set| set.size),

@@ -20,7 +20,6 @@ pub mod hcache;
 pub mod lab;
 pub mod live;
 pub mod mrc;
-pub mod observe;
 pub mod page_log;
 pub mod plan;
 pub mod run;

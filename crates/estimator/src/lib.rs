@@ -62,6 +62,7 @@ mod ghost;
 mod hash;
 mod histogram;
 mod last_use;
+pub mod live;
 mod lru;
 mod moments;
 mod parallel;

@@ -1,10 +1,9 @@
 //! Making pages inaccessible, and accessible again.
 //!
-//! There are several ways to do that to a running VM, and more are coming; the tracer
-//! knows only this trait. Remote `MADV_PAGEOUT` ([`RemotePageout`]) needs no code in the target.
+//! There are several ways to do that to a running VM; the backends use only this trait. Remote `MADV_PAGEOUT` ([`RemotePageout`]) needs no code in the target.
 //! A tracer inside the target can use `MADV_DONTNEED`, which is cheaper and does not mind
 //! a second mapping of the RAM; userfaultfd's read-write protection, once kernels have it,
-//! needs neither. A presence scan raises the barrier alike and later asks which pages
+//! needs neither. An accessed-page scan raises the barrier in the same way and later checks which pages
 //! were mapped again, instead of waiting for the accesses.
 
 use std::io;
@@ -12,9 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::ram::{Mapped, Presence};
 use crate::sys::{self, AddressRange};
-use crate::userfault::Userfault;
+use crate::uffd::Userfault;
 
-/// Most ranges in one call: the kernel's limit of a vector (`UIO_MAXIOV`).
+/// Maximum number of ranges in one call: the kernel's limit of a vector (`UIO_MAXIOV`).
 pub const RANGES_MAX: usize = 1024;
 
 /// A way of making pages of a VM inaccessible.
@@ -23,7 +22,7 @@ pub trait PageBarrier {
     /// waits in `userfault`.
     ///
     /// This is a request: a page in use by the kernel at that moment can stay accessible
-    /// without an error. [`for_each_down`](Self::for_each_down) tells.
+    /// without an error. [`for_each_down`](Self::for_each_down) lists those.
     ///
     /// # Errors
     ///
@@ -73,7 +72,7 @@ impl RemotePageout {
     }
 
     /// Calls `visit` with the index, from 0, of each page of `range` that is mapped, and what the
-    /// page table says of it.
+    /// page-table entry's state.
     ///
     /// # Errors
     ///

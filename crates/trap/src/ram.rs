@@ -137,7 +137,7 @@ impl Populated {
         Ok(Self::of_files(files))
     }
 
-    /// Looks at one file that holds all pages from its start on.
+    /// Of one file that holds all pages from its start.
     #[cfg(test)]
     pub fn of_file(layout: &RamLayout, file: File) -> Self {
         Self::of_files(vec![(0..layout.pages(), 0, file)])
@@ -193,7 +193,7 @@ impl Populated {
     }
 }
 
-/// What a process's page table says of a page that it has mapped.
+/// State of a mapped page in its process's page table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
     /// Whether the page is free of userfaultfd's write protection: it was written since it was
@@ -201,7 +201,7 @@ pub struct Mapped {
     pub unprotected: bool,
 }
 
-/// Which pages a process has mapped at this moment, from its pagemap.
+/// Which pages a process has mapped, from its pagemap.
 #[derive(Debug)]
 pub struct Presence {
     pagemap: File,

@@ -1,4 +1,4 @@
-//! Which pages are watched in a period: a salted spatial sample of one page in `scale`.
+//! The pages tracked in a period: a salted spatial sample of one page in `scale`.
 //!
 //! Pages are taken in small aligned groups, because neighbours are made inaccessible
 //! by one call. The RAM is cut into strata of `scale` groups and a salted hash picks
@@ -28,23 +28,28 @@ impl Sample {
         }
     }
 
+    /// The sample of period `index`: another one in each.
+    pub fn of_period(scale: u32, group_pages: u32, seed: u64, index: u64) -> Self {
+        Self::new(scale, group_pages, mix(seed ^ mix(index + 1)))
+    }
+
     /// The group that stands for its stratum.
     fn group_of(&self, stratum: u64) -> u64 {
         stratum * self.scale + mix(stratum ^ self.salt) % self.scale
     }
 
-    /// Whether `page` is watched.
+    /// Whether `page` is in the sample.
     pub fn contains(&self, page: u64) -> bool {
         let group = page / self.group_pages;
         group == self.group_of(group / self.scale)
     }
 
-    /// The watched runs within `pages`, rising.
+    /// The sampled runs within `pages`, rising.
     pub fn runs_in(&self, pages: PageRange) -> impl Iterator<Item = PageRange> + use<> {
         let sample = *self;
         let stratum_pages = sample.scale * sample.group_pages;
         let strata = pages.start / stratum_pages..pages.end.div_ceil(stratum_pages);
-        // Everything is watched at scale 1: one run instead of one for each group.
+        // Every page is sampled at scale 1: one run instead of one for each group.
         let whole = (sample.scale == 1).then(|| pages.clone());
         let strata = if whole.is_some() { 0..0 } else { strata };
         let groups = strata.filter_map(move |stratum| {

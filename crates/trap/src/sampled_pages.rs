@@ -1,177 +1,276 @@
-//! Random pages made absent once, and asked after later: the sampling of VMware's ESX on a live VM.
+//! Sampled pages: random pages are unmapped once a period and checked at its end, the sampling of VMware's ESX.
 //!
-//! [`SampledPages::draw`] picks pages at random among those that hold something and makes them absent;
-//! [`SampledPages::look`] tells which came back since. The share touched, times the memory, is ESX's estimate of
-//! the working set (\[Waldspurger02\] §5.3: 100 pages, 30 s).
+//! The share touched, times the memory, is ESX's estimate of the working set (\[Waldspurger02\] §5.3: 100 pages, 30 s).
 //!
 //! Departs from it in the pages drawn from: those never touched are left out, and of two pages in one aligned
-//! 64 KiB only one is drawn (`absent.rs`), which leaves each page's chance as it is.
+//! 64 KiB only one is drawn (`process.rs`), which leaves each page's chance as it is.
 //!
 //! Cost: a minor fault of the VM for each page touched, and some 5 µs a page drawn.
+//!
+//! Not here: a curve, which one check of each page cannot give.
 
 use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
-use plimsoll_flow::PageNumber;
+use plimsoll_flow::{
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
+    TrapCounts,
+};
 
-use crate::absent::Absentees;
+use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
+use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::ram::usize_of;
+use crate::process::{Population, Session, cpu_time};
+use crate::rate::RateRule;
 use crate::sample::mix;
 use crate::target::TraceTarget;
+use crate::trial::measure_fault_cost;
 
-/// A VM of which random pages are asked after.
+/// The backend `sample`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::SampledPages,
+    sees: "Sampled pages: whether random pages were touched in a period, as VMware's ESX does",
+    needs: "process_madvise (Linux 5.10) and pagemap; shared RAM, neither locked nor swappable",
+    costs: "a minor fault per page touched, 100 pages in a period by default",
+    loses: "everything but one bit per page and period",
+    yields: Yield::Sample,
+    options: &["--sample"],
+    rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
+};
+
+/// A VM of which random pages are checked. Dropped, it leaves nothing in the VM.
 #[derive(Debug)]
-pub struct SampledPages {
-    absentees: Absentees,
-    /// The pages drawn, rising.
-    drawn: Vec<u64>,
-    lost: u64,
+struct PageSampler {
+    session: Session,
+    config: TraceConfig,
+    fault_cost: Duration,
+    batch: ReferenceBatch,
+    periods: u64,
 }
 
-/// What became of the pages drawn.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SampledTouches {
-    /// The pages drawn, rising.
-    pub sampled: Vec<PageNumber>,
-    /// Those of them that were touched since, rising.
-    pub touched: Vec<PageNumber>,
-    /// Pages that were there again right after two attempts to make them absent: in constant use, or not to
-    /// be made absent (pinned, or mapped by a second process). They count as touched.
-    pub lost: u64,
+/// Pages drawn for a period.
+#[derive(Debug)]
+struct Draw {
+    /// Ascending.
+    pages: Vec<u64>,
+    /// How many of them were mapped again right after two attempts to unmap them: in constant use, or
+    /// pinned, or mapped by a second process. They count as touched.
+    stayed: u64,
+    population: Population,
 }
 
-impl SampledPages {
-    /// Opens what shows a VM's pages; changes nothing in it.
-    ///
-    /// # Errors
-    ///
-    /// Why its pages cannot be made absent, as a tracer would tell.
-    pub fn attach(target: &TraceTarget) -> Result<Self, TrapError> {
+impl PageSampler {
+    fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         Ok(Self {
-            absentees: Absentees::reach(target)?,
-            drawn: Vec::new(),
-            lost: 0,
+            session: Session::open(target, config)?,
+            fault_cost: measure_fault_cost()?,
+            config: config.clone(),
+            batch: ReferenceBatch::new(),
+            periods: 0,
         })
     }
 
-    /// Pages of the VM that hold something now.
-    ///
-    /// # Errors
-    ///
-    /// [`TrapError::VmGone`], [`TrapError::Call`].
-    pub fn populated_pages(&mut self) -> Result<u64, TrapError> {
-        self.absentees.check_alive()?;
-        let runs = self.absentees.populated()?;
-        Ok(runs.iter().map(|run| run.end - run.start).sum())
-    }
-
-    /// Draws up to `pages` random pages that hold something and makes them absent; returns how many. There
-    /// are fewer where the VM has not as many in 64 KiB of their own. What was drawn before is forgotten.
-    ///
-    /// # Errors
-    ///
-    /// [`TrapError::VmGone`], [`TrapError::Call`], and [`TrapError::StayedAccessible`] if more than half of them
-    /// stay: the VM loses nothing by it.
-    pub fn draw(&mut self, pages: usize, seed: u64) -> Result<usize, TrapError> {
-        self.absentees.check_alive()?;
-        let runs = self.absentees.populated()?.to_vec();
-        // The number of the first populated page of each run among all populated ones.
-        let mut firsts = Vec::with_capacity(runs.len());
-        let mut populated = 0;
-        for run in &runs {
-            firsts.push(populated);
+    /// Draws random populated pages and unmaps them. There are fewer than configured where the VM has not as
+    /// many in 64 KiB of their own.
+    fn draw(&mut self) -> Result<Draw, TrapError> {
+        // Each run with the rank of its first page among all populated ones.
+        let (mut runs, mut ranks, mut populated) = (Vec::new(), Vec::new(), 0);
+        let population = self.session.collect(|run| {
+            ranks.push(populated);
             populated += run.end - run.start;
-        }
-        let (mut drawn, mut windows) = (Vec::new(), HashSet::new());
+            runs.push(run);
+        })?;
+        let wanted = self.config.sample_pages;
+        let seed = mix(self.config.seed ^ mix(self.periods + 1));
+        let (mut pages, mut windows) = (Vec::new(), HashSet::new());
         // Each try meets a window that is taken with a chance of at most drawn * 16 / populated.
-        for attempt in 0..pages as u64 * 4 {
-            if drawn.len() == pages || populated == 0 {
+        for attempt in 0..wanted as u64 * 4 {
+            if pages.len() == wanted || populated == 0 {
                 break;
             }
-            let nth = mix(mix(seed) ^ attempt) % populated;
-            let run = firsts.partition_point(|&first| first <= nth) - 1;
-            let page = runs[run].start + (nth - firsts[run]);
-            if windows.insert(self.absentees.window_of(page)) {
-                drawn.push(page);
+            let rank = mix(seed ^ attempt) % populated;
+            let run = ranks.partition_point(|&first| first <= rank) - 1;
+            let page = runs[run].start + (rank - ranks[run]);
+            if windows.insert(self.session.window_of(page)) {
+                pages.push(page);
             }
         }
-        drawn.sort_unstable();
-        let stayed = self.absentees.make_absent(&drawn)?.len();
-        self.drawn = drawn;
-        self.lost = stayed as u64;
-        if stayed * 2 > self.drawn.len() {
+        pages.sort_unstable();
+        let stayed = self.session.unmap_firmly(&pages)?.len() as u64;
+        if stayed * 2 > pages.len() as u64 {
             return Err(TrapError::StayedAccessible {
-                tried: self.drawn.len() as u64,
-                accessible: self.lost,
+                tried: pages.len() as u64,
+                accessible: stayed,
             });
         }
-        Ok(self.drawn.len())
+        Ok(Draw {
+            pages,
+            stayed,
+            population,
+        })
+    }
+}
+
+impl Backend for PageSampler {
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        self.session.process.check_alive()?;
+        let (start, cpu) = (Instant::now(), cpu_time());
+        let draw = self.draw()?;
+        let window_start = Instant::now();
+        self.session.process.rest(stop, start + self.config.period);
+        self.batch.advance();
+        let batch = &mut self.batch;
+        self.session.for_each_mapped(&draw.pages, |page, _| {
+            batch.push(PageNumber(page), AccessKind::Unknown);
+        })?;
+        let window = window_start.elapsed();
+        sink(&Observation::Scan(Scan {
+            from: Duration::ZERO,
+            to: window,
+            touched: &self.batch,
+        }));
+
+        let (length, arm_time) = (start.elapsed(), cpu_time().saturating_sub(cpu));
+        let (drawn, touched) = (draw.pages.len() as u64, self.batch.len() as u64);
+        // Every page drawn is mapped again some time.
+        let fault_time = self.fault_cost * u32::try_from(drawn).unwrap_or(u32::MAX);
+        let process = &self.session.process;
+        let scale = draw.population.pages.div_ceil(drawn.max(1)).max(1);
+        let period = Period {
+            index: self.periods,
+            method: TraceMethod::SampledPages,
+            length,
+            window,
+            scale: u32::try_from(scale).unwrap_or(u32::MAX),
+            populated_pages: draw.population.pages,
+            tracked_pages: drawn,
+            distinct_pages: touched,
+            traps: TrapCounts::default(),
+            scans: ScanCounts {
+                scans: 1,
+                interval: window,
+                touches: touched,
+                writes: 0,
+                resolution_pages: u32::try_from(touched).unwrap_or(u32::MAX),
+            },
+            rearmed_pages: drawn,
+            fault_time,
+            arm_time,
+            collect_time: draw.population.time,
+            overhead_ratio: process.overhead_ratio(fault_time + arm_time, length),
+            budget_exhausted: false,
+            losses: PeriodLosses {
+                stayed_accessible: draw.stayed,
+                left_hot_set_accessible: 0,
+                first_touches_unseen: draw.population.new_pages,
+            },
+        };
+        self.periods += 1;
+        Ok(period)
     }
 
-    /// Tells which of the pages drawn were touched since; may be asked again and again.
-    ///
-    /// # Errors
-    ///
-    /// [`TrapError::VmGone`], [`TrapError::Call`].
-    pub fn look(&mut self) -> Result<SampledTouches, TrapError> {
-        self.absentees.check_alive()?;
-        let mut touched = Vec::with_capacity(usize_of(self.lost));
-        self.absentees
-            .for_each_mapped(&self.drawn, |page, _| touched.push(PageNumber(page)))?;
-        Ok(SampledTouches {
-            sampled: self.drawn.iter().copied().map(PageNumber).collect(),
-            touched,
-            lost: self.lost,
-        })
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        Ok(())
+    }
+
+    fn touch_cost(&self) -> Duration {
+        self.fault_cost
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.session.ram_pages()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::absent::stay_on_this_cpu;
+    use crate::process::stay_on_this_cpu;
+    use crate::ram::usize_of;
     use crate::sys::SharedMemory;
-    use plimsoll_skip::{Lack, skip};
     use std::sync::atomic::Ordering;
 
     const PAGES: usize = 1600;
 
+    fn config(sample_pages: usize, seed: u64) -> TraceConfig {
+        TraceConfig {
+            period: Duration::from_millis(10),
+            sample_pages,
+            seed,
+            ..TraceConfig::default()
+        }
+    }
+
     #[test]
-    fn the_pages_drawn_that_were_touched_since_are_told_and_no_others() {
+    fn the_pages_drawn_that_were_touched_are_found_and_no_others() {
         stay_on_this_cpu();
         let memory = SharedMemory::new(PAGES).unwrap();
-        let attached = SampledPages::attach(&memory.as_target());
-        let mut sample = match attached {
-            Ok(sample) => sample,
-            Err(error) => {
-                skip(
-                    Lack::Userfaultfd,
-                    format_args!("no pages can be made absent on this host: {error}"),
-                );
-                return;
-            }
-        };
-        assert_eq!(sample.populated_pages().unwrap(), PAGES as u64);
+        let target = memory.as_target();
         for seed in 0..4 {
-            // Of 1600 pages there are 100 in 64 KiB of their own.
-            let drawn = sample.draw(50, seed).unwrap();
-            assert_eq!(drawn, 50);
-            let before = sample.look().unwrap();
-            // The host may unmap a page by itself, or hold one for a moment.
-            assert!(before.touched.len() <= 2 && before.lost <= 2, "{before:?}");
-            let read: Vec<_> = before.sampled.iter().copied().step_by(2).collect();
-            for page in &read {
-                memory.word(usize_of(page.0)).load(Ordering::Relaxed);
-            }
-            let after = sample.look().unwrap();
-            let differ = |a: &[PageNumber], b: &[PageNumber]| {
-                a.iter().filter(|page| !b.contains(page)).count()
+            let mut sampler = match PageSampler::attach(&target, &config(50, seed)) {
+                Ok(sampler) => sampler,
+                Err(error) => {
+                    plimsoll_skip::skip(
+                        plimsoll_skip::Lack::Userfaultfd,
+                        format_args!("no pages can be unmapped on this host: {error}"),
+                    );
+                    return;
+                }
             };
-            let strange = differ(&after.touched, &read) + differ(&read, &after.touched);
-            assert!(strange <= 2, "{:?} beside {read:?}", after.touched);
+            // Of 1600 pages there are 100 in 64 KiB of their own.
+            let draw = sampler.draw().unwrap();
+            assert_eq!(draw.population.pages, PAGES as u64);
+            assert_eq!(draw.pages.len(), 50);
+            let mapped = |sampler: &mut PageSampler| {
+                let mut mapped = Vec::new();
+                let all = sampler
+                    .session
+                    .for_each_mapped(&draw.pages, |page, _| mapped.push(page));
+                all.unwrap();
+                mapped
+            };
+            // The host may unmap a page by itself, or hold one for a moment.
+            assert!(
+                mapped(&mut sampler).len() <= 2 && draw.stayed <= 2,
+                "{draw:?}"
+            );
+            let read: Vec<_> = draw.pages.iter().copied().step_by(2).collect();
+            for &page in &read {
+                memory.word(usize_of(page)).load(Ordering::Relaxed);
+            }
+            let found = mapped(&mut sampler);
+            let differ = |a: &[u64], b: &[u64]| a.iter().filter(|page| !b.contains(page)).count();
+            let strange = differ(&found, &read) + differ(&read, &found);
+            assert!(strange <= 2, "{found:?} beside {read:?}");
         }
-        let all = sample.draw(PAGES, 9).unwrap();
+    }
+
+    #[test]
+    fn a_period_counts_the_pages_touched_in_it() {
+        stay_on_this_cpu();
+        let memory = SharedMemory::new(PAGES).unwrap();
+        let Ok(mut sampler) = ROW.attach(&memory.as_target(), &config(PAGES, 9)) else {
+            plimsoll_skip::skip(
+                plimsoll_skip::Lack::Userfaultfd,
+                format_args!("no pages can be unmapped on this host"),
+            );
+            return;
+        };
+        assert_eq!(sampler.ram_pages(), PAGES as u64);
+        let stop = AtomicBool::new(false);
+        let mut found = 0;
+        let mut sink = |seen: &Observation<'_>| {
+            assert!(matches!(seen, Observation::Scan(_)), "{seen:?}");
+            found += seen.pages().len() as u64;
+        };
+        let period = sampler.run_period(&stop, &mut sink).unwrap();
         // One more where the memory does not begin at a window's edge.
-        assert!((90..=101).contains(&all), "{all}");
+        assert!((90..=101).contains(&period.tracked_pages), "{period:?}");
+        assert_eq!(period.distinct_pages, found);
+        // Nobody touched the memory.
+        assert!(found <= 4, "{period:?}");
+        sampler.detach().unwrap();
     }
 }

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A range of addresses in the process that is looked at, not in ours.
+/// A range of addresses in the process that a call works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct AddressRange {
@@ -50,7 +50,7 @@ struct UffdioWriteprotect {
     mode: u64,
 }
 
-/// A run of addresses that a pagemap scan found.
+/// A run of addresses found by a pagemap scan.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct PageRegion {
@@ -99,6 +99,7 @@ const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
 /// Request to a userfaultfd device node for a new descriptor.
 pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 
+const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
 const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
@@ -112,17 +113,29 @@ const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
 /// What a userfaultfd is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UffdUse {
+pub enum UserfaultPurpose {
     /// Accesses to pages that are in the page cache but not mapped wait for us.
     Minor,
-    /// Writes to protected pages are noted in the page tables and go on.
+    /// Writes to protected pages wait for us. Needs Linux 6.4.
+    WriteProtect,
+    /// The kernel records writes to protected pages in the page tables and lets them go on. Needs Linux 6.7.
     AsyncWriteProtect,
 }
 
-impl UffdUse {
+impl UserfaultPurpose {
+    /// What a kernel lacks that refuses it.
+    pub(crate) fn kernel_feature(self) -> &'static str {
+        match self {
+            Self::Minor => "minor faults on shared memory",
+            Self::WriteProtect => "write protection of absent pages (Linux 6.4)",
+            Self::AsyncWriteProtect => "asynchronous write protection (Linux 6.7)",
+        }
+    }
+
     fn features(self) -> u64 {
         match self {
             Self::Minor => UFFD_FEATURE_MINOR_SHMEM,
+            Self::WriteProtect => UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_UNPOPULATED,
             Self::AsyncWriteProtect => {
                 UFFD_FEATURE_WP_ASYNC
                     | UFFD_FEATURE_WP_UNPOPULATED
@@ -134,7 +147,7 @@ impl UffdUse {
     fn mode(self) -> u64 {
         match self {
             Self::Minor => UFFDIO_REGISTER_MODE_MINOR,
-            Self::AsyncWriteProtect => UFFDIO_REGISTER_MODE_WP,
+            Self::WriteProtect | Self::AsyncWriteProtect => UFFDIO_REGISTER_MODE_WP,
         }
     }
 }
@@ -166,7 +179,7 @@ pub fn userfaultfd() -> io::Result<OwnedFd> {
 }
 
 /// Agrees with the kernel on the userfaultfd interface, with what `purpose` needs of it.
-pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UffdUse) -> io::Result<()> {
+pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UserfaultPurpose) -> io::Result<()> {
     let mut api = UffdioApi {
         api: UFFD_API,
         features: purpose.features(),
@@ -181,7 +194,7 @@ pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UffdUse) -> io::Result<()> {
 pub fn uffd_register(
     uffd: BorrowedFd<'_>,
     range: AddressRange,
-    purpose: UffdUse,
+    purpose: UserfaultPurpose,
 ) -> io::Result<()> {
     let mut register = UffdioRegister {
         range,
@@ -208,11 +221,19 @@ pub fn uffd_wake(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Write-protects `range`, whether its pages are there or not.
-pub fn uffd_write_protect(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
+/// Write-protects `range`, whether its pages are present or not; or lifts that and wakes whoever waits in it.
+pub fn uffd_write_protect(
+    uffd: BorrowedFd<'_>,
+    range: AddressRange,
+    protect: bool,
+) -> io::Result<()> {
     let request = UffdioWriteprotect {
         range,
-        mode: UFFDIO_WRITEPROTECT_MODE_WP,
+        mode: if protect {
+            UFFDIO_WRITEPROTECT_MODE_WP
+        } else {
+            0
+        },
     };
     // SAFETY: UFFDIO_WRITEPROTECT only reads the 24 bytes of `request`. It changes how writes
     // to `range` are served, not what memory holds.
@@ -225,9 +246,9 @@ pub fn uffd_write_protect(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Resu
 /// Returns how many of `regions` were filled, and the address up to which the kernel got: short
 /// of the end when `regions` was too small.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the kernel says that it filled more than there is room for.
+/// The system call's, or that the kernel claims to have filled more than there is room for.
 pub fn pagemap_scan_written(
     pagemap: BorrowedFd<'_>,
     range: AddressRange,
@@ -253,7 +274,9 @@ pub fn pagemap_scan_written(
     let filled =
         check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) })?;
     let filled = usize::try_from(filled).map_err(io::Error::other)?;
-    assert!(filled <= regions.len(), "a scan keeps to its vector");
+    if filled > regions.len() {
+        return Err(io::Error::other("the scan overran its vector"));
+    }
     Ok((filled, request.walk_end))
 }
 

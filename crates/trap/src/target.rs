@@ -1,18 +1,15 @@
 //! What is traced, and whether it can be: the checks before anything is changed in a VM.
 
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use plimsoll_flow::{RamBacking, RamMapping};
 
-use crate::barrier::RemotePageout;
 use crate::error::TrapError;
-use crate::inject::open_pidfd;
-use crate::ram::{Populated, Presence, RamLayout};
+use crate::ram::{Presence, RamLayout};
 use crate::sys::AddressRange;
 
-/// A VM as its tracer sees it: a process with guest RAM and vCPU threads.
+/// A VM as a backend needs it: a process with guest RAM and vCPU threads.
 #[derive(Debug, Clone)]
 pub struct TraceTarget {
     /// The VM's process.
@@ -25,39 +22,7 @@ pub struct TraceTarget {
     pub vcpu_threads: Vec<u32>,
 }
 
-/// What is needed to look at a VM's pages and to make them absent; nothing in the VM is changed.
-#[derive(Debug)]
-pub(crate) struct Reached {
-    pub pidfd: OwnedFd,
-    pub layout: RamLayout,
-    pub populated: Populated,
-    pub barrier: RemotePageout,
-}
-
 impl TraceTarget {
-    /// Refuses what cannot be traced, and opens what shows its pages.
-    pub(crate) fn reach(&self) -> Result<Reached, TrapError> {
-        let pid = self.pid;
-        let pidfd = open_pidfd(pid)?;
-        self.check()?;
-        let layout = self.layout();
-        let denied = |what: String| move |source| TrapError::NoPrivilege { what, source };
-        let populated = Populated::open(pid, &layout, &self.ram)
-            .map_err(denied(format!("read /proc/{pid}/map_files")))?;
-        let presence = self.presence()?;
-        let barrier_pidfd = pidfd.try_clone().map_err(|source| TrapError::Call {
-            pid,
-            call: "dup()",
-            source,
-        })?;
-        Ok(Reached {
-            pidfd,
-            layout,
-            populated,
-            barrier: RemotePageout::new(barrier_pidfd, presence),
-        })
-    }
-
     /// How its pages are numbered.
     pub(crate) fn layout(&self) -> RamLayout {
         RamLayout::new(self.ram.iter().map(|mapping| AddressRange {
@@ -91,7 +56,7 @@ impl TraceTarget {
         self.check_swap(Path::new("/"))
     }
 
-    /// Refuses RAM whose writes cannot be noted: locked RAM and private memory can be watched so.
+    /// Refuses RAM whose writes cannot be recorded; locked RAM and private memory are accepted.
     pub(crate) fn check_for_writes(&self) -> Result<(), TrapError> {
         self.check_backing(|backing| {
             let shared = matches!(backing, RamBacking::SharedMemfd | RamBacking::SharedTmpfs);
@@ -111,7 +76,7 @@ impl TraceTarget {
         })
     }
 
-    /// Refuses a VM that may swap; `root` is where proc and sys are looked for.
+    /// Refuses a VM that may swap; proc and sys are read under `root`.
     fn check_swap(&self, root: &Path) -> Result<(), TrapError> {
         // Without the file the kernel has no swap.
         let swaps = fs::read_to_string(root.join("proc/swaps")).unwrap_or_default();

@@ -13,14 +13,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::absent::WINDOW_PAGES;
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement};
+use crate::process::WINDOW_PAGES;
 use crate::ram::{PAGE_BYTES, Presence, usize_of};
-use crate::sys::{self, AddressRange, SharedMemory};
-use crate::userfault::Userfault;
+use crate::sys::{AddressRange, SharedMemory};
+use crate::uffd::{Userfault, UserfaultPurpose};
 
 /// Touched pages: enough for a median that one preemption does not move.
 const PAGES: usize = 201;
@@ -53,8 +53,7 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
         }
     };
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
-    let uffd = sys::userfaultfd().map_err(missing("userfaultfd"))?;
-    let userfault = Userfault::register(uffd, [memory.range()])
+    let userfault = Userfault::open(UserfaultPurpose::Minor, [memory.range()])
         .map_err(missing("userfaultfd minor faults on shared memory"))?;
     let presence = Presence::open(pid).map_err(missing("pagemap"))?;
     let mut barrier = RemotePageout::new(open_pidfd(pid)?, presence);

@@ -1,9 +1,13 @@
-//! Exactly the pages of a VM that were written between two scans, without stopping its writes.
+//! Write scans: exactly the pages of a VM that were written between two scans, without stopping its writes.
 //!
 //! A userfaultfd protects all RAM against writes, asynchronously: the first write to a page takes a short fault in
-//! which the kernel itself lifts the protection and notes that in the page table. `PAGEMAP_SCAN` lists the
-//! pages noted and protects them again in one step, so that no write falls between two scans. A page made absent, or
-//! never there, keeps its note in a marker.
+//! which the kernel itself lifts the protection and records that in the page table. `PAGEMAP_SCAN` lists the
+//! pages recorded and protects them again in one step, so that no write falls between two scans. A page that is unmapped, or
+//! was never present, keeps its record in a marker.
+//!
+//! Each window begins with a scan whose pages are discarded: they were written before it. Of the pages found, one in
+//! `scale` is passed on; at a scale of 1 all are. When the time budget is used up, the window closes: without another
+//! scan nothing is protected again, and the VM pays for each page once at most until the next period.
 //!
 //! Works on private RAM as well, locked or not, with swap or without. Needs Linux 6.7.
 //!
@@ -12,229 +16,280 @@
 //!
 //! Not here: reads, and how often a page was written.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+use plimsoll_flow::{
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
+    TrapCounts,
+};
 
+use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
+use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::inject::{ends_soon, has_ended, open_pidfd, take_userfaultfd};
+use crate::hot_set::PageBits;
+use crate::process::{TracedProcess, cpu_time};
 use crate::ram::{PAGE_BYTES, Presence, RamLayout};
-use crate::sys::{AddressRange, PageRegion, pagemap_scan_written};
+use crate::rate::RateRule;
+use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::tracer::{cpu_time, register_error};
-use crate::userfault::Userfault;
+use crate::trial::measure_fault_cost;
+use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
-/// What a kernel before 6.7 lacks.
-pub(crate) const ASYNC_WRITES: &str = "asynchronous write protection (Linux 6.7)";
-/// Runs of pages taken from the kernel at once.
-const REGIONS: usize = 4096;
+/// Scans in a period, unless their interval is given.
+const SCANS: u32 = 16;
 
-/// A VM whose writes are noted. Dropped, it takes the notes with it.
+/// The backend `write-scan`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::WriteScans,
+    sees: "Write scans: exactly the pages written between two scans; reads are not observed",
+    needs: "asynchronous write protection (Linux 6.7); any RAM, private, locked or swappable too",
+    costs: "under 2 µs of the VM's time for the first write to a page after each scan",
+    loses: "pages that are only read",
+    yields: Yield::Scans,
+    options: &["--scan-interval"],
+    rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    attach: |target, config| Ok(Box::new(WriteScanner::attach(target, config)?)),
+};
+
+/// A VM whose writes are recorded. Dropped, it removes the protection.
 #[derive(Debug)]
-pub struct WriteScanner {
-    pid: u32,
-    pidfd: OwnedFd,
+struct WriteScanner {
+    process: TracedProcess,
     layout: RamLayout,
     presence: Presence,
     userfault: Userfault,
-    regions: Vec<PageRegion>,
+    written: WrittenPages,
+    config: TraceConfig,
+    fault_cost: Duration,
+    /// Pages passed on in this window.
+    touched: PageBits,
     batch: ReferenceBatch,
-    scanned: Instant,
-}
-
-/// What a scan found and cost.
-#[derive(Debug, Clone, Copy)]
-pub struct WriteScan {
-    /// Pages written since the scan before, or since attaching.
-    pub written_pages: u64,
-    /// How long ago that was.
-    pub since: Duration,
-    /// CPU time of the scan.
-    pub scan_time: Duration,
+    periods: u64,
 }
 
 impl WriteScanner {
-    /// Attaches to a running VM; every write from here on is noted.
-    ///
-    /// # Errors
-    ///
-    /// Every [`TrapError`]; the VM is left as it was.
-    pub fn attach(target: &TraceTarget) -> Result<Self, TrapError> {
-        let pid = target.pid;
-        let pidfd = open_pidfd(pid)?;
+    fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let process = TracedProcess::open(target)?;
         target.check_for_writes()?;
-        let uffd = take_userfaultfd(pid, pidfd.as_fd())?;
-        Self::note(target, pidfd, uffd)
+        let layout = target.layout();
+        let userfault = process.userfault(UserfaultPurpose::AsyncWriteProtect, layout.ranges())?;
+        Self::protect(process, userfault, target, config)
     }
 
-    fn note(target: &TraceTarget, pidfd: OwnedFd, uffd: OwnedFd) -> Result<Self, TrapError> {
-        let pid = target.pid;
+    fn protect(
+        process: TracedProcess,
+        userfault: Userfault,
+        target: &TraceTarget,
+        config: &TraceConfig,
+    ) -> Result<Self, TrapError> {
         let (layout, presence) = (target.layout(), target.presence()?);
-        let userfault = Userfault::note_writes(uffd, layout.ranges())
-            .map_err(register_error(pid, ASYNC_WRITES))?;
         for range in layout.ranges() {
-            userfault
-                .write_protect(range)
-                .map_err(|source| TrapError::Call {
-                    pid,
-                    call: "write-protecting its RAM",
-                    source,
-                })?;
+            let protected = userfault.write_protect(range);
+            protected.map_err(process.failed("write-protecting its RAM"))?;
         }
         Ok(Self {
-            pid,
-            pidfd,
-            layout,
+            process,
             presence,
             userfault,
-            regions: vec![PageRegion::default(); REGIONS],
+            written: WrittenPages::new(),
+            fault_cost: measure_fault_cost()?,
+            touched: PageBits::new(layout.pages()),
             batch: ReferenceBatch::new(),
-            scanned: Instant::now(),
+            periods: 0,
+            config: config.clone(),
+            layout,
         })
     }
 
-    /// Pages of the VM's RAM.
-    #[must_use]
-    pub fn ram_pages(&self) -> u64 {
-        self.layout.pages()
-    }
-
-    /// Hands the pages written since the last scan to `sink`, rising.
-    ///
-    /// # Errors
-    ///
-    /// [`TrapError::VmGone`], [`TrapError::Call`]; the pages found before were handed over.
-    pub fn scan(&mut self, sink: &mut dyn FnMut(&ReferenceBatch)) -> Result<WriteScan, TrapError> {
-        let pid = self.pid;
-        if has_ended(self.pidfd.as_fd()) {
-            return Err(TrapError::VmGone { pid });
+    /// Collects the pages of `sample` that were written since the scan before; returns how many pages were in all.
+    fn scan(&mut self, sample: Sample) -> Result<u64, TrapError> {
+        self.process.check_alive()?;
+        self.batch.advance();
+        let (layout, batch, mut written) = (&self.layout, &mut self.batch, 0);
+        for range in layout.ranges() {
+            let visit = |run: crate::sys::AddressRange| {
+                let Some(PageNumber(first)) = layout.page_at(run.start) else {
+                    return;
+                };
+                let pages = first..first + run.len_bytes / PAGE_BYTES;
+                written += pages.end - pages.start;
+                for page in sample.runs_in(pages).flatten() {
+                    batch.push(PageNumber(page), AccessKind::Write);
+                }
+            };
+            let scanned = self.written.scan(self.presence.pagemap(), range, visit);
+            scanned.map_err(self.process.failed("ioctl(PAGEMAP_SCAN)"))?;
         }
-        let (start, cpu) = (Instant::now(), cpu_time());
-        let mut written_pages = 0;
-        for range in self.layout.ranges() {
-            let end = range.start + range.len_bytes;
-            let mut at = range.start;
-            while at < end {
-                let rest = AddressRange {
-                    start: at,
-                    len_bytes: end - at,
-                };
-                let scanned =
-                    pagemap_scan_written(self.presence.pagemap(), rest, &mut self.regions);
-                let (filled, walked) = match scanned {
-                    Ok(scanned) => scanned,
-                    Err(_) if ends_soon(self.pidfd.as_fd()) => {
-                        return Err(TrapError::VmGone { pid });
-                    }
-                    Err(source) => {
-                        let call = "ioctl(PAGEMAP_SCAN)";
-                        return Err(TrapError::Call { pid, call, source });
-                    }
-                };
-                for region in &self.regions[..filled] {
-                    let pages = self.layout.page_at(region.start).map(|PageNumber(first)| {
-                        let pages = region.end.min(end).saturating_sub(region.start) / PAGE_BYTES;
-                        first..first + pages
-                    });
-                    for page in pages.into_iter().flatten() {
-                        self.batch.push(PageNumber(page), AccessKind::Write);
-                        written_pages += 1;
-                        if self.batch.is_full() {
-                            sink(&self.batch);
-                            self.batch.advance();
-                        }
-                    }
-                }
-                // A scan that does not get on would never end.
-                if walked <= at {
-                    let source = std::io::Error::other("the kernel did not get on");
-                    let call = "ioctl(PAGEMAP_SCAN)";
-                    return Err(TrapError::Call { pid, call, source });
-                }
-                at = walked;
+        Ok(written)
+    }
+}
+
+impl Backend for WriteScanner {
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        let start = Instant::now();
+        let end = start + self.config.period;
+        let interval = self
+            .config
+            .scan_interval
+            .unwrap_or(self.config.period / SCANS);
+        let budget = self.process.budget_seconds(&self.config);
+        let sample = Sample::of_period(self.config.scale, 1, self.config.seed, self.periods);
+        self.touched.clear();
+        let cpu = cpu_time();
+        // Written before this period.
+        self.scan(sample)?;
+        let window_start = Instant::now();
+        let (mut scans, mut fault_time) = (ScanCounts::default(), Duration::ZERO);
+        let (mut distinct_pages, mut rearmed_pages) = (0, 0);
+        let (mut from, mut budget_exhausted) = (Duration::ZERO, false);
+        while !budget_exhausted && !stop.load(Ordering::Relaxed) && Instant::now() < end {
+            let due = window_start + from + interval;
+            // A remainder too short for another interval belongs to this one.
+            let due = if due + interval / 2 > end { end } else { due };
+            self.process.rest(stop, due);
+            let written = match self.scan(sample) {
+                Err(TrapError::VmGone { .. }) if scans.touches > 0 => break,
+                other => other?,
+            };
+            let to = window_start.elapsed();
+            sink(&Observation::Scan(Scan {
+                from,
+                to,
+                touched: &self.batch,
+            }));
+            from = to;
+            scans.scans += 1;
+            scans.touches += self.batch.len() as u64;
+            for page in self.batch.pages() {
+                distinct_pages += u64::from(self.touched.set(page.0, true));
             }
+            rearmed_pages += written;
+            fault_time += self.fault_cost * u32::try_from(written).unwrap_or(u32::MAX);
+            let taken = fault_time + cpu_time().saturating_sub(cpu);
+            budget_exhausted = budget.is_some_and(|budget| taken.as_secs_f64() >= budget);
         }
-        if !self.batch.is_empty() {
-            sink(&self.batch);
-            self.batch.advance();
-        }
-        let since = start - self.scanned;
-        self.scanned = start;
-        Ok(WriteScan {
-            written_pages,
-            since,
-            scan_time: cpu_time().saturating_sub(cpu),
-        })
+        let window = window_start.elapsed();
+        self.process.rest(stop, end);
+
+        let (length, arm_time) = (start.elapsed(), cpu_time().saturating_sub(cpu));
+        let count = scans.scans.max(1);
+        let period = Period {
+            index: self.periods,
+            method: TraceMethod::WriteScans,
+            length,
+            window,
+            scale: self.config.scale,
+            populated_pages: self.layout.pages(),
+            tracked_pages: self.layout.pages() / u64::from(self.config.scale),
+            distinct_pages,
+            traps: TrapCounts::default(),
+            scans: ScanCounts {
+                interval: from.div_f64(count as f64),
+                writes: scans.touches,
+                resolution_pages: u32::try_from(scans.touches.div_ceil(count)).unwrap_or(u32::MAX),
+                ..scans
+            },
+            rearmed_pages,
+            fault_time,
+            arm_time,
+            collect_time: Duration::ZERO,
+            overhead_ratio: self.process.overhead_ratio(fault_time + arm_time, length),
+            budget_exhausted,
+            losses: PeriodLosses::default(),
+        };
+        self.periods += 1;
+        Ok(period)
     }
 
-    /// Lifts the protection and ends.
-    ///
-    /// # Errors
-    ///
-    /// [`TrapError::Call`] if the kernel does not take the RAM back; closing the descriptor,
-    /// which happens all the same, lifts it too.
-    pub fn detach(self) -> Result<(), TrapError> {
-        match self.userfault.unregister() {
-            Err(source) if !ends_soon(self.pidfd.as_fd()) => Err(TrapError::Call {
-                pid: self.pid,
-                call: "giving its RAM back",
-                source,
-            }),
-            _ => Ok(()),
-        }
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        self.process.unregister(&self.userfault)
+    }
+
+    fn touch_cost(&self) -> Duration {
+        self.fault_cost
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.layout.pages()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{SharedMemory, userfaultfd};
-    use plimsoll_skip::{Lack, skip};
-    use std::sync::atomic::Ordering;
+    use crate::ram::usize_of;
+    use crate::sys::SharedMemory;
+
+    /// More runs than one call to the kernel lists.
+    const PAGES: usize = 12_288;
 
     #[test]
     fn a_scan_lists_the_pages_written_and_no_other() {
-        const PAGES: usize = 3 * REGIONS;
         let memory = SharedMemory::new(PAGES).unwrap();
         let target = memory.as_target();
-        let pidfd = open_pidfd(target.pid).unwrap();
-        let noted = userfaultfd().map_err(|error| error.to_string());
-        let noted = noted.and_then(|uffd| {
-            WriteScanner::note(&target, pidfd, uffd).map_err(|error| error.to_string())
-        });
-        let mut scanner = match noted {
-            Ok(scanner) => scanner,
+        // A process cannot inject a call into itself.
+        let purpose = UserfaultPurpose::AsyncWriteProtect;
+        let userfault = match Userfault::open(purpose, target.layout().ranges()) {
+            Ok(userfault) => userfault,
             Err(error) => {
-                skip(
-                    Lack::Userfaultfd,
+                plimsoll_skip::skip(
+                    plimsoll_skip::Lack::Userfaultfd,
                     format_args!("no asynchronous write protection on this host: {error}"),
                 );
                 return;
             }
         };
-        // More runs than one call to the kernel lists, then few, then none.
-        let rounds: [Vec<usize>; 3] = [
+        let config = TraceConfig {
+            period: Duration::from_millis(200),
+            budget: None,
+            scale: 1,
+            scan_interval: Some(Duration::from_millis(20)),
+            ..TraceConfig::default()
+        };
+        let process = TracedProcess::open(&target).unwrap();
+        let mut scanner: Box<dyn Backend> =
+            Box::new(WriteScanner::protect(process, userfault, &target, &config).unwrap());
+        let rounds: [Vec<usize>; 4] = [
+            vec![],
             (0..PAGES).step_by(2).collect(),
             vec![1, 2, 3, PAGES - 1],
             vec![],
         ];
-        for round in rounds {
+        let (mut scans, mut touches) = (0, 0);
+        let mut written_before = Vec::new();
+        let stop = AtomicBool::new(false);
+        let mut sink = |seen: &Observation<'_>| {
+            let Observation::Scan(scan) = seen else {
+                panic!("{seen:?}");
+            };
+            let kinds = scan.touched.kinds();
+            assert!(kinds.iter().all(|&kind| kind == AccessKind::Write));
+            let found: Vec<_> = seen.pages().iter().map(|page| usize_of(page.0)).collect();
+            assert_eq!(found, written_before);
             for page in 0..PAGES {
                 memory.word(page).load(Ordering::Relaxed);
             }
-            for &page in &round {
+            written_before.clone_from(rounds.get(scans + 1).unwrap_or(&vec![]));
+            for &page in &written_before {
                 memory.word(page).fetch_add(1, Ordering::Relaxed);
             }
-            let mut found = Vec::new();
-            let scan = scanner.scan(&mut |batch| {
-                assert!(batch.kinds().iter().all(|&kind| kind == AccessKind::Write));
-                found.extend(batch.pages().iter().map(|page| page.0));
-            });
-            let expected: Vec<_> = round.iter().map(|&page| page as u64).collect();
-            assert_eq!(found, expected);
-            assert_eq!(scan.unwrap().written_pages, expected.len() as u64);
-        }
+            scans += 1;
+            touches += found.len() as u64;
+        };
+        let period = scanner.run_period(&stop, &mut sink).unwrap();
+        assert!(scans >= rounds.len(), "{scans} scans");
+        assert_eq!(period.method, TraceMethod::WriteScans);
+        assert_eq!(period.scans.scans, scans as u64);
+        let counted = (period.scans.touches, period.scans.writes);
+        assert_eq!(counted, (touches, touches));
+        assert_eq!(period.distinct_pages, PAGES as u64 / 2 + 3);
+        // Nothing was written since.
+        let mut nothing = 0;
+        scanner
+            .run_period(&stop, &mut |seen| nothing += seen.pages().len())
+            .unwrap();
+        assert_eq!(nothing, 0);
         scanner.detach().unwrap();
     }
 }

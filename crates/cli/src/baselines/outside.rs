@@ -6,13 +6,13 @@ use anyhow::ensure;
 use plimsoll_estimator::working_set;
 use plimsoll_estimator::working_set::SamplingStep;
 use plimsoll_flow::{PageCount, PageNumber, PageSize, TraceMethod, WorkingSet, WorkingSetBound};
-use plimsoll_trap::{SampledPages, ScanConfig, TraceConfig, WriteScanner};
+use plimsoll_observe::{Observer, ObserverOptions, target_of, working_set_band};
+use plimsoll_trap::{BackendRow, TraceConfig};
 
 use super::{Answer, Found, Subject, Way};
-use crate::observe::{LiveEstimator, Observer, WatchConfig, target_of, working_set_band};
 use crate::size::ByteSize;
 
-/// Of a sample of pages, one in so many in the first period; later ones follow the budget.
+/// One page in so many is tracked in the first period; later ones follow the budget.
 const SCALE: u32 = 16;
 
 fn bytes(pages: PageCount) -> u64 {
@@ -35,47 +35,47 @@ pub(super) fn curve(subject: &Subject<'_>) -> Answer {
         sees: "references to sampled pages, in order",
         whole_vm: false,
     };
-    let config = TraceConfig {
-        period: subject.options.interval,
-        budget: Some(subject.options.budget),
-        scale: SCALE,
-        ..TraceConfig::default()
-    };
-    watch(subject, way, config.into())
+    watch(subject, way, TraceMethod::Traps)
 }
 
 /// Where the curve of the touches between scans comes to 5 %.
 pub(super) fn presence(subject: &Subject<'_>) -> Answer {
     let way = Way {
         estimator: "curve at 5 %, presence scan",
-        sees: "which sampled pages were touched between two looks",
+        sees: "which sampled pages were touched between two scans",
         whole_vm: false,
     };
-    let config = ScanConfig {
+    watch(subject, way, TraceMethod::AccessedPageScans)
+}
+
+/// The settings of every backend: a round is a period.
+fn config(subject: &Subject<'_>) -> TraceConfig {
+    TraceConfig {
         period: subject.options.interval,
         budget: Some(subject.options.budget),
         scale: SCALE,
-        ..ScanConfig::default()
-    };
-    watch(subject, way, WatchConfig::Scans(config))
+        ..TraceConfig::default()
+    }
 }
 
-fn watch(subject: &Subject<'_>, way: Way, config: WatchConfig) -> Answer {
+fn watch(subject: &Subject<'_>, way: Way, method: TraceMethod) -> Answer {
     subject.go(way, |answer| {
         ensure!(!subject.stopped(), "stopped");
-        let mut observer = Observer::attach(subject.vm, config, LiveEstimator::Lru)?;
+        let options = ObserverOptions::default();
+        let mut observer = Observer::attach(subject.vm, method, &config(subject), &options)?;
         let (mut seconds, mut taken, mut lost) = (0.0, 0.0, 0);
-        let (mut last, mut hidden) = (None, 0);
+        let (mut last, mut resolution) = (None, 0);
         for _ in 0..subject.options.rounds {
-            let period = observer.period(subject.stop)?;
-            let length = period.report.length.as_secs_f64();
+            let observed = observer.period(subject.stop)?;
+            let period = &observed.period;
+            let length = period.length.as_secs_f64();
             seconds += length;
-            taken += period.report.overhead_ratio * length;
-            lost += period.report.losses.lost();
-            if period.report.method == TraceMethod::AccessedPageScans {
-                hidden = hidden.max(period.report.resolution_pages());
+            taken += period.overhead_ratio * length;
+            lost += period.losses.lost();
+            if period.method == TraceMethod::AccessedPageScans {
+                resolution = resolution.max(period.resolution_pages());
             }
-            if let Some(set) = period.working_set {
+            if let Some(set) = observed.working_set {
                 answer.rounds_bytes.push(bytes(set.size));
                 last = Some(set);
             }
@@ -96,8 +96,8 @@ fn watch(subject: &Subject<'_>, way: Way, config: WatchConfig) -> Answer {
         };
         // Over all rounds if there is a curve of them, else what the last round was bounded by.
         let mut set = curve.as_ref().map_or(last, working_set);
-        // Nothing smaller is told apart than what is touched between two looks.
-        if set.bound == WorkingSetBound::Estimate && set.size.0 <= hidden {
+        // Nothing smaller is resolved than what is touched between two scans.
+        if set.bound == WorkingSetBound::Estimate && set.size.0 <= resolution {
             set.bound = WorkingSetBound::AtMost;
         }
         let band = curve.as_ref().and_then(working_set_band);
@@ -119,18 +119,27 @@ pub(super) fn written(subject: &Subject<'_>) -> Answer {
     };
     subject.go(way, |answer| {
         ensure!(!subject.stopped(), "stopped");
-        let mut scanner = WriteScanner::attach(&target_of(subject.vm)?)?;
+        let config = TraceConfig {
+            budget: None,
+            scale: 1,
+            scan_interval: Some(subject.options.interval),
+            ..config(subject)
+        };
+        let mut scanner =
+            BackendRow::of(TraceMethod::WriteScans).attach(&target_of(subject.vm)?, &config)?;
         let mut pages: HashSet<PageNumber> = HashSet::new();
-        // What was protected while it attached is not of a round.
-        scanner.scan(&mut |_| ())?;
         for _ in 0..subject.options.rounds {
-            if !subject.wait(subject.options.interval) {
+            let mut of_round = Vec::new();
+            let period = scanner.run_period(subject.stop, &mut |seen| {
+                of_round.extend_from_slice(seen.pages());
+            })?;
+            if subject.stopped() {
                 break;
             }
-            let scan = scanner.scan(&mut |batch| pages.extend(batch.pages()))?;
+            pages.extend(of_round);
             answer
                 .rounds_bytes
-                .push(bytes(PageCount(scan.written_pages)));
+                .push(bytes(PageCount(period.distinct_pages)));
         }
         scanner.detach()?;
         ensure!(!answer.rounds_bytes.is_empty(), "stopped");
@@ -154,26 +163,31 @@ pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
     };
     subject.go(way, |answer| {
         ensure!(!subject.stopped(), "stopped");
-        let mut pages = SampledPages::attach(&target_of(subject.vm)?)?;
+        let config = TraceConfig {
+            sample_pages: subject.options.sample_pages,
+            // Other pages in each run.
+            seed: u64::from(std::process::id()) << 32,
+            ..config(subject)
+        };
+        let mut sampler =
+            BackendRow::of(TraceMethod::SampledPages).attach(&target_of(subject.vm)?, &config)?;
         let (mut touched, mut sampled, mut lost) = (0_u32, 0_u32, 0);
         let mut memory = PageCount(0);
-        // Other pages each time that it is asked.
-        let seed = u64::from(std::process::id()) << 32;
-        for round in 0..subject.options.rounds {
-            memory = PageCount(pages.populated_pages()?);
-            pages.draw(subject.options.sample_pages, seed | u64::from(round))?;
-            if !subject.wait(subject.options.interval) {
+        for _ in 0..subject.options.rounds {
+            let period = sampler.run_period(subject.stop, &mut |_| ())?;
+            if subject.stopped() {
                 break;
             }
-            let touches = pages.look()?;
-            let count = |pages: &[PageNumber]| u32::try_from(pages.len()).unwrap_or(u32::MAX);
-            let (of_round, drawn) = (count(&touches.touched), count(&touches.sampled));
+            memory = PageCount(period.populated_pages);
+            let count = |pages: u64| u32::try_from(pages).unwrap_or(u32::MAX);
+            let (of_round, drawn) = (count(period.distinct_pages), count(period.tracked_pages));
             let share = f64::from(of_round) / f64::from(drawn.max(1));
             answer.rounds_bytes.push(bytes(memory.scaled(share)));
             touched = touched.saturating_add(of_round);
             sampled = sampled.saturating_add(drawn);
-            lost += touches.lost;
+            lost += period.losses.lost();
         }
+        sampler.detach()?;
         ensure!(sampled > 0, "stopped before a round had ended");
         let share = f64::from(touched) / f64::from(sampled);
         let all = SamplingStep {
@@ -191,7 +205,7 @@ pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
         });
         answer.note = Some(match lost {
             0 => format!("{touched} of {sampled} pages touched"),
-            lost => format!("{touched} of {sampled} pages touched, {lost} of them never absent"),
+            lost => format!("{touched} of {sampled} pages touched, {lost} of them never unmapped"),
         });
         Ok(())
     })

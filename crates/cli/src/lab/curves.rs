@@ -20,8 +20,8 @@ use plimsoll_trap::{RateRule, TraceConfig};
 use plimsoll_vm::{GuestConfig, GuestImage};
 
 use crate::experiment::Subject;
-use crate::observe::even_sizes;
 use crate::size::Interval;
+use plimsoll_observe::even_sizes;
 
 /// Trace guests with uniform and Zipf references and compare their curves with the closed forms.
 #[derive(Debug, clap::Args)]
@@ -140,7 +140,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 ..TraceConfig::default()
             };
             let stop = AtomicBool::new(false);
-            let observed = subject.trace(config, args.length.get(), &stop, &mut |_| ())?;
+            let observed = subject.trace(&config, args.length.get(), &stop, &mut |_| ())?;
             let hidden = PageCount(u64::from(args.hot_set) * u64::from(scale));
             let curve = &observed.curves.context("no page was used twice")?.lru;
             let queue = law.queue_miss_ratio(pages, hidden);
@@ -153,12 +153,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let traps: u64 = observed
                 .periods
                 .iter()
-                .map(|traced| traced.period.report.traps.taken)
+                .map(|traced| traced.observed.period.traps.taken)
                 .sum();
             let window: Duration = observed
                 .periods
                 .iter()
-                .map(|traced| traced.period.report.window)
+                .map(|traced| traced.observed.period.window)
                 .sum();
             let visits_per_second = visits as f64 / took.as_secs_f64();
             let past_hot_set =
@@ -187,7 +187,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 observed
                     .periods
                     .iter()
-                    .map(|traced| traced.period.report.losses.lost())
+                    .map(|traced| traced.observed.period.losses.lost())
                     .sum::<u64>(),
                 visits_per_second / untraced * 100.0,
             )?;

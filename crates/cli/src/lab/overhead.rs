@@ -59,13 +59,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let start = Instant::now();
             let stop = AtomicBool::new(false);
             let limit = length.saturating_sub(config.period / 2);
-            let observed = subject.trace(config.clone(), limit, &stop, &mut |_| ())?;
+            let observed = subject.trace(&config, limit, &stop, &mut |_| ())?;
             traced.push(visits_per_second(&mut subject, start, Instant::now())?);
             estimated.extend(
                 observed
                     .periods
                     .iter()
-                    .map(|traced| traced.period.report.overhead_ratio),
+                    .map(|traced| traced.observed.period.overhead_ratio),
             );
             untraced.push(untraced_window(&mut subject, length)?);
         }

@@ -15,12 +15,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
-use plimsoll_trap::{ScanConfig, TraceConfig, TrapError};
+use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
+use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
+use plimsoll_trap::{TraceConfig, TrapError};
 use plimsoll_vm::{GuestConfig, GuestImage};
 
 use crate::experiment::Subject;
-use crate::observe::{LiveEstimator, Observer, WatchConfig, even_sizes};
 use crate::size::{Interval, Rate};
 
 use super::curves::Law;
@@ -133,24 +133,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         ("uniform", Kind::Law(Law::Uniform)),
         ("zipf", Kind::Law(Law::Zipf(1.0))),
     ];
-    let backends: [(&str, WatchConfig); 2] = [
-        (
-            "trap",
-            WatchConfig::Traps(TraceConfig {
-                period,
-                budget,
-                ..TraceConfig::default()
-            }),
-        ),
-        (
-            "scan",
-            WatchConfig::Scans(ScanConfig {
-                period,
-                budget,
-                ..ScanConfig::default()
-            }),
-        ),
-    ];
+    let config = TraceConfig {
+        period,
+        budget,
+        ..TraceConfig::default()
+    };
+    let backends = [TraceMethod::Traps, TraceMethod::AccessedPageScans];
     let heading = "guest    backend  working set off by  (worst)   found     curve  account  slower by  \
                    touches  lost  1 page in";
     writeln!(out, "{heading}")?;
@@ -168,9 +156,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut before = left_alone(&mut subject, length)?;
         for _ in 0..args.rounds {
             let mut stretches = Vec::new();
-            for ((_, config), tally) in backends.iter().zip(&mut tallies) {
+            for (&method, tally) in backends.iter().zip(&mut tallies) {
                 let start = Instant::now();
-                let watched = watch(&subject, config.clone(), args.periods, wanted, tally);
+                let watched = watch(&subject, (method, &config), args.periods, wanted, tally);
                 stretches.push(watched?);
                 let speed = speed(&mut subject, start, Instant::now())?;
                 let after = left_alone(&mut subject, length)?;
@@ -189,8 +177,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 *scale = stretch.scale;
             }
         }
-        for (((backend, _), tally), scale) in backends.iter().zip(&tallies).zip(scales) {
-            tally.row(name, backend, scale, out)?;
+        for ((backend, tally), scale) in backends.iter().zip(&tallies).zip(scales) {
+            tally.row(name, backend.name(), scale, out)?;
         }
         let [trap, scan] = &tallies;
         writeln!(
@@ -256,12 +244,12 @@ fn ratio(of: &[f64], to: &[f64]) -> String {
 /// Watches a guest for so many periods, attached anew.
 fn watch(
     subject: &Subject,
-    config: WatchConfig,
+    (method, config): (TraceMethod, &TraceConfig),
     periods: u32,
     wanted: PageCount,
     tally: &mut Tally,
 ) -> anyhow::Result<Stretch> {
-    let mut observer = Observer::attach(&subject.vm, config, LiveEstimator::Lru)?;
+    let mut observer = Observer::attach(&subject.vm, method, config, &ObserverOptions::default())?;
     let stop = AtomicBool::new(false);
     let (mut hidden, mut scales) = (Vec::new(), Vec::new());
     for _ in 0..periods {
@@ -270,7 +258,7 @@ fn watch(
             Err(error @ TrapError::VmGone { .. }) => return Err(error.into()),
             Err(error) => return Err(error).context("the guest is no longer watched"),
         };
-        let report = &period.report;
+        let report = &period.period;
         tally.periods += 1;
         tally.touches += report.references();
         tally.lost += report.losses.lost();

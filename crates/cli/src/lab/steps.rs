@@ -56,7 +56,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         config.period
     )?;
     let limit = step * u32::try_from(STEPS_MIB.len())? - config.period / 2;
-    let observed = subject.trace(config, limit, &AtomicBool::new(false), &mut |_: &Traced| ())?;
+    let observed = subject.trace(
+        &config,
+        limit,
+        &AtomicBool::new(false),
+        &mut |_: &Traced| (),
+    )?;
     let judged = judge(&observed.periods, &subject.steps()?);
 
     writeln!(out, "true size      found    error")?;
@@ -113,7 +118,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let overhead: Vec<f64> = observed
         .periods
         .iter()
-        .map(|traced| traced.period.report.overhead_ratio)
+        .map(|traced| traced.observed.period.overhead_ratio)
         .collect();
     if !overhead.is_empty() {
         writeln!(

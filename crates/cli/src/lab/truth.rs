@@ -23,9 +23,9 @@ use serde::Serialize;
 
 use crate::curve_json::SCHEMA;
 use crate::experiment::Subject;
-use crate::observe::even_sizes;
 use crate::page_log::{PageLog, PageLogArgs};
 use crate::size::{ByteSize, Interval};
+use plimsoll_observe::even_sizes;
 use plimsoll_output::{Format, OutputArgs};
 
 /// Pages that a vCPU used last, whose references are not told.
@@ -176,7 +176,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         };
         let before = seen();
         let limit = args.length.get().saturating_sub(args.period.get() / 2);
-        let observed = subject.trace(config, limit, &AtomicBool::new(false), &mut |_| ())?;
+        let observed = subject.trace(&config, limit, &AtomicBool::new(false), &mut |_| ())?;
         let misses = Misses {
             before,
             after: seen(),
@@ -209,7 +209,12 @@ fn row(
     observed: &crate::experiment::Observed,
     misses: &Misses,
 ) -> Row {
-    let reports = || observed.periods.iter().map(|traced| &traced.period.report);
+    let reports = || {
+        observed
+            .periods
+            .iter()
+            .map(|traced| &traced.observed.period)
+    };
     let seconds: f64 = reports().map(|report| report.length.as_secs_f64()).sum();
     let overhead: f64 = reports()
         .map(|report| report.overhead_ratio * report.length.as_secs_f64())

@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_skip::{Lack, skip};
-use plimsoll_trap::{TraceConfig, TraceTarget, Tracer};
+use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 
 use crate::rig::{
     Attach, EVERYTHING, Ended, MIB, PATIENCE, PLIMSOLL, Subject, ground, wait_until_ended,
@@ -191,7 +192,8 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
         budget: Some(0.5),
         ..TraceConfig::default()
     };
-    let mut tracer = Tracer::attach(&target, config).unwrap();
+    let traps = BackendRow::of(TraceMethod::Traps);
+    let mut tracer = traps.attach(&target, &config).unwrap();
     assert!(subject.vm.ram_states().unwrap()[0].userfaultfd);
     let (mut references, ram_pages) = (0, tracer.ram_pages());
     let report = tracer

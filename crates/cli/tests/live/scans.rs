@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll::curve_json::CurveJson;
-use plimsoll::observe::target_of;
-use plimsoll_flow::{AccessKind, PageNumber};
+use plimsoll_flow::{AccessKind, Period, TraceMethod};
+use plimsoll_observe::target_of;
 use plimsoll_skip::{Lack, skip};
-use plimsoll_trap::{PresenceScanner, RateRule, SampledPages, ScanConfig, WriteScanner};
+use plimsoll_trap::{Backend, BackendRow, RateRule, TraceConfig, TraceTarget, TrapError};
 use plimsoll_vm::{ConsoleEvent, GuestConfig};
 
 use crate::rig::{Attach, BareGuest, Line, MIB, PATIENCE, PLIMSOLL, Subject, ground, median};
@@ -132,6 +132,18 @@ fn wait_for_step(subject: &mut Subject, wanted: u64) {
     }
 }
 
+/// One scan of all pages in a period, whatever it costs.
+fn writes_of_all_pages(period_s: u64) -> TraceConfig {
+    let period = Duration::from_secs(period_s);
+    TraceConfig {
+        period,
+        budget: None,
+        scale: 1,
+        scan_interval: Some(period),
+        ..TraceConfig::default()
+    }
+}
+
 /// A guest that reads its array for a while, and then writes it.
 const READS_THEN_WRITES: &str = "workload=arrays array=RRWW mib=32 step_ms=12000 seconds=23";
 
@@ -141,22 +153,27 @@ fn exactly_the_pages_written_are_told() {
     let mut subject = ground.boot("scan-writes", READS_THEN_WRITES);
     let footprint = subject.footprint();
     wait_for_step(&mut subject, 0);
-    let mut scanner = WriteScanner::attach(&target_of(&subject.vm).unwrap()).unwrap();
-    let mut written_in = |length: Duration| {
-        thread::sleep(length);
+    let target = target_of(&subject.vm).unwrap();
+    let attach = |period_s| {
+        let config = writes_of_all_pages(period_s);
+        let scans = BackendRow::of(TraceMethod::WriteScans);
+        scans.attach(&target, &config).unwrap()
+    };
+    let written_in = |mut scanner: Box<dyn Backend>| {
         let mut pages = HashSet::new();
-        let scan = scanner.scan(&mut |batch| {
-            assert!(batch.kinds().iter().all(|&kind| kind == AccessKind::Write));
-            pages.extend(batch.pages().iter().map(|page| page.0));
+        let period = scanner.run_period(&AtomicBool::new(false), &mut |seen| {
+            let kinds = seen.references().kinds();
+            assert!(kinds.iter().all(|&kind| kind == AccessKind::Write));
+            pages.extend(seen.pages().iter().map(|page| page.0));
         });
-        assert_eq!(scan.unwrap().written_pages, pages.len() as u64);
+        assert_eq!(period.unwrap().distinct_pages, pages.len() as u64);
+        scanner.detach().unwrap();
         pages
     };
-    written_in(Duration::ZERO);
-    let by_the_kernel = written_in(Duration::from_secs(2));
+    let by_the_kernel = written_in(attach(2));
     wait_for_step(&mut subject, 1);
-    written_in(Duration::from_secs(3));
-    let both = written_in(Duration::from_secs(4));
+    thread::sleep(Duration::from_secs(3));
+    let both = written_in(attach(4));
     let (array, beside) = (8192, by_the_kernel.len());
     println!(
         "{beside} pages written beside reads, {} with writes",
@@ -171,7 +188,6 @@ fn exactly_the_pages_written_are_told() {
         "{} pages written of an array of {array}",
         both.len()
     );
-    scanner.detach().unwrap();
     subject.assert_no_trap_is_left();
     assert_eq!(subject.footprint(), footprint);
     subject.assert_ends_with_a_sound_audit();
@@ -182,21 +198,23 @@ fn a_scan_tells_writes_from_reads() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot("scan-kinds", READS_THEN_WRITES);
     wait_for_step(&mut subject, 0);
-    let config = ScanConfig {
+    let config = TraceConfig {
         period: Duration::from_secs(3),
         budget: None,
         scale: 16,
         rate_rule: RateRule::Fixed,
-        interval: Some(Duration::from_millis(100)),
+        scan_interval: Some(Duration::from_millis(100)),
         writes: true,
-        ..ScanConfig::default()
+        ..TraceConfig::default()
     };
-    let mut scanner = PresenceScanner::attach(&target_of(&subject.vm).unwrap(), config).unwrap();
+    let target = target_of(&subject.vm).unwrap();
+    let scans = BackendRow::of(TraceMethod::AccessedPageScans);
+    let mut scanner = scans.attach(&target, &config).unwrap();
     let stop = AtomicBool::new(false);
     let mut share_written = || {
         let mut kinds = [0_u64; 2];
-        let report = scanner.run_period(&stop, &mut |scan| {
-            for kind in scan.touched.kinds() {
+        let report = scanner.run_period(&stop, &mut |seen| {
+            for kind in seen.references().kinds() {
                 match kind {
                     AccessKind::Read => kinds[0] += 1,
                     AccessKind::Write => kinds[1] += 1,
@@ -228,11 +246,13 @@ fn writes_to_private_ram_are_told_as_well() {
     let workload = "workload=uniform mib=32 write_ratio=1";
     let mut guest = BareGuest::boot(&ground, &[], &["-m", "192M"], workload);
     let vm = plimsoll_vm::find(&guest.pid().to_string()).unwrap();
-    let mut scanner = WriteScanner::attach(&target_of(&vm).unwrap()).unwrap();
-    thread::sleep(Duration::from_secs(3));
-    let scan = scanner.scan(&mut |_| ()).unwrap();
-    assert!(scan.written_pages > 32 * MIB / 2, "{scan:?}");
-    assert!(scan.written_pages < 48 * MIB, "{scan:?}");
+    let scans = BackendRow::of(TraceMethod::WriteScans);
+    let target = target_of(&vm).unwrap();
+    let mut scanner = scans.attach(&target, &writes_of_all_pages(3)).unwrap();
+    let period = scanner.run_period(&AtomicBool::new(false), &mut |_| ());
+    let period = period.unwrap();
+    assert!(period.distinct_pages > 32 * MIB / 2, "{period:?}");
+    assert!(period.distinct_pages < 48 * MIB, "{period:?}");
     scanner.detach().unwrap();
     guest.assert_goes_on();
 }
@@ -410,38 +430,56 @@ fn ram_that_a_second_process_has_mapped_is_refused() {
         said.contains("another process has mapped the VM's RAM"),
         "{said}"
     );
-    let mut sample = SampledPages::attach(&target_of(&subject.vm).unwrap()).unwrap();
-    assert!(sample.draw(100, 1).is_err());
+    let second = Duration::from_secs(1);
+    assert!(sampled(&subject, 100, second).is_err());
     drop(mapper);
-    assert_eq!(sample.draw(100, 1).unwrap(), 100);
+    assert_eq!(sampled(&subject, 100, second).unwrap().tracked_pages, 100);
     subject.assert_goes_on();
+}
+
+/// One period of random pages.
+fn sampled(subject: &Subject, pages: usize, length: Duration) -> Result<Period, TrapError> {
+    let config = TraceConfig {
+        period: length,
+        sample_pages: pages,
+        ..TraceConfig::default()
+    };
+    let target = target_of(&subject.vm).unwrap();
+    let mut backend = BackendRow::of(TraceMethod::SampledPages).attach(&target, &config)?;
+    let mut touched = HashSet::new();
+    let period = backend.run_period(&AtomicBool::new(false), &mut |seen| {
+        touched.extend(seen.pages().iter().copied());
+    })?;
+    assert_eq!(touched.len() as u64, period.distinct_pages);
+    assert!(touched.iter().all(|page| page.0 < backend_pages(&target)));
+    backend.detach()?;
+    Ok(period)
+}
+
+/// Pages of the RAM that a backend observes.
+fn backend_pages(target: &TraceTarget) -> u64 {
+    target.ram.iter().map(|ram| ram.len_bytes / 4096).sum()
 }
 
 #[test]
 fn random_pages_tell_how_much_is_in_use() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot("scan-sample", "workload=sequential mib=48");
-    let mut sample = SampledPages::attach(&target_of(&subject.vm).unwrap()).unwrap();
-    let populated = sample.populated_pages().unwrap();
-    let mut share_of = |seed: u64, length: Duration| {
-        let drawn = sample.draw(400, seed).unwrap();
-        assert_eq!(drawn, 400);
-        thread::sleep(length);
-        let found = sample.look().unwrap();
-        assert_eq!(found.sampled.len(), drawn);
-        let known: HashSet<PageNumber> = found.sampled.iter().copied().collect();
-        assert!(found.touched.iter().all(|page| known.contains(page)));
-        found.touched.len() as f64 / drawn as f64
+    let share_of = |subject: &Subject, length: Duration| {
+        let period = sampled(subject, 400, length).unwrap();
+        assert_eq!(period.tracked_pages, 400);
+        let share = period.distinct_pages as f64 / period.tracked_pages as f64;
+        (share, period.populated_pages)
     };
+    let (busy, populated) = share_of(&subject, Duration::from_secs(3));
     let truth = (48 * MIB) as f64 / populated as f64;
-    let busy = share_of(1, Duration::from_secs(3));
     // The kernel's own pages come on top, and a binomial's error: five deviations of 2.5 %.
     assert!(
         (busy - truth).abs() < 0.15,
         "{busy} where {truth} is in use"
     );
     subject.guest.qmp().unwrap().stop().unwrap();
-    let paused = share_of(2, Duration::from_secs(1));
+    let (paused, _) = share_of(&subject, Duration::from_secs(1));
     assert!(
         paused < 0.01,
         "{paused} touched by a guest that stands still"

@@ -18,6 +18,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-source", &["plimsoll-flow"]),
     ("plimsoll-estimator", &["plimsoll-flow"]),
     ("plimsoll-trap", &["plimsoll-flow"]),
+    (
+        "plimsoll-observe",
+        &[
+            "plimsoll-flow",
+            "plimsoll-estimator",
+            "plimsoll-trap",
+            "plimsoll-vm",
+        ],
+    ),
     ("plimsoll-pagelog", &["plimsoll-flow"]),
     ("plimsoll-vm", &["plimsoll-flow"]),
     ("plimsoll-hcache", &[]),
@@ -71,6 +80,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-observe",
             "plimsoll-pagelog",
             "plimsoll-vm",
             "plimsoll-hcache",

@@ -1,67 +1,69 @@
-//! The curve of a VM's pages that were looked at now and then, instead of traced.
+//! The curve of a VM whose pages are scanned now and then instead of traced.
 //!
-//! Of each page a window of looks knows between which of them it was touched: times that lie between two numbers. The
-//! [`Footprint`] of such times says how many pages fp(w) a stretch of `w` touches on the average. A memory of
+//! For each page a window of scans gives the two scans between which it was touched: times known to an interval. The
+//! [`Footprint`] of such times is the mean number of pages fp(w) that a stretch of `w` touches. A memory of
 //! fp(w) pages misses what was not touched for `w`, and that is how fast fp grows at `w`: its slope, as a share of the
-//! slope at 0, is the curve, per touch seen. Here it is the slope rather than the count of long reuse times, because
-//! a window opens in the middle of a VM's life: fp takes the time before a page's first touch for what it is, where
+//! slope at 0, is the curve, per touch found. The slope is used rather than the count of long reuse times because
+//! a window opens in the middle of a VM's life: fp treats the time before a page's first touch as such, where
 //! counting would call that touch a miss.
 //!
-//! **Time** is counted in touches seen. How fast a VM goes through its pages changes all the time with what its host has
+//! **Time** is counted in touches found. How fast a VM goes through its pages changes all the time with what its host has
 //! left for it; how many pages it touches before it comes back to one does not.
 //!
 //! **Band.** The shortest and the longest that the times can be give bounds of fp and of its slope; below what one
-//! interval touches nothing is known, and the band reaches up to 1. The sampled pages are kept in
-//! parts by a hash of their neighbourhood as well; leaving out each in turn (the jackknife) tells what the sample itself leaves open.
+//! interval touches nothing is known, and the band reaches up to 1. The sampled pages are also kept in
+//! replicates by a hash of their neighbourhood; leaving out each in turn (the jackknife) measures the error of the sample itself.
 //!
 //! Source: \[Denning68\], \[DS78\] for the slope.
-//! Not here: what a touch is (crate `plimsoll-trap`), averages over gaps (`plimsoll-estimator`).
+//! Cost: a map entry for each page touched in a window, and a footprint of nine histograms.
+//! Not here: how touches are found (crate `plimsoll-trap`), averages over gaps (`footprint`).
 
 use std::collections::HashMap;
 
-use plimsoll_estimator::{AverageWindow, Footprint, FootprintPoint};
+use super::{LiveEstimator, LiveOptions, Recent};
+use crate::footprint::{AverageWindow, Footprint, FootprintPoint};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
-/// Parts that the sample is kept in.
-const PARTS: usize = 8;
-/// Pages of a neighbourhood, which lie in one part.
+/// Replicates that the sample is kept in.
+const REPLICATES: usize = 8;
+/// Pages of a neighbourhood, which lie in one replicate.
 const NEIGHBOURS: u64 = 64;
-/// Lengths at which fp is taken within one interval, and the most in all.
+/// Lengths at which fp is taken within one interval, and their maximum in all.
 const LENGTHS_PER_INTERVAL: f64 = 8.0;
 const LENGTHS_MAX: f64 = 1024.0;
 /// Standard errors to either side of a band of 95 %.
 const DEVIATIONS: f64 = 1.96;
 
-/// A window of looks at one sample of pages.
+/// A window of scans of one sample of pages.
 #[derive(Debug, Default)]
-pub struct ScanWindow {
-    whole: Part,
-    parts: [Part; PARTS],
-    /// Between which looks each page was touched last, in touches before them.
+struct ScanWindow {
+    whole: Replicate,
+    replicates: [Replicate; REPLICATES],
+    /// The scans between which each page was touched last, as touches before them.
     last: HashMap<PageNumber, (u64, u64)>,
-    /// Looks that found something.
+    /// Scans that found something.
     scans: u64,
     /// Touches so far.
     end: u64,
 }
 
-/// Times and touches of a part of the sample.
+/// Times and touches of a replicate.
 #[derive(Debug, Default, Clone)]
-struct Part {
+struct Replicate {
     gaps: Footprint,
     touches: u64,
 }
 
 impl ScanWindow {
-    /// Takes in the pages touched since the look before, each named once.
-    pub fn observe(&mut self, touched: &[PageNumber]) {
+    /// Takes in the pages touched since the scan before, each named once.
+    fn observe(&mut self, touched: &[PageNumber]) {
         if touched.is_empty() {
             return;
         }
         let (from, to) = (self.end, self.end + touched.len() as u64);
         for &page in touched {
             let before = self.last.insert(page, (from, to));
-            for part in [&mut self.whole, &mut self.parts[part_of(page)]] {
+            for part in [&mut self.whole, &mut self.replicates[replicate_of(page)]] {
                 part.touches += 1;
                 let recorded = match before {
                     None => part.gaps.record_first(from, to),
@@ -69,18 +71,21 @@ impl ScanWindow {
                         part.gaps.record(from - to_before, to - from_before - 1)
                     }
                 };
-                recorded.expect("looks that found something are a tick long, or two together");
+                recorded.expect("scans that found something are a tick long, or two together");
             }
         }
         self.scans += 1;
         self.end = to;
     }
 
-    /// Ends the window: its curve, where a page watched stands for `scale`. `None` if nothing was touched.
-    pub fn finish(&mut self, scale: u64) -> Option<MissRatioCurve> {
+    /// Ends the window: its curve, where a sampled page stands for `scale`. `None` if nothing was touched.
+    fn finish(&mut self, scale: u64) -> Option<MissRatioCurve> {
         let mut window = std::mem::take(self);
         for (&page, &(from, to)) in &window.last {
-            for part in [&mut window.whole, &mut window.parts[part_of(page)]] {
+            for part in [
+                &mut window.whole,
+                &mut window.replicates[replicate_of(page)],
+            ] {
                 let recorded = part.gaps.record_last(window.end - to, window.end - from);
                 recorded.ok()?;
             }
@@ -101,21 +106,21 @@ impl ScanWindow {
         let touches = window.whole.touches as f64;
         let middle = shape.of(touches / end, &|length| whole.at(length).pages);
         let bounds = Bounds::new(&shape, &whole, touches / end, interval);
-        let parts = window.parts.iter().map(|part| {
+        let replicates = window.replicates.iter().map(|part| {
             let average = part.gaps.over(window.end).ok();
             let rate = (window.whole.touches - part.touches) as f64 / end;
             let without = |length: f64| {
                 let left_out = average.as_ref().map_or(0.0, |part| part.at(length).pages);
-                let grow = PARTS as f64 / (PARTS - 1) as f64;
+                let grow = REPLICATES as f64 / (REPLICATES - 1) as f64;
                 (whole.at(length).pages - left_out) * grow
             };
             // Of fewer touches, but of pages that were scaled up to as many.
-            shape.of(rate * PARTS as f64 / (PARTS - 1) as f64, &without)
+            shape.of(rate * REPLICATES as f64 / (REPLICATES - 1) as f64, &without)
         });
-        let parts: Vec<Steps> = parts.collect();
+        let replicates: Vec<Steps> = replicates.collect();
 
         let points = middle.0.iter().map(|&(size, miss_ratio)| {
-            let spread = DEVIATIONS * jackknife_error(&parts, size);
+            let spread = DEVIATIONS * jackknife_error(&replicates, size);
             let (low, high) = bounds.at(size);
             CurvePoint {
                 size: PageCount(size),
@@ -128,14 +133,14 @@ impl ScanWindow {
     }
 }
 
-fn part_of(page: PageNumber) -> usize {
+fn replicate_of(page: PageNumber) -> usize {
     let hash = (page.0 / NEIGHBOURS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-    usize::try_from(hash).map_or(0, |hash| hash % PARTS)
+    usize::try_from(hash).map_or(0, |hash| hash % REPLICATES)
 }
 
-/// Standard error of the miss ratio at a size, from curves that leave out a part each.
-fn jackknife_error(parts: &[Steps], size: u64) -> f64 {
-    let ratios: Vec<f64> = parts.iter().map(|part| part.at(size)).collect();
+/// Standard error of the miss ratio at a size, from curves that leave out a replicate each.
+fn jackknife_error(replicates: &[Steps], size: u64) -> f64 {
+    let ratios: Vec<f64> = replicates.iter().map(|part| part.at(size)).collect();
     let count = ratios.len() as f64;
     let mean = ratios.iter().sum::<f64>() / count;
     let squares: f64 = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum();
@@ -152,7 +157,7 @@ impl Steps {
     }
 }
 
-/// At which lengths fp is taken, and how it becomes sizes.
+/// The lengths at which fp is taken, and the factor from fp to sizes.
 struct Shape {
     lengths: Vec<f64>,
     /// Half of the stretch over which a slope is taken.
@@ -166,7 +171,7 @@ impl Shape {
         let end = self.lengths.last().copied().unwrap_or_default();
         let (from, to) = ((length - self.half).max(0.0), (length + self.half).min(end));
         let touches = (to - from) * rate;
-        // A part may hold all touches there are: without it nothing is touched, and nothing missed.
+        // A replicate may hold all touches there are: without it nothing is touched, and nothing missed.
         if touches > 0.0 {
             (pages_in(to) - pages_in(from)) / touches
         } else {
@@ -201,9 +206,9 @@ fn whole_pages(pages: f64) -> u64 {
     whole
 }
 
-/// What times that are known to an interval leave open.
+/// Bounds of the curve from times that are known to an interval.
 struct Bounds {
-    /// By length: the most and the least pages that it can touch, and the slopes of both.
+    /// By length: the largest and the smallest number of pages that it can touch, and the slopes of both.
     most: Vec<f64>,
     least: Vec<f64>,
     slopes_of_most: Vec<f64>,
@@ -253,21 +258,20 @@ impl Bounds {
 
 /// Curves of windows, averaged by the time that each stands for.
 #[derive(Debug, Clone)]
-pub struct MeanCurve {
+struct MeanCurve {
     sizes: Vec<PageCount>,
-    /// By size: miss ratio, and the edges of its band, each times seconds.
+    /// By size: miss ratio, and the limits of its band, each times seconds.
     sums: Vec<[f64; 3]>,
     seconds: f64,
     touches: u64,
 }
 
-/// Sizes at which curves are averaged: every one up to this, then steps of a part of the size.
+/// Sizes at which curves are averaged: every one up to this, then steps of a fraction of the size.
 const SIZES_SINGLE: u64 = 256;
 
 impl MeanCurve {
     /// Of no curve yet, for a VM of `ram` pages.
-    #[must_use]
-    pub fn new(ram: PageCount) -> Self {
+    fn new(ram: PageCount) -> Self {
         let next = |size: &u64| Some(size + (size / SIZES_SINGLE).max(1));
         let sizes: Vec<_> = std::iter::successors(Some(0), next)
             .take_while(|&size| size <= ram.0)
@@ -282,7 +286,7 @@ impl MeanCurve {
     }
 
     /// Takes in the curve of a window that stands for `seconds`.
-    pub fn add(&mut self, curve: &MissRatioCurve, seconds: f64) {
+    fn add(&mut self, curve: &MissRatioCurve, seconds: f64) {
         for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
             let CurvePoint {
                 miss_ratio,
@@ -299,8 +303,7 @@ impl MeanCurve {
     }
 
     /// The mean; `None` of no curve.
-    #[must_use]
-    pub fn curve(&self) -> Option<MissRatioCurve> {
+    fn curve(&self) -> Option<MissRatioCurve> {
         let mut before = 1.0_f64;
         let points = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
             let [miss_ratio, low, high] = sums.map(|sum| sum / self.seconds);
@@ -317,11 +320,62 @@ impl MeanCurve {
     }
 }
 
+/// The live estimator of scans.
+#[derive(Debug)]
+pub(super) struct ScanCurve {
+    window: ScanWindow,
+    pooled: MeanCurve,
+    ram: PageCount,
+    recent: Recent<Option<MissRatioCurve>>,
+}
+
+impl ScanCurve {
+    pub(super) fn new(options: &LiveOptions) -> Self {
+        Self {
+            window: ScanWindow::default(),
+            pooled: MeanCurve::new(options.ram),
+            ram: options.ram,
+            recent: Recent::new(options.reach),
+        }
+    }
+}
+
+impl LiveEstimator for ScanCurve {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.window.observe(pages);
+    }
+
+    fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
+        let curve = self.window.finish(scale);
+        if let Some(curve) = &curve {
+            self.pooled.add(curve, seconds);
+        }
+        self.recent.push(|| curve.clone(), seconds);
+        curve
+    }
+
+    fn discard_window(&mut self) {
+        self.window = ScanWindow::default();
+    }
+
+    fn curve(&self) -> Option<MissRatioCurve> {
+        self.pooled.curve()
+    }
+
+    fn recent_curve(&self) -> Option<MissRatioCurve> {
+        let mut mean = MeanCurve::new(self.ram);
+        for (curve, seconds) in self.recent.windows() {
+            curve.iter().for_each(|curve| mean.add(curve, seconds));
+        }
+        mean.curve()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Looks at a stream of so many touches an interval.
+    /// Scans of a stream of so many touches an interval.
     fn scanned(pages: impl Iterator<Item = u64>, touches: usize, scans: u32) -> ScanWindow {
         let pages: Vec<u64> = pages.take(touches * scans as usize).collect();
         let mut window = ScanWindow::default();
@@ -353,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_loop_falls_at_its_size_though_every_page_was_met_a_first_time() {
-        // Looks that divide the loop, and looks that do not.
+        // Scans that divide the loop, and scans that do not.
         for touches in [100, 90] {
             let curve = scanned((0..1000).cycle(), touches, 64).finish(16).unwrap();
             let at = |share: f64| curve.at(PageCount(whole_pages(16_000.0 * share)));
@@ -371,9 +425,9 @@ mod tests {
     fn a_loop_that_is_gone_through_faster_and_slower_falls_at_its_size() {
         let mut pages = (0..1000).cycle();
         let mut window = ScanWindow::default();
-        for look in 0..200 {
+        for scan in 0..200 {
             // Nothing, or 1 to 240 pages.
-            let count = look * 37 % 241;
+            let count = scan * 37 % 241;
             let touched: Vec<_> = pages.by_ref().take(count).map(PageNumber).collect();
             window.observe(&touched);
         }

@@ -1,47 +1,47 @@
-//! How dense presence scans are, in pages and in time. Pure: the same costs give the same settings.
+//! How dense accessed-page scans are, in pages and in time. Pure: the same costs give the same settings.
 //!
 //! Two numbers follow the VM from period to period. The *interval* is right when an eighth of the pages in use are found
-//! touched at one look: a longer one hides the curve's lower part, a shorter one pays for looks that see nothing.
+//! touched by one scan: a longer one hides the curve's lower part, a shorter one pays for scans that see nothing.
 //! It is corrected by how far that share is off, at most fourfold. The *scale* is set so that four
-//! fifths of the time budget pay for [`SCANS_WANTED`] looks, of which everything but the faults themselves grows with
-//! the pages watched; while fewer than [`LEAST_PAGES`] watched pages would be in use it is not coarsened further.
+//! fifths of the time budget pay for [`SCANS_WANTED`] scans, of which everything but the faults themselves grows with
+//! the pages tracked; while fewer than [`LEAST_PAGES`] tracked pages would be in use it is not coarsened further.
 
 use std::time::Duration;
 
-use crate::absent::WINDOW_PAGES;
+use crate::process::WINDOW_PAGES;
 use crate::rate::{RateRule, SCALE_MAX};
 
-/// Looks that a window should have: eight times through the pages in use.
+/// Scans that a window should have: eight times through the pages in use.
 pub const SCANS_WANTED: u64 = 64;
-/// Watched pages in use below which a sample tells too little.
+/// Minimum number of tracked pages in use for a sample to be representative.
 const LEAST_PAGES: u64 = 128;
-/// Share of the pages in use that should be found touched at one look.
+/// Share of the pages in use that should be found touched by one scan.
 const SHARE_WANTED: f64 = 0.125;
-/// Shortest time from look to look.
+/// Shortest time from scan to scan.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
-/// Time from look to look in the first period.
+/// Time from scan to scan in the first period.
 const INTERVAL_FIRST: Duration = Duration::from_millis(10);
-/// Looks that fit into a period at least.
+/// Minimum number of scans that fit into a period.
 const SCANS_MIN: u32 = 16;
-/// Looks in a period from which the interval follows what they saw.
+/// Number of scans in a period from which the interval follows what they saw.
 const SCANS_TELLING: u64 = 3;
-/// Most that either number changes by from one period to the next.
+/// Largest factor that either number changes by from one period to the next.
 const STEP_MAX: f64 = 4.0;
-/// Share of the budget that the looks wanted may take.
+/// Share of the budget that the scans wanted may take.
 const BUDGET_SHARE: f64 = 0.8;
 
 /// What a window cost and showed.
 #[derive(Debug, Clone, Copy)]
 pub struct WindowCost {
-    /// Looks.
+    /// Scans.
     pub scans: u64,
-    /// Pages found touched, over all looks.
+    /// Pages found touched, over all scans.
     pub touches: u64,
     /// Watched pages found touched at least once.
     pub distinct_pages: u64,
-    /// Time for making the sample absent.
+    /// Time for unmapping the sample.
     pub arm_seconds: f64,
-    /// Time for looks and faults.
+    /// Time for scans and faults.
     pub scan_seconds: f64,
     /// What a period may take; `None` for no bound.
     pub budget_seconds: Option<f64>,
@@ -58,7 +58,7 @@ pub struct ScanControl {
 }
 
 impl ScanControl {
-    /// Starts at one page in `scale`, rounded up to what keeps watched pages apart, and at `interval`, which
+    /// Starts at one page in `scale`, rounded up to what keeps tracked pages apart, and at `interval`, which
     /// stays if it is given.
     pub fn new(rule: RateRule, scale: u32, interval: Option<Duration>, period: Duration) -> Self {
         let interval_max = (period / SCANS_MIN).max(INTERVAL_MIN);
@@ -71,12 +71,12 @@ impl ScanControl {
         }
     }
 
-    /// T: one page in so many is watched; a multiple of 16.
+    /// T: one page in so many is tracked; a multiple of 16.
     pub fn scale(&self) -> u32 {
         self.scale
     }
 
-    /// Time from look to look.
+    /// Time from scan to scan.
     pub fn interval(&self) -> Duration {
         self.interval
     }
@@ -87,7 +87,7 @@ impl ScanControl {
             return;
         }
         let scans = cost.scans as f64;
-        // Of an idle VM a look or two tell nothing of how often to look.
+        // A scan or two of an idle VM do not show how often to scan.
         if !self.is_interval_fixed && cost.scans >= SCANS_TELLING {
             let share = cost.touches as f64 / (scans * cost.distinct_pages.max(1) as f64);
             let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_vm_is_not_looked_at_ever_more_closely() {
+    fn an_idle_vm_is_not_scanned_ever_more_closely() {
         let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
         let before = control.interval();
         for _ in 0..10 {
@@ -166,17 +166,17 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_is_looked_at_eight_times_a_pass_within_the_budget() {
+    fn a_loop_is_scanned_eight_times_a_pass_within_the_budget() {
         for (pages, pass) in [(60_000.0, 0.05), (8_000.0, 0.02), (60_000.0, 1.0)] {
             let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
             for _ in 0..10 {
                 control.adapt(&cost_of_loop(&control, pages, pass));
             }
-            let looks = pass / control.interval().as_secs_f64();
-            assert!((6.0..=10.0).contains(&looks), "{looks} looks a pass");
+            let scans = pass / control.interval().as_secs_f64();
+            assert!((6.0..=10.0).contains(&scans), "{scans} scans a pass");
             let cost = cost_of_loop(&control, pages, pass);
             let wanted = cost.arm_seconds + cost.scan_seconds / 20.0 * 64.0;
-            assert!(wanted <= 0.05, "{wanted} s for the looks wanted");
+            assert!(wanted <= 0.05, "{wanted} s for the scans wanted");
         }
     }
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_stays_and_idleness_is_looked_at_ever_more_rarely() {
+    fn what_is_given_stays_and_idleness_is_scanned_ever_more_rarely() {
         let idle = WindowCost {
             scans: 10,
             touches: 0,

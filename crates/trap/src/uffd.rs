@@ -1,13 +1,21 @@
-//! A userfaultfd: who waits for which page, and letting them go on.
+//! userfaultfd and `PAGEMAP_SCAN`: the safe interface to both, and their only one in this workspace.
+//!
+//! Two calls can fail although nothing is wrong. `UFFDIO_WRITEPROTECT` and `UFFDIO_CONTINUE` return EAGAIN while
+//! the mappings of the process change, and are repeated. `PAGEMAP_SCAN` stops early when its vector is full, and is continued
+//! where it stopped. A kernel that reports more regions than the vector holds, or no progress, is an error.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::ram::PAGE_BYTES;
-use crate::sys::{self, AddressRange, UFFD_MESSAGE_BYTES, UffdUse};
+use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
-/// Messages taken by one read: more than a VM has CPUs that wait at once, as a rule.
+pub use crate::sys::{AddressRange, UserfaultPurpose};
+
+/// Messages taken by one read: usually more than a VM has CPUs that wait at once.
 const MESSAGES: usize = 64;
+/// Regions of written pages taken from the kernel by one call.
+const REGIONS: usize = 4096;
 
 /// An access that waits until its page is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +26,7 @@ pub struct Fault {
     pub write: bool,
 }
 
-/// A userfaultfd on a process's memory: in minor mode, or for asynchronous write protection.
+/// A userfaultfd on a process's memory. Dropped, it gives the memory back to the kernel.
 #[derive(Debug)]
 pub struct Userfault {
     descriptor: OwnedFd,
@@ -26,38 +34,29 @@ pub struct Userfault {
 }
 
 impl Userfault {
-    /// Agrees on the interface and registers `ranges`.
+    /// Opens a userfaultfd on our own memory and registers `ranges`.
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register), and EPERM without the privilege.
+    pub fn open(
+        purpose: UserfaultPurpose,
+        ranges: impl IntoIterator<Item = AddressRange>,
+    ) -> io::Result<Self> {
+        Self::register(sys::userfaultfd()?, purpose, ranges)
+    }
+
+    /// Agrees on the interface and registers `ranges`, which lie in the address space that `descriptor` was opened on.
     ///
     /// A failure part of the way gives back what was registered before it.
     ///
     /// # Errors
     ///
-    /// The system call's: EBUSY if another userfaultfd stands on a range, EINVAL if the kernel
-    /// has no minor faults on shared memory.
+    /// The system call's: EBUSY if another userfaultfd is registered on a range, EINVAL if the kernel lacks
+    /// what `purpose` needs.
     pub fn register(
         descriptor: OwnedFd,
-        ranges: impl IntoIterator<Item = AddressRange>,
-    ) -> io::Result<Self> {
-        Self::register_for(UffdUse::Minor, descriptor, ranges)
-    }
-
-    /// Has writes to pages of `ranges` that are protected noted in the page
-    /// tables, without anybody waiting for them.
-    ///
-    /// # Errors
-    ///
-    /// The system call's: EBUSY if another userfaultfd stands on a range, EINVAL if the kernel
-    /// cannot note writes (before Linux 6.7).
-    pub fn note_writes(
-        descriptor: OwnedFd,
-        ranges: impl IntoIterator<Item = AddressRange>,
-    ) -> io::Result<Self> {
-        Self::register_for(UffdUse::AsyncWriteProtect, descriptor, ranges)
-    }
-
-    fn register_for(
-        purpose: UffdUse,
-        descriptor: OwnedFd,
+        purpose: UserfaultPurpose,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> io::Result<Self> {
         sys::uffd_api(descriptor.as_fd(), purpose)?;
@@ -125,10 +124,27 @@ impl Userfault {
         Ok(())
     }
 
-    /// Protects pages against writes, whether they are there or not; after [`note_writes`](Self::note_writes).
-    pub(crate) fn write_protect(&self, range: AddressRange) -> io::Result<()> {
+    /// Protects pages against writes, whether they are present or not.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; some of the pages may be protected.
+    pub fn write_protect(&self, range: AddressRange) -> io::Result<()> {
+        self.set_write_protection(range, true)
+    }
+
+    /// Lifts the protection against writes and lets whoever waits for a page of `range` go on.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; some of the pages may be protected still.
+    pub fn lift_write_protection(&self, range: AddressRange) -> io::Result<()> {
+        self.set_write_protection(range, false)
+    }
+
+    fn set_write_protection(&self, range: AddressRange, protect: bool) -> io::Result<()> {
         loop {
-            match sys::uffd_write_protect(self.as_fd(), range) {
+            match sys::uffd_write_protect(self.as_fd(), range, protect) {
                 // The target's mappings are changing.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 done => return done,
@@ -158,6 +174,65 @@ impl Userfault {
 impl AsFd for Userfault {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+}
+
+/// Lists the pages written since they were protected ([`UserfaultPurpose::AsyncWriteProtect`]) and protects
+/// them again in the same step, so that no write falls between two scans.
+#[derive(Debug)]
+pub struct WrittenPages {
+    regions: Vec<PageRegion>,
+}
+
+impl WrittenPages {
+    /// Makes room for the kernel's answers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            regions: vec![PageRegion::default(); REGIONS],
+        }
+    }
+
+    /// Calls `visit` for each run of pages in `range` that were written, in ascending order.
+    ///
+    /// `pagemap` is that of the process in which `range` lies.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; `visit` has been called for the runs before.
+    pub fn scan(
+        &mut self,
+        pagemap: BorrowedFd<'_>,
+        range: AddressRange,
+        mut visit: impl FnMut(AddressRange),
+    ) -> io::Result<()> {
+        let end = range.start + range.len_bytes;
+        let mut at = range.start;
+        while at < end {
+            let rest = AddressRange {
+                start: at,
+                len_bytes: end - at,
+            };
+            let (filled, walked) = sys::pagemap_scan_written(pagemap, rest, &mut self.regions)?;
+            for region in &self.regions[..filled] {
+                visit(AddressRange {
+                    start: region.start,
+                    len_bytes: region.end.min(end).saturating_sub(region.start),
+                });
+            }
+            // Without progress the scan would never end.
+            if walked <= at {
+                return Err(io::Error::other("the scan made no progress"));
+            }
+            at = walked;
+        }
+        Ok(())
+    }
+}
+
+impl Default for WrittenPages {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -1,0 +1,132 @@
+//! `plimsoll attach`: trace a running VM and print what it needs, period by period.
+//!
+//! `options` are the settings, `report` writes tables, CSV, JSON and pictures.
+//! Not here: tracing and curves (`plimsoll-observe`).
+
+mod options;
+mod report;
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use plimsoll_estimator::live::LiveEstimatorRow;
+use plimsoll_flow::TraceMethod;
+use plimsoll_observe::{Observer, ObserverOptions};
+use plimsoll_output::{Format, OutputArgs, bail_usage, stop_flag};
+use plimsoll_plot::encode;
+use plimsoll_trap::TrapError;
+
+use crate::size::Interval;
+
+pub use options::TracingArgs;
+use report::{Report, Totals};
+
+/// Trace a running VM: print its working set every period, and its miss-ratio curve at the end.
+///
+/// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
+/// Ends after --periods, when the VM ends, or at Ctrl-C. The VM is left as it was. Needs root.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// VM to trace: process id or name
+    #[arg(value_name = "PID|NAME")]
+    vm: String,
+    #[command(flatten)]
+    tracing: TracingArgs,
+    /// Estimator of the curve of trapped references [default: lru]
+    #[arg(long, value_parser = options::estimators())]
+    estimator: Option<&'static LiveEstimatorRow>,
+    /// Show AET and exact LRU on the same references, with their difference
+    #[arg(long)]
+    compare: bool,
+    /// Number of periods [default: until the VM ends]
+    #[arg(long, value_name = "N")]
+    periods: Option<u64>,
+    /// With -o json, include each period's curve
+    #[arg(long)]
+    curve: bool,
+    /// Time that this curve covers [default: the period]
+    #[arg(long, value_name = "TIME", requires = "curve")]
+    window: Option<Interval>,
+    /// With -o json, count accesses by region of the VM's RAM, in this number of regions
+    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    heatmap: Option<u32>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together, why there is no
+/// such VM, and why it cannot be traced. It is not an error if the VM ends while it is traced: what was
+/// seen until then is reported.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    args.output.check()?;
+    let (method, config) = args.tracing.watch()?;
+    if method != TraceMethod::Traps && (args.estimator.is_some() || args.compare) {
+        bail_usage!("--estimator and --compare go with --backend trap: scans have no order");
+    }
+    let format = args.output.format();
+    if (args.curve || args.heatmap.is_some()) && format != Format::Json {
+        bail_usage!(
+            "--curve and --heatmap go with -o json, which has room for them in each period"
+        );
+    }
+    let stop = stop_flag()?;
+    let vm = plimsoll_vm::find(&args.vm)?;
+    let options = ObserverOptions {
+        estimator: args.estimator,
+        is_compared: args.compare,
+        reach: args.window.map(Interval::get),
+        heat_cells: args.heatmap,
+    };
+    let mut observer = Observer::attach(&vm, method, &config, &options)?;
+
+    let picture = format.is_picture();
+    let mut file = match args.output.path().filter(|_| !picture) {
+        Some(path) => {
+            Some(File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?)
+        }
+        None => None,
+    };
+    let mut nowhere = std::io::sink();
+    let rows: &mut dyn Write = match &mut file {
+        Some(file) => file,
+        // A picture on standard output stands there alone.
+        None if picture && args.output.path().is_none() => &mut nowhere,
+        None => out,
+    };
+    let mut report = Report {
+        args,
+        vm: &vm,
+        totals: Totals::default(),
+    };
+    report.begin(format, &observer, rows)?;
+    let ended = loop {
+        if stop.load(Ordering::Relaxed) || args.periods == Some(report.totals.periods) {
+            break None;
+        }
+        match observer.period(&stop) {
+            Ok(period) => report.period(format, &period, rows)?,
+            Err(end @ TrapError::VmGone { .. }) => break Some(end),
+            Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
+        }
+    };
+    let (curve, curves) = (observer.curve(), observer.curves());
+    let compared = curves.as_ref();
+    match ended {
+        // What was seen stands; there is nothing to detach from.
+        Some(end) => eprintln!("plimsoll: {end}"),
+        None => observer.detach()?,
+    }
+    report.end(format, curve.as_ref(), compared, rows)?;
+    if picture {
+        let curve = curve.context("no page was used twice while the VM was traced: no curve")?;
+        let svg = report.chart(&curve, compared).to_svg();
+        args.output.write(&encode(svg, format)?, out)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! How to trace: the options shared by all verbs that do, made of the backends' registry.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use plimsoll_estimator::live::{LIVE_ESTIMATORS, LiveEstimatorRow};
+use plimsoll_flow::TraceMethod;
+use plimsoll_output::bail_usage;
+use plimsoll_trap::{BACKENDS, BackendRow, HandlerCpu, RateRule, SCALE_MAX, TraceConfig};
+
+use crate::size::{Interval, Rate};
+
+/// How to trace; shared by all verbs that do.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TracingArgs {
+    /// Method of tracing
+    #[arg(long, value_parser = backends(), default_value = BACKENDS[0].name())]
+    pub(super) backend: TraceMethod,
+    /// Length of a period
+    #[arg(long, default_value = "5s")]
+    pub(super) period: Interval,
+    /// Maximum share of the VM's CPU time that tracing may take; "none" for no limit
+    #[arg(long, default_value = "1%")]
+    pub(super) budget: Budget,
+    /// Tracking rate (share of the pages traced) in the first period, such as 1/128
+    #[arg(long, default_value = "1/128")]
+    rate: Rate,
+    /// How the tracking rate is adapted
+    #[arg(long, value_enum, default_value_t = Rule::Budget)]
+    rate_rule: Rule,
+    /// Traps: capacity of the hot-page set (pages left mapped after a trap) [default: 64]
+    #[arg(long, value_name = "PAGES")]
+    hot_set: Option<u32>,
+    /// Traps: neighbouring pages that are sampled together [default: 1]
+    #[arg(long, value_name = "PAGES")]
+    group: Option<u32>,
+    /// Traps: minimum number of tracked pages that should trap in a period; if fewer do, the rate is raised [default: 128]
+    #[arg(long, value_name = "PAGES")]
+    least_pages: Option<u64>,
+    /// Scans: time from one to the next, CPU time of the VM for accessed-page scans [default: adapted to the VM]
+    #[arg(long, value_name = "TIME")]
+    scan_interval: Option<Interval>,
+    /// Accessed-page scans: distinguish writes from reads
+    #[arg(long)]
+    writes: bool,
+    /// Sampled pages: pages drawn in each period [default: 100]
+    #[arg(long, value_name = "PAGES")]
+    sample: Option<u32>,
+    /// Run the trap handler, or the scanner, on any CPU instead of the busiest vCPU's
+    #[arg(long)]
+    any_cpu: bool,
+    /// Random seed of the samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// Accepts the name of a backend.
+fn backends() -> impl TypedValueParser<Value = TraceMethod> {
+    let rows = BACKENDS.iter();
+    let names = rows.map(|row| PossibleValue::new(row.name()).help(row.sees));
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<TraceMethod>())
+}
+
+/// Accepts the name of an estimator of references in order.
+pub(super) fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
+    let rows = || LIVE_ESTIMATORS.iter().filter(|row| row.is_ordered);
+    let names = rows().map(|row| PossibleValue::new(row.name).help(row.help));
+    PossibleValuesParser::new(names).try_map(move |name| {
+        let row = rows().copied().find(|row| row.name == name);
+        row.ok_or("not an estimator of traced references")
+    })
+}
+
+/// How the tracking rate follows the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Rule {
+    /// The rate is constant
+    Fixed,
+    /// Each traced page stands for 128 more pages after a period over budget, for 64 fewer after one with too few traps
+    Linear,
+    /// Like linear, with steps that grow with the logarithm of the excess
+    Log,
+    /// Sets the rate directly from the time budget
+    Budget,
+}
+
+/// An upper bound of the time taken, or none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Budget(Option<f64>);
+
+impl std::str::FromStr for Budget {
+    type Err = crate::size::QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse::<Rate>().map(|share| Self(Some(share.get())))
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(share) => write!(f, "{} %", share * 100.0),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+impl TracingArgs {
+    /// The backend and its settings.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a rate that no whole number of pages stands for, and for
+    /// options that do not apply to the backend.
+    pub fn watch(&self) -> anyhow::Result<(TraceMethod, TraceConfig)> {
+        let row = BackendRow::of(self.backend);
+        let given = [
+            ("--hot-set", self.hot_set.is_some()),
+            ("--group", self.group.is_some()),
+            ("--least-pages", self.least_pages.is_some()),
+            ("--scan-interval", self.scan_interval.is_some()),
+            ("--writes", self.writes),
+            ("--sample", self.sample.is_some()),
+        ];
+        let foreign = |&(option, given): &(&str, bool)| given && !row.options.contains(&option);
+        if let Some((option, _)) = given.into_iter().find(foreign) {
+            bail_usage!("{}", goes_with(option));
+        }
+        let rate_rule = self.rate_rule.rule();
+        if !row.rate_rules.contains(&rate_rule) {
+            bail_usage!(
+                "--backend {row} goes with --rate-rule budget or fixed",
+                row = row.name()
+            );
+        }
+        let default = TraceConfig::default();
+        let sample = self
+            .sample
+            .map(|pages| usize::try_from(pages).unwrap_or(usize::MAX));
+        let config = TraceConfig {
+            period: self.period.get(),
+            budget: self.budget.0,
+            scale: self.scale()?,
+            rate_rule,
+            handler_cpu: if self.any_cpu {
+                HandlerCpu::Any
+            } else {
+                HandlerCpu::Follow
+            },
+            seed: self.seed,
+            hot_set_pages: self.hot_set_pages(),
+            group_pages: self.group.unwrap_or(default.group_pages),
+            least_pages: self.least_pages.unwrap_or(default.least_pages),
+            scan_interval: self.scan_interval.map(Interval::get),
+            writes: self.writes,
+            sample_pages: sample.unwrap_or(default.sample_pages),
+        };
+        Ok((self.backend, config))
+    }
+
+    /// The settings of traps.
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Self::watch), and if another backend was chosen.
+    pub fn config(&self) -> anyhow::Result<TraceConfig> {
+        match self.watch()? {
+            (TraceMethod::Traps, config) => Ok(config),
+            (other, _) => bail_usage!("--backend {other}: this is measured with traps alone"),
+        }
+    }
+
+    /// Capacity of the hot set.
+    pub(super) fn hot_set_pages(&self) -> u32 {
+        let default = TraceConfig::default().hot_set_pages;
+        self.hot_set.unwrap_or(default)
+    }
+
+    fn scale(&self) -> anyhow::Result<u32> {
+        let scale = (1.0 / self.rate.get()).round();
+        if scale > f64::from(SCALE_MAX) {
+            bail_usage!("--rate {}: the minimum is 1/{SCALE_MAX}", self.rate);
+        }
+        if self.budget.0.is_none() && self.rate_rule == Rule::Budget {
+            bail_usage!(
+                "--budget none leaves --rate-rule budget nothing to follow: add --rate-rule fixed"
+            );
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate is above 0 and at most 1, and SCALE_MAX was checked"
+        )]
+        let scale = scale as u32;
+        Ok(scale)
+    }
+}
+
+/// The backends that an option applies to, as an error.
+fn goes_with(option: &str) -> String {
+    let rows = BACKENDS.iter().filter(|row| row.options.contains(&option));
+    let names: Vec<_> = rows.map(|row| row.name()).collect();
+    format!("{option} requires --backend {}", names.join(" or "))
+}
+
+impl Rule {
+    fn rule(self) -> RateRule {
+        match self {
+            Self::Fixed => RateRule::Fixed,
+            Self::Linear => RateRule::Linear,
+            Self::Log => RateRule::Log,
+            Self::Budget => RateRule::Budget,
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! A running VM under observation: a tracing backend joined to live estimators, period by period.
+//!
+//! ```text
+//! backend (crate trap) ──> references or scans ──> live estimator ──> curve ──> working set
+//! ```
+//!
+//! [`Observer`] is the library under `plimsoll attach`, and so under the daemon's tracers. Only the estimator
+//! that was chosen runs, unless two are to be compared.
+//!
+//! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
+#![forbid(unsafe_code)]
+
+mod heat;
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use plimsoll_estimator::live::{self, LiveEstimator, LiveEstimatorRow, LiveOptions};
+use plimsoll_estimator::working_set;
+use plimsoll_flow::{
+    CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
+    WorkingSetBound,
+};
+use plimsoll_trap::{Backend, BackendRow, TraceConfig, TraceTarget, TrapError, Yield};
+use plimsoll_vm::{QemuVm, VmError};
+
+use heat::Heat;
+
+/// Why a VM is not observed. It is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    /// Its process cannot be read.
+    #[error("cannot inspect VM {vm}")]
+    Vm {
+        /// The VM.
+        vm: VmId,
+        /// Why.
+        #[source]
+        source: VmError,
+    },
+    /// It cannot be traced.
+    #[error("cannot trace VM {vm}")]
+    Trace {
+        /// The VM.
+        vm: VmId,
+        /// Why, and what to do.
+        #[source]
+        source: TrapError,
+    },
+}
+
+/// What is computed of the observations, beyond the working set of each period.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ObserverOptions {
+    /// The estimator of curves; `None`: the first that takes what the backend yields.
+    pub estimator: Option<&'static LiveEstimatorRow>,
+    /// Whether exact LRU and AET both run, on the same references, for [`Observer::curves`].
+    pub is_compared: bool,
+    /// How far back a period's curve reaches; `None`: to the period's beginning.
+    pub reach: Option<Duration>,
+    /// Number of cells in which touched pages are counted, by their place in the RAM; `None`: they are not.
+    pub heat_cells: Option<u32>,
+}
+
+/// A VM being observed, with what was seen of it so far.
+#[derive(Debug)]
+pub struct Observer {
+    /// Name of the VM.
+    pub vm: VmId,
+    backend: Box<dyn Backend>,
+    /// None where the backend's observations give no curve.
+    estimator: Option<Box<dyn LiveEstimator>>,
+    /// Exact LRU and AET, if they are compared; one of them beside the chosen one.
+    compared: Option<Compared>,
+    has_reach: bool,
+    heat: Option<Heat>,
+}
+
+/// The second estimator of a comparison.
+#[derive(Debug)]
+struct Compared {
+    other: Box<dyn LiveEstimator>,
+    /// Whether the other is exact LRU, and so the chosen one AET.
+    is_other_lru: bool,
+}
+
+impl Compared {
+    fn curves(
+        &self,
+        chosen: Option<MissRatioCurve>,
+        other: Option<MissRatioCurve>,
+    ) -> Option<Curves> {
+        let (lru, aet) = if self.is_other_lru {
+            (other, chosen)
+        } else {
+            (chosen, other)
+        };
+        Some(Curves {
+            lru: lru?,
+            aet: aet?,
+        })
+    }
+}
+
+/// What one period showed.
+#[derive(Debug)]
+pub struct ObservedPeriod {
+    /// What the backend did, saw, cost and lost.
+    pub period: Period,
+    /// The working set; `None` if nothing was touched.
+    pub working_set: Option<WorkingSet>,
+    /// The 95 % confidence interval of the working set, by the band of the curve it was
+    /// read from; its upper limit may not have been seen.
+    pub working_set_band: Option<(PageCount, Option<PageCount>)>,
+    /// The period's curve, or that of the periods within reach; `None` if no reuse was seen.
+    pub curve: Option<MissRatioCurve>,
+    /// Distance of AET from exact LRU on the period's references, if they are compared.
+    pub distance: Option<CurveDistance>,
+    /// Pages touched in each cell of the RAM, scaled up from the sample, if they are counted.
+    pub heat: Option<Vec<u32>>,
+}
+
+/// The curves of two estimators over the same references.
+#[derive(Debug)]
+pub struct Curves {
+    /// By exact reuse distances.
+    pub lru: MissRatioCurve,
+    /// By reuse times and the AET model.
+    pub aet: MissRatioCurve,
+}
+
+impl Curves {
+    /// Distance between the two over the sizes at which either has a step.
+    #[must_use]
+    pub fn distance(&self) -> Option<CurveDistance> {
+        let ends = |curve: &MissRatioCurve| {
+            let points = curve.points();
+            Some((points.first()?.size, points.last()?.size))
+        };
+        let (lru, aet) = (ends(&self.lru)?, ends(&self.aet)?);
+        let sizes = even_sizes(lru.0.max(aet.0), lru.1.max(aet.1));
+        self.lru.distance(&self.aet, sizes)
+    }
+}
+
+/// At most 1000 sizes from `first` to `last`, evenly spaced.
+pub fn even_sizes(first: PageCount, last: PageCount) -> impl Iterator<Item = PageCount> {
+    let width = last.0.saturating_sub(first.0);
+    let step = width.div_ceil(1000).max(1);
+    (0..=width / step).map(move |index| PageCount(first.0 + index * step))
+}
+
+impl Observer {
+    /// Attaches to a running VM by `method`.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be traced, and what to do; the VM is as it was.
+    pub fn attach(
+        vm: &QemuVm,
+        method: TraceMethod,
+        config: &TraceConfig,
+        options: &ObserverOptions,
+    ) -> Result<Self, ObserveError> {
+        let row = BackendRow::of(method);
+        let backend = row.attach(&target_of(vm)?, config);
+        let backend = backend.map_err(|source| ObserveError::Trace {
+            vm: vm.id.clone(),
+            source,
+        })?;
+        Ok(Self::of(vm.id.clone(), row.yields, backend, options))
+    }
+
+    fn of(vm: VmId, yields: Yield, backend: Box<dyn Backend>, options: &ObserverOptions) -> Self {
+        let ram = PageCount(backend.ram_pages());
+        let live = LiveOptions {
+            ram,
+            reach: options.reach,
+        };
+        let chosen = match yields {
+            Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
+            Yield::Scans => Some(live::SCANS),
+            Yield::Sample => None,
+        };
+        let compared = chosen.filter(|row| options.is_compared && row.is_ordered);
+        let compared = compared.map(|chosen| {
+            let is_other_lru = chosen.name != live::LRU.name;
+            let other = if is_other_lru { live::LRU } else { live::AET };
+            Compared {
+                other: (other.make)(&LiveOptions { ram, reach: None }),
+                is_other_lru,
+            }
+        });
+        Self {
+            vm,
+            backend,
+            estimator: chosen.map(|row| (row.make)(&live)),
+            compared,
+            has_reach: options.reach.is_some(),
+            heat: options.heat_cells.map(|cells| Heat::new(ram, cells)),
+        }
+    }
+
+    /// Time that an observed touch costs the VM on this host: a trap, or a minor fault.
+    #[must_use]
+    pub fn touch_cost(&self) -> Duration {
+        self.backend.touch_cost()
+    }
+
+    /// Observes for one period.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::run_period`]; the periods before count in [`curve`](Self::curve).
+    pub fn period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
+        let (heat, compared) = (&mut self.heat, &mut self.compared);
+        let estimator = &mut self.estimator;
+        let ran = self.backend.run_period(stop, &mut |seen| {
+            let pages = seen.pages();
+            if let Some(estimator) = estimator {
+                estimator.observe(pages);
+            }
+            if let Some(compared) = compared {
+                compared.other.observe(pages);
+            }
+            if let Some(heat) = heat {
+                heat.count(pages);
+            }
+        });
+        let period = match ran {
+            Ok(period) => period,
+            Err(error) => {
+                // What was seen of it is not whole.
+                if let Some(estimator) = estimator {
+                    estimator.discard_window();
+                }
+                if let Some(compared) = compared {
+                    compared.other.discard_window();
+                }
+                return Err(error);
+            }
+        };
+        let (scale, seconds) = (u64::from(period.scale), period.length.as_secs_f64());
+        let curve = estimator
+            .as_mut()
+            .and_then(|estimator| estimator.close_window(scale, seconds));
+        let distance = compared.as_mut().and_then(|compared| {
+            let other = compared.other.close_window(scale, seconds);
+            compared.curves(curve.clone(), other)?.distance()
+        });
+        let working_set = working_set_of(&period, curve.as_ref());
+        let working_set_band = curve.as_ref().and_then(working_set_band);
+        let curve = if self.has_reach {
+            estimator
+                .as_ref()
+                .and_then(|estimator| estimator.recent_curve())
+        } else {
+            curve
+        };
+        Ok(ObservedPeriod {
+            working_set,
+            working_set_band,
+            curve,
+            distance,
+            heat: heat.as_mut().map(|heat| heat.take(period.scale)),
+            period,
+        })
+    }
+
+    /// The curve of all periods so far, each counted by its length; `None` if no page was used twice.
+    #[must_use]
+    pub fn curve(&self) -> Option<MissRatioCurve> {
+        self.estimator.as_ref()?.curve()
+    }
+
+    /// The curves of all periods so far by both estimators; `None` if no page was used twice, or they are not
+    /// compared.
+    #[must_use]
+    pub fn curves(&self) -> Option<Curves> {
+        let compared = self.compared.as_ref()?;
+        compared.curves(self.curve(), compared.other.curve())
+    }
+
+    /// Leaves the VM as it was and ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::detach`].
+    pub fn detach(self) -> Result<(), TrapError> {
+        self.backend.detach()
+    }
+}
+
+/// A VM as a backend needs it.
+///
+/// # Errors
+///
+/// Why its process cannot be read.
+pub fn target_of(vm: &QemuVm) -> Result<TraceTarget, ObserveError> {
+    let states = vm.ram_states().map_err(|source| ObserveError::Vm {
+        vm: vm.id.clone(),
+        source,
+    })?;
+    Ok(TraceTarget {
+        pid: vm.pid,
+        ram: vm.ram.clone(),
+        locked: states.iter().any(|state| state.locked),
+        vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
+    })
+}
+
+/// The sizes between which a curve's band falls to the miss ratio of a working set; `None` if not even the lower
+/// limit does.
+#[must_use]
+pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<PageCount>)> {
+    let first = |limit: fn(&CurvePoint) -> f64| {
+        let mut points = curve.points().iter();
+        let reached = points.find(|point| limit(point) <= WorkingSet::MISS_RATIO);
+        reached.map(|point| point.size)
+    };
+    Some((first(|point| point.low)?, first(|point| point.high)))
+}
+
+/// The working set of a period: read from its curve; without one, from the pages touched.
+fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<WorkingSet> {
+    use WorkingSetBound::{AtLeast, AtMost, Estimate};
+    if period.distinct_pages == 0 {
+        return None;
+    }
+    let touched = PageCount(period.distinct_pages * u64::from(period.scale));
+    let (size, bound) = match (period.method, curve.map(working_set)) {
+        (TraceMethod::Traps, Some(set)) => (set.size, set.bound),
+        // All that was touched fits into the hot set, below which nothing is resolved.
+        (TraceMethod::Traps, None) => {
+            let hot_set_pages = u64::from(period.traps.hot_set_pages);
+            let is_resolved = period.distinct_pages > hot_set_pages || period.budget_exhausted;
+            (touched, if is_resolved { AtLeast } else { AtMost })
+        }
+        // A size below the resolution is only known to fit.
+        (TraceMethod::AccessedPageScans, Some(set)) => {
+            let is_resolved = set.size.0 > period.resolution_pages();
+            let bound = match set.bound {
+                Estimate if !is_resolved => AtMost,
+                bound => bound,
+            };
+            (set.size, bound)
+        }
+        (TraceMethod::AccessedPageScans, None) => return None,
+        // Pages that are only read need memory too.
+        (TraceMethod::WriteScans, set) => (set.map_or(touched, |set| set.size), AtLeast),
+        (TraceMethod::SampledPages, _) => {
+            let share = period.distinct_pages as f64 / period.tracked_pages.max(1) as f64;
+            (PageCount(period.populated_pages).scaled(share), Estimate)
+        }
+    };
+    Some(WorkingSet { size, bound })
+}
+
+#[cfg(test)]
+mod tests;

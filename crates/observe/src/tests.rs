@@ -1,0 +1,219 @@
+//! Observers over a backend that replays what a test tells it.
+
+use plimsoll_flow::{AccessKind, PageNumber, PeriodLosses, ReferenceBatch, ScanCounts, TrapCounts};
+use plimsoll_trap::{Observation, Scan, Sink};
+
+use super::*;
+
+/// Replays a loop over `pages`, in batches of `batch`, as references or as scans.
+#[derive(Debug)]
+struct Replay {
+    method: TraceMethod,
+    pages: u64,
+    batch: usize,
+    failing: bool,
+}
+
+impl Backend for Replay {
+    fn run_period(&mut self, _: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        let pages: Vec<u64> = (0..self.pages).cycle().take(4000).collect();
+        let mut batch = ReferenceBatch::new();
+        for (index, pages) in (0..).zip(pages.chunks(self.batch)) {
+            batch.advance();
+            for &page in pages {
+                batch.push(PageNumber(page), AccessKind::Unknown);
+            }
+            sink(&match self.method {
+                TraceMethod::Traps => Observation::References(&batch),
+                _ => Observation::Scan(Scan {
+                    from: Duration::from_millis(index),
+                    to: Duration::from_millis(index + 1),
+                    touched: &batch,
+                }),
+            });
+        }
+        if self.failing {
+            return Err(TrapError::Locked);
+        }
+        let is_trap = self.method == TraceMethod::Traps;
+        let scans = ScanCounts {
+            scans: 4000 / self.batch as u64,
+            interval: Duration::from_millis(1),
+            touches: 4000,
+            writes: 0,
+            resolution_pages: u32::try_from(self.batch).unwrap(),
+        };
+        let traps = TrapCounts {
+            taken: 4000,
+            hot_set_pages: 16,
+            ..TrapCounts::default()
+        };
+        Ok(Period {
+            index: 0,
+            method: self.method,
+            length: Duration::from_secs(5),
+            window: Duration::from_secs(5),
+            scale: 2,
+            populated_pages: 10_000,
+            tracked_pages: 5000,
+            distinct_pages: self.pages,
+            traps: if is_trap {
+                traps
+            } else {
+                TrapCounts::default()
+            },
+            scans: if is_trap {
+                ScanCounts::default()
+            } else {
+                scans
+            },
+            rearmed_pages: 0,
+            fault_time: Duration::ZERO,
+            arm_time: Duration::ZERO,
+            collect_time: Duration::ZERO,
+            overhead_ratio: 0.0,
+            budget_exhausted: false,
+            losses: PeriodLosses::default(),
+        })
+    }
+
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        Ok(())
+    }
+
+    fn touch_cost(&self) -> Duration {
+        Duration::from_micros(1)
+    }
+
+    fn ram_pages(&self) -> u64 {
+        10_000
+    }
+}
+
+/// An observer of a loop over 400 sampled pages of 800.
+fn observer(method: TraceMethod, options: &ObserverOptions) -> Observer {
+    let replay = Replay {
+        method,
+        pages: 400,
+        batch: 50,
+        failing: false,
+    };
+    let yields = BackendRow::of(method).yields;
+    Observer::of(VmId("a".into()), yields, Box::new(replay), options)
+}
+
+fn observe(observer: &mut Observer) -> ObservedPeriod {
+    observer.period(&AtomicBool::new(false)).unwrap()
+}
+
+#[test]
+fn each_backend_gives_its_working_set_with_the_bound_that_it_has() {
+    use WorkingSetBound::{AtLeast, Estimate};
+    for (method, bound, size) in [
+        (TraceMethod::Traps, Estimate, 800),
+        (TraceMethod::AccessedPageScans, Estimate, 800),
+        (TraceMethod::WriteScans, AtLeast, 800),
+        // 400 of 5000 pages, of 10,000.
+        (TraceMethod::SampledPages, Estimate, 800),
+    ] {
+        let mut observer = observer(method, &ObserverOptions::default());
+        let observed = observe(&mut observer);
+        let set = observed.working_set.unwrap();
+        assert_eq!(set.bound, bound, "{method}");
+        assert!(set.size.0.abs_diff(size) <= 40, "{method}: {set:?}");
+        let has_curve = method != TraceMethod::SampledPages;
+        assert_eq!(observed.curve.is_some(), has_curve, "{method}");
+        assert_eq!(observer.curve().is_some(), has_curve, "{method}");
+        assert!(observer.curves().is_none() && observed.distance.is_none());
+    }
+}
+
+#[test]
+fn a_working_set_below_the_resolution_is_an_upper_bound() {
+    let replay = Replay {
+        method: TraceMethod::AccessedPageScans,
+        pages: 40,
+        batch: 40,
+        failing: false,
+    };
+    let options = ObserverOptions::default();
+    let mut observer = Observer::of(VmId("a".into()), Yield::Scans, Box::new(replay), &options);
+    let set = observe(&mut observer).working_set.unwrap();
+    assert_eq!(set.bound, WorkingSetBound::AtMost);
+}
+
+#[test]
+fn both_estimators_run_only_for_a_comparison() {
+    for estimator in [live::LRU, live::AET] {
+        let options = ObserverOptions {
+            estimator: Some(estimator),
+            is_compared: true,
+            ..ObserverOptions::default()
+        };
+        let mut observer = observer(TraceMethod::Traps, &options);
+        let observed = observe(&mut observer);
+        assert!(observed.distance.unwrap().mean_absolute_error < 0.1);
+        let (curves, chosen) = (observer.curves().unwrap(), observer.curve().unwrap());
+        let is_lru = estimator.name == live::LRU.name;
+        let expected = if is_lru { &curves.lru } else { &curves.aet };
+        assert_eq!(chosen.points(), expected.points());
+    }
+    let compared = ObserverOptions {
+        is_compared: true,
+        ..ObserverOptions::default()
+    };
+    let observer = observer(TraceMethod::AccessedPageScans, &compared);
+    assert!(observer.compared.is_none());
+}
+
+#[test]
+fn a_period_that_fails_leaves_nothing_in_the_curve() {
+    let replay = Replay {
+        method: TraceMethod::Traps,
+        pages: 400,
+        batch: 50,
+        failing: true,
+    };
+    let options = ObserverOptions::default();
+    let mut observer = Observer::of(
+        VmId("a".into()),
+        Yield::References,
+        Box::new(replay),
+        &options,
+    );
+    assert!(observer.period(&AtomicBool::new(false)).is_err());
+    assert!(observer.curve().is_none());
+    observer.detach().unwrap();
+}
+
+#[test]
+fn heat_is_counted_where_the_pages_lie() {
+    let options = ObserverOptions {
+        heat_cells: Some(4),
+        ..ObserverOptions::default()
+    };
+    let mut observer = observer(TraceMethod::Traps, &options);
+    // The first 400 of 10,000 pages, each for two.
+    assert_eq!(observe(&mut observer).heat.unwrap(), [800, 0, 0, 0]);
+}
+
+#[test]
+fn a_curve_within_reach_is_that_of_the_newest_periods() {
+    let options = ObserverOptions {
+        reach: Some(Duration::from_secs(60)),
+        ..ObserverOptions::default()
+    };
+    let mut observer = observer(TraceMethod::Traps, &options);
+    observe(&mut observer);
+    let curve = observe(&mut observer).curve.unwrap();
+    assert_eq!(curve.points(), observer.curve().unwrap().points());
+}
+
+#[test]
+fn even_sizes_begin_and_end_where_they_should() {
+    let sizes = |first, last| even_sizes(PageCount(first), PageCount(last)).map(|size| size.0);
+    assert_eq!(sizes(3, 6).collect::<Vec<_>>(), [3, 4, 5, 6]);
+    let many: Vec<_> = sizes(64, 100_000).collect();
+    assert!(many.len() <= 1001 && many[0] == 64 && many.last().is_some_and(|&size| size > 99_800));
+    assert_eq!(sizes(5, 5).collect::<Vec<_>>(), [5]);
+}

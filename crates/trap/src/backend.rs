@@ -1,0 +1,143 @@
+//! What a backend is: the trait, what it passes on, and the row by which it is chosen.
+//!
+//! Not here: the list of the rows (`registry`).
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use plimsoll_flow::{PageNumber, Period, ReferenceBatch, TraceMethod};
+
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::rate::RateRule;
+use crate::target::TraceTarget;
+
+/// A VM that is being observed. Dropped, it leaves nothing in the VM.
+pub trait Backend: fmt::Debug + Send {
+    /// Observes the VM for one period and passes what it sees to `sink`, in order.
+    ///
+    /// Ends early, with a report on what was seen, when `stop` becomes true or the VM ends.
+    ///
+    /// # Errors
+    ///
+    /// [`TrapError::VmGone`] when the VM has ended before anything was seen in this period,
+    /// [`TrapError::StayedAccessible`] when its pages cannot be made inaccessible, [`TrapError::Call`] for
+    /// what should not happen. What was seen before the error has been passed on.
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError>;
+
+    /// Removes everything from the VM and ends.
+    ///
+    /// # Errors
+    ///
+    /// [`TrapError::Call`] if the kernel does not take the RAM back; closing the descriptor, which happens
+    /// all the same, has the same effect.
+    fn detach(self: Box<Self>) -> Result<(), TrapError>;
+
+    /// Time that one observed touch costs the VM on this host, measured before attaching.
+    fn touch_cost(&self) -> Duration;
+
+    /// Pages of the VM's RAM.
+    fn ram_pages(&self) -> u64;
+}
+
+/// What a backend passes on.
+#[derive(Debug)]
+pub enum Observation<'a> {
+    /// References in the order in which they happened.
+    References(&'a ReferenceBatch),
+    /// The pages touched between two scans, whose order is unknown.
+    Scan(Scan<'a>),
+}
+
+impl<'a> Observation<'a> {
+    /// The references themselves.
+    #[must_use]
+    pub fn references(&self) -> &'a ReferenceBatch {
+        match self {
+            Self::References(batch) => batch,
+            Self::Scan(scan) => scan.touched,
+        }
+    }
+
+    /// Their pages.
+    #[must_use]
+    pub fn pages(&self) -> &'a [PageNumber] {
+        self.references().pages()
+    }
+}
+
+/// One scan: what was touched since the scan before.
+#[derive(Debug)]
+pub struct Scan<'a> {
+    /// Time of the scan before, from the start of the window: CPU time of the VM's process for accessed-page
+    /// scans, wall time for the others.
+    pub from: Duration,
+    /// Time of this scan; later than `from`.
+    pub to: Duration,
+    /// The tracked pages touched in between, each once, in ascending order. A page both read and
+    /// written counts as written.
+    pub touched: &'a ReferenceBatch,
+}
+
+/// Takes the observations of a period.
+pub type Sink<'a> = &'a mut dyn FnMut(&Observation<'_>);
+
+/// What a backend's observations amount to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Yield {
+    /// References in order.
+    References,
+    /// Scans of the same pages again and again.
+    Scans,
+    /// One check of each page, from which no curve can be made.
+    Sample,
+}
+
+/// A backend as users choose it.
+#[derive(Debug)]
+pub struct BackendRow {
+    /// What it does; gives its name.
+    pub method: TraceMethod,
+    /// What it observes, as a sentence for help.
+    pub sees: &'static str,
+    /// What host and VM must have.
+    pub needs: &'static str,
+    /// What it costs the VM.
+    pub costs: &'static str,
+    /// What escapes it.
+    pub loses: &'static str,
+    /// What it passes on.
+    pub yields: Yield,
+    /// Settings that apply to it beyond those of all backends, by their names on the command line.
+    pub options: &'static [&'static str],
+    /// Rules by which its tracking rate can follow the VM.
+    pub rate_rules: &'static [RateRule],
+    /// Attaches to a VM.
+    pub(crate) attach: Attach,
+}
+
+/// Constructor of a backend.
+type Attach = fn(&TraceTarget, &TraceConfig) -> Result<Box<dyn Backend>, TrapError>;
+
+impl BackendRow {
+    /// Its name in options and configuration.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.method.name()
+    }
+
+    /// Attaches to a running VM from outside; observes nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// Every [`TrapError`]; the VM is left as it was.
+    pub fn attach(
+        &self,
+        target: &TraceTarget,
+        config: &TraceConfig,
+    ) -> Result<Box<dyn Backend>, TrapError> {
+        config.check(self.rate_rules)?;
+        (self.attach)(target, config)
+    }
+}

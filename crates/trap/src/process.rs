@@ -1,0 +1,306 @@
+//! The process of a traced VM, and what it and its pages are reached by.
+//!
+//! [`TracedProcess`] is what every backend holds; [`Session`] adds what those need that make pages inaccessible.
+//!
+//! **Neighbours.** A minor fault by a read maps, along with its own page, those of the same aligned
+//! [`WINDOW_PAGES`] that are in the page cache (fault-around). A backend that detects touches by their mapping must
+//! therefore track at most one page in each such window.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::inject::{ends_soon, has_ended, open_pidfd, take_userfaultfd};
+use crate::placement::Placement;
+use crate::ram::{Mapped, PAGE_BYTES, PageRange, Populated, RamLayout};
+use crate::sys::{AddressRange, process_cpu_time};
+use crate::target::TraceTarget;
+use crate::uffd::{Userfault, UserfaultPurpose};
+
+/// Longest wait without checking the stop flag.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Pages that one fault may map: the kernel's `fault_around_bytes` of 64 KiB.
+pub const WINDOW_PAGES: u32 = 16;
+
+/// The process of a VM. A pidfd keeps it from being mistaken for a later one of the same number.
+#[derive(Debug)]
+pub struct TracedProcess {
+    pub pid: u32,
+    pub pidfd: OwnedFd,
+    pub vcpus: usize,
+}
+
+impl TracedProcess {
+    /// Opens the process of `target`.
+    pub fn open(target: &TraceTarget) -> Result<Self, TrapError> {
+        Ok(Self {
+            pid: target.pid,
+            pidfd: open_pidfd(target.pid)?,
+            vcpus: target.vcpus(),
+        })
+    }
+
+    /// Fails if the process has ended.
+    pub fn check_alive(&self) -> Result<(), TrapError> {
+        if has_ended(self.pidfd.as_fd()) {
+            return Err(TrapError::VmGone { pid: self.pid });
+        }
+        Ok(())
+    }
+
+    /// The error of a failed call. The calls on an ending process fail in many ways before it is gone.
+    pub fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> TrapError + Copy + '_ {
+        move |source| {
+            let pid = self.pid;
+            if ends_soon(self.pidfd.as_fd()) {
+                TrapError::VmGone { pid }
+            } else {
+                TrapError::Call { pid, call, source }
+            }
+        }
+    }
+
+    /// Takes a userfaultfd on the address space of the process and registers `ranges` with it.
+    pub fn userfault(
+        &self,
+        purpose: UserfaultPurpose,
+        ranges: impl IntoIterator<Item = AddressRange>,
+    ) -> Result<Userfault, TrapError> {
+        let uffd = take_userfaultfd(self.pid, self.pidfd.as_fd())?;
+        self.register(uffd, purpose, ranges)
+    }
+
+    /// Registers `ranges` with a userfaultfd on the address space of the process.
+    pub fn register(
+        &self,
+        uffd: OwnedFd,
+        purpose: UserfaultPurpose,
+        ranges: impl IntoIterator<Item = AddressRange>,
+    ) -> Result<Userfault, TrapError> {
+        Userfault::register(uffd, purpose, ranges).map_err(|source| match source.raw_os_error() {
+            Some(libc::EBUSY) => TrapError::UserfaultInUse,
+            Some(libc::EINVAL) => TrapError::KernelTooOld {
+                missing: purpose.kernel_feature(),
+                source,
+            },
+            _ => TrapError::Call {
+                pid: self.pid,
+                call: "registering its RAM",
+                source,
+            },
+        })
+    }
+
+    /// Gives the RAM back to the kernel, unless the process ends anyway.
+    pub fn unregister(&self, userfault: &Userfault) -> Result<(), TrapError> {
+        match userfault
+            .unregister()
+            .map_err(self.failed("giving its RAM back"))
+        {
+            Err(TrapError::VmGone { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Waits until `end`, the end of the process or `stop`.
+    pub fn rest(&self, stop: &AtomicBool, end: Instant) {
+        while !stop.load(Ordering::Relaxed) && !has_ended(self.pidfd.as_fd()) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(PATIENCE));
+        }
+    }
+
+    /// CPU time that all threads of the process have used.
+    pub fn cpu_time(&self) -> Result<Duration, TrapError> {
+        process_cpu_time(self.pid).map_err(self.failed("reading its CPU time"))
+    }
+
+    /// Share of the vCPUs' time over `length` that `taken` is.
+    pub fn overhead_ratio(&self, taken: Duration, length: Duration) -> f64 {
+        taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64)
+    }
+
+    /// vCPU time that a period may take; `None` for no bound.
+    pub fn budget_seconds(&self, config: &TraceConfig) -> Option<f64> {
+        Some(config.budget? * config.period.as_secs_f64() * self.vcpus as f64)
+    }
+}
+
+/// Pages with contents at the start of a period.
+#[derive(Debug, Clone, Copy)]
+pub struct Population {
+    pub pages: u64,
+    /// Populated since the period before: their first touches were not observed.
+    pub new_pages: u64,
+    /// How long it took to find them.
+    pub time: Duration,
+}
+
+/// A VM whose pages can be made inaccessible.
+#[derive(Debug)]
+pub struct Session<B: PageBarrier = RemotePageout> {
+    pub process: TracedProcess,
+    pub layout: RamLayout,
+    pub barrier: B,
+    populated: Populated,
+    placement: Placement,
+    pages_before: Option<u64>,
+}
+
+impl Session {
+    /// Refuses a VM whose pages cannot be made inaccessible and opens what shows them; changes nothing in it.
+    pub fn open(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let process = TracedProcess::open(target)?;
+        target.check()?;
+        let (pid, layout) = (target.pid, target.layout());
+        let populated = Populated::open(pid, &layout, &target.ram).map_err(|source| {
+            TrapError::NoPrivilege {
+                what: format!("read /proc/{pid}/map_files"),
+                source,
+            }
+        })?;
+        let presence = target.presence()?;
+        let pidfd = process.pidfd.try_clone().map_err(process.failed("dup()"))?;
+        let barrier = RemotePageout::new(pidfd, presence);
+        Ok(Self::assemble(
+            process, layout, populated, barrier, target, config,
+        ))
+    }
+
+    /// Calls `visit` for each of `pages` that is mapped.
+    pub fn for_each_mapped(
+        &mut self,
+        pages: &[u64],
+        mut visit: impl FnMut(u64, Mapped),
+    ) -> Result<(), TrapError> {
+        let (layout, barrier) = (&self.layout, &mut self.barrier);
+        let read = pages.iter().try_for_each(|&page| {
+            layout.addresses(&(page..page + 1)).try_for_each(|range| {
+                barrier.for_each_mapped(range, |_, mapped| visit(page, mapped))
+            })
+        });
+        read.map_err(self.process.failed("reading pagemap"))
+    }
+
+    /// Unmaps `pages`; those in use by the kernel at the moment stay mapped.
+    pub fn unmap(&mut self, pages: &[u64]) -> Result<(), TrapError> {
+        let runs: Vec<_> = pages.iter().map(|&page| page..page + 1).collect();
+        self.raise(&runs)?;
+        // This thread may run on another CPU next time, and the pages be in a queue of this one.
+        self.barrier.leave_cpu();
+        Ok(())
+    }
+
+    /// Unmaps `pages`, trying twice; returns those that are mapped all the same: in constant use, or
+    /// pinned. The two cannot be distinguished from outside.
+    pub fn unmap_firmly(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let mut missed = pages.to_vec();
+        for _ in 0..2 {
+            self.unmap(&missed)?;
+            let mut mapped = Vec::new();
+            self.for_each_mapped(&missed, |page, _| mapped.push(page))?;
+            missed = mapped;
+        }
+        Ok(missed)
+    }
+}
+
+impl<B: PageBarrier> Session<B> {
+    /// Puts a session together.
+    pub fn assemble(
+        process: TracedProcess,
+        layout: RamLayout,
+        populated: Populated,
+        barrier: B,
+        target: &TraceTarget,
+        config: &TraceConfig,
+    ) -> Self {
+        Self {
+            process,
+            layout,
+            barrier,
+            populated,
+            placement: Placement::new(config.handler_cpu, target.pid, &target.vcpu_threads),
+            pages_before: None,
+        }
+    }
+
+    /// Moves the calling thread to the busiest vCPU's CPU, if that is wanted and due.
+    pub fn follow_vcpu(&mut self) {
+        self.placement.follow(|| self.barrier.leave_cpu());
+    }
+
+    /// Calls `visit` for each run of populated pages, in ascending order.
+    pub fn collect(&mut self, visit: impl FnMut(PageRange)) -> Result<Population, TrapError> {
+        let start = Instant::now();
+        let runs = self.populated.runs();
+        let runs = runs.map_err(self.process.failed("finding populated pages"))?;
+        let pages = runs.iter().map(|run| run.end - run.start).sum();
+        runs.iter().cloned().for_each(visit);
+        let before = self.pages_before.replace(pages);
+        Ok(Population {
+            pages,
+            new_pages: before.map_or(0, |before| pages - before.min(pages)),
+            time: start.elapsed(),
+        })
+    }
+
+    /// Makes the pages of `runs` inaccessible; those in use by the kernel at the moment stay accessible.
+    pub fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
+        let ranges: Vec<_> = runs
+            .iter()
+            .flat_map(|run| self.layout.addresses(run))
+            .collect();
+        for ranges in ranges.chunks(RANGES_MAX) {
+            self.barrier
+                .raise(ranges)
+                .map_err(self.process.failed("process_madvise(MADV_PAGEOUT)"))?;
+        }
+        Ok(())
+    }
+
+    /// Pages of the VM's RAM.
+    pub fn ram_pages(&self) -> u64 {
+        self.layout.pages()
+    }
+
+    /// The fault-around window that a page lies in: windows are aligned by address.
+    pub fn window_of(&self, page: u64) -> u64 {
+        self.frame_of(page) / u64::from(WINDOW_PAGES)
+    }
+
+    /// How many pages of its window lie before a page.
+    pub fn place_in_window(&self, page: u64) -> u64 {
+        self.frame_of(page) % u64::from(WINDOW_PAGES)
+    }
+
+    /// A page's number in the address space of the VM's process; 0 outside the RAM.
+    fn frame_of(&self, page: u64) -> u64 {
+        let mut ranges = self.layout.addresses(&(page..page + 1));
+        ranges.next().map_or(0, |range| range.start / PAGE_BYTES)
+    }
+}
+
+/// CPU time of the calling thread: what it takes from a vCPU whose CPU it shares. Time in which
+/// the host ran something else does not count.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // A CPU time is never negative.
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// Binds a test's thread to its current CPU: pages unmapped just before the thread is moved may wait in the queue of the
+/// CPU that it left, and stay mapped.
+#[cfg(test)]
+pub fn stay_on_this_cpu() {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+}

@@ -1,0 +1,46 @@
+//! The backends: what each observes of a running VM, what it needs, costs and loses, and how it is started.
+//!
+//! A backend is one file with an implementation of [`Backend`](crate::Backend) and a [`BackendRow`], and its row's entry in
+//! [`BACKENDS`]. The command line's choices and help, and `doctor`, are made of the rows.
+
+use plimsoll_flow::TraceMethod;
+
+use crate::backend::BackendRow;
+use crate::{sampled_pages, scans, traps, write_scan};
+
+/// Every backend; the first is the default.
+pub const BACKENDS: &[&BackendRow] = &[
+    &traps::ROW,
+    &scans::ROW,
+    &write_scan::ROW,
+    &sampled_pages::ROW,
+];
+
+impl BackendRow {
+    /// The row of a method.
+    ///
+    /// # Panics
+    ///
+    /// If a method has no row, which a test excludes.
+    #[must_use]
+    pub fn of(method: TraceMethod) -> &'static Self {
+        let mut rows = BACKENDS.iter();
+        rows.find(|row| row.method == method)
+            .expect("every method has a row")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_has_one_row() {
+        for method in TraceMethod::ALL {
+            let rows = BACKENDS.iter().filter(|row| row.method == method);
+            assert_eq!(rows.count(), 1, "{method}");
+            assert_eq!(BackendRow::of(method).name(), method.name());
+        }
+        assert_eq!(BACKENDS.len(), TraceMethod::ALL.len());
+    }
+}

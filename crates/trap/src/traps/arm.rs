@@ -1,0 +1,195 @@
+//! Making the sample inaccessible, page by page as they leave the hot set, and accessible again.
+
+use std::time::Duration;
+
+use plimsoll_flow::PageNumber;
+
+use super::Tracer;
+use crate::backend::Sink;
+use crate::barrier::{PageBarrier, RANGES_MAX};
+use crate::error::TrapError;
+use crate::process::cpu_time;
+use crate::ram::PageRange;
+
+/// Pages made inaccessible, or accessible, before waiting accesses are served again.
+pub(super) const CHUNK_PAGES: u64 = 512;
+
+impl<B: PageBarrier> Tracer<B> {
+    /// Phase 2: makes the sampled pages inaccessible; serves accesses that trap meanwhile.
+    pub(super) fn arm(&mut self, sink: Sink<'_>) -> Result<(), TrapError> {
+        let watched = std::mem::take(&mut self.watched);
+        let armed = self.arm_runs(&watched, sink);
+        self.watched = watched;
+        let stayed_accessible = armed?;
+        self.counts.losses.stayed_accessible = stayed_accessible;
+        let tried = self.counts.rearmed_pages;
+        if self.periods == 0 && stayed_accessible * 2 > tried {
+            return Err(TrapError::StayedAccessible {
+                tried,
+                accessible: stayed_accessible,
+            });
+        }
+        Ok(())
+    }
+
+    fn arm_runs(&mut self, runs: &[PageRange], sink: Sink<'_>) -> Result<u64, TrapError> {
+        for chunk in chunks(runs) {
+            self.raise(&chunk)?;
+            self.serve(Duration::ZERO, sink)?;
+        }
+        // A page in use by the kernel at that moment stays accessible: once more for those.
+        let missed = self.accessible_of(runs)?;
+        for chunk in chunks(&missed) {
+            self.raise(&chunk)?;
+            self.serve(Duration::ZERO, sink)?;
+        }
+        let escaped = self.accessible_of(&missed)?;
+        for page in escaped.iter().cloned().flatten() {
+            self.raised.set(page, false);
+        }
+        Ok(escaped.iter().map(|run| run.end - run.start).sum())
+    }
+
+    fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
+        let start = cpu_time();
+        self.session.raise(runs)?;
+        for page in runs.iter().cloned().flatten() {
+            self.counts.rearmed_pages += u64::from(self.raised.set(page, true));
+        }
+        self.counts.arm_time += cpu_time().saturating_sub(start);
+        Ok(())
+    }
+
+    /// Lists the pages of `runs` that should be inaccessible and are not.
+    fn accessible_of(&mut self, runs: &[PageRange]) -> Result<Vec<PageRange>, TrapError> {
+        let start = cpu_time();
+        let mut accessible = Vec::new();
+        for run in runs {
+            for range in self.session.layout.addresses(run) {
+                let Some(PageNumber(first)) = self.session.layout.page_at(range.start) else {
+                    continue;
+                };
+                let raised = &self.raised;
+                self.session
+                    .barrier
+                    .for_each_down(range, &mut |index| {
+                        let page = first + index;
+                        if raised.get(page) {
+                            accessible.push(page..page + 1);
+                        }
+                    })
+                    .map_err(self.session.process.failed("reading pagemap"))?;
+            }
+        }
+        self.counts.arm_time += cpu_time().saturating_sub(start);
+        Ok(accessible)
+    }
+
+    /// Makes the page that leaves the hot set inaccessible.
+    pub(super) fn rearm_head(&mut self, head: u64) -> Result<(), TrapError> {
+        self.counts.rearmed_pages += 1;
+        // A page in use by the kernel at that moment stays accessible: once more, then later.
+        if !self.try_rearm(head)? && !self.try_rearm(head)? {
+            self.counts.losses.left_hot_set_accessible += 1;
+            self.stuck.push(head);
+        }
+        Ok(())
+    }
+
+    /// Tries again with the pages that could not be made inaccessible when they left the hot set.
+    pub(super) fn rearm_stuck(&mut self) -> Result<(), TrapError> {
+        let start = cpu_time();
+        let mut stuck = std::mem::take(&mut self.stuck);
+        let mut failed = Ok(());
+        stuck.retain(|&page| match self.try_rearm(page) {
+            Ok(done) => !done,
+            Err(error) => {
+                failed = Err(error);
+                true
+            }
+        });
+        self.stuck = stuck;
+        self.counts.arm_time += cpu_time().saturating_sub(start);
+        failed
+    }
+
+    /// Makes a page inaccessible; returns whether it is.
+    fn try_rearm(&mut self, page: u64) -> Result<bool, TrapError> {
+        let run = page..page + 1;
+        self.session.raise(std::slice::from_ref(&run))?;
+        let mut accessible = false;
+        for range in self.session.layout.addresses(&run) {
+            self.session
+                .barrier
+                .for_each_down(range, &mut |_| accessible = true)
+                .map_err(self.session.process.failed("reading pagemap"))?;
+        }
+        self.raised.set(page, !accessible);
+        Ok(!accessible)
+    }
+
+    /// Makes the window's pages accessible again.
+    pub(super) fn disarm(&mut self, sink: Sink<'_>) -> Result<(), TrapError> {
+        let watched = std::mem::take(&mut self.watched);
+        let still: Vec<PageRange> = watched
+            .iter()
+            .cloned()
+            .flatten()
+            .filter(|&page| self.raised.get(page))
+            .map(|page| page..page + 1)
+            .collect();
+        self.watched = watched;
+        for chunk in chunks(&still) {
+            let start = cpu_time();
+            for run in join_neighbours(&chunk) {
+                for range in self.session.layout.addresses(&run) {
+                    self.session
+                        .barrier
+                        .lower(&self.userfault, range)
+                        .map_err(self.session.process.failed("making pages accessible again"))?;
+                }
+            }
+            self.counts.arm_time += cpu_time().saturating_sub(start);
+            self.serve(Duration::ZERO, sink)?;
+        }
+        self.raised.clear();
+        self.stuck.clear();
+        self.trapped.clear();
+        Ok(())
+    }
+}
+
+/// Cuts runs into lists of at most [`CHUNK_PAGES`] pages and [`RANGES_MAX`] runs.
+pub(super) fn chunks(runs: &[PageRange]) -> Vec<Vec<PageRange>> {
+    let mut chunks = vec![Vec::new()];
+    let mut pages = 0;
+    for run in runs {
+        let mut rest = run.clone();
+        while !rest.is_empty() {
+            if pages == CHUNK_PAGES || chunks.last().is_some_and(|chunk| chunk.len() == RANGES_MAX)
+            {
+                chunks.push(Vec::new());
+                pages = 0;
+            }
+            let cut = rest.end.min(rest.start + CHUNK_PAGES - pages);
+            pages += cut - rest.start;
+            if let Some(chunk) = chunks.last_mut() {
+                chunk.push(rest.start..cut);
+            }
+            rest.start = cut;
+        }
+    }
+    chunks
+}
+
+/// Joins runs that follow each other without a gap.
+pub(super) fn join_neighbours(runs: &[PageRange]) -> Vec<PageRange> {
+    let mut joined: Vec<PageRange> = Vec::new();
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => joined.push(run.clone()),
+        }
+    }
+    joined
+}

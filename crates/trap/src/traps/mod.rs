@@ -1,0 +1,318 @@
+//! Traps: every access to a sampled page, in order, \[AET\] §3.
+//!
+//! ```text
+//!   period:  collect ─> arm ──> window: trap ... trap ──> disarm ─> rest ─> adapt the rate
+//!                        │               │  ▲
+//!                sampled pages     enters hot set, the set's head
+//!                inaccessible      is made inaccessible in its place
+//! ```
+//!
+//! Each period a new sample of pages is made inaccessible. The first access to one
+//! traps and is recorded as a reference, and the page stays accessible as a member of
+//! the hot set until as many other pages have trapped as the set holds. The result
+//! is the sequence of references that miss a queue of `hot_set_pages`
+//! sampled pages: it resolves memory sizes above `hot_set_pages * scale` pages.
+//!
+//! When the traps of a period have used up the period's time budget the window closes: all pages
+//! are accessible until the next period. A window that closed early is as exact about the
+//! references in it; there are only fewer.
+//!
+//! Files: `arm` makes pages inaccessible and accessible, `serve` answers the accesses that trap.
+//! Not here: curves and working sets (crate `plimsoll-estimator`), finding VMs (`plimsoll-vm`).
+
+mod arm;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::{Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod, TrapCounts};
+
+use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
+use crate::barrier::{PageBarrier, RemotePageout};
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::hot_set::{HotSet, PageBits};
+use crate::process::{Population, Session};
+use crate::ram::PageRange;
+use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
+use crate::sample::Sample;
+use crate::target::TraceTarget;
+use crate::trial::{TrapCost, measure_trap_cost};
+use crate::uffd::{Fault, Userfault, UserfaultPurpose};
+
+/// Longest wait without checking the stop flag and the clock.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Minimum size of an adapted hot set in pages.
+const HOT_SET_PAGES_MIN: u32 = 16;
+/// Share of the time budget that making pages inaccessible may take; the rest is for traps.
+const ARMING_SHARE: f64 = 0.25;
+
+/// The backend `trap`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::Traps,
+    sees: "Traps: every access to a sampled page that is not in the hot set, in order",
+    needs: "userfaultfd minor faults (Linux 6.1); shared RAM, neither locked nor swappable",
+    costs: "10 to 60 µs of the VM's time per trap, within the time budget",
+    loses: "accesses to pages in the hot set, first touches of pages without contents",
+    yields: Yield::References,
+    options: &["--hot-set", "--group", "--least-pages"],
+    rate_rules: &[
+        RateRule::Fixed,
+        RateRule::Linear,
+        RateRule::Log,
+        RateRule::Budget,
+    ],
+    attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
+};
+
+/// A VM whose RAM is being traced. Dropped, it removes its traps.
+#[derive(Debug)]
+struct Tracer<B: PageBarrier = RemotePageout> {
+    session: Session<B>,
+    userfault: Userfault,
+    config: TraceConfig,
+    rate: RateControl,
+    trap_cost: TrapCost,
+    /// The pages of the current sample that hold something, as runs.
+    watched: Vec<PageRange>,
+    sample: Sample,
+    recording: bool,
+    hot: HotSet,
+    /// Pages made inaccessible and not known to be accessible again.
+    raised: PageBits,
+    /// Pages that left the hot set and could not be made inaccessible yet.
+    stuck: Vec<u64>,
+    /// Pages that trapped in this window.
+    trapped: PageBits,
+    batch: ReferenceBatch,
+    faults: Vec<Fault>,
+    periods: u64,
+    /// Pages that trapped in the last period that saw any.
+    distinct_pages_before: Option<u64>,
+    /// Running mean of what arming and disarming one page takes.
+    arming_seconds_per_page: f64,
+    counts: Counts,
+}
+
+/// Counters of the current period; see [`Period`].
+#[derive(Debug, Default)]
+struct Counts {
+    distinct_pages: u64,
+    traps: TrapCounts,
+    rearmed_pages: u64,
+    fault_time: Duration,
+    arm_time: Duration,
+    losses: PeriodLosses,
+}
+
+impl Tracer<RemotePageout> {
+    fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let session = Session::open(target, config)?;
+        let trap_cost = measure_trap_cost(config.handler_cpu)?;
+        let userfault = session
+            .process
+            .userfault(UserfaultPurpose::Minor, session.layout.ranges())?;
+        Ok(Self::assemble(session, userfault, trap_cost, config))
+    }
+}
+
+impl<B: PageBarrier> Tracer<B> {
+    fn assemble(
+        session: Session<B>,
+        userfault: Userfault,
+        trap_cost: TrapCost,
+        config: &TraceConfig,
+    ) -> Self {
+        let pages = session.ram_pages();
+        Self {
+            session,
+            userfault,
+            rate: RateControl::new(config.rate_rule, config.scale, config.least_pages),
+            trap_cost,
+            watched: Vec::new(),
+            sample: Sample::new(config.scale, config.group_pages, 0),
+            recording: false,
+            hot: HotSet::new(config.hot_set_pages as usize, pages),
+            raised: PageBits::new(pages),
+            stuck: Vec::new(),
+            trapped: PageBits::new(pages),
+            batch: ReferenceBatch::new(),
+            faults: Vec::new(),
+            periods: 0,
+            distinct_pages_before: None,
+            arming_seconds_per_page: 2e-6,
+            counts: Counts::default(),
+            config: config.clone(),
+        }
+    }
+
+    fn trace(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        let start = Instant::now();
+        let end = start + self.config.period;
+        let scale = self.rate.scale();
+        self.counts = Counts::default();
+        self.session.follow_vcpu();
+        let hot_set_pages = self.hot_set_pages();
+        self.hot.restart(hot_set_pages);
+        let population = self.collect(scale)?;
+
+        let window_start = Instant::now();
+        self.recording = true;
+        let armed = self.arm(sink);
+        let watched = armed.and_then(|()| self.watch(stop, end, sink));
+        let window = window_start.elapsed();
+        self.recording = false;
+        let rested = watched.and_then(|budget_exhausted| {
+            self.disarm(sink)?;
+            self.flush(sink);
+            self.rest(stop, end)?;
+            Ok(budget_exhausted)
+        });
+        let budget_exhausted = match rested {
+            // What was seen of it stands; the next period reports that it is gone.
+            Err(TrapError::VmGone { .. }) if self.counts.traps.taken > 0 => false,
+            other => other?,
+        };
+
+        let tracked_pages = self.watched.iter().map(|run| run.end - run.start).sum();
+        let length = start.elapsed();
+        let taken = self.counts.fault_time + self.counts.arm_time;
+        let period = Period {
+            index: self.periods,
+            method: TraceMethod::Traps,
+            length,
+            window,
+            scale,
+            populated_pages: population.pages,
+            tracked_pages,
+            distinct_pages: self.counts.distinct_pages,
+            traps: TrapCounts {
+                hot_set_pages,
+                ..self.counts.traps
+            },
+            scans: ScanCounts::default(),
+            rearmed_pages: self.counts.rearmed_pages,
+            fault_time: self.counts.fault_time,
+            arm_time: self.counts.arm_time,
+            collect_time: population.time,
+            overhead_ratio: self.session.process.overhead_ratio(taken, length),
+            budget_exhausted,
+            losses: PeriodLosses {
+                first_touches_unseen: population.new_pages,
+                ..self.counts.losses
+            },
+        };
+        self.periods += 1;
+        self.adapt(&period);
+        Ok(period)
+    }
+
+    /// Pages of this period's hot set; see [`TraceConfig::hot_set_pages`].
+    fn hot_set_pages(&self) -> u32 {
+        if self.config.rate_rule != RateRule::Budget {
+            return self.config.hot_set_pages;
+        }
+        let quarter = self.distinct_pages_before.unwrap_or_default() / 4;
+        let quarter = u32::try_from(quarter).unwrap_or(u32::MAX);
+        quarter
+            .max(HOT_SET_PAGES_MIN)
+            .min(self.config.hot_set_pages)
+    }
+
+    /// Phase 3: finds the populated pages and draws this period's sample of them.
+    fn collect(&mut self, scale: u32) -> Result<Population, TrapError> {
+        self.sample = Sample::of_period(
+            scale,
+            self.config.group_pages,
+            self.config.seed,
+            self.periods,
+        );
+        self.watched.clear();
+        let (sample, watched) = (self.sample, &mut self.watched);
+        self.session
+            .collect(|run| watched.extend(sample.runs_in(run)))
+    }
+
+    /// Waits for the period's end; nothing traps meanwhile but accesses on their way.
+    fn rest(&mut self, stop: &AtomicBool, end: Instant) -> Result<(), TrapError> {
+        while !stop.load(Ordering::Relaxed) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.serve(left.min(PATIENCE), &mut |_| {})?;
+        }
+        Ok(())
+    }
+
+    fn adapt(&mut self, report: &Period) {
+        self.distinct_pages_before = Some(report.distinct_pages).filter(|&pages| pages > 0);
+        if report.tracked_pages > 0 {
+            let latest = report.arm_time.as_secs_f64() / report.tracked_pages as f64;
+            self.arming_seconds_per_page += (latest - self.arming_seconds_per_page) / 4.0;
+        }
+        let Some(budget) = self.session.process.budget_seconds(&self.config) else {
+            return self.rate.adapt(&PeriodCost {
+                pressure: 0.0,
+                affordable_traps: f64::INFINITY,
+                traps: report.traps.taken,
+                distinct_pages: report.distinct_pages,
+                budget_ran_out: false,
+                scale_min: 1,
+            });
+        };
+        let all_traps = (report.traps.taken + report.traps.strays).max(1) as f64;
+        let seconds_per_trap = if report.traps.taken == 0 {
+            self.trap_cost.whole.as_secs_f64()
+        } else {
+            report.fault_time.as_secs_f64() / all_traps
+        };
+        let whole_period = report.length.as_secs_f64() / report.window.as_secs_f64().max(1e-9);
+        let arming_seconds = report.populated_pages as f64 * self.arming_seconds_per_page;
+        let scale_min = (arming_seconds / (budget * ARMING_SHARE)).clamp(1.0, f64::from(SCALE_MAX));
+        self.rate.adapt(&PeriodCost {
+            pressure: report.fault_time.as_secs_f64() * whole_period / budget,
+            affordable_traps: (budget - report.arm_time.as_secs_f64()).max(0.0) / seconds_per_trap,
+            traps: report.traps.taken,
+            distinct_pages: report.distinct_pages,
+            budget_ran_out: report.budget_exhausted,
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "clamped to 1..=SCALE_MAX"
+            )]
+            scale_min: scale_min.ceil() as u32,
+        });
+    }
+
+    fn flush(&mut self, sink: Sink<'_>) {
+        if !self.batch.is_empty() {
+            sink(&Observation::References(&self.batch));
+            self.batch.advance();
+        }
+    }
+}
+
+impl<B: PageBarrier + std::fmt::Debug + Send> Backend for Tracer<B> {
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        self.session.process.check_alive()?;
+        let period = self.trace(stop, sink);
+        self.flush(sink);
+        period
+    }
+
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        self.session.process.unregister(&self.userfault)
+    }
+
+    fn touch_cost(&self) -> Duration {
+        self.trap_cost.whole
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.session.ram_pages()
+    }
+}

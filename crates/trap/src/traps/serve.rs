@@ -1,0 +1,122 @@
+//! Answering the accesses that trap, within the period's time budget.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::AccessKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{PATIENCE, Tracer};
+use crate::backend::Sink;
+use crate::barrier::PageBarrier;
+use crate::error::TrapError;
+use crate::ram::PAGE_BYTES;
+use crate::sys::AddressRange;
+use crate::uffd::Fault;
+
+impl<B: PageBarrier> Tracer<B> {
+    /// Serves traps until the period ends, its budget is used up, or `stop`; returns whether the
+    /// budget ended it.
+    pub(super) fn watch(
+        &mut self,
+        stop: &AtomicBool,
+        end: Instant,
+        sink: Sink<'_>,
+    ) -> Result<bool, TrapError> {
+        let budget = self.session.process.budget_seconds(&self.config);
+        let mut retried = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            if budget.is_some_and(|budget| self.spent_seconds() >= budget) {
+                return Ok(true);
+            }
+            self.session.follow_vcpu();
+            if retried.elapsed() >= PATIENCE && !self.stuck.is_empty() {
+                self.rearm_stuck()?;
+                retried = Instant::now();
+            }
+            self.serve(left.min(PATIENCE), sink)?;
+        }
+        Ok(false)
+    }
+
+    /// Time taken in this period so far, with what making all pages accessible again will take.
+    fn spent_seconds(&self) -> f64 {
+        let taken = self.counts.fault_time + self.counts.arm_time;
+        let arming_pages = self.watched.len() as f64 * f64::from(self.config.group_pages);
+        taken.as_secs_f64() + arming_pages * self.arming_seconds_per_page / 2.0
+    }
+
+    /// Waits up to `patience` for accesses and serves all that wait by then.
+    pub(super) fn serve(&mut self, patience: Duration, sink: Sink<'_>) -> Result<(), TrapError> {
+        let patience = Timespec::try_from(patience).map_err(io::Error::other);
+        let patience = patience.map_err(self.session.process.failed("a wait"))?;
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.session.process.pidfd.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&patience)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(self.session.process.failed("poll()")(error.into())),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(TrapError::VmGone {
+                pid: self.session.process.pid,
+            });
+        }
+        let mut faults = std::mem::take(&mut self.faults);
+        let read = self.userfault.read_faults(&mut faults);
+        let served = read
+            .map_err(self.session.process.failed("reading the userfaultfd"))
+            .and_then(|()| faults.iter().try_for_each(|&fault| self.serve_fault(fault)));
+        self.faults = faults;
+        if self.batch.is_full() {
+            self.flush(sink);
+        }
+        served
+    }
+
+    fn serve_fault(&mut self, fault: Fault) -> Result<(), TrapError> {
+        let start = Instant::now();
+        let page = self.session.layout.page_at(fault.address);
+        let watched = page.filter(|page| {
+            self.recording && self.sample.contains(page.0) && !self.hot.contains(page.0)
+        });
+        if let Some(page) = watched {
+            let kind = if fault.write {
+                AccessKind::Write
+            } else {
+                AccessKind::Read
+            };
+            self.batch.push(page, kind);
+            self.counts.traps.taken += 1;
+            self.counts.traps.writes += u64::from(fault.write);
+            self.counts.distinct_pages += u64::from(self.trapped.set(page.0, true));
+            // Before the access goes on: its vCPU could be at the head's page next.
+            if let Some(head) = self.hot.enter(page.0) {
+                self.rearm_head(head)?;
+            }
+        } else {
+            self.counts.traps.strays += 1;
+        }
+        if let Some(page) = page {
+            self.raised.set(page.0, false);
+        }
+        let range = AddressRange {
+            start: fault.address & !(PAGE_BYTES - 1),
+            len_bytes: PAGE_BYTES,
+        };
+        self.session
+            .barrier
+            .lower(&self.userfault, range)
+            .map_err(self.session.process.failed("letting an access go on"))?;
+        self.counts.fault_time += start.elapsed() + self.trap_cost.outside_handler;
+        Ok(())
+    }
+}
