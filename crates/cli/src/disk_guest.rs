@@ -15,8 +15,7 @@ use anyhow::{Context as _, bail, ensure};
 use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel};
 use tempfile::TempDir;
 
-use crate::disk::admin;
-use crate::disk::report::Report;
+use plimsoll_serve::disk::{Report, admin};
 
 /// How long a daemon may take until it answers, and to end.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);

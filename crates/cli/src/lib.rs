@@ -23,6 +23,7 @@ pub mod mrc;
 pub mod page_log;
 pub mod plan;
 pub mod run;
+pub mod stat;
 pub mod trace;
 pub mod trace_args;
 pub mod trio;

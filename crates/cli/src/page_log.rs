@@ -23,8 +23,8 @@ use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
 use plimsoll_vm::{Accelerator, AcceleratorChoice, CommandLine, GuestConfig, comma_words};
 
-use crate::disk::options::escaped;
 use plimsoll_output::bail_usage;
+use plimsoll_serve::disk::options::escaped;
 
 /// Records that the ring holds: 8 MiB of them.
 const RING_RECORDS: u64 = 1 << 20;

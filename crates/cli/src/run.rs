@@ -23,10 +23,9 @@ use plimsoll_vm::{Accelerator, CommandLine, comma_words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::disk::options::{DiskSpec, escaped};
-use crate::disk::serve::{CacheArgs, name, name_of};
 use crate::page_log::{PageLog, PageLogArgs, Recording};
 use plimsoll_output::{bail_usage, stop_flag};
+use plimsoll_serve::disk::options::{CacheArgs, DiskSpec, escaped, name, name_of};
 
 /// How often processes and signals are looked at.
 const TURN: Duration = Duration::from_millis(20);

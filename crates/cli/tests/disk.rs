@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use plimsoll::disk::report::Report;
+use plimsoll_serve::disk::Report;
 use tempfile::TempDir;
 
 use program::{Killed, ran};
@@ -103,7 +103,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "--disk @/good.raw,socket=@/file",
             1,
-            "file is there and is no socket",
+            "file is there and is not a socket",
         ),
         ("DISK --cache 1K", 2, "--cache 1KiB: the minimum is 1MiB"),
         (
@@ -135,7 +135,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ("DISK --dirty 2 --write delayed", 2, "'2' is not a rate"),
         ("DISK --name a/b", 2, "a name has 1 to 48 letters"),
         ("DISK --state @/file", 1, "cannot create the directory"),
-        ("DISK --admin @/file", 1, "there is a file, no socket"),
+        ("DISK --admin @/file", 1, "it exists and is not a socket"),
         ("DISK --record @/none/trace", 1, "none/trace"),
         ("DISK --blk-file @/good.raw", 2, "cannot be used with"),
         (
@@ -295,7 +295,7 @@ fn bad_input_on_the_admin_socket_is_told_and_harms_nobody() {
     assert_eq!(text.lines().count(), 4, "{text}");
     for line in text.lines() {
         assert!(
-            line.starts_with("{\"schema\":1,\"error\":\"not understood: "),
+            line.starts_with("{\"schema\":1,\"error\":\"invalid request: "),
             "{line}"
         );
     }

@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::hcache::report::Report;
 use plimsoll_hcache::{Handle, PoolId, PoolOptions};
 use plimsoll_ring::{ConnectOptions, Connection};
+use plimsoll_serve::hcache::Report;
 use tempfile::TempDir;
 
 use program::{Killed, ran};

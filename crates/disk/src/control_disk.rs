@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::notices::{Drained, FrameSink, Notices, RingMemory};
 use crate::protocol::{SECTOR_BYTES, VERSION, control, set_u32, set_u64, u32_at, u64_at};
-use crate::{PAGE_BYTES, Page, PoolRequest, Pools, RingStats, SecondChance, SecondChanceStats};
+use crate::{PAGE_BYTES, Page, PoolRequest, Pools, RingStats, VictimCache, VictimCacheStats};
 
 /// A request that the control disk does not know. Nothing was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,8 +34,8 @@ impl ControlDisk {
 
     /// A control disk; `has_cache` tells the guest whether its notices are of use.
     #[must_use]
-    pub fn new(has_cache: bool, second_chance: Option<Box<dyn SecondChance>>) -> Self {
-        let pools = Pools::new(second_chance);
+    pub fn new(has_cache: bool, victim_cache: Option<Box<dyn VictimCache>>) -> Self {
+        let pools = Pools::new(victim_cache);
         let mut info = [0; SECTOR_BYTES];
         let mut features = 0;
         if has_cache {
@@ -232,7 +232,7 @@ impl ControlDisk {
 
     /// What the pools say of themselves.
     #[must_use]
-    pub fn second_chance_stats(&self) -> SecondChanceStats {
+    pub fn victim_cache_stats(&self) -> VictimCacheStats {
         self.pools.stats()
     }
 }

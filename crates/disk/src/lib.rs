@@ -16,7 +16,6 @@ mod memory;
 mod notices;
 pub mod protocol;
 mod queue;
-mod second_chance;
 mod segments;
 mod source;
 mod stats;
@@ -24,6 +23,7 @@ mod storage;
 mod sys;
 mod types;
 mod vhost;
+mod victim_cache;
 
 pub use control_disk::{BadRequest, ControlDisk};
 pub use dirty_log::{DirtyLog, DirtyLogError, DiskIdentity, LeftPages};
@@ -32,9 +32,8 @@ pub use error::DiskError;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Socket};
 pub use memory::{GuestRam, RamError, RamRegion};
 pub use notices::{AttachError, BlockSink, Drained, FrameSink, Notices, RingMemory};
-pub use second_chance::{PoolRequest, Pools, SecondChance};
 pub use source::{MissObserver, Misses, misses};
-pub use stats::{DiskStats, EngineStats, MachineStats, RingStats, SecondChanceStats};
+pub use stats::{DiskStats, EngineStats, MachineStats, RingStats, VictimCacheStats};
 pub use storage::Direct;
 pub use sys::{Buffer, Ring, RingCompletion};
 pub use types::{
@@ -42,6 +41,7 @@ pub use types::{
     GuestData, Location, Notice, Observer, Operation, Order, OrderId, OutsideRam, PAGE_BYTES, Page,
     Request, Segment, Status, Tag, WriteMode,
 };
+pub use victim_cache::{PoolRequest, Pools, VictimCache};
 
 /// What fuzz targets of private code call.
 #[doc(hidden)]

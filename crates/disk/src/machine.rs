@@ -32,8 +32,8 @@ use crate::vhost::{Geometry, Vhost, needs_quiet};
 use crate::{
     Buffer, CacheMode, ControlDisk, Direct, DirtyLog, DirtyPages, DiskError, DiskNumber, DiskStats,
     Engine, EngineOptions, GuestData, GuestRam, Location, MachineStats, Observer, Operation,
-    OutsideRam, PAGE_BYTES, Page, Request, Ring, RingCompletion, RingMemory, SecondChance, Segment,
-    Status, Tag, WriteMode,
+    OutsideRam, PAGE_BYTES, Page, Request, Ring, RingCompletion, RingMemory, Segment, Status, Tag,
+    VictimCache, WriteMode,
 };
 
 /// Most queues of a disk.
@@ -90,7 +90,7 @@ pub struct MachineOptions {
     /// Who is told of references above the guest's memory.
     pub observer: Option<Box<dyn Observer>>,
     /// Where the guest's device-mapper target keeps pages.
-    pub second_chance: Option<Box<dyn SecondChance>>,
+    pub victim_cache: Option<Box<dyn VictimCache>>,
     /// Folder of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
     pub state: Option<PathBuf>,
     /// Whether page-table entries of the mapping of guest RAM are dropped now and then, so that the VM can be traced.
@@ -578,7 +578,7 @@ impl Machine {
             streams.extend(stream.map(|stream| (devices.len(), stream)));
             devices.push(device);
             let has_cache = engine_options.mode != CacheMode::None;
-            control = Some(ControlDisk::new(has_cache, options.second_chance));
+            control = Some(ControlDisk::new(has_cache, options.victim_cache));
         }
         let mut engine = Engine::new(engine_options, options.observer).map_err(DiskError::Cache)?;
         if let Some(log) = &log {
@@ -911,8 +911,8 @@ impl Machine {
             engine: self.engine.stats(),
             disks,
             ring: control.map(ControlDisk::ring_stats).unwrap_or_default(),
-            second_chance: control
-                .map(ControlDisk::second_chance_stats)
+            victim_cache: control
+                .map(ControlDisk::victim_cache_stats)
                 .unwrap_or_default(),
         }
     }

@@ -134,7 +134,7 @@ pub struct RingStats {
 /// Pages put and got by the guest's device-mapper target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SecondChanceStats {
+pub struct VictimCacheStats {
     /// Whether there is an hcache behind it.
     pub available: bool,
     /// Pools open now.
@@ -166,5 +166,6 @@ pub struct MachineStats {
     /// The ring.
     pub ring: RingStats,
     /// The device-mapper target's pages.
-    pub second_chance: SecondChanceStats,
+    #[serde(rename = "second_chance")]
+    pub victim_cache: VictimCacheStats,
 }

@@ -34,7 +34,7 @@ fn options(image: &Path, socket: &Path) -> MachineOptions {
             verify: false,
         },
         observer: None,
-        second_chance: None,
+        victim_cache: None,
         state: None,
         sweep: true,
     }

@@ -1,11 +1,13 @@
-//! Counters, and what a store says of itself.
+//! Counters and statistics of a store, its clients and its pools.
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ClientId, PoolId, PoolKind};
 
-/// What happened, counted since a pool, a client or the store began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Operations and events since the start of a pool, a client or the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Counters {
     pub puts: u64,

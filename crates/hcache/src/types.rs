@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -115,17 +117,20 @@ impl ClientOptions {
     }
 }
 
-/// Which pages of the same content are kept once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Which pages of the same content are stored once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Sharing {
     /// None.
     #[default]
     Off,
     /// Those of one client.
+    #[serde(rename = "client")]
     WithinClient,
     /// Those of all clients; each is charged in full. A client can then find out, by the time a put takes or by
     /// what it counts as shared, that another holds a page of the same content: a side channel. Only where all
     /// clients trust each other.
+    #[serde(rename = "all")]
     AcrossClients,
 }
 

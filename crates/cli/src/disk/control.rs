@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use super::SocketArg;
-use super::admin::{Request, ask};
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
+use plimsoll_serve::disk::admin::{Request, ask};
 
-/// Resize a running cache, up to its --cache-max.
+use super::SocketArg;
+
+/// Change the memory of a running cache, up to its --cache-max.
 ///
-/// When the command returns, the new size is in force: pages were dropped, dirty ones after they were written back.
+/// A smaller size is in force when the command returns: pages are dropped, dirty ones after they are written back.
 #[derive(Debug, clap::Args)]
 pub struct ResizeArgs {
     #[command(flatten)]
@@ -17,10 +18,10 @@ pub struct ResizeArgs {
     size: ByteSize,
 }
 
-/// Switch on a cache that switched itself off. It starts empty.
+/// Restart, empty, a cache that switched itself off.
 ///
-/// `disk stat` shows why it was switched off. If the guest still accesses its disk in a way that breaks the cache's rules
-/// (such as dm-crypt, which changes pages in place), it will switch itself off again.
+/// `disk stat` shows why it did. If the guest still breaks the cache's rules (such as with dm-crypt, which changes
+/// pages in place), the cache will switch itself off again.
 #[derive(Debug, clap::Args)]
 pub struct EnableArgs {
     #[command(flatten)]

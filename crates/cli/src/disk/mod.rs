@@ -1,22 +1,15 @@
-//! `plimsoll disk`: a VM's disks with a cache under them.
+//! `plimsoll disk`: serve a VM's disks with a cache under them, and query the server.
 
-pub mod admin;
 mod control;
-pub mod ghosts;
-pub mod metrics;
-pub mod options;
-pub mod report;
-mod second_chance;
-pub mod serve;
 mod stat;
-pub mod table;
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use plimsoll_serve::disk::serve;
 
-/// Serve a VM's disks with an exclusive cache, and show its statistics.
+/// Serve a VM's disks with an exclusive cache under them, and query the server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,10 +24,10 @@ enum Verb {
     Enable(control::EnableArgs),
 }
 
-/// The admin socket of a daemon.
+/// The admin socket of a disk server.
 #[derive(Debug, Clone, clap::Args)]
 struct SocketArg {
-    /// Admin socket of the daemon, as given to `disk serve --admin`
+    /// Admin socket of the server, as given to `disk serve --admin`
     socket: PathBuf,
 }
 
@@ -42,8 +35,8 @@ struct SocketArg {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for what cannot be asked for,
-/// [`Unreachable`](plimsoll_output::exit::Unreachable) if no daemon answers, and why something failed.
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other,
+/// [`Unreachable`](plimsoll_output::exit::Unreachable) if no server answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {
         Verb::Serve(args) => serve::run(args, out),

@@ -1,23 +1,18 @@
-//! `plimsoll hcache`: a page store that processes share, and a look at it.
+//! `plimsoll hcache`: serve a page store that processes share, and query the server.
 
 mod bench;
-pub mod ghosts;
-pub mod metrics;
-pub mod report;
 mod resize;
-pub(crate) mod serve;
-pub(crate) mod stat;
-pub mod table;
+mod stat;
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
-
 use plimsoll_output::exit::Unreachable;
+use plimsoll_serve::hcache::serve;
 
-/// Serve a second-level page cache to other processes, and show its statistics.
+/// Serve a page store that processes share, and query the server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -40,14 +35,14 @@ struct SocketArgs {
     socket: PathBuf,
 }
 
-/// How long a server may take to answer; to drop the pages of a large store takes a while.
+/// How long a server may take to answer; dropping the pages of a large store takes time.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
 ///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for what cannot be asked for, [`Unreachable`] if no
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other, [`Unreachable`] if no
 /// server answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {
@@ -58,8 +53,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-/// Tells a server that is not there from one that fails.
-fn told(error: plimsoll_ring::Error) -> anyhow::Error {
+/// An error of a verb: a server that is unreachable has an exit code of its own.
+fn failure(error: plimsoll_ring::Error) -> anyhow::Error {
     match error {
         plimsoll_ring::Error::Unreachable { .. } => Unreachable(error.into()).into(),
         error => error.into(),

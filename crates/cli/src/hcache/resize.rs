@@ -2,12 +2,13 @@
 
 use std::io::Write;
 
-use super::{SocketArgs, TIMEOUT, told};
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
+
+use super::{SocketArgs, TIMEOUT, failure};
 
 /// Change the capacity of a running store, up to its --max-capacity.
 ///
-/// When the command returns, the new capacity is in force. Only root and the server's own user may do this.
+/// A smaller capacity is in force when the command returns. Allowed to root and to the server's own user.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -18,7 +19,7 @@ pub struct Args {
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    plimsoll_ring::resize(&args.socket.socket, args.size.0, TIMEOUT).map_err(told)?;
+    plimsoll_ring::resize(&args.socket.socket, args.size.0, TIMEOUT).map_err(failure)?;
     writeln!(out, "capacity {}", args.size.rounded())?;
     Ok(())
 }

@@ -2,71 +2,44 @@
 
 use std::io::Write;
 
-use anyhow::Context as _;
-use clap::ValueEnum;
+use anyhow::{Context as _, ensure};
+use plimsoll_flow::PageSize;
+use plimsoll_output::printable;
+use plimsoll_plot::{Axis, Chart, Series, Unit};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_serve::hcache::{Report, metrics, table};
 
-use super::report::Report;
-use super::{SocketArgs, TIMEOUT, metrics, table, told};
-use crate::curve_json::SCHEMA;
-use crate::watch::watch;
-use plimsoll_output::bail_usage;
+use super::{SocketArgs, TIMEOUT, failure};
+use crate::stat::{self, StatArgs, curve_of};
 
-/// Show the contents of a store by client, and predictions for other capacities.
+/// Show what a store holds, for whom, and the hit ratios predicted for other capacities.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     socket: SocketArgs,
-    /// Output format
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
-    output: Format,
-    /// Repeat at this interval, with rates, until Ctrl-C
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        num_args = 0..=1,
-        default_missing_value = "1",
-        value_parser = clap::value_parser!(u64).range(1..=86_400)
-    )]
-    watch: Option<u64>,
-    /// Show each client's curve: its hit ratio at other sizes of its share
+    #[command(flatten)]
+    stat: StatArgs,
+    /// Include each client's curve: its hit ratio by its share of the store
     #[arg(long)]
     curves: bool,
 }
 
-/// Output formats.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Columns for people to read
-    Table,
-    /// JSON with "schema": 1, one object per line
-    Json,
-    /// OpenMetrics text, for Prometheus
-    Metrics,
-}
-
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    if args.output == Format::Metrics && (args.watch.is_some() || args.curves) {
-        bail_usage!("-o metrics is one exposition: it goes without --watch and --curves");
-    }
-    let Some(seconds) = args.watch else {
-        return Ok(out.write_all(&form(args, &ask(args)?, None)?)?);
-    };
-    let is_table = args.output == Format::Table;
-    let between = |report: &Report, earlier: &Report| form(args, report, Some(earlier));
-    watch(seconds, is_table, || ask(args), between, out)
+    args.stat
+        .run(args.curves, |curves| query(args, curves), out)
 }
 
-fn ask(args: &Args) -> anyhow::Result<Report> {
-    let text = plimsoll_ring::stats(&args.socket.socket, TIMEOUT).map_err(told)?;
+fn query(args: &Args, curves: bool) -> anyhow::Result<Report> {
+    let text = plimsoll_ring::stats(&args.socket.socket, TIMEOUT).map_err(failure)?;
     let mut report: Report =
-        serde_json::from_str(&text).context("unexpected answer of the server")?;
-    anyhow::ensure!(
-        report.schema == SCHEMA,
-        "the server speaks schema {}, this program {SCHEMA}",
-        report.schema
+        serde_json::from_str(&text).context("the server's report is not one of this version")?;
+    let schema = report.schema;
+    ensure!(
+        schema == SCHEMA,
+        "the server uses schema {schema}, this program {SCHEMA}"
     );
-    if !args.curves {
+    if !curves {
         for client in &mut report.clients {
             client.curve = None;
         }
@@ -74,10 +47,40 @@ fn ask(args: &Args) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn form(args: &Args, report: &Report, earlier: Option<&Report>) -> anyhow::Result<Vec<u8>> {
-    Ok(match args.output {
-        Format::Table => table::text(report, earlier, args.curves).into_bytes(),
-        Format::Json => (serde_json::to_string(report)? + "\n").into_bytes(),
-        Format::Metrics => metrics::text(report).into_bytes(),
-    })
+impl stat::Report for Report {
+    const CURVE_OPTION: &str = "--curves";
+
+    fn table(&self, earlier: Option<&Self>, curves: bool) -> String {
+        table::text(self, earlier, curves)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::text(self)
+    }
+
+    fn chart(&self) -> anyhow::Result<Chart> {
+        let mut series = Vec::new();
+        for client in &self.clients {
+            if let Some(json) = &client.curve {
+                let curve = curve_of(json)?;
+                let last = curve.points().last().map_or(0, |point| point.size.0);
+                let until = last.saturating_mul(PageSize::FOUR_KIB.bytes());
+                let name = format!("{} {}", client.id, printable(&client.name));
+                series.push(Series::of_curve(name, &curve, PageSize::FOUR_KIB, until));
+            }
+        }
+        ensure!(
+            !series.is_empty(),
+            "there is no curve: no client got a page yet, or the server runs with --no-ghost"
+        );
+        Ok(Chart {
+            title: "Miss-ratio curves of the store's clients".to_owned(),
+            subtitle: "Ghost list of each client".to_owned(),
+            x: Axis::new("Memory of the store", Unit::Bytes),
+            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
+            shades: Vec::new(),
+            series,
+            markers: Vec::new(),
+        })
+    }
 }

@@ -4,9 +4,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use plimsoll::disk::report::Report;
 use plimsoll::disk_guest::{DiskGuest, Setup, Told};
 use plimsoll_disk::EngineStats;
+use plimsoll_serve::disk::Report;
 use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::{GuestConfig, GuestDisk, GuestImage, GuestKernel};
 

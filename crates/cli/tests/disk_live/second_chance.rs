@@ -82,7 +82,7 @@ fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
     let (told, report) = finish(&mut guest);
     guest.check_image().unwrap();
-    let behind = &report.machine.second_chance;
+    let behind = &report.machine.victim_cache;
     let read = told
         .number("files", Some("measured"), "disk_read_sectors")
         .unwrap()
@@ -113,18 +113,18 @@ fn a_guest_goes_on_without_the_hosts_hcache() {
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
     let measured = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "measured");
     guest.listen(PATIENCE, measured).unwrap();
-    let hits = guest.report(false).unwrap().machine.second_chance.hits;
+    let hits = guest.report(false).unwrap().machine.victim_cache.hits;
     drop(server);
     let (told, report) = finish(&mut guest);
     guest.check_image().unwrap();
     println!(
         "{hits} hits before, {} in all; {:?}",
         of_target(&told, "hits"),
-        report.machine.second_chance
+        report.machine.victim_cache
     );
     assert_sound(&told);
     assert!(hits > 0);
-    assert!(!report.machine.second_chance.available || report.machine.second_chance.errors > 0);
+    assert!(!report.machine.victim_cache.available || report.machine.victim_cache.errors > 0);
 }
 
 /// Blocks written and read by the guests of a shared disk.

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::disk::report::Report;
 use plimsoll::disk_guest::{DiskGuest, Setup, Told};
+use plimsoll_serve::disk::Report;
 use plimsoll_vm::Guest;
 use plimsoll_vm::GuestKernel::{V6_1, V6_12};
 

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::disk::report::Report;
 use plimsoll::disk_guest::make_image;
+use plimsoll_serve::disk::Report;
 use plimsoll_vm::{ConsoleEvent, GuestKernel};
 
 use crate::rig::{PATIENCE, PLIMSOLL, assert_right, image, turn};

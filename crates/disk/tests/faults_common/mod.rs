@@ -107,7 +107,7 @@ fn options(folder: &Path, setup: &Setup) -> MachineOptions {
             verify: setup.verify,
         },
         observer: None,
-        second_chance: None,
+        victim_cache: None,
         state: Some(folder.to_owned()),
         sweep: true,
     }

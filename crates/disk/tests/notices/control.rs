@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use plimsoll_disk::protocol::{control, record, ring};
-use plimsoll_disk::{BadRequest, ControlDisk, Drained, PAGE_BYTES, SecondChance};
+use plimsoll_disk::{BadRequest, ControlDisk, Drained, PAGE_BYTES, VictimCache};
 
 use crate::guest::{Guest, HEADER, NONCE, Record, command, get_offset};
 use crate::store::{LocalStore, store};
@@ -27,10 +27,10 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(second_chance: Option<LocalStore>) -> Self {
+    fn new(victim_cache: Option<LocalStore>) -> Self {
         let guest = Guest::new();
-        let second_chance = second_chance.map(|store| Box::new(store) as Box<dyn SecondChance>);
-        let mut disk = ControlDisk::new(true, second_chance);
+        let victim_cache = victim_cache.map(|store| Box::new(store) as Box<dyn VictimCache>);
+        let mut disk = ControlDisk::new(true, victim_cache);
         let mut notebook = Notebook::default();
         disk.set_ram(guest.ram.clone(), &mut notebook);
         Self {
@@ -42,8 +42,8 @@ impl Machine {
     }
 
     /// One whose ring is attached.
-    fn attached(second_chance: Option<LocalStore>) -> Self {
-        let mut machine = Self::new(second_chance);
+    fn attached(victim_cache: Option<LocalStore>) -> Self {
+        let mut machine = Self::new(victim_cache);
         assert_eq!(machine.command(control::ATTACH, &[HEADER, NONCE]), Ok(0));
         machine.notebook.take();
         machine
@@ -101,8 +101,8 @@ impl Machine {
 #[test]
 fn the_first_sector_says_what_there_is() {
     let store = store();
-    for (second_chance, features) in [(None, 1), (Some(LocalStore::new(&store)), 3)] {
-        let mut machine = Machine::new(second_chance);
+    for (victim_cache, features) in [(None, 1), (Some(LocalStore::new(&store)), 3)] {
+        let mut machine = Machine::new(victim_cache);
         let info = machine.read(0, 512);
         assert_eq!(&info[..8], b"PLMSCTL1");
         assert_eq!(info[8..16], [1, 0, 0, 0, features, 0, 0, 0]);
@@ -231,7 +231,7 @@ fn a_get_gives_the_last_put_once_and_leaves_the_rest_alone() {
     machine.guest.put(two, 9, &[5; PAGE_BYTES]);
     machine.guest.flush(two, 1, 9);
     assert_eq!(machine.get(two, 9, 1).1, 0, "flushed");
-    let stats = machine.disk.second_chance_stats();
+    let stats = machine.disk.victim_cache_stats();
     assert_eq!((stats.available, stats.pools), (true, 2));
     assert_eq!((stats.puts, stats.stored), (5, 4));
     assert_eq!((stats.gets, stats.hits), (70, 2));
@@ -299,7 +299,7 @@ fn without_a_ring_there_are_no_pools() {
             machine.notebook.take().contains(&Told::ForgetFrames),
             "{name}"
         );
-        assert_eq!(machine.disk.second_chance_stats().pools, 0, "{name}");
+        assert_eq!(machine.disk.victim_cache_stats().pools, 0, "{name}");
         assert_eq!(machine.get(pool, 1, 1).1, 0, "{name}");
         assert_eq!(
             machine.disk.ring_stats().attached,
@@ -327,7 +327,7 @@ fn a_pool_that_failed_is_never_used_again() {
     machine.guest.flush(pool, 1, 1);
     assert_eq!(machine.get(pool, 1, 1).1, 0);
     machine.disk.turn();
-    let stats = machine.disk.second_chance_stats();
+    let stats = machine.disk.victim_cache_stats();
     assert_eq!((stats.pools, stats.errors), (2, 1));
     let before = calls.load(Relaxed);
     machine.guest.put(pool, 2, &[3; PAGE_BYTES]);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use plimsoll_disk::{Page, PoolRequest, SecondChance};
+use plimsoll_disk::{Page, PoolRequest, VictimCache};
 use plimsoll_hcache::{Client, ClientOptions, Handle, PoolId, PoolOptions, Store, StoreOptions};
 
 pub struct LocalStore {
@@ -46,7 +46,7 @@ fn handle(pool: PoolId, block: u64) -> Handle {
     }
 }
 
-impl SecondChance for LocalStore {
+impl VictimCache for LocalStore {
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
         if self.away.load(Relaxed) {
             return Err(io::ErrorKind::ConnectionRefused.into());

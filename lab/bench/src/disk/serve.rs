@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             ..engine_options(mode)
         },
         observer: None,
-        second_chance: None,
+        victim_cache: None,
         state: None,
         sweep: true,
     })?;

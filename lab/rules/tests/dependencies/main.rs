@@ -35,6 +35,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-driver", &["plimsoll-disk"]),
     ("plimsoll-output", &[]),
     ("plimsoll-plot", &["plimsoll-flow", "plimsoll-output"]),
+    (
+        "plimsoll-serve",
+        &[
+            "plimsoll-flow",
+            "plimsoll-source",
+            "plimsoll-estimator",
+            "plimsoll-hcache",
+            "plimsoll-ring",
+            "plimsoll-disk",
+            "plimsoll-vm",
+            "plimsoll-protocol",
+            "plimsoll-output",
+        ],
+    ),
     ("plimsoll-policy", &["plimsoll-flow"]),
     ("plimsoll-protocol", &["plimsoll-flow", "plimsoll-policy"]),
     (
@@ -90,6 +104,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-protocol",
             "plimsoll-output",
             "plimsoll-plot",
+            "plimsoll-serve",
         ],
     ),
     ("plimsoll-workload", &[]),

@@ -1,31 +1,32 @@
-//! The second-level cache of the guest's device-mapper target: pools of a page store on the host.
+//! A victim cache for pages of the guest's disks: pools of a page store of the host, which the guest's device-mapper
+//! target puts into and gets from.
 //!
-//! The store may be another process and end at any time. Then gets miss and puts are dropped, and because flushes may not have
-//! reached it, a pool in which any call failed is never used again: a new one is opened in its place.
+//! The store may be another process, which may end at any time. Then gets miss and puts are dropped. Because flushes
+//! may not have reached it, a pool in which any call failed is not used again: a new one is opened in its place.
 
 use std::io;
 
 use crate::protocol::control;
-use crate::{BlockSink, Page, SecondChanceStats};
+use crate::{BlockSink, Page, VictimCacheStats};
 
-/// What pool is asked for.
+/// The kind of pool to open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolRequest {
     /// Of this VM alone; a get removes the page.
     Private,
     /// Of all VMs that know its key; a get leaves the page. What a block holds must never change.
     Shared {
-        /// Who knows it may put and get.
+        /// Shared secret: whoever has it may put and get.
         key: u128,
     },
 }
 
-/// A page store with pools. Calls do not wait for long: a store that does not answer has failed.
+/// A page store with pools. Calls return soon: a store that does not answer has failed.
 ///
-/// An error leaves open whether the call was done. The pool is not used any more then, only closed.
-pub trait SecondChance: Send {
-    /// Opens a pool and returns its number, under which no other pool was ever known here: when a store that was away is
-    /// back, calls with a number from before fail. A private pool is empty.
+/// After an error it is unknown whether the call took effect; the pool is then only closed.
+pub trait VictimCache: Send {
+    /// Opens a pool and returns its number, which is never reused: after a store was unreachable, calls with an
+    /// earlier number fail. A private pool is empty.
     ///
     /// # Errors
     /// If the store is out of reach or refuses.
@@ -34,18 +35,18 @@ pub trait SecondChance: Send {
     /// Closes a pool, reachable or not. The pages of a private one are dropped.
     fn close(&mut self, pool: u32);
 
-    /// Keeps a page in place of what the pool had for the block; returns false if it is not kept, and then
-    /// nothing is found for the block.
+    /// Stores a page in place of what the pool had for the block; returns false if it is not stored, and then
+    /// the pool has nothing for the block.
     ///
     /// # Errors
     /// If the store is out of reach.
     fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool>;
 
-    /// Looks for `count` blocks from `block` on and hands out those found, each with its number counted from `block`, at
-    /// most once.
+    /// Passes those of the `count` blocks from `block` on that the pool has to `found`, each at most once, with its
+    /// number counted from `block`.
     ///
     /// # Errors
-    /// If the store is out of reach; what was handed out holds.
+    /// If the store is unreachable; the pages passed before are valid.
     fn get(
         &mut self,
         pool: u32,
@@ -76,18 +77,18 @@ struct Pool {
 
 /// The pools of a guest, under the guest's own numbers.
 pub struct Pools {
-    store: Option<Box<dyn SecondChance>>,
+    store: Option<Box<dyn VictimCache>>,
     pools: [Option<Pool>; control::POOLS_MAX as usize],
-    stats: SecondChanceStats,
+    stats: VictimCacheStats,
 }
 
 impl Pools {
     /// Pools of a store, or of none.
     #[must_use]
-    pub fn new(store: Option<Box<dyn SecondChance>>) -> Self {
-        let stats = SecondChanceStats {
+    pub fn new(store: Option<Box<dyn VictimCache>>) -> Self {
+        let stats = VictimCacheStats {
             available: store.is_some(),
-            ..SecondChanceStats::default()
+            ..VictimCacheStats::default()
         };
         Self {
             store,
@@ -105,7 +106,7 @@ impl Pools {
     /// Opens a pool and returns the guest's number for it.
     ///
     /// # Errors
-    /// If there is no store, no number is left, or the store says no.
+    /// If there is no store, no number is left, or the store refuses.
     pub fn open(&mut self, request: PoolRequest) -> io::Result<u32> {
         let store = self.store.as_mut().ok_or(io::ErrorKind::Unsupported)?;
         let mut numbers = (1..).zip(&mut self.pools);
@@ -142,8 +143,8 @@ impl Pools {
         }
     }
 
-    /// Looks for `count` blocks, up to 64; those found are handed out with their number from `block`. Returns a bit for each
-    /// block found.
+    /// Passes those of `count` blocks, at most 64, that are stored to `found` with their number from `block`. Returns a bit
+    /// for each of them.
     pub fn get(
         &mut self,
         pool: u32,
@@ -164,7 +165,7 @@ impl Pools {
         hits
     }
 
-    /// Opens pools anew in whose stead a former one failed. To be called now and then.
+    /// Reopens pools that failed. To be called periodically.
     pub fn turn(&mut self) {
         let Some(store) = &mut self.store else { return };
         let failed = (self.pools.iter_mut().flatten()).filter(|pool| pool.number.is_none());
@@ -178,7 +179,7 @@ impl Pools {
 
     /// What it says of itself.
     #[must_use]
-    pub fn stats(&self) -> SecondChanceStats {
+    pub fn stats(&self) -> VictimCacheStats {
         self.stats.clone()
     }
 
@@ -186,7 +187,7 @@ impl Pools {
     fn call<T>(
         &mut self,
         pool: u32,
-        call: impl FnOnce(&mut dyn SecondChance, u32) -> io::Result<T>,
+        call: impl FnOnce(&mut dyn VictimCache, u32) -> io::Result<T>,
     ) -> Option<T> {
         let store = self.store.as_deref_mut()?;
         let place = (pool as usize).wrapping_sub(1);

@@ -1,20 +1,20 @@
-//! A [`Report`] for a reader, within 100 columns.
+//! A [`Report`] as a table for readers, within 100 columns.
 
 use std::fmt::Write;
 
 use plimsoll_disk::{CacheMode, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode};
 use plimsoll_estimator::GhostOptions;
+use plimsoll_output::{Columns, Side, cut_front, duration, percent, printable, short};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::size::ByteSize;
 
 use super::report::{GhostsReport, Report};
-use crate::curve_json::CurveJson;
-use crate::size::ByteSize;
-use plimsoll_output::{cut_front, duration, percent, printable, short};
 
-/// Lines of the curve, at most, and pages from one to the next a multiple of.
+/// Lines of the curve, at most; they are multiples of [`SEGMENT_PAGES`] apart.
 const CURVE_LINES: u64 = 24;
 const SEGMENT_PAGES: u64 = GhostOptions::SEGMENT.0;
 
-/// Returns the report as lines. With an earlier one, what counts is counted from there on.
+/// The report as lines. With an earlier one, counts are those since then.
 #[must_use]
 pub fn text(report: &Report, earlier: Option<&Report>) -> String {
     let mut text = String::new();
@@ -26,7 +26,7 @@ pub fn text(report: &Report, earlier: Option<&Report>) -> String {
     table.cache(&mut text);
     table.requests(&mut text);
     table.notices(&mut text);
-    table.second_chance(&mut text);
+    table.victim_cache(&mut text);
     if let Some(record) = &report.record {
         let lost = match record.lost {
             0 => String::new(),
@@ -51,7 +51,7 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// What was counted since the earlier report; by a daemon that began anew, since its start.
+    /// A count since the earlier report, or since the start of a daemon that was restarted in between.
     fn since(&self, of: impl Fn(&MachineStats) -> u64) -> u64 {
         let now = of(self.now);
         let earlier = self.earlier.map_or(0, of);
@@ -115,7 +115,7 @@ impl Table<'_> {
         }
         if let Some(why) = &engine.disabled {
             let why = printable(why);
-            let _ = writeln!(text, "DISABLED  {why}; `plimsoll disk enable` begins again");
+            let _ = writeln!(text, "DISABLED  {why}; `plimsoll disk enable` restarts it");
         }
         if engine.mode != CacheMode::None
             && engine.scattered_blocks > (engine.read_blocks + engine.written_blocks) / 2
@@ -138,14 +138,14 @@ impl Table<'_> {
         let hits = self.since(|stats| stats.engine.hits);
         let _ = writeln!(
             text,
-            "reads     {} blocks, {} from the cache; {} of parts",
+            "reads     {} blocks, {} from the cache; {} partial",
             short(reads as f64),
             share(hits, reads),
             self.engine(|e| e.read_parts),
         );
         let _ = write!(
             text,
-            "writes    {} blocks, {} of parts, {} flushes",
+            "writes    {} blocks, {} partial, {} flushes",
             self.engine(|e| e.written_blocks),
             self.engine(|e| e.written_parts),
             self.engine(|e| e.flushes),
@@ -153,7 +153,7 @@ impl Table<'_> {
         if self.now.engine.write == WriteMode::Delayed {
             let _ = write!(
                 text,
-                "; {} delayed, {} written back, {} failed to be",
+                "; {} delayed, {} written back, {} failed",
                 self.engine(|e| e.delayed_blocks),
                 self.engine(|e| e.written_back_blocks),
                 self.engine(|e| e.write_back_errors),
@@ -192,7 +192,7 @@ impl Table<'_> {
         );
         let _ = writeln!(
             text,
-            "notices   {}; {} lost, {} bad, {} ring faults, {} times forgotten all",
+            "notices   {}; {} lost, {} bad, {} ring faults, {} times all frames dropped",
             if ring.attached {
                 self.ring(|r| r.records)
             } else {
@@ -205,23 +205,27 @@ impl Table<'_> {
         );
     }
 
-    fn second_chance(&self, text: &mut String) {
-        let now = &self.now.second_chance;
+    fn victim_cache(&self, text: &mut String) {
+        let now = &self.now.victim_cache;
         if !now.available && now.pools == 0 && now.puts == 0 && now.gets == 0 {
             return;
         }
-        let gets = self.since(|stats| stats.second_chance.gets);
+        let gets = self.since(|stats| stats.victim_cache.gets);
         let _ = writeln!(
             text,
             "hcache    {}, {} pools; {} put, {} stored; {} got, {} hit; {} flushed, {} errors",
-            if now.available { "there" } else { "away" },
+            if now.available {
+                "available"
+            } else {
+                "unavailable"
+            },
             now.pools,
-            short(self.since(|stats| stats.second_chance.puts) as f64),
-            short(self.since(|stats| stats.second_chance.stored) as f64),
+            short(self.since(|stats| stats.victim_cache.puts) as f64),
+            short(self.since(|stats| stats.victim_cache.stored) as f64),
             short(gets as f64),
-            share(self.since(|stats| stats.second_chance.hits), gets),
-            short(self.since(|stats| stats.second_chance.flushed_blocks) as f64),
-            short(self.since(|stats| stats.second_chance.errors) as f64),
+            share(self.since(|stats| stats.victim_cache.hits), gets),
+            short(self.since(|stats| stats.victim_cache.flushed_blocks) as f64),
+            short(self.since(|stats| stats.victim_cache.errors) as f64),
         );
     }
 
@@ -229,28 +233,35 @@ impl Table<'_> {
         if self.now.disks.is_empty() {
             return;
         }
-        let _ = writeln!(
-            text,
-            "\n{:>4}  {:<34} {:>9}  {:<3} {:<8} {:<7} {:>8} {:>8} {:>5}",
-            "disk", "image", "size", "", "I/O", "guest", "requests", "in flight", "bad"
-        );
+        let mut table = Columns::new(&[
+            ("disk", Side::Right),
+            ("image", Side::Left),
+            ("size", Side::Right),
+            ("", Side::Left),
+            ("I/O", Side::Left),
+            ("guest", Side::Left),
+            ("requests", Side::Right),
+            ("in flight", Side::Right),
+            ("bad", Side::Right),
+        ]);
         for (number, disk) in self.now.disks.iter().enumerate() {
             let count = |of: fn(&plimsoll_disk::DiskStats) -> u64| {
                 short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
             };
-            let _ = writeln!(
-                text,
-                "{number:>4}  {:<34} {:>9}  {:<3} {:<8} {:<7} {:>8} {:>9} {:>5}",
+            table.row([
+                number.to_string(),
                 cut_front(&printable(&disk.image), 34),
                 size(disk.size_bytes),
-                if disk.read_only { "ro" } else { "rw" },
-                if disk.direct_io { "direct" } else { "buffered" },
-                if disk.connected { "there" } else { "-" },
+                if disk.read_only { "ro" } else { "rw" }.to_owned(),
+                if disk.direct_io { "direct" } else { "buffered" }.to_owned(),
+                if disk.connected { "connected" } else { "-" }.to_owned(),
                 count(|disk| disk.requests),
-                disk.in_flight,
+                disk.in_flight.to_string(),
                 count(|disk| disk.bad_requests),
-            );
+            ]);
         }
+        text.push('\n');
+        text.push_str(&table.text());
     }
 
     fn expected(&self, ghosts: &GhostsReport, text: &mut String) {
@@ -292,7 +303,7 @@ fn curve(json: &CurveJson, text: &mut String) {
     let (Some(&last), baseline) = (sizes.last(), json.baseline_pages.unwrap_or(0)) else {
         return;
     };
-    // Where it begins to be known: the first size of the curve proper.
+    // Sizes 0 and 1 precede the curve proper.
     let first = sizes.iter().copied().find(|size| *size > 1).unwrap_or(0);
     let step = (last - first).div_ceil(CURVE_LINES);
     let step = step.next_multiple_of(SEGMENT_PAGES).max(SEGMENT_PAGES);
@@ -354,7 +365,7 @@ fn hundredths(part: u64, whole: u64) -> String {
 mod tests {
     use super::super::report::tests::example;
     use super::*;
-    use crate::curve_json::PointJson;
+    use plimsoll_protocol::curve_json::PointJson;
 
     #[test]
     fn the_table_is_the_documented_one() {
@@ -362,15 +373,15 @@ mod tests {
         let expected = "\
 VM        web, exclusive cache, writes are delayed; counted in 2 h
 cache     62.5 MiB of 64 MiB (97.7 %), 133.0k dropped; 480 KiB of at most 16 MiB dirty
-reads     1.0M blocks, 75.0 % from the cache; 12 of parts
-writes    40.0k blocks, 0 of parts, 300 flushes; 40.0k delayed, 39.9k written back, 0 failed to be
+reads     1.0M blocks, 75.0 % from the cache; 12 partial
+writes    40.0k blocks, 0 partial, 300 flushes; 40.0k delayed, 39.9k written back, 0 failed
 storage   30.0k reads (1 GiB), 9000 writes (150 MiB), 0 errors
 evictions 900.0k, 899.0k admitted; 900 unknown, 0 not newest, 100 stale, 0 mismatched, 0 other
-notices   1.9M; 0 lost, 0 bad, 0 ring faults, 0 times forgotten all
+notices   1.9M; 0 lost, 0 bad, 0 ring faults, 0 times all frames dropped
 
-disk  image                                   size      I/O      guest   requests in flight   bad
-   0  /var/lib/images/web.raw                8 GiB  rw  direct   there       2.3M         3     0
-   1  …\u{fffd}[2J that is long, and longer.iso   700 MiB  ro  buffered -              0         0     2
+disk  image                                  size      I/O       guest      requests  in flight  bad
+   0  /var/lib/images/web.raw               8 GiB  rw  direct    connected      2.3M          3    0
+   1  …\u{fffd}[2J that is long, and longer.iso  700 MiB  ro  buffered  -                 0          0    2
 
       cache   hit %  expected from 990.0k reads behind 192 MiB of guest memory
      32 MiB    40.0
@@ -391,8 +402,8 @@ disk  image                                   size      I/O      guest   request
         let told = text(&now, Some(&earlier));
         assert!(told.contains("counted in 2 s\n"), "{told}");
         assert!(told.contains("reads     400 blocks, 25.0 % from the cache"));
-        assert!(told.contains(" there        500 "), "{told}");
-        // A daemon that began anew counts from its start.
+        assert!(told.contains(" connected       500 "), "{told}");
+        // A daemon that was restarted counts from its start.
         now.machine.uptime_seconds = 1.0;
         now.machine.engine.read_blocks = 8;
         now.machine.engine.hits = 4;
@@ -405,15 +416,14 @@ disk  image                                   size      I/O      guest   request
     }
 
     #[test]
-    fn a_cache_that_switched_itself_off_says_why_and_a_silent_guest_is_told() {
+    fn a_cache_that_switched_itself_off_says_why_and_a_silent_guest_is_reported() {
         let mut report = example();
         report.machine.engine.disabled = Some("12 of 100 evictions mismatched".to_owned());
         report.machine.ring = RingStats::default();
         let told = text(&report, None);
-        let line =
-            "DISABLED  12 of 100 evictions mismatched; `plimsoll disk enable` begins again\n";
+        let line = "DISABLED  12 of 100 evictions mismatched; `plimsoll disk enable` restarts it\n";
         assert!(told.contains(line), "{told}");
-        assert!(told.contains("notices   the guest tells of none"), "{told}");
+        assert!(told.contains("notices   none from the guest"), "{told}");
     }
 
     #[test]

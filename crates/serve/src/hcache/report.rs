@@ -1,49 +1,47 @@
-//! What a server says of its store, schema 1: what `hcache stat -o json` writes.
+//! The report of a page-store server, schema 1: what `hcache stat -o json` prints.
 //!
-//! Sizes are in bytes or pages, times in seconds, as the name says; counters rise from the start of
-//! the store, client or pool they are in.
+//! Sizes are in bytes or pages, times in seconds, according to the name; counters rise from the start of
+//! their store, client or pool.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_hcache::{ClientStats, Counters, PoolKind, PoolStats, Sharing, StoreStats};
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use serde::{Deserialize, Serialize};
 
 use super::ghosts::Ghosts;
-use crate::curve_json::{CurveJson, SCHEMA};
+use crate::prediction::hit_ratios;
 
 /// Points of a client's curve.
 const POINTS: usize = 100;
-/// Capacities in question, as shares of the client's present pages.
+/// Capacities for which hit ratios are predicted, as multiples of the client's present pages.
 const RATIOS: [f64; 3] = [0.75, 1.0, 1.25];
-/// Gets in the sample below which nothing is told of other capacities.
-const GETS_MIN: u64 = 100;
 
 /// A store and its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The whole.
+    /// The store as a whole.
     pub store: StoreReport,
     /// Counters of the server, by name.
     pub server: BTreeMap<String, u64>,
-    /// How curves are made; `null` if they are not.
+    /// How hit ratios are predicted; `null` with `--no-ghost`.
     pub ghosts: Option<GhostsReport>,
-    /// Its clients, by number.
+    /// The clients of the store, by number.
     pub clients: Vec<ClientReport>,
 }
 
-/// The whole store.
+/// The store as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as in `StoreStats`")]
 pub struct StoreReport {
     pub age_seconds: f64,
     pub workers: u64,
     pub compression: bool,
-    /// `off`, `client` or `all`.
-    pub sharing: String,
+    pub sharing: Sharing,
     pub capacity_bytes: u64,
     pub max_capacity_bytes: u64,
     pub used_bytes: u64,
@@ -53,36 +51,17 @@ pub struct StoreReport {
     pub pages: u64,
     pub dirty_pages: u64,
     pub deduplicated_pages: u64,
-    #[serde(with = "CountersJson")]
     pub counters: Counters,
 }
 
-/// How [`Counters`] are written and read.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Counters")]
-struct CountersJson {
-    puts: u64,
-    puts_replaced: u64,
-    puts_refused: u64,
-    gets: u64,
-    hits: u64,
-    flushes: u64,
-    flushed_pages: u64,
-    evicted_pages: u64,
-    compressed_pages: u64,
-    decompressed_pages: u64,
-    incompressible_pages: u64,
-    shared_pages: u64,
-}
-
-/// How curves are made.
+/// How hit ratios are predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GhostsReport {
     /// One in so many pages is modelled.
     pub one_in: u32,
     /// Pages from one point of a curve to the next.
     pub segment_pages: u64,
-    /// Memory set aside for it, part of the store's metadata.
+    /// Memory reserved for curves, part of the store's metadata.
     pub memory_bytes: u64,
     /// Events of clients for whose curve there was no memory.
     pub unseen_events: u64,
@@ -104,38 +83,36 @@ pub struct ClientReport {
     pub pages: u64,
     /// Gets a second, decayed.
     pub activity: f64,
-    /// How long ago it came.
+    /// Time since it connected.
     pub age_seconds: f64,
-    /// How long ago it last put or got.
+    /// Time since its last put or get.
     pub idle_seconds: f64,
-    #[serde(with = "CountersJson")]
     pub counters: Counters,
     pub pools: Vec<PoolReport>,
-    /// What it would get from other capacities, rising; `null` if that is not known (yet).
+    /// Hit ratios at other capacities, smallest first; `null` while it got too little.
     pub expected: Option<Vec<Expected>>,
-    /// Share of its gets that miss by the pages it may have; there if asked for.
+    /// Share of its gets that miss by the pages it may have; present if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub curve: Option<CurveJson>,
 }
 
-/// What another capacity would bring.
+/// The hit ratio of a client at another capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
-    /// Share of the client's present pages.
+    /// Multiple of the client's present pages.
     pub ratio: f64,
-    /// So many pages.
+    /// The capacity in pages.
     pub size_pages: u64,
-    /// Share of gets that would hit, over all the client did so far.
+    /// Share of gets that would hit, 0.0 to 1.0, over all gets of the client so far.
     pub hit_ratio: f64,
 }
 
-/// One pool. It stands with the client it is charged to.
+/// One pool, listed with the client it is charged to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as in `PoolStats`")]
 pub struct PoolReport {
     pub id: u32,
-    /// `private` or `shared`.
-    pub kind: String,
+    pub kind: PoolAccess,
     /// Clients that hold it, the one it is charged to first.
     pub members: Vec<u32>,
     pub capacity_pages: Option<u64>,
@@ -143,28 +120,37 @@ pub struct PoolReport {
     pub dirty_pages: u64,
     pub compressed_pages: u64,
     pub objects: u64,
-    /// How long ago its oldest page was last used.
+    /// Time since its oldest page was last used.
     pub oldest_age_seconds: Option<f64>,
     pub age_seconds: f64,
-    #[serde(with = "CountersJson")]
     pub counters: Counters,
 }
 
-/// What a server knows beside the store.
+/// Who may use a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolAccess {
+    /// One client.
+    Private,
+    /// All clients that know its key.
+    Shared,
+}
+
+/// The server around the store.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
     /// Threads that serve.
     pub workers: u64,
     /// Whether pages are compressed.
     pub compression: bool,
-    /// Which pages are kept once.
+    /// Which pages are stored once.
     pub sharing: Sharing,
     /// Counters of the server.
     pub server: BTreeMap<String, u64>,
 }
 
 impl Report {
-    /// Gathers what there is to say.
+    /// The report of a store and its server.
     #[must_use]
     pub fn new(stats: &StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
         let age = stats.age;
@@ -179,12 +165,7 @@ impl Report {
                 age_seconds: age.as_secs_f64(),
                 workers: surroundings.workers,
                 compression: surroundings.compression,
-                sharing: match surroundings.sharing {
-                    Sharing::Off => "off",
-                    Sharing::WithinClient => "client",
-                    Sharing::AcrossClients => "all",
-                }
-                .to_owned(),
+                sharing: surroundings.sharing,
                 capacity_bytes: stats.capacity_bytes,
                 max_capacity_bytes: stats.max_capacity_bytes,
                 used_bytes: stats.used_bytes,
@@ -213,20 +194,18 @@ impl ClientReport {
         let curve = ghosts.and_then(|ghosts| Some((ghosts.plan(), ghosts.curve(client.id)?)));
         let expected = curve
             .as_ref()
-            .filter(|(_, curve)| curve.references() >= GETS_MIN && client.pages > 0)
-            .map(|(plan, curve)| {
-                // The curve knows whole segments: one page less than a loop is not a loop lost.
-                let segment = plan.segment_pages();
-                let present = client.pages.next_multiple_of(segment);
-                let at = |ratio| {
-                    let size = PageCount(present).scaled(ratio);
-                    Expected {
-                        ratio,
-                        size_pages: size.0,
-                        hit_ratio: 1.0 - curve.miss_ratio(size),
-                    }
+            .filter(|_| client.pages > 0)
+            .and_then(|(plan, curve)| {
+                // The curve has steps of whole segments: a size is rounded up, or a loop that just fits would miss.
+                let present = client.pages.next_multiple_of(plan.segment_pages());
+                let sizes = RATIOS.map(|ratio| PageCount(present).scaled(ratio));
+                let hit_ratios = hit_ratios(curve, sizes)?;
+                let at = |index: usize| Expected {
+                    ratio: RATIOS[index],
+                    size_pages: sizes[index].0,
+                    hit_ratio: hit_ratios[index],
                 };
-                RATIOS.map(at).to_vec()
+                Some((0..RATIOS.len()).map(at).collect())
             });
         Self {
             id: client.id.0,
@@ -264,12 +243,11 @@ impl PoolReport {
     fn new(pool: &PoolStats, age: Duration) -> Self {
         Self {
             id: pool.id.0,
-            // The key lets others of the same group in: it stays in the store.
+            // The key admits others of the same group, so it stays in the store.
             kind: match pool.kind {
-                PoolKind::PrivateExclusive => "private",
-                PoolKind::SharedInclusive { .. } => "shared",
-            }
-            .to_owned(),
+                PoolKind::PrivateExclusive => PoolAccess::Private,
+                PoolKind::SharedInclusive { .. } => PoolAccess::Shared,
+            },
             members: pool.members.iter().map(|client| client.0).collect(),
             capacity_pages: pool.capacity_pages,
             pages: pool.pages,
@@ -283,12 +261,12 @@ impl PoolReport {
     }
 }
 
-fn since(moment: Duration, now: Duration) -> f64 {
-    now.saturating_sub(moment).as_secs_f64()
+fn since(time: Duration, now: Duration) -> f64 {
+    now.saturating_sub(time).as_secs_f64()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use plimsoll_hcache::{ClientId, PoolId};
 

@@ -1,15 +1,15 @@
-//! The admin socket of a daemon, served, and asked as the verbs do it: lines of JSON, a request and its answer.
+//! The admin socket of a disk server, both sides: lines of JSON, a request and its answer.
 //!
 //! | request | result |
 //! |---|---|
 //! | `{"command":"stat"}` | a [`Report`] |
 //! | `{"command":"curve"}` | the curve as of `mrc -o json`; `null` if there is none |
 //! | `{"command":"resize","cache_bytes":N}` | `null`; the cache then takes no more |
-//! | `{"command":"enable"}` | `null`; a cache that switched itself off begins again, empty |
+//! | `{"command":"enable"}` | `null`; a cache that switched itself off restarts, empty |
 //!
 //! An answer is `{"schema":1,"result":R}` or `{"schema":1,"error":"why"}`, and either way the next request may
-//! follow. What is no line of at most 4 KiB within 10 s ends the connection, and so does a minute of silence. At most
-//! [`CLIENTS_MAX`] connections are open at a time. Who may open the socket may do all of this.
+//! follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
+//! silence. At most [`CLIENTS_MAX`] connections are open at a time. Whoever may open the socket may do all of this.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
@@ -22,6 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_output::exit::Unreachable;
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::disk_admin::{self, Answer, DiskAdminError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -29,10 +31,8 @@ use serde_json::Value;
 pub use plimsoll_protocol::disk_admin::Request;
 
 use super::report::Report;
-use crate::curve_json::{CurveJson, SCHEMA};
-use plimsoll_output::exit::Unreachable;
 
-/// Connections at a time.
+/// Limit of concurrent connections.
 pub const CLIENTS_MAX: usize = 16;
 /// Longest request, with its line end.
 const REQUEST_BYTES_MAX: usize = 4096;
@@ -40,20 +40,20 @@ const REQUEST_BYTES_MAX: usize = 4096;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a request may take from its first byte to its last, and an answer to be taken.
 const TRANSFER_MAX: Duration = Duration::from_secs(10);
-/// How long a daemon may take to answer: to drop the pages of a large cache takes a while.
+/// How long a daemon may take to answer; dropping the pages of a large cache takes time.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Who answers.
+/// A server that answers requests.
 pub trait Daemon: Send + Sync {
-    /// Answers.
+    /// The result of a request.
     ///
     /// # Errors
     ///
-    /// Why it cannot, for the one who asked.
+    /// Why there is none; the client gets it as text.
     fn answer(&self, request: Request) -> anyhow::Result<Value>;
 }
 
-/// An admin socket that is served; it goes with this.
+/// An admin socket being served; it is removed when this is dropped.
 #[derive(Debug)]
 pub struct Admin {
     path: PathBuf,
@@ -61,7 +61,7 @@ pub struct Admin {
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        // Whoever removed it meant it.
+        // It may have been removed on purpose.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -72,7 +72,7 @@ impl Admin {
     ///
     /// # Errors
     ///
-    /// If there is something else at `path`, or another daemon.
+    /// If `path` is something else, or another daemon serves there.
     pub fn serve(path: &Path, daemon: Arc<dyn Daemon>) -> anyhow::Result<Self> {
         let failed = || format!("cannot serve at {}", path.display());
         let listener = listen(path).with_context(failed)?;
@@ -84,7 +84,7 @@ impl Admin {
             for stream in listener.incoming() {
                 match stream {
                     Ok(stream) => welcome(stream, &clients, &daemon),
-                    // Out of descriptors, say: others may be closed meanwhile.
+                    // For example out of descriptors, which may be closed soon.
                     Err(_) => thread::sleep(Duration::from_millis(100)),
                 }
             }
@@ -97,7 +97,10 @@ impl Admin {
 
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     if let Ok(there) = fs::symlink_metadata(path) {
-        anyhow::ensure!(there.file_type().is_socket(), "there is a file, no socket");
+        anyhow::ensure!(
+            there.file_type().is_socket(),
+            "it exists and is not a socket"
+        );
         match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path)?;
@@ -122,7 +125,7 @@ fn welcome(mut stream: UnixStream, clients: &Arc<AtomicUsize>, daemon: &Arc<dyn 
     }
     let (count, daemon) = (Arc::clone(clients), Arc::clone(daemon));
     let serve = move || {
-        // A client that breaks the rules, or leaves, is of no concern to others.
+        // A client that breaks the rules, or disconnects, does not affect others.
         let _ = converse(&mut stream, &*daemon);
         count.fetch_sub(1, Ordering::Relaxed);
     };
@@ -144,7 +147,7 @@ fn converse(stream: &mut UnixStream, daemon: &dyn Daemon) -> io::Result<()> {
                 },
                 Err(error) => failure(format!("{error:#}")),
             },
-            Err(error) => failure(format!("not understood: {error}")),
+            Err(error) => failure(format!("invalid request: {error}")),
         };
         send(stream, &answer)?;
     }
@@ -166,7 +169,8 @@ fn send(stream: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Reads a line; `begun` holds what came of it already, and then what came of the next one. `None` at the end.
+/// Reads a line; `begun` holds what was received of it, and afterwards what was received of the next one. `None` at
+/// the end.
 fn next_line(stream: &mut UnixStream, begun: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     let mut deadline = (!begun.is_empty()).then(|| Instant::now() + TRANSFER_MAX);
     loop {
@@ -199,16 +203,16 @@ fn next_line(stream: &mut UnixStream, begun: &mut Vec<u8>) -> io::Result<Option<
     }
 }
 
-/// Asks a daemon for a report, with the curve if that is wanted.
+/// Requests a report, with the curve if `curve`.
 ///
 /// # Errors
 ///
-/// [`Unreachable`] if no daemon answers at `socket`; what it says against it.
+/// [`Unreachable`] if no daemon answers at `socket`; otherwise the daemon's own error.
 pub fn report(socket: &Path, curve: bool) -> anyhow::Result<Report> {
     let mut report: Report = ask(socket, Request::Stat)?;
     anyhow::ensure!(
         report.schema == SCHEMA,
-        "the daemon speaks schema {}, this program {SCHEMA}",
+        "the daemon uses schema {}, this program {SCHEMA}",
         report.schema
     );
     if curve {
@@ -217,11 +221,11 @@ pub fn report(socket: &Path, curve: bool) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Asks a daemon.
+/// Sends a request and returns its result.
 ///
 /// # Errors
 ///
-/// [`Unreachable`] if no daemon answers at `socket`; what it says against it.
+/// [`Unreachable`] if no daemon answers at `socket`; otherwise the daemon's own error.
 pub fn ask<T: DeserializeOwned>(socket: &Path, request: Request) -> anyhow::Result<T> {
     disk_admin::ask(socket, request, ANSWER_MAX).map_err(|error| match error {
         DiskAdminError::Unreachable { .. } | DiskAdminError::Unanswered { .. } => {
@@ -236,7 +240,7 @@ mod tests {
     use super::*;
     use std::io::{BufRead, BufReader};
 
-    /// Says what it was asked, and refuses to be enabled.
+    /// Returns the request, and refuses to be enabled.
     struct Echo;
 
     impl Daemon for Echo {
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_answered_in_turn_and_what_is_none_is_told() {
+    fn requests_are_answered_in_turn_and_invalid_ones_with_an_error() {
         let (_folder, path, _admin) = served();
         let text = answers(
             &path,
@@ -275,7 +279,7 @@ mod tests {
         let done = "{\"schema\":1,\"result\":{\"cache_bytes\":7,\"command\":\"resize\"}}";
         assert_eq!(lines[0], done);
         for line in &lines[1..7] {
-            let begin = "{\"schema\":1,\"error\":\"not understood: ";
+            let begin = "{\"schema\":1,\"error\":\"invalid request: ";
             assert!(line.starts_with(begin), "{line}");
         }
         assert!(lines[2].contains("unknown variant `halt`"), "{}", lines[2]);
@@ -290,7 +294,7 @@ mod tests {
     fn a_line_without_end_is_cut_off() {
         let (_folder, path, _admin) = served();
         let mut stream = UnixStream::connect(&path).unwrap();
-        // It may be told before it has sent all.
+        // The answer may come before everything is sent.
         let _ = stream.write_all(&[b' '; REQUEST_BYTES_MAX]);
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
@@ -315,10 +319,10 @@ mod tests {
             assert!(line.contains("\"stat\""), "{line}");
         }
         let error = ask::<Value>(&path, Request::Stat).unwrap_err().to_string();
-        let told = "the daemon refuses: there are 16 connections already";
-        assert_eq!(error, told);
+        let refusal = "the daemon refuses: there are 16 connections already";
+        assert_eq!(error, refusal);
         drop(held);
-        // The places are free as soon as their threads have seen it.
+        // Their threads notice it soon.
         while ask::<Value>(&path, Request::Stat).is_err() {
             thread::yield_now();
         }
@@ -345,7 +349,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "text").unwrap();
         let error = Admin::serve(&file, Arc::new(Echo)).unwrap_err();
-        assert!(format!("{error:#}").contains("no socket"), "{error:#}");
+        assert!(format!("{error:#}").contains("not a socket"), "{error:#}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "text");
     }
 }

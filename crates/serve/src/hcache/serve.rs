@@ -1,7 +1,6 @@
-//! `plimsoll hcache serve`: a store for the processes of this machine.
+//! The page-store server: a store for the processes of this machine.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,74 +11,75 @@ use std::{panic, thread};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_hcache::{PAGE_BYTES, Sharing, Store, StoreOptions};
+use plimsoll_output::{bail_usage, stop_flag};
+use plimsoll_protocol::size::{ByteSize, Rate};
 use plimsoll_ring::{Server, ServerOptions};
 
 use super::ghosts::{GhostPlan, Ghosts};
 use super::report::{Report, Surroundings};
-use crate::size::{ByteSize, Rate};
-use plimsoll_output::{bail_usage, stop_flag};
+use crate::host_memory::check_sizes;
 
-/// How often rings are counted in the store's bound, and the signals looked at; each second, ghosts are brought in line
-/// with the clients.
+/// Interval at which the memory of rings is counted in the store's capacity and signals are polled; each second, ghost
+/// lists follow the clients.
 const TURN: Duration = Duration::from_millis(100);
 const TURNS_OF_A_SECOND: u64 = 10;
 
-/// Serve a page store to processes on this machine, until Ctrl-C or SIGTERM.
+/// Serve a page store to the processes of this machine, until Ctrl-C or SIGTERM.
 ///
-/// Clients put clean pages that they are about to evict, and may get them back: docs/hcache.md. The memory of the store,
+/// Clients put pages and get them back, if the store still has them: docs/hcache.md. The store's memory,
 /// including its metadata, never exceeds --capacity.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Socket to listen on; a stale one is replaced
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Maximum memory of the store, such as 512M
+    /// Limit of the store's memory, such as 512M
     #[arg(long, value_name = "SIZE")]
     capacity: ByteSize,
-    /// Largest capacity that `hcache resize` may set [default: --capacity]
+    /// Largest capacity that `hcache resize` can set [default: --capacity]
     #[arg(long, value_name = "SIZE")]
     max_capacity: Option<ByteSize>,
     /// Compress cold pages (LZ4)
     #[arg(long)]
     compress: bool,
-    /// Clients among which pages of equal content are stored once
+    /// Which pages of the same content are stored once
     #[arg(long, value_enum, default_value_t = Share::Off)]
     share: Share,
-    /// Number of serving threads [default: one for two CPUs]
+    /// Threads that serve clients [default: one for two CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
-    /// How long an idle thread polls before it sleeps, in microseconds
+    /// How long a thread polls for requests before it sleeps, in microseconds
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin_us: u64,
-    /// Maximum memory of one client
+    /// Limit of one client's memory
     #[arg(long, value_name = "SIZE")]
     client_max: Option<ByteSize>,
-    /// Maximum number of clients at a time [default: 256, and 64 of one user]
+    /// Limit of concurrent clients [default: 256, of one user 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_clients: Option<u16>,
-    /// Numeric id of a user that may connect, besides root and the server's user; may be repeated
+    /// Numeric ID of a user who may connect, in addition to root and the server's own user; may be repeated
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
     /// Permissions of the socket, in octal
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
-    /// Share of the pages modelled to predict hit ratios at other capacities: 1, 1/2, 1/4 ..
-    /// [default: the share that takes 0.4 MiB per client]
+    /// Share of the pages that are modelled to predict hit ratios at other capacities: 1, 1/2, 1/4 ..
+    /// [default: so many that a client takes 0.4 MiB]
     #[arg(long, value_name = "RATE", conflicts_with = "no_ghost")]
     ghost_rate: Option<Rate>,
-    /// Disable the prediction of hit ratios at other capacities
+    /// Disable hit-ratio prediction for other capacities
     #[arg(long)]
     no_ghost: bool,
 }
 
-/// Clients among which pages of equal content are stored once.
+/// Which pages of the same content are stored once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Share {
-    /// Never
+    /// None
     Off,
-    /// Within one client
+    /// Those of one client
     Client,
-    /// Across all clients: a client can then detect which pages others have
+    /// Those of all clients, each of which can then find out which pages others store
     All,
 }
 
@@ -96,10 +96,19 @@ impl From<Share> for Sharing {
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok();
     mode.filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| format!("'{text}' is no mode: write it in octal, such as 600 or 660"))
+        .ok_or_else(|| format!("'{text}' is not a mode: write it in octal, such as 600 or 660"))
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other or are out of range,
+/// and why the store cannot be served.
+#[expect(
+    clippy::missing_panics_doc,
+    reason = "a report can always be written as JSON"
+)]
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let max_capacity = args.check()?;
     let stop = stop_flag()?;
@@ -150,7 +159,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             server: named(&server),
         };
         let report = Report::new(&store.stats(), ghosts.as_deref(), surroundings);
-        serde_json::to_string(&report).expect("a report has no keys but texts")
+        serde_json::to_string(&report).expect("all keys of a report are texts")
     };
     thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&report));
@@ -163,12 +172,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 .as_ref()
                 .filter(|_| turns.is_multiple_of(TURNS_OF_A_SECOND))
             {
-                // Without more memory there are no more curves, which the report tells.
+                // Without more memory there are no more curves, which the report shows.
                 let _ = ghosts.settle(&store);
             }
             let ghost_bytes = ghosts.as_ref().map_or(0, |ghosts| ghosts.memory_bytes());
             let outside_bytes = (ghost_bytes, server.counters().ring_bytes);
-            // Where the store cannot give way now it is asked again next turn.
+            // If the store cannot spare the memory now, the next turn tries again.
             if outside_bytes != counted_bytes
                 && store
                     .set_outside_bytes(outside_bytes.0 + outside_bytes.1)
@@ -193,29 +202,21 @@ fn named(server: &Server) -> BTreeMap<String, u64> {
 }
 
 impl Args {
-    /// Refuses what cannot be, and returns the largest capacity.
+    /// Checks the sizes, and returns the largest capacity.
     fn check(&self) -> anyhow::Result<ByteSize> {
-        let least = ByteSize(StoreOptions::MIN_CAPACITY_BYTES);
-        let most = self.max_capacity.unwrap_or(self.capacity);
-        if self.capacity < least {
-            bail_usage!("--capacity {}: the minimum is {least}", self.capacity);
+        let min = ByteSize(StoreOptions::MIN_CAPACITY_BYTES);
+        let max = self.max_capacity.unwrap_or(self.capacity);
+        if self.capacity < min {
+            bail_usage!("--capacity {}: the minimum is {min}", self.capacity);
         }
-        if most < self.capacity {
+        if max < self.capacity {
             bail_usage!(
-                "--max-capacity {most} is less than --capacity {}",
+                "--max-capacity {max} is less than --capacity {}",
                 self.capacity
             );
         }
-        let memory = memory()?;
-        for (option, size) in [("--capacity", self.capacity), ("--max-capacity", most)] {
-            if size > memory {
-                bail_usage!(
-                    "{option} {size} is more than this machine's memory, {}",
-                    memory.rounded()
-                );
-            }
-        }
-        Ok(most)
+        check_sizes([("--capacity", self.capacity), ("--max-capacity", max)])?;
+        Ok(max)
     }
 
     fn ghosts(&self, max_capacity: ByteSize) -> anyhow::Result<Option<Ghosts>> {
@@ -223,11 +224,11 @@ impl Args {
             return Ok(None);
         }
         let one_in = self.ghost_rate.map(one_in).transpose()?;
-        // Curves reach to twice what there can be, and compressed pages take half as much or less.
+        // Curves extend to twice the largest capacity, and compressed pages take half as much or less.
         let times = if self.compress { 4 } else { 2 };
         let reach_pages = max_capacity.0 / PAGE_BYTES as u64 * times;
         let plan = GhostPlan::new(reach_pages, one_in);
-        let ghosts = Ghosts::new(plan, self.capacity.0).context("no ghosts")?;
+        let ghosts = Ghosts::new(plan, self.capacity.0).context("no curves")?;
         Ok(Some(ghosts))
     }
 
@@ -248,7 +249,7 @@ impl Args {
     }
 }
 
-/// The number of pages that one stands for.
+/// The number of pages that one modelled page represents.
 fn one_in(rate: Rate) -> anyhow::Result<u32> {
     let whole = rate.to_string();
     let parts = match whole.strip_prefix("1/") {
@@ -261,14 +262,4 @@ fn one_in(rate: Rate) -> anyhow::Result<u32> {
             bail_usage!("--ghost-rate {rate}: it must be 1 over a power of two, such as 1 or 1/16")
         }
     }
-}
-
-/// This machine's memory.
-pub(crate) fn memory() -> anyhow::Result<ByteSize> {
-    const FILE: &str = "/proc/meminfo";
-    let text = fs::read_to_string(FILE).with_context(|| format!("cannot read {FILE}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let kib = kib.with_context(|| format!("{FILE} has no MemTotal"))?;
-    Ok(ByteSize(kib << 10))
 }

@@ -1,47 +1,49 @@
-//! What more or less capacity would bring each client of a store.
+//! Hit ratios of each client of a store at other capacities, from ghost lists.
 //!
 //! A client's own memory lies in front of the store: a page it puts has just left that memory, a page it gets
 //! is on its way back. So the order of its puts is an LRU list without contents, and a get whose page is at
 //! depth `d` of it hits in every store that gives the client more than `d` pages. That is a
 //! [`GhostBuffer`] behind a cache of unknown size, which is counted as none.
-//! It says nothing of the present capacity and so answers for all below and above alike.
+//! It does not depend on the present capacity, and so predicts smaller and larger ones alike.
 //!
-//! The store shows a sample of its pages, chosen by hash; sizes are scaled up by it (\\[Waldspurger15\\]).
+//! The store reports a sample of its pages, chosen by hash; sizes are scaled up accordingly (\\[Waldspurger15\\]).
 //! The band is that of the list, not of the sample.
 //!
-//! Ghosts count in the store's bound: memory is taken off it by [`settle`](Ghosts::settle) before a ghost may be made.
+//! Ghost lists count in the store's capacity: [`settle`](Ghosts::settle) reserves memory before a list may be made.
 //!
-//! Departs from the store in that a page taken out leaves no free place to the pages before it: right where each page
-//! that comes back drives out another, optimistic while a client grows.
+//! Unlike in the store, a page that is taken out leaves no free space to the pages before it. That is exact where each
+//! page that comes back evicts another, and optimistic while a client grows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
 use plimsoll_hcache::{ClientId, Error, Event, EventKind, Observer, Store};
 
-/// Most pages that a ghost keeps in order, unless told otherwise: 0.4 MiB.
+use crate::prediction::lock;
+
+/// Default limit of the pages in a ghost list: 0.4 MiB.
 const GHOST_PAGES: u64 = 8192;
-/// Most steps of a client's curve.
+/// Steps of a client's curve, at most.
 const SEGMENTS: u64 = 512;
-/// Share of the capacity that all ghosts may take.
+/// One in so many bytes of the capacity may be ghost lists.
 const MEMORY_SHARE: u64 = 16;
-/// Ghosts whose memory is set aside for clients to come.
+/// Ghost lists for which memory is reserved before their clients connect.
 const SPARE: usize = 2;
 
-/// The sizes of the ghosts of a store.
+/// The sizes of the ghost lists of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GhostPlan {
     /// One in so many pages is modelled, a power of two.
     pub one_in: u32,
-    /// Sizes of a ghost, in sampled pages.
+    /// Sizes of a list, in sampled pages.
     options: GhostOptions,
 }
 
 impl GhostPlan {
-    /// Plans for curves up to `reach_pages`, modelling one in `one_in` pages (a power of two) or, if that is `None`,
-    /// as many as a ghost of 8192 pages takes.
+    /// Plans curves up to `reach_pages` that model one in `one_in` pages (a power of two) or, if that is `None`,
+    /// as many as a list of 8192 pages holds.
     #[must_use]
     pub fn new(reach_pages: u64, one_in: Option<u32>) -> Self {
         let fitting = reach_pages.div_ceil(GHOST_PAGES).next_power_of_two();
@@ -64,13 +66,13 @@ impl GhostPlan {
     }
 }
 
-/// The ghosts of all clients.
+/// The ghost lists of all clients.
 #[derive(Debug)]
 pub struct Ghosts {
     plan: GhostPlan,
-    /// Bytes of one ghost.
+    /// Bytes of one list.
     ghost_bytes: u64,
-    /// Most ghosts that may be.
+    /// Lists that there may be, at most.
     ghosts_max: usize,
     inner: Mutex<Inner>,
 }
@@ -78,17 +80,17 @@ pub struct Ghosts {
 #[derive(Debug, Default)]
 struct Inner {
     ghosts: BTreeMap<ClientId, GhostBuffer>,
-    /// Ghosts for which memory was set aside, those there are included.
+    /// Lists for which memory is reserved, including those in use.
     granted: usize,
     unseen_events: u64,
 }
 
 impl Ghosts {
-    /// Returns ghosts for a store of `capacity_bytes`, of which they take at most a sixteenth.
+    /// Lists for a store of `capacity_bytes`, of which they take at most a sixteenth.
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if a ghost of these sizes cannot be.
+    /// [`GhostError`] if a list cannot have these sizes.
     pub fn new(plan: GhostPlan, capacity_bytes: u64) -> Result<Self, GhostError> {
         let ghost_bytes = GhostBuffer::new(plan.options)?.memory_bytes() as u64;
         let ghosts_max = capacity_bytes / MEMORY_SHARE / ghost_bytes;
@@ -100,33 +102,33 @@ impl Ghosts {
         })
     }
 
-    /// Their sizes.
+    /// The sizes of the lists.
     #[must_use]
     pub fn plan(&self) -> GhostPlan {
         self.plan
     }
 
-    /// Bytes set aside for ghosts.
+    /// Bytes reserved for lists.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.lock().granted as u64 * self.ghost_bytes
     }
 
-    /// Events of clients that had no ghost (yet).
+    /// Events of clients that had no list (yet).
     #[must_use]
     pub fn unseen_events(&self) -> u64 {
         self.lock().unseen_events
     }
 
-    /// Drops the ghosts of clients that left, and sets memory aside for those to come. To be
+    /// Drops the lists of clients that disconnected, and reserves memory for new ones. To be
     /// called at the start and about once a second.
     ///
     /// # Errors
     ///
-    /// The store's, if it cannot give the memory; then no ghost is added.
+    /// The store's, if it cannot spare the memory; then no list is added.
     pub fn settle(&self, store: &Store) -> Result<(), Error> {
         let known: BTreeSet<_> = self.lock().ghosts.keys().copied().collect();
-        // A client that comes from here on is not known yet, and keeps its ghost.
+        // A client that connects from here on is not in `known`, and keeps its list.
         let present: BTreeSet<_> = store.stats().clients.iter().map(|c| c.id).collect();
         let wanted = (present.len() + SPARE).min(self.ghosts_max);
         let granted = {
@@ -138,7 +140,7 @@ impl Ghosts {
             if granted == inner.granted {
                 return Ok(());
             }
-            // The store never knows of less than there may be.
+            // The store always accounts for at least what is in use.
             inner.granted = inner.granted.min(granted);
             granted
         };
@@ -147,8 +149,8 @@ impl Ghosts {
         Ok(())
     }
 
-    /// The curve of a client over all it did: the share of its gets that miss if it had so many pages of the store.
-    /// `None` for a client that got nothing or has no ghost.
+    /// The curve of a client since it connected: the share of its gets that miss by the pages of the store that it may
+    /// hold. `None` for a client without gets or without a list.
     #[must_use]
     pub fn curve(&self, client: ClientId) -> Option<MissRatioCurve> {
         let curve = self.lock().ghosts.get(&client)?.curve().ok()?;
@@ -161,8 +163,7 @@ impl Ghosts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Counts only: a ghost that a panic left half done is a ghost all the same.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 
@@ -177,7 +178,7 @@ impl Observer for Ghosts {
             let page = PageNumber(event.page);
             match event.kind {
                 EventKind::Hit | EventKind::Missed => {
-                    // Depths count from the list's head: the memory in front is none.
+                    // Depths count from the head of the list: no memory lies in front of it.
                     ghost.set_cached(PageCount(0));
                     ghost.missed(page);
                 }
@@ -195,7 +196,7 @@ impl Observer for Ghosts {
 }
 
 impl Inner {
-    /// The client's ghost, made now if there is memory for it.
+    /// The client's list, made now if there is memory for it.
     fn ghost_of(&mut self, client: ClientId, options: GhostOptions) -> Option<&mut GhostBuffer> {
         if !self.ghosts.contains_key(&client) {
             if self.ghosts.len() >= self.granted {

@@ -1,20 +1,19 @@
-//! A [`Report`] for a reader, within 100 columns.
+//! A [`Report`] as a table for readers, within 100 columns.
 
 use std::fmt::Write;
 
 use plimsoll_flow::PageSize;
 use plimsoll_hcache::Counters;
-use plimsoll_output::{cut, duration, percent, printable, short};
+use plimsoll_output::{Columns, Side, cut, duration, percent, printable, short};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::size::ByteSize;
 
 use super::report::{ClientReport, Report};
-use crate::curve_json::CurveJson;
-use crate::size::ByteSize;
 
 /// Lines of a client's curve.
 const CURVE_LINES: u64 = 16;
 
-/// Returns the report as lines. With an earlier one, puts and gets are those of a second in between, and hits those in
-/// between.
+/// The report as lines. With an earlier one, puts and gets are rates a second since then, and hits those since then.
 #[must_use]
 pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
     let mut text = String::new();
@@ -109,11 +108,20 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
         Some(_) => ("puts/s", "gets/s"),
         None => ("puts", "gets"),
     };
-    let _ = writeln!(
-        text,
-        "\n{:>4} {:<12} {:>6} {:>6} {:>9} {:>9} {:>8} {:>6} {puts:>7} {gets:>7} {:>6} {:>6}",
-        "id", "name", "uid", "weight", "target", "used", "pages", "hit %", "-25 %", "+25 %",
-    );
+    let mut table = Columns::new(&[
+        ("id", Side::Right),
+        ("name", Side::Left),
+        ("uid", Side::Right),
+        ("weight", Side::Right),
+        ("target", Side::Right),
+        ("used", Side::Right),
+        ("pages", Side::Right),
+        ("hit %", Side::Right),
+        (puts, Side::Right),
+        (gets, Side::Right),
+        ("-25 %", Side::Right),
+        ("+25 %", Side::Right),
+    ]);
     for client in &report.clients {
         let before = earlier.map(|earlier| {
             let same = earlier.clients.iter().find(|other| other.id == client.id);
@@ -123,35 +131,34 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
         let seconds = earlier.map_or(1.0, |earlier| {
             (report.store.age_seconds - earlier.store.age_seconds).max(f64::MIN_POSITIVE)
         });
-        let _ = writeln!(
-            text,
-            "{:>4} {:<12} {:>6} {:>6} {:>9} {:>9} {:>8} {:>6} {:>7} {:>7} {:>6} {:>6}",
-            client.id,
+        let hits = counters.hit_ratio();
+        table.row([
+            client.id.to_string(),
             cut(&printable(&client.name), 12),
-            client.uid,
-            client.weight,
+            client.uid.to_string(),
+            client.weight.to_string(),
             ByteSize(client.target_bytes).rounded(),
             ByteSize(client.used_bytes).rounded(),
-            client.pages,
-            counters
-                .hit_ratio()
-                .map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
+            client.pages.to_string(),
+            hits.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
             short(counters.puts as f64 / seconds),
             short(counters.gets as f64 / seconds),
             change(client, 0.75),
             change(client, 1.25),
-        );
+        ]);
     }
+    text.push('\n');
+    text.push_str(&table.text());
     if report
         .clients
         .iter()
         .any(|client| client.expected.is_some())
     {
-        text.push_str("\n-25 %, +25 %: what that much less or more would change in hit %\n");
+        text.push_str("\n-25 %, +25 %: change of hit % with that much less or more memory\n");
     }
 }
 
-/// What another share would change of the hit ratio, in points of percent.
+/// Change of the hit ratio at another share, in percentage points.
 fn change(client: &ClientReport, ratio: f64) -> String {
     let at = |ratio: f64| {
         let mut all = client.expected.iter().flatten();
@@ -191,7 +198,7 @@ fn curve(json: &CurveJson, text: &mut String) {
     }
 }
 
-/// What was counted from `earlier` on; a store that began anew counts from its start.
+/// The counts since `earlier`, or since the start of a store that was restarted in between.
 fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
     let Some(earlier) = earlier else { return *now };
     Counters {
@@ -208,7 +215,7 @@ fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
 mod tests {
     use super::super::report::tests::example;
     use super::*;
-    use crate::curve_json::PointJson;
+    use plimsoll_protocol::curve_json::PointJson;
 
     #[test]
     fn the_table_is_the_documented_one() {
@@ -218,11 +225,11 @@ pages     160000, 7 without a frame of their own
 LZ4       230 MiB in 100 MiB, 2.30 : 1
 gets      2.0M, 75.0 % hit; 2.3M puts, 0 refused, 9999 evicted; in 2 h
 
-  id name            uid weight    target      used    pages  hit %    puts    gets  -25 %  +25 %
-   1 we\"b\\\u{fffd}\u{fffd}[2J …   1000    100   400 MiB   399 MiB   102000   75.0    2.3M    2.0M   -8.1   +0.0
-   2 idle           1000    100   400 MiB   399 MiB   102000      -       0       0      -      -
+id  name           uid  weight   target     used   pages  hit %  puts  gets  -25 %  +25 %
+ 1  we\"b\\\u{fffd}\u{fffd}[2J …  1000     100  400 MiB  399 MiB  102000   75.0  2.3M  2.0M   -8.1   +0.0
+ 2  idle          1000     100  400 MiB  399 MiB  102000      -     0     0      -      -
 
--25 %, +25 %: what that much less or more would change in hit %
+-25 %, +25 %: change of hit % with that much less or more memory
 ";
         assert_eq!(text(&example(), None, false), expected);
         assert!(expected.lines().all(|line| line.chars().count() <= 100));

@@ -1,27 +1,29 @@
-//! What more or less memory would bring a VM: the list of the blocks it evicted, without their contents.
+//! Miss ratios of a VM at other sizes, from a ghost list: the blocks it evicted, without their contents.
 //!
 //! The guest's memory of X pages lies in front, then the list in the order of evictions. A block that the guest
 //! reads because it does not hold it, found at depth `d` of the list, would hit with X + d + 1 pages: as memory of
 //! the guest, if that is in LRU order, or as an exclusive cache of d + 1 pages behind it (\[LS07\] §4.1). The
-//! list does not care how large the cache is now, so one run tells of smaller and larger ones alike.
+//! list does not depend on the present size of the cache, so one run predicts smaller and larger ones alike.
 //!
-//! Counts begin anew when X becomes known or changes (a balloon), when the list is made longer, and with another
-//! guest: a curve is that of one X.
+//! Counts restart when X becomes known or changes (a balloon), when the list is made longer, and with another
+//! guest, because a curve holds for one X.
 //!
-//! Not here: blocks written. One that is overwritten or freed is taken out of the list.
+//! Not here: written blocks. One that is overwritten or freed is removed from the list.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use plimsoll_disk::{Location, MachineStats, Observer};
 use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
-use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize};
+use plimsoll_protocol::curve_json::CurveJson;
 
-/// Reads behind a curve below which nothing is told of other sizes.
-const REFERENCES_MIN: u64 = 100;
-/// Cache sizes in question, as shares of the present one.
+use super::report::{Expected, GhostsReport, cache_pages};
+use crate::prediction::{hit_ratios, lock};
+
+/// Cache sizes for which hit ratios are predicted, as multiples of the present one.
 const RATIOS: [f64; 4] = [0.5, 1.0, 1.5, 2.0];
 
-/// The list, the counts, and what they are compared with. Clones are the same one.
+/// The list and its counts. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Ghosts {
     inner: Arc<Mutex<Inner>>,
@@ -30,47 +32,30 @@ pub struct Ghosts {
 #[derive(Debug)]
 struct Inner {
     buffer: GhostBuffer,
-    /// X as told at the start; else as the guest says.
+    /// X as set at the start; if `None`, the guest reports it.
     direct_set: Option<PageCount>,
     /// Pages of the list beyond those of the cache.
     beyond: PageCount,
-    /// Reads and hits of the cache when the counts began; `None` until that is seen.
+    /// Reads and hits of the cache when the counts began; `None` until the next [`settle`](Ghosts::settle).
     before: Option<(u64, u64)>,
 }
 
-/// A curve and what stands beside it.
+/// A miss-ratio curve and what a report says of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// The guest's memory X; `None` if nobody knows, and sizes are then those behind it.
-    pub direct: Option<PageCount>,
-    /// Pages of the list.
-    pub reach: PageCount,
-    /// Pages from one point of the curve to the next.
-    pub segment: PageCount,
-    /// Heap of the list.
-    pub memory_bytes: u64,
-    /// Share of reads that miss at each size, from X on; `None` before the first read.
+    /// What the report says.
+    pub report: GhostsReport,
+    /// Share of reads that miss at each size, from the guest's memory on; `None` before the first read.
     pub curve: Option<MissRatioCurve>,
-    /// Reads and hits of the cache since the curve's counts began.
-    pub counted: (u64, u64),
-}
-
-/// What a cache of another size would bring.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AtSize {
-    /// Size of the cache, whole segments.
-    pub cache: PageCount,
-    /// Share of the reads that would hit.
-    pub hit_ratio: f64,
 }
 
 impl Ghosts {
-    /// A list for a cache of `cache` pages and `beyond` more, behind a memory of `direct` pages or of as many
-    /// as the guest will say.
+    /// A list for a cache of `cache` pages and `beyond` more, behind a guest memory of `direct` pages or, if that is
+    /// `None`, of as many as the guest reports.
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if there cannot be so long a list.
+    /// [`GhostError`] if a list cannot be that long.
     pub fn new(
         direct: Option<PageCount>,
         cache: PageCount,
@@ -104,15 +89,15 @@ impl Ghosts {
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if there is no memory for a longer list: it stays as it was.
+    /// [`GhostError`] if there is no memory for a longer list, which is then unchanged.
     pub fn settle(&self, stats: &MachineStats) -> Result<(), GhostError> {
         let mut inner = self.lock();
         let GhostOptions { direct, ghost, .. } = inner.buffer.options();
-        let told = PageCount(stats.ring.guest_memory_pages);
-        // A guest that says nothing (it boots again) is taken to have what it had.
+        let reported = PageCount(stats.ring.guest_memory_pages);
+        // A guest that reports nothing (it boots again) is assumed to have what it had.
         let new_direct = match inner.direct_set {
             Some(set) => set,
-            None if told.0 > 0 => told,
+            None if reported.0 > 0 => reported,
             None => direct,
         };
         let wanted = cache_pages(stats).0.saturating_add(inner.beyond.0);
@@ -126,7 +111,7 @@ impl Ghosts {
         Ok(())
     }
 
-    /// What is known now, beside the counts of `stats`.
+    /// The prediction for the cache of `stats`.
     #[must_use]
     pub fn prediction(&self, stats: &MachineStats) -> Prediction {
         let inner = self.lock();
@@ -137,52 +122,58 @@ impl Ghosts {
         } = inner.buffer.options();
         let now = (stats.engine.read_blocks, stats.engine.hits);
         let before = inner.before.unwrap_or(now);
+        let curve = inner.buffer.curve().ok();
+        let sizes = RATIOS.map(|ratio| {
+            let cache = cache_pages(stats).scaled(ratio).0;
+            cache.next_multiple_of(segment.0)
+        });
+        let expected = curve.as_ref().and_then(|curve| {
+            let behind = |cache: u64| PageCount(direct.0.saturating_add(cache));
+            let hit_ratios = hit_ratios(curve, sizes.map(behind))?;
+            let expected = sizes.into_iter().zip(hit_ratios);
+            let mut expected: Vec<_> = expected
+                .map(|(cache_pages, hit_ratio)| Expected {
+                    cache_pages,
+                    hit_ratio,
+                })
+                .collect();
+            expected.dedup_by_key(|at| at.cache_pages);
+            Some(expected)
+        });
         Prediction {
-            direct: (direct.0 > 0).then_some(direct),
-            reach: ghost,
-            segment,
-            memory_bytes: inner.buffer.memory_bytes() as u64,
-            curve: inner.buffer.curve().ok(),
-            counted: (
-                now.0.saturating_sub(before.0),
-                now.1.saturating_sub(before.1),
-            ),
+            report: GhostsReport {
+                direct_pages: (direct.0 > 0).then_some(direct.0),
+                reach_pages: ghost.0,
+                segment_pages: segment.0,
+                memory_bytes: inner.buffer.memory_bytes() as u64,
+                reads: now.0.saturating_sub(before.0),
+                hits: now.1.saturating_sub(before.1),
+                expected,
+            },
+            curve,
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Counts only: a list that a panic left half done is a list all the same.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 
 impl Prediction {
-    /// What caches of half the present size up to twice that would bring, rising; `None` while too little was read.
+    /// The curve of a VM, whose baseline is what it has now, guest memory and cache.
     #[must_use]
-    pub fn at_sizes(&self, cache: PageCount) -> Option<Vec<AtSize>> {
+    pub fn curve_json(&self, vm: &str, machine: &MachineStats) -> Option<CurveJson> {
+        let direct = self.report.direct_pages.unwrap_or_default();
+        let now = PageCount(direct.saturating_add(cache_pages(machine).0));
         let curve = self.curve.as_ref()?;
-        if curve.references() < REFERENCES_MIN {
-            return None;
-        }
-        let direct = self.direct.unwrap_or_default();
-        let sizes = RATIOS.map(|ratio| {
-            let cache = cache.scaled(ratio).0.next_multiple_of(self.segment.0);
-            let size = PageCount(direct.0.saturating_add(cache));
-            AtSize {
-                cache: PageCount(cache),
-                hit_ratio: 1.0 - curve.miss_ratio(size),
-            }
-        });
-        let mut sizes = sizes.to_vec();
-        sizes.dedup_by_key(|at| at.cache);
-        Some(sizes)
+        Some(CurveJson::new(vm, PageSize::FOUR_KIB, Some(now), curve))
     }
 }
 
 impl Observer for Ghosts {
     fn missed(&mut self, page: Location) {
         let buffer = &mut self.lock().buffer;
-        // The guest's memory is full, of what we need not know.
+        // The guest's memory is full; of what does not matter.
         buffer.set_cached(buffer.options().direct);
         buffer.missed(PageNumber(page.number()));
     }
@@ -202,12 +193,6 @@ impl Observer for Ghosts {
     }
 }
 
-/// Pages that the cache may hold.
-#[must_use]
-pub fn cache_pages(stats: &MachineStats) -> PageCount {
-    PageCount(stats.engine.cache_bytes / plimsoll_disk::PAGE_BYTES as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +204,7 @@ mod tests {
         Location::new(DiskNumber(0), number)
     }
 
-    /// What a machine with a guest of so much memory and such a cache says.
+    /// Statistics of a machine with a guest memory and a cache of these sizes.
     fn stats(guest_pages: u64, cache_pages: u64) -> MachineStats {
         let mut stats = MachineStats::default();
         stats.ring.guest_memory_pages = guest_pages;
@@ -245,20 +230,21 @@ mod tests {
         go_round(&mut ghosts, 6000, 3000, 10);
         let mut now = stats(3000, 2048);
         (now.engine.read_blocks, now.engine.hits) = (60_000, 0);
-        let told = ghosts.prediction(&now);
-        assert_eq!((told.direct, told.reach.0), (Some(PageCount(3000)), 10_240));
-        assert_eq!(told.counted, (60_000, 0));
+        let Prediction { report, curve } = ghosts.prediction(&now);
+        let sizes = (report.direct_pages, report.reach_pages);
+        assert_eq!(sizes, (Some(3000), 10_240));
+        assert_eq!((report.reads, report.hits), (60_000, 0));
         // 3000 blocks behind the guest: three segments of 1024.
-        let curve = told.curve.as_ref().unwrap();
+        let curve = curve.unwrap();
         assert_eq!(curve.miss_ratio(PageCount(3000 + 2048)), 1.0);
         assert_eq!(curve.miss_ratio(PageCount(3000 + 3072)), 0.1);
-        let at = told.at_sizes(cache).unwrap();
-        let hits: Vec<_> = at.iter().map(|at| (at.cache.0, at.hit_ratio)).collect();
+        let expected = report.expected.unwrap().into_iter();
+        let hits: Vec<_> = expected.map(|at| (at.cache_pages, at.hit_ratio)).collect();
         assert_eq!(hits, [(1024, 0.0), (2048, 0.0), (3072, 0.9), (4096, 0.9)]);
     }
 
     #[test]
-    fn counts_begin_anew_with_another_memory_a_longer_list_or_another_guest() {
+    fn counts_restart_with_another_memory_a_longer_list_or_another_guest() {
         let mut ghosts = Ghosts::new(None, PageCount(8), PageCount(8)).unwrap();
         let references = |ghosts: &Ghosts| {
             let curve = ghosts.prediction(&stats(0, 8)).curve;
@@ -279,24 +265,22 @@ mod tests {
         }
         ghosts.cleared();
         assert_eq!(references(&ghosts), 0);
-        assert_eq!(ghosts.prediction(&stats(0, 8)).counted, (0, 0));
+        let report = ghosts.prediction(&stats(0, 8)).report;
+        assert_eq!((report.reads, report.hits), (0, 0));
 
         let set = Ghosts::new(Some(PageCount(50)), PageCount(8), PageCount(8)).unwrap();
         set.settle(&stats(120, 8)).unwrap();
-        assert_eq!(set.prediction(&stats(120, 8)).direct, Some(PageCount(50)));
+        assert_eq!(set.prediction(&stats(120, 8)).report.direct_pages, Some(50));
     }
 
     #[test]
-    fn nothing_is_told_from_few_reads() {
+    fn few_reads_predict_nothing() {
         let mut ghosts = Ghosts::new(None, PageCount(1024), PageCount(0)).unwrap();
         go_round(&mut ghosts, 33, 1, 3);
-        assert_eq!(
-            ghosts.prediction(&stats(0, 1024)).at_sizes(PageCount(1024)),
-            None
-        );
+        let expected = |ghosts: &Ghosts| ghosts.prediction(&stats(0, 1024)).report.expected;
+        assert_eq!(expected(&ghosts), None);
         go_round(&mut ghosts, 1, 1, 1);
-        let told = ghosts.prediction(&stats(0, 1024));
-        assert!(told.at_sizes(PageCount(1024)).is_some());
+        assert!(expected(&ghosts).is_some());
     }
 
     proptest! {

@@ -3,29 +3,31 @@
 //! Names begin with `plimsoll_disk_`, are in base units, and end in `_total` where they count. All have the label
 //! `vm`; what is a disk's has `disk` (its number) and `image`.
 
-use std::fmt::{self, Write};
+use std::fmt::Display;
 
 use plimsoll_disk::{DiskStats, MachineStats, PAGE_BYTES};
+use plimsoll_protocol::openmetrics::{Exposition, Kind, Labels};
 
 use super::report::Report;
-use crate::openmetrics::{self, Escaped};
 
-/// A number of the whole: name, meaning, value.
-type Whole = (&'static str, &'static str, fn(&MachineStats) -> u64);
-/// A number of each disk.
-type OfDisk = (&'static str, &'static str, fn(&DiskStats) -> u64);
+/// A family of the whole machine: name, help, value.
+type MachineFamily = (&'static str, &'static str, fn(&MachineStats) -> u64);
+/// A family with a sample for each disk.
+type DiskFamily = (&'static str, &'static str, fn(&DiskStats) -> u64);
 
-const GAUGES: [Whole; 10] = [
-    ("cache_limit_bytes", "Memory the cache may take.", |m| {
+const GAUGES: [MachineFamily; 10] = [
+    ("cache_limit_bytes", "Capacity of the cache.", |m| {
         m.engine.cache_bytes
     }),
     ("cached_bytes", "Pages in the cache.", |m| {
         m.engine.cached_pages * PAGE_BYTES as u64
     }),
-    ("dirty_bytes", "Of them not on storage yet.", |m| {
-        m.engine.dirty_pages * PAGE_BYTES as u64
-    }),
-    ("dirty_limit_bytes", "Most that may be.", |m| {
+    (
+        "dirty_bytes",
+        "Pages in the cache that are not on storage yet.",
+        |m| m.engine.dirty_pages * PAGE_BYTES as u64,
+    ),
+    ("dirty_limit_bytes", "Limit of dirty_bytes.", |m| {
         m.engine.dirty_pages_max * PAGE_BYTES as u64
     }),
     (
@@ -35,42 +37,50 @@ const GAUGES: [Whole; 10] = [
     ),
     (
         "mapped_frames",
-        "Guest frames whose location is known.",
+        "Guest frames whose location on disk is known.",
         |m| m.engine.mapped_frames,
     ),
     (
         "notices_attached",
-        "Whether a guest tells of evictions.",
+        "Whether a guest reports evictions.",
         |m| m.ring.attached.into(),
     ),
     (
         "guest_memory_bytes",
-        "Memory of the guest as it says; 0 if it does not.",
+        "Memory of the guest as it reports it; 0 if it does not.",
         |m| m.ring.guest_memory_pages.saturating_mul(PAGE_BYTES as u64),
     ),
-    ("hcache_available", "Whether an hcache is behind.", |m| {
-        m.second_chance.available.into()
-    }),
-    ("hcache_pools", "Pools open.", |m| m.second_chance.pools),
+    (
+        "hcache_available",
+        "Whether a second-level cache is configured.",
+        |m| m.victim_cache.available.into(),
+    ),
+    (
+        "hcache_pools",
+        "Open pools of the second-level cache.",
+        |m| m.victim_cache.pools,
+    ),
 ];
 
-const COUNTERS: [Whole; 41] = [
+const COUNTERS: [MachineFamily; 41] = [
     ("read_blocks", "Whole blocks read.", |m| {
         m.engine.read_blocks
     }),
-    ("hits", "Of them served from the cache.", |m| m.engine.hits),
+    ("hits", "Whole blocks served from the cache.", |m| {
+        m.engine.hits
+    }),
     (
         "scattered_blocks",
-        "Whole blocks moved by memory that is not one page; never cached.",
+        "Whole blocks transferred to or from memory that is not one page; never cached.",
         |m| m.engine.scattered_blocks,
     ),
-    ("read_parts", "Reads of parts of blocks.", |m| {
+    ("read_parts", "Reads of less than a block.", |m| {
         m.engine.read_parts
     }),
     ("written_blocks", "Whole blocks written.", |m| {
         m.engine.written_blocks
     }),
-    ("written_parts", "Writes of parts of blocks.", |m| {
+    ("written_parts", "Writes of less than a block.", |m| {
         m.engine.written_parts
     }),
     (
@@ -84,7 +94,7 @@ const COUNTERS: [Whole; 41] = [
     ("write_back_errors", "Write-backs that failed.", |m| {
         m.engine.write_back_errors
     }),
-    ("flushes", "Flushes done.", |m| m.engine.flushes),
+    ("flushes", "Completed flushes.", |m| m.engine.flushes),
     ("storage_reads", "Reads of storage.", |m| {
         m.engine.storage_reads
     }),
@@ -97,15 +107,17 @@ const COUNTERS: [Whole; 41] = [
     ("storage_written_bytes", "Bytes written to storage.", |m| {
         m.engine.storage_written_bytes
     }),
-    ("storage_errors", "Storage orders that failed.", |m| {
+    ("storage_errors", "Storage requests that failed.", |m| {
         m.engine.storage_errors
     }),
-    ("evictions", "Evictions told by the guest.", |m| {
+    ("evictions", "Evictions reported by the guest.", |m| {
         m.engine.evictions
     }),
-    ("admitted", "Of them pages that were admitted.", |m| {
-        m.engine.admitted
-    }),
+    (
+        "admitted",
+        "Evicted pages that were admitted to the cache.",
+        |m| m.engine.admitted,
+    ),
     ("refused_unknown", "Not admitted: no location known.", |m| {
         m.engine.refused_unknown
     }),
@@ -116,7 +128,7 @@ const COUNTERS: [Whole; 41] = [
     ),
     (
         "refused_mismatch",
-        "Not admitted: contents are not those of the last I/O.",
+        "Not admitted: the contents are not those of the last I/O.",
         |m| m.engine.refused_mismatch,
     ),
     (
@@ -127,18 +139,20 @@ const COUNTERS: [Whole; 41] = [
     ("refused_other", "Not admitted for other reasons.", |m| {
         m.engine.refused_other
     }),
-    ("releases", "Releases told by the guest.", |m| {
+    ("releases", "Releases reported by the guest.", |m| {
         m.engine.releases
     }),
-    ("additions", "Additions told by the guest.", |m| {
+    ("additions", "Additions reported by the guest.", |m| {
         m.engine.additions
     }),
-    ("migrations", "Migrations told by the guest.", |m| {
+    ("migrations", "Migrations reported by the guest.", |m| {
         m.engine.migrations
     }),
-    ("forgotten", "Times all frames were forgotten.", |m| {
-        m.engine.forgotten
-    }),
+    (
+        "forgotten",
+        "Times that all known frames were dropped.",
+        |m| m.engine.forgotten,
+    ),
     (
         "dropped",
         "Pages dropped because the cache was full.",
@@ -149,34 +163,54 @@ const COUNTERS: [Whole; 41] = [
         "With --verify: pages served that differed from storage.",
         |m| m.engine.wrong_served,
     ),
-    ("notices", "Records of the guest.", |m| m.ring.records),
-    ("notices_lost", "Notices the guest lost.", |m| m.ring.lost),
-    ("notices_bad", "Records that made no sense.", |m| {
-        m.ring.bad_records
+    ("notices", "Records received from the guest.", |m| {
+        m.ring.records
     }),
+    ("notices_lost", "Notifications that the guest lost.", |m| {
+        m.ring.lost
+    }),
+    ("notices_bad", "Invalid records.", |m| m.ring.bad_records),
     (
         "notices_faults",
-        "Times the ring made no sense and was let go.",
+        "Times that the ring was invalid and was detached.",
         |m| m.ring.faults,
     ),
-    ("hcache_puts", "Pages put.", |m| m.second_chance.puts),
-    ("hcache_stored", "Of them stored.", |m| {
-        m.second_chance.stored
-    }),
-    ("hcache_gets", "Pages asked for.", |m| m.second_chance.gets),
-    ("hcache_hits", "Of them found.", |m| m.second_chance.hits),
-    ("hcache_flushed_blocks", "Blocks flushed.", |m| {
-        m.second_chance.flushed_blocks
-    }),
-    ("hcache_errors", "Operations that failed.", |m| {
-        m.second_chance.errors
-    }),
+    (
+        "hcache_puts",
+        "Pages put into the second-level cache.",
+        |m| m.victim_cache.puts,
+    ),
+    (
+        "hcache_stored",
+        "Pages that the second-level cache stored.",
+        |m| m.victim_cache.stored,
+    ),
+    (
+        "hcache_gets",
+        "Pages requested from the second-level cache.",
+        |m| m.victim_cache.gets,
+    ),
+    (
+        "hcache_hits",
+        "Pages that the second-level cache returned.",
+        |m| m.victim_cache.hits,
+    ),
+    (
+        "hcache_flushed_blocks",
+        "Blocks flushed from the second-level cache.",
+        |m| m.victim_cache.flushed_blocks,
+    ),
+    (
+        "hcache_errors",
+        "Operations of the second-level cache that failed.",
+        |m| m.victim_cache.errors,
+    ),
     ("requests", "Requests of all disks.", |m| {
         sum(m, |disk| disk.requests)
     }),
     (
         "resubmitted",
-        "Requests of a former daemon or connection done again.",
+        "Requests of an earlier daemon or connection that were repeated.",
         |m| sum(m, |disk| disk.resubmitted),
     ),
     (
@@ -186,27 +220,27 @@ const COUNTERS: [Whole; 41] = [
     ),
 ];
 
-const DISK_GAUGES: [OfDisk; 5] = [
+const DISK_GAUGES: [DiskFamily; 5] = [
     ("image_size_bytes", "Size of the disk.", |d| d.size_bytes),
     ("image_connected", "Whether a guest is connected.", |d| {
         d.connected.into()
     }),
-    ("image_read_only", "Whether it cannot be written.", |d| {
+    ("image_read_only", "Whether the disk is read-only.", |d| {
         d.read_only.into()
     }),
     (
         "image_direct_io",
-        "Whether the host's page cache is passed by.",
+        "Whether I/O bypasses the host's page cache.",
         |d| d.direct_io.into(),
     ),
     ("image_in_flight", "Requests in flight.", |d| d.in_flight),
 ];
 
-const DISK_COUNTERS: [OfDisk; 4] = [
-    ("image_requests", "Requests done.", |d| d.requests),
+const DISK_COUNTERS: [DiskFamily; 4] = [
+    ("image_requests", "Completed requests.", |d| d.requests),
     (
         "image_resubmitted",
-        "Requests of a former daemon or connection done again.",
+        "Requests of an earlier daemon or connection that were repeated.",
         |d| d.resubmitted,
     ),
     (
@@ -226,65 +260,40 @@ fn sum(machine: &MachineStats, of: fn(&DiskStats) -> u64) -> u64 {
 /// Writes the report as OpenMetrics text.
 #[must_use]
 pub fn text(report: &Report) -> String {
-    let mut text = String::new();
-    // A string takes whatever is written to it.
-    let _ = write(report, &mut text);
-    text
-}
-
-fn write(report: &Report, text: &mut String) -> fmt::Result {
+    let mut text = Exposition::new("plimsoll_disk_");
     let machine = &report.machine;
-    let vm = format!("vm=\"{}\"", Escaped(&report.vm));
-    let name = "uptime_seconds";
-    head(text, name, "gauge", "How long ago the daemon began.")?;
-    writeln!(text, "{PREFIX}{name}{{{vm}}} {}", machine.uptime_seconds)?;
-    for (name, help, value) in GAUGES {
-        head(text, name, "gauge", help)?;
-        writeln!(text, "{PREFIX}{name}{{{vm}}} {}", value(machine))?;
+    let vm: (&str, &dyn Display) = ("vm", &report.vm);
+    let uptime = ("uptime_seconds", "Time since the daemon's start.");
+    text.single(Kind::Gauge, uptime, &[vm], machine.uptime_seconds);
+    for (kind, families) in [(Kind::Gauge, &GAUGES[..]), (Kind::Counter, &COUNTERS[..])] {
+        for &(name, help, value) in families {
+            text.single(kind, (name, help), &[vm], value(machine));
+        }
     }
-    for (name, help, value) in COUNTERS {
-        head(text, name, "counter", help)?;
-        writeln!(text, "{PREFIX}{name}_total{{{vm}}} {}", value(machine))?;
-    }
-    for (families, kind, ending) in [
-        (&DISK_GAUGES[..], "gauge", ""),
-        (&DISK_COUNTERS[..], "counter", "_total"),
+    for (kind, families) in [
+        (Kind::Gauge, &DISK_GAUGES[..]),
+        (Kind::Counter, &DISK_COUNTERS[..]),
     ] {
-        for (name, help, value) in families {
-            head(text, name, kind, help)?;
+        for &(name, help, value) in families {
+            let mut family = text.family(kind, name, help);
             for (number, disk) in machine.disks.iter().enumerate() {
-                let image = Escaped(&disk.image);
-                let labels = format!("{vm},disk=\"{number}\",image=\"{image}\"");
-                writeln!(text, "{PREFIX}{name}{ending}{{{labels}}} {}", value(disk))?;
+                let labels: Labels<'_> = &[vm, ("disk", &number), ("image", &disk.image)];
+                family.sample(labels, value(disk));
             }
         }
     }
+    let help = "Share of reads that a cache of that size would serve.";
+    let mut family = text.family(Kind::Gauge, "expected_hit_ratio", help);
     let expected = report.ghosts.iter().flat_map(|ghosts| &ghosts.expected);
-    let name = "expected_hit_ratio";
-    head(
-        text,
-        name,
-        "gauge",
-        "Share of reads a cache of that size would serve.",
-    )?;
     for at in expected.flatten() {
         let bytes = at.cache_pages * PAGE_BYTES as u64;
-        let labels = format!("{vm},cache_bytes=\"{bytes}\"");
-        writeln!(text, "{PREFIX}{name}{{{labels}}} {}", at.hit_ratio)?;
+        family.sample(&[vm, ("cache_bytes", &bytes)], at.hit_ratio);
     }
     if let Some(record) = &report.record {
-        let name = "record_lost";
-        head(text, name, "counter", "References not recorded.")?;
-        writeln!(text, "{PREFIX}{name}_total{{{vm}}} {}", record.lost)?;
+        let lost = ("record_lost", "References that were not recorded.");
+        text.single(Kind::Counter, lost, &[vm], record.lost);
     }
-    text.push_str("# EOF\n");
-    Ok(())
-}
-
-const PREFIX: &str = "plimsoll_disk_";
-
-fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
-    openmetrics::head(text, PREFIX, name, kind, help)
+    text.finish()
 }
 
 #[cfg(test)]
@@ -300,24 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_follows_its_family() {
+    fn every_family_is_there_with_its_samples() {
         let text = text(&example());
-        let mut family = "";
-        let mut families = Vec::new();
-        for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("# TYPE ") {
-                family = rest.split(' ').next().unwrap();
-                assert!(!families.contains(&family), "{family} twice");
-                families.push(family);
-            } else if !line.starts_with('#') {
-                let name = line.split(['{', ' ']).next().unwrap();
-                assert!(
-                    name.strip_suffix("_total").unwrap_or(name) == family,
-                    "{line}"
-                );
-            }
-        }
-        assert!(families.len() > 55);
+        assert!(text.matches("# TYPE ").count() > 55);
         assert!(text.contains("\nplimsoll_disk_cache_limit_bytes{vm=\"web\"} 67108864\n"));
         assert!(text.contains("\nplimsoll_disk_hits_total{vm=\"web\"} 750000\n"));
         let expected =

@@ -1,13 +1,11 @@
-//! What a daemon says of a VM's disks, schema 1: what `disk stat -o json` writes.
+//! The report of a disk server, schema 1: what `disk stat -o json` prints.
 
 use std::path::PathBuf;
 
-use plimsoll_disk::MachineStats;
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_disk::{MachineStats, PAGE_BYTES};
+use plimsoll_flow::PageCount;
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use serde::{Deserialize, Serialize};
-
-use super::ghosts::{Prediction, cache_pages};
-use crate::curve_json::{CurveJson, SCHEMA};
 
 /// A VM's disks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,77 +16,61 @@ pub struct Report {
     pub vm: String,
     /// Disks, cache, ring.
     pub machine: MachineStats,
-    /// What other sizes would bring; `null` with `--ghost 0`.
+    /// Hit ratios predicted for other sizes; `null` with `--ghost 0`.
     pub ghosts: Option<GhostsReport>,
-    /// Where references are recorded, if they are.
+    /// The trace being recorded.
     pub record: Option<RecordReport>,
-    /// Share of reads that miss at each size of guest memory and cache together; there if asked for.
+    /// Share of reads that miss at each size of guest memory and cache together; present if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub curve: Option<CurveJson>,
 }
 
-/// What other sizes would bring.
+/// Prediction of hit ratios at other sizes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GhostsReport {
-    /// Memory of the guest; `null` if nobody knows: sizes of the curve are then those behind it.
+    /// Memory of the guest; `null` if it is unknown: sizes of the curve are then those behind it.
     pub direct_pages: Option<u64>,
-    /// The curve ends so far above it.
+    /// Length of the curve beyond it.
     pub reach_pages: u64,
     /// Pages from one point of the curve to the next.
     pub segment_pages: u64,
-    /// Memory of the daemon that it takes.
+    /// Memory that the prediction takes in the daemon.
     pub memory_bytes: u64,
     /// Whole blocks read since the curve's counts began.
     pub reads: u64,
-    /// Of them, served from the cache.
+    /// Blocks of `reads` served from the cache.
     pub hits: u64,
-    /// What caches of other sizes would bring, rising; `null` if that is not known (yet).
+    /// Hit ratios of caches of other sizes, smallest first; `null` while too few blocks were read.
     pub expected: Option<Vec<Expected>>,
 }
 
-/// What a cache of another size would bring.
+/// The hit ratio of a cache of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
-    /// Its size.
+    /// Size of the cache, in whole segments.
     pub cache_pages: u64,
-    /// Share of reads that it would serve.
+    /// Share of reads that it would serve, 0.0 to 1.0.
     pub hit_ratio: f64,
 }
 
-/// Where references are recorded.
+/// A trace being recorded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordReport {
     /// The trace.
     pub trace: PathBuf,
-    /// References that could not be written as fast as they came, or at all.
+    /// References that were not recorded.
     pub lost: u64,
 }
 
 impl Report {
-    /// Gathers what there is to say, without the curve.
+    /// A report without the curve.
     #[must_use]
     pub fn new(
         vm: &str,
         machine: MachineStats,
-        prediction: Option<&Prediction>,
+        ghosts: Option<GhostsReport>,
         record: Option<RecordReport>,
     ) -> Self {
-        let cache = cache_pages(&machine);
-        let ghosts = prediction.map(|told| GhostsReport {
-            direct_pages: told.direct.map(|pages| pages.0),
-            reach_pages: told.reach.0,
-            segment_pages: told.segment.0,
-            memory_bytes: told.memory_bytes,
-            reads: told.counted.0,
-            hits: told.counted.1,
-            expected: told.at_sizes(cache).map(|sizes| {
-                let expected = sizes.into_iter().map(|at| Expected {
-                    cache_pages: at.cache.0,
-                    hit_ratio: at.hit_ratio,
-                });
-                expected.collect()
-            }),
-        });
         Self {
             schema: SCHEMA,
             vm: vm.to_owned(),
@@ -100,20 +82,17 @@ impl Report {
     }
 }
 
-/// The curve of a VM with what it has now, guest memory and cache, as its baseline.
+/// Pages that the cache may hold.
 #[must_use]
-pub fn curve(vm: &str, machine: &MachineStats, told: &Prediction) -> Option<CurveJson> {
-    let direct = told.direct.unwrap_or_default().0;
-    let now = PageCount(direct.saturating_add(cache_pages(machine).0));
-    let curve = told.curve.as_ref()?;
-    Some(CurveJson::new(vm, PageSize::FOUR_KIB, Some(now), curve))
+pub fn cache_pages(machine: &MachineStats) -> PageCount {
+    PageCount(machine.engine.cache_bytes / PAGE_BYTES as u64)
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use plimsoll_disk::{
-        CacheMode, DiskStats, EngineStats, RingStats, SecondChanceStats, WriteMode,
+        CacheMode, DiskStats, EngineStats, RingStats, VictimCacheStats, WriteMode,
     };
 
     /// A VM with a busy disk and an idle one, and of an awkward name.
@@ -176,7 +155,7 @@ pub(super) mod tests {
                 guest_memory_pages: 49_152,
                 ..RingStats::default()
             },
-            second_chance: SecondChanceStats::default(),
+            victim_cache: VictimCacheStats::default(),
         };
         let mut report = Report::new("web", machine, None, None);
         let at = |cache_pages, hit_ratio| Expected {

@@ -3,16 +3,16 @@
 //! Names begin with `plimsoll_hcache_`, are in base units, and end in `_total` where they count; what is a client's
 //! has the labels `client` (its number) and `name`.
 
-use std::fmt::{self, Write};
+use std::fmt::Display;
 
 use plimsoll_hcache::Counters;
+use plimsoll_protocol::openmetrics::{Exposition, Kind};
 
 use super::report::{ClientReport, Report};
-use crate::openmetrics::{self, Escaped};
 
-/// A counter of the store and of each client.
+/// A counter of the store and of each client: name, help, value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
-/// A gauge of each client.
+/// A gauge of each client: name, help, value.
 type ClientGauge = (&'static str, &'static str, fn(&ClientReport) -> Option<f64>);
 
 const COUNTERS: [Counter; 12] = [
@@ -23,7 +23,7 @@ const COUNTERS: [Counter; 12] = [
     ("puts_refused", "Puts that were refused.", |c| {
         c.puts_refused
     }),
-    ("gets", "Pages asked for.", |c| c.gets),
+    ("gets", "Pages requested.", |c| c.gets),
     ("hits", "Gets that found their page.", |c| c.hits),
     (
         "flushes",
@@ -33,9 +33,11 @@ const COUNTERS: [Counter; 12] = [
     ("flushed_pages", "Pages dropped by flushes.", |c| {
         c.flushed_pages
     }),
-    ("evicted_pages", "Pages dropped for others.", |c| {
-        c.evicted_pages
-    }),
+    (
+        "evicted_pages",
+        "Pages evicted to make room for others.",
+        |c| c.evicted_pages,
+    ),
     ("compressed_pages", "Pages compressed.", |c| {
         c.compressed_pages
     }),
@@ -44,12 +46,12 @@ const COUNTERS: [Counter; 12] = [
     }),
     (
         "incompressible_pages",
-        "Pages that did not shrink and stayed raw.",
+        "Pages that compression did not shrink, stored uncompressed.",
         |c| c.incompressible_pages,
     ),
     (
         "shared_pages",
-        "Puts whose content was there already.",
+        "Puts of contents that the store had already.",
         |c| c.shared_pages,
     ),
 ];
@@ -62,20 +64,18 @@ const CLIENT_GAUGES: [ClientGauge; 9] = [
     ),
     (
         "floor_bytes",
-        "What others cannot take from the client.",
+        "Memory that other clients cannot take from the client.",
         |c| Some(c.floor_bytes as f64),
     ),
-    (
-        "ceiling_bytes",
-        "Most the client may hold, if limited.",
-        |c| c.ceiling_bytes.map(|bytes| bytes as f64),
-    ),
+    ("ceiling_bytes", "Limit of the client's memory.", |c| {
+        c.ceiling_bytes.map(|bytes| bytes as f64)
+    }),
     (
         "target_bytes",
-        "What the scheduler allots to the client.",
+        "Memory that the scheduler assigns to the client.",
         |c| Some(c.target_bytes as f64),
     ),
-    ("used_bytes", "What the client's pages take.", |c| {
+    ("used_bytes", "Memory of the client's pages.", |c| {
         Some(c.used_bytes as f64)
     }),
     ("pages", "Pages charged to the client.", |c| {
@@ -84,12 +84,12 @@ const CLIENT_GAUGES: [ClientGauge; 9] = [
     ("pools", "Pools charged to the client.", |c| {
         Some(c.pools.len() as f64)
     }),
-    ("age_seconds", "How long ago the client came.", |c| {
+    ("age_seconds", "Time since the client connected.", |c| {
         Some(c.age_seconds)
     }),
     (
         "idle_seconds",
-        "How long ago the client last put or got.",
+        "Time since the client's last put or get.",
         |c| Some(c.idle_seconds),
     ),
 ];
@@ -97,23 +97,17 @@ const CLIENT_GAUGES: [ClientGauge; 9] = [
 /// Writes the report as OpenMetrics text.
 #[must_use]
 pub fn text(report: &Report) -> String {
-    let mut text = String::new();
-    // A string takes whatever is written to it.
-    let _ = write(report, &mut text);
-    text
-}
-
-fn write(report: &Report, text: &mut String) -> fmt::Result {
+    let mut text = Exposition::new("plimsoll_hcache_");
     let store = &report.store;
     let gauges = [
         (
             "capacity_bytes",
-            "Bound of the store.",
+            "Capacity of the store, metadata included.",
             store.capacity_bytes,
         ),
         (
             "max_capacity_bytes",
-            "What the store can be resized to.",
+            "Largest capacity that the store can be resized to.",
             store.max_capacity_bytes,
         ),
         (
@@ -121,7 +115,11 @@ fn write(report: &Report, text: &mut String) -> fmt::Result {
             "Memory held, metadata included.",
             store.used_bytes,
         ),
-        ("metadata_bytes", "Of it metadata.", store.metadata_bytes),
+        (
+            "metadata_bytes",
+            "Memory of metadata.",
+            store.metadata_bytes,
+        ),
         (
             "compressed_frame_bytes",
             "Memory of compressed pages.",
@@ -129,11 +127,15 @@ fn write(report: &Report, text: &mut String) -> fmt::Result {
         ),
         (
             "compressed_raw_bytes",
-            "What compressed pages would take raw.",
+            "Size of the compressed pages before compression.",
             store.compressed_raw_bytes,
         ),
         ("pages", "Pages in the store.", store.pages),
-        ("dirty_pages", "Of them dirty.", store.dirty_pages),
+        (
+            "dirty_pages",
+            "Dirty pages in the store.",
+            store.dirty_pages,
+        ),
         (
             "deduplicated_pages",
             "Pages without a frame of their own.",
@@ -144,94 +146,62 @@ fn write(report: &Report, text: &mut String) -> fmt::Result {
             "Clients of the store.",
             report.clients.len() as u64,
         ),
-        ("workers", "Threads that serve.", store.workers),
+        ("workers", "Threads that serve clients.", store.workers),
     ];
     for (name, help, value) in gauges {
-        head(text, name, "gauge", help)?;
-        writeln!(text, "{PREFIX}{name} {value}")?;
+        text.single(Kind::Gauge, (name, help), &[], value);
     }
-    head(
-        text,
-        "age_seconds",
-        "gauge",
-        "How long ago the store began.",
-    )?;
-    writeln!(text, "{PREFIX}age_seconds {}", store.age_seconds)?;
+    let age = ("age_seconds", "Time since the store's start.");
+    text.single(Kind::Gauge, age, &[], store.age_seconds);
     for (name, help, count) in COUNTERS {
-        head(text, name, "counter", help)?;
-        writeln!(text, "{PREFIX}{name}_total {}", count(&store.counters))?;
+        text.single(Kind::Counter, (name, help), &[], count(&store.counters));
     }
     for (name, value) in &report.server {
-        let name = format!("server_{name}");
-        // What is an amount now has its unit; the rest counts.
-        if name.ends_with("_bytes") {
-            head(text, &name, "gauge", "Held by the server beside the store.")?;
-            writeln!(text, "{PREFIX}{name} {value}")?;
+        // An amount at this time has a unit; the others are counts.
+        let (kind, help) = if name.ends_with("_bytes") {
+            (Kind::Gauge, "Memory of the server outside the store.")
         } else {
-            head(text, &name, "counter", "Counted by the server.")?;
-            writeln!(text, "{PREFIX}{name}_total {value}")?;
-        }
+            (Kind::Counter, "Counted by the server.")
+        };
+        text.single(kind, (&format!("server_{name}"), help), &[], value);
     }
     if let Some(ghosts) = &report.ghosts {
-        let name = "ghosts_memory_bytes";
-        head(text, name, "gauge", "Memory set aside for curves.")?;
-        writeln!(text, "{PREFIX}{name} {}", ghosts.memory_bytes)?;
-        let name = "ghosts_unseen_events";
+        let memory = ("ghosts_memory_bytes", "Memory reserved for curves.");
+        text.single(Kind::Gauge, memory, &[], ghosts.memory_bytes);
         let help = "Events of clients for whose curve there was no memory.";
-        head(text, name, "counter", help)?;
-        writeln!(text, "{PREFIX}{name}_total {}", ghosts.unseen_events)?;
+        let unseen = ("ghosts_unseen_events", help);
+        text.single(Kind::Counter, unseen, &[], ghosts.unseen_events);
     }
     for (name, help, value) in CLIENT_GAUGES {
-        head(text, &format!("client_{name}"), "gauge", help)?;
+        let name = format!("client_{name}");
+        let mut family = text.family(Kind::Gauge, &name, help);
         for client in &report.clients {
             if let Some(value) = value(client) {
-                writeln!(text, "{PREFIX}client_{name}{{{}}} {value}", Labels(client))?;
+                family.sample(&labels(client), value);
             }
         }
     }
     for (name, help, count) in COUNTERS {
-        head(text, &format!("client_{name}"), "counter", help)?;
+        let name = format!("client_{name}");
+        let mut family = text.family(Kind::Counter, &name, help);
         for client in &report.clients {
-            let count = count(&client.counters);
-            writeln!(
-                text,
-                "{PREFIX}client_{name}_total{{{}}} {count}",
-                Labels(client)
-            )?;
+            family.sample(&labels(client), count(&client.counters));
         }
     }
-    let name = "client_expected_hit_ratio";
     let help = "Share of gets that would hit at that share of the client's pages.";
-    head(text, name, "gauge", help)?;
+    let mut family = text.family(Kind::Gauge, "client_expected_hit_ratio", help);
     for client in &report.clients {
-        for expected in client.expected.iter().flatten() {
-            writeln!(
-                text,
-                "{PREFIX}{name}{{{},capacity_ratio=\"{}\"}} {}",
-                Labels(client),
-                expected.ratio,
-                expected.hit_ratio
-            )?;
+        let [id, name] = labels(client);
+        for at in client.expected.iter().flatten() {
+            family.sample(&[id, name, ("capacity_ratio", &at.ratio)], at.hit_ratio);
         }
     }
-    text.push_str("# EOF\n");
-    Ok(())
-}
-
-const PREFIX: &str = "plimsoll_hcache_";
-
-fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
-    openmetrics::head(text, PREFIX, name, kind, help)
+    text.finish()
 }
 
 /// A client's labels. Its name is its own choice.
-struct Labels<'a>(&'a ClientReport);
-
-impl fmt::Display for Labels<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ClientReport { id, name, .. } = self.0;
-        write!(f, "client=\"{id}\",name=\"{}\"", Escaped(name))
-    }
+fn labels(client: &ClientReport) -> [(&str, &dyn Display); 2] {
+    [("client", &client.id), ("name", &client.name)]
 }
 
 #[cfg(test)]
@@ -247,24 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_follows_its_family() {
+    fn every_family_is_there_with_its_samples() {
         let text = text(&example());
-        let mut family = "";
-        let mut families = Vec::new();
-        for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("# TYPE ") {
-                family = rest.split(' ').next().unwrap();
-                assert!(!families.contains(&family), "{family} twice");
-                families.push(family);
-            } else if !line.starts_with('#') {
-                let name = line.split(['{', ' ']).next().unwrap();
-                assert!(
-                    name.strip_suffix("_total").unwrap_or(name) == family,
-                    "{line}"
-                );
-            }
-        }
-        assert!(families.len() > 45);
+        assert!(text.matches("# TYPE ").count() > 45);
         assert!(text.contains("\nplimsoll_hcache_capacity_bytes 536870912\n"));
         assert!(text.contains("\nplimsoll_hcache_server_connections_total 3\n"));
         assert!(text.contains("name=\"idle\"} 0\n"));

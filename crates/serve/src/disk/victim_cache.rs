@@ -1,8 +1,8 @@
-//! The hcache server behind the guest's device-mapper target.
+//! The victim cache behind the guest's device-mapper target: pools of an hcache server.
 //!
-//! A block stands in its pool as page `block % 2^20` of object `block / 2^20`. The server may end, stop or be replaced
-//! at any moment, and the guest must not wait for it: a call that is not answered within [`PATIENCE`] ends the connection,
-//! and with it all pools. The next one is tried after a while, at first after 100 ms, then ever more rarely.
+//! A block is stored in its pool as page `block % 2^20` of object `block / 2^20`. The server may end, stop or be
+//! replaced at any time, and the guest must not wait for it: a call that is not answered within [`PATIENCE`] ends the
+//! connection, and with it all pools. The next attempt follows after 100 ms, later ones after up to 10 s.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_disk::{Page, PoolRequest, SecondChance};
+use plimsoll_disk::{Page, PoolRequest, VictimCache};
 use plimsoll_hcache::{Handle, PoolId, PoolOptions};
 use plimsoll_ring::protocol::Status;
 use plimsoll_ring::{Completion, ConnectOptions, Connection, Error};
@@ -24,25 +24,25 @@ const OBJECT_SHIFT: u32 = 20;
 /// Blocks that are flushed one by one, in one batch; more are flushed as ranges.
 const FLUSHES_MAX: u32 = 64;
 
-/// An hcache server, whether it is there or not.
-pub struct Behind {
+/// A client of an hcache server that may be unreachable.
+pub struct HcacheClient {
     socket: PathBuf,
     options: ConnectOptions,
     link: Option<Link>,
-    /// Pools opened so far: their numbers are never used again.
+    /// Pools opened so far; their numbers are not reused.
     opened: u32,
-    /// No attempt to connect before, and the time then to the next one.
+    /// Earliest time of the next attempt to connect, and the wait after it.
     retry: (Instant, Duration),
 }
 
-/// A connection and the pools there are by it.
+/// A connection and its pools.
 struct Link {
     connection: Connection,
     pools: HashMap<u32, PoolId>,
 }
 
-impl Behind {
-    /// The server at `socket`, to which this client is known as `name`. Nothing is tried yet.
+impl HcacheClient {
+    /// A client, called `name`, of the server at `socket`. It does not connect yet.
     #[must_use]
     pub fn new(socket: &Path, name: &str) -> Self {
         let mut options = ConnectOptions::new(name);
@@ -56,7 +56,7 @@ impl Behind {
         }
     }
 
-    /// The connection, made now if there is none and it is time to try.
+    /// The connection, opened now if there is none and it is time to try.
     fn connected(&mut self) -> io::Result<&mut Link> {
         if self.link.is_none() {
             let (not_before, wait) = self.retry;
@@ -74,7 +74,7 @@ impl Behind {
         self.link.as_mut().ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// Does something with a pool. After an error that is not the pool's alone there is no connection any more.
+    /// Calls `act` with a pool. An error that is not the pool's alone closes the connection.
     fn with<T>(
         &mut self,
         pool: u32,
@@ -99,7 +99,7 @@ impl Behind {
     }
 }
 
-impl SecondChance for Behind {
+impl VictimCache for HcacheClient {
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
         let options = match pool {
             PoolRequest::Private => PoolOptions::private(),
@@ -122,7 +122,7 @@ impl SecondChance for Behind {
     }
 
     fn close(&mut self, pool: u32) {
-        // One that cannot be told is closed by the end of the connection.
+        // If the server cannot be reached, the end of the connection closes the pool.
         let _ = self.with(pool, |connection, pool| {
             is_awake(connection, pool)?;
             connection.destroy_pool(pool)
@@ -182,7 +182,7 @@ impl SecondChance for Behind {
                 return finish(connection, |_, _| ());
             }
             is_awake(connection, pool)?;
-            // Any page may be dropped at any time, and a guest may ask for this again and again.
+            // Any page may be dropped at any time, and a guest may request this repeatedly.
             if count >> OBJECT_SHIFT > 0 {
                 return connection.flush_pool(pool).map(drop);
             }
@@ -219,7 +219,7 @@ fn handle(pool: PoolId, block: u64) -> Handle {
     }
 }
 
-/// Finds out whether the server answers, before a call that waits for it however long it takes.
+/// Checks that the server answers, before a call that waits without limit.
 fn is_awake(connection: &mut Connection, pool: PoolId) -> Result<(), Error> {
     // No block stands there: a disk has fewer than 2^44.
     let nothing = Handle {
@@ -231,7 +231,7 @@ fn is_awake(connection: &mut Connection, pool: PoolId) -> Result<(), Error> {
     finish(connection, |_, _| ())
 }
 
-/// Waits for all that is under way, but not for ever.
+/// Waits for all operations in flight, up to [`PATIENCE`].
 fn finish(
     connection: &mut Connection,
     mut each: impl FnMut(&mut Connection, &mut Completion),
@@ -256,7 +256,7 @@ fn finish(
     Ok(())
 }
 
-/// How long to look for an answer before sleeping, and how long then to sleep.
+/// Time of polling for an answer before sleeping, and length of the sleep.
 const SPIN: Duration = Duration::from_micros(20);
 const NAP: Duration = Duration::from_micros(20);
 
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    fn found(behind: &mut Behind, pool: u32, block: u64, count: u32) -> Vec<(u32, u8)> {
+    fn found(behind: &mut HcacheClient, pool: u32, block: u64, count: u32) -> Vec<(u32, u8)> {
         let mut found = Vec::new();
         let each = &mut |index, page: &Page| found.push((index, page[4095]));
         behind.get(pool, block, count, each).unwrap();
@@ -302,7 +302,7 @@ mod tests {
         found
     }
 
-    fn put(behind: &mut Behind, pool: u32, blocks: impl IntoIterator<Item = u64>) {
+    fn put(behind: &mut HcacheClient, pool: u32, blocks: impl IntoIterator<Item = u64>) {
         for block in blocks {
             let content = [block.to_le_bytes()[0]; 4096];
             assert!(behind.put(pool, block, &content).unwrap());
@@ -314,7 +314,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("hcache");
         let _served = Served::at(&socket);
-        let mut behind = Behind::new(&socket, "test");
+        let mut behind = HcacheClient::new(&socket, "test");
         let private = behind.open(PoolRequest::Private).unwrap();
         let shared = behind.open(PoolRequest::Shared { key: 7 }).unwrap();
         // Across the border of two objects, and more than there are slots.
@@ -337,7 +337,7 @@ mod tests {
         let expected: Vec<_> = all.iter().copied().filter(|(i, _)| kept(*i)).collect();
         assert_eq!(left, expected);
         // What another client of the same key has.
-        let mut other = Behind::new(&socket, "other");
+        let mut other = HcacheClient::new(&socket, "other");
         let same = other.open(PoolRequest::Shared { key: 7 }).unwrap();
         assert_eq!(found(&mut other, same, begin, 200), expected);
         behind.flush_pool(shared).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     fn a_server_that_goes_takes_its_pools_and_another_is_found_later() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("hcache");
-        let mut behind = Behind::new(&socket, "test");
+        let mut behind = HcacheClient::new(&socket, "test");
         assert!(behind.open(PoolRequest::Private).is_err());
         // Not tried again at once.
         let again = behind.open(PoolRequest::Private).unwrap_err();
@@ -374,7 +374,7 @@ mod tests {
         put(&mut behind, other, [1]);
     }
 
-    fn reopened(behind: &mut Behind) -> u32 {
+    fn reopened(behind: &mut HcacheClient) -> u32 {
         loop {
             match behind.open(PoolRequest::Private) {
                 Ok(pool) => return pool,

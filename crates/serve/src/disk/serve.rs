@@ -1,0 +1,408 @@
+//! The disk server: a VM's disks over vhost-user, and the cache under them.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+use std::{panic, process};
+
+use anyhow::Context as _;
+use plimsoll_disk::{
+    CacheMode, DiskOptions, Machine, MachineHandle, MachineOptions, MachineStats, Observer,
+    PAGE_BYTES, Socket, WriteMode,
+};
+use plimsoll_flow::PageCount;
+use plimsoll_output::{bail_usage, stop_flag};
+use plimsoll_protocol::size::ByteSize;
+use rustix::fs::{FileType, fstat};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, getppid, getrlimit,
+    pidfd_getfd, pidfd_open, set_parent_process_death_signal, setrlimit,
+};
+use serde_json::{Value, json};
+
+use super::admin::{Admin, Daemon, Request};
+use super::ghosts::{Ghosts, Prediction};
+use super::options::{CacheArgs, DiskSpec, name, name_of};
+use super::recorder::{Observers, Recorder};
+use super::report::{RecordReport, Report};
+use super::victim_cache::HcacheClient;
+
+/// Interval at which signals are polled; each second, the ghost list follows the guest's memory.
+const TURN: Duration = Duration::from_millis(100);
+const TURNS_OF_A_SECOND: u32 = 10;
+/// Default parent directory of the state of VMs.
+const STATE_DIRECTORY: &str = "/run/plimsoll";
+/// The capabilities of this program for management software (vhost-user.json of QEMU).
+const CAPABILITIES: &str =
+    "{\n  \"type\": \"block\",\n  \"features\": [\"read-only\", \"blk-file\"]\n}\n";
+
+/// Serve a VM's disks over vhost-user-blk, with an exclusive cache under them, until Ctrl-C or SIGTERM.
+///
+/// The cache stores the pages that the guest evicts from its own memory, which its module reports through the
+/// control disk, and returns them when they are read again: docs/disk.md. A second Ctrl-C ends without writing back.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Disk to serve: a raw image or a block device, and socket=PATH, read-only, serial=TEXT, queues=N, direct=auto|on|off
+    #[arg(long, value_name = "IMAGE,socket=PATH[,..]")]
+    disk: Vec<DiskSpec>,
+    /// Socket of the control disk, through which the guest's module reports evictions
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+    /// Socket for `disk stat`, `disk resize` and `disk enable`, for this user alone
+    #[arg(long, value_name = "SOCKET")]
+    admin: Option<PathBuf>,
+    /// Name of the VM [default: that of the first image, without its extension]
+    #[arg(long, value_parser = name)]
+    name: Option<String>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// Guest memory size, if the guest's module does not report it; lower end of the curve
+    #[arg(long, value_name = "SIZE")]
+    direct_size: Option<ByteSize>,
+    /// Print this program's capabilities as a vhost-user backend, as JSON, and exit
+    #[arg(long)]
+    print_capabilities: bool,
+    /// Socket of --blk-file
+    #[arg(
+        long,
+        value_name = "PATH",
+        requires = "blk_file",
+        conflicts_with = "fd"
+    )]
+    socket_path: Option<PathBuf>,
+    /// Open descriptor of the connection on which --blk-file is served
+    #[arg(long, value_name = "N", requires = "blk_file")]
+    fd: Option<i32>,
+    /// Disk to serve at --socket-path or --fd; the name that other vhost-user programs use
+    #[arg(long, value_name = "FILE", conflicts_with = "disk")]
+    blk_file: Option<PathBuf>,
+    /// Refuse writes of guests to --blk-file
+    #[arg(long, requires = "blk_file")]
+    read_only: bool,
+    /// Write back and exit when this process ends, which must be the parent
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
+}
+
+impl Args {
+    fn disks(&self) -> anyhow::Result<Vec<DiskOptions>> {
+        let mut disks = Vec::new();
+        for disk in &self.disk {
+            let Some(socket) = &disk.socket else {
+                bail_usage!("--disk {}: it needs socket=PATH", disk.image.display());
+            };
+            disks.push(served(disk, Socket::Path(socket.clone())));
+        }
+        if let Some(image) = &self.blk_file {
+            let socket = match (&self.socket_path, self.fd) {
+                (Some(path), _) => Socket::Path(path.clone()),
+                (None, Some(fd)) => Socket::Fd(inherited(fd)?),
+                (None, None) => bail_usage!("--blk-file needs --socket-path or --fd"),
+            };
+            let mut disk = DiskSpec::new(image.clone());
+            disk.read_only = self.read_only;
+            disks.push(served(&disk, socket));
+        }
+        if disks.is_empty() {
+            bail_usage!("there is nothing to serve: name a disk with --disk IMAGE,socket=PATH");
+        }
+        Ok(disks)
+    }
+
+    fn name(&self) -> String {
+        let first = self.disk.first().map(|disk| &disk.image);
+        let made = || name_of(first.or(self.blk_file.as_ref()).map(PathBuf::as_path));
+        self.name.clone().unwrap_or_else(made)
+    }
+
+    /// The directory for delayed writes. If an earlier daemon of this VM may have left some, they are restored
+    /// even if this one delays none.
+    fn state(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
+        let default = Path::new(STATE_DIRECTORY).join(name);
+        let state = match &self.cache.state {
+            Some(state) => state.clone(),
+            None if self.cache.delayed() || default.is_dir() => default,
+            None => return Ok(None),
+        };
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&state);
+        made.with_context(|| {
+            format!(
+                "cannot create the directory {}: see --state",
+                state.display()
+            )
+        })?;
+        Ok(Some(state))
+    }
+}
+
+/// A copy of a descriptor that this process inherited.
+fn inherited(fd: i32) -> anyhow::Result<OwnedFd> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let copy = pidfd_getfd(own, fd, PidfdGetfdFlags::empty());
+    let copy = copy.with_context(|| format!("--fd {fd}: no such descriptor"))?;
+    let kind = FileType::from_raw_mode(fstat(&copy)?.st_mode);
+    if !kind.is_socket() {
+        bail_usage!("--fd {fd} is not a socket");
+    }
+    Ok(copy)
+}
+
+fn served(disk: &DiskSpec, socket: Socket) -> DiskOptions {
+    DiskOptions {
+        image: disk.image.clone(),
+        socket,
+        read_only: disk.read_only,
+        serial: disk.serial.clone().unwrap_or_default(),
+        queues: disk.queues.unwrap_or(64),
+        direct: disk.direct,
+    }
+}
+
+/// Raises the limit of open descriptors to its maximum: each queue of each disk takes three.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // If that is refused, the earlier limit holds.
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+///
+/// # Errors
+///
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other or are out of range,
+/// and why the disks cannot be served, or no longer.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.print_capabilities {
+        return Ok(out.write_all(CAPABILITIES.as_bytes())?);
+    }
+    let engine = args.cache.engine()?;
+    let disks = args.disks()?;
+    let name = args.name();
+    let stop = stop_flag()?;
+    allow_descriptors();
+    if let Some(parent) = args.parent {
+        end_with(parent)?;
+    }
+    let ghosts = match args.cache.ghost() {
+        PageCount(0) => None,
+        beyond => {
+            let direct = args
+                .direct_size
+                .map(|size| PageCount(size.0 / PAGE_BYTES as u64));
+            let cache = PageCount(engine.cache_bytes / PAGE_BYTES as u64);
+            Some(Ghosts::new(direct, cache, beyond).context("no curve")?)
+        }
+    };
+    let recorder = args
+        .cache
+        .record
+        .as_deref()
+        .map(Recorder::start)
+        .transpose()?;
+    let mut observers: Vec<Box<dyn Observer>> = Vec::new();
+    observers.extend(ghosts.clone().map(|ghosts| Box::new(ghosts) as _));
+    let (record, recording) = match recorder {
+        Some((recorder, observer)) => {
+            observers.push(observer);
+            (
+                Some((recorder.trace.clone(), Arc::clone(&recorder.lost))),
+                Some(recorder),
+            )
+        }
+        None => (None, None),
+    };
+    let options = MachineOptions {
+        disks,
+        control: args.control.clone().map(Socket::Path),
+        engine,
+        observer: match observers.len() {
+            0 => None,
+            _ => Some(Box::new(Observers(observers))),
+        },
+        victim_cache: match &args.cache.hcache {
+            Some(socket) => Some(Box::new(HcacheClient::new(socket, &name))),
+            None => None,
+        },
+        state: args.state(&name)?,
+        sweep: true,
+    };
+
+    thread::scope(|scope| {
+        let (started, starting) = mpsc::sync_channel(1);
+        let serving = scope.spawn(move || -> anyhow::Result<()> {
+            let mut machine = Machine::new(options)?;
+            // The receiver waits for exactly this.
+            let _ = started.send(machine.handle());
+            Ok(machine.run()?)
+        });
+        let Ok(handle) = starting.recv() else {
+            return joined(serving);
+        };
+        let served = Served {
+            vm: name,
+            handle,
+            ghosts,
+            record,
+        };
+        let result = served.serve(args, &stop, &serving, out);
+        // It may have ended by itself.
+        let _ = served.handle.stop();
+        let ended = joined(serving);
+        drop(served);
+        result.and(ended)
+    })?;
+    recording.map_or(Ok(()), Recorder::finish)
+}
+
+fn joined(thread: ScopedJoinHandle<'_, anyhow::Result<()>>) -> anyhow::Result<()> {
+    thread
+        .join()
+        .unwrap_or_else(|panic| panic::resume_unwind(panic))
+}
+
+/// Requests SIGTERM for this process when its parent ends.
+fn end_with(parent: i32) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM))?;
+    let is_parent = getppid()
+        .map(Pid::as_raw_nonzero)
+        .is_some_and(|pid| pid.get() == parent);
+    if !is_parent {
+        bail_usage!(
+            "--parent {parent} is not the process that started {}",
+            process::id()
+        );
+    }
+    Ok(())
+}
+
+/// The server as the admin socket sees it.
+#[derive(Clone)]
+struct Served {
+    vm: String,
+    handle: MachineHandle,
+    ghosts: Option<Ghosts>,
+    record: Option<(PathBuf, Arc<AtomicU64>)>,
+}
+
+impl Served {
+    /// Serves until `stop`, or until the machine has stopped.
+    fn serve(
+        &self,
+        args: &Args,
+        stop: &AtomicBool,
+        serving: &ScopedJoinHandle<'_, anyhow::Result<()>>,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let admin = args.admin.as_deref();
+        let admin = admin.map(|path| Admin::serve(path, Arc::new(self.clone())));
+        let _admin = admin.transpose()?;
+        self.announce(args, &self.handle.stats()?, out)?;
+        let mut turns = 0_u32;
+        while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
+            thread::sleep(TURN);
+            turns = turns.wrapping_add(1);
+            if let Some(ghosts) = &self.ghosts
+                && turns.is_multiple_of(TURNS_OF_A_SECOND)
+                && let Ok(stats) = self.handle.stats()
+            {
+                // Without memory for a longer list the curve ends where it ended before.
+                let _ = ghosts.settle(&stats);
+            }
+        }
+        Ok(())
+    }
+
+    fn prediction(&self, stats: &MachineStats) -> Option<Prediction> {
+        self.ghosts.as_ref().map(|ghosts| ghosts.prediction(stats))
+    }
+
+    /// Prints what is served, and how.
+    fn announce(
+        &self,
+        args: &Args,
+        stats: &MachineStats,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        for (number, disk) in stats.disks.iter().enumerate() {
+            writeln!(
+                out,
+                "disk: {number} is {} ({}{}, {}) at {}",
+                disk.image,
+                ByteSize(disk.size_bytes).rounded(),
+                if disk.read_only { ", read-only" } else { "" },
+                if disk.direct_io {
+                    "direct I/O"
+                } else {
+                    "through the host's page cache"
+                },
+                disk.socket,
+            )?;
+        }
+        let engine = &stats.engine;
+        let cache = ByteSize(engine.cache_bytes).rounded();
+        let what = match engine.mode {
+            CacheMode::None => "no cache".to_owned(),
+            CacheMode::Exclusive => format!("exclusive cache of {cache}"),
+            CacheMode::FromStorage => format!("cache of {cache} filled from storage"),
+        };
+        let write = match engine.write {
+            WriteMode::Through => "writes go through".to_owned(),
+            WriteMode::Delayed => format!(
+                "up to {} of writes delayed",
+                ByteSize(engine.dirty_pages_max * PAGE_BYTES as u64).rounded()
+            ),
+        };
+        let control = match &args.control {
+            Some(path) => format!("control disk at {}", path.display()),
+            None if engine.mode == CacheMode::None => "no control disk".to_owned(),
+            None => "no control disk: the guest cannot report evictions".to_owned(),
+        };
+        writeln!(out, "disk: serving {}, {what}, {write}, {control}", self.vm)?;
+        Ok(out.flush()?)
+    }
+}
+
+impl Daemon for Served {
+    fn answer(&self, request: Request) -> anyhow::Result<Value> {
+        Ok(match request {
+            Request::Stat => {
+                let stats = self.handle.stats()?;
+                let prediction = self.prediction(&stats);
+                let record = self.record.as_ref().map(|(trace, lost)| RecordReport {
+                    trace: trace.clone(),
+                    lost: lost.load(Ordering::Relaxed),
+                });
+                let ghosts = prediction.map(|prediction| prediction.report);
+                json!(Report::new(&self.vm, stats, ghosts, record))
+            }
+            Request::Curve => {
+                let stats = self.handle.stats()?;
+                let prediction = self.prediction(&stats);
+                json!(prediction.and_then(|prediction| prediction.curve_json(&self.vm, &stats)))
+            }
+            Request::Resize { cache_bytes } => {
+                self.handle.resize(cache_bytes)?;
+                Value::Null
+            }
+            Request::Enable => {
+                self.handle.enable()?;
+                Value::Null
+            }
+        })
+    }
+}

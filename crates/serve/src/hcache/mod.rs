@@ -1,0 +1,9 @@
+//! Serving a page store to the processes of this machine.
+
+pub mod ghosts;
+pub mod metrics;
+pub mod report;
+pub mod serve;
+pub mod table;
+
+pub use report::Report;
