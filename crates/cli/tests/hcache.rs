@@ -8,9 +8,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_hcache::{Handle, PoolId, PoolOptions};
+use plimsoll_hcache::{Handle, PoolId, PoolOptions, Sharing};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_serve::hcache::Report;
+use plimsoll_serve::hcache::report::PoolAccess;
 use tempfile::TempDir;
 
 use program::{Killed, ran};
@@ -228,7 +229,7 @@ fn statistics_are_the_same_in_every_form() {
     let (store, client) = (&report.store, &report.clients[0]);
     assert_eq!((store.capacity_bytes, store.pages), (4 << 20, 8));
     assert!(store.used_bytes <= store.capacity_bytes && store.metadata_bytes <= store.used_bytes);
-    assert_eq!((store.workers, &*store.sharing), (2, "client"));
+    assert_eq!((store.workers, store.sharing), (2, Sharing::WithinClient));
     assert_eq!((&*client.name, client.pages), ("we\"b", 8));
     assert_eq!(client.ceiling_bytes, Some(3 << 20));
     let counters = client.counters;
@@ -236,8 +237,8 @@ fn statistics_are_the_same_in_every_form() {
     assert_eq!((counters.flushes, counters.flushed_pages), (1, 1));
     assert_eq!(store.counters, counters);
     assert_eq!(
-        (&*client.pools[0].kind, client.pools[0].pages),
-        ("private", 8)
+        (client.pools[0].kind, client.pools[0].pages),
+        (PoolAccess::Private, 8)
     );
     assert_eq!(client.curve, None);
 

@@ -11,7 +11,7 @@
 //! | [`curve_json`] | a curve |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
-//! | [`openmetrics`] | parts that all OpenMetrics texts share |
+//! | [`openmetrics`] | the writer of all OpenMetrics texts |
 //! | [`size`] | sizes, rates and times in a person's spelling |
 #![forbid(unsafe_code)]
 

@@ -4,7 +4,6 @@
 //! `vm`. What is not known is absent, never zero.
 
 use std::collections::BTreeSet;
-use std::fmt::{self, Write};
 use std::sync::{Arc, PoisonError};
 
 use axum::extract::State;
@@ -12,8 +11,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
-use plimsoll_protocol::openmetrics::{self, Escaped};
-use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::openmetrics::{Exposition, Family, Kind, Labels};
 use plimsoll_protocol::vm::{BalloonState, HostView, Standing, TraceState, TraceView, VmSummary};
 
 use super::params::{NoParams, Params};
@@ -399,222 +397,146 @@ pub(super) async fn metrics(
         };
         text(&desk.shared.snapshot(), ended)
     })
-    .await?
-    .map_err(|_| Refused::new(RefusalKind::Busy, "the numbers could not be written"))?;
+    .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text))
 }
 
 /// The whole exposition.
-pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> Result<String, fmt::Error> {
-    let mut text = String::new();
-    of_host(&mut text, &snapshot.host, ended)?;
-    of_vms(&mut text, snapshot)?;
-    text.push_str("# EOF\n");
-    Ok(text)
+pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> String {
+    let mut text = Exposition::new("plimsoll_");
+    of_host(&mut text, &snapshot.host, ended);
+    of_vms(&mut text, snapshot);
+    text.finish()
 }
 
-fn of_host(text: &mut String, host: &HostView, ended: [u64; FATES.len()]) -> fmt::Result {
-    head(text, "build", "info", "Version of the daemon.")?;
-    let (version, name) = (Escaped(&host.version), Escaped(&host.host));
-    writeln!(
-        text,
-        "plimsoll_build_info{{version=\"{version}\",host=\"{name}\"}} 1"
-    )?;
+fn of_host(text: &mut Exposition, host: &HostView, ended: [u64; FATES.len()]) {
+    let labels: Labels<'_> = &[("version", &host.version), ("host", &host.host)];
+    text.single(Kind::Info, ("build", "Version of the daemon."), labels, 1);
     for (name, help, value) in HOST_GAUGES {
         if let Some(value) = value(host) {
-            head(text, name, "gauge", help)?;
-            writeln!(text, "plimsoll_{name} {value}")?;
+            text.single(Kind::Gauge, (name, help), &[], value);
         }
     }
-    head(
-        text,
-        "host_memory_bytes",
-        "gauge",
-        "Where the memory is that Plimsoll divides.",
-    )?;
+    let help = "Memory that Plimsoll allocates, by its holder.";
+    let mut family = text.family(Kind::Gauge, "host_memory_bytes", help);
     for (holder, bytes) in [
         ("vms-direct", host.memory.vms_direct_bytes),
         ("vms-cache", host.memory.vms_cache_bytes),
         ("store", host.memory.store_bytes),
         ("spare", host.memory.spare_bytes),
     ] {
-        writeln!(
-            text,
-            "plimsoll_host_memory_bytes{{holder=\"{holder}\"}} {bytes}"
-        )?;
+        family.sample(&[("holder", &holder)], bytes);
     }
-    head(
-        text,
-        "mode",
-        "gauge",
-        "What the daemon may do: 1 for what it is.",
-    )?;
-    for (mode, word) in MODES {
-        let is = u8::from(mode == host.mode);
-        writeln!(text, "plimsoll_mode{{mode=\"{word}\"}} {is}")?;
+    let help = "What the daemon may do; 1 for its mode.";
+    let mut family = text.family(Kind::Gauge, "mode", help);
+    for (mode, name) in MODES {
+        family.sample(&[("mode", &name)], u8::from(mode == host.mode));
     }
-    head(
-        text,
-        "phase",
-        "gauge",
-        "Where in the workflow the host is: 1 for what it is.",
-    )?;
-    for (phase, word) in PHASES {
-        let is = u8::from(phase == host.phase);
-        writeln!(text, "plimsoll_phase{{phase=\"{word}\"}} {is}")?;
+    let help = "Phase of the host's workflow; 1 for the present one.";
+    let mut family = text.family(Kind::Gauge, "phase", help);
+    for (phase, name) in PHASES {
+        family.sample(&[("phase", &name)], u8::from(phase == host.phase));
     }
-    head(text, "turns", "counter", "Turns since the start.")?;
-    writeln!(text, "plimsoll_turns_total {}", host.turn)?;
-    head(
-        text,
-        "decisions",
-        "counter",
-        "Decisions by how they ended, since the start.",
-    )?;
-    for ((_, word), count) in FATES.into_iter().zip(ended) {
-        writeln!(text, "plimsoll_decisions_total{{state=\"{word}\"}} {count}")?;
+    let turns = ("turns", "Turns since the start.");
+    text.single(Kind::Counter, turns, &[], host.turn);
+    let help = "Decisions since the start, by their final state.";
+    let mut family = text.family(Kind::Counter, "decisions", help);
+    for ((_, name), count) in FATES.into_iter().zip(ended) {
+        family.sample(&[("state", &name)], count);
     }
-    Ok(())
 }
 
-fn of_vms(text: &mut String, snapshot: &Snapshot) -> fmt::Result {
+fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
     let vms = &snapshot.host.vms;
-    head(
-        text,
-        "vm",
-        "info",
-        "What runs a VM; an accelerator of \"tcg\" emulates.",
-    )?;
+    let help = "What runs a VM; an accelerator of \"tcg\" emulates.";
+    let mut family = text.family(Kind::Info, "vm", help);
     for vm in vms {
         let accelerator = vm.accelerator.as_deref().unwrap_or("unknown");
-        writeln!(
-            text,
-            "plimsoll_vm_info{{vm=\"{}\",pid=\"{}\",accelerator=\"{}\",libvirt=\"{}\"}} 1",
-            Escaped(&vm.vm),
-            vm.pid,
-            Escaped(accelerator),
-            vm.libvirt
-        )?;
+        let labels: Labels<'_> = &[
+            ("vm", &vm.vm),
+            ("pid", &vm.pid),
+            ("accelerator", &accelerator),
+            ("libvirt", &vm.libvirt),
+        ];
+        family.sample(labels, 1);
     }
-    for (name, help, value) in VM_GAUGES {
-        family(text, name, "gauge", help, vms, value)?;
+    for (kind, families) in [
+        (Kind::Gauge, &VM_GAUGES[..]),
+        (Kind::Counter, &VM_COUNTERS[..]),
+    ] {
+        for &(name, help, value) in families {
+            let mut family = text.family(kind, name, help);
+            for vm in vms {
+                if let Some(value) = value(vm) {
+                    family.sample(&[("vm", &vm.vm)], value);
+                }
+            }
+        }
     }
-    for (name, help, value) in VM_COUNTERS {
-        family(text, name, "counter", help, vms, value)?;
+    for (kind, families) in [
+        (Kind::Gauge, &TRACE_GAUGES[..]),
+        (Kind::Counter, &TRACE_COUNTERS[..]),
+    ] {
+        for &(name, help, value) in families {
+            let mut family = text.family(kind, name, help);
+            for vm in vms {
+                if let Some(value) = vm.trace.as_ref().and_then(value) {
+                    family.sample(&[("vm", &vm.vm)], value);
+                }
+            }
+        }
     }
-    for (name, help, value) in TRACE_GAUGES {
-        family(text, name, "gauge", help, vms, |vm| {
-            vm.trace.as_ref().and_then(value)
-        })?;
-    }
-    for (name, help, value) in TRACE_COUNTERS {
-        family(text, name, "counter", help, vms, |vm| {
-            vm.trace.as_ref().and_then(value)
-        })?;
-    }
-    head(
-        text,
-        "vm_standing",
-        "gauge",
-        "How it stands with its promise: 1 for what it is.",
-    )?;
+    let help = "Whether it meets its SLO; 1 for its standing.";
+    let mut family = text.family(Kind::Gauge, "vm_standing", help);
     for vm in vms {
-        for (standing, word) in STANDINGS {
-            let is = u8::from(standing == vm.standing);
-            let vm = Escaped(&vm.vm);
-            writeln!(
-                text,
-                "plimsoll_vm_standing{{vm=\"{vm}\",standing=\"{word}\"}} {is}"
-            )?;
+        for (standing, name) in STANDINGS {
+            let labels: Labels<'_> = &[("vm", &vm.vm), ("standing", &name)];
+            family.sample(labels, u8::from(standing == vm.standing));
         }
     }
     let help = "Working set by its curve; the label bound is estimate, at_least or at_most.";
-    head(text, "vm_working_set_bytes", "gauge", help)?;
+    let mut family = text.family(Kind::Gauge, "vm_working_set_bytes", help);
     for vm in vms {
         if let Some(set) = &vm.working_set {
-            let (vm, bound) = (Escaped(&vm.vm), set.bound.name());
-            writeln!(
-                text,
-                "plimsoll_vm_working_set_bytes{{vm=\"{vm}\",bound=\"{bound}\"}} {}",
-                set.bytes
-            )?;
+            let bound = set.bound.name();
+            family.sample(&[("vm", &vm.vm), ("bound", &bound)], set.bytes);
         }
     }
-    // The references of a window, so a gauge's histogram: counts fall as well as rise.
+    let curves = || {
+        vms.iter()
+            .filter_map(|vm| Some((vm, snapshot.curves.get(&vm.vm)?)))
+    };
+    // A window's references may fall as well as rise, so this is a gauge's histogram.
     let help = "References behind its curve by reuse distance; first references, and those beyond the curve, in +Inf.";
-    head(text, "vm_reuse_distance_bytes", "gaugehistogram", help)?;
-    for vm in vms {
-        if let Some(curve) = snapshot.curves.get(&vm.vm) {
-            buckets(text, vm, curve)?;
-        }
+    let mut family = text.family(Kind::GaugeHistogram, "vm_reuse_distance_bytes", help);
+    for (vm, curve) in curves() {
+        buckets(&mut family, vm, curve);
     }
     let help = "References behind its curve that miss at every size: first ones, and those beyond the curve.";
-    head(text, "vm_first_references", "gauge", help)?;
-    for vm in vms {
-        if let Some(curve) = snapshot.curves.get(&vm.vm) {
-            let first = float(curve.references) - hits(curve, u64::MAX);
-            writeln!(
-                text,
-                "plimsoll_vm_first_references{{vm=\"{}\"}} {first}",
-                Escaped(&vm.vm)
-            )?;
-        }
+    let mut family = text.family(Kind::Gauge, "vm_first_references", help);
+    for (vm, curve) in curves() {
+        let first = float(curve.references) - hits(curve, u64::MAX);
+        family.sample(&[("vm", &vm.vm)], first);
     }
-    Ok(())
 }
 
-/// A family with a number of each VM that has it.
-fn family(
-    text: &mut String,
-    name: &str,
-    kind: &str,
-    help: &str,
-    vms: &[VmSummary],
-    value: impl Fn(&VmSummary) -> Option<f64>,
-) -> fmt::Result {
-    let mut values = vms
-        .iter()
-        .filter_map(|vm| Some((vm, value(vm)?)))
-        .peekable();
-    if values.peek().is_none() {
-        return Ok(());
-    }
-    head(text, name, kind, help)?;
-    let ending = if kind == "counter" { "_total" } else { "" };
-    for (vm, value) in values {
-        writeln!(
-            text,
-            "plimsoll_{name}{ending}{{vm=\"{}\"}} {value}",
-            Escaped(&vm.vm)
-        )?;
-    }
-    Ok(())
-}
-
-/// A curve as a histogram. Bounds are the same for all VMs and at all times, up to what a VM could have and its curve tells.
-fn buckets(text: &mut String, vm: &VmSummary, curve: &CurveJson) -> fmt::Result {
-    let name = Escaped(&vm.vm);
-    let told = curve.points.last();
-    let told = told.map_or(0, |point| point.size_pages.saturating_mul(curve.page_bytes));
-    let most = told.max(vm.ram_bytes);
+/// A curve as a histogram. Bounds are the same for all VMs and at all times, up to the larger of the VM's RAM and its
+/// curve's last size.
+fn buckets(family: &mut Family<'_>, vm: &VmSummary, curve: &CurveJson) {
+    let last = curve.points.last();
+    let last = last.map_or(0, |point| point.size_pages.saturating_mul(curve.page_bytes));
+    let end = last.max(vm.ram_bytes);
     for index in 0..BUCKETS_MAX - 1 {
         let octave = BUCKET_BYTES << (index / 2);
         let bound = octave + octave / 2 * u64::from(index % 2);
-        let hits = hits(curve, bound);
-        writeln!(
-            text,
-            "plimsoll_vm_reuse_distance_bytes_bucket{{vm=\"{name}\",le=\"{bound}.0\"}} {hits}"
-        )?;
-        if bound >= most {
+        let le = format!("{bound}.0");
+        family.sample(&[("vm", &vm.vm), ("le", &le)], hits(curve, bound));
+        if bound >= end {
             break;
         }
     }
-    writeln!(
-        text,
-        "plimsoll_vm_reuse_distance_bytes_bucket{{vm=\"{name}\",le=\"+Inf\"}} {}",
-        curve.references
-    )
+    family.sample(&[("vm", &vm.vm), ("le", &"+Inf")], curve.references);
 }
 
 /// References that hit in a memory of `bytes`.
@@ -627,10 +549,6 @@ fn hits(curve: &CurveJson, bytes: u64) -> f64 {
         .checked_sub(1)
         .map_or(1.0, |at| curve.points[at].miss_ratio);
     (float(curve.references) * (1.0 - ratio)).round()
-}
-
-fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
-    openmetrics::head(text, "plimsoll_", name, kind, help)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a metric is a float")]
