@@ -87,7 +87,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "--disk @/good.raw,socket=@/s,cache=1",
             2,
-            "'cache=1' is no option of a disk",
+            "'cache=1' is not an option of a disk",
         ),
         (
             "--disk @/good.raw,socket=@/s,queues=0",
@@ -103,7 +103,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "--disk @/good.raw,socket=@/file",
             1,
-            "file is there and is not a socket",
+            "file is there and is no socket",
         ),
         ("DISK --cache 1K", 2, "--cache 1KiB: the minimum is 1MiB"),
         (

@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn the_table_is_the_documented_one() {
         let expected = "\
-capacity  512 MiB (up to 2 GiB), used 500 MiB (97.7 %), of it metadata 4 MiB
+capacity  512 MiB (up to 2 GiB), used 500 MiB (97.7 %), including metadata 4 MiB
 pages     160000, 7 without a frame of their own
 LZ4       230 MiB in 100 MiB, 2.30 : 1
 gets      2.0M, 75.0 % hit; 2.3M puts, 0 refused, 9999 evicted; in 2 h
