@@ -113,6 +113,7 @@ fn broken(rule: &str, serve: &str, rounds: u64) -> Setup {
 }
 
 #[test]
+#[cfg_attr(not(feature = "ablation"), ignore = "needs the feature ablation")]
 fn without_hashes_a_guest_that_breaks_a_rule_is_served_wrong_pages() {
     let Some(_turn) = turn() else { return };
     for rule in BROKEN {
