@@ -151,13 +151,6 @@ fn of_aet() {
 }
 
 #[test]
-fn of_aet_of_a_sample_of_references() {
-    held("a fiftieth of the references", |seed| {
-        Box::new(Aet::sampled(0.02, seed).unwrap())
-    });
-}
-
-#[test]
 fn of_aet_of_a_sample_of_pages() {
     held("a twentieth of the pages", |seed| {
         Box::new(SpatialAet::new(0.05, seed).unwrap())

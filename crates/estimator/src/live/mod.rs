@@ -14,6 +14,11 @@
 
 mod ordered;
 mod scans;
+mod survival;
+mod window;
+
+pub use survival::Survival;
+pub use window::{WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,7 +26,6 @@ use std::time::Duration;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
 
-use crate::window::{WindowAet, WindowLru};
 use ordered::Pooled;
 use scans::ScanCurve;
 

@@ -8,8 +8,8 @@ use std::fmt;
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::{LiveEstimator, LiveOptions, Recent};
-use crate::survival::Survival;
-use crate::window::{WindowAet, WindowLru, aet_curve, lru_curve};
+use crate::live::survival::Survival;
+use crate::live::window::{WindowAet, WindowLru, aet_curve, lru_curve};
 
 /// An estimator of single windows.
 pub(super) trait Window: Default + fmt::Debug + Send {

@@ -21,7 +21,7 @@
 use std::collections::HashMap;
 
 use super::{LiveEstimator, LiveOptions, Recent};
-use crate::footprint::{AverageWindow, Footprint, FootprintPoint};
+use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
 /// Replicates that the sample is kept in.

@@ -1,21 +1,21 @@
-//! Working sets without a curve: what the pages that a VM was seen to touch, write, read again or miss say of its need.
+//! Working sets without a curve: from the pages that a VM touches, writes or misses.
 //!
-//! | estimator | sees | says | file |
+//! | estimator | input | result | file |
 //! |---|---|---|---|
 //! | [`Prl`] | every page walk, as logged | pages logged often, once their number stands still | `prl` |
 //! | [`Pml`] | first writes of an interval | pages written, once no new ones come | `pml` |
 //! | [`Sampling`] | touches of a few random pages | share touched x memory, with its confidence | `sampling` |
-//! | [`Geiger`] | disk reads and writes with their frames | memory + what would have saved the reads repeated | `geiger` |
 //! | [`Refault`] | what the guest misses while it is shrunk | the smallest size at which it misses nothing | `refault` |
 //! | [`TouchedPages`] | every touch | the working set by definition: the measure of the others | `touched` |
 //!
-//! The first three and the last are fed page numbers and told when an *interval* (a step of μ seconds, \[PRL\] §4.4)
-//! ends. Cost is O(1) a page fed, memory that of the pages ever fed.
+//! All but [`Refault`] share the trait [`WorkingSetEstimator`] and have a row in
+//! [`METHODS`](crate::registry::METHODS). They are fed page numbers, and the end of each *interval* (a step of
+//! μ seconds, \[PRL\] §4.4). Cost is O(1) a page fed, memory that of the pages ever fed.
 //!
 //! Not here: curves (the 5 % point of any is [`MissRatioCurve::size_for`](plimsoll_flow::MissRatioCurve::size_for)),
 //! clocks, where pages come from, and what an interval is.
 
-mod geiger;
+mod estimator;
 mod pml;
 mod prl;
 mod refault;
@@ -23,7 +23,7 @@ mod sampling;
 mod settling;
 mod touched;
 
-pub use geiger::Geiger;
+pub use estimator::WorkingSetEstimator;
 pub use pml::{Pml, PmlOptions, PmlStep};
 pub use prl::{Prl, PrlOptions, PrlStep};
 pub use refault::{Refault, RefaultObservation, RefaultOptions, RefaultPhase};

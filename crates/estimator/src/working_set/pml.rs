@@ -13,8 +13,9 @@ use std::num::NonZeroU16;
 
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
+use super::estimator::WorkingSetEstimator;
 use super::settling::{Settled, Settling};
-use crate::hash::{PageMap, page_map};
+use crate::parts::hash::{PageMap, page_map};
 
 /// When [`Pml`] is sure.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,6 +116,25 @@ impl Pml {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, u64)>()
+    }
+}
+
+impl WorkingSetEstimator for Pml {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.log(pages);
+    }
+
+    fn end_interval(&mut self) -> Vec<Option<u64>> {
+        let step = self.end_interval();
+        vec![Some(step.written.0), Some(step.cumulative.0)]
+    }
+
+    fn working_set(&self) -> Option<WorkingSet> {
+        (self.steps() > 0).then(|| self.working_set())
+    }
+
+    fn settled(&self) -> Option<Settled> {
+        self.settled()
     }
 }
 

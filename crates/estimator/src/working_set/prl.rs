@@ -21,8 +21,9 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
+use super::estimator::WorkingSetEstimator;
 use super::settling::{Settled, Settling};
-use crate::hash::{PageMap, page_map};
+use crate::parts::hash::{PageMap, page_map};
 
 /// How [`Prl`] tells hot pages, and when it is sure.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -193,6 +194,29 @@ fn slot(step: u64, omega: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "below ω, of 16 bits")]
     let slot = (step % omega) as usize;
     slot
+}
+
+impl WorkingSetEstimator for Prl {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.log(pages);
+    }
+
+    fn end_interval(&mut self) -> Vec<Option<u64>> {
+        let step = self.end_interval();
+        vec![Some(step.hot.0), step.growth]
+    }
+
+    fn working_set(&self) -> Option<WorkingSet> {
+        (self.steps() > 0).then(|| self.working_set())
+    }
+
+    fn settled(&self) -> Option<Settled> {
+        self.settled()
+    }
+
+    fn assumed(&self) -> PageCount {
+        self.options.epsilon
+    }
 }
 
 #[cfg(test)]

@@ -16,9 +16,11 @@
 
 use std::num::NonZeroU32;
 
-use plimsoll_flow::{PageCount, PageNumber};
+use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
-use crate::hash::{PageMap, mix, page_map};
+use super::estimator::WorkingSetEstimator;
+use crate::parts::hash::{PageMap, page_map};
+use crate::parts::mix::mix;
 
 /// How pages are sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -95,6 +97,8 @@ pub struct Sampling {
     sample: PageMap<bool>,
     touched: u32,
     averages: Option<(f64, f64)>,
+    /// What the last interval ended with.
+    last: Option<SamplingStep>,
 }
 
 impl Sampling {
@@ -108,6 +112,7 @@ impl Sampling {
             sample: page_map(),
             touched: 0,
             averages: None,
+            last: None,
         };
         sampling.draw();
         sampling
@@ -146,6 +151,7 @@ impl Sampling {
             memory: self.memory,
         };
         self.draw();
+        self.last = Some(step);
         step
     }
 
@@ -214,6 +220,33 @@ fn at_most(hits: u32, all: u32, share: f64) -> f64 {
         chance += term.exp();
     }
     chance
+}
+
+impl WorkingSetEstimator for Sampling {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for &page in pages {
+            self.touch(page);
+        }
+    }
+
+    fn end_interval(&mut self) -> Vec<Option<u64>> {
+        let step = self.end_interval();
+        let (low, high) = step.confidence();
+        [step.size, low, high, step.smoothed]
+            .map(|pages| Some(pages.0))
+            .into()
+    }
+
+    fn working_set(&self) -> Option<WorkingSet> {
+        self.last.map(|step| WorkingSet {
+            size: step.size,
+            bound: WorkingSetBound::Estimate,
+        })
+    }
+
+    fn confidence(&self) -> Option<(PageCount, PageCount)> {
+        self.last.map(|step| step.confidence())
+    }
 }
 
 #[cfg(test)]

@@ -12,9 +12,10 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
 
-use plimsoll_flow::{PageCount, PageNumber};
+use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
-use crate::hash::{PageMap, page_map};
+use super::estimator::WorkingSetEstimator;
+use crate::parts::hash::{PageMap, page_map};
 
 /// Which pages a window's working set is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub struct TouchedPages {
     /// Pages of the window's intervals before it, the oldest first.
     before: VecDeque<Vec<PageNumber>>,
     working_set: u64,
+    /// What the last interval ended with.
+    last: Option<TouchedStep>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +79,7 @@ impl TouchedPages {
             current: Vec::new(),
             before: VecDeque::new(),
             working_set: 0,
+            last: None,
         }
     }
 
@@ -112,6 +116,7 @@ impl TouchedPages {
             }
         }
         self.now += 1;
+        self.last = Some(step);
         step
     }
 
@@ -133,6 +138,26 @@ impl TouchedPages {
         let listed: usize = self.before.iter().map(Vec::capacity).sum();
         self.pages.capacity() * size_of::<(PageNumber, Touches)>()
             + (listed + self.current.capacity()) * size_of::<PageNumber>()
+    }
+}
+
+impl WorkingSetEstimator for TouchedPages {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for &page in pages {
+            self.touch(page);
+        }
+    }
+
+    fn end_interval(&mut self) -> Vec<Option<u64>> {
+        let step = self.end_interval();
+        vec![Some(step.touched.0), Some(step.working_set.0)]
+    }
+
+    fn working_set(&self) -> Option<WorkingSet> {
+        self.last.map(|step| WorkingSet {
+            size: step.working_set,
+            bound: WorkingSetBound::Estimate,
+        })
     }
 }
 

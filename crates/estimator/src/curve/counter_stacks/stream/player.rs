@@ -1,0 +1,183 @@
+//! The counters as they were, from a record of their counts, and the curve of a window of the stream.
+
+use super::coding::{floor_of, take_zigzag};
+use super::reader::{Column, CounterStream};
+use crate::curve::counter_stacks::hyper_log_log::COUNT_MAX;
+use crate::curve::counter_stacks::ladder::{Cell, Counter, Ladder, Rise};
+use crate::curve::counter_stacks::place;
+use crate::curve::counter_stacks::sizes::Sizes;
+
+/// The counters as they were, from their counts.
+pub(super) struct Player {
+    pub(super) ladder: Ladder<()>,
+    pub(super) now: u64,
+}
+
+impl Player {
+    pub(super) fn new(stream: &CounterStream) -> Self {
+        Self {
+            ladder: Ladder::new(stream.options.interval, stream.delta, ()),
+            now: 0,
+        }
+    }
+
+    /// Plays an interval; `None` if that cannot be what happened.
+    pub(super) fn play(&mut self, column: &Column<'_>, mut cells: impl FnMut(&Cell)) -> Option<()> {
+        let now = self.now.checked_add(column.references)?;
+        let due = if column.last {
+            self.ladder.levels.len() - 1
+        } else {
+            self.ladder.due()
+        };
+        let mut rises = column.rises;
+        let mut measure = |counter: &mut Counter<()>, younger: Rise| {
+            let rise = i64::try_from(younger.amount()).ok()?;
+            let rise = rise.checked_sub(take_zigzag(&mut rises)?)?;
+            let count = counter.count.checked_add_signed(rise)?;
+            (rise >= 0 && count <= COUNT_MAX).then_some(count)
+        };
+        for level in 0..=due {
+            self.ladder
+                .end_stretch(level, now, column.distinct, &mut measure, &mut cells)?;
+        }
+        if !rises.is_empty() {
+            return None;
+        }
+        self.now = now;
+        if column.last {
+            self.ladder
+                .levels
+                .iter_mut()
+                .for_each(|level| level.began = now);
+        } else {
+            self.ladder.turn(now, due, |_| ());
+        }
+        Some(())
+    }
+
+    /// Whether all that happened before `to` was counted.
+    pub(super) fn is_past(&self, to: u64) -> bool {
+        self.ladder.levels.iter().all(|level| level.began >= to)
+    }
+
+    /// Levels not counted when the record is cut short: as their counters rose last.
+    pub(super) fn forecast(&self, mut cells: impl FnMut(&Cell)) {
+        let mut seam_after = 0;
+        for stretch in &self.ladder.levels {
+            let mut younger = Rise {
+                after: seam_after,
+                ..stretch.seam
+            };
+            for counter in stretch.counters.iter().rev() {
+                let (rise, during) = counter.rose;
+                let length = u128::from(self.now - stretch.began);
+                let rise = u128::from(rise) * length / u128::from(during.max(1));
+                let rise = u64::try_from(rise)
+                    .unwrap_or(u64::MAX)
+                    .min(younger.amount());
+                let older = Rise {
+                    start: counter.start,
+                    before: counter.count,
+                    after: counter.count + rise,
+                };
+                if length > 0 {
+                    cells(&Cell {
+                        younger,
+                        older,
+                        from: stretch.began,
+                        until: self.now,
+                    });
+                }
+                younger = older;
+                seam_after = older.after;
+            }
+        }
+    }
+}
+
+/// What happened within a part of the stream to pages last used in it.
+pub(super) struct Window {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) sizes: Sizes,
+    /// Largest count of a counter that began in the window.
+    pub(super) distinct: u64,
+}
+
+impl Window {
+    /// Reuses within an interval.
+    pub(super) fn add_reuses(&mut self, reuses: &[(u64, u64)]) {
+        for &(bucket, reuses) in reuses {
+            // A reuse at distance d hits from size d + 1 on.
+            let (low, high) = (floor_of(bucket), floor_of(bucket + 1));
+            if high - low == 1 {
+                self.sizes.exactly(high, reuses as f64);
+            } else {
+                self.sizes.between(low, high, reuses as f64);
+                self.sizes.bounds(low + 1, high, reuses as f64);
+            }
+        }
+    }
+
+    pub(super) fn add(&mut self, cell: &Cell) {
+        self.add_cell(cell, false);
+    }
+
+    pub(super) fn add_forecast(&mut self, cell: &Cell) {
+        self.add_cell(cell, true);
+    }
+
+    pub(super) fn add_cell(&mut self, cell: &Cell, forecast: bool) {
+        let &Cell {
+            younger,
+            older,
+            from,
+            until,
+        } = cell;
+        // Pages last used before the window are new to it.
+        if younger.start < self.from || younger.start >= self.to || from >= self.to {
+            return;
+        }
+        let inner = if older.start >= self.from {
+            older
+        } else {
+            younger
+        };
+        self.distinct = self.distinct.max(inner.after);
+        let whole = older.start >= self.from && until <= self.to && !forecast;
+        if whole {
+            place(cell, &mut self.sizes);
+            return;
+        }
+        // Part of the stretch lies behind the window's end, and of the beginnings between the
+        // two counters', some before its beginning: in proportion.
+        let inside = (self.to.min(until) - from) as f64 / (until - from) as f64;
+        let since = |start: u64| (younger.start - start) as f64;
+        let known = if older.start >= self.from {
+            1.0
+        } else {
+            since(self.from) / since(older.start)
+        };
+        let mass = (younger.amount() as f64 - older.amount() as f64) * inside;
+        let part = |from: u64, to: u64, share: f64| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "between two counts"
+            )]
+            let way = ((to - from) as f64 * share).round() as u64;
+            from + way.min(to - from)
+        };
+        let low = part(younger.before, younger.after, inside / 2.0);
+        let high = part(older.before, older.after, inside / 2.0);
+        self.sizes
+            .between(low, part(low, high.max(low), known), mass * known);
+        // As few misses as there may be: the part is all of it, or older pages rise no more.
+        let all = if forecast {
+            younger.amount() as f64
+        } else {
+            mass / inside
+        };
+        self.sizes.early(younger.before + 1, all.max(0.0));
+    }
+}

@@ -1,0 +1,259 @@
+//! Reading a record: its checks, and curves of its windows.
+
+use std::io::Read;
+use std::ops::Range;
+
+use plimsoll_flow::MissRatioCurve;
+
+use super::coding::{buckets_of, put_varint, take_varint};
+use super::player::{Player, Window};
+use super::{CRC_BYTES, HEADER_BYTES, StreamError, VERSION};
+use crate::curve::counter_stacks::sizes::{CountError, Sizes};
+use crate::curve::counter_stacks::{
+    CounterStacksOptions, DELTA_MAX, INTERVAL_MAX, PRECISIONS, SHARE_ONE,
+};
+
+/// A recorded stream, checked and ready to be asked.
+#[derive(Debug, Clone)]
+pub struct CounterStream {
+    pub(super) options: CounterStacksOptions,
+    pub(super) delta: u32,
+    /// Payloads that were understood, each after its length as a varint.
+    pub(super) records: Vec<u8>,
+    pub(super) references: u64,
+    pub(super) lost_bytes: u64,
+    pub(super) finished: bool,
+}
+
+/// One interval as recorded.
+pub(super) struct Column<'bytes> {
+    pub(super) references: u64,
+    pub(super) last: bool,
+    pub(super) distinct: u64,
+    /// Pairs of bucket and reuses.
+    pub(super) reuses: Vec<(u64, u64)>,
+    /// What is left of the payload.
+    pub(super) rises: &'bytes [u8],
+}
+
+impl<'bytes> Column<'bytes> {
+    pub(super) fn parse(mut bytes: &'bytes [u8], interval: u32) -> Option<Self> {
+        let references = take_varint(&mut bytes)?;
+        let (references, last) = (references >> 1, references & 1 == 1);
+        let whole = references == u64::from(interval);
+        if !(whole && !last || last && references < u64::from(interval)) {
+            return None;
+        }
+        let distinct = take_varint(&mut bytes)?;
+        let entries = take_varint(&mut bytes)?;
+        let mut reuses = Vec::new();
+        let (mut bucket, mut sum) = (0_u64, distinct);
+        for _ in 0..entries {
+            bucket = bucket.checked_add(take_varint(&mut bytes)?)?;
+            let count = take_varint(&mut bytes)?;
+            if count == 0 || bucket >= buckets_of(interval) {
+                return None;
+            }
+            sum = sum.checked_add(count)?;
+            reuses.push((bucket, count));
+            bucket += 1;
+        }
+        // Every reference is its page's first in the interval, or a reuse; and there is no reuse of nothing.
+        (sum == references && (distinct > 0 || references == 0)).then_some(Self {
+            references,
+            last,
+            distinct,
+            reuses,
+            rises: bytes,
+        })
+    }
+}
+
+impl CounterStream {
+    /// The eight bytes that a recorded stream begins with.
+    pub const MAGIC: &[u8; 8] = b"PLIMCSTK";
+
+    /// Reads a stream to its end, or to where it is cut short or broken.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError::Read`] if reading fails; [`StreamError::NoStream`], [`StreamError::Version`] and
+    /// [`StreamError::Options`] if the header is not one. A broken record is no error: see [`lost_bytes`](Self::lost_bytes).
+    pub fn open(mut from: impl Read) -> Result<Self, StreamError> {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).map_err(StreamError::Read)?;
+        let (header, records) = bytes
+            .split_at_checked(HEADER_BYTES)
+            .ok_or(StreamError::NoStream)?;
+        let (options, delta, crc) = parse_header(header)?;
+        let mut stream = Self {
+            options,
+            delta,
+            records: Vec::new(),
+            references: 0,
+            lost_bytes: 0,
+            finished: false,
+        };
+        stream.check_records(records, crc);
+        Ok(stream)
+    }
+
+    /// Keeps what can be understood.
+    pub(super) fn check_records(&mut self, bytes: &[u8], mut crc: u32) {
+        let mut player = Player::new(self);
+        let mut left = bytes;
+        let mut records = Vec::new();
+        while !self.finished {
+            let mut rest = left;
+            let Some((payload, crc_after)) = take_record(&mut rest, crc) else {
+                break;
+            };
+            let Some(column) = Column::parse(payload, self.options.interval) else {
+                break;
+            };
+            if player.play(&column, |_| ()).is_none() {
+                break;
+            }
+            put_varint(&mut records, payload.len() as u64);
+            records.extend(payload);
+            (left, crc) = (rest, crc_after);
+            self.finished = column.last;
+        }
+        self.references = player.now;
+        self.lost_bytes = left.len() as u64;
+        self.records = records;
+    }
+
+    /// How the counters were set up.
+    #[must_use]
+    pub fn options(&self) -> CounterStacksOptions {
+        self.options
+    }
+
+    /// How many references were recorded and can be read.
+    #[must_use]
+    pub fn references(&self) -> u64 {
+        self.references
+    }
+
+    /// Bytes at the end that could not be read: cut short or broken. 0 for a whole stream.
+    #[must_use]
+    pub fn lost_bytes(&self) -> u64 {
+        self.lost_bytes
+    }
+
+    /// Whether the stream was [finished](StreamWriter::finish); if not, its last part is only roughly counted.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// The curve of a window, in references from the stream's beginning, as if it were all there is: pages first
+    /// used in it miss at every size. It begins at an interval's border and ends at one or at the stream's end.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError::InsideInterval`] and [`StreamError::NoWindow`] for other windows.
+    pub fn curve(&self, window: Range<u64>) -> Result<MissRatioCurve, StreamError> {
+        let Range {
+            start: from,
+            end: to,
+        } = window;
+        let interval = self.options.interval;
+        if from >= to || to > self.references {
+            return Err(StreamError::NoWindow {
+                from,
+                to,
+                references: self.references,
+            });
+        }
+        let inside = |&at: &u64| at != self.references && !at.is_multiple_of(u64::from(interval));
+        if let Some(at) = [from, to].into_iter().find(inside) {
+            return Err(StreamError::InsideInterval { at, interval });
+        }
+        let mut view = Window {
+            from,
+            to,
+            sizes: Sizes::default(),
+            distinct: 0,
+        };
+        let mut player = Player::new(self);
+        let mut left = self.records.as_slice();
+        while let Some(column) = take_column(&mut left, interval) {
+            let began = player.now;
+            if from <= began && began < to {
+                view.add_reuses(&column.reuses);
+            }
+            // Stretches that reach beyond the window are wanted as well.
+            if player.play(&column, |cell| view.add(cell)).is_none() || player.is_past(to) {
+                break;
+            }
+        }
+        player.forecast(|cell| view.add_forecast(cell));
+        let error = CountError::new(self.options.precision, view.distinct);
+        Ok(view.sizes.curve(to - from, error)?)
+    }
+
+    /// Bytes of heap held.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.records.capacity()
+    }
+}
+
+pub(super) fn parse_header(header: &[u8]) -> Result<(CounterStacksOptions, u32, u32), StreamError> {
+    let field = |at: usize| {
+        let bytes = header
+            .get(at..at + 4)
+            .and_then(|bytes| bytes.try_into().ok());
+        bytes.map(u32::from_le_bytes).ok_or(StreamError::NoStream)
+    };
+    if !header.starts_with(CounterStream::MAGIC) {
+        return Err(StreamError::NoStream);
+    }
+    let crc = field(32)?;
+    if crc32fast::hash(&header[..32]) != crc {
+        return Err(StreamError::NoStream);
+    }
+    let version = field(8)?;
+    if version != VERSION {
+        return Err(StreamError::Version { version });
+    }
+    let (precision, interval, delta) = (field(12)?, field(16)?, field(20)?);
+    let options = CounterStacksOptions {
+        precision,
+        interval,
+        delta: f64::from(delta) / f64::from(SHARE_ONE),
+        seed: u64::from(field(24)?) | u64::from(field(28)?) << 32,
+    };
+    options.check().map_err(StreamError::Options)?;
+    debug_assert!(interval <= INTERVAL_MAX && delta <= DELTA_MAX);
+    debug_assert!(PRECISIONS.contains(&precision));
+    Ok((options, delta, crc))
+}
+
+/// Takes a record whose sum is right. Returns its payload and the sum.
+pub(super) fn take_record<'bytes>(
+    bytes: &mut &'bytes [u8],
+    crc: u32,
+) -> Option<(&'bytes [u8], u32)> {
+    let length = usize::try_from(take_varint(bytes)?).ok()?;
+    let (payload, rest) = bytes.split_at_checked(length)?;
+    let (sum, rest) = rest.split_at_checked(CRC_BYTES)?;
+    *bytes = rest;
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.update(payload);
+    let crc = hasher.finalize();
+    (sum == crc.to_le_bytes()).then_some((payload, crc))
+}
+
+/// Takes a record that was checked before.
+pub(super) fn take_column<'bytes>(
+    bytes: &mut &'bytes [u8],
+    interval: u32,
+) -> Option<Column<'bytes>> {
+    let length = usize::try_from(take_varint(bytes)?).ok()?;
+    let (payload, rest) = bytes.split_at_checked(length)?;
+    *bytes = rest;
+    Column::parse(payload, interval)
+}

@@ -1,0 +1,599 @@
+//! Exact LRU for recorded streams, on several processors.
+//!
+//! The stream is taken in waves. A wave's work is divided twice, so that no part of it is done by one alone:
+//!
+//! 1. **By page**: when was each reference's page last used? Pages are divided among tables, each of which sees
+//!    all references to its pages, in order. Every time is the place in the whole stream.
+//! 2. **By time**: how many of the last uses before were later than that one? The wave is cut into
+//!    segments. What stands in the row of times (`access_tree`) when a segment begins follows from the answers
+//!    to 1 without counting: all its predecessors' times taken, those before them struck out. That takes a bit
+//!    for each reference; each segment then counts in a row of its own.
+//!
+//! When the row is used up, the times marked are numbered anew, table by table.
+//!
+//! So each thread does a share of the very work that [`ExactLru`](crate::ExactLru) does, and there is nothing to merge
+//! but the counts by distance. In [Niu12] (PARDA) a segment finds the distances that lie within it, and
+//! all first references of a segment are then looked up in the stack of those before, in turn: at a million pages,
+//! a quarter of four million references, one after the other. [Bender23] divides by time as well, and sorts.
+//!
+//! What bounds it: the tables as in `lru`. Dividing the pages and bringing the answers back costs 5 to 10 ns a
+//! reference, little where the tables wait for memory, a quarter more where they do not (Zipf's pages). A later segment has more bits to
+//! set than an earlier one (an eighth of what it costs to count them), and is shorter for that; beyond 8
+//! threads this part gains no more.
+//!
+//! Source: ours; [Olken81] for counting last uses.
+//! Cost: as `lru` a reference. Memory beyond it: 28 bytes for each reference of a wave, 15 MB a thread, and for each
+//! thread a row of times (up to 0.6 bytes a page) and counts by distance (8 bytes a page).
+//! Not here: reading the stream.
+
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+
+use crate::curve::lru::{BLOCK, Distances, times_for};
+use crate::estimator::Estimator;
+use crate::parts::access_tree::AccessTree;
+use crate::parts::hash::PageHash;
+use crate::parts::last_use::{LastUse, NEVER};
+
+/// The most threads that are used, of whatever number is asked for; fewer gain as much.
+const THREADS_MAX: usize = 256;
+
+/// References of a wave for each thread, unless there is a reason for another number.
+const SEGMENT_REFERENCES: usize = 1 << 19;
+
+/// Tables for each thread, so that threads end at about the same time.
+const TABLES_PER_THREAD: usize = 4;
+
+/// Each segment of a wave is so much shorter than the one before: one part in 8.
+const SHORTER: usize = 8;
+
+/// The exact miss-ratio curve of an LRU memory, as [`ExactLru`](crate::ExactLru) finds it, by several threads.
+///
+/// References are kept until there are enough of them for all threads, about half a million for
+/// each. [`observe`](Estimator::observe) then returns when they have been taken in.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use plimsoll_estimator::{Estimator, ParallelLru};
+/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+///
+/// let mut batch = ReferenceBatch::new();
+/// for page in (0..4).cycle().take(400) {
+///     batch.push(PageNumber(page), AccessKind::Unknown);
+/// }
+/// let mut lru = ParallelLru::new(NonZeroUsize::MIN.saturating_add(1));
+/// lru.observe(&batch);
+/// let curve = lru.curve()?;
+/// assert_eq!(curve.miss_ratio(PageCount(3)), 1.0);
+/// assert_eq!(curve.miss_ratio(PageCount(4)), 0.01); // 4 first references of 400
+/// # Ok::<(), plimsoll_flow::CurveError>(())
+/// ```
+#[derive(Debug)]
+pub struct ParallelLru {
+    waves: Waves<Distances>,
+}
+
+impl ParallelLru {
+    /// Returns an estimator that has seen nothing and will use so many threads, at most 256, the caller's among them.
+    #[must_use]
+    pub fn new(threads: NonZeroUsize) -> Self {
+        Self {
+            waves: Waves::new(threads.get().min(THREADS_MAX), SEGMENT_REFERENCES),
+        }
+    }
+
+    /// How many distinct pages were referenced.
+    pub fn distinct(&mut self) -> u64 {
+        self.waves.finish(|_| {});
+        self.waves.row.marked() as u64
+    }
+}
+
+impl Estimator for ParallelLru {
+    fn observe(&mut self, batch: &ReferenceBatch) {
+        self.waves.observe(batch.pages(), |_| {});
+    }
+
+    fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
+        self.waves.finish(|_| {});
+        let mut all = Distances::default();
+        for segment in &self.waves.segments {
+            all.add(&segment.sink);
+        }
+        all.curve()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let segments = self.waves.segments.iter();
+        self.waves.memory_bytes()
+            + segments
+                .map(|segment| segment.sink.memory_bytes())
+                .sum::<usize>()
+    }
+}
+
+/// What becomes of the distances of a segment.
+trait Sink: Default + Send + Sync {
+    /// Takes the next ones, in order; [`NEVER`] for a first reference.
+    fn take(&mut self, distances: &[u32]);
+}
+
+impl Sink for Distances {
+    fn take(&mut self, distances: &[u32]) {
+        self.count(distances);
+    }
+}
+
+/// A stream on its way through, wave by wave.
+#[derive(Debug)]
+struct Waves<S> {
+    /// References that make a wave.
+    wave: usize,
+    pending: Vec<PageNumber>,
+    /// Which pages are in which table.
+    hash: PageHash,
+    /// A power of two of them.
+    tables: Vec<LastUse>,
+    /// As it stands when the next wave begins.
+    row: AccessTree,
+    /// For each reference of a wave the time of its page's last use before it, or [`NEVER`].
+    before: Vec<AtomicU32>,
+    /// One for each thread.
+    segments: Vec<Segment<S>>,
+}
+
+/// What a thread keeps from wave to wave.
+#[derive(Debug)]
+struct Segment<S> {
+    row: AccessTree,
+    sink: S,
+    /// References of a part of the wave, by table.
+    shares: Vec<Vec<Reference>>,
+    // Only room to work in.
+    before: Vec<u32>,
+    distances: Vec<u32>,
+}
+
+/// A reference on its way to a table.
+#[derive(Debug, Clone, Copy)]
+struct Reference {
+    /// As the table knows it.
+    page: PageNumber,
+    /// In the wave.
+    place: u32,
+}
+
+impl<S: Sink> Waves<S> {
+    fn new(threads: usize, segment_references: usize) -> Self {
+        // Fewer than 2^24 in a wave, so that a row of 2^32 times has room for many.
+        let wave = threads.saturating_mul(segment_references).min(1 << 24);
+        let tables = match threads {
+            1 => 1,
+            several => several.min(1 << 10).next_power_of_two() * TABLES_PER_THREAD,
+        };
+        let segment = || Segment {
+            row: AccessTree::new(0, 0),
+            sink: S::default(),
+            shares: vec![Vec::new(); tables],
+            before: Vec::new(),
+            distances: Vec::new(),
+        };
+        Self {
+            wave,
+            hash: PageHash::salted(),
+            pending: Vec::new(),
+            tables: std::iter::repeat_with(LastUse::new).take(tables).collect(),
+            row: AccessTree::new(0, 0),
+            before: Vec::new(),
+            segments: std::iter::repeat_with(segment).take(threads).collect(),
+        }
+    }
+
+    /// Takes in references; after each wave `each` sees all segments, in the order of the stream.
+    fn observe(&mut self, mut pages: &[PageNumber], mut each: impl FnMut(&mut [Segment<S>])) {
+        while !pages.is_empty() {
+            let (now, later) = pages.split_at(pages.len().min(self.wave - self.pending.len()));
+            self.pending.extend_from_slice(now);
+            if self.pending.len() == self.wave {
+                self.finish(&mut each);
+            }
+            pages = later;
+        }
+    }
+
+    /// Takes in what is pending.
+    fn finish(&mut self, mut each: impl FnMut(&mut [Segment<S>])) {
+        if self.pending.is_empty() {
+            return;
+        }
+        if self.row.room() < self.pending.len() {
+            self.number_anew();
+        }
+        if self.segments.len() == 1 {
+            self.touch();
+        } else {
+            self.look_up();
+            self.count();
+        }
+        self.pending.clear();
+        each(&mut self.segments);
+    }
+
+    /// Does all by one thread, which has nothing to divide.
+    fn touch(&mut self) {
+        let (table, segment) = (&mut self.tables[0], &mut self.segments[0]);
+        for pages in self.pending.chunks(BLOCK) {
+            let now = u32::try_from(self.row.next()).expect("times are below 2^32");
+            table.replace_batch(pages, now, &mut segment.before);
+            self.row.replace(&segment.before, &mut segment.distances);
+            segment.sink.take(&segment.distances);
+        }
+    }
+
+    /// Fills `before`.
+    fn look_up(&mut self) {
+        let now = u32::try_from(self.row.next()).expect("times are below 2^32");
+        let references = self.pending.len();
+        if self.before.len() < references {
+            self.before
+                .resize_with(references, || AtomicU32::new(NEVER));
+        }
+        let length = references.div_ceil(self.segments.len());
+        let parts = (0_u32..).step_by(length).zip(self.pending.chunks(length));
+        let shared = self.segments.iter_mut().map(|segment| &mut segment.shares);
+        let work: Vec<_> = shared.zip(parts).collect();
+        let hash = self.hash;
+        in_parallel(work, |(shares, (start, pages))| {
+            share_out(shares, hash, start, pages);
+        });
+
+        let segments = &self.segments[..references.div_ceil(length)];
+        let before = &self.before[..];
+        let tables = Queue::new(self.tables.iter_mut().enumerate());
+        in_parallel(vec![(); self.segments.len()], |()| {
+            while let Some((index, table)) = tables.next() {
+                for segment in segments {
+                    look_up_share(table, &segment.shares[index], now, before);
+                }
+            }
+        });
+    }
+
+    /// Gives the distances of the wave to the sinks.
+    fn count(&mut self) {
+        let starts = segment_starts(self.pending.len(), self.segments.len());
+        let (row, before) = (&self.row, &self.before[..self.pending.len()]);
+        let work: Vec<_> = self.segments.iter_mut().zip(starts.windows(2)).collect();
+        in_parallel(work, |(segment, range)| {
+            segment.count(row, &before[..range[0]], &before[range[0]..range[1]]);
+        });
+        let last = &mut self.segments.last_mut().expect("there is a thread").row;
+        std::mem::swap(&mut self.row, last);
+    }
+
+    /// Numbers the times that stand from 0, in their order, and makes room for a wave.
+    fn number_anew(&mut self) {
+        let row = &self.row;
+        let tables = Queue::new(self.tables.iter_mut());
+        in_parallel(vec![(); self.segments.len()], |()| {
+            while let Some(table) = tables.next() {
+                row.number(table.times_mut());
+            }
+        });
+        let pages = self.row.marked();
+        self.row.reset(times_for(pages, self.pending.len()), pages);
+    }
+
+    /// Bytes of heap held now, but for those of the sinks.
+    fn memory_bytes(&self) -> usize {
+        let tables: usize = self.tables.iter().map(LastUse::memory_bytes).sum();
+        let segments: usize = self.segments.iter().map(Segment::memory_bytes).sum();
+        self.pending.capacity() * size_of::<PageNumber>()
+            + self.before.capacity() * size_of::<AtomicU32>()
+            + self.tables.capacity() * size_of::<LastUse>()
+            + self.segments.capacity() * size_of::<Segment<S>>()
+            + self.row.memory_bytes()
+            + tables
+            + segments
+    }
+}
+
+impl<S: Sink> Segment<S> {
+    /// Takes the distances of `mine`, which follow on `earlier` of the wave that finds `row`.
+    fn count(&mut self, row: &AccessTree, earlier: &[AtomicU32], mine: &[AtomicU32]) {
+        self.row.copy_from(row);
+        if !earlier.is_empty() {
+            self.row.take(earlier.len());
+            for before in earlier {
+                let before = before.load(Ordering::Relaxed);
+                if before != NEVER {
+                    self.row.strike_uncounted(before);
+                }
+            }
+            self.row.count_anew();
+        }
+        for block in mine.chunks(BLOCK) {
+            self.before.clear();
+            let before = block.iter().map(|before| before.load(Ordering::Relaxed));
+            self.before.extend(before);
+            self.row.replace(&self.before, &mut self.distances);
+            self.sink.take(&self.distances);
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let shares = self.shares.iter();
+        shares
+            .map(|share| share.capacity() * size_of::<Reference>())
+            .sum::<usize>()
+            + self.shares.capacity() * size_of::<Vec<Reference>>()
+            + self.row.memory_bytes()
+            + (self.before.capacity() + self.distances.capacity()) * size_of::<u32>()
+    }
+}
+
+/// Divides a part of a wave, which begins at its reference `start`, by table.
+///
+/// Of each run of as many neighbours as there are tables, every table gets one, where
+/// it is known by the run's number. So pages that are dense are dense in each table, and
+/// which one of the run a table gets depends on a hash, so that strides make no table longer than others.
+fn share_out(shares: &mut [Vec<Reference>], hash: PageHash, start: u32, pages: &[PageNumber]) {
+    let (bits, mask) = (shares.len().ilog2(), shares.len() as u64 - 1);
+    shares.iter_mut().for_each(Vec::clear);
+    for (place, &PageNumber(page)) in (start..).zip(pages) {
+        let run = PageNumber(page >> bits);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "below the number of tables"
+        )]
+        let table = (page.wrapping_add(hash.of(run)) & mask) as usize;
+        shares[table].push(Reference { page: run, place });
+    }
+}
+
+/// Looks up the references of a share in its table, and sets their times to `now` and on.
+fn look_up_share(table: &mut LastUse, share: &[Reference], now: u32, before: &[AtomicU32]) {
+    let uses = |index: usize| {
+        let reference: Reference = share[index];
+        (reference.page, now.wrapping_add(reference.place))
+    };
+    table.replace_uses(share.len(), uses, |index, time| {
+        before[share[index].place as usize].store(time, Ordering::Relaxed);
+    });
+}
+
+/// Where each segment of so many references begins, and the end.
+fn segment_starts(references: usize, segments: usize) -> Vec<usize> {
+    // Lengths fall by one part in SHORTER from segment to segment.
+    let mut length = 1.0;
+    let mut ends = vec![0.0];
+    for segment in 0..segments {
+        ends.push(ends[segment] + length);
+        length *= 1.0 - 1.0 / SHORTER as f64;
+    }
+    let scale = references as f64 / ends[segments];
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the number of references"
+    )]
+    let starts = ends
+        .iter()
+        .map(|end| ((end * scale) as usize).min(references));
+    let mut starts: Vec<_> = starts.collect();
+    starts[segments] = references;
+    starts
+}
+
+/// Does all of `work` at once, one of it in this thread.
+fn in_parallel<W: Send>(work: Vec<W>, each: impl Fn(W) + Sync) {
+    let mut work = work.into_iter();
+    let mine = work.next();
+    std::thread::scope(|scope| {
+        for work in work {
+            let each = &each;
+            scope.spawn(move || each(work));
+        }
+        mine.map(&each);
+    });
+}
+
+/// Work that whoever is free takes the next of.
+struct Queue<I>(Mutex<I>);
+
+impl<I: Iterator> Queue<I> {
+    fn new(work: I) -> Self {
+        Self(Mutex::new(work))
+    }
+
+    fn next(&self) -> Option<I::Item> {
+        self.0.lock().expect("no thread panics at the queue").next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curve::lru::{ExactLru, LruStack};
+    use crate::parts::naive::NaiveStack;
+    use crate::parts::streams::{batch_of, curve_of, uniform, zipf};
+    use proptest::prelude::*;
+
+    impl Sink for Vec<u32> {
+        fn take(&mut self, distances: &[u32]) {
+            self.extend(distances);
+        }
+    }
+
+    fn page_numbers(pages: &[u64]) -> Vec<PageNumber> {
+        pages.iter().copied().map(PageNumber).collect()
+    }
+
+    /// Every distance, in the order of the stream, of references that come in batches.
+    fn parallel(
+        threads: usize,
+        segment_references: usize,
+        batch: usize,
+        pages: &[u64],
+    ) -> Vec<u32> {
+        let mut waves = Waves::<Vec<u32>>::new(threads, segment_references);
+        let mut distances = Vec::new();
+        let mut each = |segments: &mut [Segment<Vec<u32>>]| {
+            for segment in segments {
+                distances.append(&mut segment.sink);
+            }
+        };
+        for pages in page_numbers(pages).chunks(batch) {
+            waves.observe(pages, &mut each);
+        }
+        waves.finish(&mut each);
+        distances
+    }
+
+    fn online(batch: usize, pages: &[u64]) -> Vec<u32> {
+        let mut stack = LruStack::new();
+        let (mut all, mut block) = (Vec::new(), Vec::new());
+        for pages in page_numbers(pages).chunks(batch) {
+            let mut pages = pages;
+            while !pages.is_empty() {
+                pages = stack.touch_block(pages, &mut block);
+                all.extend(&block);
+            }
+        }
+        all
+    }
+
+    fn naive(pages: &[u64]) -> Vec<u32> {
+        let mut stack = NaiveStack::default();
+        let distance = |&page| stack.touch(page).map_or(NEVER, |distance| distance as u32);
+        pages.iter().map(distance).collect()
+    }
+
+    /// Streams that strain one thing or another.
+    fn streams() -> Vec<Vec<u64>> {
+        let saw = |pages: u64| (0..pages).chain((1..pages - 1).rev());
+        vec![
+            vec![],
+            vec![0],
+            vec![u64::MAX],
+            vec![7; 5_000],
+            vec![0; 5_000],
+            (0..5_000).collect(),
+            (0..5_000).map(|page| page << 12).collect(),
+            (0..5_000).map(|page| u64::MAX - page).collect(),
+            (0..1_000).cycle().take(9_000).collect(),
+            (0..1_000).rev().cycle().take(9_000).collect(),
+            saw(700).cycle().take(9_000).collect(),
+            (0..9_000)
+                .map(|i| i % 300 + i / 2_000 % 2 * (1 << 40))
+                .collect(),
+            uniform(3_000, 1).take(9_000).collect(),
+            zipf(3_000, 1.0, 2).take(9_000).collect(),
+            zipf(3_000, 1.0, 3)
+                .map(|page| u64::MAX - page)
+                .take(9_000)
+                .collect(),
+        ]
+    }
+
+    #[test]
+    fn streams_that_strain_agree_with_a_list_moved_to_the_front() {
+        for (index, pages) in streams().iter().enumerate() {
+            let expected = naive(pages);
+            for batch in [1, 777, 1 << 20] {
+                assert!(
+                    online(batch, pages) == expected,
+                    "stream {index} by {batch}"
+                );
+            }
+            for (threads, segment) in [(1, 500), (2, 1 << 19), (2, 777), (3, 300), (16, 90)] {
+                let found = parallel(threads, segment, 1 << 20, pages);
+                assert!(
+                    found == expected,
+                    "stream {index}, {threads} threads by {segment}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn curves_are_those_of_one_thread() {
+        for seed in 0..5 {
+            let pages: Vec<u64> = zipf(20_000, 0.9, seed).take(300_000).collect();
+            let expected = curve_of(&mut ExactLru::new(), pages.iter().copied());
+            for threads in [1, 2, 3, 7] {
+                let mut lru = ParallelLru::new(NonZeroUsize::new(threads).unwrap());
+                assert_eq!(curve_of(&mut lru, pages.iter().copied()), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn observing_may_go_on_after_a_curve() {
+        let pages: Vec<u64> = uniform(5_000, 4).take(60_000).collect();
+        let mut exact = ExactLru::new();
+        let mut lru = ParallelLru::new(NonZeroUsize::new(2).unwrap());
+        assert_eq!(lru.curve(), Err(CurveError::Empty));
+        for pages in pages.chunks(9_999) {
+            for estimator in [&mut exact as &mut dyn Estimator, &mut lru] {
+                estimator.observe(&batch_of(pages.iter().copied()));
+            }
+            assert_eq!(lru.curve(), exact.curve());
+            assert_eq!(lru.distinct(), exact.distinct());
+        }
+        assert!(lru.memory_bytes() > 5_000 * 16);
+    }
+
+    #[test]
+    fn segments_are_all_of_a_wave_and_get_shorter() {
+        for (references, segments) in [(1, 1), (1, 5), (1_000, 2), (1 << 24, 64)] {
+            let starts = segment_starts(references, segments);
+            assert_eq!((starts[0], starts[segments]), (0, references));
+            let lengths: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            // To rounding, by one reference.
+            assert!(
+                lengths.windows(2).all(|pair| pair[1] <= pair[0] + 1),
+                "{lengths:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_distance_agrees_with_a_list_moved_to_the_front(
+            pages in prop_oneof![
+                prop::collection::vec(0_u64..40, 0..3_000),
+                prop::collection::vec(0_u64..700, 0..3_000),
+            ],
+            spread in prop_oneof![Just(1_u64), Just(1 << 12), any::<u64>().prop_map(|n| n | 1)],
+            threads in 1_usize..5,
+            segment in prop_oneof![1_usize..40, 40_usize..2_000],
+            batch in prop_oneof![1_usize..40, 40_usize..2_000],
+        ) {
+            let pages: Vec<u64> = pages.iter().map(|page| page.wrapping_mul(spread)).collect();
+            let expected = naive(&pages);
+            prop_assert_eq!(&online(batch, &pages), &expected);
+            // A thread each for the many waves of a long stream takes its time.
+            let pages = &pages[..pages.len().min(60 * threads * segment)];
+            let found = parallel(threads, segment, batch, pages);
+            prop_assert_eq!(&found[..], &expected[..pages.len()]);
+        }
+
+        #[test]
+        fn no_two_pages_are_one_in_a_table(pages in prop::collection::vec(any::<u64>(), 2..50)) {
+            let mut shares = vec![Vec::new(); 8];
+            share_out(&mut shares, PageHash::salted(), 0, &page_numbers(&pages));
+            for share in &shares {
+                for (one, other) in share.iter().flat_map(|one| share.iter().map(move |o| (one, o))) {
+                    let same = pages[one.place as usize] == pages[other.place as usize];
+                    prop_assert_eq!(one.page == other.page, same);
+                }
+            }
+            prop_assert_eq!(shares.iter().map(Vec::len).sum::<usize>(), pages.len());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Miss-ratio curves of whole streams, a directory for each family of algorithms.
+
+pub(crate) mod aet;
+pub(crate) mod counter_stacks;
+pub(crate) mod footprint;
+pub(crate) mod ghost;
+pub(crate) mod lru;
+pub(crate) mod shards;

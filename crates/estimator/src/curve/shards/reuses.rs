@@ -1,0 +1,303 @@
+//! References of a sample of pages by the memory they need, and the curve that follows from them.
+//!
+//! A reference counts `1 / R` if its page was sampled at the rate `R` it then had, so that
+//! the counts estimate those of the whole stream also where the rate falls on the way.
+//! At `R = 1` a distance is known exactly and kept so. Otherwise sizes are put into
+//! buckets, a power of two of them to every doubling of the size; a bucket
+//! stands for the mean of the sizes in it.
+//!
+//! **Correction** (`shards` tells what for). Let `W` be the sum of the counts and `N` the length of the stream,
+//! which `W` estimates and which is known. Of two references to one page, the earlier at the rate `R`, the
+//! counts have the covariance `1 / R - 1`; of different pages, none. So the
+//! variance of `W` is a sum over pairs of references to one page, of which the sample estimates, as it does with
+//! all else, how much belongs to the references that miss at a size. That share of the
+//! surplus `W - N` is what the regression of the misses on `W` takes off. The same with the number of pages
+//! in place of the misses gives the share by which distances are too long.
+//!
+//! Source: the difference estimator of survey sampling, pages drawn independently (Särndal, Swensson, Wretman 1992).
+//! Not here: distances (`sampled_stack`), the band (`steps`).
+
+use crate::parts::steps::Steps;
+
+/// Deficits of this many standard deviations are none of the sampled pages' own;
+/// those of one less are wholly.
+const DEFICIT_DISMISSED: f64 = 3.5;
+
+/// A reference to a sampled page at a rate below 1.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reference {
+    /// References of the stream that this one stands for.
+    pub(crate) count: f64,
+    /// Covariance of this one's count with itself,
+    pub(crate) own: f64,
+    /// and twice those with its page's earlier ones: with all of them, and with the far ones.
+    pub(crate) with_earlier: f64,
+    pub(crate) with_earlier_far: f64,
+}
+
+impl Reference {
+    /// Returns a share of the reference.
+    #[inline]
+    pub(crate) fn times(self, share: f64) -> Self {
+        Self {
+            count: share * self.count,
+            own: share * self.own,
+            with_earlier: share * self.with_earlier,
+            with_earlier_far: share * self.with_earlier_far,
+        }
+    }
+}
+
+/// References that need about the same size.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bucket {
+    count: f64,
+    covariance: f64,
+    /// Sum of their sizes, each as often as it counts.
+    size_pages: f64,
+}
+
+/// Reuses of one size.
+#[derive(Debug, Clone, Copy)]
+struct AtSize {
+    bucket: Bucket,
+    /// Whether they are the sample's, and not known otherwise.
+    is_far: bool,
+}
+
+/// References in the time of bursts, by their counts and covariances: all, and the near ones.
+#[derive(Debug, Clone, Copy, Default)]
+struct Strata {
+    count: f64,
+    covariance: f64,
+    near_count: f64,
+    near_covariance: f64,
+}
+
+/// The references to one sample.
+#[derive(Debug, Clone)]
+pub(crate) struct Reuses {
+    bucket_bits: u32,
+    buckets: Vec<Bucket>,
+    /// Sums over all far references, first ones too.
+    count: f64,
+    own: f64,
+    covariance: f64,
+    /// Near and far ones in the time of bursts.
+    bursts: Strata,
+}
+
+/// How unlike the sampled pages are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spread {
+    /// As many equally popular pages would vary as much.
+    pub(crate) effective_pages: f64,
+    /// Of the variance of the number of sampled pages, what the number of references does not tell; 0.0 to 1.0.
+    pub(crate) unexplained: f64,
+}
+
+/// What is known beside the counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream<'known> {
+    /// Length of the whole stream.
+    pub(crate) references: u64,
+    /// Of these, the ones that came while every page was sampled,
+    pub(crate) exact_references: u64,
+    /// and the ones that came while bursts were looked at.
+    pub(crate) burst_references: u64,
+    /// By distance, the exact ones that are no first ones.
+    pub(crate) exact: &'known [u64],
+    /// Shares of those in the time of bursts whose distance is at least 0, 1, .. pages; the last of them
+    /// is the share that is in the sample's counts.
+    pub(crate) reaching: &'known [f64],
+}
+
+/// Returns the part of a surplus that is to be divided among the sampled pages.
+///
+/// A deficit that their own popularity makes unlikely speaks of
+/// hotter pages left out: those hit everywhere, and nothing is to be divided.
+fn own_surplus(surplus: f64, scale: f64, covariance: f64) -> f64 {
+    let deviations = surplus / (scale * covariance.sqrt()).max(f64::MIN_POSITIVE);
+    surplus * (DEFICIT_DISMISSED + deviations).clamp(0.0, 1.0)
+}
+
+impl Reuses {
+    /// Counts sizes in `2^bucket_bits` buckets to every doubling.
+    pub(crate) fn new(bucket_bits: u32) -> Self {
+        Self {
+            bucket_bits,
+            buckets: Vec::new(),
+            count: 0.0,
+            own: 0.0,
+            covariance: 0.0,
+            bursts: Strata::default(),
+        }
+    }
+
+    /// Takes in a reference in the time of bursts, of which a share is near.
+    #[inline]
+    pub(crate) fn record_stratum(&mut self, reference: Reference, near_share: f64) {
+        self.bursts.count += reference.count;
+        self.bursts.near_count += near_share * reference.count;
+        self.bursts.covariance += reference.own + reference.with_earlier;
+        self.bursts.near_covariance += near_share * reference.with_earlier;
+    }
+
+    /// Takes in a far reference; those without a size are first ones.
+    #[inline]
+    pub(crate) fn record(&mut self, reference: Reference, size_pages: Option<f64>) {
+        self.count += reference.count;
+        self.own += reference.own;
+        self.covariance += reference.own + reference.with_earlier_far;
+        let Some(size_pages) = size_pages else {
+            return;
+        };
+        let index = self.bucket_of(size_pages);
+        if index >= self.buckets.len() {
+            // By a doubling of the size at a time, and no more than that.
+            let buckets = (index + 1).next_multiple_of(1 << self.bucket_bits);
+            self.buckets.reserve_exact(buckets - self.buckets.len());
+            self.buckets.resize(buckets, Bucket::default());
+        }
+        let bucket = &mut self.buckets[index];
+        bucket.count += reference.count;
+        // The covariances with themselves stay with the first references, whose share they are.
+        bucket.covariance += reference.with_earlier_far;
+        bucket.size_pages += reference.count * size_pages;
+    }
+
+    #[inline]
+    fn bucket_of(&self, size_pages: f64) -> usize {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
+        )]
+        let size = size_pages as u64;
+        let shift = (size | 1).ilog2().saturating_sub(self.bucket_bits);
+        let bucket = (u64::from(shift) << self.bucket_bits) + (size >> shift);
+        usize::try_from(bucket).expect("there are fewer than 2^17 buckets")
+    }
+
+    /// Bytes of heap held.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.buckets.capacity() * size_of::<Bucket>()
+    }
+
+    /// Returns which share of `references` are far ones as the sample sees it, one of `scale` equal ones.
+    pub(crate) fn far_share(&self, references: f64, scale: f64) -> Option<f64> {
+        let bursts = self.bursts;
+        if bursts.count == 0.0 {
+            return None;
+        }
+        if bursts.near_count == 0.0 {
+            return Some(1.0);
+        }
+        let surplus = own_surplus(scale * bursts.count - references, scale, bursts.covariance);
+        let share = 1.0 - bursts.near_covariance / bursts.covariance;
+        let far_count = scale * (bursts.count - bursts.near_count);
+        let far = (far_count - surplus * share) / references;
+        Some(far.clamp(0.0, 1.0))
+    }
+
+    /// Returns by which share the references in the time of bursts are not as many as the sample says.
+    pub(crate) fn surplus_share(&self, references: f64) -> f64 {
+        (self.bursts.count / references.max(1.0) - 1.0)
+            .abs()
+            .min(1.0)
+    }
+
+    /// Returns the number of equally popular pages that would vary as much as the sampled ones, and the
+    /// share of the number of pages' variance that is not the surplus's, and so stays when that is known.
+    ///
+    /// `rate` is that of the sample, which has `pages` by its own estimate.
+    pub(crate) fn spread(&self, rate: f64, pages: f64) -> Spread {
+        let variance = pages * (1.0 - rate) / rate;
+        let explained = self.own * self.own / (self.covariance * variance).max(f64::MIN_POSITIVE);
+        let explained = explained.clamp(0.0, 1.0);
+        Spread {
+            effective_pages: pages * rate * explained,
+            unexplained: 1.0 - explained,
+        }
+    }
+
+    /// Returns the curve. The sample is one of `scale` equal ones that the counts are
+    /// those of together, and has `pages` pages by its own estimate.
+    pub(crate) fn steps(&self, stream: Stream<'_>, scale: f64, pages: f64) -> Steps {
+        let others = (stream.references - stream.exact_references) as f64;
+        let near_share = 1.0 - stream.reaching[stream.reaching.len() - 1];
+        let expected = others - stream.burst_references as f64 * near_share;
+        let estimated = scale * self.count;
+        let (mut surplus, mut shrink) = (0.0, 1.0);
+        if self.covariance > 0.0 {
+            surplus = own_surplus(estimated - expected, scale, self.covariance);
+            shrink = (1.0 - surplus * self.own / self.covariance / pages).max(0.0);
+        }
+        // What is known, and the far ones. Their number is known as well; a deficit that is not the sampled pages'
+        // own hits at once, but not at sizes of which the bursts tell.
+        let mut known = stream.references as f64 - expected;
+        let (mut far, mut covariance) = (estimated, self.covariance);
+        let near = (stream.reaching.len() - 1) as f64;
+        let mut steps = Steps::new();
+        for (size, reuses) in self.by_size(stream, scale, shrink) {
+            if reuses.is_far {
+                far -= reuses.bucket.count;
+            } else {
+                known -= reuses.bucket.count;
+            }
+            covariance = (covariance - reuses.bucket.covariance).max(0.0);
+            let share = if surplus == 0.0 {
+                0.0
+            } else {
+                covariance / self.covariance
+            };
+            let corrected = if size <= near && !reuses.is_far {
+                expected
+            } else {
+                far - surplus * share
+            };
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
+            )]
+            let size = size.round() as u64;
+            let corrected = (known + corrected) / stream.references as f64;
+            steps.down_to(size, corrected, 0.0);
+        }
+        steps
+    }
+
+    /// The reuses by the size at which they begin to hit, rising.
+    fn by_size(&self, stream: Stream<'_>, scale: f64, shrink: f64) -> Vec<(f64, AtSize)> {
+        let counted = |size: f64, count: f64| {
+            let bucket = Bucket {
+                count,
+                ..Bucket::default()
+            };
+            let is_far = false;
+            (size, AtSize { bucket, is_far })
+        };
+        let exact = (1_u64..).zip(stream.exact).filter(|&(_, &count)| count > 0);
+        let exact = exact.map(|(size, &count)| counted(size as f64, count as f64));
+        let others = stream.burst_references as f64;
+        let near = (1_u64..).zip(stream.reaching.windows(2));
+        let near = near.map(|(size, pair)| counted(size as f64, others * (pair[0] - pair[1])));
+        let size_min = (stream.reaching.len() - 1) as f64;
+        let buckets = self.buckets.iter().filter(|bucket| bucket.count > 0.0);
+        let far = buckets.map(|bucket| {
+            // The half page is no distance.
+            let size = (bucket.size_pages / bucket.count - 0.5) * shrink + 0.5;
+            let bucket = Bucket {
+                count: bucket.count * scale,
+                ..*bucket
+            };
+            let is_far = true;
+            (size.max(size_min), AtSize { bucket, is_far })
+        });
+        let near = near.filter(|(_, at)| at.bucket.count > 0.0);
+        let mut all: Vec<_> = exact.chain(near).chain(far).collect();
+        all.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        all
+    }
+}

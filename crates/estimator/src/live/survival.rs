@@ -1,0 +1,457 @@
+//! The distribution of a quantity some of whose values are censored: only known to exceed a bound.
+//!
+//! The product-limit estimator goes up the values. At each that was observed (an
+//! *event*), of the weight still *at risk* there (values not below it, known or
+//! not) the share `events / at risk` ends, and the rest goes on:
+//!
+//! ```text
+//!     S(v) = P(X > v) = product over event values u <= v of (1 - events(u) / at_risk(u))
+//! ```
+//!
+//! An observation censored at `v` ("more than `v`") leaves the risk set just after `v`, so events of the same
+//! value come first. The estimate is unbiased if censoring is independent of
+//! the value. Without censoring it is the empirical distribution.
+//!
+//! The standard error is Greenwood's (1926), for weights: it takes observations for
+//! independent. References to one page are not, so where parts of the sample were
+//! kept apart by page (`window`), their spread is used instead.
+//!
+//! Source: [KM58].
+//! Cost: O(log values) to record. Values are kept to 1/1024 above 2048, as in `histogram`, so that
+//! merging for weeks stays within some ten thousand cells.
+
+use std::collections::BTreeMap;
+
+use crate::parts::histogram::{bucket_of, floor_of};
+
+/// Observations, some of them cut off, and the product-limit estimate from them.
+///
+/// ```
+/// use plimsoll_estimator::Survival;
+///
+/// let mut survival = Survival::new();
+/// survival.record(10, 1.0);
+/// survival.record_censored(15, 1.0); // more than 15
+/// survival.record(20, 2.0);
+/// assert_eq!(survival.tail(), [(10, 0.75), (20, 0.0)]);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Survival {
+    /// By bucket of the values.
+    cells: BTreeMap<usize, Cell>,
+    observations: u64,
+    events: u64,
+    largest: u64,
+    /// The same from disjoint parts of the sample, each estimated alone; may be none.
+    parts: Vec<Self>,
+}
+
+/// What was observed within one bucket.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    /// Sum of the events' weights.
+    events: f64,
+    /// Sum of their squares.
+    events_squared: f64,
+    /// Sum of how far the events lie above the bucket's smallest value, by weight.
+    excess: f64,
+    /// Sum of the cut-off observations' weights.
+    censored: f64,
+}
+
+impl Cell {
+    fn add(&mut self, other: Self, factor: f64) {
+        self.events += other.events * factor;
+        self.events_squared += other.events_squared * factor * factor;
+        self.excess += other.excess * factor;
+        self.censored += other.censored * factor;
+    }
+}
+
+/// The estimate at one event value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SurvivalStep {
+    pub(crate) value: u64,
+    /// P(X > value).
+    pub(crate) share_above: f64,
+    /// Of that share.
+    pub(crate) standard_error: f64,
+}
+
+impl Survival {
+    /// Returns a distribution of nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in a value, of a weight above 0.0 (anything else is no observation).
+    pub fn record(&mut self, value: u64, weight: f64) {
+        if is_weight(weight) {
+            self.record_repeatedly(value, weight, 1);
+        }
+    }
+
+    /// Takes in a value as often as `times`, at least once, each time of the weight given.
+    pub(crate) fn record_repeatedly(&mut self, value: u64, weight: f64, times: u64) {
+        let bucket = bucket_of(value);
+        let events = weight * times as f64;
+        let cell = Cell {
+            events,
+            events_squared: weight * events,
+            excess: events * (value - floor_of(bucket)) as f64,
+            censored: 0.0,
+        };
+        self.cells.entry(bucket).or_default().add(cell, 1.0);
+        self.observations += times;
+        self.events += times;
+        self.largest = self.largest.max(value);
+    }
+
+    /// Takes in that some value is larger than `value`; `u64::MAX` is infinity.
+    pub fn record_censored(&mut self, value: u64, weight: f64) {
+        if is_weight(weight) {
+            self.cells.entry(bucket_of(value)).or_default().censored += weight;
+            self.observations += 1;
+            if value < u64::MAX {
+                self.largest = self.largest.max(value);
+            }
+        }
+    }
+
+    /// Takes in all of `other`'s observations, their weights times `factor`, above 0.0.
+    pub fn merge(&mut self, other: &Self, factor: f64) {
+        if !is_weight(factor) || other.is_empty() {
+            return;
+        }
+        if self.is_empty() {
+            self.parts = vec![Self::new(); other.parts.len()];
+        }
+        if self.parts.len() == other.parts.len() {
+            for (part, other) in self.parts.iter_mut().zip(&other.parts) {
+                part.merge(other, factor);
+            }
+        } else {
+            // Parts of only some of the observations tell nothing of the whole.
+            self.parts.clear();
+        }
+        for (&bucket, &cell) in &other.cells {
+            self.cells.entry(bucket).or_default().add(cell, factor);
+        }
+        self.observations += other.observations;
+        self.events += other.events;
+        self.largest = self.largest.max(other.largest);
+    }
+
+    /// Returns the estimate itself as observations, of weight 1 in all: each step as a value of its
+    /// share, and what is left above all of them as one cut-off at the largest.
+    ///
+    /// This is what to [`merge`](Self::merge) when observations come from different circumstances, as
+    /// from phases of a VM. A cut-off then tells by its value which circumstance it belongs to, and
+    /// must be resolved among its own; only what those could not resolve is left to all of them.
+    #[must_use]
+    pub fn resolved(&self) -> Self {
+        let mut resolved = Self::new();
+        let mut above = 1.0;
+        for step in self.steps() {
+            resolved.record(step.value, above - step.share_above);
+            above = step.share_above;
+        }
+        resolved.record_censored(self.largest, above);
+        Self {
+            observations: self.observations,
+            events: self.events,
+            largest: self.largest,
+            parts: self.parts.iter().map(Self::resolved).collect(),
+            ..resolved
+        }
+    }
+
+    /// Whether nothing was observed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.observations == 0
+    }
+
+    /// How many observations there are, cut off or not.
+    #[must_use]
+    pub fn observations(&self) -> u64 {
+        self.observations
+    }
+
+    /// How many of them are values.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// The largest value, or bound of one, that was observed; infinity is none.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        self.largest
+    }
+
+    /// Returns (v, P(X > v)) at each value v observed, rising.
+    #[must_use]
+    pub fn tail(&self) -> Vec<(u64, f64)> {
+        let steps = self.steps().into_iter();
+        steps.map(|step| (step.value, step.share_above)).collect()
+    }
+
+    /// Returns the share that lies above every value observed: where, is not known.
+    #[must_use]
+    pub fn unresolved(&self) -> f64 {
+        self.steps().last().map_or(1.0, |step| step.share_above)
+    }
+
+    /// Attaches the parts that the sample was kept apart in.
+    pub(crate) fn with_parts(self, parts: Vec<Self>) -> Self {
+        Self { parts, ..self }
+    }
+
+    pub(crate) fn parts(&self) -> &[Self] {
+        &self.parts
+    }
+
+    pub(crate) fn steps(&self) -> Vec<SurvivalStep> {
+        // From the top, so that the weight at risk is a sum and not a difference.
+        let mut at_risk = 0.0;
+        let mut risks: Vec<_> = self
+            .cells
+            .iter()
+            .rev()
+            .map(|(&bucket, &cell)| {
+                at_risk += cell.events + cell.censored;
+                (bucket, cell, at_risk)
+            })
+            .filter(|(_, cell, _)| cell.events > 0.0)
+            .collect();
+        risks.reverse();
+        let (mut share_above, mut variance) = (1.0_f64, 0.0);
+        let step = |(bucket, cell, at_risk): (usize, Cell, f64)| {
+            let left = (at_risk - cell.events).max(0.0);
+            share_above *= left / at_risk;
+            variance += cell.events_squared / (at_risk * left);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a mean of values that lie in the bucket"
+            )]
+            let excess = (cell.excess / cell.events).round() as u64;
+            SurvivalStep {
+                value: floor_of(bucket).saturating_add(excess),
+                share_above,
+                // Where nothing is left, no variance is: 0 times infinity is 0 here.
+                standard_error: if share_above > 0.0 {
+                    share_above * variance.sqrt()
+                } else {
+                    0.0
+                },
+            }
+        };
+        risks.into_iter().map(step).collect()
+    }
+}
+
+/// Whether an observation of this weight is one.
+fn is_weight(weight: f64) -> bool {
+    weight > 0.0 && weight.is_finite()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::naive;
+    use proptest::prelude::*;
+
+    fn survival_of(observations: &[(u64, bool)]) -> Survival {
+        let mut survival = Survival::new();
+        for &(value, censored) in observations {
+            if censored {
+                survival.record_censored(value, 1.0);
+            } else {
+                survival.record(value, 1.0);
+            }
+        }
+        survival
+    }
+
+    fn share_above(survival: &Survival, value: u64) -> f64 {
+        let tail = survival.tail();
+        let upto = tail.partition_point(|&(at, _)| at <= value);
+        upto.checked_sub(1).map_or(1.0, |last| tail[last].1)
+    }
+
+    /// [KM58]: deaths at 0.8, 3.1, 5.4, 9.2, losses at 1.0, 2.7, 7.0, 12.1; here in tenths.
+    #[test]
+    fn the_example_of_the_paper_comes_out() {
+        let survival = survival_of(&[
+            (8, false),
+            (31, false),
+            (54, false),
+            (92, false),
+            (10, true),
+            (27, true),
+            (70, true),
+            (121, true),
+        ]);
+        let expected = [
+            (8, 7.0 / 8.0),
+            (31, 7.0 / 10.0),
+            (54, 21.0 / 40.0),
+            (92, 21.0 / 80.0),
+        ];
+        for ((value, share), (expected_value, expected)) in
+            survival.tail().into_iter().zip(expected)
+        {
+            assert_eq!(value, expected_value);
+            assert!((share - expected).abs() < 1e-12);
+        }
+        assert!((survival.unresolved() - 21.0 / 80.0).abs() < 1e-12);
+        assert_eq!((survival.observations(), survival.events()), (8, 4));
+        assert_eq!(survival.largest(), 121);
+    }
+
+    #[test]
+    fn an_event_comes_before_a_cut_off_of_the_same_value() {
+        let survival = survival_of(&[(5, false), (5, true)]);
+        assert_eq!(survival.tail(), [(5, 0.5)]);
+    }
+
+    #[test]
+    fn greenwoods_error_without_cut_offs_is_the_binomial_one() {
+        let survival = survival_of(&[(1, false), (2, false), (3, false), (4, false)]);
+        for step in survival.steps() {
+            let share = step.share_above;
+            assert!((step.standard_error - (share * (1.0 - share) / 4.0).sqrt()).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn phases_are_mixed_by_weight_once_each_is_resolved_by_itself() {
+        // Half the time 10 pages are used over and over, half the time 100: each window begins
+        // with as many cut-offs.
+        let window = |pages: u64| {
+            let mut window = Survival::new();
+            (0..pages).for_each(|seen| window.record_censored(seen, 1.0));
+            window.record_repeatedly(pages, 1.0, 3 * pages);
+            window
+        };
+        let mut mixed = Survival::new();
+        mixed.merge(&window(10).resolved(), 5.0);
+        mixed.merge(&window(100).resolved(), 5.0);
+        assert_eq!(mixed.tail(), [(10, 0.5), (100, 0.0)]);
+        assert_eq!((mixed.observations(), mixed.events()), (440, 330));
+        // Cut-offs of one phase spread over both are a different thing.
+        let mut spread = window(10);
+        spread.merge(&window(100), 0.1);
+        assert!((share_above(&spread, 10) - 0.5).abs() > 0.01);
+    }
+
+    #[test]
+    fn what_a_window_cannot_resolve_is_left_to_the_others() {
+        let mut short = Survival::new();
+        short.record(10, 1.0);
+        short.record_censored(20, 1.0);
+        let mut long = Survival::new();
+        long.record(30, 3.0);
+        long.record(40, 1.0);
+        let mut mixed = Survival::new();
+        mixed.merge(&short.resolved(), 1.0);
+        mixed.merge(&long.resolved(), 1.0);
+        // Of the half of the short window that lies above 20, three quarters end at 30.
+        for (value, expected) in [(10, 0.75), (30, 0.1875), (40, 0.0)] {
+            assert!((share_above(&mixed, value) - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn what_has_no_weight_is_no_observation() {
+        let mut survival = Survival::new();
+        for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            survival.record(1, weight);
+            survival.record_censored(1, weight);
+        }
+        assert!(survival.is_empty());
+        assert_eq!(survival.unresolved(), 1.0);
+    }
+
+    fn observations() -> impl Strategy<Value = Vec<(u64, bool)>> {
+        prop::collection::vec((0_u64..60, any::<bool>()), 1..200)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_resolved_has_the_same_estimate(observations in observations()) {
+            let survival = survival_of(&observations);
+            let resolved = survival.resolved();
+            for value in 0..60 {
+                let (before, after) = (share_above(&survival, value), share_above(&resolved, value));
+                prop_assert!((before - after).abs() < 1e-9);
+            }
+            prop_assert!((survival.unresolved() - resolved.unresolved()).abs() < 1e-9);
+        }
+
+        #[test]
+        fn the_estimate_agrees_with_its_definition(observations in observations()) {
+            let survival = survival_of(&observations);
+            for value in 0..60 {
+                let expected = naive::product_limit(&observations, value);
+                prop_assert!((share_above(&survival, value) - expected).abs() < 1e-9);
+            }
+        }
+
+        #[test]
+        fn without_cut_offs_it_is_the_plain_distribution(
+            values in prop::collection::vec(0_u64..60, 1..200),
+        ) {
+            let survival = survival_of(&values.iter().map(|&v| (v, false)).collect::<Vec<_>>());
+            for value in 0..60 {
+                let above = values.iter().filter(|&&v| v > value).count();
+                let expected = above as f64 / values.len() as f64;
+                prop_assert!((share_above(&survival, value) - expected).abs() < 1e-9);
+            }
+        }
+
+        #[test]
+        fn cut_off_at_infinity_counts_as_larger_than_everything(observations in observations()) {
+            let mut survival = Survival::new();
+            for &(value, infinite) in &observations {
+                if infinite {
+                    survival.record_censored(u64::MAX, 1.0);
+                } else {
+                    survival.record(value, 1.0);
+                }
+            }
+            for value in 0..60 {
+                let above = observations.iter().filter(|&&(v, infinite)| infinite || v > value);
+                let expected = above.count() as f64 / observations.len() as f64;
+                prop_assert!((share_above(&survival, value) - expected).abs() < 1e-9);
+            }
+        }
+
+        #[test]
+        fn merging_is_recording_with_other_weights(
+            ours in observations(),
+            theirs in observations(),
+            factor in 1_u32..5,
+        ) {
+            let mut merged = survival_of(&ours);
+            merged.merge(&survival_of(&theirs), f64::from(factor));
+            let mut recorded = survival_of(&ours);
+            for &(value, censored) in &theirs {
+                if censored {
+                    recorded.record_censored(value, f64::from(factor));
+                } else {
+                    recorded.record(value, f64::from(factor));
+                }
+            }
+            prop_assert_eq!(merged.observations(), recorded.observations());
+            prop_assert_eq!(merged.largest(), recorded.largest());
+            for ((v, a), (w, b)) in merged.tail().into_iter().zip(recorded.tail()) {
+                prop_assert_eq!(v, w);
+                prop_assert!((a - b).abs() < 1e-9);
+            }
+        }
+    }
+}

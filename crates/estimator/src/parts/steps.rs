@@ -1,0 +1,386 @@
+//! A curve while it is being built: steps downward, then the band around them.
+//!
+//! The band comes either from each step's own standard error or, where an
+//! estimator can afford them, from *replicates*: curves of disjoint parts of the
+//! sample, each estimated as the whole was. The spread of `g` replicates over
+//! the root of `g` is the standard error of the whole (the random groups of survey sampling), whatever
+//! made them differ: which pages were drawn, how popular they are, how far
+//! distances had to be scaled. Student's quantile makes it a band of 95 %.
+//!
+//! Not here: errors that all replicates share, as a model's own.
+
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+
+/// How many replicates a sample is split into.
+pub(crate) const REPLICATES: usize = 16;
+
+/// Returns the replicate that a hash or a running number falls to.
+pub(crate) fn replicate_of(number: u64) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "below 16")]
+    let replicate = (number % REPLICATES as u64) as usize;
+    replicate
+}
+
+/// 97.5 % quantile of the normal distribution.
+pub(crate) const NORMAL: f64 = 1.960;
+
+/// 97.5 % quantiles of Student's distribution with 1, 2, .. 15 degrees of freedom.
+const STUDENT: [f64; REPLICATES - 1] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131,
+];
+
+/// How much wider than Student's a band is. That is right for replicates spread as by a normal law; those of
+/// a sample of pages are skewed by the few hot ones, and a spread too small comes with an error too large.
+/// By measurement on the streams of the table in `shards`; without it bands of 95 % held 85 % of some.
+const SKEWED: f64 = 1.3;
+
+/// 97.5 % quantile of Student's distribution; with less than one degree of freedom, that of one.
+fn student(degrees: f64) -> f64 {
+    let largest = STUDENT.len();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 1 and 15"
+    )]
+    let degrees = degrees.clamp(1.0, largest as f64) as usize;
+    STUDENT[degrees - 1]
+}
+
+/// Standard errors in a band of 95 %, of a sample as unlike as so many equally popular pages.
+pub(crate) fn quantile_of(effective: f64) -> f64 {
+    SKEWED * student(effective - 1.0)
+}
+
+/// Whole pages, rounded up.
+fn ceiled(pages: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
+    )]
+    let pages = pages.ceil() as u64;
+    pages
+}
+
+/// What of a share of references a short look at all pages cannot see.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unseen {
+    /// May hit without that any did in it: up to three of those looked at, with a chance of 95 %, each counting
+    /// for as many as the longest stretch says; and all, where none is looked at.
+    pub(crate) below: f64,
+    /// May miss though it seems to hit: of those cut off it is only assumed that they go on as the others do, but
+    /// the pages that a burst sees first late may be those that are used seldom.
+    pub(crate) above: f64,
+}
+
+/// The steps of a curve to be, from size 0 (where everything misses) upward.
+pub(crate) struct Steps {
+    points: Vec<CurvePoint>,
+}
+
+impl Steps {
+    pub(crate) fn new() -> Self {
+        Self {
+            points: vec![CurvePoint::exact(PageCount(0), 1.0)],
+        }
+    }
+
+    /// From `size` on, at least the last one's, the curve stands at `miss_ratio`.
+    ///
+    /// A ratio outside 0.0..=1.0 or above the last one's is taken to the nearest
+    /// that fits: sampling errors do not make more memory miss more.
+    pub(crate) fn down_to(&mut self, size: u64, miss_ratio: f64, standard_error: f64) {
+        let last = self.points[self.points.len() - 1];
+        let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
+        if miss_ratio == last.miss_ratio {
+            return;
+        }
+        let size = PageCount(size).max(last.size);
+        if size == last.size {
+            self.points.pop();
+        }
+        self.points
+            .push(banded(size, miss_ratio, NORMAL * standard_error));
+    }
+
+    /// The curve is known up to `size`, and flat from its last step to there.
+    pub(crate) fn flat_to(&mut self, size: u64) {
+        let last = self.points[self.points.len() - 1];
+        if last.size.0 < size {
+            let size = PageCount(size);
+            self.points.push(CurvePoint { size, ..last });
+        }
+    }
+
+    /// Replaces the band by the spread of `replicates`, as [`band_of`](Self::band_of) with pages enough.
+    pub(crate) fn band(&mut self, replicates: &[MissRatioCurve], unsampled: f64) {
+        self.band_of(replicates, unsampled, f64::INFINITY);
+    }
+
+    /// Replaces the band by the spread of `replicates`; `unsampled` is the share
+    /// of the population outside the sample, 0.0 to 1.0, which is what it can err in, and `effective` the number of
+    /// equally popular pages that would vary as much as the sampled ones do. When these are few, so are the
+    /// degrees of freedom, however many replicates there are.
+    ///
+    /// Between its points a replicate is read as a straight line: its steps are
+    /// as many times coarser than the curve's as there are replicates. With fewer
+    /// than two, nothing is known and the band is everything.
+    pub(crate) fn band_of(
+        &mut self,
+        replicates: &[MissRatioCurve],
+        unsampled: f64,
+        effective: f64,
+    ) {
+        if unsampled == 0.0 {
+            return;
+        }
+        let mut lines: Vec<_> = replicates.iter().map(Line::new).collect();
+        let count = lines.len() as f64;
+        let quantile = quantile_of(count.min(effective));
+        for point in &mut self.points[1..] {
+            let (mut sum, mut squares) = (0.0, 0.0);
+            for line in &mut lines {
+                // As differences from the curve itself, which keeps the digits.
+                let difference = line.at(point.size.0) - point.miss_ratio;
+                sum += difference;
+                squares += difference * difference;
+            }
+            let half_width = if count > 1.0 {
+                let variance = (squares - sum * sum / count).max(0.0) / (count - 1.0);
+                quantile * (variance / count * unsampled).sqrt()
+            } else {
+                1.0
+            };
+            *point = banded(point.size, point.miss_ratio, half_width);
+        }
+    }
+
+    /// Widens the band for what cannot be seen of sizes up to `unseen`'s last, one entry for each from 0: by these
+    /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, to wherever a curve may run that ends there.
+    pub(crate) fn widen_near(&mut self, unseen: &[Unseen], share: f64, unknown: f64) {
+        let near = unseen.len() as u64 - 1;
+        let borders = (0..64).map(|bit| 1 << bit).take_while(|&size| size < near);
+        self.cut(borders.chain([near]).collect());
+        let is_near = |point: &CurvePoint| point.size.0 < near;
+        let lowest = self.points.iter().find(|point| !is_near(point));
+        let lowest = lowest.map_or(0.0, |point| point.low);
+        let ends: Vec<u64> = self.points[1..].iter().map(|point| point.size.0).collect();
+        for (point, end) in self.points.iter_mut().zip(ends).skip(1) {
+            if !is_near(point) {
+                break;
+            }
+            // Of the sizes for which the point stands, the last.
+            let last = unseen[usize::try_from(end.min(near)).unwrap_or(0)];
+            let below = (point.low - lowest).max(0.0);
+            point.low = (point.low - unknown * below - share * last.below).max(0.0);
+            point.high = (point.high + share * last.above).min(1.0);
+            point.high += unknown * (1.0 - point.high);
+        }
+    }
+
+    /// Widens the band for a share `far` of references beyond the size `near` that may be `below` less or `above` more:
+    /// by these at that size, and in proportion at smaller sizes to what hits, at larger ones to what misses.
+    pub(crate) fn widen_to(&mut self, near: u64, far: f64, below: f64, above: f64) {
+        for point in &mut self.points[1..] {
+            let part = if point.size.0 < near {
+                (1.0 - point.miss_ratio) / (1.0 - far).max(f64::MIN_POSITIVE)
+            } else {
+                point.miss_ratio / far.max(f64::MIN_POSITIVE)
+            };
+            let part = part.min(1.0);
+            point.low = (point.low - part * below).max(0.0);
+            point.high = (point.high + part * above).min(1.0);
+        }
+    }
+
+    /// Widens the band for sizes that may be off, from size `from` on: the whole band may stand `quantum` pages
+    /// beside its place, and the curve itself `drift * sqrt(size)` pages more.
+    pub(crate) fn slide(&mut self, from: u64, quantum: f64, drift: f64) {
+        let reach = |size: u64| quantum + drift * (size as f64).sqrt();
+        let less = |size: u64, by: f64| size.saturating_sub(ceiled(by));
+        let more = |size: u64, by: f64| size.saturating_add(ceiled(by));
+        let mut cuts = vec![from.max(1)];
+        for (at, point) in self.points.iter().enumerate().skip(1) {
+            let size = point.size.0;
+            let before = less(size, reach(size));
+            if before > self.points[at - 1].size.0 {
+                cuts.push(before);
+            }
+            let after = more(size, reach(size));
+            if self
+                .points
+                .get(at + 1)
+                .is_none_or(|next| after < next.size.0)
+            {
+                cuts.push(after);
+            }
+        }
+        let points = self.points.clone();
+        self.cut(cuts);
+        let ends: Vec<u64> = self.points[1..].iter().map(|point| point.size.0).collect();
+        // Of `points`: the first that stands within the quantum before, and the first beyond the one after.
+        let (mut first, mut end) = (0, 0);
+        for (at, point) in self.points.iter_mut().enumerate().skip(1) {
+            let size = point.size.0;
+            if size < from {
+                continue;
+            }
+            let last = ends.get(at).map_or(size, |end| end - 1);
+            let earliest = less(size, quantum);
+            while points.get(first + 1).is_some_and(|p| p.size.0 <= earliest) {
+                first += 1;
+            }
+            end = end.max(first);
+            while points
+                .get(end)
+                .is_some_and(|p| p.size.0 <= more(last, quantum))
+            {
+                end += 1;
+            }
+            for (index, other) in points[first..end].iter().enumerate() {
+                if other.size.0 <= last {
+                    point.high = point.high.max(other.high);
+                }
+                let next = points.get(first + index + 1);
+                if next.is_none_or(|next| next.size.0 > size) {
+                    point.low = point.low.min(other.low);
+                }
+            }
+            let marked = |size: u64| points[points.partition_point(|p| p.size.0 <= size) - 1];
+            point.high = point.high.max(marked(less(size, reach(last))).miss_ratio);
+            point.low = point.low.min(marked(more(last, reach(last))).miss_ratio);
+        }
+    }
+
+    /// Puts points at `sizes` as well, where there are none.
+    fn cut(&mut self, mut sizes: Vec<u64>) {
+        sizes.sort_unstable();
+        let mut points: Vec<CurvePoint> = Vec::with_capacity(self.points.len() + sizes.len());
+        let mut sizes = sizes.into_iter().peekable();
+        for (at, &point) in self.points.iter().enumerate() {
+            points.push(point);
+            let next = self.points.get(at + 1).map(|next| next.size.0);
+            while let Some(size) = sizes.next_if(|&size| next.is_none_or(|next| size < next)) {
+                if points.last().is_some_and(|last| last.size.0 < size) {
+                    let size = PageCount(size);
+                    points.push(CurvePoint { size, ..point });
+                }
+            }
+        }
+        self.points = points;
+    }
+
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if there were no `references`.
+    pub(crate) fn into_curve(self, references: u64) -> Result<MissRatioCurve, CurveError> {
+        MissRatioCurve::new(self.points, references)
+    }
+}
+
+fn banded(size: PageCount, miss_ratio: f64, half_width: f64) -> CurvePoint {
+    CurvePoint {
+        size,
+        miss_ratio,
+        low: (miss_ratio - half_width).max(0.0),
+        high: (miss_ratio + half_width).min(1.0),
+    }
+}
+
+/// A curve read as straight lines between its points, at rising sizes.
+struct Line<'curve> {
+    points: &'curve [CurvePoint],
+    /// Index of the first point beyond the size read last.
+    next: usize,
+}
+
+impl<'curve> Line<'curve> {
+    fn new(curve: &'curve MissRatioCurve) -> Self {
+        Self {
+            points: curve.points(),
+            next: 0,
+        }
+    }
+
+    fn at(&mut self, size: u64) -> f64 {
+        while self.points.get(self.next).is_some_and(|p| p.size.0 <= size) {
+            self.next += 1;
+        }
+        let (size_before, ratio_before) = match self.next.checked_sub(1) {
+            None => (0, 1.0),
+            Some(before) => (self.points[before].size.0, self.points[before].miss_ratio),
+        };
+        match self.points.get(self.next) {
+            None => ratio_before,
+            Some(after) => {
+                let way = (size - size_before) as f64 / (after.size.0 - size_before) as f64;
+                ratio_before + way * (after.miss_ratio - ratio_before)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(points: &[(u64, f64)]) -> MissRatioCurve {
+        let mut steps = Steps::new();
+        for &(size, ratio) in points {
+            steps.down_to(size, ratio, 0.0);
+        }
+        steps.into_curve(1).unwrap()
+    }
+
+    #[test]
+    fn steps_only_go_down_and_stay_within_a_share() {
+        let curve = curve(&[(2, 0.5), (4, 0.7), (6, 0.4), (6, 0.3), (8, -0.1)]);
+        let points: Vec<_> = curve
+            .points()
+            .iter()
+            .map(|p| (p.size.0, p.miss_ratio))
+            .collect();
+        assert_eq!(points, [(0, 1.0), (2, 0.5), (6, 0.3), (8, 0.0)]);
+    }
+
+    #[test]
+    fn two_replicates_give_the_band_of_their_spread() {
+        let mut steps = Steps::new();
+        steps.down_to(10, 0.5, 0.0);
+        steps.band(&[curve(&[(10, 0.49)]), curve(&[(10, 0.51)])], 1.0);
+        let point = steps.points[1];
+        // Standard error of their mean: 0.01.
+        let half_width = SKEWED * 0.127_06;
+        assert!((point.high - (0.5 + half_width)).abs() < 1e-9);
+        assert!((point.low - (0.5 - half_width)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_band_of_one_replicate_or_none_is_everything() {
+        for replicates in [vec![], vec![curve(&[(10, 0.4)])]] {
+            let mut steps = Steps::new();
+            steps.down_to(10, 0.5, 0.0);
+            steps.band(&replicates, 1.0);
+            assert_eq!((steps.points[1].low, steps.points[1].high), (0.0, 1.0));
+        }
+    }
+
+    #[test]
+    fn a_sample_of_everything_has_no_band_even_without_replicates() {
+        let mut steps = Steps::new();
+        steps.down_to(10, 0.5, 0.0);
+        steps.band(&[], 0.0);
+        assert_eq!(steps.points[1], CurvePoint::exact(PageCount(10), 0.5));
+    }
+
+    #[test]
+    fn replicates_are_read_as_straight_lines() {
+        let curve = curve(&[(10, 0.5), (20, 0.1)]);
+        let mut line = Line::new(&curve);
+        let ratios = [0, 5, 10, 15, 20, 99].map(|size| line.at(size));
+        for (ratio, expected) in ratios.into_iter().zip([1.0, 0.75, 0.5, 0.3, 0.1, 0.1]) {
+            assert!((ratio - expected).abs() < 1e-12);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Streams for the tests, each from a seed.
+
+use plimsoll_flow::{AccessKind, MissRatioCurve, PageNumber, ReferenceBatch};
+
+use crate::estimator::Estimator;
+
+/// Random numbers of its own, so that no hash under test is behind the streams.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0xda94_2042_e4dd_58b5) | 1);
+        for _ in 0..8 {
+            random.next();
+        }
+        random
+    }
+
+    /// Xorshift with a multiplied output (xorshift64*).
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// At least 0.0, below 1.0.
+    pub(crate) fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Every page equally often: misses 1 - c / pages.
+pub(crate) fn uniform(pages: u64, seed: u64) -> impl Iterator<Item = u64> {
+    let mut random = Random::new(seed);
+    std::iter::repeat_with(move || (random.share() * pages as f64) as u64)
+}
+
+/// Page `i` in proportion to (i + 1)^-exponent.
+pub(crate) fn zipf(pages: u64, exponent: f64, seed: u64) -> impl Iterator<Item = u64> {
+    let mut sum = 0.0;
+    let sums: Vec<f64> = (1..=pages)
+        .map(|rank| {
+            sum += (rank as f64).powf(-exponent);
+            sum
+        })
+        .collect();
+    let mut random = Random::new(seed);
+    std::iter::repeat_with(move || {
+        let at = random.share() * sum;
+        sums.partition_point(|&below| below <= at) as u64
+    })
+}
+
+/// The pages one after the other, over and over.
+pub(crate) fn cycle(pages: u64) -> impl Iterator<Item = u64> {
+    (0..pages).cycle()
+}
+
+pub(crate) fn batch_of(pages: impl IntoIterator<Item = u64>) -> ReferenceBatch {
+    let mut batch = ReferenceBatch::new();
+    for page in pages {
+        batch.push(PageNumber(page), AccessKind::Unknown);
+    }
+    batch
+}
+
+pub(crate) fn curve_of(
+    estimator: &mut dyn Estimator,
+    pages: impl IntoIterator<Item = u64>,
+) -> MissRatioCurve {
+    estimator.observe(&batch_of(pages));
+    estimator.curve().unwrap()
+}
