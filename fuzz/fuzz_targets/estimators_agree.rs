@@ -5,10 +5,8 @@
 use std::num::NonZeroUsize;
 
 use libfuzzer_sys::fuzz_target;
-use plimsoll_estimator::{
-    Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
-    FixedSizeShards, GhostLru, GhostOptions, ParallelLru, Shards, SpatialAet,
-};
+use plimsoll_estimator::registry::{ALGORITHMS, OptionValue, Settings, algorithm};
+use plimsoll_estimator::{Estimator, FixedSizeShards, GhostLru, GhostOptions, Shards};
 use plimsoll_flow::{
     AccessKind, CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber, ReferenceBatch,
 };
@@ -76,7 +74,7 @@ fn naive(pages: impl Iterator<Item = u64>) -> Result<MissRatioCurve, CurveError>
     MissRatioCurve::new(points, references)
 }
 
-fn observed(mut estimator: impl Estimator, batches: &[Vec<u64>]) -> Result<MissRatioCurve, CurveError> {
+fn observed(estimator: &mut dyn Estimator, batches: &[Vec<u64>]) -> Result<MissRatioCurve, CurveError> {
     let mut batch = ReferenceBatch::new();
     for pages in batches {
         batch.advance();
@@ -91,29 +89,40 @@ fn observed(mut estimator: impl Estimator, batches: &[Vec<u64>]) -> Result<MissR
 fuzz_target!(|input: &[u8]| {
     let batches = batches(input);
     let expected = naive(batches.iter().flatten().copied());
+    let is_empty = expected.is_err();
+    let mut settings = Settings::default();
+    settings.set("direct", OptionValue::Size(PageCount(3)));
+    settings.set("ghost", OptionValue::Size(PageCount(64)));
+    for row in ALGORITHMS {
+        let curve = observed(&mut *row.build(&settings).expect("defaults").estimator, &batches);
+        // An estimate is a curve by its type; that there is one, and nothing panics, is what is left. A sample
+        // may have drawn none of the pages.
+        if row.is_exact {
+            assert_eq!(curve, expected, "{}", row.name);
+        } else if row.option("rate").is_none() || row.samples_on_request() {
+            assert_eq!(curve.is_err(), is_empty, "{}", row.name);
+        }
+    }
     let two = NonZeroUsize::new(2).expect("two is not zero");
     let many = NonZeroUsize::new(1 << 16).expect("nor is this");
-    assert_eq!(observed(ExactLru::new(), &batches), expected);
-    assert_eq!(observed(ParallelLru::new(two), &batches), expected);
-    assert_eq!(observed(Shards::new(1.0, 7).expect("a rate"), &batches), expected);
-    assert_eq!(observed(FixedSizeShards::new(many, 7), &batches), expected);
-    // An estimate is a curve by its type; that there is one, and nothing panics, is what is left.
-    let is_empty = expected.is_err();
-    assert_eq!(observed(Aet::new(), &batches).is_err(), is_empty);
-    assert_eq!(observed(AverageFootprint::new(), &batches).is_err(), is_empty);
-    let stacks = CounterStacks::new(CounterStacksOptions::default()).expect("the default");
-    assert_eq!(observed(stacks, &batches).is_err(), is_empty);
-    let _ = observed(Aet::sampled(0.3, 7).expect("a rate"), &batches);
-    let _ = observed(SpatialAet::new(0.3, 7).expect("a rate"), &batches);
-    let _ = observed(Shards::new(0.3, 7).expect("a rate"), &batches);
-    let _ = observed(FixedSizeShards::new(two, 7), &batches);
+    settings.set("rate", OptionValue::Rate(0.3));
+    settings.set("threads", OptionValue::Count(two));
+    for name in ["shards", "aet"] {
+        let row = algorithm(name).expect("a row");
+        let _ = observed(&mut *row.build(&settings).expect("a rate").estimator, &batches);
+    }
+    let parallel = ALGORITHMS[0].build(&settings);
+    assert_eq!(observed(&mut *parallel.expect("two threads").estimator, &batches), expected);
+    assert_eq!(observed(&mut Shards::new(1.0, 7).expect("a rate"), &batches), expected);
+    assert_eq!(observed(&mut FixedSizeShards::new(many, 7), &batches), expected);
+    let _ = observed(&mut FixedSizeShards::new(two, 7), &batches);
     let options = GhostOptions {
         direct: PageCount(3),
         ghost: PageCount(64),
         segment: PageCount(4),
     };
-    let ghost = GhostLru::new(options).expect("sizes that fit");
-    let ghost = observed(ghost, &batches);
+    let mut ghost = GhostLru::new(options).expect("sizes that fit");
+    let ghost = observed(&mut ghost, &batches);
     assert_eq!(ghost.is_err(), is_empty);
     if let (Ok(ghost), Ok(exact)) = (ghost, &expected) {
         for size in (3..=67).step_by(4).map(PageCount) {

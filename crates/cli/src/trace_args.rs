@@ -1,6 +1,6 @@
 //! The flags that say how a recorded trace is to be read, shared by every verb that reads one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_flow::PageSize;
@@ -50,6 +50,25 @@ impl TraceArgs {
     /// Those of [`plimsoll_source::open`], each of which names the trace.
     pub fn open(&self) -> Result<Trace<'static>, SourceError> {
         plimsoll_source::open(&self.trace, &self.options())
+    }
+
+    /// The trace's name without directory and ending.
+    pub(crate) fn stem(&self) -> String {
+        let name = self.trace.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        match name.split('.').next() {
+            _ if self.trace == Path::new("-") => self.label(),
+            Some(stem) if !stem.is_empty() => stem.to_owned(),
+            _ => name.into_owned(),
+        }
+    }
+
+    /// What errors call the trace.
+    pub(crate) fn label(&self) -> String {
+        match self.trace.to_str() {
+            Some("-") => "standard input".to_owned(),
+            _ => self.trace.display().to_string(),
+        }
     }
 
     fn options(&self) -> Options {

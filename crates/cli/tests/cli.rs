@@ -146,7 +146,6 @@ fn every_estimator_gives_a_curve_and_its_seed_repeats_it() {
         "aet",
         "lru --threads 2",
         "aet --rate 1/10 --seed 3",
-        "aet --rate 1/10 --seed 3 --sample pages",
         "shards --rate 50% --seed 3",
         "shards-max --max-samples 100 --seed 3",
         "counter-stacks --seed 3",
@@ -180,7 +179,6 @@ fn a_comparison_is_one_table_with_a_line_for_each_estimator() {
         "SHARDS at rate 1/2 ",
         "SHARDS of 8192 pages ",
         "AET ",
-        "AET at rate 1/2 ",
         "AET of 1/2 of the pages ",
         "Counter Stacks ",
         "average footprint ",
@@ -193,7 +191,7 @@ fn a_comparison_is_one_table_with_a_line_for_each_estimator() {
     assert_eq!(json["schema"], 1);
     assert_eq!(json["references"], 40_000);
     let rows = json["estimators"].as_array().unwrap();
-    assert_eq!(rows.len(), 8);
+    assert_eq!(rows.len(), 7);
     assert_eq!(rows[0]["estimator"], "exact LRU");
     assert_eq!(rows[0]["mean_absolute_error"], 0.0);
     for row in rows {
@@ -303,7 +301,6 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "--max-samples",
         ),
         ("mrc loop.ids --estimator ghost", "--direct SIZE"),
-        ("mrc loop.ids --estimator aet --sample pages", "--rate"),
         ("mrc loop.ids --compare --sizes 10", "leave out --sizes"),
         ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
         ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),

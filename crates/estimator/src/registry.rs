@@ -15,6 +15,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
 
 use plimsoll_flow::{PageCount, PageSize};
@@ -41,6 +42,19 @@ pub enum OptionKind {
     Size,
 }
 
+impl OptionKind {
+    /// What stands for a value in help.
+    #[must_use]
+    pub fn value_name(self) -> &'static str {
+        match self {
+            Self::Rate => "RATE",
+            Self::Count => "N",
+            Self::Seed => "SEED",
+            Self::Size => "SIZE",
+        }
+    }
+}
+
 /// The value of an option.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptionValue {
@@ -54,6 +68,17 @@ pub enum OptionValue {
     Size(PageCount),
 }
 
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(rate) => f.write_str(&share(*rate)),
+            Self::Count(count) => write!(f, "{count}"),
+            Self::Seed(seed) => write!(f, "{seed}"),
+            Self::Size(pages) => write!(f, "{pages} pages"),
+        }
+    }
+}
+
 /// An option that an algorithm takes.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionSpec {
@@ -63,7 +88,7 @@ pub struct OptionSpec {
     pub kind: OptionKind,
     /// The value where none is given; `None` for an option that must be given.
     pub default: Option<OptionValue>,
-    /// One line of help.
+    /// One line of help, which may follow a colon.
     pub help: &'static str,
 }
 
@@ -71,11 +96,20 @@ pub struct OptionSpec {
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// Page size of the trace, by which defaults in bytes become pages.
-    pub page_size: PageSize,
+    page_size: PageSize,
     values: BTreeMap<&'static str, OptionValue>,
 }
 
 impl Settings {
+    /// Returns settings in which nothing is given, for a trace of that page size.
+    #[must_use]
+    pub fn new(page_size: PageSize) -> Self {
+        Self {
+            page_size,
+            ..Self::default()
+        }
+    }
+
     /// Gives an option a value.
     pub fn set(&mut self, name: &'static str, value: OptionValue) {
         self.values.insert(name, value);
@@ -101,12 +135,14 @@ pub struct BuiltEstimator {
 #[non_exhaustive]
 pub enum BuildError {
     /// An option without a default was not given.
-    #[error("--estimator {algorithm} needs --{option}: {help}")]
+    #[error("--estimator {algorithm} requires --{option} {}, the {help}", kind.value_name())]
     Missing {
         /// The algorithm.
         algorithm: &'static str,
         /// The option.
         option: &'static str,
+        /// The type of its value.
+        kind: OptionKind,
         /// What it is.
         help: &'static str,
     },
@@ -181,7 +217,7 @@ const fn rate(default: f64) -> OptionSpec {
         name: "rate",
         kind: OptionKind::Rate,
         default: Some(OptionValue::Rate(default)),
-        help: "Share of the pages to sample",
+        help: "share of the pages to sample",
     }
 }
 
@@ -198,7 +234,7 @@ const SEED: OptionSpec = OptionSpec {
     name: "seed",
     kind: OptionKind::Seed,
     default: Some(OptionValue::Seed(0)),
-    help: "Seed of the sampling",
+    help: "seed of the sampling",
 };
 
 /// Segments of a ghost list: 4 MiB.
@@ -209,7 +245,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
     Algorithm {
         name: "lru",
         help: "Exact stack distances",
-        options: &[count("threads", 1, "Threads to run on")],
+        options: &[count("threads", 1, "threads to run on")],
         is_exact: true,
         cost: "O(log pages) a reference; 13 bytes a page",
         source: "[Mattson70], [Olken81]",
@@ -237,11 +273,8 @@ pub const ALGORITHMS: &[Algorithm] = &[
     },
     Algorithm {
         name: "shards-max",
-        help: "Exact distances of a bounded number of sampled pages",
-        options: &[
-            count("max-samples", 8192, "Number of pages sampled at most"),
-            SEED,
-        ],
+        help: "SHARDS with a fixed maximum number of pages",
+        options: &[count("max-samples", 8192, "maximum number of pages"), SEED],
         is_exact: false,
         cost: "1 ns a reference, more for sampled ones; 60 bytes a sampled page",
         source: "[Waldspurger15] §4.3",
@@ -253,7 +286,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
     },
     Algorithm {
         name: "aet",
-        help: "Reuse times turned into distances, of all pages or of a sample",
+        help: "Average eviction time: distances from reuse times, of all pages or of a sample",
         options: &[rate(1.0), SEED],
         is_exact: false,
         cost: "O(1) a reference; 4 to 24 bytes a page",
@@ -269,15 +302,8 @@ pub const ALGORITHMS: &[Algorithm] = &[
     },
     Algorithm {
         name: "counter-stacks",
-        help: "Distances from how fast HyperLogLog counters grow",
-        options: &[
-            count(
-                "interval",
-                4096,
-                "References after which another counter starts",
-            ),
-            SEED,
-        ],
+        help: "Distances from the growth of HyperLogLog counters",
+        options: &[count("interval", 4096, "references per new counter"), SEED],
         is_exact: false,
         cost: "O(1) a reference; logarithmic in the stream's length",
         source: "[Wires14]",
@@ -294,7 +320,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
     },
     Algorithm {
         name: "footprint",
-        help: "Average footprint of all windows, and its slope",
+        help: "Slope of the average footprint of all windows",
         options: &[],
         is_exact: false,
         cost: "O(1) a reference; 4 to 24 bytes a page",
@@ -303,19 +329,19 @@ pub const ALGORITHMS: &[Algorithm] = &[
     },
     Algorithm {
         name: "ghost",
-        help: "LRU memory of --direct pages with a ghost list of the pages it evicts",
+        help: "A memory of --direct pages and a ghost list of the pages it evicts",
         options: &[
             OptionSpec {
                 name: "direct",
                 kind: OptionKind::Size,
                 default: None,
-                help: "Memory in front of the ghost list",
+                help: "size of the memory in front of the ghost list",
             },
             OptionSpec {
                 name: "ghost",
                 kind: OptionKind::Size,
                 default: Some(OptionValue::Size(PageCount(1 << 20))),
-                help: "Length of the ghost list",
+                help: "capacity of the ghost list",
             },
         ],
         is_exact: false,
@@ -413,6 +439,7 @@ impl Algorithm {
             return Err(BuildError::Missing {
                 algorithm: self.name,
                 option: option.name,
+                kind: option.kind,
                 help: option.help,
             });
         }
@@ -610,7 +637,7 @@ mod tests {
         let error = ghost.build(&Settings::default()).err().unwrap().to_string();
         assert_eq!(
             error,
-            "--estimator ghost needs --direct: Memory in front of the ghost list"
+            "--estimator ghost requires --direct SIZE, the size of the memory in front of the ghost list"
         );
     }
 

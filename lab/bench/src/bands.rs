@@ -13,13 +13,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use plimsoll_estimator::{
-    Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
-    FixedSizeShards, GhostLru, GhostOptions, Shards, SpatialAet,
-};
+use plimsoll_estimator::registry::{ALGORITHMS, OptionValue, Settings};
+use plimsoll_estimator::{Estimator, ExactLru, GhostLru, GhostOptions};
 use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
+use crate::registered::{Set, registered};
 use crate::{Cli, title};
 
 /// Measure how often bands hold the exact curve.
@@ -70,50 +69,49 @@ const HELD_MIN: f64 = 0.95;
 /// Rounding, which is no fault of a band.
 const ROUNDING: f64 = 1e-9;
 
-type Make = fn(u64, u64) -> Box<dyn Estimator>;
+/// An estimator on trial: its name, and how it is made from a seed and the stream's footprint in pages.
+type Trial = (String, Box<dyn Fn(u64, u64) -> Box<dyn Estimator>>);
 
-fn shards(rate: f64, seed: u64) -> Box<dyn Estimator> {
-    Box::new(Shards::new(rate, seed).expect("a rate"))
-}
-
-fn fixed_size(pages: usize, seed: u64) -> Box<dyn Estimator> {
-    let pages = NonZeroUsize::new(pages).unwrap_or(NonZeroUsize::MIN);
-    Box::new(FixedSizeShards::new(pages, seed))
-}
-
-/// The estimators; each is made from a seed and the stream's footprint in pages.
-const ESTIMATORS: [(&str, Make); 10] = [
-    ("SHARDS at 1/100", |seed, _| shards(0.01, seed)),
-    ("SHARDS at 1/10", |seed, _| shards(0.1, seed)),
-    ("SHARDS of 1024 pages", |seed, _| fixed_size(1024, seed)),
-    ("SHARDS of 8192 pages", |seed, _| fixed_size(8192, seed)),
-    ("AET", |_, _| Box::new(Aet::new())),
-    ("AET of 1/100 of the references", |seed, _| {
-        Box::new(Aet::sampled(0.01, seed).expect("a rate"))
-    }),
-    ("AET of 1/100 of the pages", |seed, _| {
-        Box::new(SpatialAet::new(0.01, seed).expect("a rate"))
-    }),
-    ("Counter Stacks", |seed, _| {
-        let options = CounterStacksOptions {
-            seed,
-            ..CounterStacksOptions::default()
-        };
-        Box::new(CounterStacks::new(options).expect("the default options"))
-    }),
+/// Rows with other options than their defaults.
+const VARIANTS: [(&str, Set); 3] = [
+    ("shards", &[("rate", OptionValue::Rate(0.1))]),
     (
-        "average footprint",
-        |_, _| Box::new(AverageFootprint::new()),
+        "shards-max",
+        &[(
+            "max-samples",
+            OptionValue::Count(NonZeroUsize::new(1024).unwrap()),
+        )],
     ),
-    ("ghost of half the pages behind a quarter", |_, pages| {
-        let options = GhostOptions {
-            direct: PageCount((pages / 4).max(1)),
-            ghost: PageCount((pages / 2).max(1)),
-            segment: PageCount((pages / 100).max(1)),
-        };
-        Box::new(GhostLru::new(options).expect("sizes that fit"))
-    }),
+    ("aet", &[("rate", OptionValue::Rate(0.01))]),
 ];
+
+/// Every estimator of the registry that is not exact, the variants, and a ghost buffer by the footprint.
+fn trials() -> Vec<Trial> {
+    let whole = Settings::default();
+    let rows = ALGORITHMS.iter();
+    let rows = rows.filter(|row| !row.is_exact && row.missing(&whole).is_none());
+    let defaults = rows.map(|row| (row.name, &[] as Set));
+    let mut trials: Vec<Trial> = defaults
+        .chain(VARIANTS)
+        .map(|(row, set)| -> Trial {
+            let options = set.iter().map(|(name, value)| format!(" --{name} {value}"));
+            let name = options.fold(row.to_owned(), |name, option| name + &option);
+            (name, Box::new(move |seed, _| registered(row, set, seed)))
+        })
+        .collect();
+    trials.push((
+        "ghost of half the pages behind a quarter".to_owned(),
+        Box::new(|_, pages| {
+            let options = GhostOptions {
+                direct: PageCount((pages / 4).max(1)),
+                ghost: PageCount((pages / 2).max(1)),
+                segment: PageCount((pages / 100).max(1)),
+            };
+            Box::new(GhostLru::new(options).expect("sizes that fit"))
+        }),
+    ));
+    trials
+}
 
 /// What was found of an estimator on one stream: sums over sizes and seeds.
 #[derive(Debug, Clone, Copy, Default)]
@@ -352,7 +350,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     if let Some(only) = &args.stream {
         streams.retain(|stream| stream.name.contains(only.as_str()));
     }
-    let estimators: Vec<_> = ESTIMATORS
+    let estimators: Vec<_> = trials()
         .into_iter()
         .filter(|(name, _)| cli.wants(name))
         .collect();

@@ -3,13 +3,12 @@
 use std::io::Write;
 use std::num::NonZeroUsize;
 
-use plimsoll_estimator::{
-    Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
-    FixedSizeShards, GhostLru, GhostOptions, ParallelLru, Shards, SpatialAet,
-};
+use plimsoll_estimator::registry::{ALGORITHMS, OptionValue};
+use plimsoll_estimator::{Estimator, ParallelLru};
 use plimsoll_flow::PageCount;
 
 use crate::measure::{Clock, Result, Stream, run as measured};
+use crate::registered::{Set, registered};
 use crate::workload::{Kind, Law};
 use crate::yardsticks::{
     FenwickLru, InversionLru, OlkenLru, PlainAet, PlainCounterStacks, PlainFixedSizeShards,
@@ -83,18 +82,13 @@ fn boxed<E: Estimator + 'static>(make: impl Fn(u64) -> E + 'static) -> Make {
     Box::new(move |seed| Box::new(make(seed)))
 }
 
-fn parallel(threads: usize) -> Make {
-    boxed(move |_| ParallelLru::new(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)))
+/// The estimator of a row of the registry.
+fn row(name: &'static str, set: Set) -> Make {
+    Box::new(move |seed| registered(name, set, seed))
 }
 
-fn shards(rate: f64) -> Make {
-    boxed(move |seed| Shards::new(rate, seed).expect("a rate"))
-}
-
-fn fixed_size(pages: usize) -> Make {
-    boxed(move |seed| {
-        FixedSizeShards::new(NonZeroUsize::new(pages).unwrap_or(NonZeroUsize::MIN), seed)
-    })
+const fn count(number: usize) -> OptionValue {
+    OptionValue::Count(NonZeroUsize::new(number).unwrap())
 }
 
 fn lines() -> Vec<Line> {
@@ -131,7 +125,7 @@ fn lines() -> Vec<Line> {
     vec![
         Line {
             name: "exact LRU, online",
-            make: boxed(|_| ExactLru::new()),
+            make: row("lru", &[]),
             streams: exact_streams,
             yardsticks: exact(),
             clock: Clock::Cpu,
@@ -139,7 +133,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "exact LRU, offline, 1 thread (wall)",
-            make: parallel(1),
+            make: boxed(|_| ParallelLru::new(NonZeroUsize::MIN)),
             streams: vec![
                 (uniform(MILLION), speed(20.0)),
                 (zipf(MILLION), speed(20.0)),
@@ -150,7 +144,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "exact LRU, offline, 2 threads (wall)",
-            make: parallel(2),
+            make: row("lru", const { &[("threads", count(2))] }),
             streams: vec![
                 (uniform(MILLION), speed(36.0)),
                 (zipf(MILLION), speed(36.0)),
@@ -161,7 +155,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "SHARDS at 1/100",
-            make: shards(0.01),
+            make: row("shards", &[]),
             streams: vec![
                 (zipf(4 * MILLION), speed(300.0)),
                 (zipf(2 * MILLION), none()),
@@ -173,7 +167,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "SHARDS at 1/1000",
-            make: shards(0.001),
+            make: row("shards", &[("rate", OptionValue::Rate(0.001))]),
             streams: vec![
                 (zipf(4 * MILLION), speed(600.0)),
                 (zipf(2 * MILLION), none()),
@@ -185,7 +179,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "SHARDS of 8192 pages",
-            make: fixed_size(8192),
+            make: row("shards-max", &[]),
             streams: [zipf(2 * MILLION), uniform(MILLION)]
                 .map(|kind| {
                     let bar = Bar {
@@ -206,7 +200,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "SHARDS of 65536 pages",
-            make: fixed_size(65536),
+            make: row("shards-max", const { &[("max-samples", count(65536))] }),
             streams: vec![(zipf(4 * MILLION), accurate), (uniform(MILLION), accurate)],
             yardsticks: vec![(
                 "fixed size, weighted",
@@ -217,7 +211,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "AET",
-            make: boxed(|_| Aet::new()),
+            make: row("aet", &[]),
             streams: vec![
                 (zipf(MILLION), speed(120.0)),
                 (uniform(MILLION), speed(120.0)),
@@ -231,19 +225,8 @@ fn lines() -> Vec<Line> {
             from: PageCount(0),
         },
         Line {
-            name: "AET of 1/1000 of the references",
-            make: boxed(|seed| Aet::sampled(0.001, seed).expect("a rate")),
-            streams: vec![
-                (zipf(4 * MILLION), speed(500.0)),
-                (uniform(MILLION), speed(500.0)),
-            ],
-            yardsticks: Vec::new(),
-            clock: Clock::Cpu,
-            from: PageCount(0),
-        },
-        Line {
             name: "AET of 1/100 of the pages",
-            make: boxed(|seed| SpatialAet::new(0.01, seed).expect("a rate")),
+            make: row("aet", &[("rate", OptionValue::Rate(0.01))]),
             streams: vec![(zipf(4 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
@@ -251,13 +234,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "Counter Stacks",
-            make: boxed(|seed| {
-                CounterStacks::new(CounterStacksOptions {
-                    seed,
-                    ..CounterStacksOptions::default()
-                })
-                .expect("the default options")
-            }),
+            make: row("counter-stacks", &[]),
             streams: vec![
                 (
                     zipf(2 * MILLION),
@@ -279,7 +256,7 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "average footprint",
-            make: boxed(|_| AverageFootprint::new()),
+            make: row("footprint", &[]),
             streams: vec![(zipf(2 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
@@ -287,20 +264,41 @@ fn lines() -> Vec<Line> {
         },
         Line {
             name: "ghost of 1 M pages behind 256 K",
-            make: boxed(|_| {
-                GhostLru::new(GhostOptions {
-                    direct: DIRECT,
-                    ghost: PageCount(1 << 20),
-                    segment: PageCount(1024),
-                })
-                .expect("sizes that fit")
-            }),
+            make: row("ghost", &[("direct", OptionValue::Size(DIRECT))]),
             streams: vec![(zipf(2 * MILLION), none()), (uniform(MILLION), none())],
             yardsticks: Vec::new(),
             clock: Clock::Cpu,
             from: DIRECT,
         },
     ]
+}
+
+/// Rows of the registry that have lines of their own above.
+const LINED: [&str; 7] = [
+    "lru",
+    "shards",
+    "shards-max",
+    "aet",
+    "counter-stacks",
+    "footprint",
+    "ghost",
+];
+
+/// A line for each other row of the registry, with its defaults.
+fn other_lines() -> impl Iterator<Item = Line> {
+    let rows = ALGORITHMS.iter();
+    let rows = rows.filter(|algorithm| !LINED.contains(&algorithm.name));
+    rows.map(|algorithm| Line {
+        name: algorithm.name,
+        make: row(algorithm.name, &[]),
+        streams: vec![
+            (zipf(2 * MILLION), Bar::default()),
+            (uniform(MILLION), Bar::default()),
+        ],
+        yardsticks: Vec::new(),
+        clock: Clock::Cpu,
+        from: PageCount(0),
+    })
 }
 
 /// Measures every line and prints it.
@@ -319,6 +317,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     )?;
     let lines: Vec<_> = lines()
         .into_iter()
+        .chain(other_lines())
         .filter(|line| cli.wants(line.name))
         .collect();
     let mut kinds: Vec<Kind> = Vec::new();

@@ -16,6 +16,7 @@ mod pagelog;
 mod policy;
 mod random;
 mod reading;
+mod registered;
 mod trap;
 mod turns;
 mod workload;

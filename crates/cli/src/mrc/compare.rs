@@ -8,15 +8,17 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
+use plimsoll_estimator::registry::BuiltEstimator;
 use plimsoll_estimator::{Estimator, ExactLru};
-use plimsoll_flow::{Cliff, CurveDistance, CurveError, MissRatioCurve, PageCount};
+use plimsoll_flow::{Cliff, CurveDistance, CurveError, MissRatioCurve, PageCount, PageSize};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::choice::Contestant;
-use super::{Args, read};
+use super::input::{curve_of, read};
+use super::report::ViewArgs;
 use crate::size::ByteSize;
-use plimsoll_output::{Format, bail_usage, grouped};
+use crate::trace_args::TraceArgs;
+use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Look, Point, Series, Unit, encode};
 
 /// Sizes at which curves are compared.
@@ -24,32 +26,30 @@ const SIZES: u64 = 1000;
 /// How far off a size may be without counting into the largest error.
 const SLACK: f64 = 0.01;
 
-/// What one estimator did.
+/// An estimator with its curve, time and memory.
 struct Entry {
-    contestant: Contestant,
+    built: BuiltEstimator,
     cpu_seconds: f64,
     peak_bytes: usize,
     curve: Option<MissRatioCurve>,
 }
 
 impl Entry {
-    fn new(contestant: Contestant) -> Self {
+    fn new(built: BuiltEstimator) -> Self {
         Self {
-            contestant,
+            built,
             cpu_seconds: 0.0,
             peak_bytes: 0,
             curve: None,
         }
     }
 
-    /// Lets the estimator work, on the clock.
+    /// Runs the estimator and adds its CPU time.
     fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Estimator) -> T) -> T {
         let start = cpu_seconds();
-        let result = work(&mut *self.contestant.estimator);
+        let result = work(&mut *self.built.estimator);
         self.cpu_seconds += cpu_seconds() - start;
-        self.peak_bytes = self
-            .peak_bytes
-            .max(self.contestant.estimator.memory_bytes());
+        self.peak_bytes = self.peak_bytes.max(self.built.estimator.memory_bytes());
         result
     }
 }
@@ -88,23 +88,22 @@ struct Document<'a> {
 
 /// Reads the trace into all of them and gives one table.
 pub(super) fn run(
-    args: &Args,
-    contestants: Vec<Contestant>,
+    trace: &TraceArgs,
+    estimators: Vec<BuiltEstimator>,
+    view: &ViewArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    if !args.sizes.is_empty() || args.points.is_some() {
-        bail_usage!("--compare takes its sizes from the trace: leave out --sizes and --points");
-    }
+    view.check_compared()?;
     let mut truth = ExactLru::new();
-    let mut entries: Vec<_> = contestants.into_iter().map(Entry::new).collect();
-    let mut trace = args.trace.open()?;
-    let references = read(&mut trace, |batch| {
+    let mut entries: Vec<_> = estimators.into_iter().map(Entry::new).collect();
+    let mut source = trace.open()?;
+    let references = read(&mut source, |batch| {
         truth.observe(batch);
         for entry in &mut entries {
             entry.timed(|estimator| estimator.observe(batch));
         }
     })?;
-    let exact = args.curve_of(&mut truth, references)?;
+    let exact = curve_of(trace, &mut truth, references)?;
     for entry in &mut entries {
         entry.curve = match entry.timed(|estimator| estimator.curve()) {
             Ok(curve) => Some(curve),
@@ -113,7 +112,7 @@ pub(super) fn run(
             Err(error) => return Err(error.into()),
         };
     }
-    let name = args.name();
+    let name = trace.stem();
     let comparison = Comparison {
         name: &name,
         references,
@@ -121,15 +120,16 @@ pub(super) fn run(
         exact: &exact,
     };
     let rows: Vec<_> = entries.iter().map(|entry| comparison.row(entry)).collect();
-    let content = match args.output.format() {
+    let content = match view.output.format() {
         Format::Table => comparison.to_table(&rows).into_bytes(),
         Format::Csv => to_csv(&rows).into_bytes(),
         Format::Json => comparison.to_json(&rows)?.into_bytes(),
-        picture @ (Format::Svg | Format::Png) => {
-            encode(comparison.to_chart(args, &entries).to_svg(), picture)?
-        }
+        picture @ (Format::Svg | Format::Png) => encode(
+            comparison.to_chart(trace.page_bytes, &entries).to_svg(),
+            picture,
+        )?,
     };
-    args.output.write(&content, out)
+    view.output.write(&content, out)
 }
 
 /// What all are compared with.
@@ -152,13 +152,13 @@ impl Comparison<'_> {
     }
 
     fn row(&self, entry: &Entry) -> Row {
-        let sizes = || self.sizes(entry.contestant.from);
+        let sizes = || self.sizes(entry.built.estimator.smallest_size());
         let distance = |slack| -> Option<CurveDistance> {
             let curve = entry.curve.as_ref()?;
             curve.distance_up_to(self.exact, sizes(), slack)
         };
         Row {
-            estimator: entry.contestant.name.clone(),
+            estimator: entry.built.label.clone(),
             mean_absolute_error: distance(0.0).map(|distance| distance.mean_absolute_error),
             max_error: distance(SLACK).map(|distance| distance.max_absolute_error),
             cliff_position_error: entry
@@ -260,8 +260,7 @@ impl Comparison<'_> {
         Ok(serde_json::to_string(&document)? + "\n")
     }
 
-    fn to_chart(&self, args: &Args, entries: &[Entry]) -> Chart {
-        let page_size = args.trace.page_bytes;
+    fn to_chart(&self, page_size: PageSize, entries: &[Entry]) -> Chart {
         let until = self.footprint.to_bytes(page_size);
         let until = until.saturating_add(until / 25);
         let exact = Series {
@@ -270,7 +269,7 @@ impl Comparison<'_> {
         };
         let curves = entries.iter().filter_map(|entry| {
             let curve = entry.curve.as_ref().filter(|&curve| curve != self.exact)?;
-            let name = &entry.contestant.name;
+            let name = &entry.built.label;
             let mut series = Series::of_curve(name, curve, page_size, until);
             series.points.retain(|point| point.x <= until as f64);
             // Bands over one another show nothing.

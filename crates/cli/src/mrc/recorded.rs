@@ -1,4 +1,4 @@
-//! Counter stacks on disk: recording a trace's, and the curve of any window from the record.
+//! Counter Stacks on disk: recording a trace's, and the curve of any window from the record.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read as _, Write};
@@ -7,10 +7,12 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::Context;
-use plimsoll_estimator::{CounterStream, Estimator, StreamWriter};
+use plimsoll_estimator::{CounterStacksOptions, CounterStream, Estimator, StreamWriter};
 
-use super::{Args, read};
-use plimsoll_output::{AtomicFile, bail_usage, grouped};
+use super::input::{curve_of, read};
+use super::report::ViewArgs;
+use crate::trace_args::TraceArgs;
+use plimsoll_output::{AtomicFile, grouped};
 
 /// A window of a stream, in references from its beginning: `FROM..TO`, either of which may be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,21 +39,26 @@ impl FromStr for Window {
     }
 }
 
-/// Reads the trace into counters that are recorded at `path`, and gives the whole trace's curve.
-pub(super) fn record(args: &Args, path: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
-    let options = args.estimator.counter_stacks_options();
-    let mut trace = args.trace.open()?;
+/// Reads the trace into counters that are recorded at `path`, and prints the whole trace's curve.
+pub(super) fn record(
+    trace: &TraceArgs,
+    options: CounterStacksOptions,
+    path: &Path,
+    view: &ViewArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let mut source = trace.open()?;
     let file = AtomicFile::create(path)?;
     let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
-    let references = read(&mut trace, |batch| writer.observe(batch))?;
-    let curve = args.curve_of(&mut writer, references)?;
+    let references = read(&mut source, |batch| writer.observe(batch))?;
+    let curve = curve_of(trace, &mut writer, references)?;
     let not_written = || format!("cannot write '{}'", path.display());
     let file = writer.finish().with_context(not_written)?;
     let file = file
         .into_inner()
         .map_err(std::io::IntoInnerError::into_error);
     file.with_context(not_written)?.persist()?;
-    args.write("Counter Stacks".to_owned(), references, &curve, out)
+    view.write(trace, "Counter Stacks".to_owned(), references, &curve, out)
 }
 
 /// Opens a record of counters; `None` if the file is none.
@@ -61,7 +68,7 @@ pub(super) fn record(args: &Args, path: &Path, out: &mut dyn Write) -> anyhow::R
 /// That the file begins as one and cannot be read as one.
 pub(super) fn open(path: &Path) -> anyhow::Result<Option<CounterStream>> {
     let mut head = [0; CounterStream::MAGIC.len()];
-    // A pipe is not looked into: what is read from it would be missing in the trace.
+    // A pipe is not read here: its bytes would be missing in the trace.
     let is_record = path != Path::new("-")
         && path.is_file()
         && File::open(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok())
@@ -75,14 +82,15 @@ pub(super) fn open(path: &Path) -> anyhow::Result<Option<CounterStream>> {
     Ok(Some(stream))
 }
 
-/// Gives the curve of a window of a record.
-pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> anyhow::Result<()> {
-    let path = args.trace.trace.display();
-    if !args.estimator.is_default() || args.compare {
-        bail_usage!(
-            "'{path}' is a record of counters, not a trace: omit the options of estimators"
-        );
-    }
+/// Prints the curve of a window of a record.
+pub(super) fn show(
+    trace: &TraceArgs,
+    stream: &CounterStream,
+    window: Option<Window>,
+    view: &ViewArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let path = trace.trace.display();
     if stream.lost_bytes() > 0 {
         eprintln!(
             "plimsoll: '{path}' is damaged: its last {} bytes could not be read, {} references before them could",
@@ -92,7 +100,7 @@ pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> 
     } else if !stream.is_finished() {
         eprintln!("plimsoll: '{path}' is incomplete: its end is counted approximately");
     }
-    let window = args.window.unwrap_or(Window { from: 0, to: None });
+    let window = window.unwrap_or(Window { from: 0, to: None });
     let Range { start, end } = window.from..window.to.unwrap_or(stream.references());
     let curve = stream
         .curve(start..end)
@@ -102,7 +110,7 @@ pub(super) fn show(args: &Args, stream: &CounterStream, out: &mut dyn Write) -> 
         grouped(start as f64),
         grouped(end as f64)
     );
-    args.write(method, end - start, &curve, out)
+    view.write(trace, method, end - start, &curve, out)
 }
 
 #[cfg(test)]

@@ -1,24 +1,105 @@
-//! One curve as a reader, a program or a picture wants it.
+//! One curve as a table, CSV, JSON or a picture.
 
 use std::fmt::Write as _;
+use std::io::Write;
+use std::num::NonZeroUsize;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_output::{Format, OutputArgs, bail_usage, grouped};
+use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
+use super::curve_size::CurveSize;
 use crate::curve_json::CurveJson;
 use crate::size::ByteSize;
-use plimsoll_output::grouped;
-use plimsoll_plot::{Axis, Chart, Marker, Series, Unit};
+use crate::trace_args::TraceArgs;
 
-/// A curve and what a reader wants to know about it.
-pub(super) struct Report {
-    pub(super) name: String,
-    pub(super) method: String,
-    /// References in the trace; the curve counts those the estimator looked at.
-    pub(super) references: u64,
-    pub(super) page_size: PageSize,
+const POINTS_OF_TABLE: usize = 20;
+const POINTS: usize = 1000;
+
+/// Which points of a curve to print, and how. Flatten them into a verb's `Args`.
+#[derive(Debug, clap::Args)]
+pub struct ViewArgs {
+    /// Maximum number of points, placed where the curve changes [default: 20 in a table, else 1000]
+    #[arg(long, conflicts_with = "sizes", value_name = "N")]
+    points: Option<NonZeroUsize>,
+    /// Print the ratio at exactly these sizes: pages, or bytes with a unit (1000,512M)
+    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
+    sizes: Vec<CurveSize>,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+}
+
+impl ViewArgs {
+    /// Refuses options of the output that do not go together.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.output.check()
+    }
+
+    /// Refuses options that choose points, which a comparison does itself.
+    pub(super) fn check_compared(&self) -> anyhow::Result<()> {
+        if !self.sizes.is_empty() || self.points.is_some() {
+            bail_usage!("--compare takes its sizes from the trace: leave out --sizes and --points");
+        }
+        Ok(())
+    }
+
+    /// Prints the curve of so many references of a trace; `method` names the estimator.
+    pub(super) fn write(
+        &self,
+        trace: &TraceArgs,
+        method: String,
+        references: u64,
+        curve: &MissRatioCurve,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let report = Report {
+            name: trace.stem(),
+            method,
+            references,
+            page_size: trace.page_bytes,
+            working_set: curve.size_for(WorkingSet::MISS_RATIO),
+            curve: self.select(curve, trace.page_bytes)?,
+        };
+        let content = match self.output.format() {
+            Format::Table => report.to_table().into_bytes(),
+            Format::Csv => report.to_csv().into_bytes(),
+            Format::Json => report.to_json()?.into_bytes(),
+            picture => encode(report.to_chart().to_svg(), picture)?,
+        };
+        self.output.write(&content, out)
+    }
+
+    /// Cuts the curve down to the selected points.
+    fn select(
+        &self,
+        curve: &MissRatioCurve,
+        page_size: PageSize,
+    ) -> anyhow::Result<MissRatioCurve> {
+        if self.sizes.is_empty() {
+            let default = match self.output.format() {
+                Format::Table => POINTS_OF_TABLE,
+                _ => POINTS,
+            };
+            return Ok(curve.thinned(self.points.map_or(default, NonZeroUsize::get)));
+        }
+        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
+        let mut sizes: Vec<_> = sizes.collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ok(curve.at_sizes(&sizes)?)
+    }
+}
+
+/// A curve and what the table says about it.
+struct Report {
+    name: String,
+    method: String,
+    /// References in the trace; the curve counts those that the estimator sampled.
+    references: u64,
+    page_size: PageSize,
     /// Of the whole curve, not of the points selected.
-    pub(super) working_set: Option<PageCount>,
-    pub(super) curve: MissRatioCurve,
+    working_set: Option<PageCount>,
+    curve: MissRatioCurve,
 }
 
 impl Report {
@@ -50,7 +131,7 @@ impl Report {
         }
     }
 
-    pub(super) fn to_table(&self) -> String {
+    fn to_table(&self) -> String {
         let mut table = String::new();
         let heads = [
             ("trace", self.name.clone()),
@@ -90,7 +171,7 @@ impl Report {
         table.replace('\u{a0}', " ")
     }
 
-    pub(super) fn to_csv(&self) -> String {
+    fn to_csv(&self) -> String {
         let mut csv = String::from("size_pages,miss_ratio,low,high\n");
         for point in self.curve.points() {
             let (size, ratio) = (point.size, point.miss_ratio);
@@ -99,12 +180,12 @@ impl Report {
         csv
     }
 
-    pub(super) fn to_json(&self) -> anyhow::Result<String> {
+    fn to_json(&self) -> anyhow::Result<String> {
         let curve = CurveJson::new(&self.name, self.page_size, None, &self.curve);
         Ok(serde_json::to_string(&curve)? + "\n")
     }
 
-    pub(super) fn to_chart(&self) -> Chart {
+    fn to_chart(&self) -> Chart {
         let last = self
             .curve
             .points()

@@ -1,0 +1,37 @@
+//! Reading a trace into an estimator.
+
+use plimsoll_estimator::Estimator;
+use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch, Source as _};
+use plimsoll_source::Trace;
+
+use crate::trace_args::{TraceArgs, reading_bar};
+
+/// Hands a trace's batches on to its end, with a bar; returns the number of references.
+pub(super) fn read(
+    trace: &mut Trace,
+    mut observe: impl FnMut(&ReferenceBatch),
+) -> anyhow::Result<u64> {
+    let mut bar = reading_bar(trace.progress());
+    let mut batch = ReferenceBatch::new();
+    let mut references = 0;
+    while trace.next_batch(&mut batch)? {
+        observe(&batch);
+        references += batch.len() as u64;
+        bar.update(references);
+    }
+    Ok(references)
+}
+
+/// The curve of an estimator that read so many references of a trace, or why there is none.
+pub(super) fn curve_of(
+    trace: &TraceArgs,
+    estimator: &mut dyn Estimator,
+    references: u64,
+) -> anyhow::Result<MissRatioCurve> {
+    estimator.curve().map_err(|error| match error {
+        CurveError::Empty if references > 0 => anyhow::anyhow!(
+            "none of the trace's {references} references was sampled: a higher --rate sees more"
+        ),
+        error => anyhow::Error::new(error).context(format!("no curve of '{}'", trace.label())),
+    })
+}
