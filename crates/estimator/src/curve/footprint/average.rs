@@ -3,9 +3,11 @@
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
 use super::FootprintPoint;
-use super::gaps::Lengths;
 use crate::curve::aet::reuse_times::whole_pages;
 use crate::parts::steps::Steps;
+
+/// Lengths with their counts, in no order.
+pub(super) type Lengths = Vec<(f64, u64)>;
 
 /// How many lengths lie above one, and what they sum to.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use plimsoll_flow::PageCount;
 
 use super::FootprintError;
-use super::average::{AverageWindow, Tail, Windows};
+use super::average::{AverageWindow, Lengths, Tail, Windows};
 use crate::parts::histogram::Histogram;
 
 /// The gaps of pages, each known to lie within `(lo, hi]` ticks.
@@ -129,9 +129,6 @@ impl Footprint {
             .sum()
     }
 }
-
-/// Lengths with their counts, in no order.
-pub(super) type Lengths = Vec<(f64, u64)>;
 
 /// Gaps of one kind.
 #[derive(Debug, Clone, Default)]

@@ -39,6 +39,7 @@
 //! Source: [Wires14] §3.2, §4 (windows, and the record of counts instead of counters).
 
 mod coding;
+mod column;
 mod player;
 mod reader;
 mod writer;

@@ -1,7 +1,7 @@
 //! The counters as they were, from a record of their counts, and the curve of a window of the stream.
 
 use super::coding::{floor_of, take_zigzag};
-use super::reader::{Column, CounterStream};
+use super::column::Column;
 use crate::curve::counter_stacks::hyper_log_log::COUNT_MAX;
 use crate::curve::counter_stacks::ladder::{Cell, Counter, Ladder, Rise};
 use crate::curve::counter_stacks::place;
@@ -14,9 +14,9 @@ pub(super) struct Player {
 }
 
 impl Player {
-    pub(super) fn new(stream: &CounterStream) -> Self {
+    pub(super) fn new(interval: u32, delta: u32) -> Self {
         Self {
-            ladder: Ladder::new(stream.options.interval, stream.delta, ()),
+            ladder: Ladder::new(interval, delta, ()),
             now: 0,
         }
     }

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use plimsoll_flow::MissRatioCurve;
 
-use super::coding::{buckets_of, put_varint, take_varint};
+use super::coding::{put_varint, take_varint};
+use super::column::{Column, take_column};
 use super::player::{Player, Window};
 use super::{CRC_BYTES, HEADER_BYTES, StreamError, VERSION};
 use crate::curve::counter_stacks::sizes::{CountError, Sizes};
@@ -23,50 +24,6 @@ pub struct CounterStream {
     pub(super) references: u64,
     pub(super) lost_bytes: u64,
     pub(super) finished: bool,
-}
-
-/// One interval as recorded.
-pub(super) struct Column<'bytes> {
-    pub(super) references: u64,
-    pub(super) last: bool,
-    pub(super) distinct: u64,
-    /// Pairs of bucket and reuses.
-    pub(super) reuses: Vec<(u64, u64)>,
-    /// What is left of the payload.
-    pub(super) rises: &'bytes [u8],
-}
-
-impl<'bytes> Column<'bytes> {
-    pub(super) fn parse(mut bytes: &'bytes [u8], interval: u32) -> Option<Self> {
-        let references = take_varint(&mut bytes)?;
-        let (references, last) = (references >> 1, references & 1 == 1);
-        let whole = references == u64::from(interval);
-        if !(whole && !last || last && references < u64::from(interval)) {
-            return None;
-        }
-        let distinct = take_varint(&mut bytes)?;
-        let entries = take_varint(&mut bytes)?;
-        let mut reuses = Vec::new();
-        let (mut bucket, mut sum) = (0_u64, distinct);
-        for _ in 0..entries {
-            bucket = bucket.checked_add(take_varint(&mut bytes)?)?;
-            let count = take_varint(&mut bytes)?;
-            if count == 0 || bucket >= buckets_of(interval) {
-                return None;
-            }
-            sum = sum.checked_add(count)?;
-            reuses.push((bucket, count));
-            bucket += 1;
-        }
-        // Every reference is its page's first in the interval, or a reuse; and there is no reuse of nothing.
-        (sum == references && (distinct > 0 || references == 0)).then_some(Self {
-            references,
-            last,
-            distinct,
-            reuses,
-            rises: bytes,
-        })
-    }
 }
 
 impl CounterStream {
@@ -100,7 +57,7 @@ impl CounterStream {
 
     /// Keeps what can be understood.
     pub(super) fn check_records(&mut self, bytes: &[u8], mut crc: u32) {
-        let mut player = Player::new(self);
+        let mut player = Player::new(self.options.interval, self.delta);
         let mut left = bytes;
         let mut records = Vec::new();
         while !self.finished {
@@ -177,7 +134,7 @@ impl CounterStream {
             sizes: Sizes::default(),
             distinct: 0,
         };
-        let mut player = Player::new(self);
+        let mut player = Player::new(self.options.interval, self.delta);
         let mut left = self.records.as_slice();
         while let Some(column) = take_column(&mut left, interval) {
             let began = player.now;
@@ -245,15 +202,4 @@ pub(super) fn take_record<'bytes>(
     hasher.update(payload);
     let crc = hasher.finalize();
     (sum == crc.to_le_bytes()).then_some((payload, crc))
-}
-
-/// Takes a record that was checked before.
-pub(super) fn take_column<'bytes>(
-    bytes: &mut &'bytes [u8],
-    interval: u32,
-) -> Option<Column<'bytes>> {
-    let length = usize::try_from(take_varint(bytes)?).ok()?;
-    let (payload, rest) = bytes.split_at_checked(length)?;
-    *bytes = rest;
-    Column::parse(payload, interval)
 }
