@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use plimsoll_actuator::{
     Absence, Balloon, BalloonSettings, Look, Patience, Progress, VmMemory, ram_held_bytes,
 };
-use plimsoll_vm::{AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage};
+use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestImage};
+use plimsoll_vm::ConsoleEvent;
 
 const MIB: u64 = 1 << 20;
 /// How long an emulated guest may take on a loaded host.

@@ -12,7 +12,8 @@ use plimsoll_actuator::{
     VmMemory,
 };
 use plimsoll_flow::VmId;
-use plimsoll_vm::{GuestConfig, GuestImage, QemuVm};
+use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_vm::QemuVm;
 
 const MIB: u64 = 1 << 20;
 const URI: &str = "qemu:///system";

@@ -1,23 +1,28 @@
 //! What runs a guest's instructions, and whether KVM really does so here.
 //!
-//! A host can show `/dev/kvm` and still run no guest in useful time: behind it may be an
-//! emulator. So a device that opens is only believed after one of our guests has booted by it.
-//! The verdict is kept in a file until the host, QEMU or the guest's kernel changes; one
-//! against KVM for an hour only, since a busy host can be the reason.
+//! A host can offer `/dev/kvm` and still run no guest in useful time: behind it may be an
+//! emulator. So a device that opens is believed only after QEMU's firmware has run to its end
+//! under KVM. The verdict is kept in a file until the host or QEMU changes; one against KVM for
+//! an hour only, since a busy host can be the reason.
 
 use std::fmt;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::qemu_program;
-use crate::{AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, VmError};
-
-/// How long a guest may take to boot under KVM: ten times what a slow host needs.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(8);
+/// The emulator that runs guests.
+pub const QEMU: &str = "qemu-system-x86_64";
+/// How long the firmware may take under KVM: ten times what a slow host needs.
+const FIRMWARE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time between two checks whether the trial has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Most bytes of QEMU's complaint that a verdict repeats.
+const COMPLAINT_BYTES_MAX: u64 = 1024;
 /// How long a verdict against KVM holds.
 const VERDICT_AGAINST_HOLDS: Duration = Duration::from_secs(3600);
 
@@ -49,12 +54,12 @@ pub struct Detection {
     pub reason: String,
 }
 
-/// Says which accelerator runs guests here: KVM if it boots `image` within 8 s, else TCG.
+/// Says which accelerator runs guests here: KVM if QEMU's firmware runs by it within 3 s, else TCG.
 ///
-/// Takes no time if `/dev/kvm` cannot be opened or a verdict is kept, else up to 8 s.
-/// The guest that tries is gone when this returns.
+/// Takes no time if `/dev/kvm` cannot be opened or a verdict is kept, else up to 3 s.
+/// The trial's process is gone when this returns.
 #[must_use]
-pub fn detect(image: &GuestImage) -> Detection {
+pub fn detect() -> Detection {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
         return Detection {
             accelerator: Accelerator::Tcg,
@@ -62,20 +67,20 @@ pub fn detect(image: &GuestImage) -> Detection {
         };
     }
     let verdict_file = verdict_file();
-    let key = key(image);
+    let key = key();
     if let (Some(file), Some(key)) = (&verdict_file, &key)
         && let Some(detection) = kept(file, key, SystemTime::now())
     {
         return detection;
     }
-    let detection = match boot_by_kvm(image) {
+    let detection = match run_firmware_by_kvm() {
         Ok(()) => Detection {
             accelerator: Accelerator::Kvm,
-            reason: "a guest booted by KVM".into(),
+            reason: "QEMU's firmware ran under KVM".into(),
         },
-        Err(error) => Detection {
+        Err(why) => Detection {
             accelerator: Accelerator::Tcg,
-            reason: format!("/dev/kvm opens, but no guest booted by it: {error}"),
+            reason: format!("/dev/kvm opens, but QEMU's firmware did not run under it: {why}"),
         },
     };
     if let (Some(file), Some(key)) = (verdict_file, key) {
@@ -85,20 +90,56 @@ pub fn detect(image: &GuestImage) -> Detection {
     detection
 }
 
-fn boot_by_kvm(image: &GuestImage) -> Result<(), VmError> {
-    let config = GuestConfig {
-        accelerator: AcceleratorChoice::Kvm,
-        qmp: false,
-        ..GuestConfig::new(&probe_name(), "workload=idle seconds=1")
+/// Starts a machine without disks, whose firmware finds nothing to boot and resets it: QEMU then ends.
+fn run_firmware_by_kvm() -> Result<(), String> {
+    let program = qemu_program().map_err(|error| format!("{QEMU}: {error}"))?;
+    let name = format!("plimsoll-kvm-probe-{}", std::process::id());
+    let mut qemu = Command::new(program)
+        .args(["-name", &name, "-accel", "kvm", "-cpu", "host", "-m", "32M"])
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-no-reboot", "-boot", "reboot-timeout=1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{QEMU}: {error}"))?;
+    let begin = Instant::now();
+    let status = loop {
+        match qemu.try_wait() {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) if begin.elapsed() < FIRMWARE_TIMEOUT => thread::sleep(POLL_INTERVAL),
+            Ok(None) => break Err(format!("it has not ended after {FIRMWARE_TIMEOUT:?}")),
+            Err(error) => break Err(error.to_string()),
+        }
     };
-    let mut guest = Guest::start(image, &config)?;
-    let is_ready = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Ready { .. });
-    guest.wait_for(BOOT_TIMEOUT, is_ready).map(drop)
+    // Both fail only if it has ended already.
+    let _ = qemu.kill();
+    let _ = qemu.wait();
+    let status = status?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut complaint = Vec::new();
+    if let Some(stderr) = qemu.stderr.take() {
+        // What cannot be read is left out of the reason.
+        let _ = stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut complaint);
+    }
+    let complaint = String::from_utf8_lossy(&complaint);
+    let complaint: Vec<_> = complaint.lines().collect();
+    Err(format!("{status}: {}", complaint.join("; ")))
 }
 
-/// A name that no other process gives its probe.
-fn probe_name() -> String {
-    format!("plimsoll-kvm-probe-{}", std::process::id())
+/// Finds [`QEMU`] in the directories of `PATH`.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::NotFound`] if it is in none.
+pub fn qemu_program() -> io::Result<PathBuf> {
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&directories)
+        .map(|directory| directory.join(QEMU))
+        .find(|path| path.is_file())
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// A verdict and what it was given on.
@@ -118,8 +159,8 @@ fn verdict_file() -> Option<PathBuf> {
         .then(|| folder.join("plimsoll").join("accelerator.json"))
 }
 
-/// What a verdict depends on: this boot, the host's kernel, QEMU and the guest's kernel.
-fn key(image: &GuestImage) -> Option<String> {
+/// What a verdict depends on: this boot, the host's kernel and QEMU.
+fn key() -> Option<String> {
     let read = |file: &str| fs::read_to_string(file).ok();
     let version = |file: &Path| {
         let data = fs::metadata(file).ok()?;
@@ -139,8 +180,6 @@ fn key(image: &GuestImage) -> Option<String> {
         read("/proc/sys/kernel/random/boot_id")?,
         read("/proc/sys/kernel/osrelease")?,
         version(&qemu_program().ok()?)?,
-        version(&image.kernel)?,
-        version(&image.initrd)?,
     ];
     Some(parts.map(|part| part.trim().to_owned()).join("; "))
 }

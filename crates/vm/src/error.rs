@@ -131,63 +131,6 @@ pub enum VmError {
         /// What went wrong, perhaps in its own words.
         what: String,
     },
-    /// The image of our guests is not there.
-    #[error("no guest image: {what}; run './dev setup' to make one")]
-    NoImage {
-        /// What is missing, and where it was looked for.
-        what: String,
-    },
-    /// A guest asked for with settings that cannot be; nothing was started.
-    #[error("guest cannot be started with {what}")]
-    GuestConfig {
-        /// The setting and what was expected.
-        what: String,
-    },
-    /// QEMU did not start; no process is left.
-    #[error("{program} could not be started")]
-    GuestStart {
-        /// The program.
-        program: String,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The guest did not say what was waited for; it still runs.
-    #[error(
-        "the guest did not say what was waited for within {timeout:?}; it said last: {}",
-        list(last)
-    )]
-    GuestSilent {
-        /// How long was waited.
-        timeout: Duration,
-        /// Its last lines.
-        last: Vec<String>,
-    },
-    /// The guest ended before it said what was waited for.
-    #[error(
-        "the guest has ended ({status}); it said last: {}; QEMU said: {qemu}",
-        list(last)
-    )]
-    GuestEnded {
-        /// How QEMU ended.
-        status: String,
-        /// The guest's last lines.
-        last: Vec<String>,
-        /// End of what QEMU wrote to its standard error.
-        qemu: String,
-    },
-    /// The guest's workload gave up and said why.
-    #[error("the guest's workload failed: {message}")]
-    GuestFailed {
-        /// Its words.
-        message: String,
-    },
-    /// The guest was started without a monitor socket.
-    #[error("guest {name} has no QMP socket")]
-    NoQmp {
-        /// The guest's name.
-        name: String,
-    },
 }
 
 impl VmError {

@@ -1,19 +1,16 @@
 //! What only a try can tell: whether a page of our own traps, and whether a guest runs.
 //!
 //! A trap is tried on memory of this process, as the tracer sets it on a VM's. KVM is
-//! believed after a guest has booted by it; that takes up to 8 s where it does not.
+//! believed after QEMU's firmware has run under it; that takes up to 3 s where it does not.
 
 use std::path::Path;
 use std::process::Command;
 
 use plimsoll_trap::{HandlerCpu, TrapError, measure_trap_cost};
-use plimsoll_vm::{Accelerator, GuestImage, VmError, detect};
+use plimsoll_vm::{Accelerator, QEMU, detect};
 
 use super::{Chapter, Finding};
 use plimsoll_output::exit::with_causes;
-
-/// Name of the emulator that runs VMs.
-const QEMU: &str = "qemu-system-x86_64";
 
 /// Tries what there is to try on this host.
 #[must_use]
@@ -62,20 +59,7 @@ fn kvm(device: &Path) -> Finding {
     if !device.exists() {
         return Finding::limited(subject, format!("no {}", device.display()), slow);
     }
-    let image = match GuestImage::locate() {
-        Ok(image) => image,
-        Err(VmError::NoImage { .. }) => {
-            return Finding::limited(
-                subject,
-                format!("{} is there; not tried", device.display()),
-                "'./dev setup' builds the guest image with which this is tested",
-            );
-        }
-        Err(error) => {
-            return Finding::limited(subject, with_causes(&error), "'./dev setup' repairs it");
-        }
-    };
-    let detection = detect(&image);
+    let detection = detect();
     match detection.accelerator {
         Accelerator::Kvm => Finding::ok(subject, detection.reason),
         Accelerator::Tcg => Finding::limited(subject, detection.reason, slow),

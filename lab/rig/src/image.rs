@@ -1,10 +1,13 @@
 //! The image our guests boot: a kernel, and an initrd that holds the workload and what modules it needs.
 
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::{GuestConfig, GuestKernel, VmError, initrd};
+use cpio::newc::Builder;
+
+use crate::{GuestConfig, GuestError, GuestKernel};
 
 /// Where the kernel of our guests lies, if not in the workspace.
 const KERNEL_VARIABLE: &str = "PLIMSOLL_GUEST_KERNEL";
@@ -35,8 +38,8 @@ impl GuestImage {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoImage`] if there is none; those of [`prepare`](Self::prepare).
-    pub fn locate() -> Result<Self, VmError> {
+    /// [`GuestError::NoImage`] if there is none; those of [`prepare`](Self::prepare).
+    pub fn locate() -> Result<Self, GuestError> {
         let (kernel, initrd) = (named_by(KERNEL_VARIABLE)?, named_by(INITRD_VARIABLE)?);
         if let (Some(kernel), Some(initrd)) = (&kernel, &initrd) {
             return Ok(Self {
@@ -44,7 +47,7 @@ impl GuestImage {
                 initrd: initrd.clone(),
             });
         }
-        let folder = folder().ok_or_else(|| VmError::NoImage {
+        let folder = folder().ok_or_else(|| GuestError::NoImage {
             what: format!(
                 "neither {KERNEL_VARIABLE} nor {INITRD_VARIABLE} is set for both parts, and no \
                  folder {FOLDER} lies above the current folder or this program"
@@ -63,14 +66,14 @@ impl GuestImage {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoImage`] if a part is missing, with the reason where `./dev setup` left one; those
+    /// [`GuestError::NoImage`] if a part is missing, with the reason where `./dev setup` left one; those
     /// of [`prepare`](Self::prepare).
-    pub fn for_guest(config: &GuestConfig) -> Result<Self, VmError> {
+    pub fn for_guest(config: &GuestConfig) -> Result<Self, GuestError> {
         let modules = config.balloon || !config.disks.is_empty();
         if !modules && config.kernel == GuestKernel::default() {
             return Self::locate();
         }
-        let folder = folder().ok_or_else(|| VmError::NoImage {
+        let folder = folder().ok_or_else(|| GuestError::NoImage {
             what: format!("no folder {FOLDER} lies above the current folder or this program"),
         })?;
         Self::prepare_for(&folder, config.kernel, modules)
@@ -81,8 +84,8 @@ impl GuestImage {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoImage`] if a part is missing; those of [`prepare`](Self::prepare).
-    pub fn for_kernel(kernel: &Path, modules: bool) -> Result<Self, VmError> {
+    /// [`GuestError::NoImage`] if a part is missing; those of [`prepare`](Self::prepare).
+    pub fn for_kernel(kernel: &Path, modules: bool) -> Result<Self, GuestError> {
         if !kernel.is_file() {
             return Err(missing(kernel));
         }
@@ -93,7 +96,7 @@ impl GuestImage {
         if let Some(initrd) = named_by(INITRD_VARIABLE)? {
             return Ok(with(initrd));
         }
-        let folder = folder().ok_or_else(|| VmError::NoImage {
+        let folder = folder().ok_or_else(|| GuestError::NoImage {
             what: format!("no folder {FOLDER} lies above the current folder or this program"),
         })?;
         let init = folder.join("init");
@@ -110,10 +113,10 @@ impl GuestImage {
     }
 
     /// Takes the kernel `kernel` below `folder`, with modules or without.
-    fn prepare_for(folder: &Path, kernel: GuestKernel, modules: bool) -> Result<Self, VmError> {
+    fn prepare_for(folder: &Path, kernel: GuestKernel, modules: bool) -> Result<Self, GuestError> {
         let own = folder.join(kernel.series());
         if let Ok(reason) = fs::read_to_string(own.join(ABSENT)) {
-            return Err(VmError::NoImage {
+            return Err(GuestError::NoImage {
                 what: format!("Linux {}: {}", kernel.series(), reason.trim()),
             });
         }
@@ -134,10 +137,9 @@ impl GuestImage {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoImage`] if a part is missing, [`VmError::File`] or
-    /// [`VmError::NotPermitted`] if one cannot be read or written; an older
-    /// `initrd.cpio` is then still whole.
-    pub fn prepare(folder: &Path) -> Result<Self, VmError> {
+    /// [`GuestError::NoImage`] if a part is missing, [`GuestError::File`] if one cannot be
+    /// read or written; an older `initrd.cpio` is then still whole.
+    pub fn prepare(folder: &Path) -> Result<Self, GuestError> {
         let image = Self {
             kernel: folder.join("vmlinuz"),
             initrd: folder.join("initrd.cpio"),
@@ -151,20 +153,42 @@ impl GuestImage {
     }
 }
 
-fn missing(path: &Path) -> VmError {
-    VmError::NoImage {
+impl GuestImage {
+    /// Copies kernel and initrd into a directory of `folder` that any user can read.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestError::File`].
+    pub fn public_copy(&self, folder: &Path) -> Result<Self, GuestError> {
+        let allow = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+        let copy = |from: &Path, name: &str| -> Result<PathBuf, GuestError> {
+            let to = folder.join(name);
+            let copied = fs::copy(from, &to).and_then(|_| allow(&to, 0o644));
+            copied.map_err(|source| file_error(&to, source))?;
+            Ok(to)
+        };
+        allow(folder, 0o755).map_err(|source| file_error(folder, source))?;
+        Ok(Self {
+            kernel: copy(&self.kernel, "vmlinuz")?,
+            initrd: copy(&self.initrd, "initrd")?,
+        })
+    }
+}
+
+fn missing(path: &Path) -> GuestError {
+    GuestError::NoImage {
         what: format!("{} does not exist", path.display()),
     }
 }
 
-fn named_by(variable: &str) -> Result<Option<PathBuf>, VmError> {
+fn named_by(variable: &str) -> Result<Option<PathBuf>, GuestError> {
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
         return Ok(None);
     };
     if path.is_file() {
         Ok(Some(path))
     } else {
-        Err(VmError::NoImage {
+        Err(GuestError::NoImage {
             what: format!("{variable} names {}, which is no file", path.display()),
         })
     }
@@ -181,7 +205,7 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// Packs the archive if it is older than what goes into it, or not there.
-fn pack_if_older(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(), VmError> {
+fn pack_if_older(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(), GuestError> {
     let changed = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
     let packed = changed(target);
     if packed.is_none() && !init.exists() {
@@ -209,9 +233,9 @@ fn pack_if_older(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(
 }
 
 /// Names of all files in a folder of modules, `order` among them; each once.
-fn modules_of(folder: &Path) -> Result<Vec<String>, VmError> {
+fn modules_of(folder: &Path) -> Result<Vec<String>, GuestError> {
     let order = folder.join(ORDER);
-    let text = fs::read_to_string(&order).map_err(|source| VmError::of_file(&order, source))?;
+    let text = fs::read_to_string(&order).map_err(|source| file_error(&order, source))?;
     let mut names: Vec<String> = text
         .lines()
         .filter_map(|line| Some(line.split_once(' ')?.1.to_owned()))
@@ -222,10 +246,55 @@ fn modules_of(folder: &Path) -> Result<Vec<String>, VmError> {
     Ok(names)
 }
 
+/// Returns an uncompressed initrd that holds `init` as `/init`, `/dev/console`, and `modules`, by
+/// name, in the directory `/modules` if there are any. Equal contents make equal archives.
+///
+/// Devices are only described in it, so no privilege is needed.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::FileTooLarge`] if one has 4 GiB or more, which the format cannot describe.
+fn initrd(init: &[u8], modules: &[(String, Vec<u8>)]) -> io::Result<Vec<u8>> {
+    const DIRECTORY: u32 = 0o040_755;
+    let mut archive = Vec::with_capacity(init.len() + 1024);
+    let mut inode = 0;
+    let mut add = |builder: Builder, bytes: &[u8]| -> io::Result<()> {
+        inode += 1;
+        let size = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let mut file = builder.ino(inode).write(&mut archive, size);
+        file.write_all(bytes)?;
+        file.finish().map(drop)
+    };
+    let directory = |name| Builder::new(name).mode(DIRECTORY).nlink(2);
+    add(directory("dev"), &[])?;
+    let console = Builder::new("dev/console").mode(0o020_600);
+    add(console.rdev_major(5).rdev_minor(1), &[])?;
+    add(directory("proc"), &[])?;
+    add(directory("sys"), &[])?;
+    add(Builder::new("init").mode(0o100_755), init)?;
+    if !modules.is_empty() {
+        add(directory("modules"), &[])?;
+    }
+    for (name, bytes) in modules {
+        add(
+            Builder::new(&format!("modules/{name}")).mode(0o100_644),
+            bytes,
+        )?;
+    }
+    cpio::newc::trailer(archive)
+}
+
+fn file_error(path: &Path, source: io::Error) -> GuestError {
+    GuestError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
 /// Writes the archive beside its place and then moves it there, so that others
 /// who start guests at the same time see the old one or the new one.
-fn pack(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(), VmError> {
-    let read = |path: &Path| fs::read(path).map_err(|source| VmError::of_file(path, source));
+fn pack(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(), GuestError> {
+    let read = |path: &Path| fs::read(path).map_err(|source| file_error(path, source));
     let program = read(init)?;
     let mut packed = Vec::new();
     if let Some(folder) = modules {
@@ -234,22 +303,88 @@ fn pack(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(), VmErro
             packed.push((name, bytes));
         }
     }
-    let archive = initrd(&program, &packed).ok_or_else(|| VmError::NoImage {
-        what: format!("a part of {} has 4 GiB or more", target.display()),
-    })?;
+    let archive = initrd(&program, &packed).map_err(|source| file_error(target, source))?;
     let folder = target.parent().unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
+    let write = || -> io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(&archive)?;
         file.persist(target)?;
         Ok(())
     };
-    write().map_err(|source| VmError::of_file(target, source))
+    write().map_err(|source| file_error(target, source))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Names, modes and contents, read as the format's description says; shares
+    /// no code with the writer.
+    fn unpack(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let (mut files, mut at) = (Vec::new(), 0);
+        loop {
+            let header = std::str::from_utf8(&archive[at..at + 110]).unwrap();
+            assert_eq!(&header[..6], "070701");
+            let number = |nth: usize| u32::from_str_radix(&header[6 + 8 * nth..][..8], 16).unwrap();
+            let (mode, bytes_len) = (number(1), number(6) as usize);
+            let name_end = at + 110 + number(11) as usize;
+            let name = String::from_utf8(archive[at + 110..name_end - 1].to_vec()).unwrap();
+            assert_eq!(archive[name_end - 1], 0);
+            let bytes_start = name_end.div_ceil(4) * 4;
+            let bytes = archive[bytes_start..bytes_start + bytes_len].to_vec();
+            at = (bytes_start + bytes_len).div_ceil(4) * 4;
+            if name == "TRAILER!!!" {
+                assert_eq!(at, archive.len());
+                return files;
+            }
+            files.push((name, mode, bytes));
+        }
+    }
+
+    #[test]
+    fn the_first_header_is_the_known_one() {
+        let archive = initrd(b"", &[]).unwrap();
+        let expected = concat!(
+            "070701",
+            "00000001",
+            "000041ed",
+            "00000000",
+            "00000000",
+            "00000002",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000004",
+            "00000000",
+            "dev\0\0\0"
+        );
+        assert_eq!(&archive[..expected.len()], expected.as_bytes());
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked() {
+        // Lengths of all remainders by four, to which names and contents are padded.
+        for length in 0..9 {
+            let (init, module) = (vec![1; length], vec![2; 8 - length]);
+            let files = unpack(&initrd(&init, &[]).unwrap());
+            let names: Vec<_> = files.iter().map(|(name, ..)| name.as_str()).collect();
+            assert_eq!(names, ["dev", "dev/console", "proc", "sys", "init"]);
+            assert_eq!(files[4].1, 0o100_755);
+            assert_eq!(files[4].2, init);
+            let modules = [
+                ("a.ko".to_owned(), module.clone()),
+                ("order".to_owned(), vec![7]),
+            ];
+            let more = unpack(&initrd(&init, &modules).unwrap());
+            assert_eq!(more[..5], files[..]);
+            let names: Vec<_> = more[5..].iter().map(|(name, ..)| name.as_str()).collect();
+            assert_eq!(names, ["modules", "modules/a.ko", "modules/order"]);
+            assert_eq!(more[6].2, module);
+        }
+    }
 
     #[test]
     fn an_image_is_packed_when_its_program_is_newer() {

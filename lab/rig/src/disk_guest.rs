@@ -1,26 +1,25 @@
-//! A guest of ours on a disk of ours: daemon, VM and image, for tests and experiments.
+//! A guest of ours on disks of ours: images, disk daemon and VM.
 //!
 //! The daemon is a process of its own, as users run it, so that it can be killed; the guest runs a
-//! workload of `guest/workload` that verifies what it reads; the host looks after the image before and after.
+//! workload of `guest/workload` that verifies what it reads; the images are made and checked by e2fsprogs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel};
+use plimsoll_vm::ConsoleEvent;
 use tempfile::TempDir;
 
-use plimsoll_serve::disk::{Report, admin};
+use crate::{DiskBackend, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel, Server};
 
-/// How long a daemon may take until it answers, and to end.
+/// How long a daemon may take until it serves.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two looks at something that tells of no change.
-const POLL: Duration = Duration::from_millis(20);
+/// Begins the line that a daemon prints when it serves.
+const SERVES: &str = "disk: serving ";
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -102,11 +101,12 @@ impl Told {
 
 /// A daemon, and a guest on its disks.
 pub struct DiskGuest {
+    // Ended in this order.
+    guest: Option<Guest>,
+    daemon: Server,
     folder: TempDir,
     program: PathBuf,
     setup: Setup,
-    daemon: Child,
-    guest: Option<Guest>,
     told: Told,
 }
 
@@ -159,7 +159,7 @@ impl DiskGuest {
         config.vcpus = self.setup.vcpus;
         let mut disk = |socket: &str, queues: u16| {
             let mut disk = GuestDisk::vhost_user(self.folder.path().join(socket));
-            if let plimsoll_vm::DiskBackend::VhostUser { queues: own, .. } = &mut disk.backend {
+            if let DiskBackend::VhostUser { queues: own, .. } = &mut disk.backend {
                 *own = queues;
             }
             config.disks.push(disk);
@@ -183,7 +183,7 @@ impl DiskGuest {
     /// The daemon's process id.
     #[must_use]
     pub fn daemon_pid(&self) -> u32 {
-        self.daemon.id()
+        self.daemon.pid()
     }
 
     /// The guest that runs, if one does.
@@ -197,12 +197,10 @@ impl DiskGuest {
         self.folder.path()
     }
 
-    /// What the daemon says, with its curve if wanted.
-    ///
-    /// # Errors
-    /// If it does not answer.
-    pub fn report(&self, curve: bool) -> anyhow::Result<Report> {
-        admin::report(&self.folder.path().join("admin.sock"), curve)
+    /// The daemon's admin socket.
+    #[must_use]
+    pub fn admin(&self) -> PathBuf {
+        self.folder.path().join("admin.sock")
     }
 
     /// Listens until the guest says what is waited for; what else it says is kept.
@@ -269,9 +267,7 @@ impl DiskGuest {
 
     /// Ends the daemon at once, as by `kill -9`.
     pub fn kill_daemon(&mut self) {
-        // Both fail only if it is gone already.
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        self.daemon.kill();
     }
 
     /// Starts the daemon again.
@@ -290,20 +286,11 @@ impl DiskGuest {
     /// If it does not end well, or the file system is not whole.
     pub fn check_image(&mut self) -> anyhow::Result<()> {
         self.kill_guest();
-        let pid = self.daemon.id().to_string();
-        Command::new("kill").args(["-TERM", &pid]).status()?;
-        let deadline = Instant::now() + DAEMON_TIMEOUT;
-        let status = loop {
-            if let Some(status) = self.daemon.try_wait()? {
-                break status;
-            }
-            ensure!(Instant::now() < deadline, "the daemon does not end");
-            thread::sleep(POLL);
-        };
+        let status = self.daemon.end()?;
         ensure!(
             status.success(),
             "the daemon ended with {status}: {}",
-            self.daemon_said()
+            self.daemon.log()
         );
         if self.setup.formatted {
             let image = self.folder.path().join("disk.img");
@@ -317,18 +304,10 @@ impl DiskGuest {
         Ok(())
     }
 
-    /// What the daemon wrote to its standard error.
+    /// What the daemon has written to its log since it was started last.
     #[must_use]
-    pub fn daemon_said(&self) -> String {
-        let said = fs::read(self.folder.path().join("daemon.log")).unwrap_or_default();
-        String::from_utf8_lossy(&said).into_owned()
-    }
-}
-
-impl Drop for DiskGuest {
-    fn drop(&mut self) {
-        self.kill_guest();
-        self.kill_daemon();
+    pub fn daemon_log(&self) -> String {
+        self.daemon.log()
     }
 }
 
@@ -353,7 +332,7 @@ pub fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<Child> {
+fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<Server> {
     let at = |name: &str| folder.join(name);
     let disk = |image: &str, socket: &str, serial: &str| {
         let mut spec = OsString::from(at(image));
@@ -379,26 +358,7 @@ fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<
     command.arg("--state").arg(at("state"));
     command.arg("--parent").arg(std::process::id().to_string());
     command.args(&setup.serve);
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(at("daemon.log"))?;
-    let mut daemon = command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("plimsoll disk serve")?;
-    let deadline = Instant::now() + DAEMON_TIMEOUT;
-    while admin::report(&at("admin.sock"), false).is_err() {
-        let ended = daemon.try_wait()?;
-        if ended.is_some() || Instant::now() > deadline {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-            let said = fs::read_to_string(at("daemon.log")).unwrap_or_default();
-            bail!("the disk's daemon does not serve: {said}");
-        }
-        thread::sleep(POLL);
-    }
-    Ok(daemon)
+    Server::start(&mut command, &at("daemon.log"), DAEMON_TIMEOUT, |daemon| {
+        daemon.log().lines().any(|line| line.starts_with(SERVES))
+    })
 }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use plimsoll_vm::{
-    AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel,
-    VmError,
+use plimsoll_rig::{
+    AcceleratorChoice, Guest, GuestConfig, GuestDisk, GuestError, GuestImage, GuestKernel,
 };
+use plimsoll_vm::ConsoleEvent;
 
 /// A guest under TCG on a busy machine boots in 5 to 20 s; the longest workload here takes another 60.
 const WHOLE_RUN: Duration = Duration::from_secs(400);
@@ -63,7 +63,7 @@ fn events_of(config: &GuestConfig) -> Vec<ConsoleEvent> {
         match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
             Ok(Some(line)) => events.extend(line.event),
             Ok(None) => panic!("the guest is still not done; it told {events:?}"),
-            Err(VmError::GuestEnded { .. }) => return events,
+            Err(GuestError::GuestEnded { .. }) => return events,
             Err(error) => panic!("{error}"),
         }
     }

@@ -6,10 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{PageCount, RamBacking, VmId};
-use plimsoll_vm::{
-    Accelerator, AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, QemuVm, RamState,
-    VmError, detect, find, running,
-};
+use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage};
+use plimsoll_vm::{Accelerator, ConsoleEvent, QemuVm, RamState, VmError, detect, find, running};
 
 /// A guest under TCG on a busy machine boots in 5 to 20 s.
 const BOOT: Duration = Duration::from_secs(90);
@@ -60,7 +58,7 @@ fn events_of(image: &GuestImage, config: &GuestConfig) -> Vec<ConsoleEvent> {
         match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
             Ok(Some(line)) => events.extend(line.event),
             Ok(None) => panic!("the guest is still not done; it told {events:?}"),
-            Err(VmError::GuestEnded { .. }) => return events,
+            Err(GuestError::GuestEnded { .. }) => return events,
             Err(error) => panic!("{error}"),
         }
     }
@@ -377,8 +375,7 @@ fn what_qemu_refuses_is_told_in_its_words() {
 
 #[test]
 fn detection_leaves_no_guest_behind() {
-    let Some(image) = image() else { return };
-    let detection = detect(&image);
+    let detection = detect();
     println!("{}: {}", detection.accelerator, detection.reason);
     assert!(!detection.reason.is_empty());
     let left = running().unwrap();

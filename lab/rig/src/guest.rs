@@ -17,12 +17,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{
-    Accelerator, ConsoleEvent, ConsoleLine, Detection, GuestImage, QemuVm, Qmp, VmError, detect,
+use plimsoll_vm::{
+    Accelerator, ConsoleEvent, ConsoleLine, Detection, QEMU, QemuVm, Qmp, detect, qemu_program,
 };
 
-/// The emulator that guests run in.
-pub const QEMU: &str = "qemu-system-x86_64";
+use crate::{GuestError, GuestImage};
+
 /// Bytes kept of a console line; the workload's own have under 200.
 const LINE_BYTES_MAX: usize = 1024;
 /// Console lines kept until they are asked for: about two hours of a workload's.
@@ -136,7 +136,7 @@ impl GuestDisk {
     }
 
     /// QEMU's arguments for the guest's disk `index`.
-    fn arguments(&self, index: usize) -> Result<Vec<OsString>, VmError> {
+    fn arguments(&self, index: usize) -> Result<Vec<OsString>, GuestError> {
         let with_path = |before: String, path: &Path, after: String| {
             let mut value = OsString::from(before);
             value.push(escape_commas(path));
@@ -161,7 +161,7 @@ impl GuestDisk {
                 read_only,
             } => {
                 if serial.len() > SERIAL_BYTES_MAX || !is_plain(serial) {
-                    return Err(VmError::GuestConfig {
+                    return Err(GuestError::GuestConfig {
                         what: format!(
                             "the serial {serial:?}: expected at most {SERIAL_BYTES_MAX} letters, \
                              digits, '-', '_' and '.'"
@@ -224,6 +224,10 @@ pub struct GuestConfig {
     pub qmp: bool,
     /// Arguments for QEMU beside ours.
     pub extra_arguments: Vec<String>,
+    /// Arguments for machine and RAM in place of ours, which make the RAM a memfd that is mapped shared.
+    pub ram: Option<Vec<String>>,
+    /// Words before QEMU's command line, as `setpriv --reuid=nobody`.
+    pub prefix: Vec<String>,
 }
 
 impl GuestConfig {
@@ -241,12 +245,14 @@ impl GuestConfig {
             balloon: false,
             qmp: true,
             extra_arguments: Vec::new(),
+            ram: None,
+            prefix: Vec::new(),
         }
     }
 
     /// The kernel's command line.
-    fn kernel_line(&self, accelerator: Accelerator) -> Result<String, VmError> {
-        let wrong = |what: String| Err(VmError::GuestConfig { what });
+    fn kernel_line(&self, accelerator: Accelerator) -> Result<String, GuestError> {
+        let wrong = |what: String| Err(GuestError::GuestConfig { what });
         if self.name.is_empty() || !is_plain(&self.name) {
             return wrong(format!(
                 "the name {:?}: expected letters, digits, '-', '_' and '.'",
@@ -294,7 +300,7 @@ impl GuestConfig {
         image: &GuestImage,
         accelerator: Accelerator,
         socket: Option<&Path>,
-    ) -> Result<Vec<OsString>, VmError> {
+    ) -> Result<Vec<OsString>, GuestError> {
         let kernel_line = self.kernel_line(accelerator)?;
         let memory = self.memory_mib;
         let mut arguments: Vec<OsString> = Vec::new();
@@ -304,7 +310,6 @@ impl GuestConfig {
         };
         add("-name", format!("guest={},debug-threads=on", self.name));
         add("-accel", accelerator.to_string());
-        add("-machine", "q35,memory-backend=ram".into());
         let cpu = match accelerator {
             Accelerator::Kvm => "host",
             // QEMU 7.2's TCG gets 16-byte compare-and-exchange wrong in newer kernels.
@@ -312,15 +317,19 @@ impl GuestConfig {
         };
         add("-cpu", cpu.into());
         add("-smp", self.vcpus.to_string());
-        add("-m", format!("{memory}M"));
-        add(
-            "-object",
-            format!("memory-backend-memfd,id=ram,size={memory}M,share=on"),
-        );
+        if self.ram.is_none() {
+            add("-machine", "q35,memory-backend=ram".into());
+            add("-m", format!("{memory}M"));
+            add(
+                "-object",
+                format!("memory-backend-memfd,id=ram,size={memory}M,share=on"),
+            );
+        }
         add("-display", "none".into());
         add("-chardev", "stdio,id=console,signal=off".into());
         add("-serial", "chardev:console".into());
         add("-append", kernel_line);
+        arguments.extend(self.ram.iter().flatten().map(Into::into));
         arguments.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(Into::into));
         arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
         arguments.extend(["-initrd".into(), image.initrd.clone().into()]);
@@ -354,14 +363,6 @@ fn escape_commas(path: &Path) -> OsString {
     OsString::from_vec(escaped)
 }
 
-/// Finds QEMU in the folders of `PATH`.
-pub(crate) fn qemu_program() -> Result<PathBuf, VmError> {
-    in_path(QEMU).ok_or_else(|| VmError::GuestStart {
-        program: QEMU.into(),
-        source: io::ErrorKind::NotFound.into(),
-    })
-}
-
 fn in_path(program: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
     std::env::split_paths(&folders)
@@ -389,20 +390,23 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`VmError::GuestConfig`] and [`VmError::GuestStart`]. What QEMU itself
-    /// refuses is told by the first wait: [`VmError::GuestEnded`].
-    pub fn start(image: &GuestImage, config: &GuestConfig) -> Result<Self, VmError> {
+    /// [`GuestError::GuestConfig`] and [`GuestError::GuestStart`]. What QEMU itself
+    /// refuses is told by the first wait: [`GuestError::GuestEnded`].
+    pub fn start(image: &GuestImage, config: &GuestConfig) -> Result<Self, GuestError> {
         let chosen = |accelerator| Detection {
             accelerator,
             reason: "it was asked for".into(),
         };
-        let program = qemu_program()?;
+        let program = qemu_program().map_err(|source| GuestError::GuestStart {
+            program: QEMU.into(),
+            source,
+        })?;
         let detection = match config.accelerator {
-            AcceleratorChoice::Auto => detect(image),
+            AcceleratorChoice::Auto => detect(),
             AcceleratorChoice::Kvm => chosen(Accelerator::Kvm),
             AcceleratorChoice::Tcg => chosen(Accelerator::Tcg),
         };
-        let failed = |source| VmError::GuestStart {
+        let failed = |source| GuestError::GuestStart {
             program: program.display().to_string(),
             source,
         };
@@ -413,7 +417,7 @@ impl Guest {
         let socket = config.qmp.then(|| folder.path().join("qmp"));
         let arguments = config.arguments(image, detection.accelerator, socket.as_deref())?;
         let errors = fs::File::create(folder.path().join("stderr")).map_err(failed)?;
-        let mut command = command_that_dies_with_us(&program);
+        let mut command = command_that_dies_with_us(&config.prefix, &program);
         command
             .args(arguments)
             .stdin(Stdio::null())
@@ -456,8 +460,8 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`VmError::GuestEnded`] if the guest has ended and all its lines were taken.
-    pub fn next_line(&mut self, timeout: Duration) -> Result<Option<ConsoleLine>, VmError> {
+    /// [`GuestError::GuestEnded`] if the guest has ended and all its lines were taken.
+    pub fn next_line(&mut self, timeout: Duration) -> Result<Option<ConsoleLine>, GuestError> {
         match self.console.take(Instant::now() + timeout) {
             Taken::Line(line) => Ok(Some(line)),
             Taken::Nothing => Ok(None),
@@ -469,18 +473,18 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`VmError::GuestSilent`] if it did not come within `timeout`,
-    /// [`VmError::GuestFailed`] if the workload gave up instead, [`VmError::GuestEnded`].
+    /// [`GuestError::GuestSilent`] if it did not come within `timeout`,
+    /// [`GuestError::GuestFailed`] if the workload gave up instead, [`GuestError::GuestEnded`].
     pub fn wait_for(
         &mut self,
         timeout: Duration,
         mut is_it: impl FnMut(&ConsoleEvent) -> bool,
-    ) -> Result<ConsoleLine, VmError> {
+    ) -> Result<ConsoleLine, GuestError> {
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(line) = self.next_line(left)? else {
-                return Err(VmError::GuestSilent {
+                return Err(GuestError::GuestSilent {
                     timeout,
                     last: self.console.last_lines(),
                 });
@@ -488,7 +492,7 @@ impl Guest {
             match &line.event {
                 Some(event) if is_it(event) => return Ok(line),
                 Some(ConsoleEvent::Error { message }) => {
-                    return Err(VmError::GuestFailed {
+                    return Err(GuestError::GuestFailed {
                         message: message.clone(),
                     });
                 }
@@ -507,8 +511,8 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// Those of [`QemuVm::of_pid`], and [`VmError::GuestEnded`].
-    pub fn vm(&mut self) -> Result<QemuVm, VmError> {
+    /// Those of [`QemuVm::of_pid`], and [`GuestError::GuestEnded`].
+    pub fn vm(&mut self) -> Result<QemuVm, GuestError> {
         let deadline = Instant::now() + QEMU_TIMEOUT;
         loop {
             if self.has_ended() {
@@ -520,7 +524,7 @@ impl Guest {
                 !vm.ram.is_empty() && vcpus.is_ok_and(|vcpus| vcpus >= self.vcpus)
             });
             if is_whole || Instant::now() >= deadline {
-                return vm;
+                return Ok(vm?);
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -530,11 +534,11 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoQmp`] if it was started without one, those of [`Qmp::connect`],
-    /// and [`VmError::GuestEnded`].
-    pub fn qmp(&mut self) -> Result<Qmp, VmError> {
+    /// [`GuestError::NoQmp`] if it was started without one, those of [`Qmp::connect`],
+    /// and [`GuestError::GuestEnded`].
+    pub fn qmp(&mut self) -> Result<Qmp, GuestError> {
         let Some(socket) = self.socket.clone() else {
-            return Err(VmError::NoQmp {
+            return Err(GuestError::NoQmp {
                 name: self.name.clone(),
             });
         };
@@ -545,7 +549,7 @@ impl Guest {
             }
             thread::sleep(POLL_INTERVAL);
         }
-        Qmp::connect(&socket, QEMU_TIMEOUT)
+        Ok(Qmp::connect(&socket, QEMU_TIMEOUT)?)
     }
 
     /// Whether QEMU has ended.
@@ -557,14 +561,14 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`VmError::GuestStart`] if the kernel no longer knows the process.
-    pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>, VmError> {
+    /// [`GuestError::GuestStart`] if the kernel no longer knows the process.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>, GuestError> {
         let deadline = Instant::now() + timeout;
         loop {
             let status = self
                 .child
                 .try_wait()
-                .map_err(|source| VmError::GuestStart {
+                .map_err(|source| GuestError::GuestStart {
                     program: QEMU.into(),
                     source,
                 })?;
@@ -582,7 +586,7 @@ impl Guest {
         let _ = self.child.wait();
     }
 
-    fn ended(&mut self) -> VmError {
+    fn ended(&mut self) -> GuestError {
         let status = match self.wait(QEMU_TIMEOUT) {
             Ok(Some(status)) => status.to_string(),
             _ => "its console is closed".into(),
@@ -594,7 +598,7 @@ impl Guest {
             "" => "nothing".to_owned(),
             text => text.lines().collect::<Vec<_>>().join("; "),
         };
-        VmError::GuestEnded {
+        GuestError::GuestEnded {
             status,
             last: self.console.last_lines(),
             qemu,
@@ -608,16 +612,18 @@ impl Drop for Guest {
     }
 }
 
-fn command_that_dies_with_us(program: &Path) -> Command {
-    match in_path("setpriv") {
-        // It replaces itself by the program, so the process id stays.
-        Some(setpriv) => {
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-            command
-        }
-        None => Command::new(program),
-    }
+fn command_that_dies_with_us(prefix: &[String], program: &Path) -> Command {
+    // It replaces itself by the program, so the process id stays.
+    let setpriv = in_path("setpriv").map(|setpriv| {
+        let words = ["--pdeathsig", "KILL", "--"].map(OsString::from);
+        std::iter::once(setpriv.into()).chain(words)
+    });
+    let mut words = (setpriv.into_iter().flatten())
+        .chain(prefix.iter().map(Into::into))
+        .chain([program.into()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
 }
 
 /// Starts the command in a thread that then reads its output until the end, and stays

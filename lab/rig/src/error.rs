@@ -1,0 +1,90 @@
+//! Why a guest could not be started or did not do what was expected.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use plimsoll_vm::VmError;
+
+/// Each variant says what the guest is left with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuestError {
+    /// The process of the guest, or its monitor.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// A part of the image could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The image of our guests is not there.
+    #[error("no guest image: {what}; run './dev setup' to make one")]
+    NoImage {
+        /// What is missing, and where it was looked for.
+        what: String,
+    },
+    /// A guest asked for with settings that cannot be; nothing was started.
+    #[error("guest cannot be started with {what}")]
+    GuestConfig {
+        /// The setting and what was expected.
+        what: String,
+    },
+    /// QEMU did not start; no process is left.
+    #[error("{program} could not be started")]
+    GuestStart {
+        /// The program.
+        program: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest did not say what was waited for; it still runs.
+    #[error(
+        "the guest did not say what was waited for within {timeout:?}; it said last: {}",
+        list(last)
+    )]
+    GuestSilent {
+        /// How long was waited.
+        timeout: Duration,
+        /// Its last lines.
+        last: Vec<String>,
+    },
+    /// The guest ended before it said what was waited for.
+    #[error(
+        "the guest has ended ({status}); it said last: {}; QEMU said: {qemu}",
+        list(last)
+    )]
+    GuestEnded {
+        /// How QEMU ended.
+        status: String,
+        /// The guest's last lines.
+        last: Vec<String>,
+        /// End of what QEMU wrote to its standard error.
+        qemu: String,
+    },
+    /// The guest's workload gave up and said why.
+    #[error("the guest's workload failed: {message}")]
+    GuestFailed {
+        /// Its words.
+        message: String,
+    },
+    /// The guest was started without a monitor socket.
+    #[error("guest {name} has no QMP socket")]
+    NoQmp {
+        /// The guest's name.
+        name: String,
+    },
+}
+
+fn list(words: &[String]) -> String {
+    if words.is_empty() {
+        "nothing".into()
+    } else {
+        words.join(" | ")
+    }
+}

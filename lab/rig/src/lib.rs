@@ -1,0 +1,34 @@
+//! Starts guests, daemons and servers for tests, experiments and benchmarks, and waits for them with deadlines.
+//!
+//! | module | what it starts |
+//! |---|---|
+//! | `guest` | [`Guest`]: a VM that boots one of our workloads from a [`GuestImage`] |
+//! | `subject` | [`Subject`]: a guest with the log of its console |
+//! | `traces` | nothing: what a tracer must leave as it was |
+//! | `disk_guest` | [`DiskGuest`]: images, a disk daemon, and a guest on its disks |
+//! | `server` | [`Server`]: any daemon of ours, with its log |
+//! | `wait` | nothing: polls with a deadline |
+//! | `host` | nothing: what tests with guests need of a host |
+//!
+//! Not here: finding and describing VMs (`plimsoll-vm`), anything that users install.
+#![forbid(unsafe_code)]
+
+mod disk_guest;
+mod error;
+mod guest;
+pub mod host;
+mod image;
+mod server;
+mod subject;
+mod traces;
+mod wait;
+
+pub use disk_guest::{DiskGuest, Fields, Setup, Told, make_image};
+pub use error::GuestError;
+pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
+pub use host::median;
+pub use image::GuestImage;
+pub use server::{Server, has_ended, program, send};
+pub use subject::{ConsoleLog, PATIENCE, Round, Subject};
+pub use traces::Footprint;
+pub use wait::{POLL, try_wait_for, wait_for};

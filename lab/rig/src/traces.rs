@@ -1,0 +1,132 @@
+//! What a tracer must leave as it was, and how fast a guest is, for tests of tracers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_vm::ConsoleEvent;
+
+use crate::{PATIENCE, Subject, median, wait_for};
+
+impl Subject {
+    /// QEMU's process id, as an argument of a command.
+    #[must_use]
+    pub fn pid(&self) -> String {
+        self.vm.pid.to_string()
+    }
+
+    /// Visits to pages a second of guest time: the median of the rounds that begin and end in
+    /// the coming `window`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such round.
+    pub fn speed(&mut self, window: Duration) -> f64 {
+        let from = Instant::now();
+        thread::sleep(window);
+        let speeds = self
+            .reported()
+            .0
+            .iter()
+            .filter_map(|(at, event)| match event {
+                ConsoleEvent::Round { ops, ms, .. } if *ms > 0 => {
+                    let begin = at.checked_sub(Duration::from_millis(*ms))?;
+                    (begin >= from).then(|| *ops as f64 / *ms as f64 * 1000.0)
+                }
+                _ => None,
+            });
+        median(speeds)
+    }
+
+    /// Checks that no tracer has left anything on the VM's RAM.
+    ///
+    /// # Panics
+    ///
+    /// If one has.
+    pub fn assert_no_trap_is_left(&self) {
+        let states = self.vm.ram_states().unwrap();
+        assert!(!states.is_empty());
+        assert!(states.iter().all(|state| !state.userfaultfd), "{states:?}");
+    }
+
+    /// What a tracer could leave changed of the VM's process.
+    #[must_use]
+    pub fn footprint(&self) -> Footprint {
+        Footprint::of(self.vm.pid)
+    }
+
+    /// Waits until nobody traces the VM's process, by ptrace or by traps.
+    ///
+    /// # Panics
+    ///
+    /// If somebody still does after [`PATIENCE`].
+    pub fn wait_until_untraced(&self) {
+        let status = format!("/proc/{}/status", self.vm.pid);
+        wait_for("a VM that is not traced", PATIENCE, || {
+            let status = fs::read_to_string(&status).unwrap();
+            let states = self.vm.ram_states().unwrap();
+            let free =
+                status.contains("TracerPid:\t0\n") && states.iter().all(|state| !state.userfaultfd);
+            free.then_some(())
+        });
+    }
+}
+
+/// What of a process a tracer could leave changed.
+#[derive(Debug, PartialEq)]
+pub struct Footprint {
+    /// Its open files.
+    descriptors: BTreeMap<u32, PathBuf>,
+    /// Per thread: who traces it, and which signals it blocks, ignores and catches.
+    threads: BTreeMap<u32, Vec<String>>,
+    /// Its executable mappings.
+    code: Vec<String>,
+}
+
+impl Footprint {
+    /// Reads it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such process.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let numbered = |name: &str| {
+            let entries = fs::read_dir(folder.join(name)).unwrap();
+            entries.map(|entry| {
+                let entry = entry.unwrap();
+                let number = entry.file_name().to_str().unwrap().parse::<u32>().unwrap();
+                (number, entry.path())
+            })
+        };
+        let state_of = |status: &str| {
+            let kept = ["TracerPid:", "SigBlk:", "SigIgn:", "SigCgt:"];
+            let lines = status.lines();
+            let lines = lines.filter(|line| kept.iter().any(|key| line.starts_with(key)));
+            lines.map(str::to_owned).collect()
+        };
+        let maps = fs::read_to_string(folder.join("maps")).unwrap();
+        Self {
+            descriptors: numbered("fd")
+                .map(|(number, path)| (number, fs::read_link(path).unwrap()))
+                .collect(),
+            threads: numbered("task")
+                .map(|(thread, path)| {
+                    let status = fs::read_to_string(path.join("status")).unwrap();
+                    (thread, state_of(&status))
+                })
+                .collect(),
+            code: maps
+                .lines()
+                .filter(|line| {
+                    let access = line.split_ascii_whitespace().nth(1);
+                    access.is_some_and(|access| access.contains('x'))
+                })
+                .map(str::to_owned)
+                .collect(),
+        }
+    }
+}
