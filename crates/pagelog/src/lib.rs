@@ -13,7 +13,6 @@
 mod check;
 mod description;
 mod error;
-pub mod kvm;
 pub mod log;
 pub mod machine;
 pub mod mmu;

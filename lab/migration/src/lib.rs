@@ -1,6 +1,6 @@
-//! Which pages a VM under KVM wrote, as the kernel logs it: for real, where the rest of this crate is a model.
+//! Which pages a small VM of our own wrote, as KVM and userfaultfd log it: the trackers that `plimsoll-lab migration` compares.
 //!
-//! | [`Tracker`] | how a write is noticed | what a round costs |
+//! | [`Tracker`] | how a write is detected | what a round costs |
 //! |---|---|---|
 //! | [`DirtyLog`] | by KVM: write protection, or the processor's PML where it has one ([`hardware`]) | a bitmap of the slot, copied |
 //! | [`DirtyRing`] | the same, each page an entry in a ring of its vCPU | the entries; a full ring stops its vCPU |
@@ -12,7 +12,7 @@
 //!
 //! KVM answers only the process that made a VM, so the first two are for VMs of our own process.
 //!
-//! Not here: running QEMU processes (crate `plimsoll-trap`).
+//! Not here: the model of a processor's page logs (`plimsoll-pagelog`), tracing QEMU processes (`plimsoll-trap`).
 
 mod dirty_log;
 mod dirty_ring;
@@ -22,12 +22,11 @@ pub mod tiny;
 mod write_protect;
 mod written;
 
-use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
+use plimsoll_flow::PageNumber;
 
 pub use dirty_log::{Clearing, DirtyLog};
 pub use dirty_ring::DirtyRing;
@@ -113,11 +112,10 @@ pub trait Tracker: Send {
     }
 }
 
-/// Pages written in a round: a source of one write reference each, by ascending page frame.
+/// Pages written in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Round {
     pages: Vec<PageNumber>,
-    given: usize,
     /// Entries that named no page of the machine.
     pub lost: u64,
     /// Times a vCPU stood still because its ring was full.
@@ -136,22 +134,6 @@ impl Round {
     #[must_use]
     pub fn pages(&self) -> &[PageNumber] {
         &self.pages
-    }
-}
-
-impl Source for Round {
-    type Error = Infallible;
-
-    fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, Infallible> {
-        batch.advance();
-        let rest = &self.pages[self.given..];
-        let pages = &rest[..rest.len().min(ReferenceBatch::CAPACITY)];
-        batch.extend(
-            pages.iter().copied(),
-            pages.iter().map(|_| AccessKind::Write),
-        );
-        self.given += pages.len();
-        Ok(!pages.is_empty())
     }
 }
 
@@ -210,23 +192,6 @@ fn hardware_of(modules: &Path) -> Hardware {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_round_is_a_source_of_writes_that_ends() {
-        let pages: Vec<_> = (0..ReferenceBatch::CAPACITY as u64 + 3)
-            .map(|page| PageNumber(page * 2))
-            .collect();
-        let mut round = Round::of(pages.clone());
-        let mut batch = ReferenceBatch::new();
-        let mut found = Vec::new();
-        while round.next_batch(&mut batch).unwrap() {
-            assert!(batch.kinds().iter().all(|&kind| kind == AccessKind::Write));
-            found.extend_from_slice(batch.pages());
-        }
-        assert_eq!(found, pages);
-        assert!(!round.next_batch(&mut batch).unwrap());
-        assert!(batch.is_empty());
-    }
 
     #[test]
     fn bits_beyond_the_last_page_are_no_pages() {

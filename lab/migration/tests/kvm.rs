@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_flow::{PageCount, PageNumber};
-use plimsoll_pagelog::kvm::precopy::{Limits, precopy};
-use plimsoll_pagelog::kvm::tiny::{
+use plimsoll_migration::precopy::{Limits, precopy};
+use plimsoll_migration::tiny::{
     INCREMENT, MULTIPLIER, Machine, MachineConfig, Runner, Slot, Vcpu, Work,
 };
-use plimsoll_pagelog::kvm::{
+use plimsoll_migration::{
     AsyncWriteProtect, Clearing, DirtyLog, DirtyRing, KvmError, Tracker, WriteProtect,
 };
 
