@@ -10,11 +10,8 @@
 
 pub mod attach;
 pub mod baselines;
-pub mod demo;
 pub mod disk;
-pub mod disk_guest;
 pub mod doctor;
-pub mod experiment;
 pub mod generate;
 pub mod hcache;
 pub mod lab;
@@ -26,7 +23,6 @@ pub mod run;
 pub mod stat;
 pub mod trace;
 pub mod trace_args;
-pub mod trio;
 pub mod watch;
 pub mod wss;
 

@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use plimsoll::live::{
     apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif,
 };
-use plimsoll::{attach, demo, disk, doctor, generate, hcache, lab, mrc, plan, run, trace, wss};
+use plimsoll::{attach, disk, doctor, generate, hcache, lab, mrc, plan, run, trace, wss};
 use plimsoll_output::exit::{self, Output};
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
@@ -47,7 +47,7 @@ enum Verb {
     Resume(resume::Args),
     Doctor(doctor::Args),
     Lab(lab::Args),
-    Demo(demo::Args),
+    Demo(lab::DemoArgs),
     #[command(hide = true)]
     Generate(generate::Args),
 }
@@ -83,8 +83,8 @@ fn main() -> ExitCode {
         Verb::Pause(args) => pause::run(args, &mut out),
         Verb::Resume(args) => resume::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
-        Verb::Lab(args) => lab::run(args, &mut out),
-        Verb::Demo(args) => demo::run(args, &mut out),
+        Verb::Lab(args) => lab::run(args),
+        Verb::Demo(args) => lab::run_demo(args),
         Verb::Generate(args) => generate::run(args, Cli::command(), &mut out),
     };
     out.finish("plimsoll", result, &mut io::stderr())

@@ -21,7 +21,7 @@ use plimsoll_pagelog::log::{LogWriter, Totals};
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
-use plimsoll_vm::{Accelerator, AcceleratorChoice, CommandLine, GuestConfig, comma_words};
+use plimsoll_vm::{Accelerator, CommandLine, comma_words};
 
 use plimsoll_output::bail_usage;
 use plimsoll_serve::disk::options::escaped;
@@ -182,23 +182,6 @@ impl PageLog {
             path: path.clone(),
             argument,
         }))
-    }
-
-    /// Makes the ring and the file for a guest of ours, and has its QEMU load the plugin. A file must be asked for.
-    ///
-    /// # Errors
-    ///
-    /// As [`PageLog::prepare`].
-    pub fn of_guest(args: &PageLogArgs, guest: &mut GuestConfig) -> anyhow::Result<Self> {
-        // As guests are started by plimsoll-vm.
-        let memory = format!("{}M", guest.memory_mib);
-        let line = ["-machine", "q35", "-m", &memory].map(str::to_owned);
-        let log = Self::prepare(args, OsStr::new(plimsoll_vm::QEMU), &line)?
-            .context("no file is named for the page log")?;
-        guest.accelerator = AcceleratorChoice::Tcg;
-        let words = ["-plugin".to_owned(), log.argument.clone()];
-        guest.extra_arguments.extend(words);
-        Ok(log)
     }
 
     /// What QEMU is to be told.

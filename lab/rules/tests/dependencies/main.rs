@@ -120,7 +120,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-vm",
             "plimsoll-disk",
             "plimsoll-policy",
-            "plimsoll-api",
+            "plimsoll-protocol",
             "plimsoll-migration",
             "plimsoll-output",
             "plimsoll-rig",

@@ -18,13 +18,14 @@ use anyhow::Context as _;
 use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
 use plimsoll_trap::{TraceConfig, TrapError};
-use plimsoll_vm::{GuestConfig, GuestImage};
+use plimsoll_rig::{GuestConfig, GuestImage};
 
-use crate::experiment::Subject;
-use crate::size::{Interval, Rate};
+use plimsoll_rig::Subject;
+
+use plimsoll_protocol::size::{Interval, Rate};
 
 use super::curves::Law;
-use super::median;
+use plimsoll_rig::median;
 
 /// Compare accessed-page scans with traps on the same guests, at the same budget.
 #[derive(Debug, clap::Args)]
@@ -194,7 +195,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             subject.accelerator(),
             args.mib,
             median(untraced) / 1e3,
-            subject.mismatches()?
+            subject.listen()?.mismatches()
         )?;
     }
     Ok(())
@@ -295,6 +296,6 @@ fn left_alone(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
 
 /// Visits a second between two moments.
 fn speed(subject: &mut Subject, from: Instant, to: Instant) -> anyhow::Result<f64> {
-    let (visits, took) = subject.visits(from, to)?;
+    let (visits, took) = subject.listen()?.visits(from, to);
     Ok(visits as f64 / took.as_secs_f64().max(1e-9))
 }

@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_source::synthetic::{uniform_curve, zipf_curve};
 use plimsoll_trap::{RateRule, TraceConfig};
-use plimsoll_vm::{GuestConfig, GuestImage};
 
-use crate::experiment::Subject;
-use crate::size::Interval;
+use plimsoll_rig::Subject;
+use crate::tracing::trace;
+use plimsoll_protocol::size::Interval;
 use plimsoll_observe::even_sizes;
 
 /// Trace guests with uniform and Zipf references and compare their curves with the closed forms.
@@ -140,7 +141,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 ..TraceConfig::default()
             };
             let stop = AtomicBool::new(false);
-            let observed = subject.trace(&config, args.length.get(), &stop, &mut |_| ())?;
+            let observed = trace(&subject.vm, &config, args.length.get(), &stop, &mut |_| ())?;
             let hidden = PageCount(u64::from(args.hot_set) * u64::from(scale));
             let curve = &observed.curves.context("no page was used twice")?.lru;
             let queue = law.queue_miss_ratio(pages, hidden);
@@ -149,7 +150,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 [only] => (only.start, only.end),
                 [] => anyhow::bail!("no period was traced"),
             };
-            let (visits, took) = subject.visits(first, last)?;
+            let (visits, took) = subject.listen()?.visits(first, last);
             let traps: u64 = observed
                 .periods
                 .iter()
@@ -197,7 +198,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             "           (under {}; {} MiB; pages the guest found wrong: {})",
             subject.accelerator(),
             args.mib,
-            subject.mismatches()?
+            subject.listen()?.mismatches()
         )?;
     }
     Ok(())
@@ -207,7 +208,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 fn rate_of(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
     let start = std::time::Instant::now();
     std::thread::sleep(length);
-    let (visits, took) = subject.visits(start, std::time::Instant::now())?;
+    let (visits, took) = subject.listen()?.visits(start, std::time::Instant::now());
     Ok(visits as f64 / took.as_secs_f64())
 }
 

@@ -15,7 +15,6 @@
 mod daemon;
 mod telling;
 
-use std::env;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,9 +25,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, Kind, Phase};
+use plimsoll_rig::program;
 
-use crate::size::Interval;
 use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};
+use plimsoll_protocol::size::Interval;
 use plimsoll_output::{stop_flag, write_file};
 
 use daemon::{Daemon, Options};
@@ -80,7 +80,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let stop = stop_flag()?;
-    let program = env::current_exe().context("this program's own file")?;
+    let program = program("plimsoll")?;
     let begin = Instant::now();
     telling::opening(out)?;
     let mut trio = Trio::boot(&program, false, &stop)?;
@@ -100,7 +100,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = daemon.client()?;
     let limit = args.trace.get() + Duration::from_secs(CHECK_S) + DAEMON_MAX;
     let decisions = follow(&mut trio, &client, begin, limit, &stop, out)
-        .with_context(|| format!("plimsolld's log:\n{}", daemon.said()))?;
+        .with_context(|| format!("plimsolld's log:\n{}", daemon.log()))?;
     let division = decisions
         .iter()
         .find(|decision| decision.kind == Kind::Divide);

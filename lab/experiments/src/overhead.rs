@@ -9,12 +9,13 @@ use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use plimsoll_vm::{GuestConfig, GuestImage};
+use plimsoll_rig::{GuestConfig, GuestImage};
 
-use crate::attach::TracingArgs;
-use crate::experiment::Subject;
+use crate::tracing::trace;
+use plimsoll::attach::TracingArgs;
+use plimsoll_rig::Subject;
 
-use super::median;
+use plimsoll_rig::median;
 
 /// Measure how much slower a guest runs while it is traced.
 #[derive(Debug, clap::Args)]
@@ -59,7 +60,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let start = Instant::now();
             let stop = AtomicBool::new(false);
             let limit = length.saturating_sub(config.period / 2);
-            let observed = subject.trace(&config, limit, &stop, &mut |_| ())?;
+            let observed = trace(&subject.vm, &config, limit, &stop, &mut |_| ())?;
             traced.push(visits_per_second(&mut subject, start, Instant::now())?);
             estimated.extend(
                 observed
@@ -116,7 +117,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         writeln!(
             out,
             "  pages the guest found wrong: {}",
-            subject.mismatches()?
+            subject.listen()?.mismatches()
         )?;
     }
     Ok(())
@@ -129,6 +130,6 @@ fn untraced_window(subject: &mut Subject, length: Duration) -> anyhow::Result<f6
 }
 
 fn visits_per_second(subject: &mut Subject, from: Instant, to: Instant) -> anyhow::Result<f64> {
-    let (visits, took) = subject.visits(from, to)?;
+    let (visits, took) = subject.listen()?.visits(from, to);
     Ok(visits as f64 / took.as_secs_f64().max(1e-9))
 }

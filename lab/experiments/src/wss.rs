@@ -10,17 +10,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use plimsoll_pagelog::machine::CostModel;
-use plimsoll_vm::{GuestConfig, GuestImage};
+use plimsoll_rig::{GuestConfig, GuestImage};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::median;
-use crate::curve_json::SCHEMA;
-use crate::experiment::Subject;
-use crate::page_log::{PageLog, PageLogArgs};
-use crate::size::Interval;
-use crate::wss;
+use crate::page_log::page_log_of;
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll::page_log::PageLogArgs;
+use plimsoll_protocol::size::Interval;
+use plimsoll::wss;
 use plimsoll_output::{Format, OutputArgs};
+use plimsoll_rig::Subject;
+use plimsoll_rig::median;
 
 /// Longest a guest may take beyond its workload's time.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -189,11 +190,11 @@ fn row_of(
         between_marks: true,
         ..PageLogArgs::default()
     };
-    let log = PageLog::of_guest(&options, &mut guest)?;
+    let log = page_log_of(&options, &mut guest)?;
     let recording = log.record();
     let mut subject = Subject::boot(image, &guest)?;
     subject.wait_for_end(Duration::from_millis(u64::try_from(2 * half_ms)?) + PATIENCE)?;
-    let wrong = subject.mismatches()?;
+    let wrong = subject.listen()?.mismatches();
     anyhow::ensure!(wrong == 0, "{wrong} pages of the guest were wrong");
     drop(subject);
     let recorded = recording.end()?;

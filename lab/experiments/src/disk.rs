@@ -8,19 +8,20 @@
 //! Source of the questions and of the yardstick: \[LS07\] §6 (docs/papers.md). What was found: docs/disk-measured.md.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
+use plimsoll_serve::disk::admin::report;
 use plimsoll_disk::EngineStats;
-use plimsoll_vm::{ConsoleEvent, GuestKernel};
+use plimsoll_rig::GuestKernel;
+use plimsoll_vm::ConsoleEvent;
 
 use super::{disk_right, disk_sizes};
-use crate::curve_json::CurveJson;
-use crate::disk_guest::{DiskGuest, Setup, Told};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_rig::{DiskGuest, Setup, Told, program};
 
 /// Longest silence of a guest; emulated ones on a busy host are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
@@ -178,7 +179,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let or_all = |part| args.only.is_empty() || args.only.contains(&part);
     let mut lab = Lab {
         out,
-        program: env::current_exe().context("this program's own file")?,
+        program: program("plimsoll")?,
         guests: given_or_all(&args.guest),
         orders: given_or_all(&args.order),
         rounds: args.rounds,
@@ -246,7 +247,7 @@ fn measure(program: &std::path::Path, setup: &Setup) -> anyhow::Result<Cost> {
             PATIENCE,
             |event| matches!(event, ConsoleEvent::Phase { name, .. } if name == wanted),
         )?;
-        guest.report(true)
+        report(&guest.admin(), true)
     };
     let before = at_phase(&mut guest, "measured")?;
     let after = at_phase(&mut guest, "end")?;
@@ -313,7 +314,7 @@ fn counted_since(before: Option<&CurveJson>, curve: &CurveJson) -> Vec<(u64, f64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curve_json::{PointJson, SCHEMA};
+    use plimsoll_protocol::curve_json::{PointJson, SCHEMA};
 
     fn curve(references: u64, points: &[(u64, f64)]) -> CurveJson {
         let point = |&(size_pages, miss_ratio): &(u64, f64)| PointJson {

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Instant;
 
 use plimsoll_flow::{PageCount, PageNumber};
-use plimsoll_pagelog::kvm::precopy::{Limits, precopy};
-use plimsoll_pagelog::kvm::tiny::{Machine, MachineConfig, Runner, Slot, Work};
-use plimsoll_pagelog::kvm::{
+use plimsoll_migration::precopy::{Limits, precopy};
+use plimsoll_migration::tiny::{Machine, MachineConfig, Runner, Slot, Work};
+use plimsoll_migration::{
     AsyncWriteProtect, Clearing, DirtyLog, DirtyRing, KvmError, Tracker, WriteProtect, hardware,
 };
 

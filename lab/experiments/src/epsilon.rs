@@ -18,15 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use plimsoll_vm::{
-    Accelerator, AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, Qmp, VmError,
-    detect,
-};
+use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage};
+use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, detect};
 use serde::Serialize;
 
-use crate::curve_json::SCHEMA;
-use crate::live::Form;
-use crate::size::{ByteSize, Interval, Rate};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll::live::Form;
+use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
 
@@ -175,7 +173,7 @@ fn walk(
     memory_mib: u64,
     out: &mut dyn Write,
 ) -> anyhow::Result<Walk> {
-    let accelerator = detect(image).accelerator;
+    let accelerator = detect().accelerator;
     let lab = Lab {
         image,
         accelerator,
@@ -375,7 +373,7 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    fn guest(&self, mib: u64, balloon: bool) -> Result<Guest, VmError> {
+    fn guest(&self, mib: u64, balloon: bool) -> Result<Guest, GuestError> {
         let config = GuestConfig {
             memory_mib: mib,
             accelerator: match self.accelerator {
@@ -448,8 +446,8 @@ fn trial(memory_bytes: u64, start: Instant, alive: Result<Option<u64>, String>) 
 }
 
 /// Why a guest ended: what QEMU complained of, else its last words.
-fn ended(error: &VmError) -> String {
-    let VmError::GuestEnded { status, last, qemu } = error else {
+fn ended(error: &GuestError) -> String {
+    let GuestError::GuestEnded { status, last, qemu } = error else {
         return with_causes(error);
     };
     match last.last() {
@@ -498,14 +496,15 @@ impl<'a> Shrinking<'a> {
         let (guest, qmp) = match &mut self.running {
             Some(running) => running,
             None => {
-                let said = |error: VmError| with_causes(&error);
+                let said = |error: GuestError| with_causes(&error);
                 let mut guest = self.lab.guest(self.memory_mib, true).map_err(said)?;
                 self.lab.hear(&mut guest)?;
                 let qmp = guest.qmp().map_err(said)?;
                 self.running.insert((guest, qmp))
             }
         };
-        qmp.set_balloon(bytes).map_err(|error| ended(&error))?;
+        qmp.set_balloon(bytes)
+            .map_err(|error| with_causes(&error))?;
         let (mut moved, mut least) = (Instant::now(), u64::MAX);
         loop {
             let actual = match qmp.balloon_actual_bytes() {

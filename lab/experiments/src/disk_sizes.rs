@@ -1,7 +1,7 @@
 //! What the cache is worth in memory of the guest, and what its curve says of other sizes.
 
 use super::disk::{Cost, Kind, Lab, Order};
-use crate::disk_guest::Setup;
+use plimsoll_rig::Setup;
 
 /// RAM of guest and cache together, in MiB.
 const TOTAL_MIB: u64 = 216;

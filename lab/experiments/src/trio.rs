@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use plimsoll_protocol::disk_admin::{self, DiskStat};
-use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestDisk, GuestImage};
+use plimsoll_rig::{Guest, GuestConfig, GuestDisk, GuestImage};
+use plimsoll_vm::ConsoleEvent;
 
-use crate::disk_guest::{DiskGuest, Fields, Setup};
+use plimsoll_rig::{DiskGuest, Fields, Setup};
 
 /// Memory of each that is divided, in MiB.
 pub const BASELINE_MIB: u64 = 160;

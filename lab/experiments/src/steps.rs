@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_trap::TraceConfig;
-use plimsoll_vm::{GuestConfig, GuestImage};
 
-use crate::attach::TracingArgs;
-use crate::experiment::{Subject, Traced, judge};
-use crate::size::ByteSize;
+use crate::tracing::{Traced, judge, trace};
+use plimsoll::attach::TracingArgs;
+use plimsoll_protocol::size::ByteSize;
+use plimsoll_rig::Subject;
 
-use super::median;
+use plimsoll_rig::median;
 
 /// Trace a guest that scans 32, 96, 160, 224, 160, 96, 32 MiB and compare the estimated working set with that.
 #[derive(Debug, clap::Args)]
@@ -56,13 +57,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         config.period
     )?;
     let limit = step * u32::try_from(STEPS_MIB.len())? - config.period / 2;
-    let observed = subject.trace(
+    let observed = trace(
+        &subject.vm,
         &config,
         limit,
         &AtomicBool::new(false),
         &mut |_: &Traced| (),
     )?;
-    let judged = judge(&observed.periods, &subject.steps()?);
+    let judged = judge(&observed.periods, &subject.listen()?.steps());
 
     writeln!(out, "true size      found    error")?;
     for period in &judged {
@@ -130,7 +132,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(
         out,
         "pages the guest found wrong: {}",
-        subject.mismatches()?
+        subject.listen()?.mismatches()
     )?;
     Ok(())
 }

@@ -17,14 +17,16 @@ use plimsoll_estimator::FilteredLru;
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_pagelog::PageLogError;
 use plimsoll_pagelog::record::Record;
+use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_trap::{RateRule, TraceConfig};
-use plimsoll_vm::{GuestConfig, GuestImage};
 use serde::Serialize;
 
-use crate::curve_json::SCHEMA;
-use crate::experiment::Subject;
-use crate::page_log::{PageLog, PageLogArgs};
-use crate::size::{ByteSize, Interval};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_rig::Subject;
+use crate::tracing::trace;
+use crate::page_log::page_log_of;
+use plimsoll::page_log::PageLogArgs;
+use plimsoll_protocol::size::{ByteSize, Interval};
 use plimsoll_observe::even_sizes;
 use plimsoll_output::{Format, OutputArgs};
 
@@ -144,7 +146,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         between_marks: true,
         ..PageLogArgs::default()
     };
-    let log = PageLog::of_guest(&options, &mut guest)?;
+    let log = page_log_of(&options, &mut guest)?;
     let lru = Arc::new(Mutex::new(FilteredLru::new(PageCount(FILTER_PAGES.into()))));
     let recording = log.record_and({
         let lru = Arc::clone(&lru);
@@ -176,7 +178,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         };
         let before = seen();
         let limit = args.length.get().saturating_sub(args.period.get() / 2);
-        let observed = subject.trace(&config, limit, &AtomicBool::new(false), &mut |_| ())?;
+        let observed = trace(&subject.vm, &config, limit, &AtomicBool::new(false), &mut |_| ())?;
         let misses = Misses {
             before,
             after: seen(),
@@ -189,7 +191,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
             &misses,
         ));
     }
-    let wrong = subject.mismatches()?;
+    let wrong = subject.listen()?.mismatches();
     anyhow::ensure!(wrong == 0, "{wrong} pages of the guest were wrong");
     drop(subject);
     if let Err(error) = recording.end() {
@@ -206,7 +208,7 @@ fn row(
     workload: &str,
     scale: u32,
     hot_set: u32,
-    observed: &crate::experiment::Observed,
+    observed: &crate::tracing::Observed,
     misses: &Misses,
 ) -> Row {
     let reports = || {

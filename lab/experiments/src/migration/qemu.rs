@@ -1,17 +1,13 @@
 //! A guest under QEMU, migrated by QEMU to a file in RAM and to another QEMU on this host.
 
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_vm::{
-    Accelerator, AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, Qmp, VmError,
-    detect,
-};
+use plimsoll_rig::{AcceleratorChoice, GuestConfig, GuestError, GuestImage, Subject, try_wait_for};
+use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, VmError, detect};
 use serde_json::{Value, json};
 
-use crate::experiment::ConsoleLog;
 use plimsoll_output::exit::with_causes;
 
 use super::{Args, Figures, MIB, Row, add, row};
@@ -20,7 +16,6 @@ const TO_FILE: &str = "to a file";
 const TO_QEMU: &str = "to another QEMU";
 /// Memory of the guest beside the array.
 const KERNEL_MIB: u64 = 96;
-const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest copy, and longest time until its guest has verified what it is to.
 const COPY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Time between two looks at a copy.
@@ -41,7 +36,7 @@ pub fn rows(args: &Args, writes: &[f64]) -> Vec<Row> {
     let mut rows = Vec::new();
     let (image, under) = match GuestImage::locate() {
         Ok(image) => {
-            let accelerator = detect(&image).accelerator;
+            let accelerator = detect().accelerator;
             (Ok(image), accelerator)
         }
         Err(error) => (Err(error), Accelerator::Tcg),
@@ -69,48 +64,22 @@ pub fn rows(args: &Args, writes: &[f64]) -> Vec<Row> {
     rows
 }
 
-/// A guest and what it said.
-struct Running {
-    guest: Guest,
-    said: ConsoleLog,
-}
-
-impl Running {
-    fn start(image: &GuestImage, config: &GuestConfig) -> anyhow::Result<Self> {
-        Ok(Self {
-            guest: Guest::start(image, config)?,
-            said: ConsoleLog::default(),
-        })
-    }
-
-    fn listen(&mut self) -> Result<&ConsoleLog, VmError> {
-        while let Some(line) = self.guest.next_line(Duration::ZERO)? {
-            if let Some(ConsoleEvent::Error { message }) = line.event {
-                return Err(VmError::GuestFailed { message });
-            }
-            let event = line.event.map(|event| (line.at, event));
-            self.said.0.extend(event);
+/// Visits a ns between two times, a round's spread evenly over it; `None` if no round covers that time.
+fn rate(subject: &mut Subject, from: Instant, to: Instant) -> Result<Option<f64>, GuestError> {
+    let (mut visits, mut took_ns) = (0.0, 0.0);
+    // Rounds last a quarter of a second at most, unless the host is busy.
+    let begin = from.checked_sub(ROUND_MAX).unwrap_or(from);
+    for round in subject.listen()?.rounds(begin, Instant::now()) {
+        let inside = to
+            .min(round.end)
+            .saturating_duration_since(from.max(round.start));
+        let length = round.end - round.start;
+        if !inside.is_zero() {
+            visits += round.visits as f64 * inside.as_secs_f64() / length.as_secs_f64();
+            took_ns += inside.as_nanos() as f64;
         }
-        Ok(&self.said)
     }
-
-    /// Visits a ns between two moments, a round's spread evenly over it; `None` if no round tells of that time.
-    fn rate(&mut self, from: Instant, to: Instant) -> Result<Option<f64>, VmError> {
-        let (mut visits, mut took_ns) = (0.0, 0.0);
-        // Rounds last a quarter of a second at most, unless the host is busy.
-        let begin = from.checked_sub(ROUND_MAX).unwrap_or(from);
-        for round in self.listen()?.rounds(begin, Instant::now()) {
-            let inside = to
-                .min(round.end)
-                .saturating_duration_since(from.max(round.start));
-            let length = round.end - round.start;
-            if !inside.is_zero() {
-                visits += round.visits as f64 * inside.as_secs_f64() / length.as_secs_f64();
-                took_ns += inside.as_nanos() as f64;
-            }
-        }
-        Ok((took_ns > 0.0).then(|| visits / took_ns))
-    }
+    Ok((took_ns > 0.0).then(|| visits / took_ns))
 }
 
 /// Boots a guest and copies it, first to a file and then to another QEMU; both copies are started.
@@ -138,10 +107,7 @@ fn migrate_twice(
         .to_str()
         .is_some_and(|path| !path.contains([' ', '\'']));
     ensure!(plain, "a folder in /dev/shm has a name no shell takes");
-    let mut source = Running::start(image, &config)?;
-    source.guest.wait_for(BOOT_TIMEOUT, |event| {
-        matches!(event, ConsoleEvent::Populated { .. })
-    })?;
+    let mut source = Subject::boot(image, &config)?;
     let pages = mib * MIB / 4096;
 
     let file = folder.path().join("vm");
@@ -158,41 +124,32 @@ fn migrate_twice(
     let socket = format!("unix:{}", folder.path().join("socket").display());
     let mut moved = destination(image, &config)?;
     receive(&mut moved, &socket)?;
-    wait_for_file(&folder.path().join("socket"))?;
+    let socket_file = folder.path().join("socket");
+    try_wait_for("the socket of a QEMU", COPY_TIMEOUT, || {
+        Ok(socket_file.exists().then_some(()))
+    })?;
     let mut to_qemu = copy(args, &mut source, &socket)?;
     judge(&mut to_qemu, &mut moved, pages);
     Ok([to_file, to_qemu])
 }
 
 /// Starts a QEMU that waits for a copy.
-fn destination(image: &GuestImage, config: &GuestConfig) -> anyhow::Result<Running> {
+fn destination(image: &GuestImage, config: &GuestConfig) -> anyhow::Result<Subject> {
     let config = GuestConfig {
         extra_arguments: ["-incoming", "defer"].map(str::to_owned).into(),
         ..config.clone()
     };
-    Running::start(image, &config)
+    Subject::start(image, &config)
 }
 
-fn receive(running: &mut Running, from: &str) -> anyhow::Result<()> {
+fn receive(running: &mut Subject, from: &str) -> anyhow::Result<()> {
     let mut qmp = running.guest.qmp()?;
     qmp.execute("migrate-incoming", json!({ "uri": from }))?;
     Ok(())
 }
 
-fn wait_for_file(path: &Path) -> anyhow::Result<()> {
-    let deadline = Instant::now() + COPY_TIMEOUT;
-    while !path.exists() {
-        ensure!(
-            Instant::now() < deadline,
-            "a QEMU does not listen at its socket"
-        );
-        thread::sleep(LOOK);
-    }
-    Ok(())
-}
-
 /// Lets a copy run and notes what it finds.
-fn judge(figures: &mut Figures, copy: &mut Running, pages: u64) {
+fn judge(figures: &mut Figures, copy: &mut Subject, pages: u64) {
     match verified(copy, pages) {
         Ok(wrong_pages) => figures.wrong_pages = wrong_pages,
         Err(error) => figures.broken = Some(with_causes(error.as_ref())),
@@ -200,7 +157,7 @@ fn judge(figures: &mut Figures, copy: &mut Running, pages: u64) {
 }
 
 /// Waits until a copy has visited as many pages as the array has and returns how many it found wrong.
-fn verified(copy: &mut Running, pages: u64) -> anyhow::Result<u64> {
+fn verified(copy: &mut Subject, pages: u64) -> anyhow::Result<u64> {
     let deadline = Instant::now() + COPY_TIMEOUT;
     loop {
         let said = copy.listen().context("a copy does not run")?;
@@ -225,7 +182,7 @@ fn verified(copy: &mut Running, pages: u64) -> anyhow::Result<u64> {
 }
 
 /// Measures a running guest, then has QEMU copy it to `to`; the guest stands still after it.
-fn copy(args: &Args, source: &mut Running, to: &str) -> anyhow::Result<Figures> {
+fn copy(args: &Args, source: &mut Subject, to: &str) -> anyhow::Result<Figures> {
     let mut qmp = source.guest.qmp()?;
     let dirty_rate_mib_s = dirty_rate(&mut qmp)?;
     qmp.execute(
@@ -235,7 +192,7 @@ fn copy(args: &Args, source: &mut Running, to: &str) -> anyhow::Result<Figures> 
     let begin = Instant::now();
     thread::sleep(args.window.get());
     let start = Instant::now();
-    let before = source.rate(begin, start)?;
+    let before = rate(source, begin, start)?;
     qmp.execute("migrate", json!({ "uri": to }))?;
     let mut forced = 0;
     let state = loop {
@@ -261,7 +218,7 @@ fn copy(args: &Args, source: &mut Running, to: &str) -> anyhow::Result<Figures> 
     let moving = Instant::now().checked_sub(Duration::from_millis(stopped_ms));
     Ok(Figures {
         operations_per_ns_before: before.context("no round in the window before a copy")?,
-        operations_per_ns_during: source.rate(start, moving.unwrap_or(start))?,
+        operations_per_ns_during: rate(source, start, moving.unwrap_or(start))?,
         rounds: number(&ram["dirty-sync-count"]) as f64,
         pages_sent: (number(&ram["normal"]) + number(&ram["duplicate"])) as f64,
         took_ms: number(&state["total-time"]) as f64,

@@ -7,7 +7,8 @@ use anyhow::{Context as _, ensure};
 use plimsoll_vm::ConsoleEvent;
 
 use super::disk::{Lab, PATIENCE, ensure_right};
-use crate::disk_guest::{DiskGuest, Setup, Told};
+use plimsoll_serve::disk::admin::report;
+use plimsoll_rig::{DiskGuest, Setup, Told};
 
 /// RAM and cache in MiB: both hold a part of 96 MiB of files.
 const SPLITS_MIB: [(u64, u64); 2] = [(112, 24), (96, 40)];
@@ -38,7 +39,7 @@ pub(super) fn signed(lab: &mut Lab<'_>) -> anyhow::Result<()> {
                     (setup.kernel, setup.memory_mib) = (kind.kernel(), ram_mib);
                     let mut guest = DiskGuest::start(&lab.program, &setup)?;
                     let told = guest.finish(PATIENCE)?;
-                    let engine = guest.report(false)?.machine.engine;
+                    let engine = report(&guest.admin(), false)?.machine.engine;
                     guest.check_image()?;
                     ensure_right(&told, &engine)?;
                     let reads = told.number("files", Some("measured"), "reads")?;
@@ -90,7 +91,7 @@ pub(super) fn stress(lab: &mut Lab<'_>, rounds: u32) -> anyhow::Result<()> {
             let setup = stressed(lab, vcpus, rounds, "--write delayed", &words);
             let mut guest = DiskGuest::start(&lab.program, &setup)?;
             let told = guest.finish(PATIENCE)?;
-            let engine = guest.report(false)?.machine.engine;
+            let engine = report(&guest.admin(), false)?.machine.engine;
             guest.check_image()?;
             ensure_right(&told, &engine)?;
             writeln!(
@@ -135,7 +136,7 @@ pub(super) fn ablations(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             let setup = stressed(lab, 1, 12, &format!("{serve} {option}"), &words);
             let mut guest = DiskGuest::start(&lab.program, &setup)?;
             let ended = guest.finish(PATIENCE);
-            let engine = guest.report(false)?.machine.engine;
+            let engine = report(&guest.admin(), false)?.machine.engine;
             let guest_found = match &ended {
                 Ok(told) => format!("{} wrong", told.mismatches.unwrap_or_default()),
                 Err(_) => "gave up".to_owned(),
@@ -194,7 +195,7 @@ pub(super) fn crash(lab: &mut Lab<'_>, kills: u32) -> anyhow::Result<()> {
         let upto = guest.told().flushed.context("no flush was told")?;
         guest.boot(&format!("{about} verify=1 upto={upto}"))?;
         let told = guest.finish(PATIENCE)?;
-        ensure_right(&told, &guest.report(false)?.machine.engine)?;
+        ensure_right(&told, &report(&guest.admin(), false)?.machine.engine)?;
         let of_crash = |told: &Told, key| told.number("crash", None, key);
         let (old, torn) = (of_crash(&told, "old")?, of_crash(&told, "torn")?);
         let blocks = of_crash(&told, "blocks")?;

@@ -13,7 +13,6 @@
 //! servers, which are models of theirs, in sizes, and in that all is emulated where there is no KVM.
 //! What was found: docs/dividing-measured.md.
 
-use std::env;
 use std::fs;
 use std::io::Write;
 use std::time::Duration;
@@ -26,10 +25,11 @@ use plimsoll_protocol::disk_admin;
 use plimsoll_protocol::plan::{
     DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
 };
+use plimsoll_rig::program;
 use serde::Serialize;
 
-use crate::size::{Interval, Share};
 use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB, Trio};
+use plimsoll_protocol::size::{Interval, Share};
 use plimsoll_output::{TextFormat, bail_usage, stop_flag};
 
 /// How long the sampling ESX looks whether a page is touched.
@@ -123,7 +123,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         bail_usage!("--measure: servers tell what they do every 5 s; measure for 15s or longer");
     }
     let stop = stop_flag()?;
-    let program = env::current_exe().context("this program's own file")?;
+    let program = program("plimsoll")?;
     let mut trio = Trio::boot(&program, args.background, &stop)?;
     let sleep = |trio: &mut Trio, time: Interval| trio.pass(time.get(), &stop);
 

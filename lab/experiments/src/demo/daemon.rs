@@ -1,22 +1,18 @@
 //! plimsolld for the demonstration: with a configuration, sockets and a history of its own.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use plimsoll_protocol::client::Client;
+use plimsoll_rig::{Server, program};
 use tempfile::TempDir;
 
-/// The program, beside this one.
-const PROGRAM: &str = "plimsolld";
-/// How long it may take until it answers, and to end.
+/// How long it may take until it answers.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two looks at something that tells of no change.
-const POLL: Duration = Duration::from_millis(50);
 
 /// What the configuration leaves open.
 #[derive(Debug, Clone, Copy)]
@@ -35,19 +31,18 @@ pub(super) struct Options {
 
 /// A daemon that serves. Dropped, it is ended.
 pub(super) struct Daemon {
+    server: Server,
     folder: TempDir,
-    process: Child,
     port: u16,
 }
 
 impl Daemon {
-    /// Starts one that moves VMs named `demo-*` alone, and whose page is served for those who look.
+    /// Starts one that moves memory of VMs named `demo-*` alone, and whose page is read-only.
     ///
     /// # Errors
     ///
-    /// Why it did not come up, with its own words; nothing is left running.
+    /// Why it did not come up, with its log; nothing is left running.
     pub(super) fn start(options: Options) -> anyhow::Result<Self> {
-        let program = program()?;
         let folder = TempDir::with_prefix("plimsoll-demo-")?;
         let port = match options.port {
             0 => free_port()?,
@@ -55,29 +50,19 @@ impl Daemon {
         };
         let file = folder.path().join("plimsoll.toml");
         fs::write(&file, config(folder.path(), port, options))?;
-        let log = File::create(folder.path().join("log"))?;
-        let process = Command::new(&program)
-            .arg("--config")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| program.display().to_string())?;
-        let mut daemon = Self {
+        let server = Server::start(
+            Command::new(program("plimsolld")?)
+                .arg("--config")
+                .arg(&file),
+            &folder.path().join("log"),
+            TIMEOUT,
+            |_| Client::connect(&folder.path().join("plimsolld.sock")).is_ok(),
+        )?;
+        Ok(Self {
+            server,
             folder,
-            process,
             port,
-        };
-        let deadline = Instant::now() + TIMEOUT;
-        while daemon.client().is_err() {
-            let ended = daemon.process.try_wait()?.is_some();
-            if ended || Instant::now() > deadline {
-                bail!("plimsolld does not serve: {}", daemon.said());
-            }
-            thread::sleep(POLL);
-        }
-        Ok(daemon)
+        })
     }
 
     /// Reaches it.
@@ -91,43 +76,16 @@ impl Daemon {
     }
 
     /// What it wrote to its log.
-    pub(super) fn said(&self) -> String {
-        let said = fs::read(self.folder.path().join("log")).unwrap_or_default();
-        String::from_utf8_lossy(&said).into_owned()
-    }
-
-    /// Asks it to end, and waits until it has; no longer than [`TIMEOUT`].
-    fn end(&mut self) -> anyhow::Result<()> {
-        let pid = self.process.id().to_string();
-        Command::new("kill").args(["-TERM", &pid]).status()?;
-        let deadline = Instant::now() + TIMEOUT;
-        while self.process.try_wait()?.is_none() {
-            ensure!(Instant::now() < deadline, "plimsolld does not end");
-            thread::sleep(POLL);
-        }
-        Ok(())
+    pub(super) fn log(&self) -> String {
+        self.server.log()
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if self.end().is_err() {
-            // Both fail only if it is gone already.
-            let _ = self.process.kill();
-            let _ = self.process.wait();
-        }
+        // If it does not end by itself, it is killed when `server` is dropped.
+        let _ = self.server.end();
     }
-}
-
-fn program() -> anyhow::Result<PathBuf> {
-    let us = std::env::current_exe().context("this program's own file")?;
-    let program = us.with_file_name(PROGRAM);
-    ensure!(
-        program.is_file(),
-        "there is no {}: build it with cargo build --release -p plimsoll-daemon",
-        program.display()
-    );
-    Ok(program)
 }
 
 /// A port that nobody listens at now.

@@ -3,8 +3,8 @@
 //! After \[PRL\] §3.3, figs. 4 and 5: an application goes over an array and writes at 0, 50, 80 or 100 % of its pages, while the
 //! memory is copied to a file in RAM and what was written meanwhile is copied again. Two subjects:
 //!
-//! - *machine*: a tiny machine under this host's KVM ([`tiny`](plimsoll_pagelog::kvm::tiny)), copied by each of our trackers
-//!   ([`kvm`](plimsoll_pagelog::kvm)). Rounds end as in Xen.
+//! - *machine*: a tiny machine under this host's KVM ([`tiny`](plimsoll_migration::tiny)), copied by each of our trackers
+//!   ([`kvm`](plimsoll_migration)). Rounds end as in Xen.
 //! - *qemu*: a guest of ours under QEMU, migrated by QEMU itself to a file and then to another QEMU. Both copies are started, and
 //!   verify the signature of every page they visit.
 //!
@@ -19,16 +19,16 @@ use std::fs;
 use std::io::Write;
 
 use clap::ValueEnum;
-use plimsoll_pagelog::kvm;
+
 use serde::Serialize;
 
-use crate::curve_json::SCHEMA;
-use crate::live::Form;
-use crate::size::{ByteSize, Interval, Share};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll::live::Form;
+use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
 
-use super::median;
+use plimsoll_rig::median;
 
 const MIB: u64 = 1 << 20;
 /// The paper's array.
@@ -125,7 +125,7 @@ struct Figures {
 impl Figures {
     /// Medians of copies, which must not be none; what is counted as wrong is added up.
     fn of(copies: &[Self]) -> Self {
-        let middle = |value: &dyn Fn(&Self) -> f64| median(copies.iter().map(value).collect());
+        let middle = |value: &dyn Fn(&Self) -> f64| median(copies.iter().map(value));
         let known = |value: &dyn Fn(&Self) -> Option<f64>| {
             let values: Vec<f64> = copies.iter().filter_map(value).collect();
             (!values.is_empty()).then(|| median(values))
@@ -207,7 +207,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.only != Some(Subject::Machine) {
         rows.extend(qemu::rows(args, &writes));
     }
-    let hardware = kvm::hardware();
+    let hardware = plimsoll_migration::hardware();
     let report = Report {
         schema: SCHEMA,
         kvm_modules: hardware.modules,

@@ -1,0 +1,121 @@
+//! Guests traced from outside while they report what they do, and what was found held against that.
+//!
+//! Both are timed by the clock of this host.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::{PageCount, TraceMethod, WorkingSetBound};
+use plimsoll_trap::{TraceConfig, TrapError};
+use plimsoll_vm::QemuVm;
+
+use plimsoll_observe::{Curves, ObservedPeriod, Observer, ObserverOptions};
+
+/// A traced period and when it was.
+#[derive(Debug)]
+pub struct Traced {
+    /// When it began.
+    pub start: Instant,
+    /// When it ended.
+    pub end: Instant,
+    /// What it showed.
+    pub observed: ObservedPeriod,
+}
+
+/// What tracing a guest showed.
+#[derive(Debug)]
+pub struct Observed {
+    /// The periods in order.
+    pub periods: Vec<Traced>,
+    /// The curves over all of them; `None` if no page was used twice.
+    pub curves: Option<Curves>,
+}
+
+/// Traces a VM period after period until `stop`, the VM's end, or `limit`; tells each to `each`.
+///
+/// # Errors
+///
+/// As [`Observer::attach`] and [`Observer::period`]; the VM runs on.
+pub fn trace(
+    vm: &QemuVm,
+    config: &TraceConfig,
+    limit: Duration,
+    stop: &AtomicBool,
+    each: &mut dyn FnMut(&Traced),
+) -> anyhow::Result<Observed> {
+    let options = ObserverOptions {
+        is_compared: true,
+        ..ObserverOptions::default()
+    };
+    let mut observer = Observer::attach(vm, TraceMethod::Traps, config, &options)?;
+    let begin = Instant::now();
+    let mut periods = Vec::new();
+    let mut gone = false;
+    while begin.elapsed() < limit && !stop.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        match observer.period(stop) {
+            Ok(period) => {
+                let traced = Traced {
+                    start,
+                    end: Instant::now(),
+                    observed: period,
+                };
+                each(&traced);
+                periods.push(traced);
+            }
+            Err(TrapError::VmGone { .. }) => {
+                gone = true;
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let curves = observer.curves();
+    if !gone {
+        observer.detach()?;
+    }
+    Ok(Observed { periods, curves })
+}
+
+/// A period held against the truth.
+#[derive(Debug, Clone, Copy)]
+pub struct Judged {
+    /// The step's true working set.
+    pub truth: PageCount,
+    /// What was found; `None` if only a bound was.
+    pub found: Option<PageCount>,
+    /// Whether the period is the first that lies whole in its step.
+    pub first: bool,
+}
+
+impl Judged {
+    /// Relative error of what was found, 0.0 for none; `None` if only a bound was found.
+    #[must_use]
+    pub fn error(&self) -> Option<f64> {
+        Some(self.found?.0 as f64 / self.truth.0 as f64 - 1.0)
+    }
+}
+
+/// Holds every period that lies whole within one step against that step's working set.
+#[must_use]
+pub fn judge(periods: &[Traced], steps: &[(Instant, PageCount)]) -> Vec<Judged> {
+    let ends = steps.iter().skip(1).map(|&(at, _)| Some(at)).chain([None]);
+    let mut judged = Vec::new();
+    for (&(begin, truth), end) in steps.iter().zip(ends) {
+        let whole = periods
+            .iter()
+            .filter(|traced| traced.start >= begin && end.is_none_or(|end| traced.end <= end));
+        judged.extend(whole.enumerate().map(|(index, traced)| {
+            Judged {
+                truth,
+                found: traced
+                    .observed
+                    .working_set
+                    .filter(|set| set.bound == WorkingSetBound::Estimate)
+                    .map(|set| set.size),
+                first: index == 0,
+            }
+        }));
+    }
+    judged
+}
