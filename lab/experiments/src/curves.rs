@@ -19,10 +19,10 @@ use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_source::synthetic::{uniform_curve, zipf_curve};
 use plimsoll_trap::{RateRule, TraceConfig};
 
-use plimsoll_rig::Subject;
 use crate::tracing::trace;
-use plimsoll_protocol::size::Interval;
 use plimsoll_observe::even_sizes;
+use plimsoll_protocol::size::Interval;
+use plimsoll_rig::Subject;
 
 /// Trace guests with uniform and Zipf references and compare their curves with the closed forms.
 #[derive(Debug, clap::Args)]

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use plimsoll_serve::disk::admin::report;
 use plimsoll_disk::EngineStats;
 use plimsoll_rig::GuestKernel;
+use plimsoll_serve::disk::admin::report;
 use plimsoll_vm::ConsoleEvent;
 
 use super::{disk_right, disk_sizes};

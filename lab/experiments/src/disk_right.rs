@@ -7,8 +7,8 @@ use anyhow::{Context as _, ensure};
 use plimsoll_vm::ConsoleEvent;
 
 use super::disk::{Lab, PATIENCE, ensure_right};
-use plimsoll_serve::disk::admin::report;
 use plimsoll_rig::{DiskGuest, Setup, Told};
+use plimsoll_serve::disk::admin::report;
 
 /// RAM and cache in MiB: both hold a part of 96 MiB of files.
 const SPLITS_MIB: [(u64, u64); 2] = [(112, 24), (96, 40)];

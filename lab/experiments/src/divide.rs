@@ -29,8 +29,8 @@ use plimsoll_rig::program;
 use serde::Serialize;
 
 use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB, Trio};
-use plimsoll_protocol::size::{Interval, Share};
 use plimsoll_output::{TextFormat, bail_usage, stop_flag};
+use plimsoll_protocol::size::{Interval, Share};
 
 /// How long the sampling ESX looks whether a page is touched.
 const SAMPLE_TIME: Duration = Duration::from_secs(30);

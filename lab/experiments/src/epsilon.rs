@@ -22,11 +22,11 @@ use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage
 use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, detect};
 use serde::Serialize;
 
-use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll::live::Form;
-use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
 const MIB: u64 = 1 << 20;
 /// What the guest does: nothing, but tell twice a second that it lives.

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
-use plimsoll_trap::{TraceConfig, TrapError};
 use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_trap::{TraceConfig, TrapError};
 
 use plimsoll_rig::Subject;
 

@@ -21,14 +21,14 @@ use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_trap::{RateRule, TraceConfig};
 use serde::Serialize;
 
-use plimsoll_protocol::curve_json::SCHEMA;
-use plimsoll_rig::Subject;
-use crate::tracing::trace;
 use crate::page_log::page_log_of;
+use crate::tracing::trace;
 use plimsoll::page_log::PageLogArgs;
-use plimsoll_protocol::size::{ByteSize, Interval};
 use plimsoll_observe::even_sizes;
 use plimsoll_output::{Format, OutputArgs};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::size::{ByteSize, Interval};
+use plimsoll_rig::Subject;
 
 /// Pages that a vCPU used last, whose references are not told.
 const FILTER_PAGES: u32 = 64;
@@ -178,7 +178,13 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         };
         let before = seen();
         let limit = args.length.get().saturating_sub(args.period.get() / 2);
-        let observed = trace(&subject.vm, &config, limit, &AtomicBool::new(false), &mut |_| ())?;
+        let observed = trace(
+            &subject.vm,
+            &config,
+            limit,
+            &AtomicBool::new(false),
+            &mut |_| (),
+        )?;
         let misses = Misses {
             before,
             after: seen(),

@@ -15,11 +15,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::page_log::page_log_of;
-use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll::page_log::PageLogArgs;
-use plimsoll_protocol::size::Interval;
 use plimsoll::wss;
 use plimsoll_output::{Format, OutputArgs};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::size::Interval;
 use plimsoll_rig::Subject;
 use plimsoll_rig::median;
 

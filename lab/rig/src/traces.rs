@@ -1,43 +1,16 @@
-//! What a tracer must leave as it was, and how fast a guest is, for tests of tracers.
+//! What a tracer must leave as it was.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use plimsoll_vm::ConsoleEvent;
-
-use crate::{PATIENCE, Subject, median, wait_for};
+use crate::{PATIENCE, Subject, wait_for};
 
 impl Subject {
     /// QEMU's process id, as an argument of a command.
     #[must_use]
     pub fn pid(&self) -> String {
         self.vm.pid.to_string()
-    }
-
-    /// Visits to pages a second of guest time: the median of the rounds that begin and end in
-    /// the coming `window`.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such round.
-    pub fn speed(&mut self, window: Duration) -> f64 {
-        let from = Instant::now();
-        thread::sleep(window);
-        let speeds = self
-            .reported()
-            .0
-            .iter()
-            .filter_map(|(at, event)| match event {
-                ConsoleEvent::Round { ops, ms, .. } if *ms > 0 => {
-                    let begin = at.checked_sub(Duration::from_millis(*ms))?;
-                    (begin >= from).then(|| *ops as f64 / *ms as f64 * 1000.0)
-                }
-                _ => None,
-            });
-        median(speeds)
     }
 
     /// Checks that no tracer has left anything on the VM's RAM.

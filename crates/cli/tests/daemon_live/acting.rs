@@ -4,7 +4,9 @@ use plimsoll_protocol::decision::{By, Kind, State};
 use plimsoll_protocol::request::{Choice, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
 
-use crate::rig::{Daemon, MIB, Machine, Place, alone, with_balloon};
+use rustix::process::Signal;
+
+use crate::rig::{Daemon, MIB, Place, alone, balloon_to, boot, with_balloon};
 
 /// One guest has more than its rule allows, until that is changed by hand.
 const RULES: &str = "
@@ -33,11 +35,11 @@ fn until_sizes(daemon: &Daemon<'_>, rich_mib: u64, poor_mib: u64) {
 #[test]
 fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
     alone(|| {
-        let [mut rich, mut poor] = Machine::boot([
+        let [mut rich, mut poor] = boot([
             with_balloon("rich", 256, "workload=zipf mib=16"),
             with_balloon("poor", 256, "workload=zipf mib=32"),
         ]);
-        poor.balloon_to(128);
+        balloon_to(&mut poor, 128);
         let place = Place::new();
         let daemon = place.start(RULES);
         let moved = daemon.until_state(State::Kept);
@@ -89,7 +91,7 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
         poor.assert_goes_on();
 
         // All of it is known to the next daemon.
-        let (status, took) = daemon.end_by("TERM");
+        let (status, took) = daemon.end_by(Signal::TERM);
         assert_eq!(status.code(), Some(0));
         println!("ended in {took:?}");
         let daemon = place.start("");

@@ -1,68 +1,23 @@
 //! The workflow of [LS07] fig. 6: memory goes into the cache under a guest's disk, what it uses is seen there, and it goes back.
 
-use std::fs::File;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
-use plimsoll::disk_guest::make_image;
 use plimsoll_protocol::decision::{Kind, Phase, State};
 use plimsoll_protocol::vm::CurveSource;
-use plimsoll_vm::{ConsoleEvent, GuestConfig, GuestDisk, GuestImage};
+use plimsoll_rig::{DiskGuest, GuestConfig, GuestDisk, PATIENCE, Setup};
+use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{MIB, Machine, PATIENCE, PLIMSOLL, Place, alone, wait, with_balloon};
-
-/// The daemon under the disk; it is killed when this goes.
-struct DiskDaemon(Child);
-
-impl DiskDaemon {
-    /// Serves `disk.img` in a folder, with a cache of 4 MiB, the least that the workflow leaves.
-    fn start(folder: &Path) -> Self {
-        let at = |name: &str| folder.join(name);
-        let disk = format!(
-            "{},socket={},serial=plimsoll-disk",
-            at("disk.img").display(),
-            at("disk.sock").display()
-        );
-        let log = File::create(at("disk.log")).unwrap();
-        let child = Command::new(PLIMSOLL)
-            .args([
-                "disk", "serve", "--name", "served", "--verify", "--cache", "4M",
-            ])
-            .args(["--disk", &disk])
-            .arg("--control")
-            .arg(at("control.sock"))
-            .arg("--admin")
-            .arg(at("admin.sock"))
-            .arg("--state")
-            .arg(at("state"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        wait("the disk's daemon", || {
-            at("admin.sock").exists().then_some(())
-        });
-        Self(child)
-    }
-}
-
-impl Drop for DiskDaemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::rig::{MIB, PLIMSOLL, Place, alone, start, with_balloon};
 
 #[test]
 fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
     alone(|| {
-        let folder = tempfile::tempdir().unwrap();
-        make_image(&folder.path().join("disk.img"), 128, true).unwrap();
-        let _disks = DiskDaemon::start(folder.path());
+        let setup = Setup {
+            image_mib: 128,
+            ..Setup::new("--verify --cache 4M", "")
+        };
+        let disks = DiskGuest::prepare(PLIMSOLL.as_ref(), &setup).unwrap();
         let config = GuestConfig {
             disks: ["disk.sock", "control.sock"]
-                .map(|socket| GuestDisk::vhost_user(folder.path().join(socket)))
+                .map(|socket| GuestDisk::vhost_user(disks.folder().join(socket)))
                 .into(),
             ..with_balloon(
                 "served",
@@ -70,8 +25,7 @@ fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
                 "workload=disk-serve module=copy order=search files=16 report_s=1",
             )
         };
-        let image = GuestImage::for_guest(&config).unwrap();
-        let mut guest = Machine::start(&image, &config);
+        let mut guest = start(&config);
         let serves = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Result { name, .. } if name == "serve");
         guest.guest.wait_for(PATIENCE, serves).unwrap();
 

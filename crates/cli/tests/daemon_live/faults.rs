@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use plimsoll_protocol::decision::{Decision, State, Step, StepState};
 use plimsoll_protocol::vm::BalloonState;
-use plimsoll_vm::{GuestConfig, GuestImage, Qmp};
+use plimsoll_rig::{GuestConfig, GuestImage, PATIENCE, Subject};
+use plimsoll_vm::Qmp;
 
-use crate::rig::{Daemon, MIB, Machine, PATIENCE, Place, alone, signal, wait, with_balloon};
+use rustix::process::Signal;
+
+use crate::rig::{Daemon, MIB, Place, alone, balloon_to, boot, signal, wait, with_balloon};
 
 /// `poor` is to be raised by more than `rich` can give: its array and its kernel need 160 MiB and more.
 fn rules(patience: &str) -> String {
@@ -44,11 +47,11 @@ fn until_it_hangs(daemon: &Daemon<'_>) -> Decision {
 #[test]
 fn whatever_happens_in_a_move_no_memory_is_given_twice() {
     alone(|| {
-        let [mut rich, mut poor] = Machine::boot([
+        let [mut rich, mut poor] = boot([
             with_balloon("rich", 224, "workload=uniform mib=96"),
             with_balloon("poor", 256, "workload=zipf mib=16"),
         ]);
-        poor.balloon_to(112);
+        balloon_to(&mut poor, 112);
         let place = Place::new();
 
         // Another client has the monitor.
@@ -68,12 +71,12 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
 
         // The whole VM stands still in the middle, and goes on.
         let hanging = until_it_hangs(&daemon);
-        signal(rich.guest.pid(), "STOP");
+        signal(rich.guest.pid(), Signal::STOP);
         let turn = daemon.host().turn;
         let host = daemon.until("turns beside a VM that hangs", |host| host.turn >= turn + 2);
         let warned = |word: &str| host.warnings.iter().any(|warning| warning.contains(word));
         assert!(warned("rich: "), "{:?}", host.warnings);
-        signal(rich.guest.pid(), "CONT");
+        signal(rich.guest.pid(), Signal::CONT);
 
         // It cannot give all of it: what it gave is poor's, the rest stays where it is.
         let partly = daemon.until_state(State::Partly);
@@ -97,10 +100,10 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
 
         // Ended in the middle.
         daemon.client().resume().unwrap();
-        daemon.end_by("TERM");
+        daemon.end_by(Signal::TERM);
         let daemon = place.start(&rules("1h"));
         let hanging = until_it_hangs(&daemon);
-        let (status, took) = daemon.end_by("TERM");
+        let (status, took) = daemon.end_by(Signal::TERM);
         assert_eq!(status.code(), Some(0));
         println!("ended in {took:?} in the middle of a move");
         assert!(took < Duration::from_secs(30), "{took:?}");
@@ -113,12 +116,12 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
                 .contains("was shut down; what was moved stays")
         );
         daemon.until("both", |host| host.vms.len() == 2);
-        daemon.end_by("TERM");
+        daemon.end_by(Signal::TERM);
 
         // Killed in the middle: its successor says so.
         let daemon = place.start(&rules("1h"));
         let hanging = until_it_hangs(&daemon);
-        daemon.end_by("KILL");
+        daemon.end_by(Signal::KILL);
         let daemon = place.start(&rules("1h"));
         daemon.until_logged("a move was under way when the daemon ended; what was moved stays");
         let stopped = daemon.client().decision(hanging.id).unwrap();
@@ -145,16 +148,17 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         // The plain image has no modules, so no driver.
         let image = GuestImage::locate().unwrap();
         let workload = "workload=zipf mib=32";
-        let mut deaf = Machine::start(&image, &with_balloon("deaf", 128, workload));
-        let mut fixed = Machine::start(
+        let mut deaf = Subject::start(&image, &with_balloon("deaf", 128, workload)).unwrap();
+        let mut fixed = Subject::start(
             &image,
             &GuestConfig {
                 memory_mib: 128,
                 ..GuestConfig::new("fixed", workload)
             },
-        );
-        deaf.until_populated();
-        fixed.until_populated();
+        )
+        .unwrap();
+        deaf.until_populated().unwrap();
+        fixed.until_populated().unwrap();
         let place = Place::new();
         let daemon = place.start(
             "mode = \"act\"\n[policy]\ncooldown = \"1s\"\n[[vm]]\nname = \"*\"\nmin = \"64M\"\nmax_loss = 10\n\

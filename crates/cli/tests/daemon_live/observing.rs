@@ -4,12 +4,16 @@ use std::time::Instant;
 
 use plimsoll_protocol::request::SettingsChange;
 
-use crate::rig::{MIB, Machine, Place, alone, has_ended, wait, with_balloon};
+use plimsoll_rig::has_ended;
+
+use rustix::process::Signal;
+
+use crate::rig::{MIB, Place, alone, balloon_to, boot, wait, with_balloon};
 
 #[test]
 fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
     alone(|| {
-        let [mut guest] = Machine::boot([with_balloon(
+        let [mut guest] = boot([with_balloon(
             "watched",
             192,
             "workload=zipf mib=64 write_ratio=0.3 seconds=60",
@@ -46,7 +50,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         daemon.client().pause().unwrap();
         let tracer = daemon.vm("watched").trace.unwrap().pid.unwrap();
         assert!(!has_ended(tracer));
-        daemon.end_by("KILL");
+        daemon.end_by(Signal::KILL);
         let killed = Instant::now();
         wait("the tracer's end", || has_ended(tracer).then_some(()));
         println!(
@@ -56,7 +60,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         guest.assert_goes_on();
 
         // What it was found with is not what it has when it is found again.
-        guest.balloon_to(176);
+        balloon_to(&mut guest, 176);
         let daemon = place.start("");
         let host = daemon.until("what was known before", |host| {
             host.vms.iter().any(|vm| vm.direct_bytes == 176 * MIB)
@@ -71,7 +75,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         guest.assert_ends_sound();
         daemon.until_logged("the VM has ended");
         daemon.until("nobody", |host| host.vms.is_empty());
-        let (status, _) = daemon.end_by("TERM");
+        let (status, _) = daemon.end_by(Signal::TERM);
         assert_eq!(status.code(), Some(0));
     });
 }

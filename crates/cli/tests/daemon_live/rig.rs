@@ -5,33 +5,26 @@ use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, ExitStatus, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, State};
 use plimsoll_protocol::vm::{HostView, VmSummary};
+use plimsoll_rig::{GuestConfig, GuestImage, PATIENCE, Server, Subject, host, wait_for};
 use plimsoll_skip::{Lack, guests_wanted, skip};
-use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestImage, VmError};
+use rustix::process::Signal;
 
-/// Longest wait for anything that must come; guests here are emulated, and machines busy.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 /// The program that serves disks, and that the daemon traces with.
 pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
-/// Time between two looks at something that tells of no change.
-const POLL: Duration = Duration::from_millis(100);
 /// Says that a test runs in a process table of its own.
 const ALONE: &str = "PLIMSOLL_TEST_ALONE";
-
-static TURN: Mutex<()> = Mutex::new(());
 
 /// Runs `body`, the whole of a test, in a process table of its own: this program is run again for that test alone.
 pub fn alone<F: FnOnce()>(body: F) {
@@ -42,8 +35,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     if !guests_wanted() {
         return;
     }
-    // A test that failed leaves nothing behind that the next one minds.
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = host::turn();
     if let Err(why) = ground() {
         skip(Lack::Live, format_args!("{why}"));
         return;
@@ -76,23 +68,8 @@ fn own_processes() -> Command {
 
 /// Whether a daemon and guests can run here, or why not.
 fn ground() -> Result<(), String> {
-    for (program, option) in [("qemu-system-x86_64", "--version"), ("mke2fs", "-V")] {
-        let mut command = Command::new(program);
-        command
-            .arg(option)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command
-            .status()
-            .map_err(|error| format!("{program}: {error}"))?;
-    }
-    if fs::metadata("/proc/self").is_ok_and(|this| this.uid() != 0) {
-        return Err("only root may trace a VM".into());
-    }
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if swaps.lines().count() > 1 {
-        return Err("this host swaps, so its VMs are not traced".into());
-    }
+    host::installed(&[host::QEMU, host::MKE2FS])?;
+    host::can_trace()?;
     let own = own_processes().arg("true").output();
     if !own.is_ok_and(|output| output.status.success()) {
         return Err("no process table of one's own (unshare --pid)".into());
@@ -116,30 +93,14 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-/// Waits until `is` gives something; `what` is told if it never does.
-pub fn wait<T>(what: &str, mut is: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = is() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited for this in vain: {what}");
-        thread::sleep(POLL);
-    }
+/// As [`wait_for`], for what must come at all.
+pub fn wait<T>(what: &str, is: impl FnMut() -> Option<T>) -> T {
+    wait_for(what, PATIENCE, is)
 }
 
-/// Sends a process a signal, by its name.
-pub fn signal(pid: u32, name: &str) {
-    let mut kill = Command::new("kill");
-    let sent = kill.args(["-s", name, &pid.to_string()]).status().unwrap();
-    assert!(sent.success(), "{name} to {pid}");
-}
-
-/// Whether a process has ended, even if nobody has heard of it yet.
-pub fn has_ended(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')')
-        .is_none_or(|(_, fields)| fields.trim_start().starts_with('Z'))
+/// Sends a process a signal.
+pub fn signal(pid: u32, signal: Signal) {
+    plimsoll_rig::send(pid, signal).unwrap();
 }
 
 /// Where daemons run, one after the other: configuration, socket, history and log.
@@ -185,35 +146,28 @@ impl Place {
     fn command(&self) -> Command {
         let mut command = Command::new(plimsolld());
         command.arg("--config").arg(self.path("plimsoll.toml"));
-        command.stdin(Stdio::null());
         command
     }
 
     /// Configures and starts a daemon, and waits for its first turn.
     pub fn start(&self, keys: &str) -> Daemon<'_> {
         self.configure(keys);
-        let log = File::options()
+        self.started.set(self.started.get() + 1);
+        let log = self.path("log");
+        let mut file = File::options()
             .create(true)
             .append(true)
-            .open(self.path("log"))
+            .open(&log)
             .unwrap();
-        self.started.set(self.started.get() + 1);
-        writeln!(&log, "--- daemon {}: {keys:?}", self.started.get()).unwrap();
-        let log_from = log.metadata().unwrap().len();
-        let mut command = self.command();
-        command.stdout(log.try_clone().unwrap()).stderr(log);
-        let mut daemon = Daemon {
-            place: self,
-            child: command.spawn().unwrap(),
-            log_from: usize::try_from(log_from).unwrap(),
-        };
-        wait("the daemon's first turn", || {
-            let ended = daemon.child.try_wait().unwrap();
-            assert!(ended.is_none(), "the daemon ended: {ended:?}");
-            let client = Client::connect(&self.path("socket")).ok()?;
-            client.host().ok().filter(|host| host.turn > 0)
+        writeln!(file, "--- daemon {}: {keys:?}", self.started.get()).unwrap();
+        let server = Server::start(&mut self.command(), &log, PATIENCE, |_| {
+            let host = Client::connect(&self.path("socket")).and_then(|client| client.host());
+            host.is_ok_and(|host| host.turn > 0)
         });
-        daemon
+        Daemon {
+            place: self,
+            server: server.unwrap(),
+        }
     }
 
     /// Runs a daemon that must end by itself with code 1, and returns what it said.
@@ -240,14 +194,12 @@ impl Drop for Place {
 /// A daemon that runs; dropped, it is killed.
 pub struct Daemon<'a> {
     place: &'a Place,
-    child: Child,
-    /// Where in the log its part begins.
-    log_from: usize,
+    server: Server,
 }
 
 impl Daemon<'_> {
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.server.pid()
     }
 
     pub fn client(&self) -> Client {
@@ -320,7 +272,7 @@ impl Daemon<'_> {
 
     /// What it has logged.
     pub fn log(&self) -> String {
-        self.place.log().split_off(self.log_from)
+        self.server.log()
     }
 
     /// Waits until it has logged `text`.
@@ -337,10 +289,9 @@ impl Daemon<'_> {
     }
 
     /// Sends a signal, waits for its end, and says how that was and how long it took.
-    pub fn end_by(mut self, name: &str) -> (ExitStatus, Duration) {
+    pub fn end_by(mut self, signal: Signal) -> (ExitStatus, Duration) {
         let from = Instant::now();
-        signal(self.pid(), name);
-        let status = wait("the daemon's end", || self.child.try_wait().unwrap());
+        let status = self.server.end_by(signal, PATIENCE).unwrap();
         (status, from.elapsed())
     }
 }
@@ -351,9 +302,6 @@ impl Drop for Daemon<'_> {
             let host = Client::connect(&self.place.path("socket")).and_then(|client| client.host());
             eprintln!("the host, as the daemon says: {host:#?}");
         }
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -390,97 +338,25 @@ pub fn with_balloon(name: &str, memory_mib: u64, workload: &str) -> GuestConfig 
     }
 }
 
-/// A guest that runs its workload.
-pub struct Machine {
-    pub guest: Guest,
-    told: Vec<(Instant, ConsoleEvent)>,
+/// Boots guests together, and waits until the array of each is populated.
+pub fn boot<const N: usize>(configs: [GuestConfig; N]) -> [Subject; N] {
+    let mut guests = configs.map(|config| start(&config));
+    for guest in &mut guests {
+        guest.until_populated().unwrap();
+    }
+    guests
 }
 
-impl Machine {
-    /// Boots guests together, and waits until the array of each is populated.
-    pub fn boot<const N: usize>(configs: [GuestConfig; N]) -> [Self; N] {
-        let mut machines = configs.map(|config| {
-            let image = GuestImage::for_guest(&config).unwrap();
-            Self::start(&image, &config)
-        });
-        for machine in &mut machines {
-            machine.until_populated();
-        }
-        machines
-    }
+/// Starts a guest, which boots meanwhile.
+pub fn start(config: &GuestConfig) -> Subject {
+    Subject::start(&GuestImage::for_guest(config).unwrap(), config).unwrap()
+}
 
-    pub fn start(image: &GuestImage, config: &GuestConfig) -> Self {
-        Self {
-            guest: Guest::start(image, config).unwrap(),
-            told: Vec::new(),
-        }
-    }
-
-    pub fn until_populated(&mut self) {
-        let populated = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Populated { .. });
-        self.guest.wait_for(PATIENCE, populated).unwrap();
-    }
-
-    /// Gives it another size, as somebody did before the daemon came.
-    pub fn balloon_to(&mut self, mib: u64) {
-        let mut qmp = self.guest.qmp().unwrap();
-        qmp.set_balloon(mib * MIB).unwrap();
-        wait("the balloon", || {
-            (qmp.balloon_actual_bytes().unwrap() == mib * MIB).then_some(())
-        });
-    }
-
-    /// What it told since its array was populated, with the time at which it came.
-    pub fn told(&mut self) -> &[(Instant, ConsoleEvent)] {
-        loop {
-            match self.guest.next_line(Duration::ZERO) {
-                Ok(Some(line)) => self.told.extend(line.event.map(|event| (line.at, event))),
-                // What was told before its end stands.
-                Ok(None) | Err(VmError::GuestEnded { .. }) => return &self.told,
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    /// Waits until it goes on with its work; fails if it found a page wrong.
-    pub fn assert_goes_on(&mut self) {
-        let from = Instant::now();
-        wait("a guest that goes on", || {
-            let rounds = self.told().iter().filter(|(at, event)| {
-                *at > from
-                    && matches!(
-                        event,
-                        ConsoleEvent::Round { .. } | ConsoleEvent::Result { .. }
-                    )
-            });
-            (rounds.count() >= 3).then_some(())
-        });
-        self.assert_sound();
-    }
-
-    /// Waits until its workload has ended and read every page once more; fails if one was wrong.
-    pub fn assert_ends_sound(&mut self) {
-        wait("the end of a guest's work", || {
-            self.told()
-                .iter()
-                .any(|(_, event)| matches!(event, ConsoleEvent::Done { .. }))
-                .then_some(())
-        });
-        self.assert_sound();
-    }
-
-    /// Fails if it found a page wrong, or gave up.
-    pub fn assert_sound(&mut self) {
-        let wrong = self.told().iter().find(|(_, event)| match event {
-            ConsoleEvent::Mismatch { .. } | ConsoleEvent::Error { .. } => true,
-            ConsoleEvent::Round { mismatches, .. } | ConsoleEvent::Done { mismatches, .. } => {
-                *mismatches > 0
-            }
-            ConsoleEvent::Result { fields, .. } => fields
-                .get("mismatches")
-                .is_some_and(|mismatches| mismatches != "0"),
-            _ => false,
-        });
-        assert_eq!(wrong, None);
-    }
+/// Gives a guest another size, as somebody did before the daemon came.
+pub fn balloon_to(guest: &mut Subject, mib: u64) {
+    let mut qmp = guest.guest.qmp().unwrap();
+    qmp.set_balloon(mib * MIB).unwrap();
+    wait("the balloon", || {
+        (qmp.balloon_actual_bytes().unwrap() == mib * MIB).then_some(())
+    });
 }

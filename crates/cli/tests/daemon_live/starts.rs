@@ -6,6 +6,8 @@ use std::process::Command;
 
 use plimsoll_protocol::decision::Mode;
 
+use rustix::process::Signal;
+
 use crate::rig::{Place, alone, get_tcp, signal};
 
 #[test]
@@ -44,11 +46,11 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
         ));
         refused(&place.refused(), "another plimsolld has this history open");
         daemon.pass_turns(2);
-        let (status, _) = daemon.end_by("INT");
+        let (status, _) = daemon.end_by(Signal::INT);
         assert_eq!(status.code(), Some(0));
         assert!(!place.path("socket").exists());
         // Whoever was killed leaves a socket behind, which the next one takes over.
-        place.start("").end_by("KILL");
+        place.start("").end_by(Signal::KILL);
         assert!(place.path("socket").exists());
         place.start("").pass_turns(1);
     });
@@ -58,7 +60,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
 fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
     alone(|| {
         let place = Place::new();
-        place.start("").end_by("TERM");
+        place.start("").end_by(Signal::TERM);
         let history = place.path("history.redb");
         let whole = fs::read(&history).unwrap();
         fs::write(&history, &whole[..whole.len() / 3]).unwrap();
@@ -73,7 +75,7 @@ fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
             .unwrap();
         assert_eq!(fs::read(aside).unwrap(), &whole[..whole.len() / 3]);
         daemon.client().resume().unwrap();
-        daemon.end_by("TERM");
+        daemon.end_by(Signal::TERM);
         assert!(!place.start("mode = \"act\"\n").host().paused);
     });
 }
@@ -107,11 +109,11 @@ fn a_full_disk_under_the_history_stops_nothing() {
         daemon.until_logged("history");
         // As soon as there is room, it is on disk again; that is tried once a minute, and at the end.
         mount("remount,size=64m");
-        let (status, _) = daemon.end_by("TERM");
+        let (status, _) = daemon.end_by(Signal::TERM);
         assert_eq!(status.code(), Some(0));
         let daemon = place.start(&keys);
         assert!(!told(&daemon.host()), "{:?}", daemon.host().warnings);
-        daemon.end_by("TERM");
+        daemon.end_by(Signal::TERM);
         assert!(
             Command::new("umount")
                 .arg(&disk)
@@ -128,14 +130,14 @@ fn a_bad_file_changes_nothing_at_a_reload() {
         let place = Place::new();
         let daemon = place.start("mode = \"advise\"\n");
         place.configure("mode = \"move\"\n");
-        signal(daemon.pid(), "HUP");
+        signal(daemon.pid(), Signal::HUP);
         daemon.until_logged("the old one holds");
         daemon.until_logged("test.toml:1: mode = \"move\"");
         let refused = daemon.client().reload().unwrap_err().to_string();
         assert!(refused.contains("the old configuration holds"), "{refused}");
         assert_eq!(daemon.pass_turns(2).mode, Mode::Advise);
         place.configure("mode = \"act\"\n[history]\nfile = \"none\"\n");
-        signal(daemon.pid(), "HUP");
+        signal(daemon.pid(), Signal::HUP);
         daemon.until("the new mode", |host| host.mode == Mode::Act);
         daemon.until_logged("these take effect at the next start: history");
     });
@@ -156,7 +158,7 @@ fn the_page_is_served_over_tcp_only_when_asked_for() {
         let port = format!(":{:04X} ", free.port());
         assert!(!tcp.contains(&port), "{tcp}");
         assert!(get_tcp(&address, "/").is_err());
-        daemon.end_by("TERM");
+        daemon.end_by(Signal::TERM);
 
         place.configure(&format!("[tcp]\nlisten = \"{address}\"\n"));
         let said = place.refused();

@@ -1,7 +1,7 @@
 //! Signed files read and overwritten: all reads right, and most of them from the cache.
 
-use plimsoll::disk_guest::Setup;
-use plimsoll_vm::GuestKernel::{V6_1, V6_12};
+use plimsoll_rig::GuestKernel::{V6_1, V6_12};
+use plimsoll_rig::Setup;
 
 use crate::rig::{assert_right, assert_sound, has, run, tell, turn};
 

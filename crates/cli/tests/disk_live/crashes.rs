@@ -2,11 +2,13 @@
 
 use std::thread;
 
-use plimsoll::disk_guest::{DiskGuest, Setup};
+use plimsoll_rig::{DiskGuest, Setup};
 use plimsoll_skip::longer;
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Moments, PATIENCE, PLIMSOLL, assert_right, assert_sound, finish, turn};
+use plimsoll_rig::host::printed_seed;
+
+use crate::rig::{PATIENCE, PLIMSOLL, any_time, assert_right, assert_sound, finish, report, turn};
 
 const DAEMON_KILLS: usize = 5;
 /// Whether the guest writes around its page cache, for each time QEMU is killed.
@@ -15,7 +17,7 @@ const QEMU_KILLS: [u64; 3] = [0, 1, 1];
 #[test]
 fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
     let Some(_turn) = turn() else { return };
-    let mut moments = Moments::new();
+    let mut random = fastrand::Rng::with_seed(printed_seed());
     let serve = "--cache 24M --write delayed --dirty 50% --verify";
     let mut setup = Setup::new(serve, "");
     (setup.formatted, setup.memory_mib, setup.image_mib) = (false, 112, 64);
@@ -27,13 +29,13 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
         if number == 0 {
             let (mut delayed, mut again) = (0, 0);
             for _ in 0..longer(DAEMON_KILLS) {
-                thread::sleep(moments.next(400));
-                delayed += guest.report(false).unwrap().machine.engine.delayed_blocks;
+                thread::sleep(any_time(&mut random, 400));
+                delayed += report(&guest).machine.engine.delayed_blocks;
                 guest.kill_daemon();
-                thread::sleep(moments.next(100));
+                thread::sleep(any_time(&mut random, 100));
                 guest.restart_daemon().unwrap();
                 wait_for_flushes(&mut guest);
-                again += guest.report(false).unwrap().machine.disks[0].resubmitted;
+                again += report(&guest).machine.disks[0].resubmitted;
             }
             println!(
                 "{} daemons killed: {delayed} writes delayed by them, {again} requests done again",
@@ -42,7 +44,9 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
             assert!(delayed > 0);
         }
         // Listening until the last moment: what it has told of by then must be there.
-        let silent = guest.listen(moments.next(400), |_| false).unwrap_err();
+        let silent = guest
+            .listen(any_time(&mut random, 400), |_| false)
+            .unwrap_err();
         assert!(silent.to_string().contains("nothing new"), "{silent:#}");
         guest.kill_guest();
         if number + 1 == QEMU_KILLS.len() {

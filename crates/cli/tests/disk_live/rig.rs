@@ -1,41 +1,30 @@
 //! Guests with disks, one test's at a time, and what comes of them.
 
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
-use plimsoll::disk_guest::{DiskGuest, Setup, Told};
 use plimsoll_disk::EngineStats;
-use plimsoll_serve::disk::Report;
+use plimsoll_rig::{
+    DiskGuest, GuestConfig, GuestDisk, GuestError, GuestImage, GuestKernel, Setup, Told, host,
+};
+use plimsoll_serve::disk::{Report, admin};
 use plimsoll_skip::{Lack, guests_wanted, skip};
-use plimsoll_vm::{GuestConfig, GuestDisk, GuestImage, GuestKernel};
 
 /// Longest wait for anything that must come; guests here are emulated, and machines busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 /// The program under test.
 pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
-static TURN: Mutex<()> = Mutex::new(());
-
 /// Waits for this test's turn; `None` after saying why there is none here.
 pub fn turn() -> Option<MutexGuard<'static, ()>> {
     if !guests_wanted() {
         return None;
     }
-    for (program, option) in [
-        ("qemu-system-x86_64", "--version"),
-        ("mke2fs", "-V"),
-        ("e2fsck", "-V"),
-    ] {
-        let mut command = Command::new(program);
-        command.arg(option).stdout(Stdio::null());
-        if let Err(error) = command.stderr(Stdio::null()).status() {
-            skip(Lack::Live, format_args!("{program}: {error}"));
-            return None;
-        }
-    }
-    // A test that failed leaves nothing behind that the next one minds.
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = host::turn();
+    let installed = host::installed(&[host::QEMU, host::MKE2FS, host::E2FSCK]);
+    installed
+        .inspect_err(|why| skip(Lack::Live, format_args!("{why}")))
+        .ok()?;
     has(GuestKernel::V6_1).then_some(turn)
 }
 
@@ -52,7 +41,7 @@ pub fn has(kernel: GuestKernel) -> bool {
 }
 
 /// Kernel and initrd of guests with disks.
-pub fn image(kernel: GuestKernel) -> Result<GuestImage, plimsoll_vm::VmError> {
+pub fn image(kernel: GuestKernel) -> Result<GuestImage, GuestError> {
     let mut config = GuestConfig::new("image", "");
     config.kernel = kernel;
     config.disks.push(GuestDisk::vhost_user("none"));
@@ -71,10 +60,15 @@ pub fn run(setup: &Setup) -> (Told, Report) {
 pub fn finish(guest: &mut DiskGuest) -> (Told, Report) {
     let told = guest.finish(PATIENCE).unwrap_or_else(|error| {
         let told = guest.told();
-        let said = guest.daemon_said();
-        panic!("{error:#}\nkernel: {:?}\ndaemon: {said}", told.kernel)
+        let log = guest.daemon_log();
+        panic!("{error:#}\nkernel: {:?}\ndaemon: {log}", told.kernel)
     });
-    (told, guest.report(false).unwrap())
+    (told, report(guest))
+}
+
+/// What the disks' daemon reports.
+pub fn report(guest: &DiskGuest) -> Report {
+    admin::report(&guest.admin(), false).unwrap()
 }
 
 /// Fails unless the guest read what it had written and its kernel had nothing to complain of.
@@ -112,24 +106,7 @@ pub fn tell(what: &str, told: &Told, engine: &EngineStats) {
     );
 }
 
-/// Numbers of no importance, other ones in each run.
-pub struct Moments(u64);
-
-impl Moments {
-    pub fn new() -> Self {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let seed = now.map_or(1, |now| u64::from(now.subsec_nanos()));
-        println!("moments from seed {seed}");
-        Self(seed)
-    }
-
-    /// A time from 0 to `most_ms`.
-    pub fn next(&mut self, most_ms: u64) -> Duration {
-        // A linear congruence (Knuth, MMIX); its upper bits are good enough.
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        Duration::from_millis((self.0 >> 33) % (most_ms + 1))
-    }
+/// A time from 0 to `most_ms`, another one in each run.
+pub fn any_time(random: &mut fastrand::Rng, most_ms: u64) -> Duration {
+    Duration::from_millis(random.u64(..=most_ms))
 }

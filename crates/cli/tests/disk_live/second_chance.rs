@@ -1,45 +1,29 @@
 //! The guest's device-mapper target over its disk, with an hcache server of the host behind it.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use plimsoll::disk_guest::{DiskGuest, Setup, Told};
 use plimsoll_hcache::{Handle, PoolOptions};
+use plimsoll_rig::{DiskGuest, Server, Setup, Told};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_vm::ConsoleEvent;
 use tempfile::TempDir;
 
-use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, turn};
+use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, report, turn};
 
-/// An hcache server, killed when dropped.
-struct Server(Child);
-
-impl Server {
-    fn at(socket: &Path) -> Self {
-        let mut child = Command::new(PLIMSOLL)
-            .args(["hcache", "serve", "--capacity", "96M", "--socket"])
-            .arg(socket)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert!(line.starts_with("hcache: serving at "), "{line}");
-        Self(child)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Both fail only if it is gone already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Serves hcache at a socket.
+fn serve_at(socket: &Path) -> Server {
+    let mut command = Command::new(PLIMSOLL);
+    command
+        .args(["hcache", "serve", "--capacity", "96M", "--socket"])
+        .arg(socket);
+    let log = socket.with_extension("log");
+    Server::start(&mut command, &log, PATIENCE, |server| {
+        server.log().starts_with("hcache: serving at ")
+    })
+    .unwrap()
 }
 
 fn folder() -> (TempDir, PathBuf) {
@@ -78,7 +62,7 @@ const SIGNED: &str =
 fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
     let Some(_turn) = turn() else { return };
     let (_folder, socket) = folder();
-    let _server = Server::at(&socket);
+    let _server = serve_at(&socket);
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
     let (told, report) = finish(&mut guest);
     guest.check_image().unwrap();
@@ -109,11 +93,11 @@ fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
 fn a_guest_goes_on_without_the_hosts_hcache() {
     let Some(_turn) = turn() else { return };
     let (_folder, socket) = folder();
-    let server = Server::at(&socket);
+    let server = serve_at(&socket);
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
     let measured = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "measured");
     guest.listen(PATIENCE, measured).unwrap();
-    let hits = guest.report(false).unwrap().machine.victim_cache.hits;
+    let hits = report(&guest).machine.victim_cache.hits;
     drop(server);
     let (told, report) = finish(&mut guest);
     guest.check_image().unwrap();
@@ -135,7 +119,7 @@ const KEY: u128 = 0x0123_4567_89ab_cdef_0f1e_2d3c_4b5a_6978;
 fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
     let Some(_turn) = turn() else { return };
     let (_folder, socket) = folder();
-    let _server = Server::at(&socket);
+    let _server = serve_at(&socket);
     let about = format!("workload=disk-crash blocks={BLOCKS} seed=7");
     let writes = 2 * BLOCKS;
     let mut setup = setup(&socket, &format!("{about} writes={writes}"));

@@ -3,12 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::disk_guest::{DiskGuest, Setup, Told};
+use plimsoll_rig::GuestKernel::{V6_1, V6_12};
+use plimsoll_rig::{DiskGuest, Guest, Setup, Told};
 use plimsoll_serve::disk::Report;
-use plimsoll_vm::Guest;
-use plimsoll_vm::GuestKernel::{V6_1, V6_12};
 
-use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, has, run, tell, turn};
+use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, has, report, run, tell, turn};
 
 /// A stressed guest of 128 MiB.
 fn stressed(serve: &str, words: &str) -> Setup {
@@ -122,7 +121,7 @@ fn without_hashes_a_guest_that_breaks_a_rule_is_served_wrong_pages() {
         let deadline = Instant::now() + PATIENCE;
         let engine = loop {
             let ended = guest.guest().is_none_or(Guest::has_ended);
-            let engine = guest.report(false).unwrap().machine.engine;
+            let engine = report(&guest).machine.engine;
             if engine.wrong_served > 0 {
                 break engine;
             }

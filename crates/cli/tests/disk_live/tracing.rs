@@ -3,12 +3,12 @@
 use std::fs;
 use std::process::Command;
 
-use plimsoll::disk_guest::{DiskGuest, Setup};
+use plimsoll_rig::{DiskGuest, Setup};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::ConsoleEvent;
 use serde_json::Value;
 
-use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, finish, tell, turn};
+use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, finish, report, tell, turn};
 
 /// Most of a guest's RAM that the daemon may have mapped, in KiB: rings, not pages.
 const MAPPED_KIB_MAX: u64 = 4096;
@@ -31,7 +31,7 @@ fn pages_that_the_disk_touched_trap_while_it_is_served() {
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup).unwrap();
     let measured = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "measured");
     guest.listen(PATIENCE, measured).unwrap();
-    let before = guest.report(false).unwrap().machine.engine;
+    let before = report(&guest).machine.engine;
     let pid = guest.guest().unwrap().pid().to_string();
     let attached = Command::new(PLIMSOLL)
         .args(["attach", &pid, "-o", "json"])
@@ -39,7 +39,7 @@ fn pages_that_the_disk_touched_trap_while_it_is_served() {
         .args(["--period", "2s", "--periods", "4"])
         .output()
         .unwrap();
-    let after = guest.report(false).unwrap().machine.engine;
+    let after = report(&guest).machine.engine;
     let complaint = String::from_utf8(attached.stderr).unwrap();
     assert_eq!((attached.status.code(), &*complaint), (Some(0), ""));
     let text = String::from_utf8(attached.stdout).unwrap();

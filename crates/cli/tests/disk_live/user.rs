@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::disk_guest::make_image;
+use plimsoll_rig::{GuestKernel, make_image};
 use plimsoll_serve::disk::Report;
-use plimsoll_vm::{ConsoleEvent, GuestKernel};
+use plimsoll_vm::ConsoleEvent;
 
 use crate::rig::{PATIENCE, PLIMSOLL, assert_right, image, turn};
 

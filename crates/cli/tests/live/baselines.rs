@@ -8,10 +8,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plimsoll_vm::{ConsoleEvent, Guest, GuestConfig, GuestImage, Qmp};
+use plimsoll_rig::{Guest, GuestConfig, GuestImage, PATIENCE};
+use plimsoll_vm::{ConsoleEvent, Qmp};
 use serde_json::Value;
 
-use crate::rig::{Ground, PATIENCE, PLIMSOLL, ground};
+use crate::rig::{Ground, PLIMSOLL, ground};
 
 const MIB: u64 = 1 << 20;
 const ARRAY_MIB: u64 = 48;

@@ -11,9 +11,10 @@ use plimsoll_flow::TraceMethod;
 use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 
-use crate::rig::{
-    Attach, EVERYTHING, Ended, MIB, PATIENCE, PLIMSOLL, Subject, ground, wait_until_ended,
-};
+use plimsoll_rig::{PATIENCE, Subject, send};
+use rustix::process::Signal;
+
+use crate::rig::{Attach, EVERYTHING, Ended, MIB, PLIMSOLL, ground, until_ended};
 
 /// Fails unless a VM can be traced, from attach to detach.
 fn assert_traceable(subject: &Subject) {
@@ -116,11 +117,8 @@ fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
         let status = fs::read_to_string(format!("/proc/{}/status", subject.vm.pid)).unwrap();
         borrowed += u32::from(status.contains(&format!("TracerPid:\t{child}\n")));
         drop(tracer);
-        let child_goes_on = Command::new("kill")
-            .args(["-CONT", &child.to_string()])
-            .status();
-        assert!(child_goes_on.unwrap().success());
-        wait_until_ended(child);
+        send(child, Signal::CONT).unwrap();
+        until_ended(child);
         subject.wait_until_untraced();
         assert_eq!(subject.footprint(), footprint, "killed after call {calls}");
     }
@@ -173,7 +171,7 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
         assert_eq!(subject.footprint(), footprint, "killed after {delay_ms} ms");
     }
     assert_traceable(&subject);
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
 }
 
 #[test]
@@ -240,7 +238,7 @@ fn a_guest_that_powers_off_in_mid_trace_ends_the_run_with_what_was_seen() {
     let ended = Attach::start(&subject.pid(), &options).end();
     assert_tells_of_the_end(&ended, &subject.pid());
     assert!(ended.periods().count() >= 2);
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use plimsoll::curve_json::CurveJson;
 use plimsoll_flow::PageCount;
-use plimsoll_vm::{ConsoleEvent, GuestConfig};
+use plimsoll_rig::{GuestConfig, Subject, median};
+use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Attach, EVERYTHING, Ended, Line, MIB, Subject, ground, median};
+use crate::rig::{Attach, EVERYTHING, Ended, Line, MIB, ground};
 
 /// The working set of a uniform workload over `pages`: all but 5 % of it.
 fn of_uniform(pages: u64) -> f64 {
@@ -93,7 +94,7 @@ fn a_guest_traced_at_every_page_for_a_minute_keeps_its_memory() {
     println!("mean distance from the closed form {error:.4}");
     assert!(error <= 0.03, "{error}");
 
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
     subject.assert_no_trap_is_left();
 }
 
@@ -148,7 +149,7 @@ fn two_vcpus_traced_at_every_page_keep_their_memory() {
     let ended = Attach::start(&subject.pid(), options).end();
     ended.assert_quiet_success();
     assert_near(ended.periods(), of_uniform(32 * MIB), 0.1);
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
     subject.assert_no_trap_is_left();
 }
 
@@ -173,10 +174,14 @@ fn the_cost_of_tracing_stays_within_its_budget() {
 
 /// From when on each working set held.
 fn steps(subject: &mut Subject) -> Vec<(Instant, PageCount)> {
-    let steps = subject.told().iter().filter_map(|(at, event)| match event {
-        ConsoleEvent::Step { pages, .. } => Some((*at, *pages)),
-        _ => None,
-    });
+    let steps = subject
+        .reported()
+        .0
+        .iter()
+        .filter_map(|(at, event)| match event {
+            ConsoleEvent::Step { pages, .. } => Some((*at, *pages)),
+            _ => None,
+        });
     steps.collect()
 }
 
@@ -209,7 +214,7 @@ fn the_working_set_follows_the_steps_of_the_workload() {
         assert!(whole.len() >= 3, "{} whole periods", whole.len());
         assert_near(whole[1..].iter().copied(), pages.0 as f64, 0.05);
     }
-    subject.assert_memory_is_sound();
+    subject.assert_sound();
 }
 
 #[test]

@@ -5,12 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use plimsoll_rig::{GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
-use plimsoll_vm::GuestConfig;
 
-use crate::rig::{
-    Attach, BareGuest, EVERYTHING, Footprint, Ground, PLIMSOLL, ground, make_readable,
-};
+use crate::rig::{Attach, EVERYTHING, Ground, PLIMSOLL, boot_with, ground, make_readable};
 
 /// Fails unless the command ends with 1, without output and in words that hold all of `words`.
 fn assert_refused(attach: Attach, words: &[&str]) {
@@ -31,13 +29,13 @@ const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
 #[test]
 fn private_ram_is_refused_with_the_way_to_start_the_vm() {
     let Some(ground) = ground() else { return };
-    let mut guest = BareGuest::boot(&ground, &[], &["-m", "192M"], WORKLOAD);
-    let footprint = Footprint::of(guest.pid());
+    let mut guest = boot_with(&ground, &[], &["-m", "192M"], WORKLOAD);
+    let footprint = guest.footprint();
     assert_refused(
-        Attach::start(&guest.pid().to_string(), ""),
+        Attach::start(&guest.pid(), ""),
         &["private memory", "-object memory-backend-memfd", "share=on"],
     );
-    assert_eq!(Footprint::of(guest.pid()), footprint);
+    assert_eq!(guest.footprint(), footprint);
     guest.assert_goes_on();
 }
 
@@ -145,16 +143,16 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
 
     // The user's own VM does not, but traps take more.
     let mut guest = boot_as_nobody(&ground);
-    let footprint = Footprint::of(guest.pid());
+    let footprint = guest.footprint();
     assert_refused(
-        as_nobody(&guest.pid().to_string()),
+        as_nobody(&guest.pid()),
         &["no privilege to", "run as root or with CAP_SYS_PTRACE"],
     );
-    assert_eq!(Footprint::of(guest.pid()), footprint);
+    assert_eq!(guest.footprint(), footprint);
     guest.assert_goes_on();
 }
 
-fn boot_as_nobody(ground: &Ground) -> BareGuest {
+fn boot_as_nobody(ground: &Ground) -> Subject {
     let arguments = [
         "-machine",
         "q35,memory-backend=ram",
@@ -163,7 +161,7 @@ fn boot_as_nobody(ground: &Ground) -> BareGuest {
         "-object",
         "memory-backend-memfd,id=ram,size=192M,share=on",
     ];
-    BareGuest::boot(ground, &AS_NOBODY, &arguments, WORKLOAD)
+    boot_with(ground, &AS_NOBODY, &arguments, WORKLOAD)
 }
 
 /// What a tracer put where device nodes could be made for a process of another user.
@@ -192,12 +190,12 @@ fn a_qemu_of_another_user_is_traced_by_way_of_a_device_node_that_is_gone_after()
         return;
     }
     let mut guest = boot_as_nobody(&ground);
-    let footprint = Footprint::of(guest.pid());
+    let footprint = guest.footprint();
     let options = "--budget 20% --period 1s --periods 2";
-    let ended = Attach::start(&guest.pid().to_string(), options).end();
+    let ended = Attach::start(&guest.pid(), options).end();
     ended.assert_quiet_success();
     assert!(ended.periods().all(|period| period.number("traps") > 0.0));
-    assert_eq!(Footprint::of(guest.pid()), footprint);
+    assert_eq!(guest.footprint(), footprint);
     assert_eq!(left_behind(), [""; 0]);
     guest.assert_goes_on();
 }

@@ -1,24 +1,21 @@
 //! Guests and tracers, each a process of its own, and what can be read off them from outside.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{MutexGuard, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plimsoll_skip::{Lack, guests_wanted, skip};
-use plimsoll_vm::{
-    Accelerator, AcceleratorChoice, ConsoleEvent, Guest, GuestConfig, GuestImage, QemuVm, VmError,
-    detect,
+use plimsoll_rig::{
+    AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, has_ended, host, send, wait_for,
 };
+use plimsoll_skip::{Lack, guests_wanted, skip};
+use plimsoll_vm::{Accelerator, detect};
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// Longest wait for anything that must come; a guest under TCG on a busy machine boots in 20 s.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Pages in a MiB.
 pub const MIB: u64 = 256;
 /// The program under test.
@@ -26,9 +23,6 @@ pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
 /// Traces every access that misses the hot set, whatever it costs.
 pub const EVERYTHING: &str = "--rate 1/1 --rate-rule fixed --budget none";
-
-static TURN: Mutex<()> = Mutex::new(());
-static ACCELERATOR: OnceLock<AcceleratorChoice> = OnceLock::new();
 
 /// A machine on which guests can be traced, for one test at a time: guests share its CPUs.
 pub struct Ground {
@@ -42,34 +36,16 @@ pub fn ground() -> Option<Ground> {
     if !guests_wanted() {
         return None;
     }
-    let skip_live = |why: String| {
-        skip(Lack::Live, format_args!("{why}"));
-        None
-    };
-    // A test that failed leaves nothing behind that the next one minds.
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let qemu = Command::new("qemu-system-x86_64")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if let Err(error) = qemu {
-        return skip_live(format!("qemu-system-x86_64: {error}"));
-    }
-    let image = match GuestImage::locate() {
-        Ok(image) => image,
-        Err(error) => return skip_live(error.to_string()),
-    };
-    if fs::metadata("/proc/self").is_ok_and(|this| this.uid() != 0) {
-        return skip_live("only root may trace a VM".into());
-    }
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if swaps.lines().count() > 1 {
-        return skip_live("this host swaps, so its VMs are not traced".into());
-    }
-    let accelerator = *ACCELERATOR.get_or_init(|| match detect(&image).accelerator {
+    let turn = host::turn();
+    let image = host::installed(&[host::QEMU])
+        .and_then(|()| host::can_trace())
+        .and_then(|()| GuestImage::locate().map_err(|error| error.to_string()));
+    let skip_live = |why: &String| skip(Lack::Live, format_args!("{why}"));
+    let image = image.inspect_err(skip_live).ok()?;
+    let accelerator = match detect().accelerator {
         Accelerator::Kvm => AcceleratorChoice::Kvm,
         Accelerator::Tcg => AcceleratorChoice::Tcg,
-    });
+    };
     Some(Ground {
         image,
         accelerator,
@@ -93,14 +69,7 @@ impl Ground {
 
     /// Boots a guest and waits until its array is populated.
     pub fn boot_as(&self, config: &GuestConfig) -> Subject {
-        let mut guest = Guest::start(&self.image, config).unwrap();
-        let populated = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Populated { .. });
-        guest.wait_for(PATIENCE, populated).unwrap();
-        Subject {
-            vm: guest.vm().unwrap(),
-            guest,
-            told: Vec::new(),
-        }
+        Subject::boot(&self.image, config).unwrap()
     }
 
     /// QEMU's word for what runs its instructions.
@@ -108,162 +77,6 @@ impl Ground {
         match self.accelerator {
             AcceleratorChoice::Kvm => "kvm",
             _ => "tcg",
-        }
-    }
-}
-
-/// A guest that runs its workload.
-pub struct Subject {
-    pub guest: Guest,
-    pub vm: QemuVm,
-    told: Vec<(Instant, ConsoleEvent)>,
-}
-
-impl Subject {
-    pub fn pid(&self) -> String {
-        self.vm.pid.to_string()
-    }
-
-    /// What the guest told since its array was populated, with the time at which it came.
-    pub fn told(&mut self) -> &[(Instant, ConsoleEvent)] {
-        // An end is no failure here: what was told before it stands.
-        while let Ok(Some(line)) = self.guest.next_line(Duration::ZERO) {
-            self.told.extend(line.event.map(|event| (line.at, event)));
-        }
-        &self.told
-    }
-
-    /// Fails if the guest found a page wrong, or gave up.
-    pub fn assert_memory_is_sound(&mut self) {
-        let wrong = self.told().iter().find(|(_, event)| match event {
-            ConsoleEvent::Mismatch { .. } | ConsoleEvent::Error { .. } => true,
-            ConsoleEvent::Round { mismatches, .. } | ConsoleEvent::Done { mismatches, .. } => {
-                *mismatches > 0
-            }
-            _ => false,
-        });
-        assert_eq!(wrong, None);
-    }
-
-    /// Fails if the guest does not go on, or found a page wrong.
-    pub fn assert_goes_on(&mut self) {
-        let from = Instant::now();
-        // Of the rounds that come, the first may have ended before.
-        self.wait_until(|told| {
-            told.iter()
-                .filter(|(at, event)| *at > from && matches!(event, ConsoleEvent::Round { .. }))
-                .count()
-                >= 3
-        });
-        self.assert_memory_is_sound();
-    }
-
-    /// Waits until the workload has ended and read every page once more; fails if one was wrong.
-    pub fn assert_ends_with_a_sound_audit(&mut self) {
-        self.wait_until(|told| {
-            told.iter()
-                .any(|(_, event)| matches!(event, ConsoleEvent::Done { .. }))
-        });
-        self.assert_memory_is_sound();
-    }
-
-    /// Fails if a tracer left anything on the VM's RAM.
-    pub fn assert_no_trap_is_left(&self) {
-        let states = self.vm.ram_states().unwrap();
-        assert!(!states.is_empty());
-        assert!(states.iter().all(|state| !state.userfaultfd), "{states:?}");
-    }
-
-    pub fn footprint(&self) -> Footprint {
-        Footprint::of(self.vm.pid)
-    }
-
-    /// Waits until nobody traces the VM's process, by ptrace or by traps.
-    pub fn wait_until_untraced(&self) {
-        let deadline = Instant::now() + PATIENCE;
-        let status = format!("/proc/{}/status", self.vm.pid);
-        let traced = || {
-            let borrowed = !fs::read_to_string(&status)
-                .unwrap()
-                .contains("TracerPid:\t0\n");
-            borrowed
-                || self
-                    .vm
-                    .ram_states()
-                    .unwrap()
-                    .iter()
-                    .any(|state| state.userfaultfd)
-        };
-        while traced() {
-            assert!(
-                Instant::now() < deadline,
-                "the VM's process is still traced"
-            );
-        }
-    }
-
-    fn wait_until(&mut self, mut enough: impl FnMut(&[(Instant, ConsoleEvent)]) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !enough(self.told()) {
-            match self.guest.next_line(Duration::from_millis(100)) {
-                Ok(line) => self
-                    .told
-                    .extend(line.and_then(|line| Some((line.at, line.event?)))),
-                Err(VmError::GuestEnded { .. }) if enough(&self.told) => return,
-                Err(error) => panic!("{error}"),
-            }
-            assert!(Instant::now() < deadline, "told only {:?}", self.told);
-        }
-    }
-}
-
-/// What of a process a tracer could leave changed.
-#[derive(Debug, PartialEq)]
-pub struct Footprint {
-    /// Its open files.
-    descriptors: BTreeMap<u32, PathBuf>,
-    /// Per thread: who traces it, and which signals it blocks, ignores and catches.
-    threads: BTreeMap<u32, Vec<String>>,
-    /// Its executable mappings.
-    code: Vec<String>,
-}
-
-impl Footprint {
-    pub fn of(pid: u32) -> Self {
-        let folder = PathBuf::from(format!("/proc/{pid}"));
-        let numbered = |name: &str| {
-            let entries = fs::read_dir(folder.join(name)).unwrap();
-            entries.map(|entry| {
-                let entry = entry.unwrap();
-                let number = entry.file_name().to_str().unwrap().parse::<u32>().unwrap();
-                (number, entry.path())
-            })
-        };
-        let state_of = |status: &str| {
-            let kept = ["TracerPid:", "SigBlk:", "SigIgn:", "SigCgt:"];
-            let lines = status.lines();
-            let lines = lines.filter(|line| kept.iter().any(|key| line.starts_with(key)));
-            lines.map(str::to_owned).collect()
-        };
-        let maps = fs::read_to_string(folder.join("maps")).unwrap();
-        Self {
-            descriptors: numbered("fd")
-                .map(|(number, path)| (number, fs::read_link(path).unwrap()))
-                .collect(),
-            threads: numbered("task")
-                .map(|(thread, path)| {
-                    let status = fs::read_to_string(path.join("status")).unwrap();
-                    (thread, state_of(&status))
-                })
-                .collect(),
-            code: maps
-                .lines()
-                .filter(|line| {
-                    let access = line.split_ascii_whitespace().nth(1);
-                    access.is_some_and(|access| access.contains('x'))
-                })
-                .map(str::to_owned)
-                .collect(),
         }
     }
 }
@@ -407,24 +220,15 @@ impl Attach {
 
     /// Presses Ctrl-C.
     pub fn interrupt(&self) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("sh")
-            .args(["-c", "kill -INT \"$0\"", &pid])
-            .status();
-        assert!(sent.unwrap().success());
+        send(self.child.id(), Signal::INT).unwrap();
     }
 
     /// Waits until the run has ended by itself.
     pub fn end(mut self) -> Ended {
         let lines: Vec<Line> = self.lines.iter().collect();
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "attach does not end");
-            thread::sleep(Duration::from_millis(10));
-        };
+        let status = wait_for("the end of attach", PATIENCE, || {
+            self.child.try_wait().unwrap()
+        });
         let complaint = self.complaint.take().map(|reader| reader.join().unwrap());
         Ended {
             code: status.code(),
@@ -434,17 +238,11 @@ impl Attach {
     }
 }
 
-/// Waits until a process has ended, whether or not its parent has taken note.
-pub fn wait_until_ended(pid: u32) {
-    let deadline = Instant::now() + PATIENCE;
-    let runs = || {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"));
-        status.is_ok_and(|status| !status.contains("State:\tZ"))
-    };
-    while runs() {
-        assert!(Instant::now() < deadline, "process {pid} goes on");
-        thread::sleep(Duration::from_millis(1));
-    }
+/// Waits until a process has ended, even if its parent has not waited for it.
+pub fn until_ended(pid: u32) {
+    wait_for("the end of a process", PATIENCE, || {
+        has_ended(pid).then_some(())
+    });
 }
 
 impl Drop for Attach {
@@ -455,134 +253,23 @@ impl Drop for Attach {
     }
 }
 
-/// A guest whose QEMU is started in a way [`GuestConfig`] has no word for. Dropped, it is killed.
-pub struct BareGuest {
-    child: Child,
-    folder: tempfile::TempDir,
-}
-
-impl BareGuest {
-    /// Runs QEMU with `arguments` for its RAM, behind the words of `prefix` (as `setpriv ...`),
-    /// and waits until the array is populated.
-    pub fn boot(ground: &Ground, prefix: &[&str], arguments: &[&str], workload: &str) -> Self {
-        // Where any user can read kernel and initrd.
-        let folder = tempfile::tempdir().unwrap();
-        make_readable(folder.path(), 0o755);
-        let copy = |from: &Path, name: &str| {
-            let path = folder.path().join(name);
-            fs::copy(from, &path).unwrap();
-            make_readable(&path, 0o644);
-            path
-        };
-        let kernel = copy(&ground.image.kernel, "vmlinuz");
-        let initrd = copy(&ground.image.initrd, "initrd");
-        let words: String = workload
-            .split_ascii_whitespace()
-            .map(|word| format!(" plimsoll.{word}"))
-            .collect();
-        let cpu = if ground.accelerator() == "kvm" {
-            "host"
-        } else {
-            "qemu64,-cx16"
-        };
-        let mut words_of_command = prefix.iter().chain(&["qemu-system-x86_64"]);
-        let mut command = Command::new(words_of_command.next().unwrap());
-        command
-            .args(words_of_command)
-            .args(["-accel", ground.accelerator(), "-cpu", cpu])
-            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-serial", "chardev:console"])
-            .args(["-chardev", "stdio,id=console,signal=off"])
-            .arg("-append")
-            .arg(format!(
-                "console=ttyS0 quiet panic=-1 no_timer_check transparent_hugepage=never{words}"
-            ))
-            .arg("-kernel")
-            .arg(kernel)
-            .arg("-initrd")
-            .arg(initrd)
-            .args(arguments);
-        let console = fs::File::create(folder.path().join("console")).unwrap();
-        let errors = fs::File::create(folder.path().join("errors")).unwrap();
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(console)
-            .stderr(errors)
-            .spawn()
-            .unwrap();
-        let mut guest = Self { child, folder };
-        guest.wait_until(|told| {
-            told.iter()
-                .any(|event| matches!(event, ConsoleEvent::Populated { .. }))
-        });
-        guest
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Fails if the guest does not go on, or found a page wrong.
-    pub fn assert_goes_on(&mut self) {
-        let rounds = |told: &[ConsoleEvent]| {
-            let is_round = |event: &&ConsoleEvent| matches!(event, ConsoleEvent::Round { .. });
-            told.iter().filter(is_round).count()
-        };
-        let before = rounds(&self.told());
-        self.wait_until(|told| rounds(told) >= before + 3);
-        let told = self.told();
-        let wrong = told.iter().find(|event| {
-            matches!(
-                event,
-                ConsoleEvent::Round {
-                    mismatches: 1..,
-                    ..
-                }
-            ) || matches!(event, ConsoleEvent::Mismatch { .. })
-        });
-        assert_eq!(wrong, None);
-    }
-
-    fn told(&self) -> Vec<ConsoleEvent> {
-        let console = fs::read(self.folder.path().join("console")).unwrap();
-        let console = String::from_utf8_lossy(&console);
-        // A line without its end is still being written.
-        let lines = console
-            .split_inclusive('\n')
-            .filter(|line| line.ends_with('\n'));
-        lines.filter_map(ConsoleEvent::parse).collect()
-    }
-
-    fn wait_until(&mut self, mut enough: impl FnMut(&[ConsoleEvent]) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !enough(&self.told()) {
-            let errors = || fs::read_to_string(self.folder.path().join("errors")).unwrap();
-            let ended = self.child.try_wait().unwrap();
-            assert_eq!(ended, None, "QEMU ended: {}", errors());
-            assert!(Instant::now() < deadline, "told only {:?}", self.told());
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for BareGuest {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Boots a guest with `ram` for arguments of machine and RAM, behind the words of `prefix` (as `setpriv ...`).
+pub fn boot_with(ground: &Ground, prefix: &[&str], ram: &[&str], workload: &str) -> Subject {
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+    let config = GuestConfig {
+        qmp: false,
+        ram: Some(words(ram)),
+        prefix: words(prefix),
+        ..ground.guest("bare", workload)
+    };
+    // Where any user can read kernel and initrd; once it has booted, it needs neither.
+    let folder = tempfile::tempdir().unwrap();
+    let image = ground.image.public_copy(folder.path()).unwrap();
+    Subject::boot(&image, &config).unwrap()
 }
 
 /// Sets a file's permissions.
 pub fn make_readable(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-}
-
-/// The middle value; the upper one of two. Fails without any.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    assert!(!values.is_empty(), "a median of nothing");
-    values[values.len() / 2]
 }

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use plimsoll::curve_json::CurveJson;
 use plimsoll_flow::{AccessKind, Period, TraceMethod};
 use plimsoll_observe::target_of;
+use plimsoll_rig::{GuestConfig, PATIENCE, Subject, median};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{Backend, BackendRow, RateRule, TraceConfig, TraceTarget, TrapError};
-use plimsoll_vm::{ConsoleEvent, GuestConfig};
+use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Attach, BareGuest, Line, MIB, PATIENCE, PLIMSOLL, Subject, ground, median};
+use crate::rig::{Attach, Line, MIB, PLIMSOLL, boot_with, ground};
 
 /// The median of the working sets found; one that was only bounded counts as it stands.
 fn median_working_set<'a>(lines: impl IntoIterator<Item = &'a Line>) -> f64 {
@@ -126,7 +127,7 @@ fn the_curve_of_even_references_is_found_from_what_lies_between_looks() {
 fn wait_for_step(subject: &mut Subject, wanted: u64) {
     let deadline = Instant::now() + PATIENCE;
     let begun = |(_, event): &(Instant, ConsoleEvent)| matches!(event, ConsoleEvent::Step { index, .. } if *index == wanted);
-    while !subject.told().iter().any(begun) {
+    while !subject.reported().0.iter().any(begun) {
         assert!(Instant::now() < deadline, "step {wanted} does not begin");
         thread::sleep(Duration::from_millis(20));
     }
@@ -190,7 +191,7 @@ fn exactly_the_pages_written_are_told() {
     );
     subject.assert_no_trap_is_left();
     assert_eq!(subject.footprint(), footprint);
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
 }
 
 #[test]
@@ -237,15 +238,15 @@ fn a_scan_tells_writes_from_reads() {
     assert!(writing > 0.9, "{writing}");
     scanner.detach().unwrap();
     subject.assert_no_trap_is_left();
-    subject.assert_ends_with_a_sound_audit();
+    subject.assert_ends_sound();
 }
 
 #[test]
 fn writes_to_private_ram_are_told_as_well() {
     let Some(ground) = ground() else { return };
     let workload = "workload=uniform mib=32 write_ratio=1";
-    let mut guest = BareGuest::boot(&ground, &[], &["-m", "192M"], workload);
-    let vm = plimsoll_vm::find(&guest.pid().to_string()).unwrap();
+    let mut guest = boot_with(&ground, &[], &["-m", "192M"], workload);
+    let vm = plimsoll_vm::find(&guest.pid()).unwrap();
     let scans = BackendRow::of(TraceMethod::WriteScans);
     let target = target_of(&vm).unwrap();
     let mut scanner = scans.attach(&target, &writes_of_all_pages(3)).unwrap();
@@ -357,8 +358,8 @@ fn what_cannot_be_made_absent_is_refused() {
     subject.assert_goes_on();
     drop(subject);
 
-    let mut guest = BareGuest::boot(&ground, &[], &["-m", "192M"], workload);
-    let (code, said) = attach(&[&guest.pid().to_string(), "--backend", "scan"]);
+    let mut guest = boot_with(&ground, &[], &["-m", "192M"], workload);
+    let (code, said) = attach(&[&guest.pid(), "--backend", "scan"]);
     assert!(code == Some(1) && said.contains("private memory"), "{said}");
     guest.assert_goes_on();
 }

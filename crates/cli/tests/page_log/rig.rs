@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::{Description, RecordSource as _};
+use plimsoll_rig::{GuestImage, host, send};
 use plimsoll_skip::{Lack, guests_wanted, skip};
-use plimsoll_vm::GuestImage;
+use rustix::process::Signal;
 
 /// The program under test.
 const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
@@ -17,8 +18,6 @@ const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 const QEMU_10: &str = "qemu-10";
 /// Longest run of a guest, in s: on a busy machine they are slow.
 const PATIENCE_S: &str = "400";
-
-static TURN: Mutex<()> = Mutex::new(());
 
 /// A QEMU, and the interface of its plugins.
 pub struct Qemu {
@@ -58,8 +57,7 @@ pub fn ground() -> Option<Ground> {
     if !guests_wanted() {
         return None;
     }
-    // A test that failed leaves nothing behind that the next one minds.
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = host::turn();
     match GuestImage::locate() {
         Ok(image) => Some(Ground { image, _turn: turn }),
         Err(error) => {
@@ -242,11 +240,8 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
-            // It tells its own child; SIGKILL would not. That it may be gone already is fine.
-            let pid = child.id().to_string();
-            let _ = Command::new("sh")
-                .args(["-c", "kill -TERM \"$0\"", &pid])
-                .status();
+            // It ends its own child then, which a SIGKILL would leave. It may be gone already.
+            let _ = send(child.id(), Signal::TERM);
             let _ = child.wait();
         }
     }

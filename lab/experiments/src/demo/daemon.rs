@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
 use plimsoll_protocol::client::Client;
 use plimsoll_rig::{Server, program};
 use tempfile::TempDir;

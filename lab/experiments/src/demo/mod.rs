@@ -28,8 +28,8 @@ use plimsoll_protocol::decision::{Decision, Kind, Phase};
 use plimsoll_rig::program;
 
 use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};
-use plimsoll_protocol::size::Interval;
 use plimsoll_output::{stop_flag, write_file};
+use plimsoll_protocol::size::Interval;
 
 use daemon::{Daemon, Options};
 use telling::Row;

@@ -22,11 +22,11 @@ use clap::ValueEnum;
 
 use serde::Serialize;
 
-use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll::live::Form;
-use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::size::{ByteSize, Interval, Share};
 
 use plimsoll_rig::median;
 
