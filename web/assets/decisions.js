@@ -9,7 +9,7 @@ import { bytes, change, duration, moment, plural, size, times } from "./units.js
 const KINDS = {
     divide: "Divide the memory anew",
     "into-caches": "Memory into the disk caches",
-    "give-back": "Give the caches' memory back",
+    "give-back": "Return the caches' memory",
     rollback: "Take back",
 };
 
@@ -55,7 +55,7 @@ const applyButton = (decision) =>
                 ask(
                     decision,
                     "Apply",
-                    `Memory of ${plural(decision.steps.length, "VM")} will be moved, ${bytes(movedBytes(decision))} in all. The result is measured, and taken back if a promise is broken.`,
+                    `Memory of ${plural(decision.steps.length, "VM")} will be moved, ${bytes(movedBytes(decision))} in all. The result is measured, and rolled back if a VM exceeds its limit.`,
                     () => apply(decision.id),
                 ),
         },
@@ -73,7 +73,7 @@ const rollbackButton = (decision) =>
                 ask(
                     decision,
                     "Take back",
-                    "Each VM goes back to what it had before, as far as that memory is there.",
+                    "Each VM returns to its previous size, as far as that memory is available.",
                     () => rollback(decision.id),
                 ),
         },
@@ -119,7 +119,7 @@ export function decisionsView() {
             "div",
             { class: "view-head" },
             h("h1", {}, "Decisions"),
-            h("p", {}, "Newest first. Each with what was predicted for its VMs, and what was measured afterwards."),
+            h("p", {}, "Newest first, with the misses predicted for its VMs and those measured afterwards."),
         ),
         error && h("p", { class: "banner bad", role: "alert" }, `The log cannot be read: ${error}.`),
         !list && !error && h("p", { class: "hint" }, "Asking the daemon …"),
@@ -133,7 +133,7 @@ export function decisionsView() {
                     {},
                     app.host.mode === "observe"
                         ? 'In mode observe nothing is decided: the daemon only traces and shows. Set mode = "advise" or "act" in its configuration.'
-                        : "The daemon decides once the VMs' curves are known and another division would be worth a move.",
+                        : "The daemon decides once the VMs' curves are available and another allocation is worth a move.",
                 ),
             ),
         h(
@@ -196,8 +196,8 @@ function item(decision, chosen) {
             h(
                 "p",
                 { class: "sum" },
-                `Misses over those at the baseline, geometric mean: ${times(plan.geometric_mean_now)} before, ${times(plan.geometric_mean)} predicted`,
-                plan.gap ? `, at most ${(plan.gap * 100).toFixed(2)} % above the least possible` : "",
+                `Misses relative to the baseline, geometric mean: ${times(plan.geometric_mean_now)} before, ${times(plan.geometric_mean)} predicted`,
+                plan.gap ? `, at most ${(plan.gap * 100).toFixed(2)} % above the optimum` : "",
                 `; ${bytes(plan.spare_bytes)} spare.`,
             ),
         checksTable(decision),

@@ -123,7 +123,7 @@ function canvas(vm) {
         tabindex: 0,
         role: "application",
         "aria-roledescription": "heatmap",
-        "aria-label": `Use of ${cells} parts of the RAM in ${rows.length} periods. Arrow keys go from cell to cell`,
+        "aria-label": `Use of ${cells} parts of the RAM in ${rows.length} periods. Arrow keys move between cells`,
         look: { height: `${HEIGHT}px` },
         onpaint: (element) => paint(element, vm),
         onpointermove: point,

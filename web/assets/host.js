@@ -65,7 +65,7 @@ function standings({ vms, memory }) {
         ORDER.map(tile),
         h(
             "div",
-            { class: "tile give", title: "What could be taken from the VMs now with every promise kept" },
+            { class: "tile give", title: "Memory that can be reclaimed from the VMs now, within all limits" },
             h("span", { class: "number" }, size(memory.reclaimable_bytes, { id: "reclaimable" })),
             h("span", { class: "word" }, "could be taken"),
         ),
@@ -74,17 +74,17 @@ function standings({ vms, memory }) {
 
 const MODES = {
     observe: "traces and shows, moves nothing",
-    advise: "says what it would move; you apply it",
+    advise: "proposes moves; you apply them",
     act: "moves memory by itself",
 };
 
 const PHASES = [
-    ["whole", "Whole", "The VMs have all their memory themselves."],
+    ["whole", "Whole", "All memory is in the VMs themselves."],
     ["shrinking", "Shrinking", "Their memory is being moved into the caches under their disks."],
     ["tracing", "Tracing", "They are traced through the caches."],
     ["moving", "Moving", "Memory goes from some VMs to others."],
-    ["checking", "Checking", "What came of the move is measured."],
-    ["giving-back", "Giving back", "The caches' memory goes back to the VMs."],
+    ["checking", "Checking", "The result of the move is being measured."],
+    ["giving-back", "Giving back", "The caches' memory is being returned to the VMs."],
 ];
 
 function daemonStrip(host) {
@@ -170,7 +170,7 @@ function terms({ total_bytes, divided_bytes, vms_direct_bytes, vms_cache_bytes, 
             "Capacity of the exclusive caches under the VMs' disks. It serves the VM whose disk it is.",
         ],
         ["store", "Page store", store_bytes, "Capacity of the page store that VMs share."],
-        ["spare", "Spare", spare_bytes, "Divided, but given to nobody."],
+        ["spare", "Spare", spare_bytes, "Allocatable, but not allocated."],
         [
             "outside",
             "Not divided",
@@ -191,13 +191,13 @@ function memoryPanel({ memory }) {
             "could",
             "Could be taken",
             memory.reclaimable_bytes,
-            "Part of the VMs' memory: what could be taken from them now with every promise kept.",
+            "Part of the VMs' memory: can be reclaimed from them now, within all limits.",
         ],
         [
             "available",
             "Available",
             memory.available_bytes,
-            "What the kernel could give without swapping (MemAvailable). It overlaps the terms above: memory given to a VM that it never touched is still available.",
+            "Memory that the kernel can provide without swapping (MemAvailable). It overlaps the terms above: memory given to a VM but never accessed is still available.",
         ],
     ];
     const pointed = [...all, ...extra].find(([name]) => name === pointedTerm);
@@ -247,7 +247,7 @@ function memoryPanel({ memory }) {
                 h(
                     "p",
                     { class: "over" },
-                    `${bytes(memory.divided_bytes - memory.total_bytes)} more is divided than there is`,
+                    `${bytes(memory.divided_bytes - memory.total_bytes)} more is allocated than exists`,
                 ),
         ),
         h(
@@ -290,7 +290,7 @@ function memoryPanel({ memory }) {
         h(
             "p",
             { class: "definition" },
-            pointed ? [h("b", {}, `${pointed[1]}: `), pointed[3]] : "Point at a term to read what it counts.",
+            pointed ? [h("b", {}, `${pointed[1]}: `), pointed[3]] : "Point at a term to read its definition.",
         ),
     );
 }
@@ -364,7 +364,7 @@ function vmsPanel({ vms }) {
                     { class: "key", "aria-label": "Marks on the bars" },
                     h("li", {}, h("i", { class: "swatch direct" }), "own"),
                     h("li", {}, h("i", { class: "swatch cache" }), "cache"),
-                    h("li", {}, h("i", { class: "tick promise" }), "promise: least size"),
+                    h("li", {}, h("i", { class: "tick promise" }), "limit: smallest size"),
                     h("li", {}, h("i", { class: "tick target" }), "target"),
                     h("li", {}, h("i", { class: "tick baseline" }), "baseline"),
                 ),
@@ -377,7 +377,7 @@ function vmsPanel({ vms }) {
                   h(
                       "p",
                       {},
-                      "plimsolld looks for QEMU processes",
+                      "plimsolld searches for QEMU processes",
                       " (and libvirt's VMs where that is configured) each turn. Start one with ",
                       h("code", {}, "plimsoll run -- qemu-system-x86_64 …"),
                       ", or see with ",
@@ -398,15 +398,15 @@ function vmsPanel({ vms }) {
                             { role: "row", class: "vm-row heads" },
                             column("name", SORTS.name[0]),
                             column("standing", SORTS.standing[0]),
-                            column("size", SORTS.size[0], "Memory of its own and its cache under the disk"),
-                            column(null, "Working set", "What it uses, by its curve"),
+                            column("size", SORTS.size[0], "Guest memory plus the cache under its disk"),
+                            column(null, "Working set", "Working set, by its curve"),
                             column(
                                 "misses",
                                 "Misses",
-                                "Predicted misses at its size over those at its baseline, with the band of the curve; the tick is its bound",
+                                "Predicted misses at its size relative to the baseline, with the curve's confidence band; the tick is its limit",
                             ),
                             column(null, "Last hour", "Size (area) and working set (line)"),
-                            column("give", SORTS.give[0], "What it could give with its promise kept"),
+                            column("give", SORTS.give[0], "Memory that it could give within its limit"),
                         ),
                     ),
                     h("div", { role: "rowgroup" }, shown.map(vmRow)),
@@ -451,7 +451,7 @@ function vmRow(vm) {
                 accelerator(vm.accelerator),
                 vm.libvirt && h("span", { class: "tag plain" }, "libvirt"),
                 !vm.settings.managed &&
-                    h("span", { class: "tag plain", title: "The daemon may not move it" }, "unmanaged"),
+                    h("span", { class: "tag plain", title: "The daemon may not resize it" }, "unmanaged"),
             ),
         ),
         cell("standing", badge(vm.standing), h("small", { class: "why", title: vm.why }, vm.why)),
@@ -475,7 +475,7 @@ function vmRow(vm) {
                 {
                     class: "relative",
                     title: vm.relative
-                        ? `${times(vm.relative.low)} to ${times(vm.relative.high)}; promised at most ${times(1 + vm.settings.max_loss)}`
+                        ? `${times(vm.relative.low)} to ${times(vm.relative.high)}; limit ${times(1 + vm.settings.max_loss)}`
                         : "Not known yet",
                 },
                 times(vm.relative?.expected),
@@ -497,7 +497,7 @@ function sizeBar(vm) {
     const text = [
         `Size ${bytes(vm.size_bytes)}`,
         `own ${bytes(vm.direct_bytes)}, cache ${bytes(vm.cache_bytes)}`,
-        `promise at least ${bytes(vm.promise_bytes)}`,
+        `limit at least ${bytes(vm.promise_bytes)}`,
         `baseline ${bytes(settings.baseline_bytes)}`,
         `target ${bytes(vm.target_bytes)}`,
         `at most ${bytes(settings.max_bytes)}`,
@@ -619,7 +619,7 @@ function losePanel({ memory, vms }) {
             "div",
             { class: "panel-head" },
             h("h2", { id: "lose-title" }, "If the host lost memory"),
-            h("p", { class: "sum" }, "The allocator is asked anew; nothing is moved."),
+            h("p", { class: "sum" }, "The allocation is recomputed; nothing is moved."),
         ),
         h(
             "div",
@@ -659,7 +659,7 @@ const REASONS = {
     unknown: "curve not known, keeps what it has",
     gains: "gains most by more",
     gives: "others gain more than it loses",
-    "gives-to-its-bound": "gives as far as its promise allows",
+    "gives-to-its-bound": "gives as much as its limit allows",
     limits: "below its floor or above its ceiling",
     "host-short": "the host has less than all have now",
 };
@@ -670,7 +670,7 @@ function division() {
         return h(
             "p",
             { class: "hint" },
-            "Move the slider to see how the VMs would be divided, and from where on their promises cannot be kept.",
+            "Move the slider to see the allocation with less memory, and the point from which limits cannot be kept.",
         );
     const refusal = lose.error ?? lose.answer?.refusal;
     if (refusal) {
@@ -678,7 +678,7 @@ function division() {
             "div",
             { class: "refusal", id: "refusal" },
             shape("violating"),
-            h("div", {}, h("b", {}, lose.error ? "No answer" : "Not with every promise kept"), h("p", {}, refusal)),
+            h("div", {}, h("b", {}, lose.error ? "No answer" : "Not within all limits"), h("p", {}, refusal)),
         );
     }
     const plan = lose.answer?.plan;
@@ -699,8 +699,8 @@ function planTable(plan, lost) {
             h(
                 "span",
                 {},
-                h("b", {}, `${bytes(lost)} less: every promise can be kept. `),
-                `Misses over those at the baseline, geometric mean of all: ${times(plan.geometric_mean_now)} now, `,
+                h("b", {}, `${bytes(lost)} less: all limits can be kept. `),
+                `Misses relative to the baseline, geometric mean of all: ${times(plan.geometric_mean_now)} now, `,
                 h("b", { id: "mean-then" }, times(plan.geometric_mean)),
                 " then. ",
                 h("span", {}, `${bytes(plan.spare_bytes)} would be spare.`),

@@ -141,7 +141,7 @@ function banners() {
             h(
                 "p",
                 { class: "banner bad", id: "still" },
-                h("b", { role: "alert" }, "The turn loop stands still. "),
+                h("b", { role: "alert" }, "The control loop has stopped. "),
                 `Its last turn ended ${duration(still)} ago.`,
             ),
         host?.paused &&
@@ -149,7 +149,7 @@ function banners() {
                 "p",
                 { class: "banner warn", id: "paused" },
                 h("b", {}, "Paused. "),
-                "VMs are traced, but nothing is moved until somebody resumes.",
+                "VMs are traced, but nothing is moved until an operator resumes.",
             ),
         h(
             "div",
@@ -190,7 +190,7 @@ function waiting() {
             "form",
             { class: "empty", onsubmit: unlock },
             h("h1", {}, "A token, please"),
-            h("p", {}, "This daemon shows itself only to those who have its token. It is kept for this tab alone."),
+            h("p", {}, "This daemon requires its token. The token is kept for this tab only."),
             h(
                 "label",
                 {},

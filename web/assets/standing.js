@@ -3,9 +3,9 @@
 import { h, s } from "./dom.js";
 
 const STANDINGS = {
-    violating: { word: "violating", more: "Misses more than it was promised" },
-    tight: { word: "tight", more: "Within its promise, can give nothing" },
-    safe: { word: "safe", more: "Within its promise, could give memory" },
+    violating: { word: "violating", more: "Misses more than its limit allows" },
+    tight: { word: "tight", more: "Within its limit, can give nothing" },
+    safe: { word: "safe", more: "Within its limit, could give memory" },
     unknown: { word: "unknown", more: "No curve yet" },
 };
 
@@ -63,7 +63,7 @@ export const accelerator = (name) =>
     name === "tcg"
         ? h(
               "span",
-              { class: "tag", title: "Runs under TCG: its CPU is emulated, and its speed says nothing of hardware" },
+              { class: "tag", title: "Runs under TCG: its CPU is emulated, and its speed does not carry over to hardware" },
               "emulated",
           )
         : name

@@ -75,7 +75,7 @@ async function keepHost() {
         try {
             const host = await api.get("/v1/host");
             if (host.schema !== 1)
-                throw new api.Refused(200, "schema", `the daemon speaks schema ${host.schema}, this page 1: reload it`);
+                throw new api.Refused(200, "schema", `the daemon uses schema ${host.schema}, this page 1: reload it`);
             if (host.turn !== app.host?.turn) app.turnAt = performance.now();
             Object.assign(app, { host, hostAt: performance.now(), lost: null, locked: false });
             failures = 0;
@@ -315,7 +315,7 @@ async function act(question, done) {
     } catch (error) {
         bad = true;
         app.notice = {
-            text: `${error instanceof api.Refused ? "Refused" : "Whether that was done is not known"}: ${reason(error)}`,
+            text: `${error instanceof api.Refused ? "Refused" : "Whether that was done is unknown"}: ${reason(error)}`,
             bad,
         };
     }
@@ -338,8 +338,8 @@ export const apply = (decision) =>
 export const rollback = (decision) =>
     act(
         () => api.post("/v1/rollback", { decision }),
-        (taken) => `Decision ${decision} is being taken back by decision ${taken?.id ?? "?"}.`,
+        (taken) => `Decision ${decision} is being rolled back by decision ${taken?.id ?? "?"}.`,
     );
 
 export const setVm = (vm, changes) =>
-    act(() => api.patch(api.vmPath(vm), changes), `The promises to ${vm} are changed.`);
+    act(() => api.patch(api.vmPath(vm), changes), `The limits of ${vm} are changed.`);

@@ -69,7 +69,7 @@ function facts(vm, now) {
 export function trustList(vm, now) {
     const fact = facts(vm, now);
     const rows = [
-        ["overhead", "Overhead", "CPU time that its tracer takes from it"],
+        ["overhead", "Overhead", "Share of its CPU time taken by its tracer"],
         ["lost", "References lost", "that may be missing from the curve"],
         ["lostLines", "Reports lost", "lines of its tracer that could not be read"],
         ["restarts", "Tracer restarts", ""],
@@ -78,7 +78,7 @@ export function trustList(vm, now) {
         ["references", "References behind it", ""],
         ["source", "Where it comes from", ""],
         ["sampling", "Sampling", ""],
-        ["statistics", "Age of the guest's statistics", "what the guest says of itself is a hint, never a fact"],
+        ["statistics", "Age of the guest's statistics", "reported by the guest, and not verified"],
         ["balloon", "Balloon", ""],
         ["cache", "Cache under its disk", ""],
     ];
@@ -119,7 +119,7 @@ export function trustView() {
             "div",
             { class: "view-head" },
             h("h1", {}, "Trust"),
-            h("p", {}, "What the numbers cost, what may be missing from them, and how old they are."),
+            h("p", {}, "Cost of the data, possible losses, and age."),
         ),
         h(
             "dl",
@@ -155,7 +155,7 @@ export function trustView() {
             { class: "panel", "aria-labelledby": "trust-vms" },
             h("div", { class: "panel-head" }, h("h2", { id: "trust-vms" }, "Each VM")),
             host.vms.length === 0
-                ? h("div", { class: "empty small" }, h("p", {}, "No VMs, so nothing to trust yet."))
+                ? h("div", { class: "empty small" }, h("p", {}, "No VMs, so no data yet."))
                 : h(
                       "div",
                       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of all VMs" },

@@ -99,14 +99,14 @@ function numbers(vm) {
             size(vm.target_bytes),
             vm.target_bytes === null ? "none decided" : vm.target_bytes === vm.size_bytes ? "reached" : "on its way",
         ),
-        term("n-give", "Could give", size(vm.reclaimable_bytes), "with its promise kept"),
+        term("n-give", "Could give", size(vm.reclaimable_bytes), "within its limit"),
     );
 }
 
 const CURVE = { height: 340, left: 58, right: 18, bottom: 40 };
 const MARKS = [
     ["baseline", "baseline", (vm) => vm.settings.baseline_bytes],
-    ["promise", "promise", (vm) => vm.promise_bytes],
+    ["promise", "limit", (vm) => vm.promise_bytes],
     ["now", "now", (vm) => vm.size_bytes],
     ["target", "target", (vm) => (vm.target_bytes === vm.size_bytes ? null : vm.target_bytes)],
 ];
@@ -174,8 +174,8 @@ function noCurve(vm, { trace, cache }) {
             : trace
               ? `It is being traced (${trace.state}, ${count(trace.periods)} periods so far); a curve needs references from its whole window first.`
               : cache
-                ? "The cache under its disk has seen too few reads yet."
-                : "It is not traced: tracing is switched off, or its process cannot be attached to. `plimsoll doctor` says what is missing.";
+                ? "The cache under its disk has had too few reads yet."
+                : "It is not traced: tracing is switched off, or its process cannot be attached to. `plimsoll doctor` shows what is missing.";
     return h("div", { class: "empty small" }, h("p", {}, h("b", {}, vm.view ? "No curve yet." : "")), h("p", {}, why));
 }
 
@@ -266,8 +266,8 @@ function curveChart(vm, summary, curve) {
                     "text",
                     { x: left + 8, y: y(bound) - 6 },
                     width > 600
-                        ? `promised: at most ${times(1 + settings.max_loss)} of the baseline's`
-                        : `promise: ≤ ${times(1 + settings.max_loss)}`,
+                        ? `limit: ${times(1 + settings.max_loss)} of the baseline's`
+                        : `limit: ≤ ${times(1 + settings.max_loss)}`,
                 ),
             ),
         s("path", {
@@ -388,7 +388,7 @@ function handleReadout(vm, summary, curve) {
             h(
                 "span",
                 {},
-                "Drag the handle, or move it with the arrow keys, to try another size. Nothing is changed by it.",
+                "Drag the handle, or move it with the arrow keys, to try another size. This changes nothing.",
             ),
         );
     const { whatif, whatifError } = vm;
@@ -549,7 +549,7 @@ function timeChart(vm, samples) {
             role: "application",
             "aria-roledescription": "chart",
             tabindex: 0,
-            "aria-label": `Size, working set and target over ${vm.range}. Last: size ${bytes(last.direct_bytes + last.cache_bytes)}, working set ${bytes(last.working_set_bytes)}. Arrow keys go through the samples`,
+            "aria-label": `Size, working set and target over ${vm.range}. Last: size ${bytes(last.direct_bytes + last.cache_bytes)}, working set ${bytes(last.working_set_bytes)}. Arrow keys step through the samples`,
             onpointermove: nearest,
             onpointerleave: () => {
                 vm.point = null;
@@ -604,7 +604,7 @@ function timeReadout(vm, samples) {
                       sample.misses_per_second === null ? "" : `, ${count(sample.misses_per_second)} disk misses/s`,
                       sample.lost ? `, ${count(sample.lost)} references lost` : "",
                   ]
-                : "Point at a moment to read it.",
+                : "Point at a time to read its values.",
         ),
     );
 }
@@ -645,7 +645,7 @@ function promisePanel({ vm, settings, ram_bytes }) {
     return h(
         "section",
         { class: "panel", "aria-labelledby": "promise-title" },
-        h("div", { class: "panel-head" }, h("h2", { id: "promise-title" }, "What it is promised")),
+        h("div", { class: "panel-head" }, h("h2", { id: "promise-title" }, "Limits")),
         h(
             "form",
             { class: "promise", onsubmit: submit },
@@ -682,8 +682,8 @@ function promisePanel({ vm, settings, ram_bytes }) {
                         type: "button",
                         onclick: () => {
                             app.question = {
-                                title: `Forget what was set by hand for ${vm}?`,
-                                text: "Its promises go back to those of the configuration.",
+                                title: `Discard the settings made by hand for ${vm}?`,
+                                text: "Its limits return to those of the configuration.",
                                 verb: "Forget it",
                                 run: () => setVm(vm, { reset: true }),
                             };
