@@ -8,7 +8,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use plimsoll_daemon::config::{ServeSettings, TcpSettings};
-use plimsoll_daemon::http::{self, example};
+use plimsoll_daemon::http;
+
+#[allow(dead_code, reason = "shared with unit tests")]
+#[path = "../tests/common/example.rs"]
+mod example;
 
 /// Long enough for a daemon, and no secret: an example moves nothing.
 const TOKEN: &str = "example-example-example";

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::disk_admin;
 use plimsoll_protocol::vm::CurveSource;
 
 use crate::clock::unix_ms;
-use crate::host::{Feed, Seen};
+use crate::host::{Feed, FeedReport, ObservedCurve};
 
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -29,7 +28,7 @@ pub struct DiskFeed {
 
 #[derive(Debug, Default)]
 struct Read {
-    curve: Option<(CurveJson, u64)>,
+    curve: Option<ObservedCurve>,
     error: Option<String>,
 }
 
@@ -47,13 +46,17 @@ impl DiskFeed {
                 match answer {
                     // Its counts begin anew when the guest's memory changes: what was true before is not any more.
                     Ok(curve) => {
-                        read.curve = curve.map(|curve| (curve, unix_ms()));
-                        read.error = None;
+                        let curve = curve.as_ref().map(ObservedCurve::read).transpose();
+                        read.error = curve
+                            .as_ref()
+                            .err()
+                            .map(|why| format!("invalid curve: {why}"));
+                        read.curve = curve.ok().flatten();
                     }
                     Err(error) => {
                         read.error = Some(error.to_string());
-                        let stale = |(_, made): &(CurveJson, u64)| {
-                            unix_ms().saturating_sub(*made) > STALE_MS
+                        let stale = |curve: &ObservedCurve| {
+                            unix_ms().saturating_sub(curve.unix_ms) > STALE_MS
                         };
                         if read.curve.as_ref().is_some_and(stale) {
                             read.curve = None;
@@ -83,12 +86,12 @@ impl Feed for DiskFeed {
         CurveSource::Disk
     }
 
-    fn seen(&mut self) -> Seen {
+    fn seen(&mut self) -> FeedReport {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        Seen {
+        FeedReport {
             curve: read.curve.clone(),
             warning: read.error.clone(),
-            ..Seen::default()
+            ..FeedReport::default()
         }
     }
 

@@ -3,14 +3,16 @@
 //! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
 
 use plimsoll_actuator::{ActuatorError, Look, VmMemory};
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView, WorkingSetView};
+use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
+use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
 
+use crate::clock::unix_ms;
 use crate::config::{Config, VmRule};
 
 /// A VM that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DiscoveredVm {
     /// Its name, unique on the host.
     pub vm: String,
     /// Its process.
@@ -24,7 +26,7 @@ pub struct Found {
 }
 
 /// What a VM is moved and known by.
-pub struct Opened {
+pub struct VmHandles {
     /// What moves it.
     pub actuator: VmMemory,
     /// What tells its curve.
@@ -37,19 +39,45 @@ pub trait Feed: Send {
     fn source(&self) -> CurveSource;
 
     /// What is known now; never waits.
-    fn seen(&mut self) -> Seen;
+    fn seen(&mut self) -> FeedReport;
 
     /// What was seen until now is of another time: the VM's memory was moved.
     fn forget(&mut self) {}
 }
 
+/// A curve and its time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObservedCurve {
+    /// The curve over pages.
+    pub curve: MissRatioCurve,
+    /// Size of those pages.
+    pub page_size: PageSize,
+    /// When it was made.
+    pub unix_ms: u64,
+}
+
+impl ObservedCurve {
+    /// Reads a curve that arrived now.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not valid.
+    pub fn read(json: &CurveJson) -> Result<Self, CurveJsonError> {
+        Ok(Self {
+            curve: json.to_curve()?,
+            page_size: PageSize::new(json.page_bytes)?,
+            unix_ms: unix_ms(),
+        })
+    }
+}
+
 /// What a feed knows of a VM.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
-    /// The newest curve and when it was made.
-    pub curve: Option<(CurveJson, u64)>,
-    /// The working set.
-    pub working_set: Option<WorkingSetView>,
+pub struct FeedReport {
+    /// The newest curve.
+    pub curve: Option<ObservedCurve>,
+    /// The working set, in pages of 4 KiB.
+    pub working_set: Option<WorkingSet>,
     /// How it is traced.
     pub trace: Option<TraceView>,
     /// Rows of the heatmap since the last look.
@@ -63,10 +91,10 @@ pub struct Seen {
 /// A host.
 pub trait Host: Send {
     /// The VMs that run now, and what hindered looking.
-    fn vms(&mut self) -> (Vec<Found>, Vec<String>);
+    fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>);
 
     /// Prepares to move and to trace a VM.
-    fn open(&mut self, found: &Found, rule: &VmRule, config: &Config) -> Opened;
+    fn open(&mut self, found: &DiscoveredVm, rule: &VmRule, config: &Config) -> VmHandles;
 
     /// All RAM of the host, and what of it the kernel could give without swapping, in bytes.
     fn ram(&mut self) -> (u64, u64);

@@ -42,9 +42,9 @@ pub struct Move {
 
 /// How far a move is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progressed {
+pub enum MoveProgress {
     /// Not at its end.
-    Going,
+    InProgress,
     /// Every VM has what it is to have.
     Done,
     /// Nothing more can be moved, and some VM has not what it is to have.
@@ -52,7 +52,7 @@ pub enum Progressed {
 }
 
 /// What a move needs to know of a VM, and of all memory.
-pub struct Held<'a> {
+pub struct MovableVm<'a> {
     /// What moves it.
     pub actuator: &'a mut VmMemory,
     /// How it stood when it was last looked at; a move looks again.
@@ -88,10 +88,10 @@ impl Move {
     /// Does what can be done now; `free` is memory that nobody may have. Call it about once a second.
     pub fn advance(
         &mut self,
-        vms: &mut BTreeMap<String, Held<'_>>,
+        vms: &mut BTreeMap<String, MovableVm<'_>>,
         divided_bytes: u64,
         now: Instant,
-    ) -> Progressed {
+    ) -> MoveProgress {
         for part in &mut self.parts {
             let Some(held) = vms.get_mut(&part.vm) else {
                 part.state = StepState::Gone;
@@ -135,21 +135,21 @@ impl Move {
             )
         });
         if moving && !too_long {
-            return Progressed::Going;
+            return MoveProgress::InProgress;
         }
         if self
             .parts
             .iter()
             .all(|part| matches!(part.state, StepState::Done))
         {
-            return Progressed::Done;
+            return MoveProgress::Done;
         }
         self.stop(vms);
-        Progressed::Partly
+        MoveProgress::Partly
     }
 
     /// Tells every VM that is not there yet to stay where it is.
-    pub fn stop(&mut self, vms: &mut BTreeMap<String, Held<'_>>) {
+    pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>) {
         for part in &mut self.parts {
             if matches!(part.state, StepState::Done | StepState::Gone) {
                 continue;
@@ -258,7 +258,7 @@ impl Part {
     }
 
     /// Gives what it has too much of.
-    fn shrink(&mut self, held: &mut Held<'_>) {
+    fn shrink(&mut self, held: &mut MovableVm<'_>) {
         let direct = self.to.direct_bytes < self.told.direct_bytes;
         let cache = self.to.cache_bytes < self.told.cache_bytes;
         if direct {
@@ -280,7 +280,7 @@ impl Part {
     }
 
     /// Takes of what is free, never beyond its new size.
-    fn grow(&mut self, held: &mut Held<'_>, free_bytes: &mut u64) {
+    fn grow(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
         if held.look.direct.in_doubt
             && self.told.direct_bytes < self.to.direct_bytes
             && let Some(target) = held.look.direct.target_bytes
@@ -365,7 +365,7 @@ impl Part {
     /// Tells it to stay as it is.
     ///
     /// What it freed for its own cache, and did not get there, goes back: a VM that was to keep its size keeps it.
-    fn hold(&mut self, held: &mut Held<'_>) {
+    fn hold(&mut self, held: &mut MovableVm<'_>) {
         *held.look = held.actuator.look();
         let has = held.look.holding();
         let mut direct_bytes = has.direct_bytes;

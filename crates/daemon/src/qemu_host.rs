@@ -15,7 +15,7 @@ use plimsoll_vm::{QemuVm, qemu_pids};
 
 use crate::config::{Config, VmRule};
 use crate::disk_feed::DiskFeed;
-use crate::host::{Feed, Found, Host, Opened};
+use crate::host::{DiscoveredVm, Feed, Host, VmHandles};
 use crate::moves::chain;
 use crate::tracer::Tracer;
 
@@ -56,7 +56,7 @@ impl QemuHost {
 }
 
 impl Host for QemuHost {
-    fn vms(&mut self) -> (Vec<Found>, Vec<String>) {
+    fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
         let mut warnings = Vec::new();
         let pids = qemu_pids().unwrap_or_else(|error| {
             // Those that are known and still run have not ended by that.
@@ -95,7 +95,7 @@ impl Host for QemuHost {
         let mut taken = BTreeSet::new();
         let found = by_start.into_iter().map(|(_, vm)| {
             let first = taken.insert(vm.id.0.as_str());
-            Found {
+            DiscoveredVm {
                 vm: if first {
                     vm.id.0.clone()
                 } else {
@@ -110,7 +110,7 @@ impl Host for QemuHost {
         (found.collect(), warnings)
     }
 
-    fn open(&mut self, found: &Found, rule: &VmRule, config: &Config) -> Opened {
+    fn open(&mut self, found: &DiscoveredVm, rule: &VmRule, config: &Config) -> VmHandles {
         let vm = self.known.values().find(|vm| vm.pid == found.pid);
         let admin = rule
             .disk_admin
@@ -155,7 +155,7 @@ impl Host for QemuHost {
                 &config.trace,
             )));
         }
-        Opened { actuator, feeds }
+        VmHandles { actuator, feeds }
     }
 
     fn ram(&mut self) -> (u64, u64) {

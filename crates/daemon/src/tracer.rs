@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::TraceMethod;
-use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_flow::{TraceMethod, WorkingSet};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
-use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView, WorkingSetView};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clock::unix_ms;
 use crate::config::{TraceBackend, TraceSettings};
-use crate::host::{Feed, Seen};
+use crate::host::{Feed, FeedReport, ObservedCurve};
+use crate::vm::pages;
 
 /// Longest line of a tracer: a curve of a thousand points is a tenth of it.
 const LINE_BYTES_MAX: u64 = 4 << 20;
@@ -37,8 +37,8 @@ const END_MAX: Duration = Duration::from_secs(10);
 /// What the reading thread has seen.
 #[derive(Debug, Default)]
 struct Read {
-    curve: Option<(CurveJson, u64)>,
-    working_set: Option<WorkingSetView>,
+    curve: Option<ObservedCurve>,
+    working_set: Option<WorkingSet>,
     heat: VecDeque<HeatRow>,
     periods: u64,
     tracking_rate: f64,
@@ -217,7 +217,7 @@ impl Feed for Tracer {
         self.method().into()
     }
 
-    fn seen(&mut self) -> Seen {
+    fn seen(&mut self) -> FeedReport {
         self.tend();
         let state = match (&self.child, lock(&self.read).periods) {
             (Some(_), 0) => TraceState::Starting,
@@ -238,7 +238,7 @@ impl Feed for Tracer {
         let fresh = read
             .last_unix_ms
             .is_some_and(|at| u128::from(unix_ms().saturating_sub(at)) <= reach.as_millis());
-        Seen {
+        FeedReport {
             curve: read.curve.clone().filter(|_| fresh),
             working_set: read.working_set.filter(|_| fresh),
             trace: Some(TraceView {
@@ -312,12 +312,15 @@ impl Read {
         self.lost = self.lost.saturating_add(line.lost);
         self.last_unix_ms = Some(now);
         let set = line.working_set_pages.zip(line.working_set_bound);
-        self.working_set = set.map(|(pages, bound)| WorkingSetView {
-            bytes: pages.saturating_mul(line.page_bytes),
+        self.working_set = set.map(|(count, bound)| WorkingSet {
+            size: pages(count.saturating_mul(line.page_bytes)),
             bound,
         });
         if let Some(curve) = line.curve.flatten() {
-            self.curve = Some((curve, now));
+            match ObservedCurve::read(&curve) {
+                Ok(curve) => self.curve = Some(curve),
+                Err(error) => self.lose_line(format!("invalid curve: {error}")),
+            }
         }
         if let Some(pages) = line.heat_pages.filter(|pages| !pages.is_empty()) {
             if self.heat.len() == HEAT_ROWS_MAX {
@@ -336,6 +339,7 @@ mod tests {
     use super::*;
     use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSetBound};
     use plimsoll_protocol::SCHEMA;
+    use plimsoll_protocol::curve_json::CurveJson;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -360,7 +364,7 @@ mod tests {
         (folder, tracer)
     }
 
-    fn until(tracer: &mut Tracer, is: impl Fn(&Seen) -> bool) -> Seen {
+    fn until(tracer: &mut Tracer, is: impl Fn(&FeedReport) -> bool) -> FeedReport {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let seen = tracer.seen();
@@ -457,7 +461,7 @@ mod tests {
         assert!((trace.traps_per_second - 2.0).abs() < 1e-9);
         assert_eq!(trace.lost_lines, 3);
         // The newest curve stands until there is a newer one.
-        assert_eq!(seen.curve.unwrap().0.references, 9);
+        assert_eq!(seen.curve.unwrap().curve.references(), 9);
         assert_eq!(seen.working_set, None);
         assert_eq!(seen.heat_cell_bytes, 1 << 20);
         let warning = seen.warning.unwrap();
@@ -478,7 +482,10 @@ mod tests {
         read_lines(format!("{line}\n").as_bytes(), &read);
         let read = lock(&read);
         let set = read.working_set.unwrap();
-        assert_eq!((set.bytes, set.bound), (163_840, WorkingSetBound::AtLeast));
+        assert_eq!(
+            (set.size, set.bound),
+            (PageCount(40), WorkingSetBound::AtLeast)
+        );
         assert_eq!(
             (read.traps_per_second, read.touches_per_second),
             (0.0, 30.0)

@@ -4,15 +4,12 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, Look, Progress, VmMemory};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
-use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::request::SettingsChange;
-use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, Settings, TraceView, WorkingSetView,
-};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, Settings, TraceView};
 
 use crate::config::{VmRule, Workflow};
-use crate::host::{Feed, Found, Misses, Opened, Seen};
+use crate::host::{DiscoveredVm, Feed, FeedReport, Misses, ObservedCurve, VmHandles};
 use crate::moves::chain;
 
 /// Least memory of a VM by default, as a share of its baseline, and in bytes.
@@ -32,7 +29,7 @@ const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
 /// A curve that is known, in sizes as the host counts them.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct KnownCurve {
     /// The curve.
     pub curve: MissRatioCurve,
     /// The same in few points, as it is shown and kept.
@@ -46,7 +43,7 @@ pub struct Known {
 /// A VM.
 pub struct Vm {
     /// What runs.
-    pub found: Found,
+    pub found: DiscoveredVm,
     /// What moves it.
     pub actuator: VmMemory,
     /// How it stood when it was last looked at.
@@ -60,9 +57,9 @@ pub struct Vm {
     /// What was changed by hand.
     pub change: SettingsChange,
     /// Its curve.
-    pub known: Option<Known>,
+    pub known: Option<KnownCurve>,
     /// What it uses.
-    pub working_set: Option<WorkingSetView>,
+    pub working_set: Option<WorkingSet>,
     /// How it is traced.
     pub trace: Option<TraceView>,
     /// Where it is busy, newest last.
@@ -87,13 +84,13 @@ impl Vm {
     /// Keeps a VM that was found; `first_bytes` is what it is known to have had when it was first found, if it is known.
     #[must_use]
     pub fn new(
-        found: Found,
-        opened: Opened,
+        found: DiscoveredVm,
+        opened: VmHandles,
         rule: VmRule,
         change: SettingsChange,
         first_bytes: Option<u64>,
     ) -> Self {
-        let Opened {
+        let VmHandles {
             mut actuator,
             feeds,
         } = opened;
@@ -190,12 +187,12 @@ impl Vm {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
             self.warnings.push(silent.to_owned());
         }
-        let mut found: Vec<Known> = Vec::new();
+        let mut found: Vec<KnownCurve> = Vec::new();
         let mut new_heat = false;
         let mut new_set = None;
         for index in 0..self.feeds.len() {
             let source = self.feeds[index].source();
-            let Seen {
+            let FeedReport {
                 curve,
                 working_set,
                 trace,
@@ -204,13 +201,13 @@ impl Vm {
                 warning,
             } = self.feeds[index].seen();
             self.warnings.extend(warning);
-            if let Some((json, unix_ms)) = curve {
-                match self.in_host_sizes(&json, source) {
-                    Ok(curve) => found.push(Known {
+            if let Some(observed) = curve {
+                match self.in_host_sizes(&observed, source) {
+                    Ok(curve) => found.push(KnownCurve {
                         shown: curve.thinned(SHOWN_POINTS),
                         curve,
                         source,
-                        unix_ms,
+                        unix_ms: observed.unix_ms,
                     }),
                     Err(why) => self.warnings.push(format!("invalid curve: {why}")),
                 }
@@ -256,12 +253,12 @@ impl Vm {
 
     /// Its misses from `from` to `until`, as far as they were counted.
     #[must_use]
-    pub fn misses_between(&self, from: Instant, until: Instant) -> Option<Counted> {
+    pub fn misses_between(&self, from: Instant, until: Instant) -> Option<MissCount> {
         let within = |at: &Instant| (from..=until).contains(at);
         let mut counts = self.counts.iter().filter(|(at, _)| within(at));
         let (begin, first) = counts.next()?;
         let (end, last) = counts.next_back()?;
-        Some(Counted {
+        Some(MissCount {
             misses: last.count - first.count,
             references: last.of.zip(first.of).map(|(last, first)| last - first),
             seconds: end.duration_since(*begin).as_secs_f64(),
@@ -303,11 +300,10 @@ impl Vm {
     /// are fewer than those the guest has.
     fn in_host_sizes(
         &self,
-        json: &CurveJson,
+        observed: &ObservedCurve,
         source: CurveSource,
     ) -> Result<MissRatioCurve, String> {
-        let page = json.page_bytes;
-        let host_page = PageSize::FOUR_KIB.bytes();
+        let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
         if page != host_page {
             return Err(format!("its pages have {page} bytes, not {host_page}"));
         }
@@ -317,57 +313,18 @@ impl Vm {
             }
             _ => 0,
         };
-        let points = json.points.iter().map(|point| CurvePoint {
-            size: PageCount(point.size_pages.saturating_add(behind)),
-            miss_ratio: point.miss_ratio,
-            low: point.low,
-            high: point.high,
+        let curve = &observed.curve;
+        let points = curve.points().iter().map(|point| CurvePoint {
+            size: PageCount(point.size.0.saturating_add(behind)),
+            ..*point
         });
-        MissRatioCurve::new(points.collect(), json.references).map_err(|error| error.to_string())
-    }
-
-    /// Its balloon, as it is shown.
-    #[must_use]
-    pub fn balloon(&self) -> Option<BalloonView> {
-        let part = &self.look.direct;
-        let state = match part.progress {
-            Progress::Absent(Absence::NoDevice) => return None,
-            Progress::Absent(_) => BalloonState::Absent,
-            Progress::Untold => BalloonState::Idle,
-            Progress::Reached => BalloonState::Reached,
-            Progress::Following { .. } => BalloonState::Following,
-            Progress::Late { .. } => BalloonState::Late,
-            Progress::Stuck { .. } => BalloonState::Stuck,
-            _ => BalloonState::Unknown,
-        };
-        let guest = self.look.guest.as_ref();
-        Some(BalloonView {
-            actual_bytes: part.actual_bytes,
-            target_bytes: part.target_bytes,
-            state,
-            guest_available_bytes: guest.and_then(|guest| guest.available_bytes),
-            statistics_age_ms: guest.map(|guest| guest.age_s.saturating_mul(1000)),
-        })
-    }
-
-    /// Its cache, as it is shown.
-    #[must_use]
-    pub fn cache(&self) -> Option<CacheView> {
-        let cache = self.look.cache.as_ref()?;
-        let disk = self.look.disk.clone().unwrap_or_default();
-        Some(CacheView {
-            capacity_bytes: cache.actual_bytes,
-            used_bytes: disk.cached_pages.saturating_mul(PageSize::FOUR_KIB.bytes()),
-            read_blocks: disk.read_blocks,
-            hits: disk.hits,
-            disabled: disk.disabled,
-        })
+        MissRatioCurve::new(points.collect(), curve.references()).map_err(|error| error.to_string())
     }
 }
 
 /// Misses within a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Counted {
+pub struct MissCount {
     /// Misses.
     pub misses: u64,
     /// References that could have missed, if they are counted.

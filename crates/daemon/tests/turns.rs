@@ -7,14 +7,19 @@ use std::time::{Duration, Instant};
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::history::History;
 use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
-use plimsoll_daemon::simulated::{Follows, SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::{TICK, Turns};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSetBound};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
 use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, StepState, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::{Standing, WorkingSetView};
+use plimsoll_protocol::vm::Standing;
 use tokio::sync::oneshot;
+
+#[allow(dead_code, reason = "shared with the benchmarks")]
+#[path = "common/simulated.rs"]
+mod simulated;
+
+use simulated::{Follows, SimulatedHost, SimulatedVm};
 
 const MIB: u64 = 1 << 20;
 
@@ -577,8 +582,8 @@ fn self_ballooning(mib: u64, bound: WorkingSetBound, claimed: Option<MissRatioCu
     let rig = Rig::new(config);
     rig.add(100, "web", web());
     rig.host.change("web", |vm| {
-        vm.working_set = Some(WorkingSetView {
-            bytes: mib * MIB,
+        vm.working_set = Some(WorkingSet {
+            size: PageCount(mib * 256),
             bound,
         });
         vm.claimed = claimed;
@@ -624,8 +629,8 @@ fn a_lower_bound_of_a_working_set_takes_nothing_from_a_self_ballooning_vm() {
             ("search", 600, WorkingSetBound::Estimate),
         ] {
             rig.host.change(name, |vm| {
-                vm.working_set = Some(WorkingSetView {
-                    bytes: mib * MIB,
+                vm.working_set = Some(WorkingSet {
+                    size: PageCount(mib * 256),
                     bound,
                 });
             });

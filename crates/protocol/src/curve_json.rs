@@ -7,7 +7,7 @@
 //!
 //! Points rise in size; between two of them the curve holds the left one's ratio.
 
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -44,6 +44,24 @@ pub struct PointJson {
     pub high: f64,
 }
 
+/// Why a curve in JSON is not valid.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CurveJsonError {
+    /// A curve of another version.
+    #[error("the curve has schema {found}; only schema {SCHEMA} is supported")]
+    Schema {
+        /// Its version.
+        found: u32,
+    },
+    /// An invalid page size.
+    #[error(transparent)]
+    PageSize(#[from] PageSizeError),
+    /// Invalid points, which are counted from 0.
+    #[error(transparent)]
+    Curve(#[from] CurveError),
+}
+
 impl CurveJson {
     /// Describes the curve of the VM called `vm`, which had `baseline` memory if that is known.
     #[must_use]
@@ -61,6 +79,25 @@ impl CurveJson {
             baseline_pages: baseline.map(|pages| pages.0),
             points: curve.points().iter().map(PointJson::from).collect(),
         }
+    }
+
+    /// Reads the curve, whose sizes are pages of [`page_bytes`](Self::page_bytes).
+    ///
+    /// # Errors
+    ///
+    /// [`CurveJsonError`] for another schema, an invalid page size or invalid points.
+    pub fn to_curve(&self) -> Result<MissRatioCurve, CurveJsonError> {
+        if self.schema != SCHEMA {
+            return Err(CurveJsonError::Schema { found: self.schema });
+        }
+        PageSize::new(self.page_bytes)?;
+        let points = self.points.iter().map(|point| CurvePoint {
+            size: PageCount(point.size_pages),
+            miss_ratio: point.miss_ratio,
+            low: point.low,
+            high: point.high,
+        });
+        Ok(MissRatioCurve::new(points.collect(), self.references)?)
     }
 }
 

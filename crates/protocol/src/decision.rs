@@ -1,10 +1,10 @@
 //! What the daemon decided, why, and what came of it.
 
+use plimsoll_policy::Relative;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::plan::{PlanInputs, PlanJson};
-use crate::vm::RelativeView;
 
 /// What the daemon may do.
 #[derive(
@@ -201,7 +201,7 @@ pub struct Check {
     /// The VM.
     pub vm: String,
     /// Misses at the new size over those at the baseline, as predicted.
-    pub predicted: Option<RelativeView>,
+    pub predicted: Option<Relative>,
     /// The same, as measured; `null` if it could not be.
     pub measured: Option<f64>,
     /// By what it was measured.

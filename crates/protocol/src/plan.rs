@@ -5,17 +5,14 @@
 
 use std::fmt;
 
-use plimsoll_flow::{
-    CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError, VmId,
-};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, PageSizeError, VmId};
 use plimsoll_policy::{Allocation, Demand, PolicyError, Relative, Rules, Target, allocate};
 pub use plimsoll_policy::{Policy, Reason, Search, Suppression};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::curve_json::{CurveJson, SCHEMA};
+use crate::curve_json::{CurveJson, CurveJsonError, SCHEMA};
 use crate::size::ByteSize;
-use crate::vm::RelativeView;
 
 /// All inputs of a policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -112,9 +109,9 @@ pub struct TargetJson {
     /// Bound on the rise of its misses over those at the baseline, as a share.
     pub max_loss: f64,
     /// Predicted misses at its present size over those at the baseline; `null` if its curve is not known.
-    pub relative_now: Option<RelativeView>,
+    pub relative_now: Option<Relative>,
     /// The same at its new size.
-    pub relative: Option<RelativeView>,
+    pub relative: Option<Relative>,
     /// Why it is given this size.
     pub reason: Reason,
 }
@@ -137,24 +134,6 @@ pub struct LeastJson {
     pub vm: String,
     /// The smallest size that keeps its minimum and its loss bound, in bytes.
     pub bytes: u64,
-}
-
-/// Why a curve in JSON is not valid.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CurveJsonError {
-    /// A curve of another version.
-    #[error("the curve has schema {found}; only schema {SCHEMA} is supported")]
-    Schema {
-        /// Its version.
-        found: u32,
-    },
-    /// An invalid page size.
-    #[error(transparent)]
-    PageSize(#[from] PageSizeError),
-    /// Invalid points, which are counted from 0.
-    #[error(transparent)]
-    Curve(#[from] CurveError),
 }
 
 /// Why there is no plan. Nothing was decided.
@@ -224,25 +203,6 @@ impl fmt::Display for Shortfall {
             others => write!(f, " and what {others} others need"),
         }
     }
-}
-
-/// Reads a curve.
-///
-/// # Errors
-///
-/// What makes it none, with the point.
-pub fn read_curve(json: &CurveJson) -> Result<MissRatioCurve, CurveJsonError> {
-    if json.schema != SCHEMA {
-        return Err(CurveJsonError::Schema { found: json.schema });
-    }
-    PageSize::new(json.page_bytes)?;
-    let points = json.points.iter().map(|point| CurvePoint {
-        size: PageCount(point.size_pages),
-        miss_ratio: point.miss_ratio,
-        low: point.low,
-        high: point.high,
-    });
-    Ok(MissRatioCurve::new(points.collect(), json.references)?)
 }
 
 impl PlanInputs {
@@ -342,7 +302,7 @@ impl DemandJson {
         let Some(json) = &self.curve else {
             return Ok(None);
         };
-        let curve = read_curve(json).map_err(|error| PlanError::Curve {
+        let curve = json.to_curve().map_err(|error| PlanError::Curve {
             vm: self.vm.clone(),
             error,
         })?;
@@ -418,19 +378,9 @@ impl TargetJson {
             current_bytes: demand.current.to_bytes(page_size),
             target_bytes: target.size.to_bytes(page_size),
             max_loss: demand.max_loss,
-            relative_now: target.relative_now.map(Into::into),
-            relative: target.relative.map(Into::into),
+            relative_now: target.relative_now,
+            relative: target.relative,
             reason: target.reason,
-        }
-    }
-}
-
-impl From<Relative> for RelativeView {
-    fn from(relative: Relative) -> Self {
-        Self {
-            expected: relative.expected,
-            low: relative.low,
-            high: relative.high,
         }
     }
 }
@@ -438,6 +388,7 @@ impl From<Relative> for RelativeView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::CurvePoint;
     use proptest::prelude::*;
 
     const PAGE: PageSize = PageSize::FOUR_KIB;
@@ -554,11 +505,14 @@ mod tests {
     fn inputs_that_are_none_are_refused_with_their_place() {
         type Spoil = fn(&mut PlanInputs);
         let cases: [(Spoil, &str); 7] = [
-            (|inputs| inputs.schema = 2, "inputs of schema 2: schema 1"),
+            (
+                |inputs| inputs.schema = 2,
+                "the inputs have schema 2; only schema 1",
+            ),
             (|inputs| inputs.page_bytes = 0, "a page cannot have 0 bytes"),
             (
                 |inputs| inputs.demands[1].curve.as_mut().unwrap().schema = 7,
-                "VM busy: a curve of schema 7",
+                "VM busy: the curve has schema 7",
             ),
             (
                 |inputs| inputs.demands[1].curve.as_mut().unwrap().page_bytes = 8192,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::plan::PlanJson;
-use crate::vm::{RelativeView, Standing};
+use crate::vm::{Relative, Standing};
 
 /// Body of `POST /v1/apply` and `POST /v1/rollback`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -55,9 +55,9 @@ pub struct VmWhatIf {
     /// What it would have.
     pub size_then_bytes: u64,
     /// Misses over those at the baseline now.
-    pub relative: Option<RelativeView>,
+    pub relative: Option<Relative>,
     /// And then.
-    pub relative_then: Option<RelativeView>,
+    pub relative_then: Option<Relative>,
     /// How it would stand.
     pub standing_then: Standing,
     /// In a sentence.

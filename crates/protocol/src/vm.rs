@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use plimsoll_flow::{TraceMethod, WorkingSetBound};
+pub use plimsoll_policy::Relative;
 
 use crate::curve_json::CurveJson;
 use crate::decision::{Mode, Phase};
@@ -115,7 +116,7 @@ pub struct VmSummary {
     /// What it uses, by its curve.
     pub working_set: Option<WorkingSetView>,
     /// Predicted misses at its present size over those at its baseline.
-    pub relative: Option<RelativeView>,
+    pub relative: Option<Relative>,
     /// What it could give with its promise kept.
     pub reclaimable_bytes: Option<u64>,
     /// Least size at which its promise is kept.
@@ -193,17 +194,6 @@ pub struct WorkingSetView {
     pub bytes: u64,
     /// Whether that is an estimate or only a bound.
     pub bound: WorkingSetBound,
-}
-
-/// Misses at a size over those at the baseline.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct RelativeView {
-    /// What is expected.
-    pub expected: f64,
-    /// Lower edge of the band.
-    pub low: f64,
-    /// Upper edge: what promises are kept by.
-    pub high: f64,
 }
 
 /// Whether a tracer runs.

@@ -8,12 +8,17 @@ use std::time::{Duration, Instant};
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::{Shared, Snapshot};
-use plimsoll_daemon::simulated::{SimulatedHost, SimulatedVm};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use plimsoll_protocol::decision::Mode;
 
 use crate::measure::{Clock, Watch, at_most, median};
+
+#[allow(dead_code, reason = "shared with the daemon's tests")]
+#[path = "../../../crates/daemon/tests/common/simulated.rs"]
+mod simulated;
+
+use simulated::{SimulatedHost, SimulatedVm};
 
 const VMS: u32 = 256;
 const TURNS: u32 = 20;

@@ -4,7 +4,7 @@ use anyhow::Context;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Rules;
 use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::vm::RelativeView;
+use plimsoll_protocol::vm::Relative;
 
 use plimsoll_output::printable;
 
@@ -24,15 +24,14 @@ impl Curve {
     ///
     /// What is wrong with it.
     pub fn new(json: &CurveJson) -> anyhow::Result<Self> {
-        let points = json.points.iter().map(|point| CurvePoint {
-            size: PageCount(point.size_pages),
-            miss_ratio: point.miss_ratio,
-            low: point.low,
-            high: point.high,
-        });
-        let wrong = || format!("the daemon's curve of VM {} is none", printable(&json.vm));
+        let wrong = || {
+            format!(
+                "the daemon sent an invalid curve of VM {}",
+                printable(&json.vm)
+            )
+        };
         Ok(Self {
-            misses: MissRatioCurve::new(points.collect(), json.references).with_context(wrong)?,
+            misses: json.to_curve().with_context(wrong)?,
             page_size: PageSize::new(json.page_bytes).with_context(wrong)?,
         })
     }
@@ -44,12 +43,12 @@ impl Curve {
 
     /// Misses at a size over those expected at the baseline, as policies count them: what is below
     /// [`Rules::MISS_RATIO_MIN`] counts as that.
-    pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> RelativeView {
+    pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Relative {
         let least = Rules::MISS_RATIO_MIN;
         let baseline = self.at(baseline_bytes).miss_ratio.max(least);
         let at = self.at(bytes);
         let over_baseline = |ratio: f64| ratio.max(least) / baseline;
-        RelativeView {
+        Relative {
             expected: over_baseline(at.miss_ratio),
             low: over_baseline(at.low),
             high: over_baseline(at.high),

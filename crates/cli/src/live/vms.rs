@@ -163,7 +163,7 @@ fn lines(host: &HostView) -> String {
     let known = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     for vm in &host.vms {
         let set = vm.working_set.as_ref();
-        let relative = |of: fn(&plimsoll_protocol::vm::RelativeView) -> f64| {
+        let relative = |of: fn(&plimsoll_protocol::vm::Relative) -> f64| {
             vm.relative
                 .as_ref()
                 .map(|at| of(at).to_string())

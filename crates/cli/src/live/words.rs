@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use plimsoll_protocol::vm::{RelativeView, VmSummary, WorkingSetView};
+use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ pub fn working_set(set: Option<&WorkingSetView>) -> String {
 }
 
 /// Misses over those at the baseline, with their band.
-pub fn relative(relative: Option<&RelativeView>) -> String {
+pub fn relative(relative: Option<&Relative>) -> String {
     relative.map_or_else(
         || UNKNOWN.to_owned(),
         |at| {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use plimsoll_flow::PageSize;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson, SCHEMA};
-use plimsoll_protocol::plan::{PlanInputs, read_curve};
+use plimsoll_protocol::plan::PlanInputs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -110,7 +110,7 @@ fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
         (None, None) if document.is_final => return Ok(None),
         (None, None) => bail!("no curve: neither 'points' nor 'curve' is there"),
     };
-    read_curve(&curve)?;
+    curve.to_curve()?;
     Ok(Some(curve))
 }
 

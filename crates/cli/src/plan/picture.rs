@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use plimsoll_flow::{MissRatioCurve, PageSize};
 use plimsoll_policy::{Demand, Rules};
 use plimsoll_protocol::plan::{PlanJson, TargetJson};
-use plimsoll_protocol::vm::RelativeView;
+use plimsoll_protocol::vm::Relative;
 
 use super::report::{change, counted, method, size, times};
 use plimsoll_plot::{Axis, Chart, Escaped, Look, Marker, Point, Series, Unit};
@@ -157,7 +157,7 @@ impl Panel<'_> {
             ),
             self.relative(rules, page_size, until),
         ];
-        let dot = |name: &str, bytes: u64, relative: Option<RelativeView>| {
+        let dot = |name: &str, bytes: u64, relative: Option<Relative>| {
             let point = relative.map(|relative| (bytes as f64, relative.expected.min(top)));
             Series::new(name, Look::Dots, point)
         };

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
-use plimsoll_protocol::vm::RelativeView;
+use plimsoll_protocol::vm::Relative;
 
 use crate::size::ByteSize;
 use plimsoll_output::{Columns, Side, csv as csv_line, printable, short_percent as percent};
@@ -70,8 +70,7 @@ pub(super) fn method(plan: &PlanJson) -> String {
 }
 
 fn row(target: &TargetJson) -> [String; HEADS.len()] {
-    let expected =
-        |relative: Option<RelativeView>| relative.map(|relative| times(relative.expected));
+    let expected = |relative: Option<Relative>| relative.map(|relative| times(relative.expected));
     let band = target
         .relative
         .filter(|relative| relative.low < relative.high);
@@ -126,7 +125,7 @@ pub(super) fn csv(plan: &PlanJson) -> String {
         "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason\n",
     );
     for target in &plan.targets {
-        let number = |relative: Option<RelativeView>, of: fn(RelativeView) -> f64| {
+        let number = |relative: Option<Relative>, of: fn(Relative) -> f64| {
             relative.map_or_else(String::new, |relative| of(relative).to_string())
         };
         let reason = serde_json::to_value(target.reason).unwrap_or_default();

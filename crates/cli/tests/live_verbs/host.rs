@@ -8,8 +8,8 @@ use plimsoll_protocol::decision::{
 };
 use plimsoll_protocol::vm::{
     BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HistoryView,
-    HostMemory, HostView, RelativeView, Sample, Settings, Standing, TraceState, TraceView,
-    VmSummary, VmView, WorkingSetView,
+    HostMemory, HostView, Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary,
+    VmView, WorkingSetView,
 };
 
 /// A name that clears the screen of who prints it raw.
@@ -64,7 +64,7 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
             bytes: 161 * MIB,
             bound: WorkingSetBound::Estimate,
         }),
-        relative: Some(RelativeView {
+        relative: Some(Relative {
             expected: 1.03,
             low: 0.98,
             high: 1.08,
@@ -252,7 +252,7 @@ pub fn decisions() -> Vec<Decision> {
     };
     let check = |vm: &str, measured: Option<f64>, verdict| Check {
         vm: vm.to_owned(),
-        predicted: Some(RelativeView {
+        predicted: Some(Relative {
             expected: 1.08,
             low: 1.02,
             high: 1.14,

@@ -12,7 +12,7 @@ use plimsoll_protocol::answer::{Done, VmsView};
 use plimsoll_protocol::decision::{Decision, DecisionsView, State, StepState};
 use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
 use plimsoll_protocol::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
-use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -240,7 +240,7 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
                 size_bytes: view.summary.size_bytes,
                 size_then_bytes: size_then,
                 relative: view.summary.relative,
-                relative_then: Some(RelativeView {
+                relative_then: Some(Relative {
                     expected: 1.2,
                     low: 1.1,
                     high: 1.24,

@@ -402,7 +402,7 @@ fn a_second_daemon_is_refused() {
     let first = opened_quietly(&path);
     let error = History::open(&path, LIMITS).unwrap_err();
     assert!(
-        error.to_string().contains("another plimsolld holds"),
+        error.to_string().contains("another plimsolld has"),
         "{error}"
     );
     assert_eq!(first.put_paused(true), Kept::Durably);

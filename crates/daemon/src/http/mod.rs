@@ -22,7 +22,9 @@
 mod access;
 mod change;
 mod events;
-pub mod example;
+#[cfg(test)]
+#[path = "../../tests/common/example.rs"]
+mod example;
 mod listen;
 mod look;
 mod metrics;

@@ -11,10 +11,10 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::ReplayView;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::Decision;
-use plimsoll_protocol::plan::{PlanInputs, read_curve};
+use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{HostWhatIf, RefusalKind, VmWhatIf};
 use plimsoll_protocol::size::ByteSize;
-use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
 use serde::Deserialize;
 use tokio::time;
 use utoipa::IntoParams;
@@ -124,23 +124,18 @@ fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> V
 }
 
 /// A VM's misses at a size over those at its baseline; `None` if its curve is none.
-fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option<RelativeView> {
-    let curve = read_curve(json).ok()?;
+fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option<Relative> {
+    let curve = json.to_curve().ok()?;
     let pages = |bytes: u64| PageCount(bytes / json.page_bytes);
     let baseline = pages(summary.settings.baseline_bytes);
     let rules = Rules::new(baseline);
-    let relative = relative(&curve, baseline, pages(size_bytes), &rules);
-    Some(RelativeView {
-        expected: relative.expected,
-        low: relative.low,
-        high: relative.high,
-    })
+    Some(relative(&curve, baseline, pages(size_bytes), &rules))
 }
 
 /// How a VM would stand at a size, and why.
 fn standing(
     summary: &VmSummary,
-    relative: Option<RelativeView>,
+    relative: Option<Relative>,
     size_bytes: u64,
 ) -> (Standing, String) {
     let settings = &summary.settings;

@@ -248,12 +248,12 @@ mod tests {
     use plimsoll_protocol::SCHEMA;
     use plimsoll_protocol::decision::{By, Mode, Verdict};
     use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search};
-    use plimsoll_protocol::vm::RelativeView;
+    use plimsoll_protocol::vm::Relative;
 
     fn division(state: State) -> Decision {
         let search = Search::Optimal;
         let relative = |expected| {
-            Some(RelativeView {
+            Some(Relative {
                 expected,
                 low: expected,
                 high: expected,

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::vm::{RelativeView, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
@@ -50,7 +50,7 @@ struct Rightsize {
     /// What it needs more than it has; 0 if it has enough.
     lacks_bytes: Option<u64>,
     /// Misses at that size over those at the baseline.
-    relative_then: Option<RelativeView>,
+    relative_then: Option<Relative>,
     /// 1.0 and what may be lost.
     bound: f64,
 }
@@ -83,7 +83,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn of(vm: &VmSummary, relative_then: Option<RelativeView>) -> Rightsize {
+fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
     let right = vm.promise_bytes;
     Rightsize {
         vm: vm.vm.clone(),
@@ -148,7 +148,7 @@ fn lines(report: &Rightsizes) -> String {
     ]);
     let bytes = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     for vm in &report.vms {
-        let then = |of: fn(&RelativeView) -> f64| {
+        let then = |of: fn(&Relative) -> f64| {
             vm.relative_then
                 .as_ref()
                 .map(|at| of(at).to_string())

@@ -1,9 +1,14 @@
 //! The check after a move: measured misses compared with predicted ones and with each VM's limit.
 
-use plimsoll_protocol::decision::{Check, Verdict};
-use plimsoll_protocol::vm::RelativeView;
+use std::time::Instant;
 
-use crate::vm::Counted;
+use plimsoll_protocol::decision::{By, Check, Mode, Phase, State, Step, StepState, Verdict};
+use plimsoll_protocol::vm::Relative;
+
+use super::{BACK_OFF_MAX, TICK, Turns};
+use crate::config::Workflow;
+use crate::host::Host;
+use crate::vm::MissCount;
 
 /// References, or misses where references are not counted, below which nothing is said.
 const COUNT_MIN: u64 = 50;
@@ -16,7 +21,7 @@ pub struct Promise {
     /// The VM.
     pub vm: String,
     /// Misses at its new size over those at the baseline.
-    pub predicted: Option<RelativeView>,
+    pub predicted: Option<Relative>,
     /// The same at its size before.
     pub before: Option<f64>,
     /// Predicted share of references that miss at the baseline; not below the rules' least.
@@ -38,8 +43,8 @@ pub struct Promise {
 #[must_use]
 pub fn judge(
     promise: &Promise,
-    before: Option<Counted>,
-    after: Option<Counted>,
+    before: Option<MissCount>,
+    after: Option<MissCount>,
     tolerance: f64,
 ) -> Check {
     let bound = 1.0 + promise.max_loss;
@@ -113,6 +118,103 @@ pub fn judge(
     }
 }
 
+impl<H: Host> Turns<H> {
+    /// Judges a division by what was measured since.
+    pub(super) fn check(&mut self, since: Instant, now: Instant) {
+        let Some(mut active) = self.active.take() else {
+            return;
+        };
+        // At least two counts: they come with the turns.
+        let length = now
+            .duration_since(since)
+            .max(self.config.turn_interval * 2 + TICK);
+        let before = active.began.checked_sub(length).unwrap_or(active.began);
+        let checks: Vec<Check> = active
+            .promises
+            .iter()
+            .filter_map(|promise| {
+                let vm = self.vms.get(&promise.vm)?;
+                Some(judge(
+                    promise,
+                    vm.misses_between(before, active.began),
+                    vm.misses_between(since, now),
+                    self.config.tolerance,
+                ))
+            })
+            .collect();
+        let mut broken = Vec::new();
+        for check in &checks {
+            let told = (check.verdict == Verdict::Broken).then(|| check.why.clone());
+            if let Some(why) = &told {
+                tracing::warn!(decision = active.decision.id, vm = check.vm, "{why}");
+                broken.push(format!("{}: {why}", check.vm));
+            }
+            if let Some(vm) = self.vms.get_mut(&check.vm) {
+                vm.broken = told;
+            }
+        }
+        active.decision.checks = checks;
+        let moved = |step: &Step| step.state == StepState::Done;
+        let all = active.decision.steps.iter().all(moved);
+        if broken.is_empty() {
+            self.taken_back = 0;
+            self.cooldown_until = Some(now + self.config.cooldown);
+            let state = if all { State::Kept } else { State::Partly };
+            let by_policy = active.decision.inputs.is_some();
+            self.end(active.decision, state, None);
+            self.back_store();
+            self.after_check(by_policy, now);
+            return;
+        }
+        self.taken_back = (self.taken_back + 1).min(BACK_OFF_MAX);
+        self.cooldown_until = Some(now + self.config.cooldown * 2_u32.pow(self.taken_back));
+        let why = format!(
+            " A promise was broken, so it is taken back: {}.",
+            broken.join("; ")
+        );
+        if self.paused || (self.config.mode != Mode::Act && active.decision.by == By::Daemon) {
+            let why = format!(
+                "{why} It stays until somebody rolls it back: the daemon does not act now."
+            );
+            let by_policy = active.decision.inputs.is_some();
+            self.end(active.decision, State::Stopped, Some(&why));
+            self.after_check(by_policy, now);
+            return;
+        }
+        let id = active.decision.id;
+        let pending = self.rollback_move(&active.decision, "Its check found a promise broken.");
+        self.end(active.decision, State::RolledBack, Some(&why));
+        if let Some(pending) = pending {
+            self.begin(pending, By::Daemon, None, now);
+            self.mark_taken_back(id);
+        }
+    }
+
+    /// What follows a check in the workflow; a move that no policy decided leaves the phase to what the caches hold.
+    pub(super) fn after_check(&mut self, by_policy: bool, now: Instant) {
+        let Workflow::Cache { keep, .. } = self.config.workflow else {
+            return;
+        };
+        if !by_policy {
+            let phase = self.phase_by_holdings();
+            self.enter(phase, now);
+            return;
+        }
+        self.enter(Phase::Tracing, now);
+        if keep || self.paused {
+            return;
+        }
+        let why = "The division is done, so the caches' memory goes back to the VMs.";
+        if let Some(pending) = self.give_back(why) {
+            if self.config.mode == Mode::Act {
+                self.begin(pending, By::Daemon, None, now);
+            } else {
+                self.propose(Some(pending));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,8 +231,8 @@ mod tests {
         }
     }
 
-    fn counted(misses: u64, references: Option<u64>, seconds: f64) -> Option<Counted> {
-        Some(Counted {
+    fn counted(misses: u64, references: Option<u64>, seconds: f64) -> Option<MissCount> {
+        Some(MissCount {
             misses,
             references,
             seconds,

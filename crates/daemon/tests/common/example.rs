@@ -20,12 +20,12 @@ use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
     BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView,
-    RelativeView, Sample, Settings, Standing, TraceState, TraceView, VmSummary, WorkingSetView,
+    Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary, WorkingSetView,
 };
 
-use crate::clock;
-use crate::history::{History, Moment};
-use crate::shared::{Command, Refused, Shared, Snapshot};
+use plimsoll_daemon::clock;
+use plimsoll_daemon::history::{History, Moment};
+use plimsoll_daemon::shared::{Command, Refused, Shared, Snapshot};
 
 const MIB: u64 = 1 << 20;
 const PAGE: PageSize = PageSize::FOUR_KIB;
@@ -227,9 +227,9 @@ impl Guest {
         }
     }
 
-    fn relative(&self, size: PageCount) -> Option<RelativeView> {
+    fn relative(&self, size: PageCount) -> Option<Relative> {
         let relative = relative(&self.curve()?, pages(BASELINE_MIB), size, &rules());
-        Some(RelativeView {
+        Some(Relative {
             expected: relative.expected,
             low: relative.low,
             high: relative.high,
@@ -413,7 +413,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
         let verdict = if kept { "kept" } else { "broken" };
         Check {
             vm: guest.vm.to_owned(),
-            predicted: Some(RelativeView {
+            predicted: Some(Relative {
                 expected: predicted,
                 low: predicted * 0.95,
                 high: predicted * 1.05,

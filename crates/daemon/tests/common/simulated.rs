@@ -9,13 +9,12 @@ use std::time::Duration;
 use plimsoll_actuator::{
     Absence, ActuatorError, DiskStat, MemoryPart, Observation, Part, Progress, Sent, VmMemory,
 };
-use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId};
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView, WorkingSetView};
+use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
+use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
 
-use crate::config::{Config, VmRule, Workflow};
-use crate::host::{Feed, Found, Host, Opened, Seen};
-use crate::vm::pages;
+use plimsoll_daemon::config::{Config, VmRule, Workflow};
+use plimsoll_daemon::host::{DiscoveredVm, Feed, FeedReport, Host, ObservedCurve, VmHandles};
+use plimsoll_daemon::vm::pages;
 
 /// How long a simulated balloon stands still before it says so.
 const STUCK_MS: u64 = 10_000;
@@ -53,7 +52,7 @@ pub struct SimulatedVm {
     /// How its balloon follows.
     pub follows: Follows,
     /// Its working set as its tracer reports it.
-    pub working_set: Option<WorkingSetView>,
+    pub working_set: Option<WorkingSet>,
     target_bytes: Option<u64>,
     told_at_ms: u64,
     references: u64,
@@ -231,9 +230,9 @@ impl SimulatedHost {
 }
 
 impl Host for SimulatedHost {
-    fn vms(&mut self) -> (Vec<Found>, Vec<String>) {
+    fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
         let inner = self.lock();
-        let found = inner.vms.iter().map(|(name, vm)| Found {
+        let found = inner.vms.iter().map(|(name, vm)| DiscoveredVm {
             vm: name.clone(),
             pid: vm.pid,
             accelerator: Some("tcg".to_owned()),
@@ -243,7 +242,7 @@ impl Host for SimulatedHost {
         (found.collect(), Vec::new())
     }
 
-    fn open(&mut self, found: &Found, _rule: &VmRule, config: &Config) -> Opened {
+    fn open(&mut self, found: &DiscoveredVm, _rule: &VmRule, config: &Config) -> VmHandles {
         let source = match config.workflow {
             Workflow::Trap => CurveSource::Trap,
             Workflow::Cache { .. } => CurveSource::Disk,
@@ -260,7 +259,7 @@ impl Host for SimulatedHost {
             .vm(&found.vm)
             .is_some_and(|vm| vm.cache_bytes.is_some());
         let cache = has_cache.then(|| part(true));
-        Opened {
+        VmHandles {
             actuator: VmMemory::new(vm.clone(), part(false), cache),
             feeds: vec![Box::new(SimulatedFeed {
                 vm: found.vm.clone(),
@@ -371,16 +370,17 @@ impl Feed for SimulatedFeed {
         self.source
     }
 
-    fn seen(&mut self) -> Seen {
+    fn seen(&mut self) -> FeedReport {
         let inner = self.host.lock();
         let Some(vm) = inner.vms.get(&self.vm) else {
-            return Seen::default();
+            return FeedReport::default();
         };
-        let curve = vm.claimed.as_ref().map(|curve| {
-            let json = CurveJson::new(&self.vm, PageSize::FOUR_KIB, None, curve);
-            (json, inner.now_ms)
+        let curve = vm.claimed.as_ref().map(|curve| ObservedCurve {
+            curve: curve.clone(),
+            page_size: PageSize::FOUR_KIB,
+            unix_ms: inner.now_ms,
         });
-        Seen {
+        FeedReport {
             curve,
             working_set: vm.working_set,
             trace: Some(TraceView {
@@ -399,7 +399,7 @@ impl Feed for SimulatedFeed {
                 restarts: 0,
                 last_unix_ms: Some(inner.now_ms),
             }),
-            ..Seen::default()
+            ..FeedReport::default()
         }
     }
 }

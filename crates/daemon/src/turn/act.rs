@@ -1,0 +1,323 @@
+//! Carrying a decision out: a move begins, advances with every tick, ends, stops or is taken back.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use plimsoll_actuator::{Holding, Progress};
+use plimsoll_protocol::decision::{By, Decision, Kind, Phase, State};
+use plimsoll_protocol::request::Event;
+
+use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns};
+use crate::clock::unix_ms;
+use crate::host::Host;
+use crate::moves::{self, Move, MoveProgress};
+use crate::vm::Vm;
+
+impl<H: Host> Turns<H> {
+    /// Begins a move; a proposal that it carries out keeps its number.
+    pub(super) fn begin(
+        &mut self,
+        pending: PendingMove,
+        by: By,
+        proposed: Option<Decision>,
+        now: Instant,
+    ) {
+        let mut decision = match proposed {
+            Some(proposed) => proposed,
+            None => self.decision(&pending, by, State::Moving),
+        };
+        if self
+            .proposal
+            .as_ref()
+            .is_some_and(|(of, _)| of.id != decision.id)
+        {
+            self.withdraw();
+        }
+        self.proposal = None;
+        decision.state = State::Moving;
+        decision.by = by;
+        self.forget_earlier_targets();
+        let under_way = Move::begin(pending.moves.clone(), now);
+        decision.steps = under_way.steps();
+        tracing::info!(decision = decision.id, kind = ?decision.kind, "memory is moved: {}", decision.reason);
+        for (name, _, to) in &pending.moves {
+            if let Some(vm) = self.vms.get_mut(name) {
+                vm.target_bytes = Some(to.bytes());
+            }
+        }
+        if self.is_cached() {
+            self.enter(
+                match pending.kind {
+                    Kind::IntoCaches => Phase::Shrinking,
+                    Kind::GiveBack => Phase::GivingBack,
+                    Kind::Divide | Kind::Rollback => Phase::Moving,
+                },
+                now,
+            );
+        }
+        self.keep(&decision);
+        self.shared.tell(Event::Decision { id: decision.id });
+        self.active = Some(ActiveDecision {
+            decision,
+            promises: pending.promises,
+            stage: Stage::Moving(under_way),
+            began: now,
+        });
+        self.advance(now);
+    }
+
+    /// Tells balloons that nobody told anything since this daemon began to stay as they are: a target that an earlier one left
+    /// unfinished must not be followed behind our back.
+    pub(super) fn forget_earlier_targets(&mut self) {
+        for vm in self.vms.values_mut() {
+            let untold = matches!(vm.look.direct.progress, Progress::Untold);
+            if !(untold && vm.settings().managed && vm.is_known()) {
+                continue;
+            }
+            if let Err(error) = vm.actuator.set_direct(vm.look.direct.actual_bytes) {
+                tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
+            }
+            vm.look = vm.actuator.look();
+        }
+    }
+
+    /// Carries what is under way one tick further.
+    pub(super) fn advance(&mut self, now: Instant) {
+        let divided = self.divided_bytes().saturating_sub(self.store_bytes);
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        match &mut active.stage {
+            Stage::Moving(under_way) => {
+                let mut held = held(&mut self.vms);
+                let progressed = under_way.advance(&mut held, divided, now);
+                drop(held);
+                let steps = under_way.steps();
+                let changed = active
+                    .decision
+                    .steps
+                    .iter()
+                    .map(|step| &step.state)
+                    .ne(steps.iter().map(|step| &step.state));
+                active.decision.steps = steps;
+                let told = changed.then(|| active.decision.clone());
+                if let Some(decision) = told {
+                    self.keep(&decision);
+                    self.shared.tell(Event::Decision { id: decision.id });
+                }
+                if progressed != MoveProgress::InProgress {
+                    self.moved(progressed, now);
+                }
+            }
+            Stage::Checking(since) => {
+                let since = *since;
+                for promise in &active.promises {
+                    if let Some(vm) = self.vms.get_mut(&promise.vm) {
+                        vm.look = vm.actuator.look();
+                        vm.count(now);
+                    }
+                }
+                if now.duration_since(since) >= self.config.check_after {
+                    self.check(since, now);
+                }
+            }
+        }
+    }
+
+    /// A move has come to its end.
+    pub(super) fn moved(&mut self, progressed: MoveProgress, now: Instant) {
+        let Some(mut active) = self.active.take() else {
+            return;
+        };
+        for step in &active.decision.steps {
+            if let Some(vm) = self.vms.get_mut(&step.vm) {
+                vm.target_bytes = None;
+                if active.decision.kind != Kind::Divide {
+                    vm.moved();
+                }
+            }
+            if let Some(error) = &step.error {
+                tracing::warn!(decision = active.decision.id, vm = step.vm, "{error}");
+            }
+        }
+        let partly = progressed == MoveProgress::Partly;
+        if active.decision.kind == Kind::Divide && !active.promises.is_empty() {
+            active.decision.state = State::Checking;
+            if partly {
+                active.decision.reason.push_str(" Some VMs could not be moved as decided; what they did not give was not given to others.");
+            }
+            if self.is_cached() {
+                self.enter(Phase::Checking, now);
+            }
+            self.keep(&active.decision);
+            self.shared.tell(Event::Decision {
+                id: active.decision.id,
+            });
+            active.stage = Stage::Checking(now);
+            self.active = Some(active);
+            return;
+        }
+        self.back_store();
+        let state = if partly { State::Partly } else { State::Kept };
+        if self.is_cached() {
+            let phase = self.phase_by_holdings();
+            self.enter(phase, now);
+            if phase == Phase::Whole {
+                self.gave_back = Some(now);
+            }
+        }
+        if active.decision.kind == Kind::Rollback {
+            for step in &active.decision.steps {
+                if let Some(vm) = self.vms.get_mut(&step.vm) {
+                    vm.broken = None;
+                }
+            }
+        }
+        if active.decision.kind == Kind::Divide {
+            self.cooldown_until = Some(now + self.config.cooldown);
+        }
+        self.end(active.decision, state, None);
+    }
+
+    /// What self-ballooning VMs gave up backs the page store, once a check found that they can do without it: memory that
+    /// the store has taken could not go back to them.
+    pub(super) fn back_store(&mut self) {
+        let Some(first) = self.store_first_bytes else {
+            return;
+        };
+        let given: u64 = self
+            .vms
+            .values()
+            .filter(|vm| vm.rule.self_balloon == Some(true))
+            .map(|vm| {
+                // What it has, and what it is about to get back.
+                let its = vm.look.reserved().bytes();
+                let its = its.max(self.self_balloon_wants(vm).unwrap_or(0));
+                vm.settings().baseline_bytes.saturating_sub(its)
+            })
+            .fold(0, u64::saturating_add);
+        let capacity = first.saturating_add(given);
+        if capacity.abs_diff(self.store_bytes) < SAME_BYTES {
+            return;
+        }
+        match self.host.resize_store(capacity) {
+            Ok(()) => self.store_bytes = self.store_bytes.max(capacity),
+            Err(error) => self.warnings.push(format!(
+                "the page store keeps its size: {}",
+                moves::chain(&error)
+            )),
+        }
+    }
+
+    pub(super) fn mark_taken_back(&mut self, id: u64) {
+        let by = self.active.as_ref().map(|active| active.decision.id);
+        if let Some(mut decision) = self.history.decision(id) {
+            decision.taken_back_by = by;
+            self.keep(&decision);
+        }
+    }
+
+    pub(super) fn end(&mut self, mut decision: Decision, state: State, why: Option<&str>) {
+        decision.state = state;
+        decision.ended_unix_ms = Some(unix_ms());
+        decision.reason.push_str(why.unwrap_or_default());
+        tracing::info!(decision = decision.id, state = ?state, "a decision has ended");
+        self.keep(&decision);
+        self.shared.tell(Event::Decision { id: decision.id });
+    }
+
+    /// A move back to what a decision found; `None` if there is nothing to move.
+    pub(super) fn rollback_move(&self, decision: &Decision, why: &str) -> Option<PendingMove> {
+        let moves: Vec<_> = decision
+            .steps
+            .iter()
+            .filter_map(|step| {
+                let vm = self.vms.get(&step.vm)?;
+                let settings = vm.settings();
+                if !settings.managed {
+                    return None;
+                }
+                let from = vm.look.holding();
+                // What was promised since holds.
+                let most = settings
+                    .max_bytes
+                    .min(self.most(vm))
+                    .max(settings.min_bytes);
+                let size = step.from.size_bytes().clamp(settings.min_bytes, most);
+                let to = match decision.kind {
+                    // Sizes are taken back; how they are held is the phase's.
+                    Kind::Divide => self.split(vm, size),
+                    _ if size != step.from.size_bytes() => self.split(vm, size),
+                    _ => Holding {
+                        direct_bytes: step.from.direct_bytes,
+                        cache_bytes: step.from.cache_bytes,
+                    },
+                };
+                let same = to.direct_bytes.abs_diff(from.direct_bytes) < SAME_BYTES
+                    && to.cache_bytes.abs_diff(from.cache_bytes) < SAME_BYTES;
+                (!same).then(|| (step.vm.clone(), from, to))
+            })
+            .collect();
+        (!moves.is_empty()).then(|| PendingMove {
+            kind: Kind::Rollback,
+            inputs: None,
+            plan: None,
+            moves,
+            promises: Vec::new(),
+            reason: format!("Decision {} is taken back. {why}", decision.id),
+            takes_back: Some(decision.id),
+        })
+    }
+
+    /// Whole where no cache holds more than its least.
+    pub(super) fn phase_by_holdings(&self) -> Phase {
+        let empty = |vm: &Vm| vm.look.holding().cache_bytes <= CACHE_LEAST_BYTES;
+        if self
+            .vms
+            .values()
+            .filter(|vm| vm.can_be_divided())
+            .all(empty)
+        {
+            Phase::Whole
+        } else {
+            Phase::Tracing
+        }
+    }
+
+    /// Stops a move where it is; a check is given up.
+    pub(super) fn stop(&mut self, why: &str) {
+        let Some(mut active) = self.active.take() else {
+            return;
+        };
+        if let Stage::Moving(under_way) = &mut active.stage {
+            under_way.stop(&mut held(&mut self.vms));
+            active.decision.steps = under_way.steps();
+        }
+        for vm in self.vms.values_mut() {
+            vm.target_bytes = None;
+        }
+        if self.is_cached() {
+            let phase = self.phase_by_holdings();
+            self.enter(phase, Instant::now());
+        }
+        let why = format!(" {why}; what was moved stays.");
+        self.end(active.decision, State::Stopped, Some(&why));
+    }
+
+    pub(super) fn shut_down(&mut self) {
+        self.stop("The daemon was shut down");
+        let _ = self.history.flush();
+    }
+}
+
+/// What a move may take hold of.
+pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::MovableVm<'_>> {
+    let held = vms.iter_mut().map(|(name, vm)| {
+        let held = moves::MovableVm {
+            actuator: &mut vm.actuator,
+            look: &mut vm.look,
+        };
+        (name.clone(), held)
+    });
+    held.collect()
+}

@@ -1,0 +1,303 @@
+//! Commands of operators: apply, roll back, pause, resume, change a VM's settings, reload the configuration.
+
+use std::time::Instant;
+
+use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_policy::{PolicyError, allocate};
+use plimsoll_protocol::decision::{By, Decision, Kind, Mode, State};
+use plimsoll_protocol::plan::PlanError;
+use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::VmSummary;
+
+use super::{Stage, Turns};
+use crate::host::Host;
+use crate::shared::{Command, Refused};
+use crate::vm::Vm;
+
+/// Largest size that may be set by hand.
+const SIZE_MAX: u64 = 1 << 50;
+
+impl<H: Host> Turns<H> {
+    /// Answers a command. Who asked may be gone.
+    pub fn answer(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Apply(choice, reply) => drop(reply.send(self.apply(choice, now))),
+            Command::Rollback(choice, reply) => drop(reply.send(self.roll_back(choice, now))),
+            Command::Pause(reply) => {
+                self.pause();
+                drop(reply.send(Ok(())));
+            }
+            Command::Resume(reply) => {
+                self.paused = false;
+                let _ = self.history.put_paused(false);
+                tracing::info!("resumed");
+                drop(reply.send(Ok(())));
+            }
+            Command::Set(vm, change, reply) => drop(reply.send(self.set(&vm, change))),
+            Command::Reload(reply) => drop(reply.send(self.reload())),
+        }
+        self.publish();
+    }
+
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+        let _ = self.history.put_paused(true);
+        self.stop("It was paused");
+        tracing::warn!("paused: nothing is moved until resumed");
+    }
+
+    pub(super) fn free_to_move(&self) -> Result<(), Refused> {
+        if self.paused {
+            return Err(Refused::new(
+                RefusalKind::Conflict,
+                "the daemon is paused: resume it first; nothing was moved",
+            ));
+        }
+        match &self.active {
+            None => Ok(()),
+            Some(active) => Err(Refused::new(
+                RefusalKind::Conflict,
+                format!(
+                    "decision {} is under way: wait for its end or pause; nothing was moved",
+                    active.decision.id
+                ),
+            )),
+        }
+    }
+
+    pub(super) fn apply(&mut self, choice: Choice, now: Instant) -> Result<Decision, Refused> {
+        self.free_to_move()?;
+        let Some((decision, pending)) = self.proposal.clone() else {
+            let (kind, why) = match &self.infeasible {
+                Some(why) if self.guarantee => (RefusalKind::Guarantee, why.clone()),
+                Some(why) => (RefusalKind::Conflict, why.clone()),
+                None => (
+                    RefusalKind::NotFound,
+                    "nothing is proposed: no division is worth a move, or too little is known yet"
+                        .to_owned(),
+                ),
+            };
+            return Err(Refused::new(kind, format!("{why}; nothing was moved")));
+        };
+        if choice.decision.is_some_and(|id| id != decision.id) {
+            return Err(Refused::new(
+                RefusalKind::Conflict,
+                format!(
+                    "the proposal is now {}: look at it and apply that; nothing was moved",
+                    decision.id
+                ),
+            ));
+        }
+        self.begin(pending, By::Operator, Some(decision), now);
+        self.under_way()
+    }
+
+    pub(super) fn under_way(&self) -> Result<Decision, Refused> {
+        let active = self.active.as_ref().map(|active| active.decision.clone());
+        let last = || self.history.decisions(None, None, 1).into_iter().next();
+        active.or_else(last).ok_or_else(|| {
+            Refused::new(
+                RefusalKind::Busy,
+                "the decision was carried out, but is not recorded",
+            )
+        })
+    }
+
+    pub(super) fn roll_back(&mut self, choice: Choice, now: Instant) -> Result<Decision, Refused> {
+        if self.paused {
+            self.free_to_move()?;
+        }
+        let can = |decision: &Decision| {
+            decision.kind != Kind::Rollback
+                && decision.taken_back_by.is_none()
+                && !matches!(
+                    decision.state,
+                    State::Proposed | State::Superseded | State::Failed | State::RolledBack
+                )
+        };
+        let decision = match choice.decision {
+            Some(id) => {
+                let found = self.history.decision(id).ok_or_else(|| {
+                    Refused::new(
+                        RefusalKind::NotFound,
+                        format!("there is no decision {id}; nothing was moved"),
+                    )
+                })?;
+                if !can(&found) {
+                    return Err(Refused::new(
+                        RefusalKind::Conflict,
+                        format!(
+                            "decision {id} moved nothing that could be taken back, or was taken back already"
+                        ),
+                    ));
+                }
+                found
+            }
+            None => self
+                .history
+                .decisions(None, None, 100)
+                .into_iter()
+                .find(|decision| can(decision))
+                .ok_or_else(|| {
+                    Refused::new(
+                        RefusalKind::NotFound,
+                        "there is no decision that could be taken back",
+                    )
+                })?,
+        };
+        if let Some(active) = &self.active {
+            if active.decision.id != decision.id {
+                self.free_to_move()?;
+            }
+            self.stop("It is taken back by an operator");
+        }
+        let pending = self.rollback_move(&decision, "An operator asked for it.");
+        let Some(pending) = pending else {
+            return Err(Refused::new(
+                RefusalKind::NotFound,
+                format!(
+                    "the VMs have what they had before decision {}: nothing was moved",
+                    decision.id
+                ),
+            ));
+        };
+        self.begin(pending, By::Operator, None, now);
+        self.mark_taken_back(decision.id);
+        // The daemon does not do at once again what was just taken back.
+        self.cooldown_until = Some(now + self.config.cooldown);
+        self.under_way()
+    }
+
+    pub(super) fn set(&mut self, name: &str, change: SettingsChange) -> Result<VmSummary, Refused> {
+        let bad = |what: String| {
+            Refused::new(
+                RefusalKind::BadRequest,
+                format!("{what}; nothing was changed"),
+            )
+        };
+        let Some(vm) = self.vms.get(name) else {
+            return Err(Refused::new(
+                RefusalKind::NotFound,
+                format!("there is no VM {name}; nothing was changed"),
+            ));
+        };
+        let old = if change.reset {
+            SettingsChange::default()
+        } else {
+            vm.change
+        };
+        let new = SettingsChange {
+            reset: false,
+            min_bytes: change.min_bytes.or(old.min_bytes),
+            max_bytes: change.max_bytes.or(old.max_bytes),
+            baseline_bytes: change.baseline_bytes.or(old.baseline_bytes),
+            shares: change.shares.or(old.shares),
+            max_loss: change.max_loss.or(old.max_loss),
+            managed: change.managed.or(old.managed),
+        };
+        let settings = vm.settings_with(&new);
+        if settings.min_bytes > settings.max_bytes {
+            return Err(bad(format!(
+                "a least of {} bytes is above the most of {}",
+                settings.min_bytes, settings.max_bytes
+            )));
+        }
+        if settings.baseline_bytes == 0 || settings.shares == 0 {
+            return Err(bad("baseline and shares are 1 or more".to_owned()));
+        }
+        if !(settings.max_loss.is_finite() && (0.0..=1000.0).contains(&settings.max_loss)) {
+            return Err(bad(format!(
+                "a loss of {}: expected 0 or more, as a share",
+                settings.max_loss
+            )));
+        }
+        if settings.baseline_bytes > SIZE_MAX || settings.max_bytes > SIZE_MAX {
+            return Err(bad("a size above 1 PiB".to_owned()));
+        }
+        let before = vm.change;
+        let needed_before = self.needed();
+        let Some(vm) = self.vms.get_mut(name) else {
+            return Err(bad(format!("there is no VM {name}")));
+        };
+        vm.change = new;
+        // A promise is given only if all can be kept together.
+        let demands = self.demands();
+        let refused = match allocate(&demands, &self.rules(), self.config.policy) {
+            Err(error @ PolicyError::Infeasible { needed, .. })
+                if needed_before.is_none_or(|before| needed > before) =>
+            {
+                Some(PlanError::of_policy(error, &demands, PageSize::FOUR_KIB).to_string())
+            }
+            _ => None,
+        };
+        if let (Some(why), Some(vm)) = (refused, self.vms.get_mut(name)) {
+            vm.change = before;
+            return Err(Refused::new(
+                RefusalKind::Guarantee,
+                format!("with that, {why}; nothing was changed"),
+            ));
+        }
+        let _ = self.history.put_settings(name, &new);
+        tracing::info!(vm = name, ?new, "settings changed by hand");
+        self.promises_changed(Some(name));
+        self.next_turn = Instant::now();
+        let vm = &self.vms[name];
+        Ok(self.summary(name, vm))
+    }
+
+    /// What promises need where they do not fit; `None` where they do.
+    pub(super) fn needed(&self) -> Option<PageCount> {
+        match allocate(&self.demands(), &self.rules(), self.config.policy) {
+            Err(PolicyError::Infeasible { needed, .. }) => Some(needed),
+            _ => None,
+        }
+    }
+
+    /// What was proposed, or is being moved, rests on promises that hold no longer: of `vm`, or of all.
+    pub(super) fn promises_changed(&mut self, vm: Option<&str>) {
+        self.withdraw();
+        let concerned = self
+            .active
+            .as_ref()
+            .is_some_and(|active| match &active.stage {
+                Stage::Moving(under_way) => vm.is_none_or(|vm| under_way.involves(vm)),
+                Stage::Checking(_) => false,
+            });
+        if concerned {
+            self.stop("What one of its VMs is promised was changed");
+        }
+    }
+
+    pub(super) fn reload(&mut self) -> Result<(), Refused> {
+        let new = (self.reload)().map_err(|why| {
+            tracing::error!("the configuration was not reloaded, the old one holds: {why}");
+            Refused::new(
+                RefusalKind::BadRequest,
+                format!("{why}; the old configuration holds"),
+            )
+        })?;
+        let restart = self.config.changes_needing_restart(&new);
+        if !restart.is_empty() {
+            tracing::warn!(
+                "these take effect at the next start: {}",
+                restart.join(", ")
+            );
+        }
+        if new.workflow != self.config.workflow {
+            self.stop("The workflow was changed");
+        }
+        let before: Vec<_> = self.vms.values().map(Vm::settings).collect();
+        let was_acting = self.config.mode == Mode::Act;
+        self.config = new;
+        for (name, vm) in &mut self.vms {
+            vm.rule = self.config.settings_for(name);
+        }
+        let stopped = was_acting && self.config.mode != Mode::Act;
+        if stopped || self.vms.values().map(Vm::settings).ne(before) {
+            self.promises_changed(None);
+        }
+        self.next_turn = Instant::now();
+        tracing::info!("the configuration was reloaded");
+        Ok(())
+    }
+}

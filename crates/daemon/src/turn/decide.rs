@@ -1,0 +1,490 @@
+//! The decision of a turn: the next step of the workflow, an allocation by the policy or a self-ballooning move.
+
+use std::time::Instant;
+
+use plimsoll_actuator::Holding;
+use plimsoll_flow::{
+    CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, WorkingSet, WorkingSetBound,
+};
+use plimsoll_policy::{Demand, PolicyError, Rules, allocate, relative};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::decision::{By, Decision, Kind, Mode, Phase, State};
+use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
+use plimsoll_protocol::request::Event;
+use plimsoll_protocol::vm::CurveSource;
+
+use super::check::Promise;
+use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Turns};
+use crate::clock::unix_ms;
+use crate::config::Workflow;
+use crate::host::Host;
+use crate::moves::Move;
+use crate::vm::{Vm, bytes, pages};
+
+/// Points of a curve that a decision is made by.
+const RECORDED_POINTS: usize = 200;
+/// Miss ratios are recorded in steps of one part of so many.
+const RECORDED_STEPS: f64 = 1e5;
+/// Room above its working set that a self-ballooning VM keeps, as a share.
+const SELF_BALLOON_ROOM: f64 = 0.1;
+
+impl<H: Host> Turns<H> {
+    /// All memory that is divided.
+    pub(super) fn divided_bytes(&self) -> u64 {
+        let found = || {
+            let vms = self.vms.values().map(|vm| vm.first_bytes);
+            let store = self.store_first_bytes.unwrap_or_default();
+            // What VMs say of themselves cannot make a host larger than it is.
+            vms.fold(store, u64::saturating_add).min(self.host_ram.0)
+        };
+        self.config.total_bytes.unwrap_or_else(found)
+    }
+
+    pub(super) fn rules(&self) -> Rules {
+        Rules {
+            unit: pages(self.config.unit_bytes),
+            step: self.config.step_bytes.map(pages),
+            gain_min: self.config.gain_min,
+            ..Rules::new(pages(self.divided_bytes().saturating_sub(self.store_bytes)))
+        }
+    }
+
+    pub(super) fn demands(&self) -> Vec<Demand> {
+        let demand = |(name, vm): (&String, &Vm)| {
+            let settings = vm.settings();
+            let holding = vm.look.holding();
+            // While it is traced through its cache, only the cache changes.
+            let least = match self.is_cached() {
+                true => {
+                    let cache = holding.cache_bytes.min(CACHE_LEAST_BYTES);
+                    settings.min_bytes.max(holding.direct_bytes + cache)
+                }
+                false => settings.min_bytes,
+            };
+            let divided = vm.can_be_divided() && (!self.is_cached() || vm.look.cache.is_some());
+            let curve = vm.known.as_ref().filter(|_| divided);
+            let (floor, ceiling) = if divided {
+                let most = settings.max_bytes.min(self.most(vm));
+                (least, most.max(least))
+            } else {
+                (holding.bytes(), holding.bytes())
+            };
+            Demand {
+                vm: VmId(name.clone()),
+                curve: curve.map(|known| recorded(&known.curve)),
+                baseline: pages(settings.baseline_bytes),
+                current: pages(holding.bytes()),
+                floor: pages(floor),
+                ceiling: pages(ceiling),
+                max_loss: settings.max_loss,
+                shares: settings.shares,
+                working_set: vm.working_set.map(|set| used(set, holding)),
+            }
+        };
+        self.vms.iter().map(demand).collect()
+    }
+
+    /// The most that a VM can hold, whatever it may.
+    pub(super) fn most(&self, vm: &Vm) -> u64 {
+        match &self.config.workflow {
+            Workflow::Cache { keep: true, .. } => u64::MAX,
+            _ if vm.look.cache.is_none() => vm.found.ram_bytes,
+            _ => vm.found.ram_bytes.max(vm.settings().baseline_bytes),
+        }
+    }
+
+    pub(super) fn plan_inputs(&self) -> Option<PlanInputs> {
+        if self.vms.is_empty() {
+            return None;
+        }
+        let page_size = PageSize::FOUR_KIB;
+        Some(PlanInputs::new(
+            &self.demands(),
+            &self.rules(),
+            self.config.policy,
+            page_size,
+        ))
+    }
+
+    pub(super) fn decide(&mut self, now: Instant) {
+        if self.active.is_some() {
+            return;
+        }
+        let pending = self.next_move(now);
+        let cooling = self.cooldown_until.is_some_and(|until| now < until);
+        if self.config.mode == Mode::Act
+            && !self.paused
+            && !cooling
+            && self.turn >= FIRST_MOVE_TURN
+            && let Some(pending) = &pending
+        {
+            let pending = pending.clone();
+            self.begin(pending, By::Daemon, None, now);
+            return;
+        }
+        self.propose(pending);
+    }
+
+    /// The next step of the workflow, if there is one.
+    pub(super) fn next_move(&mut self, now: Instant) -> Option<PendingMove> {
+        self.infeasible = None;
+        if !self.self_ballooned
+            && let Some(pending) = self.self_balloon()
+        {
+            self.self_ballooned = true;
+            return Some(pending);
+        }
+        self.self_ballooned = false;
+        match (self.config.workflow.clone(), self.phase) {
+            (Workflow::Trap, _) => self.divide(),
+            (
+                Workflow::Cache {
+                    direct_ratio,
+                    every,
+                    ..
+                },
+                Phase::Whole,
+            ) => {
+                let due = self
+                    .gave_back
+                    .is_none_or(|at| now.duration_since(at) >= every);
+                due.then(|| self.shrink_into_caches(direct_ratio)).flatten()
+            }
+            (
+                Workflow::Cache {
+                    trace_for, keep, ..
+                },
+                Phase::Tracing,
+            ) => {
+                if now.duration_since(self.phase_since) < trace_for {
+                    return None;
+                }
+                self.divide().or_else(|| {
+                    let why = "No division is worth a move, so the caches' memory goes back.";
+                    (!keep).then(|| self.give_back(why)).flatten()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// A division by the policy.
+    pub(super) fn divide(&mut self) -> Option<PendingMove> {
+        let inputs = self.inputs.clone()?;
+        let (demands, rules) = (self.demands(), self.rules());
+        if demands.iter().all(|demand| demand.curve.is_none()) {
+            // Nobody knows what a move would cost.
+            return None;
+        }
+        let allocation = match allocate(&demands, &rules, self.config.policy) {
+            Ok(allocation) => allocation,
+            Err(error) => {
+                self.guarantee = matches!(error, PolicyError::Infeasible { .. });
+                let error = PlanError::of_policy(error, &demands, PageSize::FOUR_KIB);
+                self.infeasible = Some(format!("memory cannot be divided: {error}"));
+                return None;
+            }
+        };
+        let moves: Vec<_> = allocation
+            .targets
+            .iter()
+            .filter_map(|target| {
+                let vm = self.vms.get(&target.vm.0)?;
+                let from = vm.look.holding();
+                let size = bytes(target.size);
+                if size.abs_diff(from.bytes()) < SAME_BYTES {
+                    return None;
+                }
+                Some((target.vm.0.clone(), from, self.split(vm, size)))
+            })
+            .collect();
+        if moves.is_empty() {
+            return None;
+        }
+        let promises = demands
+            .iter()
+            .zip(&allocation.targets)
+            .filter_map(|(demand, target)| {
+                let curve = demand.curve.as_ref()?;
+                Some(Promise {
+                    vm: demand.vm.0.clone(),
+                    predicted: target.relative,
+                    before: target.relative_now.map(|now| now.expected),
+                    baseline_ratio: curve.miss_ratio(demand.baseline).max(rules.miss_ratio_min),
+                    ratio_min: rules.miss_ratio_min,
+                    max_loss: demand.max_loss,
+                    by_ratio: self
+                        .vms
+                        .get(&demand.vm.0)
+                        .and_then(|vm| vm.known.as_ref())
+                        .is_some_and(|known| known.source == CurveSource::Disk),
+                })
+            })
+            .collect();
+        let reason = format!(
+            "Misses fall to {:.2} of those at the baselines (geometric mean over {} VMs, now {:.2}), and no VM loses more than it was promised.",
+            allocation.geometric_mean,
+            demands
+                .iter()
+                .filter(|demand| demand.curve.is_some())
+                .count(),
+            allocation.geometric_mean_now,
+        );
+        Some(PendingMove {
+            kind: Kind::Divide,
+            plan: Some(PlanJson::new(
+                &demands,
+                &rules,
+                self.config.policy,
+                &allocation,
+                PageSize::FOUR_KIB,
+            )),
+            inputs: Some(inputs),
+            moves,
+            promises,
+            reason,
+            takes_back: None,
+        })
+    }
+
+    /// How a VM holds so much memory in the present phase.
+    pub(super) fn split(&self, vm: &Vm, size_bytes: u64) -> Holding {
+        let has = vm.look.holding();
+        let direct_bytes = if self.is_cached() && self.phase != Phase::Whole {
+            has.direct_bytes.min(size_bytes)
+        } else if vm.look.cache.is_some() {
+            let own = size_bytes.saturating_sub(has.cache_bytes.min(CACHE_LEAST_BYTES));
+            own.min(vm.found.ram_bytes)
+        } else {
+            size_bytes
+        };
+        Holding {
+            direct_bytes,
+            cache_bytes: size_bytes - direct_bytes,
+        }
+    }
+
+    pub(super) fn shrink_into_caches(&self, direct_ratio: f64) -> Option<PendingMove> {
+        let moves: Vec<_> = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable() && vm.look.cache.is_some())
+            .filter_map(|(name, vm)| {
+                let from = vm.look.holding();
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a share of a size"
+                )]
+                let direct = (from.bytes() as f64 * direct_ratio) as u64;
+                let direct_bytes = (direct - direct % SAME_BYTES).max(SAME_BYTES);
+                let to = Holding {
+                    direct_bytes,
+                    cache_bytes: from.bytes().saturating_sub(direct_bytes),
+                };
+                (direct_bytes < from.direct_bytes).then(|| (name.clone(), from, to))
+            })
+            .collect();
+        (!moves.is_empty()).then(|| PendingMove {
+            kind: Kind::IntoCaches,
+            inputs: None,
+            plan: None,
+            moves,
+            promises: Vec::new(),
+            reason: format!(
+                "Memory goes into the caches under the VMs' disks, {:.0} % stays their own, so that what they use can be seen.",
+                direct_ratio * 100.0
+            ),
+            takes_back: None,
+        })
+    }
+
+    pub(super) fn give_back(&self, why: &str) -> Option<PendingMove> {
+        let moves: Vec<_> = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable())
+            .filter_map(|(name, vm)| {
+                let from = vm.look.holding();
+                let own = from.bytes().saturating_sub(CACHE_LEAST_BYTES);
+                let direct_bytes = own.min(vm.found.ram_bytes);
+                let to = Holding {
+                    direct_bytes,
+                    cache_bytes: from.bytes() - direct_bytes,
+                };
+                (from != to && from.cache_bytes > CACHE_LEAST_BYTES)
+                    .then(|| (name.clone(), from, to))
+            })
+            .collect();
+        (!moves.is_empty()).then(|| PendingMove {
+            kind: Kind::GiveBack,
+            inputs: None,
+            plan: None,
+            moves,
+            promises: Vec::new(),
+            reason: why.to_owned(),
+            takes_back: None,
+        })
+    }
+
+    /// VMs that shrink to what they use, \[M08\] §7.
+    pub(super) fn self_balloon(&self) -> Option<PendingMove> {
+        let moves: Vec<_> = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| vm.rule.self_balloon == Some(true) && vm.settings().managed)
+            .filter(|(_, vm)| vm.is_known() && vm.is_resizable())
+            .filter_map(|(name, vm)| {
+                let settings = vm.settings();
+                let from = vm.look.holding();
+                let unit = self.config.unit_bytes.max(1);
+                let wanted = self.self_balloon_wants(vm)?;
+                let to = Holding {
+                    direct_bytes: wanted,
+                    ..from
+                };
+                // Small steps back and forth help nobody.
+                let step = (settings.baseline_bytes / 20).max(unit);
+                (wanted.abs_diff(from.direct_bytes) >= step).then(|| (name.clone(), from, to))
+            })
+            .collect();
+        if moves.is_empty() {
+            return None;
+        }
+        let promises = moves.iter();
+        let promises = promises.filter_map(|(name, _, to)| self.self_balloon_promise(name, *to));
+        Some(PendingMove {
+            kind: Kind::Divide,
+            inputs: None,
+            plan: None,
+            promises: promises.collect(),
+            moves,
+            reason: "Each of these VMs gets its working set and a tenth; what it gives up backs the page store.".to_owned(),
+            takes_back: None,
+        })
+    }
+
+    /// What a self-ballooning VM's new size is checked against. Where it has no curve nothing is predicted: its misses are
+    /// then compared with those before the move.
+    pub(super) fn self_balloon_promise(&self, name: &str, to: Holding) -> Option<Promise> {
+        let vm = self.vms.get(name)?;
+        let (rules, settings) = (self.rules(), vm.settings());
+        let baseline = pages(settings.baseline_bytes);
+        let known = vm.known.as_ref();
+        let relative_at =
+            |bytes| known.map(|known| relative(&known.curve, baseline, pages(bytes), &rules));
+        let baseline_ratio = known.map_or(0.0, |known| known.curve.miss_ratio(baseline));
+        Some(Promise {
+            vm: name.to_owned(),
+            predicted: relative_at(to.bytes()),
+            before: relative_at(vm.size_bytes()).map(|now| now.expected),
+            baseline_ratio: baseline_ratio.max(rules.miss_ratio_min),
+            ratio_min: rules.miss_ratio_min,
+            max_loss: settings.max_loss,
+            by_ratio: known.is_some_and(|known| known.source == CurveSource::Disk),
+        })
+    }
+
+    /// The size of a self-ballooning VM: its working set and a tenth, within its limits. A working set that is only a lower
+    /// bound takes nothing from it.
+    pub(super) fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
+        let set = vm.working_set.as_ref()?;
+        let settings = vm.settings();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a size and a tenth"
+        )]
+        let wanted = (bytes(set.size) as f64 * (1.0 + SELF_BALLOON_ROOM)) as u64;
+        let most = settings.baseline_bytes.max(settings.min_bytes);
+        let wanted = wanted.min(most);
+        let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));
+        let size = whole.unwrap_or(most).clamp(settings.min_bytes, most);
+        Some(match set.bound {
+            WorkingSetBound::Estimate | WorkingSetBound::AtMost => size,
+            WorkingSetBound::AtLeast => size.max(vm.look.direct.actual_bytes),
+        })
+    }
+
+    /// Puts a pending forward, in the place of the one before.
+    pub(super) fn propose(&mut self, pending: Option<PendingMove>) {
+        let Some(pending) = pending else {
+            self.withdraw();
+            return;
+        };
+        if let Some((decision, old)) = &mut self.proposal {
+            let sizes = |pending: &PendingMove| {
+                let sizes = pending.moves.iter().map(|(vm, _, to)| (vm.clone(), *to));
+                (pending.kind, sizes.collect::<Vec<_>>())
+            };
+            if sizes(old) == sizes(&pending) {
+                decision.plan.clone_from(&pending.plan);
+                decision.inputs.clone_from(&pending.inputs);
+                *old = pending;
+                return;
+            }
+        }
+        self.withdraw();
+        let decision = self.decision(&pending, By::Daemon, State::Proposed);
+        if self.config.mode == Mode::Advise {
+            self.keep(&decision);
+            self.shared.tell(Event::Decision { id: decision.id });
+        }
+        self.proposal = Some((decision, pending));
+    }
+
+    pub(super) fn withdraw(&mut self) {
+        if let Some((mut decision, _)) = self.proposal.take()
+            && self.history.decision(decision.id).is_some()
+        {
+            decision.state = State::Superseded;
+            decision.ended_unix_ms = Some(unix_ms());
+            self.keep(&decision);
+        }
+    }
+
+    pub(super) fn decision(&self, pending: &PendingMove, by: By, state: State) -> Decision {
+        let steps = Move::begin(pending.moves.clone(), Instant::now()).steps();
+        Decision {
+            schema: SCHEMA,
+            id: self.history.next_id(),
+            unix_ms: unix_ms(),
+            kind: pending.kind,
+            by,
+            mode: self.config.mode,
+            state,
+            reason: pending.reason.clone(),
+            inputs: pending.inputs.clone(),
+            plan: pending.plan.clone(),
+            steps,
+            checks: Vec::new(),
+            takes_back: pending.takes_back,
+            taken_back_by: None,
+            ended_unix_ms: None,
+        }
+    }
+}
+
+/// How much of its memory a VM uses, as far as a policy may rely on it: a working set that is only a lower bound gives no
+/// memory away, so the VM then counts as using at least all that it holds.
+pub(super) fn used(set: WorkingSet, holding: Holding) -> PageCount {
+    match set.bound {
+        WorkingSetBound::Estimate | WorkingSetBound::AtMost => set.size,
+        WorkingSetBound::AtLeast => set.size.max(pages(holding.bytes())),
+    }
+}
+
+/// A curve as decisions are made by it and recorded with it: few points and digits, so that a year of decisions has room. What is
+/// rounded off is nothing beside a band.
+pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
+    let thinned = curve.thinned(RECORDED_POINTS);
+    let rounded = |ratio: f64| (ratio * RECORDED_STEPS).round() / RECORDED_STEPS;
+    let points = thinned.points().iter().map(|point| CurvePoint {
+        size: point.size,
+        miss_ratio: rounded(point.miss_ratio),
+        low: rounded(point.low),
+        high: rounded(point.high),
+    });
+    // Rounding keeps every order that makes points a curve.
+    MissRatioCurve::new(points.collect(), curve.references()).unwrap_or(thinned)
+}

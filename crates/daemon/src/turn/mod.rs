@@ -1,0 +1,320 @@
+//! The control loop: discover VMs, take their curves, allocate, move, check, roll back.
+//!
+//! A *turn* reads all inputs and decides; between turns, once a second, a *tick* advances a move in progress and
+//! answers commands. One thread does all of it. Nothing here waits for a guest: a balloon gets its target and is polled later.
+//!
+//! ```text
+//!  trap curves:   Whole ── divide ──> Moving ──> Checking ──> Whole
+//!  [LS07] fig. 6: Whole ── into caches ──> Shrinking ──> Tracing ── divide ──> Moving ──> Checking
+//!                   ^                                       ^                                │
+//!                   └──────── GivingBack <── give back ─────┴── (caches are kept) <──────────┘
+//! ```
+//!
+//! If a check finds a VM above its limit, the reallocation is rolled back.
+
+mod act;
+pub mod check;
+mod commands;
+mod decide;
+mod discover;
+mod views;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::Holding;
+use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State};
+use plimsoll_protocol::plan::{PlanInputs, PlanJson};
+use plimsoll_protocol::vm::Sample;
+
+use check::Promise;
+use discover::poll_all;
+use views::curve_json;
+
+use crate::clock::unix_ms;
+use crate::config::{Config, Workflow};
+use crate::history::{History, Moment};
+use crate::host::Host;
+use crate::moves::Move;
+use crate::shared::{Command, Shared, host_name};
+use crate::vm::{Vm, bytes};
+
+/// From one tick to the next.
+pub const TICK: Duration = Duration::from_secs(1);
+/// Sizes of one VM nearer to each other than this are the same.
+const SAME_BYTES: u64 = 1 << 20;
+/// What a cache under a disk keeps when its memory goes back: its daemon refuses to do with less than its books need.
+const CACHE_LEAST_BYTES: u64 = 4 << 20;
+/// The first turn in which something is moved: what was before it is what a check compares with.
+const FIRST_MOVE_TURN: u64 = 4;
+/// Cooldown doubles with every division taken back, up to so many times.
+const BACK_OFF_MAX: u32 = 5;
+/// What history knows the page store by; no VM has such a name.
+const STORE: &str = "\0store";
+
+/// A move that could be begun.
+#[derive(Debug, Clone, PartialEq)]
+struct PendingMove {
+    kind: Kind,
+    inputs: Option<PlanInputs>,
+    plan: Option<PlanJson>,
+    moves: Vec<(String, Holding, Holding)>,
+    promises: Vec<Promise>,
+    reason: String,
+    takes_back: Option<u64>,
+}
+
+/// A decision under way.
+struct ActiveDecision {
+    decision: Decision,
+    promises: Vec<Promise>,
+    stage: Stage,
+    /// When it began.
+    began: Instant,
+}
+
+enum Stage {
+    Moving(Move),
+    /// Measured since.
+    Checking(Instant),
+}
+
+/// The loop and all it knows.
+pub struct Turns<H: Host> {
+    config: Config,
+    reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
+    host: H,
+    history: Arc<History>,
+    shared: Arc<Shared>,
+    vms: BTreeMap<String, Vm>,
+    paused: bool,
+    phase: Phase,
+    phase_since: Instant,
+    active: Option<ActiveDecision>,
+    proposal: Option<(Decision, PendingMove)>,
+    cooldown_until: Option<Instant>,
+    taken_back: u32,
+    turn: u64,
+    next_turn: Instant,
+    turn_took: Duration,
+    since_unix_ms: u64,
+    warnings: Vec<String>,
+    /// What the policy said against a division.
+    infeasible: Option<String>,
+    /// Whether that is because promises do not fit.
+    guarantee: bool,
+    inputs: Option<PlanInputs>,
+    store_bytes: u64,
+    /// RAM of the host: all, and what the kernel could give without swapping.
+    host_ram: (u64, u64),
+    /// Whether the last pending was one of self-ballooning: others come in between.
+    self_ballooned: bool,
+    /// When the last memory was given back from caches.
+    gave_back: Option<Instant>,
+    /// The page store's capacity when it was first seen: memory that is not the VMs'.
+    store_first_bytes: Option<u64>,
+    hostname: String,
+}
+
+impl<H: Host> Turns<H> {
+    /// Begins where an earlier daemon ended, as far as `history` tells. `reload` reads the configuration again.
+    pub fn new(
+        config: Config,
+        reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
+        host: H,
+        shared: Arc<Shared>,
+        now: Instant,
+    ) -> Self {
+        let history = Arc::clone(&shared.history);
+        let mut turns = Self {
+            paused: history.paused() || history.began_anew(),
+            phase: Phase::Whole,
+            phase_since: now,
+            config,
+            reload,
+            host,
+            history,
+            shared,
+            vms: BTreeMap::new(),
+            active: None,
+            proposal: None,
+            cooldown_until: None,
+            taken_back: 0,
+            turn: 0,
+            next_turn: now,
+            turn_took: Duration::ZERO,
+            since_unix_ms: unix_ms(),
+            warnings: Vec::new(),
+            infeasible: None,
+            guarantee: false,
+            inputs: None,
+            store_bytes: 0,
+            host_ram: (u64::MAX, 0),
+            self_ballooned: false,
+            gave_back: None,
+            store_first_bytes: None,
+            hostname: host_name(),
+        };
+        turns.recover();
+        turns
+    }
+
+    /// What an earlier daemon had begun is not gone on with: what it moved stays, and is told.
+    fn recover(&mut self) {
+        if self.history.began_anew() {
+            tracing::warn!(
+                "whether moving was paused is forgotten, so it is paused: resume it if that is right"
+            );
+        }
+        for mut decision in self.history.unfinished() {
+            let proposed = decision.state == State::Proposed;
+            decision.state = if proposed {
+                State::Superseded
+            } else {
+                State::Stopped
+            };
+            if !proposed {
+                decision.reason.push_str(
+                    " The daemon ended while this was under way; what was moved stays. Roll it back to undo it.",
+                );
+                tracing::warn!(
+                    decision = decision.id,
+                    "a move was under way when the daemon ended; what was moved stays"
+                );
+            }
+            decision.ended_unix_ms = Some(unix_ms());
+            self.keep(&decision);
+        }
+        // VMs that were shrunk into their caches are traced on.
+        if self.is_cached()
+            && self
+                .history
+                .phase()
+                .is_some_and(|phase| phase != Phase::Whole)
+        {
+            self.phase = Phase::Tracing;
+        }
+    }
+
+    /// Keeps a decision, on disk if that is possible: history says itself when it is not.
+    fn keep(&self, decision: &Decision) {
+        let _ = self.history.put_decision(decision);
+    }
+
+    /// Runs until every [`Shared`] is gone or `stop` says so; `alive` is called at every tick.
+    pub fn run(
+        &mut self,
+        commands: &Receiver<Command>,
+        stop: &dyn Fn() -> bool,
+        alive: &mut dyn FnMut(),
+    ) {
+        loop {
+            let tick = Instant::now();
+            self.tick(tick);
+            alive();
+            loop {
+                if stop() {
+                    self.shut_down();
+                    return;
+                }
+                let left = TICK.saturating_sub(tick.elapsed());
+                match commands.recv_timeout(left.min(Duration::from_millis(100))) {
+                    Ok(command) => self.answer(command, Instant::now()),
+                    Err(RecvTimeoutError::Timeout) if left.is_zero() => break,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        }
+    }
+
+    /// Carries a move forward, and takes a turn if it is time.
+    pub fn tick(&mut self, now: Instant) {
+        self.advance(now);
+        if now >= self.next_turn {
+            let began = Instant::now();
+            self.take_turn(now);
+            self.turn_took = began.elapsed();
+            self.next_turn = now + self.config.turn_interval;
+            self.publish();
+        }
+    }
+
+    fn take_turn(&mut self, now: Instant) {
+        self.turn += 1;
+        self.warnings.clear();
+        self.host_ram = self.host.ram();
+        self.discover();
+        poll_all(self.vms.values_mut());
+        for vm in self.vms.values_mut() {
+            vm.refresh(&self.config.workflow, now);
+            if vm.is_known() && !vm.first_is_kept {
+                vm.first_bytes = vm.size_bytes();
+                vm.first_is_kept = true;
+                let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
+            }
+        }
+        self.read_store();
+        if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
+            self.back_store();
+        }
+        self.inputs = self.plan_inputs();
+        self.decide(now);
+        self.record();
+    }
+
+    fn record(&mut self) {
+        let rules = self.rules();
+        let now = unix_ms();
+        let relatives: Vec<_> = self
+            .vms
+            .values()
+            .map(|vm| self.relative_now(vm, &rules))
+            .collect();
+        let curves: Vec<_> = self
+            .vms
+            .iter()
+            .map(|(name, vm)| curve_json(name, vm))
+            .collect();
+        let mut moments = Vec::new();
+        let lost: Vec<_> = self.vms.values_mut().map(Vm::newly_lost).collect();
+        for (index, (name, vm)) in self.vms.iter().enumerate() {
+            let holding = vm.look.holding();
+            moments.push(Moment {
+                vm: name,
+                sample: Sample {
+                    unix_ms: now,
+                    direct_bytes: holding.direct_bytes,
+                    cache_bytes: holding.cache_bytes,
+                    target_bytes: vm.target_bytes,
+                    working_set_bytes: vm.working_set.map(|set| bytes(set.size)),
+                    relative: relatives[index].map(|relative| relative.expected),
+                    misses_per_second: vm.misses_per_second(),
+                    overhead_ratio: vm.trace.as_ref().map(|trace| trace.overhead_ratio),
+                    lost: lost[index],
+                },
+                heat: vm.new_heat().map(|row| (vm.heat_cell_bytes, row)),
+                curve: curves[index].as_ref(),
+            });
+        }
+        self.history.record_turn(&moments);
+        self.warnings.extend(self.history.warnings());
+    }
+
+    fn publish(&mut self) {
+        let snapshot = self.snapshot();
+        self.shared.publish(snapshot);
+    }
+
+    fn is_cached(&self) -> bool {
+        matches!(self.config.workflow, Workflow::Cache { .. })
+    }
+
+    fn enter(&mut self, phase: Phase, now: Instant) {
+        self.phase = phase;
+        self.phase_since = now;
+        let _ = self.history.put_phase(phase);
+    }
+}

@@ -1,0 +1,258 @@
+//! Views of the turn loop for clients: the host, its VMs and their curves.
+
+use std::sync::Arc;
+
+use plimsoll_actuator::{Absence, Progress};
+use plimsoll_flow::PageSize;
+use plimsoll_policy::{Rules, promise_size, relative};
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::vm::{
+    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, Standing,
+    VmSummary, WorkingSetView,
+};
+
+use super::Turns;
+use crate::clock::unix_ms;
+use crate::host::Host;
+use crate::shared::Snapshot;
+use crate::vm::{Vm, bytes, pages};
+
+impl<H: Host> Turns<H> {
+    pub(super) fn relative_now(&self, vm: &Vm, rules: &Rules) -> Option<Relative> {
+        let known = vm.known.as_ref()?;
+        let baseline = pages(vm.settings().baseline_bytes);
+        let size = pages(vm.size_bytes());
+        Some(relative(&known.curve, baseline, size, rules))
+    }
+
+    pub(super) fn summary(&self, name: &str, vm: &Vm) -> VmSummary {
+        let rules = self.rules();
+        let settings = vm.settings();
+        let holding = vm.look.holding();
+        let relative = self.relative_now(vm, &rules);
+        let promise = vm.known.as_ref().map(|known| {
+            let baseline = pages(settings.baseline_bytes);
+            let least = promise_size(&known.curve, baseline, settings.max_loss, &rules);
+            bytes(least).max(settings.min_bytes)
+        });
+        let reclaimable = promise.map(|promise| holding.bytes().saturating_sub(promise));
+        let (standing, why) = self.standing(vm, relative, reclaimable);
+        VmSummary {
+            vm: name.to_owned(),
+            pid: vm.found.pid,
+            accelerator: vm.found.accelerator.clone(),
+            libvirt: vm.found.libvirt,
+            standing,
+            why,
+            ram_bytes: vm.found.ram_bytes,
+            direct_bytes: holding.direct_bytes,
+            cache_bytes: holding.cache_bytes,
+            size_bytes: holding.bytes(),
+            target_bytes: vm.target_bytes,
+            settings,
+            working_set: vm.working_set.map(|set| WorkingSetView {
+                bytes: bytes(set.size),
+                bound: set.bound,
+            }),
+            relative,
+            reclaimable_bytes: reclaimable,
+            promise_bytes: promise,
+            curve_source: vm.known.as_ref().map(|known| known.source),
+            references: vm
+                .known
+                .as_ref()
+                .map_or(0, |known| known.curve.references()),
+            curve_unix_ms: vm.known.as_ref().map(|known| known.unix_ms),
+            trace: vm.trace.clone(),
+            balloon: balloon_view(vm),
+            cache: cache_view(vm),
+        }
+    }
+
+    pub(super) fn standing(
+        &self,
+        vm: &Vm,
+        relative: Option<Relative>,
+        reclaimable: Option<u64>,
+    ) -> (Standing, String) {
+        if let Some(why) = &vm.broken {
+            return (Standing::Violating, why.clone());
+        }
+        let (Some(relative), Some(reclaimable)) = (relative, reclaimable) else {
+            let why = vm.warnings.first().cloned();
+            let why = why.unwrap_or_else(|| "its curve is not known yet".to_owned());
+            return (Standing::Unknown, why);
+        };
+        let bound = 1.0 + vm.settings().max_loss;
+        if relative.expected > bound + self.config.tolerance {
+            let why = format!(
+                "predicted to miss {:.2} times as often as at its baseline, promised {bound:.2} at most",
+                relative.expected
+            );
+            (Standing::Violating, why)
+        } else if relative.high > bound {
+            let why = format!(
+                "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), promised {bound:.2}: not for certain",
+                relative.expected, relative.high
+            );
+            (Standing::Tight, why)
+        } else if reclaimable < self.config.unit_bytes {
+            (
+                Standing::Tight,
+                "its promise is kept, and it can give nothing".to_owned(),
+            )
+        } else {
+            (
+                Standing::Safe,
+                format!(
+                    "its promise is kept even with {} MiB less",
+                    reclaimable >> 20
+                ),
+            )
+        }
+    }
+
+    pub(super) fn snapshot(&mut self) -> Snapshot {
+        let vms: Vec<_> = self
+            .vms
+            .iter()
+            .map(|(name, vm)| self.summary(name, vm))
+            .collect();
+        let (total, available) = self.host_ram;
+        let sum = |bytes: fn(&VmSummary) -> u64| vms.iter().map(bytes).fold(0, u64::saturating_add);
+        let (direct, cache) = (sum(|vm| vm.direct_bytes), sum(|vm| vm.cache_bytes));
+        let divided = self.divided_bytes();
+        let reclaimable = vms.iter().filter(|vm| vm.settings.managed);
+        let mut warnings = self.warnings.clone();
+        warnings.extend(self.infeasible.clone());
+        for (name, vm) in &self.vms {
+            warnings.extend(
+                vm.warnings
+                    .iter()
+                    .map(|warning| format!("{name}: {warning}")),
+            );
+        }
+        let held = direct
+            .saturating_add(cache)
+            .saturating_add(self.store_bytes);
+        if held > divided {
+            warnings.push(format!(
+                "the VMs hold {} MiB, {} MiB more than what is divided",
+                held >> 20,
+                (held - divided) >> 20
+            ));
+        }
+        let memory = HostMemory {
+            total_bytes: total,
+            divided_bytes: divided,
+            vms_direct_bytes: direct,
+            vms_cache_bytes: cache,
+            store_bytes: self.store_bytes,
+            spare_bytes: divided
+                .saturating_sub(direct)
+                .saturating_sub(cache)
+                .saturating_sub(self.store_bytes),
+            reclaimable_bytes: reclaimable
+                .filter_map(|vm| vm.reclaimable_bytes)
+                .fold(0, u64::saturating_add),
+            available_bytes: available,
+        };
+        let curves = self.vms.iter();
+        let curves = curves.filter_map(|(name, vm)| Some((name.clone(), curve_json(name, vm)?)));
+        let heat = self.vms.iter().filter(|(_, vm)| !vm.heat.is_empty());
+        let heat = heat.map(|(name, vm)| {
+            let view = HeatmapView {
+                schema: SCHEMA,
+                vm: name.clone(),
+                cell_bytes: vm.heat_cell_bytes,
+                rows: vm.heat.iter().cloned().collect(),
+            };
+            (name.clone(), Arc::new(view))
+        });
+        Snapshot {
+            curves: curves.collect(),
+            heat: heat.collect(),
+            inputs: self.inputs.clone(),
+            proposal: self.proposal.as_ref().map(|(decision, _)| decision.clone()),
+            host: HostView {
+                schema: SCHEMA,
+                host: self.hostname.clone(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                mode: self.config.mode,
+                paused: self.paused,
+                phase: self.phase,
+                since_unix_ms: self.since_unix_ms,
+                now_unix_ms: unix_ms(),
+                turn: self.turn,
+                turn_interval_ms: u64::try_from(self.config.turn_interval.as_millis())
+                    .unwrap_or(u64::MAX),
+                turn_took_ms: self.turn_took.as_secs_f64() * 1e3,
+                memory,
+                vms,
+                moving: self.active.as_ref().map(|active| active.decision.id),
+                warnings,
+                history_bytes: self.history.bytes(),
+                daemon_resident_bytes: resident_bytes(),
+            },
+        }
+    }
+}
+
+/// A VM's curve as it is shown.
+pub(super) fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
+    let known = vm.known.as_ref()?;
+    let baseline = Some(pages(vm.settings().baseline_bytes));
+    Some(CurveJson::new(
+        name,
+        PageSize::FOUR_KIB,
+        baseline,
+        &known.shown,
+    ))
+}
+
+/// Resident memory of this process; 0 if the kernel does not say.
+pub(super) fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_ascii_whitespace().nth(1);
+    let pages: u64 = pages
+        .and_then(|pages| pages.parse().ok())
+        .unwrap_or_default();
+    pages.saturating_mul(rustix::param::page_size() as u64)
+}
+
+/// The view of a VM's balloon; `None` if it has none.
+fn balloon_view(vm: &Vm) -> Option<BalloonView> {
+    let part = &vm.look.direct;
+    let state = match part.progress {
+        Progress::Absent(Absence::NoDevice) => return None,
+        Progress::Absent(_) => BalloonState::Absent,
+        Progress::Untold => BalloonState::Idle,
+        Progress::Reached => BalloonState::Reached,
+        Progress::Following { .. } => BalloonState::Following,
+        Progress::Late { .. } => BalloonState::Late,
+        Progress::Stuck { .. } => BalloonState::Stuck,
+        _ => BalloonState::Unknown,
+    };
+    let guest = vm.look.guest.as_ref();
+    Some(BalloonView {
+        actual_bytes: part.actual_bytes,
+        target_bytes: part.target_bytes,
+        state,
+        guest_available_bytes: guest.and_then(|guest| guest.available_bytes),
+        statistics_age_ms: guest.map(|guest| guest.age_s.saturating_mul(1000)),
+    })
+}
+
+/// The view of the cache under a VM's disk.
+fn cache_view(vm: &Vm) -> Option<CacheView> {
+    let cache = vm.look.cache.as_ref()?;
+    let disk = vm.look.disk.clone().unwrap_or_default();
+    Some(CacheView {
+        capacity_bytes: cache.actual_bytes,
+        used_bytes: disk.cached_pages.saturating_mul(PageSize::FOUR_KIB.bytes()),
+        read_blocks: disk.read_blocks,
+        hits: disk.hits,
+        disabled: disk.disabled,
+    })
+}
