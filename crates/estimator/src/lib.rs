@@ -3,7 +3,7 @@
 //! | directory | holds | trait | registry |
 //! |---|---|---|---|
 //! | `curve/` | curves of a whole stream, where first references miss at every size | [`Estimator`] | [`registry::ALGORITHMS`] |
-//! | `live/` | curves of a running VM in windows and by samples, where a first reference only says that its page was not used for a while | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
+//! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
 //! | `parts/` | what they share | | |
 //!

@@ -43,7 +43,7 @@ pub enum OptionKind {
 }
 
 impl OptionKind {
-    /// What stands for a value in help.
+    /// Placeholder of a value in help.
     #[must_use]
     pub fn value_name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl Settings {
 
 /// An algorithm, set and ready to observe.
 pub struct BuiltEstimator {
-    /// What to call it in a table, with its main setting.
+    /// Label in tables, with its main setting.
     pub label: String,
     /// The algorithm itself.
     pub estimator: Box<dyn Estimator>,
@@ -450,7 +450,7 @@ impl Algorithm {
     }
 }
 
-/// What an estimator of working sets is fed.
+/// Input of a working-set estimator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
     /// Pages of all page walks, numbered as the TLB has them.

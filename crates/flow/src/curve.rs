@@ -85,7 +85,7 @@ pub struct CurveDistance {
     pub mean_absolute_error: f64,
     /// Largest absolute difference in miss ratio, 0.0 to 1.0.
     pub max_absolute_error: f64,
-    /// The size at which the largest difference stands, in pages.
+    /// Size of the largest difference, in pages.
     pub max_at: PageCount,
 }
 
@@ -101,11 +101,11 @@ pub struct Cliff {
 }
 
 impl Cliff {
-    /// The least fall that is a cliff, in miss ratio.
+    /// Minimum fall of the miss ratio that counts as a cliff.
     pub const FALL_MIN: f64 = 0.05;
     /// The share of the size within which it falls that far.
     pub const WIDTH: f64 = 0.02;
-    /// Below this, a step of one page is wider than that share and no cliff is told.
+    /// Below this size, a step of one page exceeds that share and no cliff is reported.
     pub const SIZE_MIN: PageCount = PageCount(100);
 
     /// The ratio half of the way down.
@@ -161,7 +161,7 @@ impl MissRatioCurve {
         &self.points
     }
 
-    /// How many references stand behind the curve; for a sampled one, those actually seen.
+    /// Number of references behind the curve; for a sampled curve, those in the sample.
     #[must_use]
     pub fn references(&self) -> u64 {
         self.references
@@ -244,7 +244,7 @@ impl MissRatioCurve {
 
     /// Compares the curve with a true one as [`distance`](Self::distance) does, forgiving sizes
     /// that are off by a share `slack`, 0.0 to 1.0: no difference counts between the ratios that `truth` has that much
-    /// below and above a size. So a cliff that stands a little beside its place is no error of its whole height.
+    /// below and above a size. So a cliff that is slightly misplaced does not count as an error of its whole height.
     #[must_use]
     pub fn distance_up_to(
         &self,

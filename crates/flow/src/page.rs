@@ -64,7 +64,7 @@ pub struct PageSize(NonZeroU64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a page cannot have {bytes} bytes: the size must be a power of two")]
 pub struct PageSizeError {
-    /// The size that was asked for.
+    /// The requested size.
     pub bytes: u64,
 }
 

@@ -98,7 +98,7 @@ pub struct ScanCounts {
     pub resolution_pages: u32,
 }
 
-/// What escaped the tracer in a period.
+/// Losses of the tracer in a period.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeriodLosses {
     /// Sampled pages that could not be made inaccessible at the start.
@@ -119,7 +119,7 @@ impl PeriodLosses {
     }
 }
 
-/// What a tracing backend did in one period, what it cost and what it lost.
+/// Results, cost and losses of a tracing backend in one period.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Period {
     /// Number of the period, from 0.
@@ -154,7 +154,7 @@ pub struct Period {
     pub overhead_ratio: f64,
     /// Whether the time budget closed the window before the end of the period.
     pub budget_exhausted: bool,
-    /// What escaped.
+    /// Losses.
     pub losses: PeriodLosses,
 }
 

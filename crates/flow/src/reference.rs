@@ -2,14 +2,14 @@
 
 use crate::PageNumber;
 
-/// What an access did to the page.
+/// Kind of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AccessKind {
     /// The page was read.
     Read,
     /// The page was written.
     Write,
-    /// The source cannot tell.
+    /// The source does not record it.
     #[default]
     Unknown,
 }
@@ -23,7 +23,7 @@ pub struct LogicalTime(pub u64);
 pub struct Reference {
     /// The page that was accessed.
     pub page: PageNumber,
-    /// What the access did.
+    /// Kind of the access.
     pub kind: AccessKind,
     /// When, in references since the start of the stream.
     pub time: LogicalTime,
@@ -93,19 +93,19 @@ impl ReferenceBatch {
         &self.pages
     }
 
-    /// What each access did; as long as [`pages`](Self::pages).
+    /// Kind of each access; as long as [`pages`](Self::pages).
     #[must_use]
     pub fn kinds(&self) -> &[AccessKind] {
         &self.kinds
     }
 
-    /// How many references the batch holds.
+    /// Number of references in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether the batch holds no reference.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()

@@ -12,7 +12,7 @@ impl fmt::Display for VmId {
     }
 }
 
-/// What stands behind a mapping of guest RAM.
+/// Backing of a mapping of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RamBacking {
     /// A memfd mapped shared (`memory-backend-memfd,share=on`).
@@ -48,6 +48,6 @@ pub struct RamMapping {
     pub len_bytes: u64,
     /// Where in the backing file the mapping starts, in bytes.
     pub file_offset_bytes: u64,
-    /// What stands behind it.
+    /// Its backing.
     pub backing: RamBacking,
 }

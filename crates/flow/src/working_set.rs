@@ -23,7 +23,7 @@ pub enum WorkingSetBound {
 pub struct WorkingSet {
     /// Size in pages.
     pub size: PageCount,
-    /// Whether that is the working set or only a bound of it.
+    /// Whether the size is an estimate or a bound.
     pub bound: WorkingSetBound,
 }
 

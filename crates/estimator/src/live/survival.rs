@@ -198,7 +198,7 @@ impl Survival {
         steps.map(|step| (step.value, step.share_above)).collect()
     }
 
-    /// Returns the share that lies above every value observed: where, is not known.
+    /// Returns the share that lies above every value observed: where, is unknown.
     #[must_use]
     pub fn unresolved(&self) -> f64 {
         self.steps().last().map_or(1.0, |step| step.share_above)

@@ -25,7 +25,7 @@
 //! that distances had to be scaled. Measured over 100 pairs of windows at scale 16, the band of 95 % held
 //! the truth at 99 % of sizes for an even stream, but at 83 % for Zipf's, where the few hottest
 //! pages are mostly outside the sample and nothing inside tells of them. Only more windows, each
-//! with another sample, do. At scale 1 it is too wide: all pages are looked at, and it takes them for a draw.
+//! with another sample, do. At scale 1 it is too wide: all pages are inspected, and it takes them for a draw.
 //!
 //! **Behind a hot set.** A tracer sees only references that miss its hot set of `H` sampled pages,
 //! replaced first in, first out. The curve is then that of the references seen: P(needed > c) = LRU's
@@ -132,7 +132,7 @@ impl WindowLru {
         }
     }
 
-    /// Closes the window, in which one in `scale` pages was looked at, and opens the next.
+    /// Closes the window, in which one in `scale` pages was inspected, and opens the next.
     ///
     /// Returns the sizes in pages that its references needed.
     pub fn finish(&mut self, scale: u64) -> Survival {
@@ -218,7 +218,7 @@ impl WindowAet {
         }
     }
 
-    /// Closes the window, in which one in `scale` pages was looked at, and opens the next.
+    /// Closes the window, in which one in `scale` pages was inspected, and opens the next.
     ///
     /// Returns the reuse times of its references, in references to all pages.
     pub fn finish(&mut self, scale: u64) -> Survival {

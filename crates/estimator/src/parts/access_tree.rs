@@ -27,7 +27,7 @@ const LEAF_WORDS: usize = 8;
 const LEAF_BITS: usize = LEAF_WORDS * WORD_BITS;
 const CHILDREN: usize = 16;
 
-/// How many strikes ahead a leaf is asked for.
+/// Number of removals by which a leaf is prefetched.
 const AHEAD: usize = 16;
 
 /// 512 times, a bit each.

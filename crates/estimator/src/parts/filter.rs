@@ -2,7 +2,7 @@
 //!
 //! At a low rate an estimator does nothing for most references but hash their page and
 //! find that it is not sampled. Here 64 pages at a time are hashed
-//! and compared without a branch, and one word tells which to look at.
+//! and compared without a branch, and one word marks the selected ones.
 //!
 //! Three paths give the same words: plain Rust, AVX2 (which has no 64-bit multiplication and puts
 //! it together from 32-bit ones), AVX-512 (which has one). The machine decides at run time (`sys`).

@@ -117,7 +117,7 @@ impl PageSample {
         }
     }
 
-    /// The share of pages sampled: the rate asked for, to within 2^-64.
+    /// The share of pages sampled: the requested rate, to within 2^-64.
     pub(crate) fn rate(&self) -> f64 {
         (self.limit as f64 + 1.0) / HASHES
     }
@@ -176,7 +176,7 @@ impl PageSample {
     }
 }
 
-/// How many pages go through the filter before their sampled ones are looked at.
+/// Number of pages filtered before the sampled ones are processed.
 pub(crate) const FILTER_PAGES: usize = 2048;
 
 /// One of a slice of pages that is sampled.

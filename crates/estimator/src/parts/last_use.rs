@@ -26,13 +26,13 @@ use plimsoll_flow::PageNumber;
 use crate::parts::hash::{PageMap, page_map};
 use crate::parts::sys::{filled_huge, prefetch};
 
-/// What [`LastUse::replace_batch`] says of a page without a time.
+/// Value of [`LastUse::replace_batch`] for a page without a time.
 pub(crate) const NEVER: u32 = u32::MAX;
 
-/// How many references ahead a line is asked for.
+/// Number of references by which a line is prefetched.
 const AHEAD: usize = 64;
 
-/// How many references ahead the line is looked at: late enough to have come, early enough for another one.
+/// Number of references by which the prefetched line is read: late enough to have arrived, early enough to prefetch another.
 const SEEN_AHEAD: usize = 24;
 
 /// Pages looked up between two checks for room: few against those there, so that small tables stay small.
@@ -153,7 +153,7 @@ impl LastUse {
     }
 
     /// Sets the times of `pages` to `now`, `now + 1`, ..; `times` gets one entry for each: how long ago
-    /// the page was used before, or 0 if that is not known in 32 bits. Then `others` is told its time,
+    /// the page was used before, or 0 if that is unknown in 32 bits. Then `others` is told its time,
     /// and how long ago its page was used, if it ever was.
     pub(crate) fn reuse_times(
         &mut self,
@@ -308,7 +308,7 @@ impl LastUse {
         }
     }
 
-    /// Looks for a page in the bucket where its search begins: its place there, or [`NO_PLACE`]. If
+    /// Searches for a page in the bucket where its search begins: its place there, or [`NO_PLACE`]. If
     /// it is not there it may be in the next one, which is asked for.
     #[inline(always)]
     fn see_page(&self, page: u64, home: usize) -> u8 {

@@ -66,8 +66,8 @@ fn ceiled(pages: f64) -> u64 {
 /// What of a share of references a short look at all pages cannot see.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unseen {
-    /// May hit without that any did in it: up to three of those looked at, with a chance of 95 %, each counting
-    /// for as many as the longest stretch says; and all, where none is looked at.
+    /// May hit without that any did in it: up to three of those inspected, with a chance of 95 %, each counting
+    /// for as many as the longest stretch says; and all, where none is inspected.
     pub(crate) below: f64,
     /// May miss though it seems to hit: of those cut off it is only assumed that they go on as the others do, but
     /// the pages that a burst sees first late may be those that are used seldom.

@@ -6,12 +6,12 @@ use super::Settled;
 
 /// An estimator of a working set, fed pages interval by interval.
 ///
-/// Which pages, the registry's row says: those touched, or those that a processor logged.
+/// The registry's row determines which pages: those accessed, or those that a processor logged.
 pub trait WorkingSetEstimator {
     /// Takes in pages of the present interval, in any order.
     fn observe(&mut self, pages: &[PageNumber]);
 
-    /// Ends an interval. Returns the row's columns, in their order, `None` where a number is not known yet.
+    /// Ends an interval. Returns the row's columns, in their order, `None` where a number is unknown yet.
     fn end_interval(&mut self) -> Vec<Option<u64>>;
 
     /// The working set so far; `None` before the first interval ended.

@@ -35,7 +35,7 @@ impl Default for PmlOptions {
     }
 }
 
-/// What a step ended with.
+/// State at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PmlStep {
     /// Distinct pages logged in it.

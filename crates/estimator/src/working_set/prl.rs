@@ -25,18 +25,18 @@ use super::estimator::WorkingSetEstimator;
 use super::settling::{Settled, Settling};
 use crate::parts::hash::{PageMap, page_map};
 
-/// How [`Prl`] tells hot pages, and when it is sure.
+/// Options of [`Prl`]: which pages are hot, and when the estimate is settled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrlOptions {
     /// τ: a page logged so many times is hot.
     pub tau: NonZeroU32,
-    /// ω: steps that the number of hot pages must stand still.
+    /// ω: number of steps without a change of the number of hot pages.
     pub omega: NonZeroU16,
     /// Share, 0.0 to 1.0, of the pages logged within the last ω steps that must be hot before anything settles.
     pub warm_up: f64,
     /// Growth within ω steps, as a share of the hot pages, that counts as none; 0.0 is the paper's rule.
     pub tolerance: f64,
-    /// ε: what the guest's kernel needs besides, \[PRL\] §4.4.
+    /// ε: additional need of the guest's kernel, \[PRL\] §4.4.
     pub epsilon: PageCount,
 }
 
@@ -52,7 +52,7 @@ impl Default for PrlOptions {
     }
 }
 
-/// What a step ended with.
+/// State at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrlStep {
     /// Pages that are hot.

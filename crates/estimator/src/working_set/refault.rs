@@ -23,7 +23,7 @@ pub struct RefaultOptions {
     pub quiet: u64,
     /// Steps to wait for a balloon that stands still on its way, before its place is taken for the end.
     pub patience: u32,
-    /// The VM is never told a smaller size.
+    /// Minimum size of the VM.
     pub floor: PageCount,
     /// Nor a larger one: all of its memory.
     pub ceiling: PageCount,
@@ -47,18 +47,18 @@ impl RefaultOptions {
 /// no movement either.
 const SLACK: f64 = 0.01;
 
-/// What was found at the end of a step.
+/// Observation at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefaultObservation {
-    /// What the VM has now, by its balloon.
+    /// The VM's current size, according to its balloon.
     pub size: PageCount,
     /// Pages read again since the observation before.
     pub refaults: u64,
-    /// What its processes were promised, if the guest says.
+    /// Memory committed to its processes, if the guest reports it.
     pub committed: Option<PageCount>,
 }
 
-/// What [`Refault`] is doing.
+/// State of [`Refault`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefaultPhase {
     /// Nothing was observed yet.
@@ -120,7 +120,7 @@ impl Refault {
 
     /// Takes what a step ended with and returns the size that the VM is to have for the next one.
     ///
-    /// What was counted before the first observation counts for nothing.
+    /// Counts before the first observation are ignored.
     pub fn step(&mut self, seen: RefaultObservation) -> PageCount {
         match self.phase {
             RefaultPhase::Settled => return self.target,
@@ -194,7 +194,7 @@ impl Refault {
         self.aim(size)
     }
 
-    /// What it is doing.
+    /// Its state.
     #[must_use]
     pub fn phase(&self) -> RefaultPhase {
         self.phase

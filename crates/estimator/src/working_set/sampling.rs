@@ -46,7 +46,7 @@ impl Default for SamplingOptions {
     }
 }
 
-/// What an interval ended with.
+/// State at the end of an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingStep {
     /// Pages of the sample that were touched.
@@ -97,7 +97,7 @@ pub struct Sampling {
     sample: PageMap<bool>,
     touched: u32,
     averages: Option<(f64, f64)>,
-    /// What the last interval ended with.
+    /// State at the end of the last interval.
     last: Option<SamplingStep>,
 }
 

@@ -35,14 +35,14 @@ impl Default for TouchedOptions {
     }
 }
 
-/// What an interval ended with.
+/// State at the end of an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TouchedStep {
     /// Distinct pages touched in it.
     pub touched: PageCount,
     /// Distinct pages touched so far.
     pub cumulative: PageCount,
-    /// The working set: pages touched in as many intervals of the window as asked for.
+    /// The working set: pages accessed in the configured number of intervals of the window.
     pub working_set: PageCount,
 }
 
@@ -57,7 +57,7 @@ pub struct TouchedPages {
     /// Pages of the window's intervals before it, the oldest first.
     before: VecDeque<Vec<PageNumber>>,
     working_set: u64,
-    /// What the last interval ended with.
+    /// State at the end of the last interval.
     last: Option<TouchedStep>,
 }
 

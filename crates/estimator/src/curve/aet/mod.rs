@@ -25,10 +25,10 @@ use crate::estimator::Estimator;
 use crate::parts::histogram::Histogram;
 use crate::parts::last_use::LastUse;
 
-/// References looked up at once, so that their reuse times stay in a core's first-level cache.
+/// Number of references looked up as a block, so that their reuse times fit into a core's first-level cache.
 const PIECE: usize = 4096;
 
-/// Which pages the witness draws: any do, always the same ones.
+/// Seed of the witness's sample; arbitrary, but constant.
 const WITNESS_SEED: u64 = 0;
 
 /// AET over all references of a stream.

@@ -41,7 +41,7 @@ const DEFICIT_DISMISSED: f64 = 3.0;
 /// }
 /// let mut aet = SpatialAet::new(0.05, 7)?;
 /// aet.observe(&batch);
-/// // Of a loop every page tells the size, and every page is used equally often.
+/// // In a loop every page determines the size, and every page is used equally often.
 /// assert!((aet.curve()?.miss_ratio(PageCount(10_000)) - 0.1).abs() < 1e-9);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -95,7 +95,7 @@ impl SpatialAet {
         self.sampled
     }
 
-    /// The reuse times of the whole stream, times the sampling rate, as far as the sample tells;
+    /// The reuse times of the whole stream, times the sampling rate, as estimated from the sample;
     /// none without a sampled reference.
     #[must_use]
     pub fn reuse_times(&self) -> ReuseTimes {

@@ -26,7 +26,7 @@ const RANKS: usize = 64;
 /// Counts are below this, whatever the registers hold: enough for every page of 2^64 bytes.
 pub(super) const COUNT_MAX: u64 = 1 << 52;
 
-/// What one page tells a counter: a register and the rank it is raised to.
+/// The update of a counter by one page: a register and its new rank.
 ///
 /// Packed, because lists of them are what counters are merged from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl HyperLogLog {
 
     /// The estimated number of distinct pages, rounded to a whole one.
     ///
-    /// A counter that has seen more never says less.
+    /// A counter that has counted more never reports less.
     pub(super) fn count(&self) -> u64 {
         let registers = self.registers.len() as f64;
         // The largest rank a hash can have: it stands for "this or more".

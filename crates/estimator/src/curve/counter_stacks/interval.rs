@@ -40,7 +40,7 @@ pub(super) struct Interval {
     salt: u64,
     shift: u32,
     number: u32,
-    /// Bit `t` stands if the reference at time `t` is its page's last one.
+    /// Bit `t` is set if the reference at time `t` is its page's last one.
     words: Vec<u64>,
     /// Bits marked in each group of words.
     groups: Vec<u32>,
@@ -120,7 +120,7 @@ impl Interval {
         }
     }
 
-    /// How many bits stand after time `before`.
+    /// Number of bits set after time `before`.
     #[inline(always)]
     fn standing_after(&self, before: u32) -> u32 {
         let (first, last) = (before as usize / 64, (self.references as usize - 1) / 64);

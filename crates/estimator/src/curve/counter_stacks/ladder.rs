@@ -129,7 +129,7 @@ impl<S> Ladder<S> {
 
     /// Ends a level's stretch at `until`, which all lower levels' did before. `distinct` pages were
     /// in the last interval. What each counter counts now says `measure`, from the younger
-    /// ones to the older, given the one before. `None` if it says what cannot be.
+    /// ones to the older, given the previous one. `None` if a count is impossible.
     pub(super) fn end_stretch(
         &mut self,
         level: usize,
@@ -287,7 +287,7 @@ impl<S> Ladder<S> {
         }
     }
 
-    /// What the stream's first counter says.
+    /// Value of the stream's first counter.
     pub(super) fn distinct(&self) -> u64 {
         self.counters()
             .map(|counter| counter.count)

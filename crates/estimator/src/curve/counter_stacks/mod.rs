@@ -5,17 +5,17 @@
 //! from many beginnings so give the curve, without a table of pages (`ladder` has the argument and its
 //! bounds). A counter is a `HyperLogLog` of 2^p bytes, however many pages there are.
 //!
-//! What is done here that the paper does not:
+//! Additions to the paper:
 //!
 //! - **One counter is fed.** Pages go into the counter of the present interval only; at its end it is merged
 //!   into the older ones, youngest first. Each has seen all that the next younger one has, so
 //!   what does not change one changes none behind it, and few marks get far (`hyper_log_log`).
 //! - **Old counters are counted rarely.** A counter of age `t` is counted every share `delta` of `t` (`ladder`).
 //! - **Inside the present interval distances are exact** (`interval`), as no counter starts there.
-//!   First references of an interval are all that counters are told.
+//!   Counters get only the first references of an interval.
 //! - **A [recorded stream](StreamWriter)** keeps every count, and the curve of any window comes out of it.
 //!
-//! **Band.** The bounds of `ladder` hold for exact counts, and both edges are kept as sums beside the estimate. Counts err
+//! **Band.** The bounds of `ladder` hold for exact counts, and both limits are kept as sums beside the estimate. Counts err
 //! by a share: the edges are widened by 2.5 standard errors of one counter in size, and by a little more in
 //! number of misses (`sizes`), though errors of many counters partly cancel.
 //!
@@ -67,26 +67,26 @@ impl Default for CounterStacksOptions {
     }
 }
 
-/// Why counters cannot be as asked. Nothing was built.
+/// Why counters cannot have these options. Nothing was built.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CounterStacksError {
     /// Registers too few to count with or too many to keep.
     #[error("the precision must be from 4 to 18; got {precision}")]
     Precision {
-        /// The precision that was asked for.
+        /// The requested precision.
         precision: u32,
     },
     /// No interval, or one too long to be exact in.
     #[error("the interval must be from 1 to 2^20 references; got {interval}")]
     Interval {
-        /// The interval that was asked for, in references.
+        /// The requested interval, in references.
         interval: u32,
     },
     /// A share there is not, or so large that too little is left.
     #[error("delta must be from 0 to 0.5; got {delta}")]
     Delta {
-        /// The share that was asked for.
+        /// The requested share.
         delta: f64,
     },
 }
@@ -157,14 +157,14 @@ pub struct CounterStacks {
 #[derive(Debug, Clone)]
 struct Stack {
     ladder: Ladder<HyperLogLog>,
-    /// What each level's counters have not been told yet.
+    /// Pending input of each level's counters.
     marks: Vec<Marks>,
     /// Marks on their way up; empty between intervals.
     list: Vec<Mark>,
     sizes: Sizes,
 }
 
-/// What is told of a stack as it grows. Counts of an interval's end follow its
+/// Events of a growing stack. Counts of an interval's end follow its
 /// [`interval`](Recorder::interval), levels rising, younger counters first.
 trait Recorder {
     /// A page was used again within the interval.
@@ -173,7 +173,7 @@ trait Recorder {
     fn interval(&mut self, references: u32, distinct: u32, last: bool);
     /// A counter rose by `amount`, which is near the next younger one's.
     fn rise(&mut self, amount: u64, younger: u64);
-    /// Everything about the interval was told.
+    /// The interval is complete.
     fn done(&mut self);
 }
 
@@ -186,11 +186,11 @@ impl Recorder for () {
 }
 
 impl CounterStacks {
-    /// Counts as `options` say.
+    /// Counts as configured by `options`.
     ///
     /// # Errors
     ///
-    /// [`CounterStacksError`] says which of the options is out of its range.
+    /// [`CounterStacksError`] if an option is out of range.
     pub fn new(options: CounterStacksOptions) -> Result<Self, CounterStacksError> {
         let delta = options.check()?;
         let counter = HyperLogLog::new(options.precision);

@@ -107,7 +107,7 @@ impl Windows {
     }
 }
 
-/// What the average window touches, by its length; and the curve that follows.
+/// The average footprint by window length, and the curve derived from it.
 #[derive(Debug, Clone)]
 pub struct AverageWindow {
     /// All gaps as short as they can be: the most pages.

@@ -186,7 +186,7 @@ impl Gaps {
         known.chain(censored).collect()
     }
 
-    /// How far apart the bounds of a gap lie, on the average of those that are not known.
+    /// How far apart the bounds of a gap lie, on the average of those that are unknown.
     pub(super) fn mean_width(&self) -> f64 {
         self.widths / self.censored.max(1) as f64
     }

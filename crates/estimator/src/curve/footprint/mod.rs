@@ -38,7 +38,7 @@ use crate::curve::shards::witness::{Certain, Witness};
 use crate::estimator::Estimator;
 use crate::parts::last_use::LastUse;
 
-/// Why times were not taken in, or no average could be made of them. What was taken in before stays.
+/// Why times were not accepted, or no average could be computed. Times accepted before remain.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FootprintError {
@@ -77,7 +77,7 @@ pub struct FootprintPoint {
 /// The average footprint of a whole stream, every reuse time known.
 ///
 /// The miss ratio is the model's; the band holds that of a small exact sample of the pages as
-/// well (`witness`), so that it tells where the model is wrong.
+/// well (`witness`), so that it shows where the model is wrong.
 #[derive(Debug, Clone)]
 pub struct AverageFootprint {
     /// Without the last gaps, which every reference changes.
@@ -89,7 +89,7 @@ pub struct AverageFootprint {
     witness: Witness,
 }
 
-/// References looked up at once, so that their reuse times stay in a core's first-level cache.
+/// Number of references looked up as a block, so that their reuse times fit into a core's first-level cache.
 const PIECE: usize = 4096;
 
 /// Which pages the witness follows: any number does.

@@ -6,7 +6,7 @@ use super::{GhostError, GhostOptions, as_index, check_pages, filled, too_large};
 
 /// References by where in cache and ghost their page was.
 ///
-/// The sizes told apart are the *borders*: `direct`, `direct + segment`, .. `direct + ghost`.
+/// The sizes distinguished are the *borders*: `direct`, `direct + segment`, .. `direct + ghost`.
 #[derive(Debug, Clone)]
 pub(super) struct Counts {
     pub(super) options: GhostOptions,

@@ -6,9 +6,9 @@
 use super::{GhostError, filled};
 use crate::parts::sys;
 
-/// A row of times, with how many stand before each.
+/// A sequence of times, with the number of valid ones before each.
 ///
-/// A time not yet taken stands. It is after all that were, so it is counted for none.
+/// An unused time is valid. It is after all used ones, so it is counted for none of them.
 #[derive(Debug, Clone)]
 pub(super) struct Depths {
     pub(super) words: Vec<u64>,
@@ -43,7 +43,7 @@ impl Depths {
         Ok(depths)
     }
 
-    /// Lets all times stand.
+    /// Marks all times as valid.
     pub(super) fn reset(&mut self) {
         self.words.fill(u64::MAX);
         self.groups
@@ -72,7 +72,7 @@ impl Depths {
             .wrapping_add(within.count_ones())
     }
 
-    /// Strikes out a time that stands.
+    /// Removes a valid time.
     #[inline(always)]
     pub(super) fn strike(&mut self, time: usize) {
         self.words[time / WORD_BITS] &= !(1 << (time % WORD_BITS));
@@ -89,14 +89,14 @@ impl Depths {
         }
     }
 
-    /// Brings what says the depth of a time on its way from memory. Any number is allowed.
+    /// Prefetches the counts that determine the depth of a time. Any number is allowed.
     #[inline(always)]
     pub(super) fn fetch(&self, time: usize) {
         sys::prefetch(&self.words, time / WORD_BITS);
         sys::prefetch(&self.groups, time / GROUP_BITS);
     }
 
-    /// The first time from `time` on that stands, taken or not.
+    /// The first valid time from `time` on, used or not.
     pub(super) fn next_marked(&self, time: usize) -> usize {
         let mut word = time / WORD_BITS;
         let mut bits = self.words[word] & (u64::MAX << (time % WORD_BITS));

@@ -21,7 +21,7 @@ pub(super) struct Recency {
     pub(super) depths: Depths,
     /// The time to be taken next.
     pub(super) next: usize,
-    /// No time stands before this one.
+    /// No valid time is before this one.
     pub(super) oldest: usize,
     pub(super) len: usize,
     pub(super) capacity: usize,
@@ -40,7 +40,7 @@ pub(super) struct Slot {
 /// The time that is never taken.
 pub(super) const FREE: u32 = u32::MAX;
 
-/// How many references ahead the table's lines are asked for.
+/// Number of references by which the table's lines are prefetched.
 pub(super) const AHEAD: usize = 32;
 
 impl Recency {
@@ -153,7 +153,7 @@ impl Recency {
         Some(depth)
     }
 
-    /// Strikes out a page's time and returns how many other pages have later ones.
+    /// Removes a page's time and returns the number of other pages with later ones.
     #[inline(always)]
     pub(super) fn depth_and_strike(&mut self, time: u32) -> u64 {
         let time = time as usize;

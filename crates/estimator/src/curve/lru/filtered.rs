@@ -11,8 +11,8 @@
 //! begins at their sum.
 //!
 //! Source: [Mattson70] for the stack, [Olken81] for counting in it (`access_tree`).
-//! Cost: O(log pages) a record; 40 bytes for each page ever told.
-//! Not here: the filter itself; sizes below it, where the curve stands at 1 with a band down to the ratio at the filter's.
+//! Cost: O(log pages) per record; 40 bytes for each page ever recorded.
+//! Not here: the filter itself; sizes below it, where the curve is 1 with a band down to the ratio at the filter's size.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
@@ -32,7 +32,7 @@ enum Place {
     Outside(u32),
 }
 
-/// The estimator, fed what the filters tell.
+/// The estimator, fed with the records of the filters.
 ///
 /// ```
 /// use plimsoll_estimator::FilteredLru;
@@ -151,7 +151,7 @@ impl FilteredLru {
         PageCount(self.pages.len() as u64)
     }
 
-    /// Pages told to leave that were in no filter.
+    /// Pages recorded as leaving that were in no filter.
     #[must_use]
     pub fn contradictions(&self) -> u64 {
         self.contradictions
@@ -165,7 +165,7 @@ impl FilteredLru {
         first + self.reuses.iter().skip(from).sum::<u64>()
     }
 
-    /// Returns the curve of everything told so far.
+    /// Returns the curve of everything recorded so far.
     ///
     /// # Errors
     ///
@@ -194,10 +194,10 @@ impl FilteredLru {
         MissRatioCurve::new(points, references)
     }
 
-    /// Returns the curve of those references alone that the filters' pages would miss and that were not first ones; `None` if
+    /// Returns the curve of only those references that the filters' pages would miss and that were not first ones; `None` if
     /// there were none.
     ///
-    /// So it tells of sizes from the filters' up what a trace by traps does, whose hot set keeps the same references back.
+    /// So above the filters' size it is comparable with a trace by traps, whose hot set hides the same references.
     #[must_use]
     pub fn curve_past_filter(&self) -> Option<MissRatioCurve> {
         let from = usize::try_from(self.filter.0).unwrap_or(usize::MAX);

@@ -133,7 +133,7 @@ impl LruStack {
         self.times.marked() as u64
     }
 
-    /// Forgets every page, keeping the memory for the next ones.
+    /// Removes all pages, keeping the memory for later ones.
     pub fn clear(&mut self) {
         self.last_use.clear();
         self.times.reset(TIMES_MIN, 0);

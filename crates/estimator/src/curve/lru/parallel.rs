@@ -38,7 +38,7 @@ use crate::parts::access_tree::AccessTree;
 use crate::parts::hash::PageHash;
 use crate::parts::last_use::{LastUse, NEVER};
 
-/// The most threads that are used, of whatever number is asked for; fewer gain as much.
+/// Maximum number of threads used; more do not help.
 const THREADS_MAX: usize = 256;
 
 /// References of a wave for each thread, unless there is a reason for another number.
@@ -116,7 +116,7 @@ impl Estimator for ParallelLru {
     }
 }
 
-/// What becomes of the distances of a segment.
+/// Receiver of the distances of a segment.
 trait Sink: Default + Send + Sync {
     /// Takes the next ones, in order; [`NEVER`] for a first reference.
     fn take(&mut self, distances: &[u32]);
@@ -138,7 +138,7 @@ struct Waves<S> {
     hash: PageHash,
     /// A power of two of them.
     tables: Vec<LastUse>,
-    /// As it stands when the next wave begins.
+    /// State at the start of the next wave.
     row: AccessTree,
     /// For each reference of a wave the time of its page's last use before it, or [`NEVER`].
     before: Vec<AtomicU32>,
@@ -146,7 +146,7 @@ struct Waves<S> {
     segments: Vec<Segment<S>>,
 }
 
-/// What a thread keeps from wave to wave.
+/// State of a thread that persists between waves.
 #[derive(Debug)]
 struct Segment<S> {
     row: AccessTree,
@@ -161,7 +161,7 @@ struct Segment<S> {
 /// A reference on its way to a table.
 #[derive(Debug, Clone, Copy)]
 struct Reference {
-    /// As the table knows it.
+    /// As in the table.
     page: PageNumber,
     /// In the wave.
     place: u32,
@@ -402,7 +402,7 @@ fn in_parallel<W: Send>(work: Vec<W>, each: impl Fn(W) + Sync) {
     });
 }
 
-/// Work that whoever is free takes the next of.
+/// Work items taken by free threads.
 struct Queue<I>(Mutex<I>);
 
 impl<I: Iterator> Queue<I> {

@@ -25,7 +25,7 @@ use crate::parts::mix::mix;
 use crate::parts::steps::{REPLICATES, Unseen};
 use crate::parts::sys::prefetch;
 
-/// Places asked for ahead of their use.
+/// Positions prefetched ahead of their use.
 const PREFETCHED: usize = 8;
 
 /// References in a burst for every page of the largest distance.
@@ -37,13 +37,13 @@ const STRETCH_MAX: u64 = 128;
 /// Stretches grow by a burst at a time with bursts of so many references, and faster with longer ones.
 const GROWTH_REFERENCES: usize = 4096;
 
-/// What is not seen in `n` looks is less frequent than this over `n`, with a chance of 95 %.
+/// An event not observed in `n` samples is less frequent than this over `n`, with 95 % confidence.
 const UNSEEN: f64 = 3.0;
 
 /// Shares of references whose distance is at least 0, 1, .. pages.
 pub(crate) type Reaching = Vec<f64>;
 
-/// What the bursts saw.
+/// Results of the bursts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shares {
     pub(crate) all: Reaching,
@@ -102,7 +102,7 @@ impl Bursts {
         }
     }
 
-    /// The largest distance looked at.
+    /// The largest distance measured.
     pub(crate) fn distance_max(&self) -> usize {
         self.groups[0].len() - 1
     }

@@ -29,7 +29,7 @@ use crate::parts::hash::PageSample;
 /// Buckets to a doubling of the size, as a power of two.
 const WHOLE_BITS: u32 = 8;
 
-/// The distance in pages up to which bursts tell.
+/// The distance in pages up to which bursts are used.
 const NEAR: usize = 512;
 
 /// Fixed-size SHARDS.

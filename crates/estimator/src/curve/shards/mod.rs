@@ -130,18 +130,18 @@ const WHOLE_BITS: u32 = 10;
 /// and of a part of the sample, of which the band is made.
 const PART_BITS: u32 = 5;
 
-/// A rate has bursts only if the distances they tell are this long in the sample.
+/// A rate has bursts only if the distances they measure are this long in the sample.
 const NEAR_DISTANCE_MIN: f64 = 2.0;
 
-/// Smallest and largest distance in pages up to which bursts tell.
+/// Smallest and largest distance in pages up to which bursts are used.
 const NEAR_MIN: usize = 512;
 const NEAR_MAX: usize = 2048;
 
-/// A burst has missed the near references if it saw less than this share of what the sample says.
+/// A burst has missed the near references if it saw less than this share of the sample's estimate.
 const LUMPED: f64 = 0.1;
 
-/// The distance up to which bursts tell at a rate, 0 for no bursts: a sample at that rate must
-/// be able to tell near references from far ones.
+/// The distance up to which bursts are used at a rate, 0 for no bursts: a sample at that rate must
+/// be able to distinguish near references from far ones.
 fn near_for(rate: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -156,7 +156,7 @@ fn near_for(rate: f64) -> usize {
     }
 }
 
-/// Slots asked for ahead of their use.
+/// Slots prefetched ahead of their use.
 const PREFETCHED: usize = 8;
 
 /// The references to a sample of the pages, whose rate falls when there are too many.
@@ -273,7 +273,7 @@ impl PagesSampled {
         begin..end
     }
 
-    /// What a reference counts at the rate of now.
+    /// Weight of a reference at the current rate.
     fn scale(&self) -> Scale {
         let rate = self.sample.rate();
         let near = self.bursts.distance_max() as f64 * rate - 0.5;
@@ -479,14 +479,14 @@ impl PagesSampled {
     }
 }
 
-/// What is known of near references.
+/// Data about near references.
 #[derive(Debug)]
 struct Near {
     /// Shares of references that reach each near distance,
     reaching: Reaching,
     /// and those of every part.
     parts: Vec<Reaching>,
-    /// The share of bursts that missed them, 0.0 to 1.0: so much of the shares below the last is not known.
+    /// The share of bursts that missed them, 0.0 to 1.0: so much of the shares below the last is unknown.
     unknown: f64,
     /// As many replicates of equal weight would vary as the bursts do.
     effective: f64,
@@ -508,7 +508,7 @@ fn scaled(mut reaching: Reaching, far: f64) -> Reaching {
     reaching
 }
 
-/// The variance of the mean of the values as their spread tells it; infinite for fewer than two.
+/// The variance of the mean of the values, estimated from their spread; infinite for fewer than two.
 fn variance_of_mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;
     if count < 2.0 {
@@ -519,7 +519,7 @@ fn variance_of_mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
     squares / (count - 1.0) / count
 }
 
-/// What a reference counts at one rate.
+/// Weight of a reference at one rate.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     /// `1 / R`: the pages and references that a sampled one stands for.
@@ -582,7 +582,7 @@ mod tests {
         (error, coverage)
     }
 
-    /// What the module's table says; run with `--ignored --nocapture` in a release build.
+    /// Prints the module's table; run with `--ignored --nocapture` in a release build.
     #[test]
     #[ignore = "a table to be read, not a test"]
     fn print_the_table_of_accuracy() {

@@ -92,18 +92,18 @@ pub(crate) struct Reuses {
 pub(crate) struct Spread {
     /// As many equally popular pages would vary as much.
     pub(crate) effective_pages: f64,
-    /// Of the variance of the number of sampled pages, what the number of references does not tell; 0.0 to 1.0.
+    /// Share of the variance of the number of sampled pages not explained by the number of references; 0.0 to 1.0.
     pub(crate) unexplained: f64,
 }
 
-/// What is known beside the counts.
+/// Data in addition to the counts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream<'known> {
     /// Length of the whole stream.
     pub(crate) references: u64,
     /// Of these, the ones that came while every page was sampled,
     pub(crate) exact_references: u64,
-    /// and the ones that came while bursts were looked at.
+    /// and those during bursts.
     pub(crate) burst_references: u64,
     /// By distance, the exact ones that are no first ones.
     pub(crate) exact: &'known [u64],
@@ -143,7 +143,7 @@ impl Reuses {
         self.bursts.near_covariance += near_share * reference.with_earlier;
     }
 
-    /// Takes in a far reference; those without a size are first ones.
+    /// Adds a far reference; those without a size are first references.
     #[inline]
     pub(crate) fn record(&mut self, reference: Reference, size_pages: Option<f64>) {
         self.count += reference.count;
@@ -200,7 +200,7 @@ impl Reuses {
         Some(far.clamp(0.0, 1.0))
     }
 
-    /// Returns by which share the references in the time of bursts are not as many as the sample says.
+    /// Returns the relative difference between the references during bursts and the sample's estimate of them.
     pub(crate) fn surplus_share(&self, references: f64) -> f64 {
         (self.bursts.count / references.max(1.0) - 1.0)
             .abs()

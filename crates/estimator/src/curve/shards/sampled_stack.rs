@@ -29,9 +29,9 @@ struct Slot {
     part_time: u32,
 }
 
-/// What the uses of a page weigh: all of them, and those after many other pages. At first 0.
+/// Weights of the accesses to a page: all of them, and those after many other pages. Initially 0.
 ///
-/// Of half the width, to keep slots small: a sum of equal weights is right up to 2^24 of them, and then stands still.
+/// Of half the width, to keep slots small: a sum of equal weights is exact up to 2^24 of them, and then saturates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Weights {
     pub(crate) all: f32,
@@ -50,12 +50,12 @@ const NO_PAGE: Slot = Slot {
     part_time: FREE,
 };
 
-/// What a use of a page found.
+/// Result of an access to a page.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Use<'stack> {
     /// Other sampled pages used since its last use, in the whole and in its part; none if it had none.
     pub(crate) distances: Option<Distances>,
-    /// What the page's user keeps with it.
+    /// Data of the page's user.
     pub(crate) weights: &'stack mut Weights,
 }
 
@@ -75,7 +75,7 @@ const TIMES_PER_PAGE: usize = 4;
 /// The pages of a sample in the order of their last use, as a whole and by part.
 #[derive(Debug, Clone)]
 pub(crate) struct SampledStack {
-    /// An odd factor that nobody can know.
+    /// A secret odd factor.
     salt: u64,
     /// A power of two of them, at most three in four taken.
     slots: Vec<Slot>,
@@ -125,7 +125,7 @@ impl SampledStack {
             self.number_anew();
         }
         let mut index = self.home_of(hash);
-        // One test for both ends of the search: a free slot's hash is not looked at.
+        // One test for both ends of the search: a free slot's hash is not inspected.
         while self.slots[index].hash != hash || self.slots[index].time == FREE {
             if self.slots[index].time == FREE {
                 let index = self.insert(index, hash);

@@ -48,7 +48,7 @@ impl Witness {
 
     /// Returns an estimate of the same stream with a band that holds its own and the witness's.
     ///
-    /// A witness that saw none of its pages knows nothing: the band is everything.
+    /// A witness without references to its pages has no information: the band covers everything.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Witness {
     }
 }
 
-/// What an estimator that looks at every reference knows for certain.
+/// Exact counts of an estimator that uses every reference.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Certain {
     /// First references, which are as many as there are pages.

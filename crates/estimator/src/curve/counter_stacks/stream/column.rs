@@ -9,7 +9,7 @@ pub(super) struct Column<'bytes> {
     pub(super) distinct: u64,
     /// Pairs of bucket and reuses.
     pub(super) reuses: Vec<(u64, u64)>,
-    /// What is left of the payload.
+    /// Rest of the payload.
     pub(super) rises: &'bytes [u8],
 }
 

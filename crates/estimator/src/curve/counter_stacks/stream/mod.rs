@@ -2,7 +2,7 @@
 //!
 //! Counts from all beginnings hold the curve of every part of the stream: for a window `from..to`, the
 //! counters that began at `from` or later are those of that part taken as a stream of its own, whose first
-//! references miss. What was last used before `from` is told apart by the counter that began
+//! references miss. What was last used before `from` is distinguished by the counter that began
 //! there or, if it was pruned, to within its neighbours.
 //!
 //! **Bytes.** Little-endian; `varint` is 7 bits a byte, low ones first, the high bit set on all bytes but the last, of at
@@ -33,8 +33,8 @@
 //! A distance below 32 is its own bucket; above, each power of two has 16. Which levels are counted after which
 //! interval, and which counters there are, follows from the counts (`ladder`). The last record counts all levels.
 //!
-//! A record that is cut short or broken ends the stream: what follows cannot be understood without it.
-//! How much that was is said. Nothing is allocated that the bytes at hand do not fill.
+//! A record that is truncated or broken ends the stream: what follows cannot be understood without it.
+//! The number of lost bytes is reported. No more memory is allocated than the available bytes fill.
 //!
 //! Source: [Wires14] §3.2, §4 (windows, and the record of counts instead of counters).
 
@@ -70,7 +70,7 @@ pub enum StreamError {
     /// Recorded by a later version of this program.
     #[error("the recorded stream has version {version}; only version {VERSION} is supported")]
     Version {
-        /// The version it says it is.
+        /// The version in its header.
         version: u32,
     },
     /// Recorded with options that there are not.

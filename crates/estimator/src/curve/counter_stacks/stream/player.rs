@@ -60,7 +60,7 @@ impl Player {
         self.ladder.levels.iter().all(|level| level.began >= to)
     }
 
-    /// Levels not counted when the record is cut short: as their counters rose last.
+    /// Levels not counted when the record is truncated: as their counters rose last.
     pub(super) fn forecast(&self, mut cells: impl FnMut(&Cell)) {
         let mut seam_after = 0;
         for stretch in &self.ladder.levels {
@@ -95,7 +95,7 @@ impl Player {
     }
 }
 
-/// What happened within a part of the stream to pages last used in it.
+/// References within a part of the stream to pages last accessed in it.
 pub(super) struct Window {
     pub(super) from: u64,
     pub(super) to: u64,

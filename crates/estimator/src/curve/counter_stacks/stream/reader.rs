@@ -14,7 +14,7 @@ use crate::curve::counter_stacks::{
     CounterStacksOptions, DELTA_MAX, INTERVAL_MAX, PRECISIONS, SHARE_ONE,
 };
 
-/// A recorded stream, checked and ready to be asked.
+/// A recorded stream, checked and ready for queries.
 #[derive(Debug, Clone)]
 pub struct CounterStream {
     pub(super) options: CounterStacksOptions,
@@ -30,7 +30,7 @@ impl CounterStream {
     /// The eight bytes that a recorded stream begins with.
     pub const MAGIC: &[u8; 8] = b"PLIMCSTK";
 
-    /// Reads a stream to its end, or to where it is cut short or broken.
+    /// Reads a stream to its end, or to where it is truncated or broken.
     ///
     /// # Errors
     ///

@@ -54,11 +54,11 @@ pub(super) struct Record<W> {
 }
 
 impl<W: Write> StreamWriter<W> {
-    /// Counts as `options` say, and writes to `out`, beginning with a header now.
+    /// Counts as configured by `options`, and writes to `out`, starting with a header.
     ///
     /// # Errors
     ///
-    /// [`CounterStacksError`] says which of the options is out of its range; nothing was written.
+    /// [`CounterStacksError`] if an option is out of range; nothing was written.
     pub fn new(options: CounterStacksOptions, out: W) -> Result<Self, CounterStacksError> {
         let delta = options.check()?;
         let stacks = CounterStacks::new(options)?;
@@ -94,7 +94,7 @@ impl<W: Write> StreamWriter<W> {
     ///
     /// # Errors
     ///
-    /// The first error of the writer, whenever it was; the record is cut short there.
+    /// The first error of the writer, whenever it was; the record is truncated there.
     pub fn finish(mut self) -> io::Result<W> {
         self.stacks.ended(&mut self.record);
         if let Some(error) = self.record.failed {
