@@ -101,19 +101,19 @@ impl Account {
     }
 }
 
-/// Stamps of one part's oldest pages, on a line of their own.
+/// Stamps of one shard's oldest pages, on a line of their own.
 #[repr(align(64))]
 struct Stamps([AtomicU64; 2]);
 
-/// A pool, all parts together.
+/// A pool, all shards together.
 #[repr(align(128))] // as above: each put and get counts its page
 pub(crate) struct PoolTotals {
     pub(crate) id: PoolId,
     pages: AtomicU64,
     capacity_pages: AtomicU64,
-    /// An object has had pages beyond its first chunk, so it may be in several parts.
+    /// An object has had pages beyond its first chunk, so it may be in several shards.
     large: AtomicBool,
-    /// For each part the stamps of the oldest page, and of the oldest that is not dirty.
+    /// For each shard the stamps of the oldest page, and of the oldest that is not dirty.
     oldest: Box<[Stamps]>,
 }
 
@@ -181,7 +181,7 @@ impl PoolTotals {
         self.large.store(true, Ordering::Release);
     }
 
-    /// Tells the stamps of a part's oldest page and of its oldest clean one.
+    /// Tells the stamps of a shard's oldest page and of its oldest clean one.
     pub(crate) fn publish(&self, shard: usize, any: u64, clean: u64) {
         self.oldest[shard].0[0].store(any, Ordering::Relaxed);
         self.oldest[shard].0[1].store(clean, Ordering::Relaxed);
@@ -191,20 +191,20 @@ impl PoolTotals {
 /// Where the oldest page of a pool is.
 pub(crate) struct Oldest {
     pub(crate) pool: Arc<PoolTotals>,
-    pub(crate) part: usize,
+    pub(crate) shard: usize,
     pub(crate) stamp: u64,
-    /// Stamp of the oldest page of the other parts.
+    /// Stamp of the oldest page of the other shards.
     pub(crate) next: u64,
 }
 
 impl Oldest {
     /// The oldest page of a pool, of those that are not dirty if `clean`.
     pub(crate) fn of(pool: &Arc<PoolTotals>, clean: bool) -> Option<Self> {
-        let (mut part, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);
+        let (mut shard, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);
         for (number, stamps) in pool.oldest.iter().enumerate() {
             let other = stamps.0[usize::from(clean)].load(Ordering::Relaxed);
             if other < stamp {
-                (part, next, stamp) = (number, stamp, other);
+                (shard, next, stamp) = (number, stamp, other);
             } else {
                 next = next.min(other);
             }
@@ -212,7 +212,7 @@ impl Oldest {
         let pool = pool.clone();
         (stamp != NONE_OLD).then_some(Self {
             pool,
-            part,
+            shard,
             stamp,
             next,
         })

@@ -8,8 +8,8 @@
 //! (36 bits of the hash are kept: by chance this keeps about 8 pages of a million from being shared, and 2000 of
 //! 16 million.)
 //!
-//! The table is in parts by hash, each with its lock, which is held while pages are compared. An entry takes
-//! 16 bytes (18 where the part has just grown), and 5 to 11 in the index (open addressing, linear probing;
+//! The table is in shards by hash, each with its lock, which is held while pages are compared. An entry takes
+//! 16 bytes (18 where the shard has just grown), and 5 to 11 in the index (open addressing, linear probing;
 //! up to 32 while entries go).
 //! An entry never changes its slot, so the memory of slots is given back from the end: those in the lower half
 //! are used first, and the higher ones become free in time.
@@ -22,10 +22,10 @@ use crate::arena::NoFrame;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::sys::Slab;
 
-const PARTS: usize = 16;
-const PART_BITS: u32 = PARTS.trailing_zeros();
-/// Slots of a part that can be named.
-const SLOTS_MAX: usize = 1 << (u32::BITS - PART_BITS);
+const SHARDS: usize = 16;
+const SHARD_BITS: u32 = SHARDS.trailing_zeros();
+/// Slots of a shard that can be named.
+const SLOTS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
 /// No slot.
 const NIL: u32 = u32::MAX;
 /// Slots, and places of the index, that are not worth giving back.
@@ -36,17 +36,17 @@ const SPARE: usize = 64;
 pub(crate) struct EntryId(pub(crate) u32);
 
 impl EntryId {
-    fn new(part: usize, slot: u32) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "below PARTS")]
-        Self(slot << PART_BITS | part as u32)
+    fn new(shard: usize, slot: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "below SHARDS")]
+        Self(slot << SHARD_BITS | shard as u32)
     }
 
-    fn part(self) -> usize {
-        self.0 as usize % PARTS
+    fn shard(self) -> usize {
+        self.0 as usize % SHARDS
     }
 
     fn slot(self) -> usize {
-        (self.0 >> PART_BITS) as usize
+        (self.0 >> SHARD_BITS) as usize
     }
 }
 
@@ -62,8 +62,8 @@ pub(crate) enum Shared {
 /// Frames by content.
 pub(crate) struct Contents {
     seed: u64,
-    parts: [Mutex<Part>; PARTS],
-    /// What the parts have on the heap.
+    shards: [Mutex<TableShard>; SHARDS],
+    /// What the shards have on the heap.
     heap_bytes: AtomicU64,
 }
 
@@ -72,14 +72,14 @@ impl Contents {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             seed,
-            parts: std::array::from_fn(|_| Mutex::new(Part::default())),
+            shards: std::array::from_fn(|_| Mutex::new(TableShard::default())),
             heap_bytes: AtomicU64::new(0),
         }
     }
 
     /// Entries there are.
     pub(crate) fn entries(&self) -> usize {
-        self.parts.iter().map(|part| lock(part).live).sum()
+        self.shards.iter().map(|shard| lock(shard).live).sum()
     }
 
     /// Memory it takes, in bytes, frames not counted.
@@ -97,15 +97,15 @@ impl Contents {
 
     fn share_hashed(&self, slab: &Slab, domain: u32, frame: u32, hash: u64) -> Shared {
         #[expect(clippy::cast_possible_truncation, reason = "different bits of it")]
-        let (part, tag) = (hash as usize % PARTS, (hash >> 32) as u32);
-        self.with(part, |entries| {
+        let (shard, tag) = (hash as usize % SHARDS, (hash >> 32) as u32);
+        self.with(shard, |entries| {
             let found = entries.find(domain, tag);
             if let Some(at) = found {
                 let slot = entries.index[at];
                 let entry = &mut entries.slots[slot as usize];
                 if same(slab, entry.frame, frame) {
                     entry.references += 1;
-                    return Shared::Existing(EntryId::new(part, slot));
+                    return Shared::Existing(EntryId::new(shard, slot));
                 }
             }
             let slot = entries.insert(Entry {
@@ -117,21 +117,21 @@ impl Contents {
             if found.is_none() {
                 entries.add_to_index(slot);
             }
-            Shared::New(EntryId::new(part, slot))
+            Shared::New(EntryId::new(shard, slot))
         })
     }
 
     /// Reads an entry that the caller has a reference to.
     pub(crate) fn read<R>(&self, slab: &Slab, entry: EntryId, read: impl FnOnce(&Page) -> R) -> R {
         // Under the lock, so that nobody moves it meanwhile.
-        self.with(entry.part(), |entries| {
+        self.with(entry.shard(), |entries| {
             slab.read(entries.get(entry).frame, read)
         })
     }
 
     /// Takes a reference back. The last one ends the entry, and its frame is the caller's.
     pub(crate) fn release(&self, entry: EntryId) -> Option<u32> {
-        self.with(entry.part(), |entries| {
+        self.with(entry.shard(), |entries| {
             let held = entries.get(entry);
             held.references -= 1;
             if held.references > 0 {
@@ -144,9 +144,9 @@ impl Contents {
     }
 
     /// Takes the frame of an entry that nobody else has a reference to, if it is below `top`; the entry is gone then.
-    /// (One beyond is about to be moved, which is done to contents after it was done to parts.)
+    /// (One beyond is about to be moved, which is done to contents after it was done to shards.)
     pub(crate) fn take_only(&self, entry: EntryId, top: u32) -> Option<u32> {
-        self.with(entry.part(), |entries| {
+        self.with(entry.shard(), |entries| {
             let Entry {
                 frame, references, ..
             } = *entries.get(entry);
@@ -166,8 +166,8 @@ impl Contents {
         top: u32,
         mut take: impl FnMut() -> Option<u32>,
     ) -> Result<(), NoFrame> {
-        for part in 0..PARTS {
-            self.with(part, |entries| {
+        for shard in 0..SHARDS {
+            self.with(shard, |entries| {
                 let held = entries
                     .slots
                     .iter_mut()
@@ -183,12 +183,12 @@ impl Contents {
         Ok(())
     }
 
-    /// Works on a part under its lock.
-    fn with<R>(&self, part: usize, work: impl FnOnce(&mut Part) -> R) -> R {
-        let mut part = lock(&self.parts[part]);
-        let before = part.heap_bytes();
-        let result = work(&mut part);
-        let after = part.heap_bytes();
+    /// Works on a shard under its lock.
+    fn with<R>(&self, shard: usize, work: impl FnOnce(&mut TableShard) -> R) -> R {
+        let mut shard = lock(&self.shards[shard]);
+        let before = shard.heap_bytes();
+        let result = work(&mut shard);
+        let after = shard.heap_bytes();
         if after > before {
             self.heap_bytes.fetch_add(after - before, Ordering::Relaxed);
         } else if after < before {
@@ -209,12 +209,12 @@ struct Entry {
     frame: u32,
     references: u32,
     domain: u32,
-    /// The bits of its hash that the part does not tell.
+    /// The bits of its hash that the shard does not tell.
     tag: u32,
 }
 
-/// Entries of one part.
-struct Part {
+/// Entries of one shard.
+struct TableShard {
     slots: Vec<Entry>,
     /// Ends of the list of free slots. The last slot is never free.
     first_free: u32,
@@ -225,7 +225,7 @@ struct Part {
     indexed: usize,
 }
 
-impl Default for Part {
+impl Default for TableShard {
     fn default() -> Self {
         Self {
             slots: Vec::new(),
@@ -238,7 +238,7 @@ impl Default for Part {
     }
 }
 
-impl Part {
+impl TableShard {
     fn heap_bytes(&self) -> u64 {
         let slots = self.slots.capacity() * size_of::<Entry>();
         (slots + self.index.capacity() * size_of::<u32>()) as u64
@@ -429,7 +429,7 @@ mod tests {
     }
 
     fn frame_of(contents: &Contents, entry: EntryId) -> u32 {
-        lock(&contents.parts[entry.part()]).get(entry).frame
+        lock(&contents.shards[entry.shard()]).get(entry).frame
     }
 
     #[derive(Debug, Clone)]
@@ -566,7 +566,7 @@ mod tests {
 
         #[test]
         fn agrees_with_a_twin_where_places_collide(steps in prop::collection::vec(step(300), 1..800)) {
-            // One part; tags whose first places are the last few of the index.
+            // One shard; tags whose first places are the last few of the index.
             agrees_with_twin(&steps, |number| (u64::from(number) * 0x400 + 0x3fd + u64::from(number % 3)) << 32);
         }
     }
@@ -626,7 +626,7 @@ mod tests {
         for entry in held {
             contents.release(entry).unwrap();
         }
-        let spare_bytes = (PARTS * SPARE * (size_of::<Entry>() + size_of::<u32>())) as u64;
+        let spare_bytes = (SHARDS * SPARE * (size_of::<Entry>() + size_of::<u32>())) as u64;
         assert!(contents.bytes() - empty_bytes <= spare_bytes);
     }
 

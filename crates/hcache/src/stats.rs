@@ -108,7 +108,7 @@ pub struct ClientStats {
     pub pools: Vec<PoolStats>,
 }
 
-/// What the store says of itself. Sums over parts that are read one after the other: exact when nothing runs.
+/// What the store says of itself. Sums over shards that are read one after the other: exact when nothing runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoreStats {
     /// Its bound, in bytes.

@@ -1,0 +1,146 @@
+//! Admission of evicted pages, and when the cache switches itself off.
+
+use super::transfer::BLOCK;
+use super::{Engine, Outstanding};
+
+use crate::busy::Use;
+use crate::frames::Held;
+use crate::{Action, CacheMode, Contents, Location, PAGE_BYTES};
+
+/// A cache disables itself when this many pages did not have the contents of their last I/O, and they are more than
+/// one in so many of those looked at, of late.
+const MISMATCHES_MAX: u64 = 64;
+
+const MISMATCH_ONE_IN: u64 = 20;
+
+/// Most pages read into the cache at a time ([`CacheMode::FromStorage`]).
+const FILLS_MAX: usize = 4096;
+
+/// Looks after which older ones count half.
+const LOOKS: u64 = 4096;
+
+/// How often pages were looked at and found other than they should be, of late.
+#[derive(Default)]
+pub(super) struct Looks {
+    pub(super) looks: u64,
+    pub(super) mismatches: u64,
+}
+
+impl Looks {
+    /// Counts a look. Returns whether too many did not match.
+    fn look(&mut self, matches: bool) -> bool {
+        if self.looks >= LOOKS {
+            self.looks /= 2;
+            self.mismatches /= 2;
+        }
+        self.looks += 1;
+        self.mismatches += u64::from(!matches);
+        self.mismatches >= MISMATCHES_MAX && self.mismatches * MISMATCH_ONE_IN > self.looks
+    }
+}
+
+impl Engine {
+    /// The guest evicts a frame.
+    pub(super) fn evict(&mut self, frame: u64, contents: Option<Contents<'_>>) {
+        let Some(held) = self.frames.held(frame) else {
+            self.stats.refused_unknown += 1;
+            return;
+        };
+        let Held::Contents(location, _) = held else {
+            self.stats.refused_other += 1;
+            return;
+        };
+        let newest = self.frames.newest(location);
+        if self.options.newest_check && newest != Some(frame) {
+            self.stats.refused_not_newest += 1;
+            return;
+        }
+        if self.options.mode == CacheMode::FromStorage {
+            self.fill(location);
+            return;
+        }
+        let lazy = matches!(contents, Some(Contents::Lazy(_)));
+        let page = match contents {
+            Some(Contents::Copied(page)) => Some(page),
+            Some(Contents::Lazy(ram)) => ram
+                .read(frame * BLOCK, &mut self.scratch[..])
+                .is_ok()
+                .then_some(&*self.scratch),
+            None => None,
+        };
+        let Some(page) = page else {
+            self.stats.refused_other += 1;
+            return;
+        };
+        if self.options.hash_check {
+            // Of the newest I/O with the block, whichever frame it was.
+            let newest = newest.and_then(|frame| self.frames.held(frame));
+            let Some(Held::Contents(_, hash)) = newest else {
+                self.stats.refused_unknown += 1;
+                return;
+            };
+            let matches = self.hash(page) == hash;
+            if !matches && lazy {
+                self.stats.refused_stale += 1;
+                return;
+            }
+            let broken = self.looks.look(matches);
+            if !matches {
+                self.stats.refused_mismatch += 1;
+                if broken {
+                    self.disable();
+                }
+                return;
+            }
+        }
+        let Some(cache) = &self.cache else { return };
+        if self.dirty.contains(location) {
+            cache.move_to_tail(location);
+        } else if !cache.put(location, page) {
+            self.stats.refused_other += 1;
+            return;
+        }
+        self.stats.admitted += 1;
+        if let Some(observer) = &mut self.observer {
+            observer.evicted(location);
+        }
+    }
+
+    /// Orders a page for the cache from storage.
+    pub(super) fn fill(&mut self, location: Location) {
+        if self.dirty.contains(location) || self.fills == FILLS_MAX {
+            self.stats.refused_other += 1;
+            return;
+        }
+        self.fills += 1;
+        self.busy.begin(location, Use::Fill);
+        let action = Action::Read {
+            offset: location.block() * BLOCK,
+            buffer: self.buffers.take(PAGE_BYTES),
+        };
+        self.order(location.disk(), action, Outstanding::Fill { location });
+        if let Some(observer) = &mut self.observer {
+            observer.evicted(location);
+        }
+    }
+
+    fn disable(&mut self) {
+        self.disabled = Some(format!(
+            "{} of the last {} evicted pages did not hold what was last read from or written to their blocks: the guest changes \
+             pages in place (as dm-crypt does), or its notices are wrong",
+            self.looks.mismatches, self.looks.looks
+        ));
+        self.frames.clear();
+        self.clear_if_clean();
+    }
+
+    /// A disabled cache holds dirty pages alone, until they are written.
+    pub(super) fn clear_if_clean(&mut self) {
+        if let Some(cache) = &self.cache
+            && self.disabled.is_some()
+            && self.dirty.len() == 0
+        {
+            cache.clear();
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Writes, discards and zeroing: through to storage, or into the cache as dirty pages.
+
+use std::sync::Arc;
+
+use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, copy_from_stretches, frame_of, index};
+use super::{Engine, OBSERVED_BLOCKS_MAX, ORDER_BYTES_MAX, Outstanding, RequestId};
+
+use crate::busy::Use;
+use crate::frames::{Held, Ticket};
+use crate::segments::Cursor;
+use crate::{
+    Action, ByteRange, DiskNumber, GuestData, Location, PAGE_BYTES, Page, Segment, WriteMode,
+};
+
+/// A dirty block cannot be written: the log or the guest's memory failed.
+#[derive(Debug)]
+struct CannotWrite;
+
+impl Engine {
+    pub(super) fn write(
+        &mut self,
+        request: RequestId,
+        disk: DiskNumber,
+        ram: &Arc<dyn GuestData>,
+        offset: u64,
+        segments: &[Segment],
+        durable: bool,
+    ) {
+        let frames_end = ram.frames_end();
+        let mut parts = Vec::new();
+        let mut run = Run::new(offset);
+        let mut cursor = Cursor::new(offset, segments);
+        while let Some(within) = cursor.next_block(&mut parts) {
+            let location = Location::new(disk, within.block);
+            let whole = within.is_whole();
+            if whole {
+                self.stats.written_blocks += 1;
+            } else {
+                self.stats.written_parts += 1;
+            }
+            if let Some(observer) = &mut self.observer {
+                observer.released(location);
+            }
+            let frame = frame_of(&parts, whole, frames_end);
+            self.stats.scattered_blocks += u64::from(whole && frame.is_none());
+            let is_dirty = self.dirty.contains(location);
+            let delay = is_dirty
+                || (whole
+                    && !durable
+                    && self.options.write == WriteMode::Delayed
+                    && self.knows_frames()
+                    && self.dirty.len() < self.dirty_max());
+            if delay {
+                match self.write_cached(location, &**ram, &parts, within.start, frame) {
+                    Ok(true) => {
+                        if durable {
+                            self.want_flush(request);
+                        }
+                        self.write_run(request, disk, ram, &mut run, within.end(), durable);
+                        continue;
+                    }
+                    // The cache does not take it.
+                    Ok(false) => {}
+                    Err(_) => {
+                        self.fail(request);
+                        self.write_run(request, disk, ram, &mut run, within.end(), durable);
+                        continue;
+                    }
+                }
+            }
+            if let Some(cache) = &self.cache {
+                cache.drop_page(location);
+                self.frames.forget(location);
+            }
+            run.add(location, &parts, frame);
+            if run.bytes >= ORDER_BYTES_MAX {
+                self.write_run(request, disk, ram, &mut run, within.end(), durable);
+            }
+        }
+        self.write_run(request, disk, ram, &mut run, 0, durable);
+    }
+
+    /// Writes a block, or from `start` on a part of a dirty one, into the cache. Returns whether that was done;
+    /// never `Ok(false)` for a dirty block.
+    fn write_cached(
+        &mut self,
+        location: Location,
+        ram: &dyn GuestData,
+        parts: &[Segment],
+        start: usize,
+        frame: Option<u64>,
+    ) -> Result<bool, CannotWrite> {
+        let whole = parts.iter().map(|part| part.bytes as usize).sum::<usize>() == PAGE_BYTES;
+        let mut page = [0; PAGE_BYTES];
+        let result = (|| {
+            let cache = self.cache.as_ref().ok_or(CannotWrite)?;
+            if !whole {
+                cache.peek(location, &mut page).ok_or(CannotWrite)?;
+            }
+            copy_from(ram, parts, &mut page[start..]).map_err(|_| CannotWrite)?;
+            self.store_dirty(location, &page)
+        })();
+        if matches!(result, Ok(true)) {
+            if let Some(frame) = frame.filter(|_| self.disabled.is_none()) {
+                let hash = self.hash(&page[..]);
+                self.frames.set(frame, Held::Contents(location, hash));
+            } else {
+                self.frames.forget(location);
+                self.release_frames(parts);
+            }
+            self.stats.delayed_blocks += 1;
+        }
+        result
+    }
+
+    /// Makes a page the newest contents of a block, in the log and then in the cache.
+    fn store_dirty(&mut self, location: Location, page: &Page) -> Result<bool, CannotWrite> {
+        let is_dirty = self.dirty.contains(location);
+        let cache = self.cache.as_ref().ok_or(CannotWrite)?;
+        if let Some(log) = &mut self.log
+            && log.record(location, page).is_err()
+        {
+            self.stats.storage_errors += 1;
+            return if is_dirty {
+                Err(CannotWrite)
+            } else {
+                Ok(false)
+            };
+        }
+        if !cache.put_dirty(location, page) {
+            // A page that is there is replaced, never refused: this one was not.
+            if let Some(log) = &mut self.log {
+                log.clean(location);
+            }
+            return if is_dirty {
+                Err(CannotWrite)
+            } else {
+                Ok(false)
+            };
+        }
+        self.dirty.write(location, self.now);
+        self.busy.disturb(location);
+        Ok(true)
+    }
+
+    /// Orders what has gathered to be written, and begins anew at `next`.
+    fn write_run(
+        &mut self,
+        request: RequestId,
+        disk: DiskNumber,
+        ram: &Arc<dyn GuestData>,
+        run: &mut Run,
+        next: u64,
+        durable: bool,
+    ) {
+        let mut run = std::mem::replace(run, Run::new(next));
+        if run.bytes == 0 {
+            return;
+        }
+        let mut buffer = self.buffers.take(run.bytes);
+        if copy_from_stretches(&**ram, &run.pieces, &mut buffer).is_err() {
+            self.buffers.give_back(buffer);
+            self.fail(request);
+            return;
+        }
+        let ticket = Ticket(self.number());
+        self.begin_pieces(&run.pieces, ticket, Use::Write);
+        if self.knows_frames() {
+            // Of what is being written, which the guest may change meanwhile.
+            let mut at = 0;
+            for piece in &mut run.pieces {
+                let end = at + piece.bytes as usize;
+                if piece.frame.is_some() {
+                    piece.hash = self.hash(&buffer[at..end]);
+                }
+                at = end;
+            }
+        }
+        let action = Action::Write {
+            offset: run.offset,
+            buffer,
+            durable,
+        };
+        let outstanding = Outstanding::Write {
+            request,
+            pieces: run.pieces,
+            ticket,
+        };
+        self.order(disk, action, outstanding);
+    }
+
+    pub(super) fn was_written(&mut self, pieces: &[Piece], ticket: Ticket, ok: bool) {
+        if self.cache.is_none() {
+            return;
+        }
+        for piece in pieces {
+            let alone = piece.begins && self.busy.end(piece.location, Use::Write);
+            match piece.frame {
+                Some(frame) if alone && ok => {
+                    self.frames
+                        .finish(frame, piece.location, ticket, piece.hash);
+                }
+                Some(frame) => self.frames.abandon(frame, piece.location, ticket),
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn discard(&mut self, request: RequestId, disk: DiskNumber, range: ByteRange) {
+        if range.bytes == 0 {
+            return;
+        }
+        if self.cache.is_some() {
+            let touched = Blocks::touched(range);
+            self.forget_blocks(disk, touched);
+            for location in self.dirty_in(disk, touched) {
+                // Contents may be anything from now on: even what is being written, and what was to be.
+                if Blocks::within(range).contains(location) && self.dirty.drop_block(location) {
+                    self.was_cleaned(location);
+                }
+            }
+            self.drop_clean(disk, touched);
+            self.clear_if_clean();
+        }
+        self.change(request, disk, range, Action::Discard(range));
+    }
+
+    pub(super) fn zero(
+        &mut self,
+        request: RequestId,
+        disk: DiskNumber,
+        range: ByteRange,
+        unmap: bool,
+    ) {
+        if range.bytes == 0 {
+            return;
+        }
+        if self.cache.is_some() {
+            let touched = Blocks::touched(range);
+            self.forget_blocks(disk, touched);
+            for location in self.dirty_in(disk, touched) {
+                // Whatever is being written for it now, zeros are written after it.
+                if self.zero_cached(location, range).is_err() {
+                    self.fail(request);
+                    return;
+                }
+            }
+            self.drop_clean(disk, touched);
+        }
+        self.change(request, disk, range, Action::Zero { range, unmap });
+    }
+
+    /// Overwrites by zeros what of a dirty block is in the range.
+    fn zero_cached(&mut self, location: Location, range: ByteRange) -> Result<(), CannotWrite> {
+        let begin = location.block() * BLOCK;
+        let from = range.offset.saturating_sub(begin).min(BLOCK);
+        let to = (range.offset + range.bytes)
+            .saturating_sub(begin)
+            .min(BLOCK);
+        let mut page = [0; PAGE_BYTES];
+        let cache = self.cache.as_ref().ok_or(CannotWrite)?;
+        cache.peek(location, &mut page).ok_or(CannotWrite)?;
+        page[index(from)..index(to)].fill(0);
+        self.store_dirty(location, &page).map(|_| ())
+    }
+
+    /// Orders a change of a range.
+    fn change(&mut self, request: RequestId, disk: DiskNumber, range: ByteRange, action: Action) {
+        let order = self.order(disk, action, Outstanding::Change { request });
+        if self.cache.is_some() {
+            let Blocks { first, end } = Blocks::touched(range);
+            self.busy.begin_wide(order, disk, first, end - 1);
+        }
+    }
+
+    /// No frame holds these blocks any more.
+    fn forget_blocks(&mut self, disk: DiskNumber, blocks: Blocks) {
+        if blocks.count() <= self.frames.blocks() as u64 {
+            for number in blocks.first..blocks.end {
+                self.frames.forget(Location::new(disk, number));
+            }
+        } else {
+            self.frames
+                .forget_where(|location| location.disk() == disk && blocks.contains(location));
+        }
+        if let Some(observer) = &mut self.observer
+            && blocks.count() <= OBSERVED_BLOCKS_MAX
+        {
+            for number in blocks.first..blocks.end {
+                observer.released(Location::new(disk, number));
+            }
+        }
+    }
+
+    fn dirty_in(&self, disk: DiskNumber, blocks: Blocks) -> Vec<Location> {
+        if blocks.count() <= self.dirty.len() as u64 {
+            (blocks.first..blocks.end)
+                .map(|number| Location::new(disk, number))
+                .filter(|location| self.dirty.contains(*location))
+                .collect()
+        } else {
+            self.dirty
+                .locations()
+                .filter(|location| location.disk() == disk && blocks.contains(*location))
+                .collect()
+        }
+    }
+
+    /// Drops the cached pages of these blocks that are not dirty.
+    fn drop_clean(&self, disk: DiskNumber, blocks: Blocks) {
+        let Some(cache) = &self.cache else { return };
+        let mut dirty: Vec<u64> = self
+            .dirty_in(disk, blocks)
+            .into_iter()
+            .map(Location::block)
+            .collect();
+        dirty.sort_unstable();
+        let mut from = blocks.first;
+        for number in dirty {
+            if from < number {
+                cache.drop_range(disk, from, number - 1);
+            }
+            from = number + 1;
+        }
+        if from < blocks.end {
+            cache.drop_range(disk, from, blocks.end - 1);
+        }
+    }
+}

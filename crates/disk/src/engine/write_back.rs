@@ -1,0 +1,137 @@
+//! Writing dirty pages back, for flushes, for their age, and to make room.
+
+use plimsoll_hcache::Version;
+
+use super::transfer::BLOCK;
+use super::{Engine, Flush, Outstanding};
+
+use crate::dirty::Written;
+use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
+
+/// Most blocks written back by one order, and most being written back at a time.
+const WRITE_BACK_BLOCKS: usize = 64;
+
+pub(super) const WRITING_BLOCKS_MAX: usize = 16 * WRITE_BACK_BLOCKS;
+
+impl Engine {
+    /// A dirty block became clean by being dropped.
+    pub(super) fn was_cleaned(&mut self, location: Location) {
+        if let Some(cache) = &self.cache {
+            cache.drop_page(location);
+        }
+        if let Some(log) = &mut self.log {
+            log.clean(location);
+        }
+    }
+
+    /// Begins what can begin: flushes whose blocks are written, and write-backs.
+    pub(super) fn pump(&mut self) {
+        let mut at = 0;
+        while at < self.flushes.len() {
+            let Flush { disk, upto, .. } = self.flushes[at];
+            if self.dirty.is_written(disk, upto) {
+                let Flush { request, .. } = self.flushes.swap_remove(at);
+                let synced = !self.unsynced.contains(&disk);
+                if synced {
+                    self.order(disk, Action::Sync, Outstanding::Sync { request });
+                }
+                self.part_done(request, synced);
+            } else {
+                at += 1;
+            }
+        }
+        while self.dirty.writing() < WRITING_BLOCKS_MAX {
+            let Some(location) = self.next_to_write() else {
+                break;
+            };
+            self.write_back(location);
+        }
+    }
+
+    /// The block to be written back next, if one is to.
+    fn next_to_write(&self) -> Option<Location> {
+        if self.dirty.len() == self.dirty.writing() {
+            return None;
+        }
+        let can = |location: &Location| !self.busy.is_written(*location);
+        let for_flush = self
+            .flushes
+            .iter()
+            .find_map(|flush| self.dirty.oldest(flush.disk, flush.upto).find(can));
+        if for_flush.is_some() {
+            return for_flush;
+        }
+        let many = self.dirty.len() - self.dirty.writing() > self.dirty_max() / 2;
+        if many || self.disabled.is_some() {
+            return self.dirty.oldest_of_all().filter(can);
+        }
+        let then = self.now.checked_sub(self.options.dirty_age_max)?;
+        self.dirty.born_before(then).find(can)
+    }
+
+    /// Orders a dirty block and those that follow it to be written.
+    pub(super) fn write_back(&mut self, first: Location) {
+        let Some(cache) = &self.cache else { return };
+        let disk = first.disk();
+        let mut locations = vec![first];
+        while locations.len() < WRITE_BACK_BLOCKS {
+            let next = Location::new(disk, first.block() + locations.len() as u64);
+            if !self.dirty.waits(next) || self.busy.is_written(next) {
+                break;
+            }
+            locations.push(next);
+        }
+        let mut buffer = self.buffers.take(locations.len() * PAGE_BYTES);
+        let mut blocks = Vec::with_capacity(locations.len());
+        for (location, bytes) in locations.iter().zip(buffer.chunks_exact_mut(PAGE_BYTES)) {
+            let page = <&mut Page>::try_from(bytes).expect("of a page's length");
+            let version = cache
+                .peek(*location, page)
+                .expect("a dirty page is not dropped");
+            self.dirty.start(*location);
+            blocks.push((*location, version));
+        }
+        let action = Action::Write {
+            offset: first.block() * BLOCK,
+            buffer,
+            durable: false,
+        };
+        self.order(disk, action, Outstanding::WriteBack { disk, blocks });
+    }
+
+    pub(super) fn was_written_back(
+        &mut self,
+        disk: DiskNumber,
+        blocks: &[(Location, Version)],
+        ok: bool,
+    ) {
+        for &(location, version) in blocks {
+            if self.dirty.finish(location, ok, self.now) == Written::StillDirty {
+                continue;
+            }
+            self.stats.written_back_blocks += 1;
+            if let Some(cache) = &self.cache {
+                cache.mark_clean(location, version);
+                if self.frames.newest(location).is_some() {
+                    // The guest holds it, and will tell when it does no more.
+                    cache.drop_page(location);
+                }
+            }
+            if let Some(log) = &mut self.log {
+                log.clean(location);
+            }
+        }
+        if ok {
+            self.clear_if_clean();
+            return;
+        }
+        self.stats.write_back_errors += blocks.len() as u64;
+        let failed = self
+            .flushes
+            .extract_if(.., |flush| flush.disk == disk)
+            .collect::<Vec<_>>();
+        for flush in failed {
+            self.part_done(flush.request, false);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Frontends that connect, send messages and leave.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fs, io};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, recv};
+use vhost::vhost_user::BackendReqHandler;
+
+use super::device::{Connection, Link, lock};
+use super::requests::NoRam;
+use super::token::{LAST_FLUSH, Token};
+use super::{Machine, SharedLog, TURN};
+
+use crate::storage::Storage;
+use crate::vhost::{Vhost, needs_quiet};
+use crate::{
+    Buffer, DirtyLog, DiskError, DiskNumber, EngineOptions, Operation, PAGE_BYTES, Request,
+    RingMemory, Status, Tag, WriteMode,
+};
+
+/// How long the rest of a message may take once it has begun.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Bytes of the head of a vhost-user message: code, flags, size.
+const MESSAGE_HEAD_BYTES: usize = 12;
+
+/// Opens the dirty log and writes what a former daemon left in it to storage.
+pub(super) fn recover(
+    folder: &Path,
+    options: &EngineOptions,
+    storages: &[Storage],
+) -> Result<Option<SharedLog>, DiskError> {
+    let path = folder.join("dirty.log");
+    fs::create_dir_all(folder).map_err(|source| DiskError::State {
+        path: folder.to_owned(),
+        source,
+    })?;
+    let mut identities = Vec::new();
+    for (number, storage) in (0..).zip(storages) {
+        identities.push(storage.identity(DiskNumber(number))?);
+    }
+    // A page's new contents are there before its old ones go.
+    let slots = options.dirty_pages_max.saturating_add(64);
+    let left = DirtyLog::open(&path, slots, &identities).map_err(DiskError::DirtyLog)?;
+    let mut buffer = Buffer::new(PAGE_BYTES);
+    for page in left.pages() {
+        let (location, page) = page.map_err(|source| DiskError::State {
+            path: path.clone(),
+            source,
+        })?;
+        buffer.copy_from_slice(&page[..]);
+        storages[usize::from(location.disk().0)].restore(location.block(), &buffer)?;
+    }
+    if !left.is_empty() {
+        for storage in storages {
+            storage.make_stable()?;
+        }
+    }
+    let log = left.finish().map_err(DiskError::DirtyLog)?;
+    if options.write == WriteMode::Through {
+        let _ = log.close();
+        return Ok(None);
+    }
+    Ok(Some(SharedLog(Arc::new(Mutex::new(Some(log))))))
+}
+
+fn ready(stream: &UnixStream, wanted: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::new(stream, wanted)];
+    match poll(&mut fds, Some(&Timespec::default())) {
+        Ok(_) => fds[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
+}
+
+fn hung_up(stream: &UnixStream) -> bool {
+    ready(stream, PollFlags::RDHUP).intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+fn writable(stream: &UnixStream) -> bool {
+    ready(stream, PollFlags::OUT).contains(PollFlags::OUT)
+}
+
+impl Machine {
+    /// Takes a frontend that waits, if there is none: the others wait until it is gone.
+    pub(super) fn accept(&mut self, index: usize) -> io::Result<()> {
+        let device = &mut self.devices[index];
+        let (Some(listener), Link::Idle, false) = (&device.listener, &device.link, self.stopping)
+        else {
+            return Ok(());
+        };
+        match listener.listener.accept() {
+            Ok((stream, _)) => self.open(index, stream),
+            // Nobody, or one who left again, or no descriptors: who waits is taken when another comes.
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn open(&mut self, index: usize, stream: UnixStream) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+        stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
+        let device = &mut self.devices[index];
+        let vhost = Arc::new(Mutex::new(Vhost::new(device.geometry)));
+        self.serial += 1;
+        let queues = usize::from(device.geometry.queues);
+        let connection = Connection {
+            handler: BackendReqHandler::from_stream(stream.try_clone()?, Arc::clone(&vhost)),
+            stream,
+            vhost,
+            serial: self.serial,
+            message: true,
+            held: false,
+            kicks: vec![None; queues],
+            active: vec![false; queues],
+        };
+        device.stats.connections += 1;
+        let token = Token::Connection(index, self.serial);
+        self.watch_socket(connection.stream.as_fd(), token)?;
+        self.devices[index].link = Link::Open(Box::new(connection));
+        Ok(())
+    }
+
+    /// Handles what a frontend says; whether there is more.
+    pub(super) fn messages(&mut self, index: usize) -> io::Result<bool> {
+        for _ in 0..TURN {
+            let stopping = self.stopping;
+            if self.devices[index].disk.is_none() {
+                // What the message changes may end the ring, or let disks run before it.
+                self.drain();
+            }
+            let device = &mut self.devices[index];
+            let Link::Open(connection) = &mut device.link else {
+                return Ok(false);
+            };
+            if stopping {
+                self.leave(index)?;
+                return Ok(false);
+            }
+            if !connection.message {
+                return Ok(false);
+            }
+            let mut head = [0; MESSAGE_HEAD_BYTES];
+            match recv(
+                &connection.stream,
+                &mut head,
+                RecvFlags::PEEK | RecvFlags::DONTWAIT,
+            ) {
+                Ok((MESSAGE_HEAD_BYTES, _)) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                // No message, or part of one.
+                Ok((1.., _)) | Err(rustix::io::Errno::AGAIN) if !hung_up(&connection.stream) => {
+                    connection.message = false;
+                    return Ok(false);
+                }
+                Ok(_) | Err(_) => {
+                    self.leave(index)?;
+                    return Ok(false);
+                }
+            }
+            let code = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]);
+            connection.held = needs_quiet(code) && device.in_flight > 0;
+            if connection.held {
+                return Ok(false);
+            }
+            // One that takes no answers would make us wait.
+            if !writable(&connection.stream) || connection.handler.handle_request().is_err() {
+                self.leave(index)?;
+                return Ok(false);
+            }
+            self.follow(index)?;
+        }
+        Ok(true)
+    }
+
+    /// Starts and stops queues as the frontend's last message wants.
+    fn follow(&mut self, index: usize) -> io::Result<()> {
+        let device = &mut self.devices[index];
+        let is_control = device.disk.is_none();
+        let Link::Open(connection) = &mut device.link else {
+            return Ok(());
+        };
+        let mut guard = lock(&connection.vhost);
+        let vhost = &mut *guard;
+        let begun = vhost.start(&mut self.serial);
+        for (queue, (vring, watched)) in vhost.vrings.iter().zip(&mut connection.kicks).enumerate()
+        {
+            let token = Token::Kick(index, queue, vring.run).number();
+            let wanted = vring.queue.is_some().then_some(token);
+            if *watched == wanted {
+                continue;
+            }
+            if let Some(token) = watched.take() {
+                self.ring.unwatch(token)?;
+            }
+            if let (Some(token), Some(kick)) = (wanted, &vring.kick) {
+                self.ring.watch(kick.as_fd(), token)?;
+                *watched = Some(token);
+            }
+        }
+        for &queue in &begun {
+            let vring = &vhost.vrings[queue];
+            if vring.faulty {
+                device.stats.bad_requests += 1;
+                vring.signal_error();
+            } else {
+                // A daemon before us may have died between its used ring and its signal.
+                vring.signal();
+            }
+        }
+        if is_control && let Some(control) = &mut self.control {
+            let running = vhost.vrings.iter().find_map(|vring| vring.queue.as_ref());
+            self.control_runs = running.is_some();
+            if let (Some(queue), false) = (running, begun.is_empty()) {
+                if queue.next_available() == 0 {
+                    // A driver that begins anew: of another kernel than the ring, if there is one.
+                    control.guest_gone(&mut self.engine);
+                }
+                control.set_ram(
+                    Arc::clone(queue.ram()) as Arc<dyn RingMemory>,
+                    &mut self.engine,
+                );
+            }
+        }
+        drop(guard);
+        for queue in begun {
+            self.activate(index, queue);
+        }
+        Ok(())
+    }
+
+    /// The frontend is gone.
+    fn leave(&mut self, index: usize) -> io::Result<()> {
+        if self.devices[index].disk.is_none() {
+            self.control_runs = false;
+        }
+        let device = &mut self.devices[index];
+        let gone = std::mem::replace(&mut device.link, Link::Leaving { flushing: false });
+        if let Link::Open(connection) = gone {
+            for token in connection.kicks.iter().flatten() {
+                self.ring.unwatch(*token)?;
+            }
+            // Watches must be taken back before their descriptors are closed.
+            self.ring.submit()?;
+        }
+        self.active.retain(|&(device, _)| device != index);
+        self.touched.retain(|&(device, _)| device != index);
+        Ok(())
+    }
+
+    /// Flushes the disk of a frontend that is gone when nothing of it is under way any more.
+    pub(super) fn take_leave(&mut self, index: usize) -> io::Result<()> {
+        let device = &mut self.devices[index];
+        match &mut device.link {
+            Link::Leaving { flushing: false } if device.in_flight == 0 => match device.disk {
+                Some(disk) => {
+                    device.link = Link::Leaving { flushing: true };
+                    self.engine.submit(Request {
+                        disk,
+                        tag: Tag(LAST_FLUSH | index as u64),
+                        operation: Operation::Flush,
+                        ram: Arc::new(NoRam),
+                    });
+                    Ok(())
+                }
+                None => {
+                    if let Some(control) = &mut self.control {
+                        if self.stopping {
+                            control.close();
+                        } else {
+                            control.guest_gone(&mut self.engine);
+                        }
+                    }
+                    self.left(index)
+                }
+            },
+            Link::Idle if self.stopping => {
+                device.link = Link::Over;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn left(&mut self, index: usize) -> io::Result<()> {
+        let device = &mut self.devices[index];
+        let more = device.listener.is_some() && !self.stopping;
+        device.link = if more { Link::Idle } else { Link::Over };
+        self.accept(index)
+    }
+
+    pub(super) fn flushed_last(&mut self, index: usize, status: Status) -> io::Result<()> {
+        let Some(disk) = self.devices[index].disk else {
+            return Ok(());
+        };
+        let image = &self.storages[usize::from(disk.0)].path;
+        if status == Status::Ok {
+            self.engine.forget_disk(disk);
+            if self.not_flushed.as_ref() == Some(image) {
+                self.not_flushed = None;
+            }
+        } else {
+            // Its pages are still right: nobody else writes to an image that is locked.
+            self.engine.forget_frames();
+            self.not_flushed = Some(image.clone());
+        }
+        self.left(index)
+    }
+}

@@ -1,0 +1,311 @@
+//! Requests of a virtqueue: taken, given to the engine or the control disk, carried out and completed.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::device::{InFlight, Link, lock};
+use super::token::{LAST_FLUSH, Token};
+use super::{Machine, TURN};
+
+use crate::queue::{Asked, QueueFault, Refused, parse_request};
+use crate::{
+    ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, Segment, Status, Tag,
+};
+
+/// No more requests are taken while those under way move so many bytes.
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+
+/// How far a queue was served.
+pub(super) enum Served {
+    /// There is more.
+    More,
+    /// Until something ends, or the frontend's message is handled.
+    Waiting,
+    /// The driver notifies when there is more.
+    All,
+}
+
+/// The RAM of nobody: of a flush.
+pub(super) struct NoRam;
+
+impl GuestData for NoRam {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
+        let bytes = bytes.len();
+        Err(OutsideRam { address, bytes })
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam> {
+        let bytes = bytes.len();
+        Err(OutsideRam { address, bytes })
+    }
+
+    fn frames_end(&self) -> u64 {
+        0
+    }
+}
+
+/// Serves a request of the control disk; whether it could be.
+fn serve_control(
+    control: &mut ControlDisk,
+    engine: &mut Engine,
+    ram: &Arc<GuestRam>,
+    operation: &Operation,
+) -> bool {
+    match operation {
+        Operation::Read { offset, segments } => {
+            let bytes = segments.iter().map(|segment| segment.bytes as usize).sum();
+            let mut ok = true;
+            control.read(*offset, bytes, &mut |at, piece| {
+                ok &= scatter(ram, segments, at, piece);
+            });
+            ok
+        }
+        Operation::Write {
+            offset, segments, ..
+        } => {
+            let mut command = [0; 512];
+            let bytes: usize = segments.iter().map(|segment| segment.bytes as usize).sum();
+            if bytes != command.len() {
+                return false;
+            }
+            let mut at = 0;
+            for segment in segments {
+                let end = at + segment.bytes as usize;
+                if ram.read(segment.address, &mut command[at..end]).is_err() {
+                    return false;
+                }
+                at = end;
+            }
+            control.write(*offset, &command, engine).is_ok()
+        }
+        Operation::Flush => true,
+        Operation::Discard(_) | Operation::WriteZeroes { .. } => false,
+    }
+}
+
+/// Copies bytes to where byte `at` of the segments is and following; what does not fit is left. Whether all is RAM.
+fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -> bool {
+    let mut skip = at;
+    let mut rest = bytes;
+    for segment in segments {
+        let length = segment.bytes as usize;
+        let skipped = skip.min(length);
+        skip -= skipped;
+        let (now, later) = rest.split_at(rest.len().min(length - skipped));
+        if !now.is_empty() && ram.write(segment.address + skipped as u64, now).is_err() {
+            return false;
+        }
+        rest = later;
+    }
+    true
+}
+
+impl Machine {
+    /// Serves what is in a queue.
+    pub(super) fn serve_queue(&mut self, index: usize, number: usize) -> Served {
+        let device = &mut self.devices[index];
+        let Link::Open(connection) = &mut device.link else {
+            return Served::All;
+        };
+        if connection.held {
+            return Served::Waiting;
+        }
+        let mut guard = lock(&connection.vhost);
+        let vhost = &mut *guard;
+        let shape = vhost.shape();
+        let vring = &mut vhost.vrings[number];
+        let run = vring.run;
+        let Some(queue) = &mut vring.queue else {
+            return Served::All;
+        };
+        let ram = Arc::clone(queue.ram());
+        let served = (|| -> Result<Served, QueueFault> {
+            queue.disable_notifications()?;
+            for _ in 0..TURN {
+                // A disk with nothing under way may always begin something.
+                if self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && device.in_flight > 0 {
+                    return Ok(Served::Waiting);
+                }
+                let Some((head, again)) = queue.pop()? else {
+                    if queue.enable_notifications()? {
+                        continue;
+                    }
+                    return Ok(Served::All);
+                };
+                device.stats.resubmitted += u64::from(again);
+                let wanted = match queue.chain(head, &mut self.pieces) {
+                    Ok(()) => parse_request(&ram, &self.pieces, &shape),
+                    Err(_) => Err(Refused::UNANSWERABLE),
+                };
+                // Everything the guest told before it asked.
+                if let Some(control) = &mut self.control
+                    && self.control_runs
+                {
+                    control.drain(&mut self.engine);
+                }
+                let (status, answer, written) = match wanted {
+                    Err(refused) => {
+                        device.stats.bad_requests += 1;
+                        (
+                            refused.status,
+                            refused.answer,
+                            u32::from(refused.status.is_some()),
+                        )
+                    }
+                    Ok(wanted) => match (wanted.asked, device.disk) {
+                        (Asked::Disk(operation), Some(disk)) => {
+                            self.in_flight_bytes += u64::from(wanted.data_bytes);
+                            device.in_flight += 1;
+                            let place = self.requests.put(InFlight {
+                                device: index,
+                                queue: number,
+                                run,
+                                head,
+                                status: wanted.status,
+                                written: wanted.written,
+                                data_bytes: wanted.data_bytes,
+                            });
+                            self.engine.submit(Request {
+                                disk,
+                                tag: Tag(place as u64),
+                                operation,
+                                ram: Arc::clone(&ram) as Arc<dyn GuestData>,
+                            });
+                            continue;
+                        }
+                        (asked, _) => {
+                            device.stats.requests += 1;
+                            let ok = match asked {
+                                Asked::Disk(operation) => {
+                                    let control = self.control.as_mut();
+                                    control.is_some_and(|control| {
+                                        serve_control(control, &mut self.engine, &ram, &operation)
+                                    })
+                                }
+                                Asked::Identity(segments) => {
+                                    scatter(&ram, &segments, 0, &device.serial)
+                                }
+                                Asked::Nothing => true,
+                            };
+                            let answer = if ok {
+                                VIRTIO_BLK_S_OK
+                            } else {
+                                VIRTIO_BLK_S_IOERR
+                            };
+                            #[expect(clippy::cast_possible_truncation, reason = "0 or 1")]
+                            let answer = answer as u8;
+                            (
+                                Some(wanted.status),
+                                answer,
+                                if ok { wanted.written } else { 1 },
+                            )
+                        }
+                    },
+                };
+                if let Some(status) = status {
+                    // In RAM: checked with the request.
+                    let _ = ram.mapped().write_obj(answer, GuestAddress(status));
+                }
+                queue.done(head, written);
+                if self.touched.last() != Some(&(index, number)) {
+                    self.touched.push((index, number));
+                }
+            }
+            Ok(Served::More)
+        })();
+        served.unwrap_or_else(|_| {
+            device.stats.bad_requests += 1;
+            vring.fail();
+            Served::All
+        })
+    }
+
+    /// Gives orders to storage, and what is done to the queues.
+    pub(super) fn carry_out(&mut self) -> io::Result<()> {
+        loop {
+            let mut any = false;
+            while let Some(order) = self.engine.next_order() {
+                let storage = &self.storages[usize::from(order.disk.0)];
+                let token = Token::Order(self.orders.next()).number();
+                let running = storage.begin(&mut self.ring, order, token)?;
+                self.orders.put(running);
+            }
+            while let Some(completed) = self.engine.next_completed() {
+                any = true;
+                if completed.tag.0 & LAST_FLUSH != 0 {
+                    self.flushed_last((completed.tag.0 & !LAST_FLUSH) as usize, completed.status)?;
+                } else {
+                    #[expect(clippy::cast_possible_truncation, reason = "made of an index")]
+                    self.completed(completed.tag.0 as usize, completed.status);
+                }
+            }
+            if !any {
+                return Ok(());
+            }
+        }
+    }
+
+    fn completed(&mut self, place: usize, status: Status) {
+        let Some(request) = self.requests.take(place) else {
+            return;
+        };
+        let device = &mut self.devices[request.device];
+        device.in_flight -= 1;
+        device.stats.requests += 1;
+        self.in_flight_bytes -= u64::from(request.data_bytes);
+        let Link::Open(connection) = &mut device.link else {
+            return;
+        };
+        let mut vhost = lock(&connection.vhost);
+        let vring = &mut vhost.vrings[request.queue];
+        if vring.run != request.run {
+            return;
+        }
+        let Some(queue) = &mut vring.queue else {
+            return;
+        };
+        let (answer, written) = match status {
+            Status::Ok => (VIRTIO_BLK_S_OK, request.written),
+            Status::IoError => (VIRTIO_BLK_S_IOERR, 1),
+            Status::Unsupported => (VIRTIO_BLK_S_UNSUPP, 1),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "0 to 2")]
+        let answer = answer as u8;
+        // In RAM: checked with the request.
+        let _ = queue
+            .ram()
+            .mapped()
+            .write_obj(answer, GuestAddress(request.status));
+        queue.done(request.head, written);
+        let touched = (request.device, request.queue);
+        if self.touched.last() != Some(&touched) {
+            self.touched.push(touched);
+        }
+    }
+
+    /// Tells the guest what is done.
+    pub(super) fn publish(&mut self) {
+        for (index, number) in self.touched.drain(..) {
+            let device = &mut self.devices[index];
+            let Link::Open(connection) = &mut device.link else {
+                continue;
+            };
+            let mut vhost = lock(&connection.vhost);
+            let vring = &mut vhost.vrings[number];
+            let Some(queue) = &mut vring.queue else {
+                continue;
+            };
+            match queue.publish() {
+                Ok(true) => vring.signal(),
+                Ok(false) => {}
+                Err(_) => {
+                    device.stats.bad_requests += 1;
+                    vring.fail();
+                }
+            }
+        }
+    }
+}

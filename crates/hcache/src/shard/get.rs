@@ -1,0 +1,261 @@
+//! Gets: pages read, taken out, found ahead of need, and looked at without being used.
+
+use super::{PAGE_CHARGE_BYTES, RAW_BYTES, Request, Shard, Step};
+
+use crate::arena::Frames;
+use crate::contents::EntryId;
+use crate::descriptor::{Descriptor, Place};
+use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, Version, contents, packed};
+
+impl Shard {
+    /// Lets `read` see a page's contents.
+    #[inline(always)]
+    pub(super) fn read<R>(&mut self, id: u32, read: impl FnOnce(&Page) -> R) -> R {
+        match self.descriptors[id].place() {
+            Place::Frame(frame) => self.common.slab.read(frame, read),
+            place => self.read_from(place, read),
+        }
+    }
+
+    fn read_from<R>(&mut self, place: Place, read: impl FnOnce(&Page) -> R) -> R {
+        let Self {
+            common,
+            packed,
+            restored,
+            ..
+        } = self;
+        match place {
+            Place::Frame(frame) => common.slab.read(frame, read),
+            Place::Shared(entry) => common.contents.read(&common.slab, EntryId(entry), read),
+            Place::Word(word) => {
+                contents::fill(restored, word);
+                read(restored)
+            }
+            Place::Packed(place) => {
+                let place = packed::Place(place);
+                let whole = packed.read(&common.slab, place, |bytes| {
+                    packed::decompress(bytes, restored)
+                });
+                assert!(whole, "a page that the store compressed decompresses");
+                read(restored)
+            }
+        }
+    }
+
+    /// Gets a page.
+    #[inline(always)]
+    pub(crate) fn get(
+        &mut self,
+        client: ClientId,
+        hash: u64,
+        handle: &Handle,
+        read: impl FnOnce(&Page),
+    ) -> Result<bool, Error> {
+        let found = self.find_pool(client, handle.pool)?;
+        let slot = found.slot;
+        self.counters(found).gets += 1;
+        let Some(id) = self.find(hash, handle) else {
+            self.observe(client, hash, handle.index, EventKind::Missed);
+            return Ok(false);
+        };
+        let descriptor = self.descriptors[id];
+        if let Place::Frame(frame) = descriptor.place() {
+            self.common.slab.prefetch(frame);
+        }
+        self.descriptors.prefetch(descriptor.older);
+        self.descriptors.prefetch(descriptor.newer);
+        let inclusive = self.pool(slot).inclusive;
+        let kind = if inclusive || descriptor.is_dirty() {
+            EventKind::Kept
+        } else {
+            EventKind::Hit
+        };
+        self.observe(client, hash, handle.index, kind);
+        let counters = self.counters(found);
+        counters.hits += 1;
+        counters.decompressed_pages += u64::from(matches!(descriptor.place(), Place::Packed(_)));
+        // If `read` panics, the page stays as it is.
+        self.read(id, read);
+        if inclusive {
+            self.touch(slot, id);
+            self.unpack(slot, id);
+            self.publish(slot);
+        } else if !descriptor.is_dirty() {
+            self.remove_page(slot, id);
+            self.publish(slot);
+        }
+        Ok(true)
+    }
+
+    /// Gets pages, one after the other. One that stands in a frame of its own and is taken out by a get comes
+    /// with its frame, which is the caller's then; any other is read by `read`, which is also told of those
+    /// that are not there.
+    pub(crate) fn get_frames(
+        &mut self,
+        client: ClientId,
+        run: &[Request],
+        mut taken: impl FnMut(usize, u32),
+        mut read: impl FnMut(usize, Result<Option<&Page>, Error>),
+    ) {
+        // Pages taken out of one pool and not yet given back to its client.
+        let mut credit = (usize::MAX, 0);
+        for request in run {
+            match self.take_frame(client, request) {
+                Ok(Some((slot, frame))) => {
+                    if slot != credit.0 {
+                        self.give_credit(credit);
+                        credit = (slot, 0);
+                    }
+                    credit.1 += 1;
+                    taken(request.number, frame);
+                }
+                Ok(None) => {
+                    // Before `read`, which may panic.
+                    self.give_credit(std::mem::replace(&mut credit, (usize::MAX, 0)));
+                    let found = self.get(client, request.hash, &request.handle, |page| {
+                        read(request.number, Ok(Some(page)));
+                    });
+                    match found {
+                        Ok(true) => {}
+                        Ok(false) => read(request.number, Ok(None)),
+                        Err(error) => read(request.number, Err(error)),
+                    }
+                }
+                Err(error) => {
+                    self.give_credit(std::mem::replace(&mut credit, (usize::MAX, 0)));
+                    read(request.number, Err(error));
+                }
+            }
+        }
+        self.give_credit(credit);
+    }
+
+    /// Takes a page out with its frame, if a get takes it out and it stands in a frame of its own.
+    #[inline(always)]
+    fn take_frame(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+    ) -> Result<Option<(usize, u32)>, Error> {
+        let found = self.find_pool(client, request.handle.pool)?;
+        let slot = found.slot;
+        if self.pool(slot).inclusive {
+            return Ok(None);
+        }
+        let Some(id) = self.find_requested(request) else {
+            return Ok(None);
+        };
+        let page = &self.descriptors[id];
+        let (Place::Frame(frame), false) = (page.place(), page.is_dirty()) else {
+            return Ok(None);
+        };
+        self.observe(client, request.hash, request.handle.index, EventKind::Hit);
+        let counters = self.counters(found);
+        counters.gets += 1;
+        counters.hits += 1;
+        self.detach(slot, id);
+        self.descriptors.remove(id);
+        self.publish(slot);
+        Ok(Some((slot, frame)))
+    }
+
+    /// Gives back what pages taken out were charged.
+    fn give_credit(&mut self, (slot, pages): (usize, u64)) {
+        if pages > 0 {
+            let pool = self.pool(slot);
+            pool.charge(-(pages * PAGE_CHARGE_BYTES).cast_signed());
+            pool.totals.remove_pages(pages);
+        }
+    }
+
+    /// Takes one step towards the pages of a run: asks for what the step after it reads.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, client: ClientId, run: &mut [Request], step: Step) {
+        for request in run {
+            let Handle {
+                pool,
+                object,
+                index,
+            } = request.handle;
+            if step == Step::Contents {
+                let Some(page) = self.descriptors.get(request.candidate) else {
+                    continue;
+                };
+                self.descriptors.prefetch(page.older);
+                self.descriptors.prefetch(page.newer);
+                if let Place::Frame(frame) = page.place() {
+                    self.common.slab.prefetch(frame);
+                }
+                continue;
+            }
+            // In others' pools nothing is looked up: the time it takes would tell what is there.
+            if step == Step::Link && self.find_pool(client, pool).is_ok() {
+                request.object = self.table.find(request.hash, pool.0, object);
+            }
+            if !self.table.is(request.object, pool.0, object) {
+                continue;
+            }
+            let root = self.table[request.object].root;
+            if step == Step::Link {
+                self.tree.prefetch(root, index);
+            } else {
+                request.candidate = self.tree.candidate(root, index);
+                self.descriptors.prefetch(request.candidate);
+            }
+        }
+    }
+
+    /// Finds the page of a request: its candidate, if that still is the one.
+    #[inline(always)]
+    fn find_requested(&self, request: &Request) -> Option<u32> {
+        let Handle {
+            pool,
+            object,
+            index,
+        } = request.handle;
+        let is_it =
+            |page: &&Descriptor| page.index == index && self.table.is(page.object, pool.0, object);
+        match self.descriptors.get(request.candidate).filter(is_it) {
+            Some(_) => Some(request.candidate),
+            None => self.find(request.hash, &request.handle),
+        }
+    }
+
+    /// Keeps a compressed page raw again, if a frame is at hand; its contents stand in the buffer.
+    fn unpack(&mut self, slot: usize, id: u32) {
+        let place = self.descriptors[id].place();
+        if !matches!(place, Place::Packed(_)) {
+            return;
+        }
+        if !self.pool(slot).account.try_charge(PAGE_BYTES as u64) {
+            return;
+        }
+        let Some(frame) = self.magazine.take() else {
+            self.pool(slot).account.charge(-RAW_BYTES);
+            return;
+        };
+        let restored = &*self.restored;
+        self.common
+            .slab
+            .write(frame, |page| page.copy_from_slice(restored));
+        self.vacate(slot, id);
+        self.descriptors[id].set_place(Place::Frame(frame));
+        self.pool(slot).charged_bytes += RAW_BYTES;
+    }
+
+    /// Copies a page, changing nothing.
+    pub(crate) fn peek(
+        &mut self,
+        client: ClientId,
+        hash: u64,
+        handle: &Handle,
+        page: &mut Page,
+    ) -> Result<Option<Version>, Error> {
+        self.find_pool(client, handle.pool)?;
+        let Some(id) = self.find(hash, handle) else {
+            return Ok(None);
+        };
+        self.read(id, |frame| *page = *frame);
+        Ok(Some(Version(self.descriptors[id].version.into())))
+    }
+}

@@ -1,0 +1,194 @@
+//! Memory that a shard gives back: frames that move below a limit, and metadata that shrinks.
+
+use std::collections::HashMap;
+
+use super::{Common, Shard, ids, pages, some};
+
+use crate::arena::{Arena, Frames, NoFrame};
+use crate::descriptor::{Descriptor, Place};
+use crate::list::List;
+use crate::packed;
+use crate::radix::Tree;
+use crate::sync::Arc;
+use crate::sys::Slab;
+use crate::table::Table;
+
+/// Frames taken beforehand.
+struct Reserve {
+    common: Arc<Common>,
+    frames: Vec<u32>,
+}
+
+impl Frames for Reserve {
+    fn slab(&self) -> &Arc<Slab> {
+        &self.common.slab
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        self.frames.pop()
+    }
+
+    fn give(&mut self, frame: u32) {
+        self.frames.push(frame);
+    }
+}
+
+impl Shard {
+    /// Moves everything here out of frames from `top` on, but for shared contents. On failure some was moved,
+    /// and the rest stands where it was.
+    pub(crate) fn relocate(&mut self, top: u32) -> Result<(), NoFrame> {
+        self.magazine.spill();
+        let Self {
+            table,
+            tree,
+            descriptors,
+            magazine,
+            packed,
+            pools,
+            common,
+            ..
+        } = self;
+        table.relocate(top, || magazine.take())?;
+        tree.relocate(top, || magazine.take())?;
+        descriptors.relocate(top, || magazine.take())?;
+        let mut outcome = Ok(());
+        // A packed frame moves with all of its pages.
+        let mut moved: HashMap<u32, u32> = HashMap::new();
+        for id in pages(pools, descriptors) {
+            let Place::Packed(place) = descriptors[id].place() else {
+                continue;
+            };
+            let from = packed::Place(place).frame();
+            if from < top || moved.contains_key(&from) {
+                continue;
+            }
+            let Some(to) = magazine.take() else {
+                outcome = Err(NoFrame);
+                break;
+            };
+            packed.relocate(&common.slab, from, to);
+            moved.insert(from, to);
+        }
+        for id in pages(pools, descriptors) {
+            let place = descriptors[id].place();
+            let to = match place {
+                Place::Frame(frame) if frame >= top => {
+                    let Some(to) = magazine.take() else {
+                        outcome = Err(NoFrame);
+                        continue;
+                    };
+                    common.slab.copy(frame, to);
+                    Place::Frame(to)
+                }
+                Place::Packed(place) => match moved.get(&packed::Place(place).frame()) {
+                    Some(&to) => Place::Packed(packed::Place(place).moved_to(to).0),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            descriptors[id].set_place(to);
+        }
+        outcome
+    }
+
+    /// Rebuilds the metadata if much of what it takes is unused.
+    pub(crate) fn trim(&mut self) -> Result<(), NoFrame> {
+        let needed = self.table.frames_needed()
+            + self.tree.frames_needed()
+            + self.descriptors.frames_needed();
+        if self.metadata_frames() <= needed + needed / 4 + 2 {
+            return Ok(());
+        }
+        let mut reserve = Reserve {
+            common: self.common.clone(),
+            frames: Vec::new(),
+        };
+        reserve
+            .frames
+            .extend(std::iter::from_fn(|| self.magazine.take()).take(needed + 2));
+        let (mut table, mut tree, mut descriptors) = (Table::new(), Tree::new(), Arena::new());
+        match self.copy_metadata(&mut table, &mut tree, &mut descriptors, &mut reserve) {
+            Ok(lists) => {
+                for (pool, lists) in self.pools.iter_mut().flatten().zip(lists) {
+                    (pool.warm, pool.cold) = lists;
+                    pool.published = None;
+                }
+                std::mem::swap(&mut self.table, &mut table);
+                std::mem::swap(&mut self.tree, &mut tree);
+                std::mem::swap(&mut self.descriptors, &mut descriptors);
+                for slot in 0..self.pools.len() {
+                    if self.pools[slot].is_some() {
+                        self.publish(slot);
+                    }
+                }
+                self.give_up(table, tree, descriptors, reserve);
+                Ok(())
+            }
+            Err(NoFrame) => {
+                self.give_up(table, tree, descriptors, reserve);
+                Err(NoFrame)
+            }
+        }
+    }
+
+    fn give_up(
+        &mut self,
+        mut table: Table,
+        mut tree: Tree,
+        mut descriptors: Arena<Descriptor>,
+        reserve: Reserve,
+    ) {
+        table.clear(&mut self.magazine);
+        tree.clear(&mut self.magazine);
+        descriptors.clear(&mut self.magazine);
+        for frame in reserve.frames {
+            self.magazine.give(frame);
+        }
+    }
+
+    /// Enters all pages into new tables. Returns each pool's lists in them, the warm one first.
+    fn copy_metadata(
+        &self,
+        table: &mut Table,
+        tree: &mut Tree,
+        descriptors: &mut Arena<Descriptor>,
+        frames: &mut Reserve,
+    ) -> Result<Vec<(List, List)>, NoFrame> {
+        let mut all = Vec::new();
+        for pool in self.pools.iter().flatten() {
+            let mut copy = |list: &List| -> Result<List, NoFrame> {
+                let mut new = List::new();
+                for old in ids(list, &self.descriptors) {
+                    let mut page = self.descriptors[old];
+                    let object = &self.table[page.object];
+                    let hash = self.common.object_hash(object.pool, object.object);
+                    let found = some(table.find(hash, object.pool, object.object));
+                    let record = match found {
+                        Some(record) => record,
+                        None => table.insert(hash, object.pool, object.object, frames)?,
+                    };
+                    descriptors.ensure(1, frames)?;
+                    page.object = record;
+                    let id = descriptors.insert(page);
+                    tree.insert(&mut table[record].root, page.index, id, descriptors, frames)?;
+                    table[record].pages += 1;
+                    new.push_tail(descriptors, id);
+                }
+                Ok(new)
+            };
+            let warm = copy(&pool.warm)?;
+            let cold = copy(&pool.cold)?;
+            all.push((warm, cold));
+        }
+        Ok(all)
+    }
+
+    /// Gives all metadata up where no page is left.
+    pub(super) fn clear_if_empty(&mut self) {
+        if self.descriptors.live() == 0 {
+            self.table.clear(&mut self.magazine);
+            self.tree.clear(&mut self.magazine);
+            self.descriptors.clear(&mut self.magazine);
+        }
+    }
+}

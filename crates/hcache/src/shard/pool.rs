@@ -1,0 +1,133 @@
+//! What one shard has of a pool.
+
+use super::some;
+
+use crate::account::{Account, PoolTotals};
+use crate::arena::Arena;
+use crate::descriptor::Descriptor;
+use crate::list::List;
+use crate::sync::Arc;
+use crate::{ClientId, Counters, PoolId};
+
+/// A client that is in a pool.
+#[repr(align(64))] // the next shard's must not share its lines
+pub(crate) struct Member {
+    pub(crate) id: ClientId,
+    /// What it did in one shard.
+    pub(crate) counters: Counters,
+}
+
+impl Member {
+    pub(super) fn new(id: ClientId) -> Self {
+        let counters = Counters::default();
+        Self { id, counters }
+    }
+}
+
+/// A pool that was found, and who asked.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    pub(super) slot: usize,
+    pub(super) member: usize,
+}
+
+/// What a pool has in one shard.
+#[repr(align(64))] // as above
+pub(crate) struct Pool {
+    pub(crate) id: PoolId,
+    /// A get leaves the page.
+    pub(super) inclusive: bool,
+    /// It is being destroyed: nobody finds it any more.
+    pub(super) leaving: bool,
+    pub(super) members: Vec<Member>,
+    /// What members that left did, and what happened without any.
+    pub(super) others: Counters,
+    /// Contents are shared with pages of the same domain only.
+    pub(super) domain: u32,
+    /// Whom its pages are charged to.
+    pub(super) account: Arc<Account>,
+    pub(super) totals: Arc<PoolTotals>,
+    pub(super) warm: List,
+    pub(super) cold: List,
+    /// What pages in the cold list are charged, in bytes.
+    pub(super) cold_bytes: u64,
+    /// What its pages here are charged, in bytes. Below zero where contents shared with other shards were charged
+    /// there.
+    pub(super) charged_bytes: i64,
+    pub(crate) dirty: u64,
+    pub(crate) packed: u64,
+    /// Pages that share a frame or need none.
+    pub(crate) frameless: u64,
+    pub(crate) objects: u64,
+    /// The lists' oldest pages when their stamps were last published; `None` if that must be done anew.
+    pub(super) published: Option<[Option<u32>; 4]>,
+}
+
+impl Pool {
+    /// Returns what a new pool has in a shard: nothing.
+    pub(crate) fn new(
+        id: PoolId,
+        inclusive: bool,
+        domain: u32,
+        account: Arc<Account>,
+        totals: Arc<PoolTotals>,
+    ) -> Self {
+        Self {
+            id,
+            inclusive,
+            leaving: false,
+            members: vec![Member::new(account.id)],
+            others: Counters::default(),
+            domain,
+            account,
+            totals,
+            warm: List::new(),
+            cold: List::new(),
+            cold_bytes: 0,
+            charged_bytes: 0,
+            dirty: 0,
+            packed: 0,
+            frameless: 0,
+            objects: 0,
+            published: None,
+        }
+    }
+
+    /// The oldest pages that are not dirty: the cold list's and the warm one's.
+    #[inline(always)]
+    pub(super) fn oldest_clean(&mut self, descriptors: &Arena<Descriptor>) -> [Option<u32>; 2] {
+        [
+            self.cold.oldest_clean(descriptors),
+            self.warm.oldest_clean(descriptors),
+        ]
+        .map(some)
+    }
+
+    /// Pages it has here.
+    pub(crate) fn pages(&self) -> u64 {
+        u64::from(self.warm.len()) + u64::from(self.cold.len())
+    }
+
+    /// Who is in it.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// What happened in it.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut sum = self.others;
+        for member in &self.members {
+            sum.add(&member.counters);
+        }
+        sum
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        size_of::<Self>() + self.members.capacity() * size_of::<Member>()
+    }
+
+    pub(super) fn charge(&mut self, bytes: i64) {
+        self.charged_bytes += bytes;
+        self.account.charge(bytes);
+    }
+}

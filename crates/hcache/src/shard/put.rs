@@ -1,0 +1,275 @@
+//! Puts: pages stored under new handles, replaced, and kept once where contents are equal.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::pool::Found;
+use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
+
+use crate::arena::{Frames, NoFrame};
+use crate::contents::{Shared, repeated_word};
+use crate::descriptor::{Descriptor, Place};
+use crate::sync::Ordering;
+use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sharing};
+
+/// A put on its way.
+pub(crate) struct Put<F> {
+    pub(crate) hash: u64,
+    pub(crate) handle: Handle,
+    pub(crate) dirty: bool,
+    /// Writes the page, if no frame brings it.
+    pub(crate) fill: Option<F>,
+    /// The object's record if it was looked up ahead, or `NIL`.
+    pub(crate) object: u32,
+    /// A frame with the page, until the store takes it.
+    pub(crate) frame: Option<u32>,
+    pub(crate) counted: bool,
+}
+
+impl Shard {
+    /// Puts a page, or tells what it needs first. As long as it needs something, an older page stays.
+    pub(crate) fn put<F: FnOnce(&mut Page)>(
+        &mut self,
+        client: ClientId,
+        put: &mut Put<F>,
+    ) -> Result<Result<PutOutcome, Need>, Error> {
+        let found = self.find_pool(client, put.handle.pool)?;
+        let slot = found.slot;
+        if let (None, Some(frame)) = (put.frame, self.magazine.next()) {
+            self.common.slab.prefetch(frame);
+        }
+        if !put.counted {
+            put.counted = true;
+            self.counters(found).puts += 1;
+            self.observe(client, put.hash, put.handle.index, EventKind::Put);
+        }
+        let Handle {
+            pool,
+            object,
+            index,
+        } = put.handle;
+        if !self.table.is(put.object, pool.0, object) {
+            put.object = self.table.find(put.hash, pool.0, object);
+        }
+        let older = some(put.object).map(|object| self.table[object].root);
+        let older = older.and_then(|root| some(self.tree.find(root, index, &self.descriptors)));
+        let outcome = match older {
+            Some(older) => self.replace(found, older, put),
+            None => self.insert(found, put),
+        };
+        self.publish(slot);
+        Ok(outcome)
+    }
+
+    pub(super) fn may_dirty(&self) -> bool {
+        self.common.dirty_pages.load(Ordering::Relaxed)
+            < self.common.dirty_limit.load(Ordering::Relaxed)
+    }
+
+    /// Replaces a page's contents. As long as it needs something, the older ones stay.
+    pub(super) fn replace<F: FnOnce(&mut Page)>(
+        &mut self,
+        found: Found,
+        id: u32,
+        put: &mut Put<F>,
+    ) -> Result<PutOutcome, Need> {
+        let slot = found.slot;
+        if put.dirty && !self.descriptors[id].is_dirty() && !self.may_dirty() {
+            return Err(Need::Clean);
+        }
+        if let Place::Frame(older) = self.descriptors[id].place() {
+            self.touch(slot, id);
+            if let Some(frame) = put.frame.take() {
+                self.magazine.give(older);
+                self.descriptors[id].set_place(Place::Frame(frame));
+            }
+        } else {
+            let account = &self.pool(slot).account;
+            if !account.try_charge(PAGE_BYTES as u64) {
+                return Err(Need::Ceiling(account.clone()));
+            }
+            let Some(frame) = put.frame.take().or_else(|| self.magazine.take()) else {
+                self.pool(slot).account.charge(-RAW_BYTES);
+                return Err(Need::Frames);
+            };
+            self.touch(slot, id);
+            self.vacate(slot, id);
+            self.pool(slot).charged_bytes += RAW_BYTES;
+            self.descriptors[id].set_place(Place::Frame(frame));
+        }
+        self.set_dirty(slot, id, put.dirty);
+        self.descriptors[id].version = self.next_version();
+        self.descriptors[id].set_incompressible(false);
+        self.counters(found).puts_replaced += 1;
+        self.fill(slot, id, put);
+        if self.common.sharing != Sharing::Off {
+            self.share(found, id);
+        }
+        Ok(PutOutcome::Stored { replaced: true })
+    }
+
+    /// Lets the caller write a page's frame. If he panics, the page goes and the panic goes on.
+    pub(super) fn fill<F: FnOnce(&mut Page)>(&mut self, slot: usize, id: u32, put: &mut Put<F>) {
+        let Place::Frame(frame) = self.descriptors[id].place() else {
+            unreachable!("pages are filled in frames")
+        };
+        let Some(fill) = put.fill.take() else { return };
+        let slab = self.common.slab.clone();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| slab.write(frame, fill))) {
+            self.remove_page(slot, id);
+            self.publish(slot);
+            resume_unwind(panic);
+        }
+    }
+
+    /// Inserts a page that is not there.
+    pub(super) fn insert<F: FnOnce(&mut Page)>(
+        &mut self,
+        found: Found,
+        put: &mut Put<F>,
+    ) -> Result<PutOutcome, Need> {
+        let slot = found.slot;
+        if put.dirty && !self.may_dirty() {
+            return Err(Need::Clean);
+        }
+        let pool = self.pool(slot);
+        if !pool.totals.try_add_page() {
+            return Err(Need::PoolCapacity(pool.totals.clone()));
+        }
+        if !pool.account.try_charge(PAGE_CHARGE_BYTES) {
+            pool.totals.remove_page();
+            return Err(Need::Ceiling(pool.account.clone()));
+        }
+        match self.insert_descriptor(slot, put) {
+            Ok(id) => {
+                let pool = self.pool(slot);
+                pool.charged_bytes += PAGE_CHARGE_BYTES.cast_signed();
+                self.fill(slot, id, put);
+                if self.common.sharing != Sharing::Off {
+                    self.share(found, id);
+                }
+                if put.dirty {
+                    self.set_dirty(slot, id, true);
+                }
+                Ok(PutOutcome::Stored { replaced: false })
+            }
+            Err(NoFrame) => {
+                let pool = self.pool(slot);
+                pool.totals.remove_page();
+                pool.account.charge(-PAGE_CHARGE_BYTES.cast_signed());
+                Err(Need::Frames)
+            }
+        }
+    }
+
+    /// Enters a page with an empty frame. On failure all is as it was.
+    fn insert_descriptor<F>(&mut self, slot: usize, put: &mut Put<F>) -> Result<u32, NoFrame> {
+        let index = put.handle.index;
+        self.descriptors.ensure(1, &mut self.magazine)?;
+        let brought = put.frame;
+        let frame = brought.or_else(|| self.magazine.take()).ok_or(NoFrame)?;
+        let found = some(put.object);
+        let record = match found {
+            Some(record) => record,
+            None => match self.insert_object(slot, put.hash, put.handle) {
+                Ok(record) => record,
+                Err(NoFrame) => {
+                    self.give_unless(brought, frame);
+                    return Err(NoFrame);
+                }
+            },
+        };
+        let stamp = self.next_stamp();
+        let version = self.next_version();
+        let id = self.descriptors.insert(Descriptor::new(
+            record,
+            index,
+            Place::Frame(frame),
+            stamp,
+            version,
+        ));
+        let inserted = self.tree.insert(
+            &mut self.table[record].root,
+            index,
+            id,
+            &self.descriptors,
+            &mut self.magazine,
+        );
+        if inserted.is_err() {
+            self.descriptors.remove(id);
+            if found.is_none() {
+                self.remove_object(slot, record);
+            }
+            self.give_unless(brought, frame);
+            return Err(NoFrame);
+        }
+        put.frame = None;
+        self.table[record].pages += 1;
+        let Self {
+            pools, descriptors, ..
+        } = self;
+        let pool = pool_in(pools, slot);
+        pool.warm.push_tail(descriptors, id);
+        Ok(id)
+    }
+
+    /// Gives a frame back, unless the caller brought it.
+    fn give_unless(&mut self, brought: Option<u32>, frame: u32) {
+        if brought.is_none() {
+            self.magazine.give(frame);
+        }
+    }
+
+    fn insert_object(&mut self, slot: usize, hash: u64, handle: Handle) -> Result<u32, NoFrame> {
+        let Self {
+            pools,
+            table,
+            magazine,
+            ..
+        } = self;
+        let pool = pool_in(pools, slot);
+        let record = table.insert(hash, handle.pool.0, handle.object, magazine)?;
+        pool.objects += 1;
+        if handle.index >= CHUNK_PAGES {
+            pool.totals.set_large();
+        }
+        Ok(record)
+    }
+
+    /// Keeps a page that was just filled without a frame of its own, if its content allows.
+    fn share(&mut self, found: Found, id: u32) {
+        let slot = found.slot;
+        let Place::Frame(frame) = self.descriptors[id].place() else {
+            return;
+        };
+        let across = self.common.sharing == Sharing::AcrossClients;
+        let pool = self.pool(slot);
+        let domain = if across { 0 } else { pool.domain };
+        // Pages without frames may not fill the store with metadata alone.
+        let shards_metadata = self.metadata_frames() * self.common.shards;
+        if shards_metadata * 8 > self.common.top.load(Ordering::Relaxed) as usize {
+            return;
+        }
+        let common = self.common.clone();
+        if let Some(word) = common.slab.read(frame, repeated_word) {
+            self.magazine.give(frame);
+            self.descriptors[id].set_place(Place::Word(word));
+            self.counters(found).shared_pages += 1;
+            let pool = self.pool(slot);
+            pool.charge(WORD_BYTES.cast_signed() - RAW_BYTES);
+            pool.frameless += 1;
+            return;
+        }
+        let shared = common.contents.share(&common.slab, domain, frame);
+        let (Shared::Existing(entry) | Shared::New(entry)) = shared;
+        self.descriptors[id].set_place(Place::Shared(entry.0));
+        self.pool(slot).frameless += 1;
+        if let Shared::Existing(_) = shared {
+            self.magazine.give(frame);
+            self.counters(found).shared_pages += 1;
+            // Across clients nobody can say whose the frame is: each is charged for it.
+            if !across {
+                self.pool(slot).charge(-RAW_BYTES);
+            }
+        }
+    }
+}

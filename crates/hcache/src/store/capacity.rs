@@ -1,0 +1,336 @@
+//! The store's bound: how it is set, kept and shared out, and whose pages make room.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::registry::{ClientRecord, PoolRecord, Registry};
+use super::{FEWEST_SHARD_FRAMES, HEAP_RESERVE_BYTES, HUGE_FROM_BYTES, Inner, allowed_heap_bytes};
+
+use crate::account::{Account, Oldest, PoolTotals};
+use crate::arena::NoFrame;
+use crate::schedule::Claim;
+use crate::shard::{Goal, Magazine, Won};
+use crate::sync::{Arc, Ordering, lock};
+use crate::sys::HUGE_PAGE_FRAMES;
+use crate::{ClientId, Error, PAGE_BYTES, StoreOptions, schedule, sync};
+
+/// How often a put makes room before it is refused.
+pub(super) const TRIES: usize = 16;
+
+/// Frames or pages won under one lock, at most.
+const BATCH: usize = 16;
+
+/// What the capacity is, and what is taken off it.
+#[derive(Default)]
+pub(super) struct Bound {
+    pub(super) capacity_bytes: u64,
+    pub(super) outside_bytes: u64,
+    /// Taken off for what is outside the frames; a resize sets it anew.
+    pub(super) allowed_heap_bytes: u64,
+    /// Where frames end.
+    pub(super) top: u32,
+    /// Up to here frames may have memory: `top`, unless a shrink is [unfinished](Self::unfinished).
+    pub(super) given_back_to: u32,
+    /// A shrink met more dirty pages than it could move: something may stand beyond `top` still.
+    pub(super) unfinished: bool,
+}
+
+impl Inner {
+    /// Bytes held outside the slab.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        let shards: usize = (0..self.shards.len())
+            .map(|shard| self.shard(shard).heap_bytes())
+            .sum();
+        let registry = lock(&self.registry);
+        let pools = registry
+            .pools
+            .values()
+            .map(|pool| pool.totals.heap_bytes() + size_of::<PoolRecord>());
+        let clients =
+            registry.clients.len() * 2 * (size_of::<ClientRecord>() + size_of::<Account>());
+        let ages = registry.ages.capacity() * size_of::<(u64, Duration)>();
+        (shards + pools.sum::<usize>() + clients + ages) as u64 + self.common.contents.bytes()
+    }
+
+    /// Sees to it that what is held outside the slab is taken off the capacity.
+    pub(super) fn settle(&self) -> Result<(), Error> {
+        let heap_bytes = self.heap_bytes();
+        let mut bound = lock(&self.bound);
+        let allowed = allowed_heap_bytes(heap_bytes, bound.capacity_bytes, self.options.sharing);
+        let too_much = bound.allowed_heap_bytes.saturating_sub(allowed) > HEAP_RESERVE_BYTES * 2;
+        if heap_bytes <= bound.allowed_heap_bytes && !too_much {
+            return Ok(());
+        }
+        let Bound {
+            capacity_bytes,
+            outside_bytes,
+            ..
+        } = *bound;
+        self.set_bound(&mut bound, capacity_bytes, outside_bytes)
+    }
+
+    /// Changes capacity and what is taken off it.
+    pub(super) fn set_bound(
+        &self,
+        bound: &mut Bound,
+        capacity_bytes: u64,
+        outside_bytes: u64,
+    ) -> Result<(), Error> {
+        if bound.unfinished {
+            self.clear_beyond(bound.top)
+                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
+            self.give_back(bound)?;
+        }
+        let heap_bytes = self.heap_bytes();
+        let allowed_heap_bytes =
+            allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
+        let taken = allowed_heap_bytes.saturating_add(outside_bytes);
+        let frames = capacity_bytes.saturating_sub(taken) / PAGE_BYTES as u64;
+        let least_frames = self.shards.len() as u64 * FEWEST_SHARD_FRAMES;
+        if frames < least_frames || capacity_bytes < StoreOptions::MIN_CAPACITY_BYTES {
+            let least_bytes = taken.saturating_add(least_frames * PAGE_BYTES as u64);
+            return Err(Error::CapacityTooSmall {
+                asked_bytes: capacity_bytes,
+                least_bytes: least_bytes.max(StoreOptions::MIN_CAPACITY_BYTES),
+            });
+        }
+        let mut top = u32::try_from(frames).expect("checked when the store was made");
+        if self.options.capacity_bytes >= HUGE_FROM_BYTES && top >= HUGE_PAGE_FRAMES {
+            // A huge page across the end would take memory beyond it.
+            top -= top % HUGE_PAGE_FRAMES;
+        }
+        let common = &self.common;
+        let dirty_limit = u64::from(top) / 4 * 3;
+        let old_limit = common.dirty_limit.swap(dirty_limit, Ordering::SeqCst);
+        if common.dirty_pages.load(Ordering::SeqCst) > dirty_limit {
+            common.dirty_limit.store(old_limit, Ordering::SeqCst);
+            return Err(self.dirty_error(capacity_bytes));
+        }
+        let magazine_frames =
+            (top as usize / (64 * self.shards.len())).clamp(1, Magazine::MOST_FRAMES);
+        common
+            .magazine_frames
+            .store(magazine_frames, Ordering::Relaxed);
+        let held = bound.top - lock(&common.free).len();
+        // In this order, so that a frame given back meanwhile is not handed out beyond the end, nor lost below it.
+        common.top.store(top, Ordering::SeqCst);
+        lock(&common.free).set_top(top);
+        // Who took frames before that has put them in by then.
+        sync::wait_for_readers(&common.in_flight);
+        let old_top = std::mem::replace(&mut bound.top, top);
+        bound.capacity_bytes = bound.capacity_bytes.max(capacity_bytes);
+        bound.outside_bytes = outside_bytes;
+        bound.allowed_heap_bytes = allowed_heap_bytes;
+        if top < old_top {
+            bound.unfinished = true;
+            bound.given_back_to = bound.given_back_to.max(old_top);
+            self.retarget(&mut lock(&self.registry));
+            self.drop_frames(u64::from(held.saturating_sub(top)));
+            self.clear_beyond(top)
+                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
+            self.give_back(bound)?;
+        }
+        bound.capacity_bytes = capacity_bytes;
+        self.retarget(&mut lock(&self.registry));
+        Ok(())
+    }
+
+    fn dirty_error(&self, asked_bytes: u64) -> Error {
+        let dirty_pages = self.common.dirty_pages.load(Ordering::Relaxed);
+        Error::DirtyPages {
+            asked_bytes,
+            dirty_pages,
+        }
+    }
+
+    fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
+        // Nothing stands beyond the end, but somebody may be reading what he took out of there.
+        sync::wait_for_readers(&self.common.in_flight);
+        let given = self.common.slab.give_back(bound.top..bound.given_back_to);
+        given.map_err(|error| Error::CannotGiveBack {
+            reason: error.to_string(),
+        })?;
+        bound.given_back_to = bound.top;
+        bound.unfinished = false;
+        Ok(())
+    }
+
+    /// Drops pages until so many frames are won, or nothing can be dropped.
+    fn drop_frames(&self, mut frames: u64) {
+        while frames > 0 {
+            let won = self.evict_somebody(256, Goal::Pages);
+            if won.pages == 0 {
+                return;
+            }
+            frames = frames.saturating_sub(won.frames);
+        }
+    }
+
+    /// Moves everything out of frames from `top` on.
+    fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
+        for shard in 0..self.shards.len() {
+            self.with_room(|| {
+                let mut shard = self.shard(shard);
+                shard.trim()?;
+                shard.relocate(top)
+            })?;
+        }
+        self.with_room(|| {
+            let take = || lock(&self.common.free).pop();
+            self.common.contents.relocate(&self.common.slab, top, take)
+        })
+    }
+
+    /// Tries until there are frames enough, as long as something can be dropped.
+    fn with_room(&self, mut attempt: impl FnMut() -> Result<(), NoFrame>) -> Result<(), NoFrame> {
+        /// How often nothing could be dropped before that is believed: frames may be on their way through other
+        /// threads.
+        const FUTILE: usize = 64;
+        let mut futile = 0;
+        loop {
+            match attempt() {
+                Ok(()) => return Ok(()),
+                Err(NoFrame) if futile == FUTILE => return Err(NoFrame),
+                Err(NoFrame) if self.evict_somebody(256, Goal::Pages).pages > 0 => {}
+                Err(NoFrame) => {
+                    futile += 1;
+                    for shard in 0..self.shards.len() {
+                        self.shard(shard).magazine.spill();
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Computes targets anew.
+    pub(super) fn retarget(&self, registry: &mut Registry) {
+        let capacity_bytes = u64::from(self.common.top.load(Ordering::Relaxed)) * PAGE_BYTES as u64;
+        let claims: Vec<Claim> = registry.clients.values().map(ClientRecord::claim).collect();
+        let mut targets = Vec::new();
+        schedule::targets(capacity_bytes, &claims, &mut targets);
+        for (record, target) in registry.clients.values().zip(targets) {
+            record.account.set_target_bytes(target);
+        }
+    }
+
+    pub(super) fn turn(&self, now: Duration) {
+        let mut activity: HashMap<ClientId, (u64, u64)> = HashMap::new();
+        for shard in 0..self.shards.len() {
+            let mut shard = self.shard(shard);
+            // Without frames to do it with, it waits for a later turn.
+            let _ = shard.trim();
+            for member in shard.pools.iter().flatten().flat_map(|pool| pool.members()) {
+                let (gets, operations) = activity.entry(member.id).or_default();
+                *gets += member.counters.gets;
+                *operations += member.counters.gets + member.counters.puts;
+            }
+        }
+        let mut registry = lock(&self.registry);
+        let elapsed = now.saturating_sub(registry.now);
+        registry.now = registry.now.max(now);
+        let now = registry.now;
+        registry.remember_age(self.common.clock.load(Ordering::Relaxed));
+        for (id, record) in &mut registry.clients {
+            let (gets, operations) = activity.get(id).copied().unwrap_or_default();
+            // Counts fall when the client leaves a pool.
+            record
+                .activity
+                .update(gets.saturating_sub(record.gets), elapsed);
+            if operations > record.operations {
+                record.last_active = now;
+            }
+            (record.gets, record.operations) = (gets, operations);
+        }
+        self.retarget(&mut registry);
+        drop(registry);
+        // What does not fit is tried again at the next turn.
+        let _ = self.settle();
+    }
+
+    /// Wins frames (or drops pages) of whoever is to give them up.
+    pub(super) fn evict_somebody(&self, count: usize, goal: Goal) -> Won {
+        let mut without: Vec<ClientId> = Vec::new();
+        loop {
+            let Some(victim) = self.victim(&without) else {
+                return Won::default();
+            };
+            let won = self.evict_from(&victim, count, goal);
+            if won.pages > 0 {
+                return won;
+            }
+            without.push(victim.id);
+        }
+    }
+
+    /// Who is to give up memory, but for some.
+    fn victim(&self, without: &[ClientId]) -> Option<Arc<Account>> {
+        let accounts = lock(&self.accounts);
+        let evictable =
+            |account: &Account| account.used_bytes() > 0 && !without.contains(&account.id);
+        let usage = accounts.iter().map(|account| {
+            let target = account.target_bytes();
+            (
+                account.used_bytes(),
+                target,
+                account.floor_bytes().min(target),
+                evictable(account),
+            )
+        });
+        if let Some(victim) = schedule::victim(usage) {
+            return Some(accounts[victim].clone());
+        }
+        let oldest = |above_floor: bool| {
+            let some = accounts.iter().filter(|account| {
+                evictable(account) && (!above_floor || account.used_bytes() > account.floor_bytes())
+            });
+            some.min_by_key(|account| account.oldest().map_or(u64::MAX, |oldest| oldest.stamp))
+                .cloned()
+        };
+        oldest(true).or_else(|| oldest(false))
+    }
+
+    /// Drops a client's pages until it is below its ceiling, or only dirty ones are left.
+    pub(super) fn respect_ceiling(&self, account: &Account) {
+        while account.is_above_ceiling() && self.evict_from(account, BATCH, Goal::Pages).pages > 0 {
+        }
+    }
+
+    /// Wins frames (or drops pages) of one client, its oldest first.
+    pub(super) fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> Won {
+        self.evict_oldest(|| account.oldest(), count, goal)
+    }
+
+    /// Drops pages of one pool, its oldest first.
+    pub(super) fn evict_from_pool(&self, pool: &Arc<PoolTotals>, count: usize) -> Won {
+        self.evict_oldest(|| Oldest::of(pool, true), count, Goal::Pages)
+    }
+
+    /// Evicts where the oldest page is.
+    fn evict_oldest(&self, oldest: impl Fn() -> Option<Oldest>, count: usize, goal: Goal) -> Won {
+        // What is published may be out of date by the time the shard is locked: the page may be gone or young.
+        // Then any page of that shard will do.
+        for attempt in 0..=self.shards.len() {
+            let Some(oldest) = oldest() else { break };
+            let clock = self.common.clock.load(Ordering::Relaxed);
+            let slack = clock.saturating_sub(oldest.stamp) / 64;
+            let until = if attempt == 0 {
+                oldest.next.max(oldest.stamp + slack)
+            } else {
+                u64::MAX
+            };
+            let won = self
+                .shard(oldest.shard)
+                .evict(oldest.pool.id, until, count, goal);
+            if won.pages > 0 {
+                return won;
+            }
+        }
+        Won::default()
+    }
+
+    /// How many frames to win at once: few in a small store, where each counts.
+    pub(super) fn batch(&self) -> usize {
+        (self.common.top.load(Ordering::Relaxed) as usize / 8192).clamp(1, BATCH)
+    }
+}

@@ -1,0 +1,274 @@
+//! A client of a store: what a caller may do.
+
+use std::ops::RangeInclusive;
+
+use super::{Inner, Store};
+
+use crate::account::{Account, Oldest};
+use crate::shard::{RUN, Shard};
+use crate::sync::{Arc, MutexGuard};
+use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome, Taken, Version};
+
+/// A client of a store. Its operations may be called from several threads. When it is dropped,
+/// everything that only it held is given back at once.
+pub struct Client {
+    pub(super) store: Store,
+    pub(super) account: Arc<Account>,
+}
+
+impl Client {
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> ClientId {
+        self.account.id
+    }
+
+    /// The store it is a client of.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        &self.store.inner
+    }
+
+    /// Shard that a page is in, and the hash of its object.
+    #[inline(always)]
+    fn locate(&self, handle: &Handle) -> (MutexGuard<'_, Shard>, u64) {
+        let inner = self.inner();
+        let hash = inner.common.object_hash(handle.pool.0, handle.object);
+        (inner.shard(inner.shard_of(hash, handle.index)), hash)
+    }
+
+    /// Makes a pool, or joins the shared pool of that key in the client's group (whose capacity then stays as it is).
+    ///
+    /// # Errors
+    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for what the store
+    /// keeps of a pool.
+    pub fn create_pool(&self, options: PoolOptions) -> Result<PoolId, Error> {
+        let id = self.inner().create_pool(&self.account, options)?;
+        self.inner().settle().inspect_err(|_| {
+            // There is no room for it.
+            let _ = self.inner().leave_pool(&self.account, id);
+        })?;
+        Ok(id)
+    }
+
+    /// Leaves a pool; with its last client it is destroyed and its pages, dirty ones too, are dropped.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn destroy_pool(&self, pool: PoolId) -> Result<(), Error> {
+        self.inner().leave_pool(&self.account, pool)
+    }
+
+    /// Changes the most pages a pool may hold. Down takes effect before the call returns, but for dirty pages.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn set_pool_capacity(
+        &self,
+        pool: PoolId,
+        capacity_pages: Option<u64>,
+    ) -> Result<(), Error> {
+        let totals = self.inner().shard(0).totals(self.id(), pool)?;
+        totals.set_capacity_pages(capacity_pages);
+        let most = capacity_pages.unwrap_or(u64::MAX);
+        loop {
+            let above = totals.pages().saturating_sub(most);
+            let count = usize::try_from(above).unwrap_or(usize::MAX).min(256);
+            if count == 0 || self.inner().evict_from_pool(&totals, count).pages == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Puts a page.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn put(&self, handle: Handle, page: &Page) -> Result<PutOutcome, Error> {
+        self.put_with(handle, |frame| frame.copy_from_slice(page))
+    }
+
+    /// Puts the page that `fill` writes. `fill` is called at most once, with a frame of arbitrary former
+    /// contents, of which it must leave nothing, and with a shard of the store locked: it must not call the
+    /// store. If it panics, no page is left.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn put_with(
+        &self,
+        handle: Handle,
+        fill: impl FnOnce(&mut Page),
+    ) -> Result<PutOutcome, Error> {
+        self.inner().put(self.id(), handle, false, fill)
+    }
+
+    /// Puts a page that is not on storage yet: it is not dropped before it is [marked clean](Self::mark_clean), and a
+    /// get leaves it there. Refused if three quarters of the store are dirty.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn put_dirty(&self, handle: Handle, page: &Page) -> Result<PutOutcome, Error> {
+        self.inner()
+            .put(self.id(), handle, true, |frame| frame.copy_from_slice(page))
+    }
+
+    /// Gets a page into `page`, which is left alone if there is none. Returns whether there was.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn get(&self, handle: Handle, page: &mut Page) -> Result<bool, Error> {
+        self.get_with(handle, |frame| page.copy_from_slice(frame))
+    }
+
+    /// Gets a page by `read`, called if there is one, with a shard of the store locked: it must not call the store.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    #[inline]
+    pub fn get_with(&self, handle: Handle, read: impl FnOnce(&Page)) -> Result<bool, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.get(self.id(), hash, &handle, read)
+    }
+
+    /// Gets pages, as [`get`](Self::get) would one after the other, but waiting for memory for many of them
+    /// together: where handles are at random, several times as fast. `read` is told each one's number in
+    /// `handles`, in no order; it may run with a shard of the store locked: it must not call the store.
+    pub fn get_each(
+        &self,
+        handles: &[Handle],
+        mut read: impl FnMut(usize, Result<Option<&Page>, Error>),
+    ) {
+        for (group, handles) in handles.chunks(RUN).enumerate() {
+            let mut read =
+                |n: usize, page: Result<Option<&Page>, Error>| read(group * RUN + n, page);
+            self.inner().get_group(self.id(), handles, &mut read);
+        }
+    }
+
+    /// Puts pages, as [`put_with`](Self::put_with) would one after the other, but waiting for memory for many
+    /// of them together. `fill` writes the page of that number in `handles`, at most once, and must leave
+    /// nothing of what was there; `done` is told what became of it, in order. `fill` may run with a shard of the
+    /// store locked: it must not call the store.
+    pub fn put_each(
+        &self,
+        handles: &[Handle],
+        mut fill: impl FnMut(usize, &mut Page),
+        mut done: impl FnMut(usize, Result<PutOutcome, Error>),
+    ) {
+        for (group, handles) in handles.chunks(RUN).enumerate() {
+            let mut fill = |n: usize, page: &mut Page| fill(group * RUN + n, page);
+            let mut done =
+                |n: usize, outcome: Result<PutOutcome, Error>| done(group * RUN + n, outcome);
+            self.inner()
+                .put_group(self.id(), handles, &mut fill, &mut done);
+        }
+    }
+
+    /// Copies a page, without taking it out or making it recently used.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn peek(&self, handle: Handle, page: &mut Page) -> Result<Option<Version>, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.peek(self.id(), hash, &handle, page)
+    }
+
+    /// Drops a page, dirty or not. Returns whether it was there.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn flush(&self, handle: Handle) -> Result<bool, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.flush(self.id(), hash, &handle)
+    }
+
+    /// Drops an object's pages of a range of indices. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn flush_range(
+        &self,
+        pool: PoolId,
+        object: u64,
+        indices: RangeInclusive<u32>,
+    ) -> Result<u64, Error> {
+        self.inner().flush_range(self.id(), pool, object, indices)
+    }
+
+    /// Drops an object's pages. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn flush_object(&self, pool: PoolId, object: u64) -> Result<u64, Error> {
+        self.flush_range(pool, object, 0..=u32::MAX)
+    }
+
+    /// Drops all pages of a pool. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn flush_pool(&self, pool: PoolId) -> Result<u64, Error> {
+        let inner = self.inner();
+        let mut flushed = 0;
+        for number in 0..inner.shards.len() {
+            flushed += inner
+                .shard(number)
+                .flush_pool(self.id(), pool, number == 0)?;
+        }
+        Ok(flushed)
+    }
+
+    /// Makes a page the most recently used one of its pool. Returns whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn move_to_tail(&self, handle: Handle) -> Result<bool, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.move_to_tail(self.id(), hash, &handle)
+    }
+
+    /// Takes out the least recently used page of a pool, dirty or not, into `page`: in a store of one shard
+    /// exactly that, with more to within a few operations.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn take_head(&self, pool: PoolId, page: &mut Page) -> Result<Option<Taken>, Error> {
+        let inner = self.inner();
+        let totals = inner.shard(0).totals(self.id(), pool)?;
+        while let Some(oldest) = Oldest::of(&totals, false) {
+            if let Some(taken) = inner.shard(oldest.shard).take_head(self.id(), pool, page)? {
+                return Ok(Some(taken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Marks a page dirty. Returns whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`]; [`Error::TooManyDirtyPages`] if three quarters of the store are dirty.
+    pub fn mark_dirty(&self, handle: Handle) -> Result<bool, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.mark_dirty(self.id(), hash, &handle)
+    }
+
+    /// Marks a page clean if its contents are still those of `version` (from [`peek`](Self::peek)). Returns whether
+    /// it did.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPool`].
+    pub fn mark_clean(&self, handle: Handle, version: Version) -> Result<bool, Error> {
+        let (mut shard, hash) = self.locate(&handle);
+        shard.mark_clean(self.id(), hash, &handle, version)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.inner().remove_client(&self.account);
+    }
+}
