@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-use crate::{DiskNumber, Location, OrderId};
+use crate::{DiskNumber, Location, SubmissionId};
 
 #[derive(Clone, Copy, Default)]
 struct Transfers {
@@ -27,7 +27,7 @@ pub(crate) enum Use {
 
 /// A change of many blocks at once.
 struct Wide {
-    order: OrderId,
+    submission: SubmissionId,
     disk: DiskNumber,
     first: u64,
     last: u64,
@@ -88,8 +88,14 @@ impl Busy {
         }
     }
 
-    /// Blocks from `first` to `last` change by this order.
-    pub(crate) fn begin_wide(&mut self, order: OrderId, disk: DiskNumber, first: u64, last: u64) {
+    /// Blocks from `first` to `last` change by this submission.
+    pub(crate) fn begin_wide(
+        &mut self,
+        submission: SubmissionId,
+        disk: DiskNumber,
+        first: u64,
+        last: u64,
+    ) {
         let raced = |location: Location, block: &mut Transfers| {
             if location.disk() == disk && (first..=last).contains(&location.block()) {
                 block.raced = true;
@@ -108,16 +114,16 @@ impl Busy {
             }
         }
         self.wide.push(Wide {
-            order,
+            submission,
             disk,
             first,
             last,
         });
     }
 
-    /// That order ended.
-    pub(crate) fn end_wide(&mut self, order: OrderId) {
-        self.wide.retain(|wide| wide.order != order);
+    /// That submission ended.
+    pub(crate) fn end_wide(&mut self, submission: SubmissionId) {
+        self.wide.retain(|wide| wide.submission != submission);
     }
 
     /// Whether the block is being written.
@@ -167,18 +173,18 @@ mod tests {
         for wide in [(5, 5), (0, 1 << 40)] {
             let mut busy = Busy::default();
             busy.begin(BLOCK, Use::Read);
-            busy.begin_wide(OrderId(9), BLOCK.disk(), wide.0, wide.1);
+            busy.begin_wide(SubmissionId(9), BLOCK.disk(), wide.0, wide.1);
             assert!(busy.is_written(BLOCK));
             assert!(!busy.end(BLOCK, Use::Read));
             busy.begin(BLOCK, Use::Read);
-            busy.end_wide(OrderId(9));
+            busy.end_wide(SubmissionId(9));
             assert!(!busy.end(BLOCK, Use::Read));
             busy.begin(BLOCK, Use::Read);
             assert!(busy.end(BLOCK, Use::Read) && !busy.is_written(BLOCK));
         }
         let mut busy = Busy::default();
-        busy.begin_wide(OrderId(1), DiskNumber(2), 0, 100);
-        busy.begin_wide(OrderId(2), BLOCK.disk(), 6, 100);
+        busy.begin_wide(SubmissionId(1), DiskNumber(2), 0, 100);
+        busy.begin_wide(SubmissionId(2), BLOCK.disk(), 6, 100);
         assert!(!busy.is_written(BLOCK));
     }
 }

@@ -39,17 +39,17 @@ use crate::dirty::{Dirty, WriteNumber};
 use crate::frames::{Frames, Held, Ticket};
 use crate::{
     Action, Buffer, CacheMode, Completed, Contents, DirtyPages, DiskNumber, EngineOptions,
-    EngineStats, GuestData, Location, Notice, Observer, Operation, Order, OrderId, PAGE_BYTES,
-    Page, Request, Status, Tag,
+    EngineStats, GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request,
+    Status, Submission, SubmissionId, Tag,
 };
 
-/// Most bytes of one order to storage.
-const ORDER_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of one submission to storage.
+const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
 /// Of ranges longer than this (256 MiB) the observer is not told.
 const OBSERVED_BLOCKS_MAX: u64 = 1 << 16;
 
-/// What becomes of a VM's requests: the cache, and orders to the storage of its disks.
+/// Decides about a VM's requests: the cache, and I/O submissions to the storage of its disks.
 pub struct Engine {
     options: EngineOptions,
     seed: u64,
@@ -63,13 +63,13 @@ pub struct Engine {
     observer: Option<Box<dyn Observer>>,
     busy: Busy,
     requests: HashMap<RequestId, Running, FastState>,
-    orders: HashMap<OrderId, Outstanding, FastState>,
+    submissions: HashMap<SubmissionId, Outstanding, FastState>,
     flushes: Vec<Flush>,
     /// Disks whose storage once failed to make writes stable. It tells only once, and may have dropped them: no flush of
     /// such a disk can succeed any more.
     unsynced: HashSet<DiskNumber>,
     fills: usize,
-    ready: VecDeque<Order>,
+    ready: VecDeque<Submission>,
     completed: VecDeque<Completed>,
     buffers: Buffers,
     scratch: Box<Page>,
@@ -88,7 +88,7 @@ struct RequestId(u64);
 struct Running {
     disk: DiskNumber,
     tag: Tag,
-    /// Orders it waits for, and 1 while it is being looked at.
+    /// Submissions it waits for, and 1 while it is being looked at.
     left: u32,
     failed: bool,
     /// Whether all that is dirty must be on storage before it completes.
@@ -102,7 +102,7 @@ struct Flush {
     upto: WriteNumber,
 }
 
-/// What an order is for.
+/// What a submission is for.
 enum Outstanding {
     /// Part of a read.
     Read {
@@ -156,7 +156,7 @@ impl Engine {
             observer,
             busy: Busy::default(),
             requests: HashMap::default(),
-            orders: HashMap::default(),
+            submissions: HashMap::default(),
             flushes: Vec::new(),
             unsynced: HashSet::new(),
             fills: 0,
@@ -277,13 +277,18 @@ impl Engine {
         left
     }
 
-    /// An order was carried out, or failed. A transfer that moved fewer bytes than asked for has failed.
+    /// A submission was carried out, or failed. A transfer that moved fewer bytes than asked for has failed.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the order is over, and so is its result"
     )]
-    pub fn carried_out(&mut self, order: OrderId, result: io::Result<()>, buffer: Option<Buffer>) {
-        let Some(outstanding) = self.orders.remove(&order) else {
+    pub fn carried_out(
+        &mut self,
+        submission: SubmissionId,
+        result: io::Result<()>,
+        buffer: Option<Buffer>,
+    ) {
+        let Some(outstanding) = self.submissions.remove(&submission) else {
             return;
         };
         let ok = result.is_ok();
@@ -318,7 +323,7 @@ impl Engine {
                 self.part_done(request, ok);
             }
             Outstanding::Change { request } => {
-                self.busy.end_wide(order);
+                self.busy.end_wide(submission);
                 self.part_done(request, ok);
             }
             Outstanding::WriteBack { disk, blocks } => self.was_written_back(disk, &blocks, ok),
@@ -351,8 +356,8 @@ impl Engine {
         self.pump();
     }
 
-    /// The next order to give to storage.
-    pub fn next_order(&mut self) -> Option<Order> {
+    /// The next I/O to submit to storage.
+    pub fn next_submission(&mut self) -> Option<Submission> {
         self.ready.pop_front()
     }
 
@@ -452,8 +457,13 @@ impl Engine {
         usize::try_from(self.options.dirty_pages_max.min(half)).unwrap_or(usize::MAX)
     }
 
-    /// Gives an order to storage.
-    fn order(&mut self, disk: DiskNumber, action: Action, outstanding: Outstanding) -> OrderId {
+    /// Submits I/O to storage.
+    fn submit_io(
+        &mut self,
+        disk: DiskNumber,
+        action: Action,
+        outstanding: Outstanding,
+    ) -> SubmissionId {
         match &action {
             Action::Read { buffer, .. } => {
                 self.stats.storage_reads += 1;
@@ -475,9 +485,9 @@ impl Engine {
         if let Some(running) = request.and_then(|request| self.requests.get_mut(&request)) {
             running.left += 1;
         }
-        let id = OrderId(self.number());
-        self.orders.insert(id, outstanding);
-        self.ready.push_back(Order { id, disk, action });
+        let id = SubmissionId(self.number());
+        self.submissions.insert(id, outstanding);
+        self.ready.push_back(Submission { id, disk, action });
         id
     }
 

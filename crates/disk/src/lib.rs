@@ -38,8 +38,8 @@ pub use storage::Direct;
 pub use sys::{Buffer, Ring, RingCompletion};
 pub use types::{
     Action, ByteRange, CacheMode, Completed, Contents, DirtyPages, DiskNumber, EngineOptions,
-    GuestData, Location, Notice, Observer, Operation, Order, OrderId, OutsideRam, PAGE_BYTES, Page,
-    Request, Segment, Status, Tag, WriteMode,
+    GuestData, Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request,
+    Segment, Status, Submission, SubmissionId, Tag, WriteMode,
 };
 pub use victim_cache::{PoolRequest, Pools, VictimCache};
 

@@ -113,7 +113,7 @@ pub struct Machine {
     sweep: bool,
     began: Instant,
     requests: Slab<InFlight>,
-    orders: Slab<Running>,
+    submissions: Slab<Running>,
     in_flight_bytes: u64,
     /// Queues to look at: device, queue.
     active: Vec<(usize, usize)>,
@@ -248,7 +248,7 @@ impl Machine {
             sweep: options.sweep,
             began: Instant::now(),
             requests: Slab::new(),
-            orders: Slab::new(),
+            submissions: Slab::new(),
             in_flight_bytes: 0,
             active: Vec::new(),
             touched: Vec::new(),
@@ -331,14 +331,14 @@ impl Machine {
     fn ended(&mut self, completion: RingCompletion) -> io::Result<()> {
         let token = Token::of(completion.token);
         match token {
-            Token::Order(place) => {
-                let Some(running) = self.orders.get(place) else {
+            Token::Submission(place) => {
+                let Some(running) = self.submissions.get(place) else {
                     return Ok(());
                 };
                 let storage = &self.storages[running.disk];
                 let done = storage.proceed(&mut self.ring, running, completion, token.number())?;
                 if let Some(done) = done
-                    && let Some(running) = self.orders.take(place)
+                    && let Some(running) = self.submissions.take(place)
                 {
                     self.engine
                         .carried_out(running.id, done.result, done.buffer);

@@ -45,15 +45,15 @@ pub struct EngineStats {
     pub write_back_errors: u64,
     /// Flushes done.
     pub flushes: u64,
-    /// Read orders to storage, and bytes.
+    /// Read submissions to storage, and bytes.
     pub storage_reads: u64,
     /// Bytes read from storage.
     pub storage_read_bytes: u64,
-    /// Write orders to storage.
+    /// Write submissions to storage.
     pub storage_writes: u64,
     /// Bytes written to storage.
     pub storage_written_bytes: u64,
-    /// Orders that failed.
+    /// I/O submissions that failed.
     pub storage_errors: u64,
     /// Evictions told by the guest.
     pub evictions: u64,

@@ -14,8 +14,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::{
-    Action, Buffer, ByteRange, DiskError, DiskIdentity, DiskNumber, Order, OrderId, Ring,
-    RingCompletion,
+    Action, Buffer, ByteRange, DiskError, DiskIdentity, DiskNumber, Ring, RingCompletion,
+    Submission, SubmissionId,
 };
 
 /// Whether the host's page cache is passed by.
@@ -45,10 +45,10 @@ pub(crate) struct Storage {
     file: Arc<File>,
 }
 
-/// An order under way.
+/// A submission under way.
 #[derive(Debug)]
 pub(crate) struct Running {
-    pub(crate) id: OrderId,
+    pub(crate) id: SubmissionId,
     /// On which disk.
     pub(crate) disk: usize,
     step: Step,
@@ -81,7 +81,7 @@ enum Step {
     },
 }
 
-/// What became of an order.
+/// What became of a submission.
 pub(crate) struct CarriedOut {
     pub(crate) result: io::Result<()>,
     pub(crate) buffer: Option<Buffer>,
@@ -188,13 +188,18 @@ impl Storage {
         self.file.sync_data().map_err(|error| self.failed(error))
     }
 
-    /// Begins an order. What the ring says under `token` is to be given to [`proceed`](Self::proceed).
+    /// Begins a submission. What the ring says under `token` is to be given to [`proceed`](Self::proceed).
     ///
     /// # Errors
     /// If the ring takes nothing.
-    pub(crate) fn begin(&self, ring: &mut Ring, order: Order, token: u64) -> io::Result<Running> {
+    pub(crate) fn begin(
+        &self,
+        ring: &mut Ring,
+        submission: Submission,
+        token: u64,
+    ) -> io::Result<Running> {
         let file = &self.file;
-        let step = match order.action {
+        let step = match submission.action {
             Action::Read { offset, buffer } => {
                 ring.read(file, offset, buffer, 0, token)?;
                 Step::Read { offset, done: 0 }
@@ -231,8 +236,8 @@ impl Storage {
             }
         };
         Ok(Running {
-            id: order.id,
-            disk: usize::from(order.disk.0),
+            id: submission.id,
+            disk: usize::from(submission.disk.0),
             step,
         })
     }

@@ -182,9 +182,9 @@ pub struct Completed {
     pub status: Status,
 }
 
-/// Names an order until it is carried out.
+/// Names a submission until it is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OrderId(pub u64);
+pub struct SubmissionId(pub u64);
 
 /// What the storage of a disk is to do.
 pub enum Action {
@@ -217,11 +217,11 @@ pub enum Action {
     },
 }
 
-/// An order to the storage of a disk. Orders may be carried out in any order and at once; those that must
+/// A submission to the storage of a disk. Submissions may be carried out in any order and at once; those that must
 /// follow one another are not given before the first is carried out.
-pub struct Order {
+pub struct Submission {
     /// Its name.
-    pub id: OrderId,
+    pub id: SubmissionId,
     /// Which disk's storage.
     pub disk: DiskNumber,
     /// What to do.

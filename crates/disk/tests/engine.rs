@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use plimsoll_disk::{
     Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, Engine, EngineOptions,
-    GuestData, Location, Notice, Operation, Order, OutsideRam, PAGE_BYTES, Page, Request, Segment,
-    Status, Tag, WriteMode,
+    GuestData, Location, Notice, Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status,
+    Submission, Tag, WriteMode,
 };
 
 const FRAMES: u64 = 32;
@@ -217,7 +217,7 @@ struct World {
     stable: Vec<u8>,
     /// Begin of the newest flush that is done.
     flushed: u64,
-    orders: Vec<Order>,
+    orders: Vec<Submission>,
     model: Model,
     under: BTreeMap<u64, Under>,
     time: u64,
@@ -334,7 +334,7 @@ impl World {
 
     /// Takes what the engine gives out.
     fn settle(&mut self) {
-        while let Some(order) = self.engine.next_order() {
+        while let Some(order) = self.engine.next_submission() {
             self.orders.push(order);
         }
         while let Some(done) = self.engine.next_completed() {
@@ -587,7 +587,7 @@ impl World {
             return;
         }
         let at = self.random.below(self.orders.len() as u64) as usize;
-        let Order { id, action, .. } = self.orders.swap_remove(at);
+        let Submission { id, action, .. } = self.orders.swap_remove(at);
         let fails = self.guest.failures && self.random.one_in(12);
         let mut result = if fails {
             Err(io::Error::other("broken"))

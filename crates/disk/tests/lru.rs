@@ -119,9 +119,9 @@ impl Guest {
             operation,
             ram,
         });
-        while let Some(order) = self.engine.next_order() {
+        while let Some(submission) = self.engine.next_submission() {
             let mut buffer = None;
-            match order.action {
+            match submission.action {
                 Action::Read {
                     offset,
                     buffer: mut into,
@@ -147,7 +147,7 @@ impl Guest {
                 }
                 _ => {}
             }
-            self.engine.carried_out(order.id, Ok(()), buffer);
+            self.engine.carried_out(submission.id, Ok(()), buffer);
         }
         assert_eq!(
             self.engine.next_completed().map(|done| done.status),

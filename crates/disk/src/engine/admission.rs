@@ -106,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Orders a page for the cache from storage.
+    /// Submits the read of a page for the cache.
     pub(super) fn fill(&mut self, location: Location) {
         if self.dirty.contains(location) || self.fills == FILLS_MAX {
             self.stats.refused_other += 1;
@@ -118,7 +118,7 @@ impl Engine {
             offset: location.block() * BLOCK,
             buffer: self.buffers.take(PAGE_BYTES),
         };
-        self.order(location.disk(), action, Outstanding::Fill { location });
+        self.submit_io(location.disk(), action, Outstanding::Fill { location });
         if let Some(observer) = &mut self.observer {
             observer.evicted(location);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::transfer::{BLOCK, Piece, Run, copy_to, copy_to_stretches, frame_of};
-use super::{Engine, ORDER_BYTES_MAX, Outstanding, RequestId};
+use super::{Engine, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
 use crate::frames::{Held, Ticket};
@@ -50,7 +50,7 @@ impl Engine {
                 self.read_run(request, disk, ram, &mut run, within.end());
             } else {
                 run.add(location, &parts, frame);
-                if run.bytes >= ORDER_BYTES_MAX {
+                if run.bytes >= SUBMISSION_BYTES_MAX {
                     self.read_run(request, disk, ram, &mut run, within.end());
                 }
             }
@@ -93,7 +93,7 @@ impl Engine {
                 buffer: self.buffers.take(PAGE_BYTES),
             };
             let verify = Outstanding::Verify { location, hash };
-            self.order(location.disk(), action, verify);
+            self.submit_io(location.disk(), action, verify);
         }
         Some(copied)
     }
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Orders what has gathered to be read, and begins anew at `next`.
+    /// Submits the read of what has gathered, and starts again at `next`.
     fn read_run(
         &mut self,
         request: RequestId,
@@ -152,7 +152,7 @@ impl Engine {
             pieces: run.pieces,
             ticket,
         };
-        self.order(disk, action, outstanding);
+        self.submit_io(disk, action, outstanding);
     }
 
     pub(super) fn begin_pieces(&mut self, pieces: &[Piece], ticket: Ticket, what: Use) {

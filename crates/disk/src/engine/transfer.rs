@@ -18,7 +18,7 @@ pub(super) struct Piece {
     pub(super) hash: u64,
 }
 
-/// A stretch of blocks to be transferred by one order.
+/// A stretch of blocks to be transferred by one submission.
 pub(super) struct Run {
     pub(super) offset: u64,
     pub(super) bytes: usize,

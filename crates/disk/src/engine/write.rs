@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, copy_from_stretches, frame_of, index};
-use super::{Engine, OBSERVED_BLOCKS_MAX, ORDER_BYTES_MAX, Outstanding, RequestId};
+use super::{Engine, OBSERVED_BLOCKS_MAX, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
 use crate::frames::{Held, Ticket};
@@ -73,7 +73,7 @@ impl Engine {
                 self.frames.forget(location);
             }
             run.add(location, &parts, frame);
-            if run.bytes >= ORDER_BYTES_MAX {
+            if run.bytes >= SUBMISSION_BYTES_MAX {
                 self.write_run(request, disk, ram, &mut run, within.end(), durable);
             }
         }
@@ -143,7 +143,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Orders what has gathered to be written, and begins anew at `next`.
+    /// Submits the write of what has gathered, and starts again at `next`.
     fn write_run(
         &mut self,
         request: RequestId,
@@ -186,7 +186,7 @@ impl Engine {
             pieces: run.pieces,
             ticket,
         };
-        self.order(disk, action, outstanding);
+        self.submit_io(disk, action, outstanding);
     }
 
     pub(super) fn was_written(&mut self, pieces: &[Piece], ticket: Ticket, ok: bool) {
@@ -264,12 +264,12 @@ impl Engine {
         self.store_dirty(location, &page).map(|_| ())
     }
 
-    /// Orders a change of a range.
+    /// Submits a change of a range.
     fn change(&mut self, request: RequestId, disk: DiskNumber, range: ByteRange, action: Action) {
-        let order = self.order(disk, action, Outstanding::Change { request });
+        let submission = self.submit_io(disk, action, Outstanding::Change { request });
         if self.cache.is_some() {
             let Blocks { first, end } = Blocks::touched(range);
-            self.busy.begin_wide(order, disk, first, end - 1);
+            self.busy.begin_wide(submission, disk, first, end - 1);
         }
     }
 

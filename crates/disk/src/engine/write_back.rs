@@ -8,7 +8,7 @@ use super::{Engine, Flush, Outstanding};
 use crate::dirty::Written;
 use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
 
-/// Most blocks written back by one order, and most being written back at a time.
+/// Most blocks written back by one submission, and most being written back at a time.
 const WRITE_BACK_BLOCKS: usize = 64;
 
 pub(super) const WRITING_BLOCKS_MAX: usize = 16 * WRITE_BACK_BLOCKS;
@@ -33,7 +33,7 @@ impl Engine {
                 let Flush { request, .. } = self.flushes.swap_remove(at);
                 let synced = !self.unsynced.contains(&disk);
                 if synced {
-                    self.order(disk, Action::Sync, Outstanding::Sync { request });
+                    self.submit_io(disk, Action::Sync, Outstanding::Sync { request });
                 }
                 self.part_done(request, synced);
             } else {
@@ -69,7 +69,7 @@ impl Engine {
         self.dirty.born_before(then).find(can)
     }
 
-    /// Orders a dirty block and those that follow it to be written.
+    /// Submits the write of a dirty block and of those that follow it.
     pub(super) fn write_back(&mut self, first: Location) {
         let Some(cache) = &self.cache else { return };
         let disk = first.disk();
@@ -96,7 +96,7 @@ impl Engine {
             buffer,
             durable: false,
         };
-        self.order(disk, action, Outstanding::WriteBack { disk, blocks });
+        self.submit_io(disk, action, Outstanding::WriteBack { disk, blocks });
     }
 
     pub(super) fn was_written_back(

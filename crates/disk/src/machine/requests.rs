@@ -10,7 +10,7 @@ use super::device::{InFlight, Link, lock};
 use super::token::{LAST_FLUSH, Token};
 use super::{Machine, TURN};
 
-use crate::queue::{Asked, QueueFault, Refused, parse_request};
+use crate::queue::{QueueFault, Refusal, RequestKind, parse_request};
 use crate::{
     ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, Segment, Status, Tag,
 };
@@ -138,9 +138,9 @@ impl Machine {
                 device.stats.resubmitted += u64::from(again);
                 let wanted = match queue.chain(head, &mut self.pieces) {
                     Ok(()) => parse_request(&ram, &self.pieces, &shape),
-                    Err(_) => Err(Refused::UNANSWERABLE),
+                    Err(_) => Err(Refusal::UNANSWERABLE),
                 };
-                // Everything the guest told before it asked.
+                // Every notification sent before the request.
                 if let Some(control) = &mut self.control
                     && self.control_runs
                 {
@@ -155,8 +155,8 @@ impl Machine {
                             u32::from(refused.status.is_some()),
                         )
                     }
-                    Ok(wanted) => match (wanted.asked, device.disk) {
-                        (Asked::Disk(operation), Some(disk)) => {
+                    Ok(wanted) => match (wanted.kind, device.disk) {
+                        (RequestKind::Disk(operation), Some(disk)) => {
                             self.in_flight_bytes += u64::from(wanted.data_bytes);
                             device.in_flight += 1;
                             let place = self.requests.put(InFlight {
@@ -176,19 +176,19 @@ impl Machine {
                             });
                             continue;
                         }
-                        (asked, _) => {
+                        (kind, _) => {
                             device.stats.requests += 1;
-                            let ok = match asked {
-                                Asked::Disk(operation) => {
+                            let ok = match kind {
+                                RequestKind::Disk(operation) => {
                                     let control = self.control.as_mut();
                                     control.is_some_and(|control| {
                                         serve_control(control, &mut self.engine, &ram, &operation)
                                     })
                                 }
-                                Asked::Identity(segments) => {
+                                RequestKind::Identity(segments) => {
                                     scatter(&ram, &segments, 0, &device.serial)
                                 }
-                                Asked::Nothing => true,
+                                RequestKind::Nothing => true,
                             };
                             let answer = if ok {
                                 VIRTIO_BLK_S_OK
@@ -223,15 +223,15 @@ impl Machine {
         })
     }
 
-    /// Gives orders to storage, and what is done to the queues.
+    /// Submits I/O to storage, and gives completed requests to the queues.
     pub(super) fn carry_out(&mut self) -> io::Result<()> {
         loop {
             let mut any = false;
-            while let Some(order) = self.engine.next_order() {
-                let storage = &self.storages[usize::from(order.disk.0)];
-                let token = Token::Order(self.orders.next()).number();
-                let running = storage.begin(&mut self.ring, order, token)?;
-                self.orders.put(running);
+            while let Some(submission) = self.engine.next_submission() {
+                let storage = &self.storages[usize::from(submission.disk.0)];
+                let token = Token::Submission(self.submissions.next()).number();
+                let running = storage.begin(&mut self.ring, submission, token)?;
+                self.submissions.put(running);
             }
             while let Some(completed) = self.engine.next_completed() {
                 any = true;

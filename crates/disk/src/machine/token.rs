@@ -10,7 +10,7 @@ pub(super) enum Token {
     Listener(usize),
     Connection(usize, u64),
     Kick(usize, usize, u64),
-    Order(usize),
+    Submission(usize),
 }
 
 impl Token {
@@ -28,7 +28,7 @@ impl Token {
             Self::Listener(device) => pack(3, device, 0, 0),
             Self::Connection(device, serial) => pack(4, device, 0, serial),
             Self::Kick(device, queue, run) => pack(5, device, queue, run),
-            Self::Order(index) => pack(6, 0, 0, index as u64),
+            Self::Submission(index) => pack(6, 0, 0, index as u64),
         }
     }
 
@@ -43,7 +43,7 @@ impl Token {
             3 => Self::Listener(device),
             4 => Self::Connection(device, serial),
             5 => Self::Kick(device, queue, serial),
-            _ => Self::Order(serial as usize),
+            _ => Self::Submission(serial as usize),
         }
     }
 }

@@ -97,14 +97,14 @@ impl Driven {
             },
             ram: Arc::<Memory>::clone(&self.ram),
         });
-        while let Some(order) = self.engine.next_order() {
-            let Action::Read { mut buffer, .. } = order.action else {
-                anyhow::bail!("an order that is no read");
+        while let Some(submission) = self.engine.next_submission() {
+            let Action::Read { mut buffer, .. } = submission.action else {
+                anyhow::bail!("a submission that is no read");
             };
             if buffer.last() != Some(&FILL) {
                 buffer.fill(FILL);
             }
-            self.engine.carried_out(order.id, Ok(()), Some(buffer));
+            self.engine.carried_out(submission.id, Ok(()), Some(buffer));
         }
         let completed = self.engine.next_completed();
         let right = completed.is_some_and(|done| done.tag == tag && done.status == Status::Ok);

@@ -162,8 +162,6 @@ const LISTED_STRINGS: &[&str] = &[
     "host.rs:accelerator",
     "qmp.rs:status",
     "report.rs:bound",
-    "report.rs:kind",
-    "report.rs:sharing",
     "trace.rs:device",
     "vm.rs:accelerator",
 ];
