@@ -15,8 +15,8 @@
 //! | [`VmMemory`] | the parts of one VM |
 //!
 //! The memory that a VM may hold without a further request is never underestimated ([`Part::reserved_bytes`]): while a change
-//! is unfinished or its outcome unknown, the larger size counts. A guest that misreports its balloon is believed here;
-//! [`ram_held_bytes`] returns what the host really holds of a VM's RAM.
+//! is unfinished or its outcome unknown, the larger size counts. A guest that misreports its balloon is
+//! believed.
 //!
 //! Not here: the sizes (`policy`) and the order of changes (the daemon).
 #![forbid(unsafe_code)]
@@ -32,7 +32,6 @@ mod hcache;
 mod libvirt;
 mod progress;
 pub mod registry;
-mod resident;
 mod resize;
 mod vm_memory;
 
@@ -48,7 +47,6 @@ pub use libvirt::{Domain, DomainInfo, Virsh};
 pub use plimsoll_protocol::disk_admin::DiskStat;
 pub use plimsoll_vm::GuestStats;
 pub use progress::{Absence, Part, Patience, Progress};
-pub use resident::ram_held_bytes;
 pub use vm_memory::VmMemory;
 
 use std::fmt::Debug;

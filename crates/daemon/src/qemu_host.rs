@@ -11,7 +11,7 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
-use plimsoll_vm::{QemuVm, qemu_pids};
+use plimsoll_vm::{HostMemory, QemuVm, qemu_pids, start_time};
 
 use crate::config::{Config, VmRule};
 use crate::disk_feed::DiskFeed;
@@ -159,16 +159,8 @@ impl Host for QemuHost {
     }
 
     fn ram(&mut self) -> (u64, u64) {
-        let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let field = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-            Some(kib << 10)
-        };
-        (
-            field("MemTotal:").unwrap_or_default(),
-            field("MemAvailable:").unwrap_or_default(),
-        )
+        let memory = HostMemory::read().unwrap_or_default();
+        (memory.total_bytes, memory.available_bytes)
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
@@ -185,14 +177,6 @@ impl Host for QemuHost {
             None => Ok(()),
         }
     }
-}
-
-/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat`, proc(5).
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may hold anything, brackets too.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Whether libvirt started it: its monitor is in libvirt's folder.

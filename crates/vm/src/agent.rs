@@ -1,7 +1,7 @@
 //! Reads files of a guest through the agent that runs in it (qemu-ga).
 //!
-//! What an agent sends comes from inside the VM: waits end, lines and files are bounded, and what it says is a hint.
-//! Agents of some distributions refuse to read files; that is told in their words.
+//! An agent's answers come from inside the VM: waits end, lines and files are bounded, and the answers are hints.
+//! Agents of some distributions refuse to read files; the error repeats their message.
 //!
 //! Source: QEMU, docs/interop/qemu-ga-ref.
 
@@ -56,7 +56,7 @@ impl GuestAgent {
         Ok(agent)
     }
 
-    /// Asks what the guest's kernel says of its memory.
+    /// Returns memory as the guest's kernel reports it.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl GuestAgent {
         let meminfo = self.read("/proc/meminfo")?;
         let vmstat = self.read("/proc/vmstat")?;
         KernelMemory::of_proc(&meminfo, &vmstat)
-            .ok_or_else(|| self.error("its /proc does not tell of memory".into()))
+            .ok_or_else(|| self.error("its /proc has no memory counts".into()))
     }
 
     /// Reads a file of the guest, at most 1 MiB of it.

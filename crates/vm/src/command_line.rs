@@ -1,4 +1,4 @@
-//! What a QEMU command line says of the VM.
+//! A VM's description in its QEMU command line.
 //!
 //! Only what describes memory, name, accelerator and monitor is read, as written by hand and as
 //! written by libvirt (objects as JSON). The rest, and what cannot be understood, is passed
@@ -16,7 +16,7 @@ const DEFAULT_RAM_BYTES: u64 = 128 << 20;
 /// The port that leads to an agent in the guest.
 const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
-/// What a QEMU command line says.
+/// The options of a QEMU command line that describe the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommandLine {
     /// `-name`.
@@ -27,7 +27,7 @@ pub struct CommandLine {
     pub accelerators: Vec<Accelerator>,
     /// `-object memory-backend-*`, in order.
     pub backends: Vec<RamBackend>,
-    /// Path of a Unix socket that speaks QMP, as given; relative to QEMU's own folder.
+    /// Path of a QMP Unix socket, as given; relative to QEMU's working directory.
     pub qmp_socket: Option<PathBuf>,
     /// `-mem-path`: RAM of `-m` lies in files there.
     pub has_mem_path: bool,
@@ -44,7 +44,7 @@ pub struct RamBackend {
     pub size_bytes: u64,
     /// What it takes memory from.
     pub kind: BackendKind,
-    /// Whether it asks for huge pages of a memfd.
+    /// Whether its memfd is to have huge pages.
     pub huge_pages: bool,
 }
 
@@ -158,12 +158,12 @@ fn accelerator(name: &str) -> Option<Accelerator> {
 #[must_use]
 pub fn comma_words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        if letter == ',' && letters.next_if_eq(&',').is_none() {
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character == ',' && characters.next_if_eq(&',').is_none() {
             words.push(String::new());
         } else if let Some(word) = words.last_mut() {
-            word.push(letter);
+            word.push(character);
         }
     }
     words

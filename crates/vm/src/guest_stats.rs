@@ -1,6 +1,6 @@
-//! What a guest tells of its memory through its balloon.
+//! A guest's memory statistics, reported through its balloon.
 //!
-//! A hint, not a fact: the guest may say anything.
+//! They are hints: the guest may report anything.
 //!
 //! Source: Virtual I/O Device (VIRTIO) 1.2, §5.5.6.3; QEMU, docs/interop/virtio-balloon-stats.
 
@@ -8,15 +8,17 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
+use crate::meminfo;
+
 /// Statistics older than so many intervals are stale: the guest hangs, is stopped, or has lost its driver.
 const STALE_INTERVALS: u64 = 5;
 
-/// What a guest told of its memory; counts since it booted. `None` is what it does not tell.
+/// A guest's memory statistics; counts since it booted. `None` for values that it does not report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GuestStats {
     /// How old this is, in s.
     pub age_s: u64,
-    /// How often the guest is asked, in s; 0: never.
+    /// Interval of the requests, in s; 0 for never.
     pub interval_s: u64,
     /// Memory it manages.
     pub total_bytes: Option<u64>,
@@ -40,14 +42,14 @@ pub struct GuestStats {
     pub huge_failures: Option<u64>,
 }
 
-/// What a guest's kernel says of its memory inside, in its `/proc`; counts since it booted.
+/// Memory as a guest's kernel reports it in its `/proc`; counts since it booted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelMemory {
-    /// Memory that its processes were promised (`Committed_AS`).
+    /// Memory committed to processes (`Committed_AS`).
     pub committed_bytes: u64,
-    /// What could be had without swapping (`MemAvailable`).
+    /// Memory available without swapping (`MemAvailable`).
     pub available_bytes: u64,
-    /// What is free of its swap (`SwapFree`).
+    /// Free swap (`SwapFree`).
     pub swap_free_bytes: u64,
     /// Pages of files that were evicted and soon needed again (`workingset_refault_file`).
     pub refaulted_pages: u64,
@@ -61,31 +63,24 @@ impl KernelMemory {
     /// Reads the texts of `/proc/meminfo` and `/proc/vmstat`; `None` if a line is missing. A kernel that does not count
     /// refaults, or has no swap, has none.
     #[must_use]
-    pub fn of_proc(meminfo: &str, vmstat: &str) -> Option<Self> {
-        let value = |text: &str, name: &str| {
-            text.lines().find_map(|line| {
-                let mut words = line.split_ascii_whitespace();
-                let found = words.next()?.trim_end_matches(':') == name;
-                found.then(|| words.next()?.parse::<u64>().ok()).flatten()
-            })
-        };
-        let bytes = |name| value(meminfo, name)?.checked_mul(1024);
+    pub fn of_proc(memory: &str, vmstat: &str) -> Option<Self> {
+        let bytes = |name| meminfo::bytes(memory, name);
         // Before Linux 5.9 there were refaults of files alone.
-        let refaults =
-            ["workingset_refault_file", "workingset_refault"].map(|name| value(vmstat, name));
+        let refaults = ["workingset_refault_file", "workingset_refault"]
+            .map(|name| meminfo::count(vmstat, name));
         Some(Self {
             committed_bytes: bytes("Committed_AS")?,
             available_bytes: bytes("MemAvailable")?,
             swap_free_bytes: bytes("SwapFree").unwrap_or(0),
             refaulted_pages: refaults[0].or(refaults[1]).unwrap_or(0),
-            swapped_in_pages: value(vmstat, "pswpin")?,
-            major_faults: value(vmstat, "pgmajfault")?,
+            swapped_in_pages: meminfo::count(vmstat, "pswpin")?,
+            major_faults: meminfo::count(vmstat, "pgmajfault")?,
         })
     }
 }
 
 impl GuestStats {
-    /// Whether the guest has told nothing for longer than it should, or is not asked.
+    /// Whether the last report is older than it should be, or none is requested.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.age_s > self.interval_s.saturating_mul(STALE_INTERVALS)
@@ -99,14 +94,14 @@ impl GuestStats {
         now.unwrap_or_default().saturating_sub(since).as_secs()
     }
 
-    /// Reads a balloon's property `guest-stats`, whose `interval_s` is not in it; `Some(None)` if the guest never told any,
+    /// Reads a balloon's property `guest-stats`, whose `interval_s` is not in it; `Some(None)` if the guest never reported any,
     /// `None` if it is no such property.
     pub(crate) fn of_qmp(property: &Value) -> Option<Option<Self>> {
         let told_unix_s = property["last-update"].as_u64()?;
         if told_unix_s == 0 {
             return Some(None);
         }
-        // QEMU fills in all bits where the guest said nothing.
+        // QEMU sets all bits of values that the guest did not report.
         let value = |key: &str| property["stats"][key].as_u64().filter(|&n| n != u64::MAX);
         Some(Some(Self {
             age_s: Self::age_s_of(told_unix_s),

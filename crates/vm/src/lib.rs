@@ -19,6 +19,7 @@ mod console;
 mod error;
 mod guest_stats;
 mod maps;
+mod meminfo;
 mod process;
 mod qmp;
 
@@ -29,5 +30,6 @@ pub use console::{ConsoleEvent, ConsoleLine};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
-pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
-pub use qmp::{BlockStats, Qmp, QmpEvent, RunState};
+pub use meminfo::HostMemory;
+pub use process::{QemuVm, Vcpu, find, qemu_pids, running, start_time};
+pub use qmp::{Qmp, QmpEvent, RunState};

@@ -1,12 +1,10 @@
 //! A QEMU process's memory map, and which of its mappings are guest RAM.
 //!
-//! The kernel's map says of each mapping where it lies and what stands behind it, but not
-//! what it is for. QEMU's command line says how large each RAM backend is. A mapping
-//! of exactly that length that can be read and written but not executed is taken for it; of
-//! several, one whose backing fits the backend's kind, then the one whose
-//! file was made first. Only where no length agrees (huge pages round up, and
-//! the kernel joins neighbouring anonymous mappings) the largest that is long
-//! enough is taken.
+//! The kernel's map lists the address and the backing of each mapping, but not its purpose. QEMU's command line has the
+//! size of each RAM backend. A mapping of exactly that length that is readable and writable but not executable is taken
+//! for it; of several, one whose backing fits the backend's kind, then the one whose file was created first. If no
+//! length agrees (huge pages round up, and the kernel joins neighbouring anonymous mappings), the largest mapping that
+//! is long enough is taken.
 //!
 //! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
 
@@ -99,7 +97,7 @@ pub fn parse_maps(text: &str) -> Result<Vec<MapEntry>, VmError> {
     text.lines().enumerate().map(entry).collect()
 }
 
-/// What the kernel says of a RAM mapping that decides whether it can be traced.
+/// Properties of a RAM mapping that decide whether it can be traced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RamState {
     /// Some of it is locked into memory (mlock): its pages cannot be taken away.
@@ -202,7 +200,7 @@ pub fn guest_ram(
     ram
 }
 
-/// Joins what the kernel split because parts were treated differently.
+/// Joins neighbouring mappings of one file, which the kernel split because their flags differed.
 fn joined(entries: &[MapEntry]) -> Vec<MapEntry> {
     let mut joined: Vec<MapEntry> = Vec::new();
     for entry in entries {

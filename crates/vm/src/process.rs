@@ -1,4 +1,6 @@
 //! QEMU processes of this host, as the kernel shows them under `/proc`.
+//!
+//! Names, arguments and paths are bytes that the process chose, so they are read as bytes and need not be UTF-8.
 
 use std::fs;
 use std::io;
@@ -10,7 +12,7 @@ use plimsoll_flow::{RamMapping, VmId};
 use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
 use crate::{Accelerator, CommandLine, Qmp, VmError};
 
-/// How long a monitor is given to say which threads are virtual CPUs.
+/// Time limit for a monitor to list the threads of its virtual CPUs.
 const VCPU_QUERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A virtual CPU and the thread that runs it.
@@ -22,26 +24,26 @@ pub struct Vcpu {
     pub thread_id: u32,
 }
 
-/// A running VM, as it was when it was looked at.
+/// A running VM at the time it was inspected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuVm {
     /// The QEMU process.
     pub pid: u32,
     /// The VM's name; `qemu-PID` if it was given none.
     pub id: VmId,
-    /// What runs its instructions; `None` if it could not be told.
+    /// What runs its instructions; `None` if unknown.
     pub accelerator: Option<Accelerator>,
     /// Its RAM by the command line, in bytes.
     pub memory_bytes: u64,
     /// Its RAM in the process's address space, one mapping for each backend in the
     /// command line's order; empty if no mapping can be guest RAM.
     pub ram: Vec<RamMapping>,
-    /// Its virtual CPUs, by index; empty if they could not be told. Under
+    /// Its virtual CPUs, by index; empty if unknown. Under
     /// single-threaded TCG one thread runs all of them and is listed once, as CPU 0.
     pub vcpus: Vec<Vcpu>,
-    /// Where its monitor listens, if it does so at a Unix socket known by path.
+    /// Unix socket of its monitor, if its path is known.
     pub qmp_socket: Option<PathBuf>,
-    /// Where an agent in the guest is spoken to, if at a Unix socket known by path.
+    /// Unix socket of an agent in the guest, if its path is known.
     pub agent_socket: Option<PathBuf>,
     /// Unix sockets that its character devices use: of its monitor, of daemons behind its devices.
     pub sockets: Vec<PathBuf>,
@@ -70,7 +72,7 @@ impl QemuVm {
             return Err(VmError::NoSuchProcess { pid });
         }
         let file_systems = FileSystems::parse(&process.read("mountinfo")?);
-        // A relative path is relative to the folder QEMU was started in.
+        // Relative paths refer to the directory in which QEMU was started.
         let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
         let absolute = |socket: &PathBuf| folder.join(socket);
         let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
@@ -112,6 +114,16 @@ impl QemuVm {
         let smaps = Process { pid: self.pid }.read("smaps")?;
         Ok(self.ram.iter().map(|ram| ram_state(&smaps, ram)).collect())
     }
+}
+
+/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat`, proc(5). A process id may be used
+/// again, but not with the same start.
+#[must_use]
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = Process { pid }.read("stat").ok()?;
+    // The name in brackets may hold anything, brackets too.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Returns the QEMU system emulators that run on this host, by process id, rising.
@@ -204,7 +216,7 @@ struct Thread {
     name: String,
 }
 
-/// A folder of `/proc`.
+/// The directory of a process in `/proc`.
 struct Process {
     pid: u32,
 }
@@ -248,8 +260,8 @@ impl Process {
         Ok(listing.flatten().filter_map(thread).collect())
     }
 
-    /// Tells the accelerator by the surest sign there is: an open VM of KVM, the names of
-    /// the threads, and last the command line, where a first choice may have failed.
+    /// Determines the accelerator by the most reliable sign: an open KVM VM, then the names of the threads, and last the
+    /// command line, whose first choice may have failed.
     fn accelerator(&self, command_line: &CommandLine, threads: &[Thread]) -> Option<Accelerator> {
         if let Ok(files) = fs::read_dir(self.path("fd")) {
             let is_kvm = files.flatten().any(|file| {
@@ -281,7 +293,7 @@ impl Process {
     }
 }
 
-/// The program a process runs, without its folder.
+/// The name of the program that a process runs, without its directory.
 fn program(pid: u32) -> Result<String, VmError> {
     let process = Process { pid };
     match fs::read_link(process.path("exe")) {
@@ -319,7 +331,7 @@ fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
     })
 }
 
-/// Asks the monitor, if it is free; what it says is believed only of threads of the process.
+/// Queries the monitor if it is free; threads that are not of the process are ignored.
 fn vcpus_by_monitor(socket: &Path, threads: &[Thread]) -> Vec<Vcpu> {
     let answer = Qmp::connect(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
     let mut vcpus = answer.unwrap_or_default();

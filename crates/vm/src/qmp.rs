@@ -1,6 +1,6 @@
 //! A small client of QEMU's monitor protocol (QMP) over a Unix socket.
 //!
-//! A monitor speaks JSON, one object a line: a greeting, then answers to commands, with
+//! A monitor sends JSON, one object a line: a greeting, then answers to commands, with
 //! events between them at any time. A monitor serves one client at a time: a second one
 //! connects but is not greeted, and once some more wait, cannot even connect. What it sends is untrusted (a VM may
 //! have taken its QEMU over): lines are bounded, waits end, and of events only the newest are kept.
@@ -21,9 +21,9 @@ use crate::{GuestStats, Vcpu, VmError};
 
 /// Longest line taken; QEMU's longest answers (its own schema) stay under 1 MiB.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Events kept until they are asked for.
+/// Events kept until they are taken.
 const EVENTS_MAX: usize = 256;
-/// A balloon's property: how often its guest is asked for statistics, in s.
+/// Property of a balloon: interval of its guest's statistics, in s.
 const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 
 /// Something that happened in a VM.
@@ -31,7 +31,7 @@ const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 pub struct QmpEvent {
     /// Its name, as `SHUTDOWN` or `BALLOON_CHANGE`.
     pub name: String,
-    /// What QEMU says of it; null if nothing.
+    /// Its details, as QEMU sends them; null if there are none.
     pub data: Value,
 }
 
@@ -42,21 +42,6 @@ pub struct RunState {
     pub running: bool,
     /// QEMU's word for the state, as `running`, `paused`, `shutdown`.
     pub status: String,
-}
-
-/// What a VM has read and written at one of its block devices since it started.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockStats {
-    /// QEMU's name of the device, or else the path of its object; may be empty.
-    pub device: String,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Reads done.
-    pub reads: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Writes done.
-    pub writes: u64,
 }
 
 /// A connection to a VM's monitor.
@@ -111,7 +96,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Gives later commands so much time.
+    /// Sets the time limit of later commands.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -120,7 +105,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`VmError::QmpRefused`] if QEMU says no, [`VmError::QmpTimeout`],
+    /// [`VmError::QmpRefused`] if QEMU refuses, [`VmError::QmpTimeout`],
     /// [`VmError::QmpBroken`], [`VmError::QmpProtocol`].
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, VmError> {
         let id = self.next_id;
@@ -180,22 +165,13 @@ impl Qmp {
         self.execute("stop", Value::Null).map(drop)
     }
 
-    /// Lets the virtual CPUs go on.
+    /// Resumes the virtual CPUs.
     ///
     /// # Errors
     ///
     /// Those of [`execute`](Self::execute).
     pub fn cont(&mut self) -> Result<(), VmError> {
         self.execute("cont", Value::Null).map(drop)
-    }
-
-    /// Presses the VM's power button; the guest may or may not heed it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
-    pub fn system_powerdown(&mut self) -> Result<(), VmError> {
-        self.execute("system_powerdown", Value::Null).map(drop)
     }
 
     /// Ends QEMU at once.
@@ -207,7 +183,7 @@ impl Qmp {
         self.execute("quit", Value::Null).map(drop)
     }
 
-    /// Asks whether the VM runs.
+    /// Returns whether the VM runs.
     ///
     /// # Errors
     ///
@@ -220,12 +196,12 @@ impl Qmp {
                 status: status.to_owned(),
             }),
             _ => Err(VmError::QmpProtocol {
-                what: "query-status does not say whether the VM runs".into(),
+                what: "query-status does not return whether the VM runs".into(),
             }),
         }
     }
 
-    /// Asks which threads run the virtual CPUs.
+    /// Returns the threads that run the virtual CPUs.
     ///
     /// # Errors
     ///
@@ -258,7 +234,7 @@ impl Qmp {
             .map(drop)
     }
 
-    /// Asks how much memory the guest has: its RAM less what it says its balloon holds.
+    /// Returns the guest's memory: its RAM less the balloon's size as the guest reports it.
     ///
     /// # Errors
     ///
@@ -269,7 +245,7 @@ impl Qmp {
         answer["actual"]
             .as_u64()
             .ok_or_else(|| VmError::QmpProtocol {
-                what: "query-balloon does not say how much memory the guest has".into(),
+                what: "query-balloon does not return the guest's memory".into(),
             })
     }
 
@@ -285,7 +261,7 @@ impl Qmp {
             .as_u64()
             .and_then(|base| base.checked_add(plugged))
             .ok_or_else(|| VmError::QmpProtocol {
-                what: "query-memory-size-summary does not say how much RAM there is".into(),
+                what: "query-memory-size-summary does not return the size of RAM".into(),
             })
     }
 
@@ -309,7 +285,7 @@ impl Qmp {
         Ok(None)
     }
 
-    /// Asks how often the balloon at `path` asks its guest for statistics, in s; 0: never.
+    /// Returns the interval at which the balloon at `path` requests its guest's statistics, in s; 0 for never.
     ///
     /// # Errors
     ///
@@ -322,7 +298,7 @@ impl Qmp {
         })
     }
 
-    /// Lets the balloon at `path` ask its guest for statistics every so many seconds; 0: never.
+    /// Sets the interval at which the balloon at `path` requests its guest's statistics, in s; 0 for never.
     ///
     /// # Errors
     ///
@@ -342,37 +318,11 @@ impl Qmp {
         let property = json!({ "path": path, "property": "guest-stats" });
         let answer = self.execute("qom-get", property)?;
         GuestStats::of_qmp(&answer).ok_or_else(|| VmError::QmpProtocol {
-            what: "guest-stats does not say when it was told".into(),
+            what: "guest-stats has no time of its last update".into(),
         })
     }
 
-    /// Asks what the VM has read and written at its block devices. Disks of vhost-user are not among them.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
-    pub fn block_stats(&mut self) -> Result<Vec<BlockStats>, VmError> {
-        let answer = self.execute("query-blockstats", Value::Null)?;
-        let device = |entry: &Value| {
-            let name = |key: &str| entry[key].as_str().filter(|name| !name.is_empty());
-            let count = |key: &str| entry["stats"][key].as_u64();
-            Some(BlockStats {
-                device: name("device").or(name("qdev")).unwrap_or_default().into(),
-                read_bytes: count("rd_bytes")?,
-                reads: count("rd_operations")?,
-                written_bytes: count("wr_bytes")?,
-                writes: count("wr_operations")?,
-            })
-        };
-        answer
-            .as_array()
-            .and_then(|devices| devices.iter().map(device).collect())
-            .ok_or_else(|| VmError::QmpProtocol {
-                what: "query-blockstats does not list devices and their counts".into(),
-            })
-    }
-
-    /// Puts an event aside; false if it is none.
+    /// Keeps an event for [`take_events`](Self::take_events); false for another message.
     fn keep_event(&mut self, message: &mut Value) -> bool {
         let Some(name) = message["event"].as_str().map(str::to_owned) else {
             return false;
@@ -564,25 +514,6 @@ mod tests {
         assert_eq!(qmp.balloon_actual_bytes().unwrap(), 100 << 20);
         let error = qmp.balloon_actual_bytes().unwrap_err();
         assert!(matches!(error, VmError::QmpProtocol { .. }), "{error}");
-    }
-
-    #[test]
-    fn block_devices_are_listed_by_the_name_they_have() {
-        let stats =
-            "{\"rd_bytes\": 8192, \"rd_operations\": 2, \"wr_bytes\": 512, \"wr_operations\": 1}";
-        let answer = format!(
-            "{{\"return\": [{{\"device\": \"\", \"qdev\": \"/machine/x\", \"stats\": {stats}}}], \"id\": 1}}\n"
-        );
-        let (_folder, socket) = monitor(GREETING, &[AGREED, &answer]);
-        let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
-        let expected = BlockStats {
-            device: "/machine/x".into(),
-            read_bytes: 8192,
-            reads: 2,
-            written_bytes: 512,
-            writes: 1,
-        };
-        assert_eq!(qmp.block_stats().unwrap(), [expected]);
     }
 
     #[test]

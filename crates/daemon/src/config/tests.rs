@@ -1,5 +1,7 @@
 use std::fs;
 
+use plimsoll_policy::POLICIES;
+use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use tempfile::TempDir;
 
 use super::file::File;
@@ -198,6 +200,23 @@ fn policies_have_their_names() {
         Policy::esx_sampling(0.0)
     );
     assert_eq!(policy("search = \"hull\""), Policy::isolated(Search::Hull));
+}
+
+#[test]
+fn the_example_and_the_guide_name_every_policy_and_search() {
+    let guide = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/configuration.md"
+    ));
+    let policies = POLICIES.iter().map(|row| row.name);
+    let names = policies
+        .chain(PRESETS.iter().map(|row| row.name))
+        .chain(SEARCHES.iter().map(|row| row.name));
+    for name in names {
+        let word = format!("\"{name}\"");
+        assert!(EXAMPLE.contains(&word), "{name}");
+        assert!(guide.contains(&word), "{name}");
+    }
 }
 
 #[test]
