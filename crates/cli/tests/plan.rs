@@ -437,7 +437,7 @@ fn what_does_not_go_together_is_a_usage_error() {
         ),
         (
             "web.json --total 1G --vm web:size=1M",
-            "'size' is none of min, max",
+            "'size' is not one of min, max",
         ),
         (
             "web.json --total 1G --policy esx --search greedy",

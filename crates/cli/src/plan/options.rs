@@ -122,7 +122,7 @@ mod tests {
             (":min=1M", "not of the form"),
             ("web:", "not of the form"),
             ("web:min", "not of the form"),
-            ("web:mni=1M", "'mni' is none of min, max"),
+            ("web:mni=1M", "'mni' is not one of min, max"),
             ("web:min=1M,min=2M", "min is given twice"),
             ("web:min=lots", "min: 'lots' is not a size"),
             ("web:shares=0", "shares: "),
