@@ -1,23 +1,15 @@
 //! The memory of this machine.
 
-use std::fs;
-
-use anyhow::Context as _;
 use plimsoll_protocol::size::ByteSize;
-
-const MEMINFO: &str = "/proc/meminfo";
+use plimsoll_vm::HostMemory;
 
 /// All RAM of this machine (`MemTotal`).
 ///
 /// # Errors
 ///
-/// If the kernel does not report it.
+/// If `/proc/meminfo` cannot be read.
 pub fn host_memory() -> anyhow::Result<ByteSize> {
-    let text = fs::read_to_string(MEMINFO).with_context(|| format!("cannot read {MEMINFO}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let kib = kib.with_context(|| format!("{MEMINFO} has no MemTotal"))?;
-    Ok(ByteSize(kib << 10))
+    Ok(ByteSize(HostMemory::read()?.total_bytes))
 }
 
 /// Refuses sizes, named by their options, that exceed this machine's memory.

@@ -15,7 +15,6 @@
 mod machine;
 mod qemu;
 
-use std::fs;
 use std::io::Write;
 
 use clap::ValueEnum;
@@ -29,6 +28,7 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
 
 use plimsoll_rig::median;
+use plimsoll_vm::HostMemory;
 
 const MIB: u64 = 1 << 20;
 /// The paper's array.
@@ -275,14 +275,9 @@ fn row(
 
 /// The paper's array, or what the host's free memory allows.
 fn default_size() -> u64 {
-    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    });
-    free.map_or(ARRAY_BYTES, |free| ARRAY_BYTES.min(free / PART_OF_FREE))
+    HostMemory::read().map_or(ARRAY_BYTES, |memory| {
+        ARRAY_BYTES.min(memory.available_bytes / PART_OF_FREE)
+    })
 }
 
 fn against_faults(rows: &[Row]) -> Vec<Against> {
