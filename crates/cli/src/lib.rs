@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
-pub mod baselines;
 pub mod disk;
 pub mod doctor;
 pub mod generate;

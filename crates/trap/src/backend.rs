@@ -113,6 +113,8 @@ pub struct BackendRow {
     pub options: &'static [&'static str],
     /// Rules by which its tracking rate can follow the VM.
     pub rate_rules: &'static [RateRule],
+    /// Tries it on memory of this process; returns the time that an observed touch costs on this host.
+    pub trial: fn() -> Result<Duration, TrapError>,
     /// Attaches to a VM.
     pub(crate) attach: Attach,
 }

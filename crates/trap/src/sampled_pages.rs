@@ -37,6 +37,7 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Sample,
     options: &["--sample"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    trial: measure_fault_cost,
     attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
 };
 

@@ -170,6 +170,37 @@ pub fn measure_fault_cost() -> Result<Duration, TrapError> {
     Ok(median(&mut faults))
 }
 
+/// Measures what the first write to a page costs that is protected asynchronously.
+///
+/// # Errors
+///
+/// As [`measure_trap_cost`].
+pub fn measure_write_fault_cost() -> Result<Duration, TrapError> {
+    let pid = std::process::id();
+    let failed = |call| move |source| TrapError::Call { pid, call, source };
+    let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
+    let purpose = UserfaultPurpose::AsyncWriteProtect;
+    let userfault = Userfault::open(purpose, [memory.range()]).map_err(|source| {
+        let missing = purpose.kernel_feature();
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
+                what: format!("use {missing}"),
+                source,
+            },
+            _ => TrapError::KernelTooOld { missing, source },
+        }
+    })?;
+    let protected = userfault.write_protect(memory.range());
+    protected.map_err(failed("write-protecting pages"))?;
+    let write = |index: usize| {
+        let start = Instant::now();
+        memory.word(index).fetch_add(1, Ordering::Relaxed);
+        start.elapsed()
+    };
+    let mut faults: Vec<_> = (0..PAGES).map(write).collect();
+    Ok(median(&mut faults))
+}
+
 fn median(durations: &mut [Duration]) -> Duration {
     durations.sort_unstable();
     durations[durations.len() / 2]

@@ -33,7 +33,7 @@ use crate::ram::{PAGE_BYTES, Presence, RamLayout};
 use crate::rate::RateRule;
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::measure_fault_cost;
+use crate::trial::measure_write_fault_cost;
 use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
 /// Scans in a period, unless their interval is given.
@@ -49,6 +49,7 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Scans,
     options: &["--scan-interval"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    trial: measure_write_fault_cost,
     attach: |target, config| Ok(Box::new(WriteScanner::attach(target, config)?)),
 };
 
@@ -93,7 +94,7 @@ impl WriteScanner {
             presence,
             userfault,
             written: WrittenPages::new(),
-            fault_cost: measure_fault_cost()?,
+            fault_cost: measure_write_fault_cost()?,
             touched: PageBits::new(layout.pages()),
             batch: ReferenceBatch::new(),
             periods: 0,

@@ -1,12 +1,12 @@
-//! What only a try can tell: whether a page of our own traps, and whether a guest runs.
+//! What only a trial can show: whether each tracing backend works, and whether a guest runs.
 //!
-//! A trap is tried on memory of this process, as the tracer sets it on a VM's. KVM is
-//! believed after QEMU's firmware has run under it; that takes up to 3 s where it does not.
+//! Each tracing backend is tried on memory of this process, as a tracer uses it on a VM's. KVM counts as working
+//! after QEMU's firmware has run under it; that takes up to 3 s where it does not.
 
 use std::path::Path;
 use std::process::Command;
 
-use plimsoll_trap::{HandlerCpu, TrapError, measure_trap_cost};
+use plimsoll_trap::{BACKENDS, BackendRow, TrapError};
 use plimsoll_vm::{Accelerator, QEMU, detect};
 
 use super::{Chapter, Finding};
@@ -17,24 +17,28 @@ use plimsoll_output::exit::with_causes;
 pub fn examine() -> Chapter {
     Chapter {
         title: "Tried out",
-        findings: vec![trap(), qemu(), kvm(Path::new("/dev/kvm"))],
+        findings: BACKENDS
+            .iter()
+            .map(|row| backend(row))
+            .chain([qemu(), kvm(Path::new("/dev/kvm"))])
+            .collect(),
     }
 }
 
-fn trap() -> Finding {
-    let subject = "a trap";
-    match measure_trap_cost(HandlerCpu::Any) {
+fn backend(row: &BackendRow) -> Finding {
+    let subject = format!("backend {}", row.name());
+    match (row.trial)() {
         Ok(cost) => Finding::ok(
             subject,
-            format!("works, and takes {} us", cost.whole.as_micros()),
+            format!("works; a touch costs {:.1} us", cost.as_secs_f64() * 1e6),
         ),
         Err(error @ TrapError::NoPrivilege { .. }) => {
             Finding::no(subject, with_causes(&error), "run as root")
         }
-        Err(error @ TrapError::KernelTooOld { .. }) => {
-            Finding::no(subject, with_causes(&error), "use a newer kernel")
+        Err(error) => {
+            let advice = format!("needs {}", row.needs);
+            Finding::no(subject, with_causes(&error), advice)
         }
-        Err(error) => Finding::no(subject, with_causes(&error), "no VM can be traced as it is"),
     }
 }
 

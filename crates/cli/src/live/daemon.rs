@@ -23,6 +23,17 @@ pub struct SocketArg {
     socket: Option<PathBuf>,
 }
 
+#[cfg(test)]
+impl SocketArg {
+    /// The daemon at `socket`.
+    #[must_use]
+    pub fn at(socket: PathBuf) -> Self {
+        Self {
+            socket: Some(socket),
+        }
+    }
+}
+
 /// A daemon that was reached.
 #[derive(Debug)]
 pub struct Daemon {
@@ -49,6 +60,24 @@ impl Daemon {
         Ok(Self {
             client: client.map_err(|error| said(&error))?,
         })
+    }
+
+    /// Reaches the daemon as [`to_look`](Self::to_look) does; `None` if none listens there.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`] if something listens and does not answer, or may not be asked.
+    pub fn to_look_if_any(at: &SocketArg) -> anyhow::Result<Option<Self>> {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        let socket = at.socket.as_deref().unwrap_or(Path::new(SOCKET));
+        match Client::connect(socket) {
+            Err(ClientError::Unreachable { source, .. })
+                if matches!(source.kind(), ConnectionRefused | NotFound) =>
+            {
+                Ok(None)
+            }
+            _ => Self::to_look(at).map(Some),
+        }
     }
 
     /// Reaches the daemon by the socket for those who may change things.

@@ -168,7 +168,7 @@ fn every_way_finds_an_array_and_the_balloon_gets_back_what_it_had() {
     );
     assert_between(
         &found,
-        "curve at 5 %, presence scan",
+        "curve at 5 %, accessed-page scan",
         ARRAY_MIB * 8 / 10,
         ARRAY_MIB * 12 / 10,
     );

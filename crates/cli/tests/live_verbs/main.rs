@@ -236,6 +236,19 @@ fn what_a_guarantee_forbids_ends_with_4_and_the_reason() {
 }
 
 #[test]
+fn a_vm_that_the_daemon_manages_is_not_shrunk_past_it() {
+    let server = Server::new(Manner::Willing);
+    let words = ["report", "wss", "web", "--compare", "--shrink"];
+    let (code, said) = failed(&mut server.verb(&words));
+    assert_eq!(code, 4, "{said}");
+    assert!(
+        said.contains("plimsolld manages the memory of VM web") && said.contains("plimsoll pause"),
+        "{said}"
+    );
+    assert!(server.changes().is_empty());
+}
+
+#[test]
 fn apply_waits_for_the_end_if_asked_and_tells_predicted_beside_measured() {
     let server = Server::new(Manner::Willing);
     let begun = server.text(&["apply"]);

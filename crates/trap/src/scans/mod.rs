@@ -74,6 +74,7 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Scans,
     options: &["--scan-interval", "--writes"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    trial: measure_fault_cost,
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
 };
 

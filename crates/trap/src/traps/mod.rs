@@ -35,6 +35,7 @@ use crate::barrier::{PageBarrier, RemotePageout};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::{HotSet, PageBits};
+use crate::placement::HandlerCpu;
 use crate::process::{Population, Session};
 use crate::ram::PageRange;
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
@@ -65,6 +66,7 @@ pub const ROW: BackendRow = BackendRow {
         RateRule::Log,
         RateRule::Budget,
     ],
+    trial: || measure_trap_cost(HandlerCpu::Any).map(|cost| cost.whole),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
 };
 

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     points: Option<u16>,
     /// Measure the running VM now by every available estimator, without the daemon: results, costs and times
-    #[arg(long, requires = "vm", conflicts_with_all = ["since", "points", "socket"])]
+    #[arg(long, requires = "vm", conflicts_with_all = ["since", "points"])]
     compare: bool,
     #[command(flatten)]
     how: compare::HowArgs,
@@ -40,7 +40,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let format = args.output.format();
     if let (true, Some(vm)) = (args.compare, &args.of.vm) {
-        return compare::run(vm, &args.how, &args.output, out);
+        return compare::run(vm, &args.how, &args.of.socket, &args.output, out);
     }
     let daemon = args.of.daemon()?;
     let now_unix_ms = daemon.host()?.now_unix_ms;

@@ -1,26 +1,26 @@
-//! What the guest itself says: Committed_AS, memory in use, what it missed.
+//! The guest's own statistics: Committed_AS, memory in use, refaults.
 //!
-//! From its console if it is a workload of ours, by an agent in it, or by its balloon. A hint, not a fact: the guest may say anything.
+//! From its console if it is a workload of ours, from an agent in it, or from its balloon. Not trusted: the guest may report anything.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use plimsoll_flow::PageSize;
 use plimsoll_vm::{ConsoleEvent, GuestAgent, GuestStats, KernelMemory, QemuVm, Qmp};
 
-use super::{Answer, Found, POLL, Subject, Way};
+use super::methods::{Answer, Figure, Method, POLL, Subject};
 
 /// Longest wait for an agent, a monitor, a balloon's driver.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// End of a console's file in which the newest lines are looked for.
+/// Part at the end of a console's file in which the newest lines are searched.
 const CONSOLE_BYTES: u64 = 64 << 10;
-/// How often a balloon's driver is asked.
+/// Interval at which a balloon's driver reports.
 const STATS_INTERVAL_S: u64 = 1;
 
-/// What a console's file holds from byte `from` on, [`CONSOLE_BYTES`] of it at most.
+/// Content of a console's file from byte `from` on, at most [`CONSOLE_BYTES`].
 fn console_text(path: &Path, from: u64) -> anyhow::Result<String> {
     let read = || {
         let mut file = File::open(path)?;
@@ -33,7 +33,7 @@ fn console_text(path: &Path, from: u64) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Where a console's file ends now.
+/// Length of a console's file.
 fn console_length(path: &Path) -> anyhow::Result<u64> {
     let file = std::fs::metadata(path);
     let file = file.with_context(|| format!("cannot read '{}'", path.display()))?;
@@ -47,27 +47,27 @@ fn console_events(path: &Path) -> anyhow::Result<impl Iterator<Item = ConsoleEve
     Ok(events.into_iter())
 }
 
-/// The working set that a workload guest last told on its console, in bytes; `None` if it told none lately.
+/// The working set that a workload guest reported last on its console, in bytes; `None` if it has reported none lately.
 ///
 /// # Errors
 ///
 /// Why the file cannot be read.
 pub fn truth_of_console(path: &Path) -> anyhow::Result<Option<u64>> {
-    let told = console_events(path)?.find_map(|event| match event {
+    let reported = console_events(path)?.find_map(|event| match event {
         ConsoleEvent::Step { pages, .. } | ConsoleEvent::Round { pages, .. } => Some(pages),
         _ => None,
     });
-    Ok(told.map(|pages| pages.to_bytes(PageSize::FOUR_KIB)))
+    Ok(reported.map(|pages| pages.to_bytes(PageSize::FOUR_KIB)))
 }
 
-/// What the guest's kernel says, by its console or its agent.
+/// The guest kernel's memory statistics, from its console or its agent.
 pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemory> {
     if let Some(console) = &subject.options.console {
-        let told = console_events(console)?.find_map(|event| match event {
+        let reported = console_events(console)?.find_map(|event| match event {
             ConsoleEvent::Memory(memory) => Some(memory),
             _ => None,
         });
-        return told.with_context(|| {
+        return reported.with_context(|| {
             format!(
                 "'{}' has no memory statistics: does the guest run with plimsoll.memstat_ms?",
                 console.display()
@@ -82,13 +82,13 @@ pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemor
     }
 }
 
-/// Where the console's file ends now; 0 where the guest is asked by its agent, which answers as it is.
+/// Length of the console's file; 0 where the guest is queried through its agent, whose answers are current.
 pub(super) fn console_end(subject: &Subject<'_>) -> anyhow::Result<u64> {
     let console = subject.options.console.as_deref();
     console.map_or(Ok(0), console_length)
 }
 
-/// As [`kernel_memory`], by nothing that the console told before `end`; waits for it, at most `patience`.
+/// As [`kernel_memory`], but only from what the console reports after `end`; waits for it, at most `patience`.
 pub(super) fn kernel_memory_past(
     subject: &Subject<'_>,
     end: u64,
@@ -102,14 +102,14 @@ pub(super) fn kernel_memory_past(
         let text = console_text(console, end)?;
         // What follows the last line's end is a part of a line.
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        let told = whole
+        let reported = whole
             .lines()
             .rev()
             .find_map(|line| match ConsoleEvent::parse(line) {
                 Some(ConsoleEvent::Memory(memory)) => Some(memory),
                 _ => None,
             });
-        if let Some(memory) = told {
+        if let Some(memory) = reported {
             return Ok(memory);
         }
         if since.elapsed() >= patience || subject.stopped() {
@@ -122,44 +122,47 @@ pub(super) fn kernel_memory_past(
     }
 }
 
-/// A VM's balloon, asked for statistics. Dropped, it is asked as often as before.
-pub(super) struct Balloon {
-    pub(super) qmp: Qmp,
+/// The statistics of a VM's balloon. Dropped, it restores the interval at which the guest reports them.
+///
+/// A monitor serves one client at a time, so no connection is kept between queries.
+pub(super) struct BalloonStats {
+    socket: PathBuf,
     path: String,
-    interval_before_s: Option<u64>,
+    interval_before_s: u64,
 }
 
-impl Balloon {
-    /// Connects to the monitor and finds the balloon.
+impl BalloonStats {
+    /// Finds the balloon and has the guest report statistics often enough.
     pub(super) fn of(vm: &QemuVm) -> anyhow::Result<Self> {
-        let socket = vm.qmp_socket.as_deref();
-        let socket = socket.context("the VM has no monitor socket known by path")?;
+        let socket = monitor_of(vm)?;
         let mut qmp = Qmp::connect(socket, PATIENCE)?;
         let path = qmp.find_balloon()?.context("the VM has no balloon")?;
+        let interval_before_s = qmp.stats_interval_s(&path)?;
+        if interval_before_s == 0 || interval_before_s > STATS_INTERVAL_S {
+            qmp.set_stats_interval_s(&path, STATS_INTERVAL_S)?;
+        }
         Ok(Self {
-            qmp,
+            socket: socket.to_owned(),
             path,
-            interval_before_s: None,
+            interval_before_s,
         })
     }
 
-    /// Waits until the guest has told statistics less than two intervals ago.
-    pub(super) fn stats(&mut self) -> anyhow::Result<GuestStats> {
-        if self.interval_before_s.is_none() {
-            let before_s = self.qmp.stats_interval_s(&self.path)?;
-            if before_s == 0 || before_s > STATS_INTERVAL_S {
-                self.qmp
-                    .set_stats_interval_s(&self.path, STATS_INTERVAL_S)?;
-            }
-            self.interval_before_s = Some(before_s);
-        }
+    /// Size of the VM, in bytes.
+    fn size(&self) -> anyhow::Result<u64> {
+        Ok(Qmp::connect(&self.socket, PATIENCE)?.balloon_actual_bytes()?)
+    }
+
+    /// Waits for statistics that are less than two intervals old.
+    pub(super) fn stats(&self) -> anyhow::Result<GuestStats> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.qmp.guest_stats(&self.path)? {
+            let stats = Qmp::connect(&self.socket, PATIENCE)?.guest_stats(&self.path)?;
+            match stats {
                 Some(stats) if stats.age_s <= 2 * STATS_INTERVAL_S => return Ok(stats),
-                told if Instant::now() >= deadline => bail!(
+                stats if Instant::now() >= deadline => bail!(
                     "the guest's balloon driver has reported nothing {}: is the driver loaded, and is the guest running?",
-                    told.map_or("yet".to_owned(), |stats| format!("for {} s", stats.age_s))
+                    stats.map_or("yet".to_owned(), |stats| format!("for {} s", stats.age_s))
                 ),
                 _ => std::thread::sleep(POLL),
             }
@@ -167,45 +170,50 @@ impl Balloon {
     }
 }
 
-impl Drop for Balloon {
+impl Drop for BalloonStats {
     fn drop(&mut self) {
-        if let Some(before_s) = self.interval_before_s {
-            // A monitor that is gone asks nobody any more.
-            let _ = self.qmp.set_stats_interval_s(&self.path, before_s);
-        }
+        // A monitor that is gone polls nobody any more.
+        let _ = Qmp::connect(&self.socket, PATIENCE)
+            .and_then(|mut qmp| qmp.set_stats_interval_s(&self.path, self.interval_before_s));
     }
 }
 
-/// Memory that the guest's processes were promised.
+/// The monitor socket of a VM.
+pub(super) fn monitor_of(vm: &QemuVm) -> anyhow::Result<&Path> {
+    let socket = vm.qmp_socket.as_deref();
+    socket.context("the VM has no monitor socket known by path")
+}
+
+/// Memory committed to the guest's processes.
 pub(super) fn committed(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "Committed_AS",
-        sees: "what the guest's kernel promised to processes",
+        sees: "memory committed to processes by the guest's kernel",
         whole_vm: false,
     };
-    subject.go(way, |answer| {
+    subject.run(method, |answer| {
         let memory = kernel_memory(subject)?;
-        answer.working_set = Some(Found::new(memory.committed_bytes));
+        answer.working_set = Some(Figure::new(memory.committed_bytes));
         Ok(())
     })
 }
 
-/// Memory that the guest could not do without unless it swapped, by its balloon's statistics.
+/// Memory that the guest cannot release without swapping, by its balloon's statistics.
 pub(super) fn in_use(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "balloon statistics",
-        sees: "memory in use by the guest's words (total - available)",
+        sees: "memory in use as the guest reports it (total - available)",
         whole_vm: true,
     };
-    subject.go(way, |answer| {
-        let mut balloon = Balloon::of(subject.vm)?;
+    subject.run(method, |answer| {
+        let balloon = BalloonStats::of(subject.vm)?;
         let stats = balloon.stats()?;
         let available = stats
             .available_bytes
             .context("the guest does not report available memory")?;
-        // Less than the VM's RAM by what its firmware and its kernel's image hold.
-        let size = balloon.qmp.balloon_actual_bytes()?;
-        answer.working_set = Some(Found::new(size.saturating_sub(available)));
+        // Its total is less than the VM's RAM by what its firmware and its kernel's image hold.
+        let size = balloon.size()?;
+        answer.working_set = Some(Figure::new(size.saturating_sub(available)));
         Ok(())
     })
 }

@@ -1,4 +1,14 @@
-//! `plimsoll report wss --compare`: one VM's working set by every way there is, side by side.
+//! `plimsoll report wss --compare`: one VM's working set by every method there is, side by side.
+//!
+//! `methods` is what all of them share; `inside`, `outside`, `recorded` and `shrink` are the methods; `managed` keeps them from
+//! moving a VM's memory beside plimsolld.
+
+mod inside;
+mod managed;
+mod methods;
+mod outside;
+mod recorded;
+mod shrink;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,10 +17,13 @@ use std::sync::atomic::AtomicBool;
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
-use super::super::words::{UNKNOWN, percent, size};
-use crate::baselines::{Answer, Options, ShrinkOptions, compare, truth_of_console};
 use crate::curve_json::SCHEMA;
+use crate::live::SocketArg;
+use crate::live::words::{UNKNOWN, percent, size};
 use crate::size::{ByteSize, Interval, Rate};
+use inside::truth_of_console;
+use managed::refuse_managed;
+use methods::{Answer, Options, ShrinkOptions, Subject};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, bail_usage, csv, printable, stop_flag};
 
 /// Options of the comparison. Only with --compare.
@@ -29,7 +42,7 @@ pub struct HowArgs {
     /// Number of pages in a sample
     #[arg(long, value_name = "N", default_value_t = 100, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample: u32,
-    /// Shrink the VM by its balloon until it refaults, as Zballoond does; then restore its size
+    /// Shrink the VM by its balloon until it refaults, as Zballoond does; then restore its size. Refused while plimsolld manages the VM
     #[arg(long, requires = "compare")]
     shrink: bool,
     /// How long the VM is observed at each size
@@ -61,7 +74,7 @@ pub struct HowArgs {
 }
 
 impl HowArgs {
-    fn options(&self) -> Options {
+    fn options(&self, daemon: &SocketArg) -> Options {
         Options {
             interval: self.interval.get(),
             rounds: self.rounds,
@@ -70,6 +83,7 @@ impl HowArgs {
             shrink: self.shrink.then(|| ShrinkOptions {
                 step: self.shrink_step.get(),
                 floor_bytes: self.shrink_floor.0,
+                daemon: daemon.clone(),
             }),
             console: self.console.clone(),
             page_log: self.page_log.clone(),
@@ -77,19 +91,19 @@ impl HowArgs {
         }
     }
 
-    /// What a figure should be.
+    /// The expected figure.
     fn expected(&self, answer: &Answer, truth: Option<u64>) -> Option<u64> {
         let kernel = if answer.whole_vm { self.epsilon.0 } else { 0 };
         truth.map(|truth| truth.saturating_add(kernel))
     }
 }
 
-/// An answer with how far it is off.
+/// An answer with its error.
 #[derive(Debug, Serialize)]
 struct Row {
     #[serde(flatten)]
     answer: Answer,
-    /// What was found over what should have been, less 1.
+    /// The figure over the truth, less 1.
     error_ratio: Option<f64>,
 }
 
@@ -107,25 +121,29 @@ struct Document<'a> {
     estimators: &'a [Row],
 }
 
-/// Asks the VM and writes what it found.
+/// Compares the methods and writes what they found.
 ///
 /// # Errors
 ///
-/// That there is no such VM; what a way could not do is told in its row.
+/// That there is no such VM, or that plimsolld manages it and it is to be shrunk; what a method cannot do is stated in its row.
 pub fn run(
     vm: &str,
     how: &HowArgs,
+    daemon: &SocketArg,
     output: &OutputArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     if output.format().is_picture() {
         bail_usage!("--compare has no picture: -o table, csv or json");
     }
-    let options = how.options();
+    let options = how.options(daemon);
+    if how.shrink {
+        refuse_managed(daemon, vm, None)?;
+    }
     let vm = plimsoll_vm::find(vm)?;
     let stop = stop_flag()?;
     let rows = rows(&vm, how, &options, &stop)?;
-    // A guest that has ended took its console with it; what was found stands.
+    // A guest that has ended took its console with it; the results stand.
     let truth = truth(how).unwrap_or_default();
     let content = match output.format() {
         Format::Csv => lines(&rows),
@@ -156,7 +174,7 @@ fn truth(how: &HowArgs) -> anyhow::Result<Option<u64>> {
     }
 }
 
-/// Asks each way. The truth is that of its time, as a guest's needs may change.
+/// Runs each method. The truth is that of its time, as a guest's needs may change.
 fn rows(
     vm: &QemuVm,
     how: &HowArgs,
@@ -178,6 +196,28 @@ fn rows(
         });
     });
     Ok(rows)
+}
+
+/// Runs every method in turn and passes each answer to `each`. Once `stop` is set, the remaining ones report that.
+///
+/// The VM is as it was when this returns: a size that was taken is given back, whatever went wrong.
+fn compare(vm: &QemuVm, options: &Options, stop: &AtomicBool, each: &mut dyn FnMut(Answer)) {
+    let subject = Subject { vm, options, stop };
+    let methods: [fn(&Subject<'_>) -> Answer; 10] = [
+        inside::committed,
+        inside::in_use,
+        recorded::geiger,
+        outside::curve,
+        outside::accessed,
+        outside::written,
+        outside::sampled,
+        recorded::prl,
+        recorded::pml,
+        shrink::zballoond,
+    ];
+    for method in methods {
+        each(method(&subject));
+    }
 }
 
 fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String {
@@ -208,11 +248,7 @@ fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String 
         let working_set = found.map_or_else(
             || UNKNOWN.to_owned(),
             |found| {
-                let mark = match found.bound {
-                    "at_least" => "≥ ",
-                    "at_most" => "≤ ",
-                    _ => "",
-                };
+                let mark = found.bound.sign();
                 let whole = if answer.whole_vm { " +k" } else { "" };
                 format!("{mark}{}{whole}", size(found.bytes))
             },
@@ -251,7 +287,7 @@ fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String 
     text.push_str("\n+k: a size of the whole VM, the guest's kernel included");
     if truth.is_some() && how.epsilon.0 > 0 {
         text.push_str(&format!(
-            "; held against the working set and {}",
+            "; compared with the working set and {}",
             size(how.epsilon.0)
         ));
     }
@@ -259,7 +295,7 @@ fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String 
         ".\nour CPU: time of this program; overhead: share of the VM's own time, where that is measured.\n",
     );
     if vm.accelerator == Some(plimsoll_vm::Accelerator::Tcg) {
-        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+        text.push_str("tcg: emulated; its times are not those of real hardware.\n");
     }
     text
 }
@@ -293,7 +329,7 @@ fn lines(rows: &[Row]) -> String {
             answer.estimator.to_owned(),
             number(found.map(|found| found.bytes)),
             found
-                .map(|found| found.bound.to_owned())
+                .map(|found| found.bound.to_string())
                 .unwrap_or_default(),
             number(found.and_then(|found| found.low_bytes)),
             number(found.and_then(|found| found.high_bytes)),

@@ -1,32 +1,39 @@
-//! Zballoond on a running VM: its balloon really takes memory, until the guest misses some; then it is given back.
+//! Zballoond on a running VM: its balloon really takes memory, until the guest misses some; then the memory is given back.
 //!
-//! The rule is [`Refault`]; here are its eyes and hands. What the guest misses is told by its kernel (refaults of files, swap-ins), else by
-//! its balloon (major faults, swap-ins). The VM starts at what its processes were promised or what is in use, whichever is
-//! more. It is never told a size for which the guest, by its own words, has not the memory or the swap to make room: a guest
-//! without swap is left its reserve and its figure is an upper bound.
+//! The rule is [`Refault`]. What the guest misses is reported by its kernel (refaults of files, swap-ins), else by
+//! its balloon (major faults, swap-ins). The VM starts at the memory committed to its processes or in use, whichever is
+//! more. It never gets a target for which the guest, by its own statistics, has neither memory nor swap to make room: a guest
+//! without swap keeps its reserve, and its figure is an upper bound.
+//!
+//! The balloon is moved by the crate `plimsoll-actuator` alone, and never beside plimsolld: a VM whose memory it manages is
+//! refused ([`refuse_managed`]).
 //!
 //! The VM gets its former size back at the end, at an error, at a signal; not if this process is killed, or gets a second signal.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use plimsoll_actuator::{Absence, Balloon, BalloonSettings, MemoryPart as _, Progress};
 use plimsoll_estimator::working_set::{Refault, RefaultObservation, RefaultOptions};
-use plimsoll_flow::{PageCount, PageSize, WorkingSetBound};
+use plimsoll_flow::{PageCount, PageSize, VmId, WorkingSetBound};
 use plimsoll_vm::{KernelMemory, QemuVm};
 
-use super::inside::{Balloon, console_end, kernel_memory, kernel_memory_past};
-use super::{Answer, Found, POLL, Subject, Way};
+use super::inside::{
+    BalloonStats, PATIENCE, console_end, kernel_memory, kernel_memory_past, monitor_of,
+};
+use super::managed::refuse_managed;
+use super::methods::{Answer, Figure, Method, POLL, Subject};
 use crate::size::ByteSize;
 
-/// What the guest must have left beside what a step takes.
+/// Memory that a step leaves to the guest.
 const RESERVE_BYTES: u64 = 16 << 20;
-/// Pages missed in a step that are none: a kernel never quite stops reading.
+/// Misses in a step that count as none: a kernel never quite stops reading.
 const QUIET_PAGES: u64 = 16;
 /// How long the guest may take to have its former size again.
 const RETURN_MAX: Duration = Duration::from_secs(60);
 /// A balloon moves in blocks: a size is reached if it is missed by less than this share.
 const SLACK: f64 = 0.01;
-/// Connections by which a VM is told its former size.
+/// Attempts to give a VM its former size.
 const TRIES: u32 = 4;
 /// How long the guest may be silent after a step.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -35,55 +42,55 @@ fn pages(bytes: u64) -> PageCount {
     PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
 }
 
-/// A VM whose memory may be taken. Dropped, it is told its former size again.
-struct Borrowed {
-    /// None while a monitor that failed is left for another connection.
-    balloon: Option<Balloon>,
-    vm: QemuVm,
+/// A VM that is shrunk for a while, through its balloon. Dropped, it gets its former size as target again.
+struct ShrunkVm {
+    vm: VmId,
+    balloon: Balloon,
     former_bytes: u64,
     returned: bool,
 }
 
-impl Borrowed {
-    fn from(vm: &QemuVm) -> anyhow::Result<Self> {
-        let mut balloon = Balloon::of(vm)?;
-        let former_bytes = balloon.qmp.balloon_actual_bytes()?;
-        Ok(Self {
-            balloon: Some(balloon),
-            vm: vm.clone(),
-            former_bytes,
-            returned: false,
-        })
-    }
-
-    fn balloon(&mut self) -> anyhow::Result<&mut Balloon> {
-        let balloon = match self.balloon.take() {
-            Some(balloon) => balloon,
-            None => Balloon::of(&self.vm)?,
+impl ShrunkVm {
+    fn of(vm: &QemuVm) -> anyhow::Result<Self> {
+        let socket = monitor_of(vm)?.to_owned();
+        let settings = BalloonSettings {
+            timeout: PATIENCE,
+            // The statistics are read, and their interval restored, by `BalloonStats`.
+            stats_interval_s: 0,
+            ..BalloonSettings::default()
         };
-        Ok(self.balloon.insert(balloon))
+        let mut shrunk = Self {
+            vm: vm.id.clone(),
+            balloon: Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings),
+            former_bytes: 0,
+            // Nothing is taken yet.
+            returned: true,
+        };
+        shrunk.former_bytes = shrunk.size()?;
+        ensure!(
+            shrunk.balloon.part().progress != Progress::Absent(Absence::NoDevice),
+            "the VM has no balloon"
+        );
+        shrunk.returned = false;
+        Ok(shrunk)
     }
 
     fn size(&mut self) -> anyhow::Result<u64> {
-        Ok(self.balloon()?.qmp.balloon_actual_bytes()?)
+        self.balloon.query()?;
+        Ok(self.balloon.part().actual_bytes)
     }
 
-    /// Tells the VM its former size, by other connections if this one is of no more use: a monitor serves one at a time.
-    fn tell_former(&mut self) -> anyhow::Result<()> {
-        let former_bytes = self.former_bytes;
+    /// Sets the former size as target. The monitor may be busy for a moment: it serves one client at a time.
+    fn return_memory(&mut self) -> anyhow::Result<()> {
         let mut tries = TRIES;
         loop {
-            let told = self
-                .balloon()
-                .and_then(|balloon| Ok(balloon.qmp.set_balloon(former_bytes)?));
-            match told {
+            match self.balloon.set(self.former_bytes) {
                 Ok(()) => {
                     self.returned = true;
                     return Ok(());
                 }
-                Err(error) if tries == 1 => return Err(error),
+                Err(error) if tries == 1 => return Err(error.into()),
                 Err(_) => {
-                    self.balloon = None;
                     tries -= 1;
                     std::thread::sleep(POLL);
                 }
@@ -91,9 +98,9 @@ impl Borrowed {
         }
     }
 
-    /// Gives everything back and waits until the VM has it; what it has then.
+    /// Returns all memory and waits until the VM has it; returns the size that it has then.
     fn give_back(mut self) -> anyhow::Result<u64> {
-        self.tell_former().with_context(|| {
+        self.return_memory().with_context(|| {
             format!(
                 "the VM's former size of {} could not be restored",
                 ByteSize(self.former_bytes).rounded()
@@ -101,11 +108,14 @@ impl Borrowed {
         })?;
         let deadline = Instant::now() + RETURN_MAX;
         loop {
-            let size = self.size()?;
-            if is_near(size, self.former_bytes) || Instant::now() >= deadline {
-                return Ok(size);
+            match self.size() {
+                Ok(size) if is_near(size, self.former_bytes) || Instant::now() >= deadline => {
+                    return Ok(size);
+                }
+                // The monitor may be busy for a moment.
+                Err(error) if Instant::now() >= deadline => return Err(error),
+                _ => std::thread::sleep(POLL),
             }
-            std::thread::sleep(POLL);
         }
     }
 }
@@ -114,30 +124,30 @@ fn is_near(size: u64, former: u64) -> bool {
     size as f64 >= former as f64 * (1.0 - SLACK)
 }
 
-impl Drop for Borrowed {
+impl Drop for ShrunkVm {
     fn drop(&mut self) {
         if !self.returned
-            && let Err(error) = self.tell_former()
+            && let Err(error) = self.return_memory()
         {
             eprintln!(
                 "plimsoll: VM {} was left with a smaller balloon target: {error:#}; its size was {} bytes",
-                self.vm.id, self.former_bytes
+                self.vm, self.former_bytes
             );
         }
     }
 }
 
-/// What the guest says at the end of a step.
-struct Said {
+/// The guest's statistics at the end of a step.
+struct StepStats {
     /// Pages missed since it booted.
     missed: u64,
-    /// Memory it could part with, and that with its swap.
+    /// Memory that it could release, without and with its swap.
     available_bytes: u64,
     spare_bytes: u64,
     committed_bytes: Option<u64>,
 }
 
-impl From<KernelMemory> for Said {
+impl From<KernelMemory> for StepStats {
     fn from(memory: KernelMemory) -> Self {
         Self {
             missed: memory
@@ -152,25 +162,24 @@ impl From<KernelMemory> for Said {
     }
 }
 
-/// Asks the guest; `by_kernel`: by its console, past `end`, or its agent, else by its balloon.
-fn listen(
+/// Queries the guest: without `balloon` its console, past `end`, or its agent.
+fn query(
     subject: &Subject<'_>,
-    vm: &mut Borrowed,
-    by_kernel: bool,
+    balloon: Option<&BalloonStats>,
     end: u64,
-) -> anyhow::Result<Said> {
-    if by_kernel {
-        // What it said while the step still lasted tells too little missed.
+) -> anyhow::Result<StepStats> {
+    let Some(balloon) = balloon else {
+        // What it reported while the step still lasted counts too few misses.
         return kernel_memory_past(subject, end, SILENCE_MAX).map(Into::into);
-    }
-    let stats = vm.balloon()?.stats()?;
+    };
+    let stats = balloon.stats()?;
     let swapped_in = stats.swap_in_bytes.map(|bytes| pages(bytes).0);
     // A swap-in is a major fault too.
     let missed = stats.major_faults.max(swapped_in);
     let available_bytes = stats.available_bytes;
     let available_bytes =
         available_bytes.context("the guest's balloon does not report available memory")?;
-    Ok(Said {
+    Ok(StepStats {
         missed: missed.context("the guest's balloon does not report major faults")?,
         available_bytes,
         spare_bytes: available_bytes,
@@ -185,16 +194,18 @@ fn allowed(wanted: u64, size: u64, spare: u64) -> u64 {
 
 /// The smallest size at which the guest misses nothing.
 pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "Zballoond",
         sees: "what the guest misses while it is shrunk",
         whole_vm: true,
     };
-    subject.go(way, |answer| {
-        let options = subject.options.shrink;
+    subject.run(method, |answer| {
+        let options = subject.options.shrink.as_ref();
         let options = options.context("it takes memory from the VM, so it requires --shrink")?;
         ensure!(!subject.stopped(), "stopped");
-        let mut vm = Borrowed::from(subject.vm)?;
+        // It may manage the VM by now.
+        refuse_managed(&options.daemon, &subject.vm.id.0, Some(subject.vm.pid))?;
+        let mut vm = ShrunkVm::of(subject.vm)?;
         let found = shrink(subject, &mut vm, options.step, options.floor_bytes, answer);
         let (former, size) = (vm.former_bytes, vm.give_back()?);
         if !is_near(size, former) {
@@ -217,55 +228,54 @@ pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
 
 fn shrink(
     subject: &Subject<'_>,
-    vm: &mut Borrowed,
+    vm: &mut ShrunkVm,
     step: Duration,
     floor_bytes: u64,
     answer: &mut Answer,
-) -> anyhow::Result<Found> {
-    let by_kernel = kernel_memory(subject).is_ok();
+) -> anyhow::Result<Figure> {
+    let balloon = match kernel_memory(subject) {
+        Ok(_) => None,
+        Err(_) => Some(BalloonStats::of(subject.vm)?),
+    };
     let mut rule = Refault::new(RefaultOptions {
         quiet: QUIET_PAGES,
         ..RefaultOptions::between(pages(floor_bytes), pages(vm.former_bytes))
     });
     let mut before = None;
     loop {
-        let said = listen(subject, vm, by_kernel, console_end(subject)?)?;
+        let stats = query(subject, balloon.as_ref(), console_end(subject)?)?;
         let size = vm.size()?;
         answer.rounds_bytes.push(size);
-        let in_use = size.saturating_sub(said.available_bytes);
+        let in_use = size.saturating_sub(stats.available_bytes);
         let in_use = in_use.saturating_add(RESERVE_BYTES);
         let wanted = rule.step(RefaultObservation {
             size: pages(size),
-            refaults: said.missed.saturating_sub(before.unwrap_or(said.missed)),
-            committed: Some(pages(said.committed_bytes.unwrap_or(0).max(in_use))),
+            refaults: stats.missed.saturating_sub(before.unwrap_or(stats.missed)),
+            committed: Some(pages(stats.committed_bytes.unwrap_or(0).max(in_use))),
         });
-        before = Some(said.missed);
+        before = Some(stats.missed);
         answer.note = Some(format!(
             "{} steps, {} pages missed, by {}",
             rule.steps(),
             rule.refaults(),
-            if by_kernel {
-                "its kernel's words"
+            if balloon.is_none() {
+                "its kernel's statistics"
             } else {
                 "its balloon's statistics"
             }
         ));
         if let Some(set) = rule.working_set() {
             let bytes = set.size.to_bytes(PageSize::FOUR_KIB);
-            return Ok(Found::new(bytes).bound(match set.bound {
-                WorkingSetBound::Estimate => "estimate",
-                WorkingSetBound::AtLeast => "at_least",
-                WorkingSetBound::AtMost => "at_most",
-            }));
+            return Ok(Figure::new(bytes).bound(set.bound));
         }
         let wanted = wanted.to_bytes(PageSize::FOUR_KIB);
-        let next = allowed(wanted, size, said.spare_bytes);
+        let next = allowed(wanted, size, stats.spare_bytes);
         if wanted < next && is_near(next, size) {
             answer.not_available =
                 Some("the guest refaulted nothing and has no more memory to give".into());
-            return Ok(Found::new(size).bound("at_most"));
+            return Ok(Figure::new(size).bound(WorkingSetBound::AtMost));
         }
-        vm.balloon()?.qmp.set_balloon(next)?;
+        vm.balloon.set(next)?;
         ensure!(
             subject.wait(step),
             "stopped; the VM has its former size again"

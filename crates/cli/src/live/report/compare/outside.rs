@@ -1,4 +1,4 @@
-//! What is seen of a VM's pages from outside: the curve at 5 % by traps and by scans, pages written, pages sampled.
+//! What is observed of a VM's pages from outside: the curve at 5 % by traps and by scans, pages written, pages sampled.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use plimsoll_flow::{PageCount, PageNumber, PageSize, TraceMethod, WorkingSet, Wo
 use plimsoll_observe::{Observer, ObserverOptions, target_of, working_set_band};
 use plimsoll_trap::{BackendRow, TraceConfig};
 
-use super::{Answer, Found, Subject, Way};
+use super::methods::{Answer, Figure, Method, Subject};
 use crate::size::ByteSize;
 
 /// One page in so many is tracked in the first period; later ones follow the budget.
@@ -19,33 +19,28 @@ fn bytes(pages: PageCount) -> u64 {
     pages.to_bytes(PageSize::FOUR_KIB)
 }
 
-fn found(set: WorkingSet) -> Found {
-    use plimsoll_flow::WorkingSetBound::{AtLeast, AtMost, Estimate};
-    Found::new(bytes(set.size)).bound(match set.bound {
-        Estimate => "estimate",
-        AtLeast => "at_least",
-        AtMost => "at_most",
-    })
+fn figure(set: WorkingSet) -> Figure {
+    Figure::new(bytes(set.size)).bound(set.bound)
 }
 
-/// Where the curve of the references that trapped comes to 5 %.
+/// The size at which the curve of the trapped references falls to 5 %.
 pub(super) fn curve(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "curve at 5 %, traps",
         sees: "references to sampled pages, in order",
         whole_vm: false,
     };
-    watch(subject, way, TraceMethod::Traps)
+    observe(subject, method, TraceMethod::Traps)
 }
 
-/// Where the curve of the touches between scans comes to 5 %.
-pub(super) fn presence(subject: &Subject<'_>) -> Answer {
-    let way = Way {
-        estimator: "curve at 5 %, presence scan",
+/// The size at which the curve of the touches between scans falls to 5 %.
+pub(super) fn accessed(subject: &Subject<'_>) -> Answer {
+    let method = Method {
+        estimator: "curve at 5 %, accessed-page scan",
         sees: "which sampled pages were touched between two scans",
         whole_vm: false,
     };
-    watch(subject, way, TraceMethod::AccessedPageScans)
+    observe(subject, method, TraceMethod::AccessedPageScans)
 }
 
 /// The settings of every backend: a round is a period.
@@ -58,11 +53,11 @@ fn config(subject: &Subject<'_>) -> TraceConfig {
     }
 }
 
-fn watch(subject: &Subject<'_>, way: Way, method: TraceMethod) -> Answer {
-    subject.go(way, |answer| {
+fn observe(subject: &Subject<'_>, method: Method, by: TraceMethod) -> Answer {
+    subject.run(method, |answer| {
         ensure!(!subject.stopped(), "stopped");
         let options = ObserverOptions::default();
-        let mut observer = Observer::attach(subject.vm, method, &config(subject), &options)?;
+        let mut observer = Observer::attach(subject.vm, by, &config(subject), &options)?;
         let (mut seconds, mut taken, mut lost) = (0.0, 0.0, 0);
         let (mut last, mut resolution) = (None, 0);
         for _ in 0..subject.options.rounds {
@@ -92,7 +87,7 @@ fn watch(subject: &Subject<'_>, way: Way, method: TraceMethod) -> Answer {
             answer.note = Some(format!("{lost} references may be missing"));
         }
         let Some(last) = last else {
-            anyhow::bail!("no page was touched while the VM was watched");
+            anyhow::bail!("no page was touched while the VM was observed");
         };
         // Over all rounds if there is a curve of them, else what the last round was bounded by.
         let mut set = curve.as_ref().map_or(last, working_set);
@@ -101,10 +96,10 @@ fn watch(subject: &Subject<'_>, way: Way, method: TraceMethod) -> Answer {
             set.bound = WorkingSetBound::AtMost;
         }
         let band = curve.as_ref().and_then(working_set_band);
-        answer.working_set = Some(Found {
+        answer.working_set = Some(Figure {
             low_bytes: band.map(|(low, _)| bytes(low)),
             high_bytes: band.and_then(|(_, high)| high).map(bytes),
-            ..found(set)
+            ..figure(set)
         });
         Ok(())
     })
@@ -112,12 +107,12 @@ fn watch(subject: &Subject<'_>, way: Way, method: TraceMethod) -> Answer {
 
 /// Pages written, of all pages.
 pub(super) fn written(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "write scan",
         sees: "every page written, none that is only read",
         whole_vm: false,
     };
-    subject.go(way, |answer| {
+    subject.run(method, |answer| {
         ensure!(!subject.stopped(), "stopped");
         let config = TraceConfig {
             budget: None,
@@ -149,19 +144,20 @@ pub(super) fn written(subject: &Subject<'_>) -> Answer {
         ));
         let mut rounds = answer.rounds_bytes.clone();
         rounds.sort_unstable();
-        answer.working_set = Some(Found::new(rounds[rounds.len() / 2]).bound("at_least"));
+        answer.working_set =
+            Some(Figure::new(rounds[rounds.len() / 2]).bound(WorkingSetBound::AtLeast));
         Ok(())
     })
 }
 
 /// The share of a few random pages that is touched in a round, times the memory they were drawn from.
 pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "sampling (VMware)",
         sees: "whether random pages are touched in a round",
         whole_vm: false,
     };
-    subject.go(way, |answer| {
+    subject.run(method, |answer| {
         ensure!(!subject.stopped(), "stopped");
         let config = TraceConfig {
             sample_pages: subject.options.sample_pages,
@@ -198,10 +194,10 @@ pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
             memory,
         };
         let (low, high) = all.confidence();
-        answer.working_set = Some(Found {
+        answer.working_set = Some(Figure {
             low_bytes: Some(bytes(low)),
             high_bytes: Some(bytes(high)),
-            ..Found::new(bytes(all.size))
+            ..Figure::new(bytes(all.size))
         });
         answer.note = Some(match lost {
             0 => format!("{touched} of {sampled} pages touched"),

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use plimsoll_flow::WorkingSet;
+use plimsoll_flow::{WorkingSet, WorkingSetBound};
 use plimsoll_protocol::disk_admin;
 use serde::Deserialize;
 
-use super::{Answer, Found, Subject, Way};
+use super::methods::{Answer, Figure, Method, Subject};
 use crate::wss;
 
 /// The admin socket of a disk daemon beside its disks' sockets.
@@ -21,15 +21,15 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Guest memory and the ghosts behind it, at which 5 % of the disk's reads would be left.
 ///
-/// The daemon's own cache stands in place of the original's guesses: it is told of evictions, or infers them, and keeps ghosts of what
-/// was evicted.
+/// The daemon's own cache replaces the original's guesses: it receives or infers evictions, and keeps ghost entries of
+/// evicted pages.
 pub(super) fn geiger(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "Geiger",
         sees: "evictions and reads at the VM's disk",
         whole_vm: true,
     };
-    subject.go(way, |answer| {
+    subject.run(method, |answer| {
         let socket = subject
             .options
             .disk
@@ -45,8 +45,8 @@ pub(super) fn geiger(subject: &Subject<'_>) -> Answer {
         let last = curve.points.last().context("the curve is empty")?;
         let bytes = |pages: u64| pages.saturating_mul(curve.page_bytes);
         answer.working_set = Some(match reached {
-            Some(point) => Found::new(bytes(point.size_pages)),
-            None => Found::new(bytes(last.size_pages)).bound("at_least"),
+            Some(point) => Figure::new(bytes(point.size_pages)),
+            None => Figure::new(bytes(last.size_pages)).bound(WorkingSetBound::AtLeast),
         });
         answer.note = Some(format!("{} reads", curve.references));
         Ok(())
@@ -73,32 +73,32 @@ fn admin_socket(subject: &Subject<'_>) -> Option<PathBuf> {
 
 /// Pages logged often by page reference logging.
 pub(super) fn prl(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "PRL",
         sees: "every page walk of the emulated machine",
         whole_vm: false,
     };
-    subject.go(way, |answer| logged(subject, "prl", answer))
+    subject.run(method, |answer| logged(subject, "prl", answer))
 }
 
 /// Pages logged by page modification logging.
 pub(super) fn pml(subject: &Subject<'_>) -> Answer {
-    let way = Way {
+    let method = Method {
         estimator: "PML",
         sees: "first writes in an interval of the emulated machine",
         whole_vm: false,
     };
-    subject.go(way, |answer| logged(subject, "pml", answer))
+    subject.run(method, |answer| logged(subject, "pml", answer))
 }
 
-/// `plimsoll wss`, as it is called.
+/// The command line of `plimsoll wss`.
 #[derive(Debug, clap::Parser)]
 struct Line {
     #[command(flatten)]
     args: wss::Args,
 }
 
-/// What `plimsoll wss -o json` says, as far as it is wanted here.
+/// The fields of `plimsoll wss -o json` that are used here.
 #[derive(Debug, Deserialize)]
 struct Document {
     estimators: Vec<Finding>,
@@ -120,7 +120,7 @@ struct Logging {
     slowdown_ratio: f64,
 }
 
-/// Looks into the page log by one of the estimators of `plimsoll wss`.
+/// Evaluates the page log by one of the estimators of `plimsoll wss`.
 fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::Result<()> {
     let Some(log) = &subject.options.page_log else {
         bail!(
@@ -142,10 +142,10 @@ fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::R
     };
     let logging = document.logging.first();
     answer.overhead_ratio = logging.map(|logging| logging.slowdown_ratio);
-    answer.working_set = Some(Found::new(bytes).bound(match found.bound.as_deref() {
-        Some("at_least") => "at_least",
-        Some("at_most") => "at_most",
-        _ => "estimate",
+    answer.working_set = Some(Figure::new(bytes).bound(match found.bound.as_deref() {
+        Some("at_least") => WorkingSetBound::AtLeast,
+        Some("at_most") => WorkingSetBound::AtMost,
+        _ => WorkingSetBound::Estimate,
     }));
     let settled = found.settled_step.map_or_else(
         || "it did not settle".to_owned(),

@@ -1,0 +1,180 @@
+//! The working set of one running VM by every method there is, with what each cost and how long it took.
+//!
+//! The methods that observe from outside would disturb each other, so they run one after another; a VM whose needs change
+//! meanwhile is judged unfairly. A method that is not available here reports why. Figures are of two kinds: pages that were
+//! used, and sizes of the whole VM, the guest's kernel included (ε of \[PRL\] §4.4).
+//!
+//! | method | observes | file |
+//! |---|---|---|
+//! | Committed_AS, memory in use | the guest's own statistics | `inside` |
+//! | curve at 5 %, accessed-page scan, write scan, sampling | pages, from outside | `outside` |
+//! | Zballoond | what the guest misses while its balloon grows | `shrink` |
+//! | Geiger, PRL, PML | what the disk's daemon and the page log recorded | `recorded` |
+//!
+//! Not here: any estimator; how the figures are written (`compare`).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::WorkingSetBound;
+use plimsoll_vm::QemuVm;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::live::SocketArg;
+
+/// Polling interval.
+pub(super) const POLL: Duration = Duration::from_millis(50);
+
+/// Settings of the methods.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Length of a round.
+    pub interval: Duration,
+    /// Rounds of each method that has any, from 1.
+    pub rounds: u32,
+    /// Upper bound of the VM's CPU time that tracing or scanning may take, above 0.0 and at most 1.0.
+    pub budget: f64,
+    /// Pages of a sample.
+    pub sample_pages: usize,
+    /// Whether memory may be taken from the VM, to find when it misses it.
+    pub shrink: Option<ShrinkOptions>,
+    /// A file that receives the console of a workload guest.
+    pub console: Option<PathBuf>,
+    /// A page log of this VM.
+    pub page_log: Option<PathBuf>,
+    /// The admin socket of the daemon under the VM's disk; `None`: the one beside the disk's socket.
+    pub disk: Option<PathBuf>,
+}
+
+/// How memory is taken.
+#[derive(Debug, Clone)]
+pub struct ShrinkOptions {
+    /// How long the VM is watched at each size.
+    pub step: Duration,
+    /// The VM never gets a smaller size.
+    pub floor_bytes: u64,
+    /// Where plimsolld is, which may manage the VM.
+    pub daemon: SocketArg,
+}
+
+/// A working set that a method found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figure {
+    /// The working set.
+    pub bytes: u64,
+    /// Lower limit of its 95 % confidence interval, where the method states one.
+    pub low_bytes: Option<u64>,
+    /// Upper limit.
+    pub high_bytes: Option<u64>,
+    /// Whether that is the working set or only a bound of it.
+    pub bound: WorkingSetBound,
+}
+
+impl Figure {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            low_bytes: None,
+            high_bytes: None,
+            bound: WorkingSetBound::Estimate,
+        }
+    }
+
+    pub(super) fn bound(self, bound: WorkingSetBound) -> Self {
+        Self { bound, ..self }
+    }
+}
+
+/// The result of a method.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    /// Name of the method.
+    pub estimator: &'static str,
+    /// What it observes.
+    pub sees: &'static str,
+    /// Whether its figure is a size of the whole VM, the guest's kernel included.
+    pub whole_vm: bool,
+    /// The figure.
+    pub working_set: Option<Figure>,
+    /// Why there is none, or no better one.
+    pub not_available: Option<String>,
+    /// How long it took.
+    pub seconds: f64,
+    /// CPU time of this process that it took.
+    pub cpu_seconds: f64,
+    /// Share of the VM's own time that it took; `None` where that is not measured.
+    pub overhead_ratio: Option<f64>,
+    /// The figure of each round alone, in order.
+    pub rounds_bytes: Vec<u64>,
+    /// Remarks.
+    pub note: Option<String>,
+}
+
+/// A method before it runs.
+#[derive(Clone, Copy)]
+pub(super) struct Method {
+    pub(super) estimator: &'static str,
+    pub(super) sees: &'static str,
+    pub(super) whole_vm: bool,
+}
+
+/// What all methods are given.
+pub(super) struct Subject<'a> {
+    pub(super) vm: &'a QemuVm,
+    pub(super) options: &'a Options,
+    pub(super) stop: &'a AtomicBool,
+}
+
+impl Subject<'_> {
+    /// Runs a method and measures its time.
+    pub(super) fn run(
+        &self,
+        method: Method,
+        find: impl FnOnce(&mut Answer) -> anyhow::Result<()>,
+    ) -> Answer {
+        let mut answer = Answer {
+            estimator: method.estimator,
+            sees: method.sees,
+            whole_vm: method.whole_vm,
+            working_set: None,
+            not_available: None,
+            seconds: 0.0,
+            cpu_seconds: 0.0,
+            overhead_ratio: None,
+            rounds_bytes: Vec::new(),
+            note: None,
+        };
+        let (start, cpu) = (Instant::now(), cpu_time());
+        if let Err(error) = find(&mut answer) {
+            answer.not_available = Some(plimsoll_output::exit::with_causes(error.as_ref()));
+        }
+        answer.seconds = start.elapsed().as_secs_f64();
+        answer.cpu_seconds = cpu_time().saturating_sub(cpu).as_secs_f64();
+        answer
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits; returns false if it was stopped.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while !self.stopped() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(POLL));
+        }
+        false
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
