@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::ram::usize_of;
+use crate::sys::usize_of;
 
 /// Pages left accessible.
 #[derive(Debug)]

@@ -8,22 +8,10 @@ use std::os::unix::fs::{FileExt, MetadataExt as _};
 
 use plimsoll_flow::{PageNumber, RamMapping};
 
-use crate::sys::AddressRange;
+use crate::sys::{AddressRange, usize_of};
 
 /// Bytes in a page as this crate traps them; x86-64 has no smaller one.
 pub const PAGE_BYTES: u64 = 4096;
-
-/// A number of pages or bytes of this address space, as an index: the same width on x86-64.
-pub fn usize_of(value: u64) -> usize {
-    const _: () = assert!(size_of::<usize>() == size_of::<u64>());
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "of the same width, asserted above"
-    )]
-    {
-        value as usize
-    }
-}
 
 /// Consecutive pages, the end excluded.
 pub type PageRange = Range<u64>;

@@ -76,7 +76,7 @@ pub fn mix(mut value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ram::usize_of;
+    use crate::sys::usize_of;
     use proptest::prelude::*;
 
     proptest! {

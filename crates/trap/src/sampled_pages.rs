@@ -189,8 +189,8 @@ impl Backend for PageSampler {
 mod tests {
     use super::*;
     use crate::process::stay_on_this_cpu;
-    use crate::ram::usize_of;
     use crate::sys::SharedMemory;
+    use crate::sys::usize_of;
     use std::sync::atomic::Ordering;
 
     const PAGES: usize = 1600;

@@ -2,8 +2,6 @@
 //! `process_madvise`. One safe function each; layouts are asserted.
 #![allow(unsafe_code)]
 
-#[cfg(test)]
-use crate::ram::usize_of;
 use std::io;
 use std::mem;
 #[cfg(test)]
@@ -12,6 +10,18 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// A number of pages or bytes of this address space, as an index: the same width on x86-64.
+pub fn usize_of(value: u64) -> usize {
+    const _: () = assert!(size_of::<usize>() == size_of::<u64>());
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "of the same width, asserted above"
+    )]
+    {
+        value as usize
+    }
+}
 
 /// A range of addresses in the process that a call works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

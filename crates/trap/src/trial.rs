@@ -18,7 +18,8 @@ use crate::error::TrapError;
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement};
 use crate::process::WINDOW_PAGES;
-use crate::ram::{PAGE_BYTES, Presence, usize_of};
+use crate::ram::{PAGE_BYTES, Presence};
+use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
 use crate::uffd::{Userfault, UserfaultPurpose};
 

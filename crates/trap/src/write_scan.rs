@@ -219,8 +219,8 @@ impl Backend for WriteScanner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ram::usize_of;
     use crate::sys::SharedMemory;
+    use crate::sys::usize_of;
 
     /// More runs than one call to the kernel lists.
     const PAGES: usize = 12_288;

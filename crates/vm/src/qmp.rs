@@ -40,7 +40,7 @@ pub struct QmpEvent {
 pub struct RunState {
     /// Whether its virtual CPUs run.
     pub running: bool,
-    /// QEMU's word for the state, as `running`, `paused`, `shutdown`.
+    /// QEMU's name of the state, such as `running`.
     pub status: String,
 }
 

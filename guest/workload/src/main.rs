@@ -18,6 +18,7 @@ mod array;
 mod clock;
 mod console;
 mod disk;
+mod keys;
 mod machine;
 mod run;
 mod settings;
@@ -36,7 +37,7 @@ use settings::{Job, Settings};
 enum WorkloadError {
     /// The command line is invalid; nothing was run.
     #[error(transparent)]
-    Settings(#[from] settings::SettingsError),
+    Settings(#[from] keys::SettingsError),
     /// The array does not fit into the machine; nothing was run.
     #[error("{wanted_mib} MiB requested, but only {free_mib} MiB are free")]
     Memory { wanted_mib: u64, free_mib: u64 },

@@ -4,11 +4,10 @@
 //! is unknown, given twice, or of no use to the chosen workload is an error: a run
 //! with settings other than those meant is worse than none.
 
-use std::collections::BTreeMap;
-
 use crate::array::{PAGE_BYTES, PAGE_WORDS, WORK_MIN};
 use crate::disk;
 use crate::disk::settings::Swap;
+use crate::keys::{Keys, SettingsError};
 
 /// Pages in a MiB.
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
@@ -100,143 +99,6 @@ pub struct Settings {
     pub swap: Swap,
     /// Time between two lines of memory statistics; `None`: no such lines.
     pub memstat_ms: Option<u64>,
-}
-
-/// Why the command line is no run. Each variant names the key without its prefix.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SettingsError {
-    /// A key without which there is nothing to run.
-    #[error("plimsoll.{key} is missing: expected {expected}")]
-    Missing {
-        key: &'static str,
-        expected: &'static str,
-    },
-    /// A value that cannot be.
-    #[error("plimsoll.{key}={value}: expected {expected}")]
-    Value {
-        key: &'static str,
-        value: String,
-        expected: &'static str,
-    },
-    /// A duplicate key, or one that contradicts another.
-    #[error("plimsoll.{key} is given twice, or with an equivalent key")]
-    Twice { key: String },
-    /// A key that the workload does not use.
-    #[error("plimsoll.{key} is unknown, or of no use to workload {workload}")]
-    Unused { key: String, workload: String },
-}
-
-/// The keys given, each taken out when it is used.
-pub struct Keys<'text>(BTreeMap<&'text str, &'text str>);
-
-impl<'text> Keys<'text> {
-    fn of(text: &'text str) -> Result<Self, SettingsError> {
-        let mut keys = BTreeMap::new();
-        for word in text.split_ascii_whitespace() {
-            let Some(word) = word.strip_prefix("plimsoll.") else {
-                continue;
-            };
-            let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            if keys.insert(key, value).is_some() {
-                return Err(SettingsError::Twice { key: key.into() });
-            }
-        }
-        Ok(Self(keys))
-    }
-
-    /// Takes a value through `read`, or nothing if the key is absent.
-    pub fn take<T>(
-        &mut self,
-        key: &'static str,
-        expected: &'static str,
-        read: impl Fn(&str) -> Option<T>,
-    ) -> Result<Option<T>, SettingsError> {
-        let Some(value) = self.0.remove(key) else {
-            return Ok(None);
-        };
-        let value = read(value).ok_or_else(|| SettingsError::Value {
-            key,
-            value: value.into(),
-            expected,
-        })?;
-        Ok(Some(value))
-    }
-
-    /// Takes a whole number within `range`.
-    pub fn number(
-        &mut self,
-        key: &'static str,
-        expected: &'static str,
-        range: std::ops::RangeInclusive<u64>,
-    ) -> Result<Option<u64>, SettingsError> {
-        self.take(key, expected, |value| {
-            value.parse().ok().filter(|number| range.contains(number))
-        })
-    }
-
-    /// Takes all keys that begin with `prefix`, without it.
-    pub fn take_all(&mut self, prefix: &str) -> Vec<(String, String)> {
-        let mut taken = Vec::new();
-        self.0.retain(|key, value| match key.strip_prefix(prefix) {
-            Some(rest) => {
-                taken.push((rest.to_owned(), (*value).to_owned()));
-                false
-            }
-            None => true,
-        });
-        taken
-    }
-
-    /// Takes zipf's exponent.
-    pub fn alpha(&mut self) -> Result<f64, SettingsError> {
-        let alpha = self.take("alpha", "a number from 0 to 16", |value| {
-            value
-                .parse()
-                .ok()
-                .filter(|alpha: &f64| (0.0..=16.0).contains(alpha))
-        })?;
-        Ok(alpha.unwrap_or(1.0))
-    }
-
-    /// Refuses a key that nobody took.
-    fn none_left(self, workload: &str) -> Result<(), SettingsError> {
-        match self.0.into_keys().next() {
-            None => Ok(()),
-            Some(key) => Err(SettingsError::Unused {
-                key: key.into(),
-                workload: workload.into(),
-            }),
-        }
-    }
-
-    fn share(&mut self) -> Result<Writes, SettingsError> {
-        let share = self.take("write_ratio", "a share from 0 to 1", |value| {
-            value
-                .parse()
-                .ok()
-                .filter(|share: &f64| (0.0..=1.0).contains(share))
-        })?;
-        Ok(Writes::Share(share.unwrap_or(0.0)))
-    }
-
-    fn pages(&mut self) -> Result<u64, SettingsError> {
-        let pages = self.number("pages", "1 to 2^32", 1..=PAGES_MAX)?;
-        let mib = self.number("mib", "1 to 2^24", 1..=PAGES_MAX / PAGES_PER_MIB)?;
-        match (pages, mib) {
-            (Some(pages), None) => Ok(pages),
-            (None, Some(mib)) => Ok(mib * PAGES_PER_MIB),
-            (Some(_), Some(_)) => Err(SettingsError::Twice { key: "mib".into() }),
-            (None, None) => Err(SettingsError::Missing {
-                key: "mib",
-                expected: "the array's size in MiB, or plimsoll.pages",
-            }),
-        }
-    }
-
-    fn phase_ms(&mut self) -> Result<u64, SettingsError> {
-        let ms = self.number("step_ms", "1 to 2^32 milliseconds", 1..=1 << 32)?;
-        Ok(ms.unwrap_or(5000))
-    }
 }
 
 impl Settings {
@@ -347,7 +209,7 @@ fn steps(keys: &mut Keys) -> Result<Work, SettingsError> {
             key: "steps_mib",
             expected,
         })?;
-    let writes = keys.share()?;
+    let writes = share(keys)?;
     Ok(Work::Array {
         pattern: Pattern::Scan,
         pages: sizes.iter().copied().max().unwrap_or(0),
@@ -355,7 +217,7 @@ fn steps(keys: &mut Keys) -> Result<Work, SettingsError> {
             .into_iter()
             .map(|pages| Phase { pages, writes })
             .collect(),
-        phase_ms: Some(keys.phase_ms()?),
+        phase_ms: Some(phase_ms(keys)?),
     })
 }
 
@@ -374,24 +236,56 @@ fn arrays(keys: &mut Keys) -> Result<Work, SettingsError> {
             key: "array",
             expected,
         })?;
-    let pages = keys.pages()?;
+    let pages = pages(keys)?;
     Ok(Work::Array {
         pattern: Pattern::Scan,
         phases: order.map(|writes| Phase { pages, writes }).into(),
-        phase_ms: Some(keys.phase_ms()?),
+        phase_ms: Some(phase_ms(keys)?),
         pages,
     })
 }
 
 fn endless(keys: &mut Keys, pattern: Pattern) -> Result<Work, SettingsError> {
-    let pages = keys.pages()?;
-    let writes = keys.share()?;
+    let pages = pages(keys)?;
+    let writes = share(keys)?;
     Ok(Work::Array {
         pattern,
         phases: vec![Phase { pages, writes }],
         phase_ms: None,
         pages,
     })
+}
+
+/// Takes the share of visits that write.
+fn share(keys: &mut Keys) -> Result<Writes, SettingsError> {
+    let share = keys.take("write_ratio", "a share from 0 to 1", |value| {
+        value
+            .parse()
+            .ok()
+            .filter(|share: &f64| (0.0..=1.0).contains(share))
+    })?;
+    Ok(Writes::Share(share.unwrap_or(0.0)))
+}
+
+/// Takes the size of the array, in pages.
+fn pages(keys: &mut Keys) -> Result<u64, SettingsError> {
+    let pages = keys.number("pages", "1 to 2^32", 1..=PAGES_MAX)?;
+    let mib = keys.number("mib", "1 to 2^24", 1..=PAGES_MAX / PAGES_PER_MIB)?;
+    match (pages, mib) {
+        (Some(pages), None) => Ok(pages),
+        (None, Some(mib)) => Ok(mib * PAGES_PER_MIB),
+        (Some(_), Some(_)) => Err(SettingsError::Twice { key: "mib".into() }),
+        (None, None) => Err(SettingsError::Missing {
+            key: "mib",
+            expected: "the array's size in MiB, or plimsoll.pages",
+        }),
+    }
+}
+
+/// Takes how long a phase lasts at least.
+fn phase_ms(keys: &mut Keys) -> Result<u64, SettingsError> {
+    let ms = keys.number("step_ms", "1 to 2^32 milliseconds", 1..=1 << 32)?;
+    Ok(ms.unwrap_or(5000))
 }
 
 #[cfg(test)]

@@ -397,8 +397,8 @@ mod tests {
     use super::*;
     use crate::placement::HandlerCpu;
     use crate::process::{WINDOW_PAGES, stay_on_this_cpu};
-    use crate::ram::usize_of;
     use crate::sys::SharedMemory;
+    use crate::sys::usize_of;
 
     #[test]
     fn each_scan_finds_what_was_touched_since_the_one_before() {

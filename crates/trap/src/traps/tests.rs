@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicBool;
 use super::arm::{CHUNK_PAGES, chunks, join_neighbours};
 use super::*;
 use crate::process::TracedProcess;
-use crate::ram::{Populated, Presence, RamLayout, usize_of};
+use crate::ram::{Populated, Presence, RamLayout};
 use crate::sample::mix;
+use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
 
 /// The barrier of a tracer inside its target: `MADV_DONTNEED` on our own memory.

@@ -1,6 +1,6 @@
 //! Settings of a disk workload on the command line.
 
-use crate::settings::{Keys, SettingsError};
+use crate::keys::{Keys, SettingsError};
 
 /// Largest number of files, and of 1 KiB blocks in one.
 const COUNT_MAX: u64 = 1 << 24;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use plimsoll_hcache::{PAGE_BYTES, Page};
 
-use super::server::PageServer;
+use super::page_server::PageServer;
 
 pub(super) struct Memcached {
     input: BufReader<UnixStream>,

@@ -17,6 +17,7 @@ mod content;
 mod copies;
 mod lookups;
 mod memcached;
+mod page_server;
 mod pages;
 mod redis;
 mod region;

@@ -13,6 +13,7 @@ use plimsoll_ring::protocol::Status;
 use plimsoll_ring::{ConnectOptions, Connection, Slot};
 
 use super::memcached::Memcached;
+use super::page_server::PageServer;
 use super::pages::{handle, is_signed, sign};
 use super::redis::Redis;
 use super::region::load_average;
@@ -40,14 +41,6 @@ impl Default for Args {
             operations: 32768,
         }
     }
-}
-
-/// Something that keeps pages by number, to be put and got in batches.
-pub(super) trait PageServer {
-    fn put(&mut self, numbers: &[u64], fill: &mut dyn FnMut(u64, &mut Page)) -> anyhow::Result<()>;
-
-    /// Gets pages that are all there.
-    fn get(&mut self, numbers: &[u64], read: &mut dyn FnMut(u64, &Page)) -> anyhow::Result<()>;
 }
 
 /// hcache, a call a page.

@@ -32,7 +32,7 @@ fn lists_words(text: &str, quote: char) -> bool {
     let parts: Vec<_> = text.split(quote).collect();
     let is_word = |part: &str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
-        !part.is_empty() && part.chars().all(plain)
+        part.starts_with(|c: char| c.is_ascii_lowercase()) && part.chars().all(plain)
     };
     // Every second part is quoted.
     parts.windows(3).skip(1).step_by(2).any(|three| {
