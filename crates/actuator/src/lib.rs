@@ -108,7 +108,7 @@ impl Holding {
 
 /// The state of a VM's memory.
 #[derive(Debug)]
-pub struct Look {
+pub struct MemoryStatus {
     /// Its own memory.
     pub direct: Part,
     /// The cache under its disk; `None` if it has none.
@@ -121,7 +121,7 @@ pub struct Look {
     pub failures: Vec<ActuatorError>,
 }
 
-impl Look {
+impl MemoryStatus {
     /// The VM's memory by the last successful queries.
     #[must_use]
     pub fn holding(&self) -> Holding {
@@ -137,7 +137,7 @@ impl Look {
     /// Whether both parts have reached their targets.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        let settled = |part: &Part| matches!(part.progress, Progress::Untold | Progress::Reached);
+        let settled = |part: &Part| matches!(part.progress, Progress::NoTarget | Progress::Reached);
         settled(&self.direct) && self.cache.as_ref().is_none_or(settled)
     }
 

@@ -50,7 +50,7 @@ pub enum Progress {
     /// It cannot change.
     Absent(Absence),
     /// This process has set no target.
-    Untold,
+    NoTarget,
     /// It has reached its target.
     Reached,
     /// It is changing.
@@ -255,7 +255,7 @@ impl Tracker {
         let promised = promised.min(max_bytes.unwrap_or(u64::MAX));
         let progress = match (absence, &self.target) {
             (Some(absence), _) => Progress::Absent(absence),
-            (None, None) => Progress::Untold,
+            (None, None) => Progress::NoTarget,
             (None, Some(target)) => target.progress(self.patience, now),
         };
         Part {
@@ -298,7 +298,7 @@ mod tests {
         let start = Instant::now();
         let mut tracker = Tracker::new(Patience::default());
         tracker.see(512 * MIB, start);
-        assert_eq!(progress(&tracker, start), Progress::Untold);
+        assert_eq!(progress(&tracker, start), Progress::NoTarget);
         tracker.tell(400 * MIB, true, start);
         for second in 1..=5 {
             tracker.see((512 - 4 * second) * MIB, at(start, second));

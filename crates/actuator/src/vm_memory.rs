@@ -4,7 +4,7 @@ use plimsoll_flow::VmId;
 
 use crate::endpoints::{Endpoints, Role};
 use crate::registry::open;
-use crate::{ActuatorError, FixedMemory, Look, MemoryPart};
+use crate::{ActuatorError, FixedMemory, MemoryPart, MemoryStatus};
 
 /// All memory of one VM: its own, and the cache under its disk if it has one.
 #[derive(Debug)]
@@ -40,13 +40,13 @@ impl VmMemory {
         &self.vm
     }
 
-    /// Queries all parts. Queries that failed are in [`Look::failures`], and their parts have the last known values.
-    pub fn look(&mut self) -> Look {
+    /// Queries all parts. Queries that failed are in [`MemoryStatus::failures`], and their parts have the last known values.
+    pub fn poll(&mut self) -> MemoryStatus {
         let mut failures = Vec::new();
         let direct = self.direct.poll(&mut failures);
         let cache = self.cache.as_mut().map(|cache| cache.poll(&mut failures));
         let cache = cache.unwrap_or_default();
-        Look {
+        MemoryStatus {
             direct: self.direct.part(),
             cache: self.cache.as_ref().map(|cache| cache.part()),
             guest: direct.guest.or(cache.guest),
@@ -68,7 +68,7 @@ impl VmMemory {
     ///
     /// # Errors
     ///
-    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is pending; [`look`](Self::look) reports
+    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is pending; [`poll`](Self::poll) reports
     /// the outcome of what was started.
     pub fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         match &mut self.cache {

@@ -54,7 +54,7 @@ fn told(error: &ActuatorError) -> String {
 fn a_guest_that_follows_is_seen_to() {
     let monitor = Monitor::new();
     let mut balloon = seen(&monitor);
-    assert_eq!(balloon.part().progress, Progress::Untold);
+    assert_eq!(balloon.part().progress, Progress::NoTarget);
     balloon.set(256 * MIB + 5000).unwrap();
     assert_eq!(monitor.targets(), [256 * MIB + 4096]);
     assert_eq!(mib(&balloon), (512, 512));

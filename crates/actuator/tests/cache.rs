@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use monitor::Monitor;
 use plimsoll_actuator::{
-    Absence, ActuatorError, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding, Look,
-    MemoryPart, Progress, Sent, VmMemory,
+    Absence, ActuatorError, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding, MemoryPart,
+    MemoryStatus, Progress, Sent, VmMemory,
 };
 use plimsoll_flow::VmId;
 use plimsoll_hcache::{Store, StoreOptions};
@@ -133,43 +133,43 @@ fn answer(request: &Value, state: &Mutex<State>) -> Option<Value> {
 }
 
 /// Looks until no resize is under way.
-fn settled(memory: &mut VmMemory) -> Look {
+fn settled(memory: &mut VmMemory) -> MemoryStatus {
     loop {
-        let look = memory.look();
-        if !matches!(look.cache.unwrap().progress, Progress::Following { .. }) {
-            return look;
+        let status = memory.poll();
+        if !matches!(status.cache.unwrap().progress, Progress::Following { .. }) {
+            return status;
         }
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// MiB that the cache has, and that have to be counted.
-fn mib(look: &Look) -> (u64, u64) {
+fn mib(status: &MemoryStatus) -> (u64, u64) {
     let cache = |holding: Holding| holding.cache_bytes / MIB;
-    (cache(look.holding()), cache(look.reserved()))
+    (cache(status.holding()), cache(status.reserved()))
 }
 
 #[test]
 fn a_cache_that_is_set_counts_with_its_larger_size_until_it_is() {
     let daemon = Daemon::new();
     let mut memory = daemon.memory();
-    let look = memory.look();
-    assert_eq!(mib(&look), (64, 64));
-    assert_eq!(look.disk.unwrap().cached_pages, 16);
-    assert_eq!(look.cache.unwrap().progress, Progress::Untold);
+    let status = memory.poll();
+    assert_eq!(mib(&status), (64, 64));
+    assert_eq!(status.disk.unwrap().cached_pages, 16);
+    assert_eq!(status.cache.unwrap().progress, Progress::NoTarget);
 
     for (target_mib, meanwhile) in [(128, (64, 128)), (32, (128, 128))] {
         let (tell, told) = mpsc::channel();
         daemon.state().resize = Resize::Later(told);
         memory.set_cache(target_mib * MIB).unwrap();
-        assert_eq!(mib(&memory.look()), meanwhile);
+        assert_eq!(mib(&memory.poll()), meanwhile);
         let error = memory.set_cache(MIB).unwrap_err();
         assert!(matches!(error, ActuatorError::Busy { .. }), "{error}");
         tell.send(()).unwrap();
-        let look = settled(&mut memory);
-        assert_eq!(mib(&look), (target_mib, target_mib));
-        assert_eq!(look.cache.unwrap().progress, Progress::Reached);
-        assert!(look.failures.is_empty(), "{look:?}");
+        let status = settled(&mut memory);
+        assert_eq!(mib(&status), (target_mib, target_mib));
+        assert_eq!(status.cache.unwrap().progress, Progress::Reached);
+        assert!(status.failures.is_empty(), "{status:?}");
     }
 }
 
@@ -177,14 +177,14 @@ fn a_cache_that_is_set_counts_with_its_larger_size_until_it_is() {
 fn a_refused_size_leaves_the_one_before() {
     let daemon = Daemon::new();
     let mut memory = daemon.memory();
-    memory.look();
+    memory.poll();
     daemon.state().resize = Resize::Refused;
     memory.set_cache(1 << 40).unwrap();
-    let look = settled(&mut memory);
-    assert_eq!(mib(&look), (64, 64));
-    assert_eq!(look.cache.unwrap().target_bytes, None);
-    let [error] = &look.failures[..] else {
-        panic!("{look:?}");
+    let status = settled(&mut memory);
+    assert_eq!(mib(&status), (64, 64));
+    assert_eq!(status.cache.unwrap().target_bytes, None);
+    let [error] = &status.failures[..] else {
+        panic!("{status:?}");
     };
     assert_eq!(error.sent(), Some(Sent::No));
     let cause = error.source().unwrap().to_string();
@@ -196,25 +196,25 @@ fn a_resize_that_broke_off_is_in_doubt_whether_it_was_done_or_not() {
     for done in [false, true] {
         let daemon = Daemon::new();
         let mut memory = daemon.memory();
-        memory.look();
+        memory.poll();
         daemon.state().resize = Resize::Broken { done };
         memory.set_cache(128 * MIB).unwrap();
         // A look may come in the middle.
         let failures = loop {
-            let look = memory.look();
-            if !look.failures.is_empty() {
-                break look.failures;
+            let status = memory.poll();
+            if !status.failures.is_empty() {
+                break status.failures;
             }
             thread::sleep(Duration::from_millis(5));
         };
         assert_eq!(failures[0].sent(), Some(Sent::Maybe));
-        let look = memory.look();
-        assert_eq!(mib(&look), (if done { 128 } else { 64 }, 128));
-        assert!(look.cache.unwrap().in_doubt);
+        let status = memory.poll();
+        assert_eq!(mib(&status), (if done { 128 } else { 64 }, 128));
+        assert!(status.cache.unwrap().in_doubt);
         memory.set_cache(64 * MIB).unwrap();
-        let look = settled(&mut memory);
-        assert_eq!(mib(&look), (64, 64));
-        assert!(!look.cache.unwrap().in_doubt);
+        let status = settled(&mut memory);
+        assert_eq!(mib(&status), (64, 64));
+        assert!(!status.cache.unwrap().in_doubt);
     }
 }
 
@@ -222,19 +222,19 @@ fn a_resize_that_broke_off_is_in_doubt_whether_it_was_done_or_not() {
 fn a_daemon_that_says_nothing_leaves_what_was_known() {
     let daemon = Daemon::new();
     let mut memory = daemon.memory();
-    memory.look();
+    memory.poll();
     daemon.state().deaf = true;
-    let look = memory.look();
-    assert_eq!((mib(&look), &look.disk), ((64, 64), &None));
+    let status = memory.poll();
+    assert_eq!((mib(&status), &status.disk), ((64, 64), &None));
     assert!(
-        matches!(look.failures[..], [ActuatorError::Query { .. }]),
-        "{look:?}"
+        matches!(status.failures[..], [ActuatorError::Query { .. }]),
+        "{status:?}"
     );
     std::fs::remove_file(&daemon.socket).unwrap();
     memory.set_cache(32 * MIB).unwrap();
-    let look = settled(&mut memory);
-    assert_eq!(mib(&look), (64, 64));
-    assert_eq!(look.failures[0].sent(), Some(Sent::No));
+    let status = settled(&mut memory);
+    assert_eq!(mib(&status), (64, 64));
+    assert_eq!(status.failures[0].sent(), Some(Sent::No));
 }
 
 #[test]
@@ -247,11 +247,11 @@ fn a_vm_without_monitor_or_cache_cannot_be_changed() {
     let mut failures = Vec::new();
     let mut memory = VmMemory::open(&endpoints, &mut failures);
     assert!(failures.is_empty(), "{failures:?}");
-    let look = memory.look();
-    assert_eq!(look.holding().bytes(), 512 * MIB);
-    assert_eq!(look.reserved(), look.holding());
-    assert_eq!(look.direct.progress, Progress::Absent(Absence::NoDevice));
-    assert!(look.cache.is_none() && look.failures.is_empty());
+    let status = memory.poll();
+    assert_eq!(status.holding().bytes(), 512 * MIB);
+    assert_eq!(status.reserved(), status.holding());
+    assert_eq!(status.direct.progress, Progress::Absent(Absence::NoDevice));
+    assert!(status.cache.is_none() && status.failures.is_empty());
     let error = memory.set_direct(MIB).unwrap_err();
     assert!(matches!(error, ActuatorError::NoBalloon(_)), "{error}");
     let error = memory.set_cache(MIB).unwrap_err();
@@ -273,12 +273,12 @@ fn a_dry_run_moves_nothing() {
     let mut failures = Vec::new();
     let mut dry = VmMemory::open(&endpoints, &mut failures);
     assert!(failures.is_empty(), "{failures:?}");
-    let had = dry.look().holding();
+    let had = dry.poll().holding();
     dry.set_direct(256 * MIB).unwrap();
     dry.set_cache(320 * MIB).unwrap();
-    let look = dry.look();
-    assert_eq!((look.holding(), look.reserved()), (had, had));
-    assert!(look.is_settled());
+    let status = dry.poll();
+    assert_eq!((status.holding(), status.reserved()), (had, had));
+    assert!(status.is_settled());
     assert_eq!(monitor.targets(), [0; 0]);
     assert_eq!(daemon.state().cache_bytes, 64 * MIB);
 }

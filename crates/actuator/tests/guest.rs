@@ -8,7 +8,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, Balloon, BalloonSettings, Look, Patience, Progress, VmMemory};
+use plimsoll_actuator::{
+    Absence, Balloon, BalloonSettings, MemoryStatus, Patience, Progress, VmMemory,
+};
 use plimsoll_flow::RamBacking;
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestImage};
 use plimsoll_vm::{ConsoleEvent, QemuVm};
@@ -65,32 +67,32 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
 }
 
 /// Looks until it `is_so`.
-fn look_until(memory: &mut VmMemory, is_so: impl Fn(&Look) -> bool) -> Look {
+fn poll_until(memory: &mut VmMemory, is_so: impl Fn(&MemoryStatus) -> bool) -> MemoryStatus {
     let start = Instant::now();
     loop {
         let asked = Instant::now();
-        let look = memory.look();
+        let status = memory.poll();
         let took = asked.elapsed();
-        assert!(look.failures.is_empty(), "{look:?}");
+        assert!(status.failures.is_empty(), "{status:?}");
         assert!(
-            look.reserved().direct_bytes >= look.holding().direct_bytes,
-            "{look:?}"
+            status.reserved().direct_bytes >= status.holding().direct_bytes,
+            "{status:?}"
         );
-        if is_so(&look) {
+        if is_so(&status) {
             println!(
-                "{:.1} s: {:?}; a look takes {took:?}",
+                "{:.1} s: {:?}; a status takes {took:?}",
                 start.elapsed().as_secs_f64(),
-                look.direct.progress
+                status.direct.progress
             );
-            return look;
+            return status;
         }
-        assert!(start.elapsed() < LONG, "{look:?}");
+        assert!(start.elapsed() < LONG, "{status:?}");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-fn is_reached(look: &Look) -> bool {
-    look.direct.progress == Progress::Reached
+fn is_reached(status: &MemoryStatus) -> bool {
+    status.direct.progress == Progress::Reached
 }
 
 #[test]
@@ -101,10 +103,10 @@ fn a_guest_gives_memory_and_takes_it_back() {
     }) else {
         return;
     };
-    let look = look_until(&mut memory, |look| look.guest.is_some());
-    assert_eq!(look.direct.progress, Progress::Untold);
-    assert_eq!(look.holding().direct_bytes, 192 * MIB);
-    let before = look.guest.unwrap().total_bytes.unwrap();
+    let status = poll_until(&mut memory, |status| status.guest.is_some());
+    assert_eq!(status.direct.progress, Progress::NoTarget);
+    assert_eq!(status.holding().direct_bytes, 192 * MIB);
+    let before = status.guest.unwrap().total_bytes.unwrap();
     let vm = guest.vm().unwrap();
     let held_before = ram_held_bytes(&vm).unwrap();
     assert!(
@@ -113,9 +115,9 @@ fn a_guest_gives_memory_and_takes_it_back() {
     );
 
     memory.set_direct(128 * MIB).unwrap();
-    let look = look_until(&mut memory, is_reached);
-    assert_eq!(look.holding().direct_bytes, 128 * MIB);
-    assert_eq!(look.reserved().direct_bytes, 128 * MIB);
+    let status = poll_until(&mut memory, is_reached);
+    assert_eq!(status.holding().direct_bytes, 128 * MIB);
+    assert_eq!(status.reserved().direct_bytes, 128 * MIB);
     let held = ram_held_bytes(&vm).unwrap();
     assert!(held <= 128 * MIB, "{held}");
     println!(
@@ -124,15 +126,15 @@ fn a_guest_gives_memory_and_takes_it_back() {
         held / MIB
     );
     // The guest says so too, once it is asked again.
-    look_until(&mut memory, |look| {
-        let stats = look.guest.unwrap();
+    poll_until(&mut memory, |status| {
+        let stats = status.guest.unwrap();
         !stats.is_stale() && stats.total_bytes == Some(before - 64 * MIB)
     });
 
     memory.set_direct(192 * MIB).unwrap();
-    assert_eq!(memory.look().reserved().direct_bytes, 192 * MIB);
-    let look = look_until(&mut memory, is_reached);
-    assert_eq!(look.holding().direct_bytes, 192 * MIB);
+    assert_eq!(memory.poll().reserved().direct_bytes, 192 * MIB);
+    let status = poll_until(&mut memory, is_reached);
+    assert_eq!(status.holding().direct_bytes, 192 * MIB);
     let goes_on = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Round { mismatches: 0, .. });
     guest.wait_for(LONG, goes_on).unwrap();
 
@@ -141,15 +143,15 @@ fn a_guest_gives_memory_and_takes_it_back() {
     qmp.stop().unwrap();
     drop(qmp);
     memory.set_direct(128 * MIB).unwrap();
-    let look = look_until(&mut memory, |look| {
-        let stuck = matches!(look.direct.progress, Progress::Stuck { .. });
-        stuck && look.guest.unwrap().is_stale()
+    let status = poll_until(&mut memory, |status| {
+        let stuck = matches!(status.direct.progress, Progress::Stuck { .. });
+        stuck && status.guest.unwrap().is_stale()
     });
-    assert_eq!(look.holding().direct_bytes, 192 * MIB);
+    assert_eq!(status.holding().direct_bytes, 192 * MIB);
     guest.kill();
-    let look = memory.look();
-    assert_eq!(look.failures.len(), 1, "{look:?}");
-    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    let status = memory.poll();
+    assert_eq!(status.failures.len(), 1, "{status:?}");
+    assert_eq!(status.reserved().direct_bytes, 192 * MIB);
     assert_eq!(
         ram_held_bytes(&vm).unwrap_err().kind(),
         std::io::ErrorKind::NotFound
@@ -165,16 +167,16 @@ fn a_guest_that_cannot_give_is_stuck_and_comes_back() {
     }) else {
         return;
     };
-    look_until(&mut memory, |look| look.guest.is_some());
+    poll_until(&mut memory, |status| status.guest.is_some());
     memory.set_direct(8 * MIB).unwrap();
-    let look = look_until(&mut memory, |look| {
-        matches!(look.direct.progress, Progress::Stuck { .. })
+    let status = poll_until(&mut memory, |status| {
+        matches!(status.direct.progress, Progress::Stuck { .. })
     });
-    let has = look.holding().direct_bytes;
-    assert!((9 * MIB..128 * MIB).contains(&has), "{look:?}");
-    assert_eq!(look.reserved().direct_bytes, has);
+    let has = status.holding().direct_bytes;
+    assert!((9 * MIB..128 * MIB).contains(&has), "{status:?}");
+    assert_eq!(status.reserved().direct_bytes, has);
     memory.set_direct(128 * MIB).unwrap();
-    look_until(&mut memory, is_reached);
+    poll_until(&mut memory, is_reached);
     assert!(!guest.has_ended());
 }
 
@@ -187,11 +189,11 @@ fn a_guest_without_a_driver_ignores_its_target() {
         return;
     };
     memory.set_direct(100 * MIB).unwrap();
-    let look = memory.look();
+    let status = memory.poll();
     let absent = Progress::Absent(Absence::NoDriver);
-    assert_eq!(look.direct.progress, absent);
-    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
-    assert_eq!(look.guest, None);
+    assert_eq!(status.direct.progress, absent);
+    assert_eq!(status.reserved().direct_bytes, 192 * MIB);
+    assert_eq!(status.guest, None);
 }
 
 /// Unit of a file's blocks, whatever its file system (stat(2)).

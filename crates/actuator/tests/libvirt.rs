@@ -111,37 +111,38 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     assert_eq!(vm.id.0, info.name);
     let mut memory = memory_of(&info);
     assert_eq!(*memory.vm(), vm.id);
-    let until = |memory: &mut VmMemory, is_so: &dyn Fn(&plimsoll_actuator::Look) -> bool| {
+    let until = |memory: &mut VmMemory,
+                 is_so: &dyn Fn(&plimsoll_actuator::MemoryStatus) -> bool| {
         let start = Instant::now();
         loop {
-            let look = memory.look();
-            assert!(look.failures.is_empty(), "{look:?}");
-            if is_so(&look) {
-                return look;
+            let status = memory.poll();
+            assert!(status.failures.is_empty(), "{status:?}");
+            if is_so(&status) {
+                return status;
             }
-            assert!(start.elapsed() < LONG, "{look:?}");
+            assert!(start.elapsed() < LONG, "{status:?}");
             std::thread::sleep(Duration::from_millis(200));
         }
     };
-    until(&mut memory, &|look| look.guest.is_some());
+    until(&mut memory, &|status| status.guest.is_some());
     for target_bytes in [128 * MIB, 192 * MIB] {
         memory.set_direct(target_bytes).unwrap();
-        let look = until(&mut memory, &|look| {
-            look.direct.progress == Progress::Reached
+        let status = until(&mut memory, &|status| {
+            status.direct.progress == Progress::Reached
         });
-        assert_eq!(look.holding().direct_bytes, target_bytes);
-        let free_bytes = look.guest.unwrap().free_bytes;
-        assert!(free_bytes.is_some_and(|free| free > 0), "{look:?}");
+        assert_eq!(status.holding().direct_bytes, target_bytes);
+        let free_bytes = status.guest.unwrap().free_bytes;
+        assert!(free_bytes.is_some_and(|free| free > 0), "{status:?}");
     }
     let error = memory.set_direct(193 * MIB).unwrap_err();
     assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
     drop(running);
-    let look = memory.look();
+    let status = memory.poll();
     assert!(
-        matches!(look.failures[..], [ActuatorError::Query { .. }]),
-        "{look:?}"
+        matches!(status.failures[..], [ActuatorError::Query { .. }]),
+        "{status:?}"
     );
-    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    assert_eq!(status.reserved().direct_bytes, 192 * MIB);
     let error = memory.set_direct(128 * MIB).unwrap_err();
     assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
 }
@@ -152,12 +153,12 @@ fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
         return;
     };
     let mut memory = memory_of(&info_of(&running));
-    let look = memory.look();
+    let status = memory.poll();
     assert!(
-        matches!(look.direct.progress, Progress::Absent(_)),
-        "{look:?}"
+        matches!(status.direct.progress, Progress::Absent(_)),
+        "{status:?}"
     );
-    assert_eq!(look.reserved().direct_bytes, 192 * MIB);
+    assert_eq!(status.reserved().direct_bytes, 192 * MIB);
     let error = memory.set_direct(128 * MIB).unwrap_err();
     assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
 }

@@ -13,6 +13,7 @@ mod values;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
 use wildmatch::WildMatch;
@@ -85,22 +86,13 @@ pub enum Workflow {
     },
 }
 
-/// How a VM's RAM is traced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TraceBackend {
-    /// By traps: references in order.
-    Trap,
-    /// By accessed-page scans: which pages were touched between two scans.
-    Scan,
-}
-
 /// How the daemon's tracers work; see `plimsoll attach --help`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
     /// Whether VMs are traced.
     pub enabled: bool,
     /// How their RAM is traced; by traps by default.
-    pub backend: TraceBackend,
+    pub backend: TraceMethod,
     /// The program `plimsoll`; by default the one beside the daemon.
     pub program: Option<PathBuf>,
     /// Length of a period; 5 s by default.
@@ -190,7 +182,7 @@ impl Default for Config {
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,
-                backend: TraceBackend::Trap,
+                backend: TraceMethod::Traps,
                 program: None,
                 period: Duration::from_secs(5),
                 budget: 0.01,

@@ -2,7 +2,7 @@
 //!
 //! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
 
-use plimsoll_actuator::{ActuatorError, Look, VmMemory};
+use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
@@ -125,15 +125,15 @@ impl Misses {
     /// Reads the counts off what a VM's actuator saw: reads of its storage where its disk is ours, else what its guest
     /// says of pages that it had to read.
     #[must_use]
-    pub fn of(look: &Look) -> Option<Self> {
-        if let Some(disk) = &look.disk {
+    pub fn of(status: &MemoryStatus) -> Option<Self> {
+        if let Some(disk) = &status.disk {
             return Some(Self {
                 count: disk.read_blocks.saturating_sub(disk.hits),
                 of: Some(disk.read_blocks),
                 by: "blocks read from storage",
             });
         }
-        let guest = look.guest.as_ref().filter(|guest| !guest.is_stale())?;
+        let guest = status.guest.as_ref().filter(|guest| !guest.is_stale())?;
         Some(Self {
             count: guest.major_faults?,
             of: None,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, ActuatorError, Holding, Look, Progress, VmMemory};
+use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 /// Most time that a move may take, however slowly its VMs follow.
@@ -56,7 +56,7 @@ pub struct MovableVm<'a> {
     /// What moves it.
     pub actuator: &'a mut VmMemory,
     /// How it stood when it was last looked at; a move looks again.
-    pub look: &'a mut Look,
+    pub status: &'a mut MemoryStatus,
 }
 
 impl Move {
@@ -101,10 +101,10 @@ impl Move {
             if part.state.has_ended() {
                 continue;
             }
-            *held.look = held.actuator.look();
-            part.now = held.look.holding();
-            part.watch(held.look);
-            part.watch_cache(held.look);
+            *held.status = held.actuator.poll();
+            part.now = held.status.holding();
+            part.watch(held.status);
+            part.watch_cache(held.status);
         }
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
@@ -114,7 +114,7 @@ impl Move {
         // What is free is what nobody can have without being told anything more.
         let reserved = vms
             .values()
-            .map(|held| held.look.reserved().bytes())
+            .map(|held| held.status.reserved().bytes())
             .fold(0, u64::saturating_add);
         let mut free_bytes = divided_bytes.saturating_sub(reserved);
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
@@ -124,7 +124,7 @@ impl Move {
         }
         for part in &mut self.parts {
             if let Some(held) = vms.get(&part.vm) {
-                part.name(held.look);
+                part.name(held.status);
             }
         }
         let too_long = now.duration_since(self.began) > DURATION_MAX;
@@ -199,7 +199,7 @@ pub fn view(holding: Holding) -> HoldingView {
 
 impl Part {
     /// Looks whether its balloon follows.
-    fn watch(&mut self, look: &Look) {
+    fn watch(&mut self, status: &MemoryStatus) {
         if self.state.has_ended() {
             return;
         }
@@ -207,11 +207,11 @@ impl Part {
             return;
         }
         let told = self.told.direct_bytes != self.from.direct_bytes;
-        if !told && matches!(look.direct.progress, Progress::Stuck { .. }) {
+        if !told && matches!(status.direct.progress, Progress::Stuck { .. }) {
             // That is about a target of an earlier move.
             return;
         }
-        let why = match look.direct.progress {
+        let why = match status.direct.progress {
             Progress::Absent(Absence::NoDevice) => "it has no balloon".to_owned(),
             Progress::Absent(_) => "its guest does not answer to its balloon".to_owned(),
             Progress::Stuck {
@@ -229,29 +229,30 @@ impl Part {
     }
 
     /// Looks whether its cache became what it was told to be: a resize that failed is told again.
-    fn watch_cache(&mut self, look: &Look) {
-        let Some(cache) = look.cache.as_ref().filter(|_| !self.state.has_ended()) else {
+    fn watch_cache(&mut self, status: &MemoryStatus) {
+        let Some(cache) = status.cache.as_ref().filter(|_| !self.state.has_ended()) else {
             return;
         };
         let over = matches!(
             cache.progress,
-            Progress::Untold | Progress::Reached | Progress::Late { .. } | Progress::Stuck { .. }
+            Progress::NoTarget | Progress::Reached | Progress::Late { .. } | Progress::Stuck { .. }
         );
         let told = self.told.cache_bytes != self.from.cache_bytes;
         if over && told && cache.actual_bytes.abs_diff(self.told.cache_bytes) > CACHE_SLACK_BYTES {
             self.told.cache_bytes = cache.actual_bytes;
             self.failures += 1;
-            self.error = look.failures.last().map(|error| chain(error));
+            self.error = status.failures.last().map(|error| chain(error));
         }
     }
 
     /// Whether what it was told has come true.
-    fn is_settled(&self, look: &Look) -> bool {
-        let there = |progress: &Progress| matches!(progress, Progress::Untold | Progress::Reached);
+    fn is_settled(&self, status: &MemoryStatus) -> bool {
+        let there =
+            |progress: &Progress| matches!(progress, Progress::NoTarget | Progress::Reached);
         let direct =
-            self.told.direct_bytes == self.from.direct_bytes || there(&look.direct.progress);
+            self.told.direct_bytes == self.from.direct_bytes || there(&status.direct.progress);
         direct
-            && look
+            && status
                 .cache
                 .as_ref()
                 .is_none_or(|cache| there(&cache.progress))
@@ -275,28 +276,28 @@ impl Part {
             }
         }
         if direct || cache {
-            *held.look = held.actuator.look();
+            *held.status = held.actuator.poll();
         }
     }
 
     /// Takes of what is free, never beyond its new size.
     fn grow(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
-        if held.look.direct.in_doubt
+        if held.status.direct.in_doubt
             && self.told.direct_bytes < self.to.direct_bytes
-            && let Some(target) = held.look.direct.target_bytes
+            && let Some(target) = held.status.direct.target_bytes
         {
             // What may have been told already is told again, and no more until that is settled.
             match held.actuator.set_direct(target) {
                 Ok(()) => self.told.direct_bytes = target,
                 Err(error) => self.failed(&error),
             }
-            *held.look = held.actuator.look();
+            *held.status = held.actuator.poll();
             return;
         }
         let mut room = self
             .to
             .bytes()
-            .saturating_sub(held.look.reserved().bytes())
+            .saturating_sub(held.status.reserved().bytes())
             .min(*free_bytes);
         let mut grant = |told: u64, to: u64| {
             let want = to.saturating_sub(told);
@@ -327,26 +328,26 @@ impl Part {
         }
         if direct.is_some() || cache.is_some() {
             // What was true before it was told says nothing of what it was told.
-            *held.look = held.actuator.look();
+            *held.status = held.actuator.poll();
         }
     }
 
     /// Says where it is now.
-    fn name(&mut self, look: &Look) {
+    fn name(&mut self, status: &MemoryStatus) {
         if self.state.has_ended() {
             return;
         }
-        let settled = self.is_settled(look);
-        self.now = look.holding();
+        let settled = self.is_settled(status);
+        self.now = status.holding();
         self.state = if self.failures > FAILURES_MAX {
             StepState::Failed
         } else if self.told == self.to && settled {
             self.error = None;
             StepState::Done
-        } else if matches!(look.direct.progress, Progress::Late { .. }) {
+        } else if matches!(status.direct.progress, Progress::Late { .. }) {
             StepState::Late
         } else if !settled || self.failures > 0 {
-            let gives = look.direct.actual_bytes > self.told.direct_bytes;
+            let gives = status.direct.actual_bytes > self.told.direct_bytes;
             if gives {
                 StepState::Shrinking
             } else {
@@ -366,22 +367,22 @@ impl Part {
     ///
     /// What it freed for its own cache, and did not get there, goes back: a VM that was to keep its size keeps it.
     fn hold(&mut self, held: &mut MovableVm<'_>) {
-        *held.look = held.actuator.look();
-        let has = held.look.holding();
+        *held.status = held.actuator.poll();
+        let has = held.status.holding();
         let mut direct_bytes = has.direct_bytes;
         if self.to.cache_bytes > self.from.cache_bytes {
             let keep = self.from.bytes().min(self.to.bytes());
-            let most = held.look.direct.max_bytes.unwrap_or(u64::MAX);
-            let own = keep.saturating_sub(held.look.reserved().cache_bytes);
+            let most = held.status.direct.max_bytes.unwrap_or(u64::MAX);
+            let own = keep.saturating_sub(held.status.reserved().cache_bytes);
             direct_bytes = direct_bytes.max(own.min(most));
         }
         let mut failure = None;
         let in_force = held
-            .look
+            .status
             .direct
             .target_bytes
             .unwrap_or(self.told.direct_bytes);
-        if in_force != direct_bytes || held.look.direct.in_doubt {
+        if in_force != direct_bytes || held.status.direct.in_doubt {
             failure = held.actuator.set_direct(direct_bytes).err();
         }
         if self.told.cache_bytes != has.cache_bytes {

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{TraceMethod, WorkingSet};
+use plimsoll_flow::WorkingSet;
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clock::unix_ms;
-use crate::config::{TraceBackend, TraceSettings};
+use crate::config::TraceSettings;
 use crate::host::{Feed, FeedReport, ObservedCurve};
 use crate::vm::pages;
 
@@ -92,13 +92,6 @@ impl Tracer {
         }
     }
 
-    fn method(&self) -> TraceMethod {
-        match self.settings.backend {
-            TraceBackend::Trap => TraceMethod::Traps,
-            TraceBackend::Scan => TraceMethod::AccessedPageScans,
-        }
-    }
-
     fn start(&mut self) -> io::Result<()> {
         let seconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
         let mut child = Command::new(&self.program)
@@ -107,7 +100,7 @@ impl Tracer {
             .args(["--period", &seconds(self.settings.period)])
             .args(["--budget", &self.settings.budget.to_string()])
             .args(["--heatmap", &HEAT_CELLS.to_string()])
-            .args(["--backend", self.method().name()])
+            .args(["--backend", self.settings.backend.name()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -214,7 +207,7 @@ impl Drop for Tracer {
 
 impl Feed for Tracer {
     fn source(&self) -> CurveSource {
-        self.method().into()
+        self.settings.backend.into()
     }
 
     fn seen(&mut self) -> FeedReport {
@@ -243,7 +236,7 @@ impl Feed for Tracer {
             working_set: read.working_set.filter(|_| fresh),
             trace: Some(TraceView {
                 state,
-                method: self.method(),
+                method: self.settings.backend,
                 error: self.error.clone().filter(|_| self.child.is_none()),
                 pid: self.child.as_ref().map(Child::id),
                 periods: read.periods,
@@ -337,7 +330,9 @@ impl Read {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSetBound};
+    use plimsoll_flow::{
+        CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, WorkingSetBound,
+    };
     use plimsoll_protocol::SCHEMA;
     use plimsoll_protocol::curve_json::CurveJson;
     use std::fs;
@@ -346,7 +341,7 @@ mod tests {
     fn settings() -> TraceSettings {
         TraceSettings {
             enabled: true,
-            backend: TraceBackend::Trap,
+            backend: TraceMethod::Traps,
             program: None,
             period: Duration::from_secs(5),
             budget: 0.01,
@@ -491,7 +486,7 @@ mod tests {
             (0.0, 30.0)
         );
         let scans = TraceSettings {
-            backend: TraceBackend::Scan,
+            backend: TraceMethod::AccessedPageScans,
             ..settings()
         };
         let mut tracer = Tracer::new(1, 1 << 20, "/no/such/program".into(), &scans);

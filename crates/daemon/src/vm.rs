@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, Look, Progress, VmMemory};
+use plimsoll_actuator::{Absence, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, Settings, TraceView};
@@ -47,7 +47,7 @@ pub struct Vm {
     /// What moves it.
     pub actuator: VmMemory,
     /// How it stood when it was last looked at.
-    pub look: Look,
+    pub status: MemoryStatus,
     /// What it had when it was first found.
     pub first_bytes: u64,
     /// Whether that is known and kept for later daemons.
@@ -94,12 +94,12 @@ impl Vm {
             mut actuator,
             feeds,
         } = opened;
-        let look = actuator.look();
-        let has = look.holding().bytes();
+        let status = actuator.poll();
+        let has = status.holding().bytes();
         Self {
             found,
             actuator,
-            look,
+            status,
             first_bytes: first_bytes.unwrap_or(has),
             first_is_kept: first_bytes.is_some(),
             rule,
@@ -122,9 +122,9 @@ impl Vm {
     /// Whether what it has was ever told by itself, not assumed.
     #[must_use]
     pub fn is_known(&self) -> bool {
-        self.look.direct.age_ms.is_some()
+        self.status.direct.age_ms.is_some()
             || matches!(
-                self.look.direct.progress,
+                self.status.direct.progress,
                 Progress::Absent(Absence::NoDevice)
             )
     }
@@ -132,13 +132,13 @@ impl Vm {
     /// What it has: its own memory and its cache.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.look.holding().bytes()
+        self.status.holding().bytes()
     }
 
     /// Whether its own memory can be changed.
     #[must_use]
     pub fn is_resizable(&self) -> bool {
-        self.look.direct.is_resizable()
+        self.status.direct.is_resizable()
     }
 
     /// What it is promised: by hand, by the rules, by default.
@@ -172,16 +172,16 @@ impl Vm {
         self.settings().managed
             && self.rule.self_balloon != Some(true)
             && self.is_known()
-            && (self.is_resizable() || self.look.cache.is_some())
+            && (self.is_resizable() || self.status.cache.is_some())
     }
 
     /// Takes what its feeds have seen, after it was looked at.
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
         self.count(now);
-        let failures = self.look.failures.iter();
+        let failures = self.status.failures.iter();
         self.warnings = failures.map(|failure| chain(failure)).collect();
         if matches!(
-            self.look.direct.progress,
+            self.status.direct.progress,
             Progress::Absent(Absence::NoDriver)
         ) {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
@@ -235,7 +235,7 @@ impl Vm {
 
     /// Counts its misses, to be called at every tick that looked at it.
     pub fn count(&mut self, now: Instant) {
-        if let Some(misses) = Misses::of(&self.look) {
+        if let Some(misses) = Misses::of(&self.status) {
             // A count that fell began anew, with another guest or daemon.
             if self.counts.back().is_some_and(|(_, last)| {
                 last.count > misses.count || last.of > misses.of || last.by != misses.by
@@ -307,9 +307,9 @@ impl Vm {
         if page != host_page {
             return Err(format!("its pages have {page} bytes, not {host_page}"));
         }
-        let behind = match (source, &self.look.disk) {
+        let behind = match (source, &self.status.disk) {
             (CurveSource::Disk, Some(disk)) if disk.direct_pages > 0 => {
-                (self.look.direct.actual_bytes / page).saturating_sub(disk.direct_pages)
+                (self.status.direct.actual_bytes / page).saturating_sub(disk.direct_pages)
             }
             _ => 0,
         };

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyOptions};
 use plimsoll_protocol::decision::Mode;
@@ -17,7 +18,7 @@ use super::values::{
     Flag, FromCaches, OrAuto, OrNone, PolicyName, SearchName, ShareIn, Size, SocketPath, Text,
     Time, Whole, Word,
 };
-use super::{Config, ConfigError, TcpSettings, TlsSettings, TraceBackend, VmRule, Workflow};
+use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
 const PAGE: u64 = 4 << 10;
 const MIB: u64 = 1 << 20;
@@ -108,7 +109,7 @@ keys! {
     }
     [trace, TraceKeys]: "a section: write [trace]" {
         enabled: Flag => all.config.trace.enabled,
-        backend: Word<TraceBackend> => all.config.trace.backend,
+        backend: Word<TraceMethod> => all.config.trace.backend,
         program: OrAuto<FilePath> => all.config.trace.program,
         period: Time<100, HOUR> => all.config.trace.period,
         budget: ShareIn<ABOVE_0_TO_1> => all.config.trace.budget,

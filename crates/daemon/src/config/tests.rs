@@ -126,7 +126,7 @@ fn every_key_is_taken() {
         },
         trace: TraceSettings {
             enabled: false,
-            backend: TraceBackend::Scan,
+            backend: TraceMethod::AccessedPageScans,
             program: Some("/opt/plimsoll".into()),
             period: Duration::from_millis(500),
             budget: 0.02,

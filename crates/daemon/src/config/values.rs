@@ -6,13 +6,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
-
-use super::TraceBackend;
 
 /// A value as it is written.
 #[derive(Clone, Copy)]
@@ -321,11 +320,14 @@ impl Words for Mode {
     }
 }
 
-impl Words for TraceBackend {
+impl Words for TraceMethod {
     type Value = Self;
 
+    /// The methods whose curves the daemon uses.
     fn words() -> Vec<(&'static str, Self)> {
-        vec![("trap", Self::Trap), ("scan", Self::Scan)]
+        [Self::Traps, Self::AccessedPageScans]
+            .map(|method| (method.name(), method))
+            .to_vec()
     }
 }
 

@@ -70,14 +70,14 @@ impl<H: Host> Turns<H> {
     /// unfinished must not be followed behind our back.
     pub(super) fn forget_earlier_targets(&mut self) {
         for vm in self.vms.values_mut() {
-            let untold = matches!(vm.look.direct.progress, Progress::Untold);
+            let untold = matches!(vm.status.direct.progress, Progress::NoTarget);
             if !(untold && vm.settings().managed && vm.is_known()) {
                 continue;
             }
-            if let Err(error) = vm.actuator.set_direct(vm.look.direct.actual_bytes) {
+            if let Err(error) = vm.actuator.set_direct(vm.status.direct.actual_bytes) {
                 tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
             }
-            vm.look = vm.actuator.look();
+            vm.status = vm.actuator.poll();
         }
     }
 
@@ -113,7 +113,7 @@ impl<H: Host> Turns<H> {
                 let since = *since;
                 for promise in &active.promises {
                     if let Some(vm) = self.vms.get_mut(&promise.vm) {
-                        vm.look = vm.actuator.look();
+                        vm.status = vm.actuator.poll();
                         vm.count(now);
                     }
                 }
@@ -191,7 +191,7 @@ impl<H: Host> Turns<H> {
             .filter(|vm| vm.rule.self_balloon == Some(true))
             .map(|vm| {
                 // What it has, and what it is about to get back.
-                let its = vm.look.reserved().bytes();
+                let its = vm.status.reserved().bytes();
                 let its = its.max(self.self_balloon_wants(vm).unwrap_or(0));
                 vm.settings().baseline_bytes.saturating_sub(its)
             })
@@ -237,7 +237,7 @@ impl<H: Host> Turns<H> {
                 if !settings.managed {
                     return None;
                 }
-                let from = vm.look.holding();
+                let from = vm.status.holding();
                 // What was promised since holds.
                 let most = settings
                     .max_bytes
@@ -271,7 +271,7 @@ impl<H: Host> Turns<H> {
 
     /// Whole where no cache holds more than its least.
     pub(super) fn phase_by_holdings(&self) -> Phase {
-        let empty = |vm: &Vm| vm.look.holding().cache_bytes <= CACHE_LEAST_BYTES;
+        let empty = |vm: &Vm| vm.status.holding().cache_bytes <= CACHE_LEAST_BYTES;
         if self
             .vms
             .values()
@@ -315,7 +315,7 @@ pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::Mo
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::MovableVm {
             actuator: &mut vm.actuator,
-            look: &mut vm.look,
+            status: &mut vm.status,
         };
         (name.clone(), held)
     });

@@ -52,7 +52,7 @@ impl<H: Host> Turns<H> {
     pub(super) fn demands(&self) -> Vec<Demand> {
         let demand = |(name, vm): (&String, &Vm)| {
             let settings = vm.settings();
-            let holding = vm.look.holding();
+            let holding = vm.status.holding();
             // While it is traced through its cache, only the cache changes.
             let least = match self.is_cached() {
                 true => {
@@ -61,7 +61,7 @@ impl<H: Host> Turns<H> {
                 }
                 false => settings.min_bytes,
             };
-            let divided = vm.can_be_divided() && (!self.is_cached() || vm.look.cache.is_some());
+            let divided = vm.can_be_divided() && (!self.is_cached() || vm.status.cache.is_some());
             let curve = vm.known.as_ref().filter(|_| divided);
             let (floor, ceiling) = if divided {
                 let most = settings.max_bytes.min(self.most(vm));
@@ -88,7 +88,7 @@ impl<H: Host> Turns<H> {
     pub(super) fn most(&self, vm: &Vm) -> u64 {
         match &self.config.workflow {
             Workflow::Cache { keep: true, .. } => u64::MAX,
-            _ if vm.look.cache.is_none() => vm.found.ram_bytes,
+            _ if vm.status.cache.is_none() => vm.found.ram_bytes,
             _ => vm.found.ram_bytes.max(vm.settings().baseline_bytes),
         }
     }
@@ -190,7 +190,7 @@ impl<H: Host> Turns<H> {
             .iter()
             .filter_map(|target| {
                 let vm = self.vms.get(&target.vm.0)?;
-                let from = vm.look.holding();
+                let from = vm.status.holding();
                 let size = bytes(target.size);
                 if size.abs_diff(from.bytes()) < SAME_BYTES {
                     return None;
@@ -249,10 +249,10 @@ impl<H: Host> Turns<H> {
 
     /// How a VM holds so much memory in the present phase.
     pub(super) fn split(&self, vm: &Vm, size_bytes: u64) -> Holding {
-        let has = vm.look.holding();
+        let has = vm.status.holding();
         let direct_bytes = if self.is_cached() && self.phase != Phase::Whole {
             has.direct_bytes.min(size_bytes)
-        } else if vm.look.cache.is_some() {
+        } else if vm.status.cache.is_some() {
             let own = size_bytes.saturating_sub(has.cache_bytes.min(CACHE_LEAST_BYTES));
             own.min(vm.found.ram_bytes)
         } else {
@@ -268,9 +268,9 @@ impl<H: Host> Turns<H> {
         let moves: Vec<_> = self
             .vms
             .iter()
-            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable() && vm.look.cache.is_some())
+            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable() && vm.status.cache.is_some())
             .filter_map(|(name, vm)| {
-                let from = vm.look.holding();
+                let from = vm.status.holding();
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
@@ -305,7 +305,7 @@ impl<H: Host> Turns<H> {
             .iter()
             .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable())
             .filter_map(|(name, vm)| {
-                let from = vm.look.holding();
+                let from = vm.status.holding();
                 let own = from.bytes().saturating_sub(CACHE_LEAST_BYTES);
                 let direct_bytes = own.min(vm.found.ram_bytes);
                 let to = Holding {
@@ -336,7 +336,7 @@ impl<H: Host> Turns<H> {
             .filter(|(_, vm)| vm.is_known() && vm.is_resizable())
             .filter_map(|(name, vm)| {
                 let settings = vm.settings();
-                let from = vm.look.holding();
+                let from = vm.status.holding();
                 let unit = self.config.unit_bytes.max(1);
                 let wanted = self.self_balloon_wants(vm)?;
                 let to = Holding {
@@ -402,7 +402,7 @@ impl<H: Host> Turns<H> {
         let size = whole.unwrap_or(most).clamp(settings.min_bytes, most);
         Some(match set.bound {
             WorkingSetBound::Estimate | WorkingSetBound::AtMost => size,
-            WorkingSetBound::AtLeast => size.max(vm.look.direct.actual_bytes),
+            WorkingSetBound::AtLeast => size.max(vm.status.direct.actual_bytes),
         })
     }
 

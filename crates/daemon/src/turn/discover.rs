@@ -72,7 +72,7 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
         for some in vms.chunks_mut(each) {
             scope.spawn(|| {
                 for vm in some {
-                    vm.look = vm.actuator.look();
+                    vm.status = vm.actuator.poll();
                 }
             });
         }

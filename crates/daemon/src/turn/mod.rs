@@ -281,7 +281,7 @@ impl<H: Host> Turns<H> {
         let mut moments = Vec::new();
         let lost: Vec<_> = self.vms.values_mut().map(Vm::newly_lost).collect();
         for (index, (name, vm)) in self.vms.iter().enumerate() {
-            let holding = vm.look.holding();
+            let holding = vm.status.holding();
             moments.push(Moment {
                 vm: name,
                 sample: Sample {

@@ -29,7 +29,7 @@ impl<H: Host> Turns<H> {
     pub(super) fn summary(&self, name: &str, vm: &Vm) -> VmSummary {
         let rules = self.rules();
         let settings = vm.settings();
-        let holding = vm.look.holding();
+        let holding = vm.status.holding();
         let relative = self.relative_now(vm, &rules);
         let promise = vm.known.as_ref().map(|known| {
             let baseline = pages(settings.baseline_bytes);
@@ -223,18 +223,18 @@ pub(super) fn resident_bytes() -> u64 {
 
 /// The view of a VM's balloon; `None` if it has none.
 fn balloon_view(vm: &Vm) -> Option<BalloonView> {
-    let part = &vm.look.direct;
+    let part = &vm.status.direct;
     let state = match part.progress {
         Progress::Absent(Absence::NoDevice) => return None,
         Progress::Absent(_) => BalloonState::Absent,
-        Progress::Untold => BalloonState::Idle,
+        Progress::NoTarget => BalloonState::Idle,
         Progress::Reached => BalloonState::Reached,
         Progress::Following { .. } => BalloonState::Following,
         Progress::Late { .. } => BalloonState::Late,
         Progress::Stuck { .. } => BalloonState::Stuck,
         _ => BalloonState::Unknown,
     };
-    let guest = vm.look.guest.as_ref();
+    let guest = vm.status.guest.as_ref();
     Some(BalloonView {
         actual_bytes: part.actual_bytes,
         target_bytes: part.target_bytes,
@@ -246,8 +246,8 @@ fn balloon_view(vm: &Vm) -> Option<BalloonView> {
 
 /// The view of the cache under a VM's disk.
 fn cache_view(vm: &Vm) -> Option<CacheView> {
-    let cache = vm.look.cache.as_ref()?;
-    let disk = vm.look.disk.clone().unwrap_or_default();
+    let cache = vm.status.cache.as_ref()?;
+    let disk = vm.status.disk.clone().unwrap_or_default();
     Some(CacheView {
         capacity_bytes: cache.actual_bytes,
         used_bytes: disk.cached_pages.saturating_mul(PageSize::FOUR_KIB.bytes()),

@@ -120,7 +120,7 @@ impl SimulatedVm {
         let unchanged_ms = now_ms - self.told_at_ms;
         let progress = match (self.follows, self.target_bytes) {
             (Follows::Absent, _) => Progress::Absent(Absence::NoDevice),
-            (_, None) => Progress::Untold,
+            (_, None) => Progress::NoTarget,
             (_, Some(_)) if left_bytes == 0 => Progress::Reached,
             (Follows::Never, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
                 unchanged_ms,
@@ -318,7 +318,7 @@ impl MemoryPart for SimulatedPart {
                 in_doubt: false,
                 reserved_bytes: 0,
                 max_bytes: None,
-                progress: Progress::Untold,
+                progress: Progress::NoTarget,
                 age_ms: None,
             };
         };
