@@ -1,29 +1,21 @@
 //! One pass over the records of a run, and what every estimator made of it.
 
 use plimsoll_estimator::FilteredLru;
-use plimsoll_estimator::working_set::{
-    Pml, PmlStep, Prl, PrlStep, Sampling, Settled, TouchedPages,
-};
+use plimsoll_estimator::registry::{Feed, METHODS, Method, MethodOptions};
+use plimsoll_estimator::working_set::{Settled, WorkingSetEstimator};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use plimsoll_pagelog::Description;
 use plimsoll_pagelog::log::Totals;
 use plimsoll_pagelog::machine::{HostOutcome, Machine, Mode, Sink, VmOutcome};
 use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record};
 
-use super::options::{EstimatorArgs, Method};
+use super::options::{CURVE, EstimatorArgs};
 use super::steps::{Step, Steps};
 
 /// Where RAM goes on above the hole.
 const ABOVE_HOLE: u64 = 4 << 30;
 /// From a frame to its address.
 const FRAME_SHIFT: u32 = 12;
-
-/// An estimator behind the logging buffers of a machine.
-struct Logged<E> {
-    machine: Machine,
-    sink: E,
-    settled: Option<Settling>,
-}
 
 /// When an estimator settled.
 #[derive(Debug, Clone, Copy)]
@@ -35,81 +27,77 @@ pub(super) struct Settling {
     pub(super) truth: Option<PageCount>,
 }
 
-/// What takes drained pages, and may settle.
-trait Estimating: Sink {
-    fn settled(&self) -> Option<Settled>;
+/// A method of the registry at work.
+struct RunningMethod {
+    method: &'static Method,
+    estimator: Box<dyn WorkingSetEstimator>,
+    /// The logging buffers in front of it, for those that are fed logged pages.
+    machine: Option<Machine>,
+    settled: Option<Settling>,
+    /// Its columns of the last interval.
+    columns: Vec<Option<u64>>,
 }
 
-struct PrlSink {
-    prl: Prl,
-    step: Option<PrlStep>,
+/// Hands what a machine drains on to an estimator.
+struct DrainSink<'a> {
+    estimator: &'a mut dyn WorkingSetEstimator,
+    columns: &'a mut Vec<Option<u64>>,
 }
 
-impl Sink for PrlSink {
+impl Sink for DrainSink<'_> {
     fn drained(&mut self, _vm: usize, pages: &[PageNumber]) {
-        self.prl.log(pages);
+        self.estimator.observe(pages);
     }
 
     fn interval(&mut self, _vm: usize, _number: u64, _instructions: u64) {
-        self.step = Some(self.prl.end_interval());
+        *self.columns = self.estimator.end_interval();
     }
 }
 
-impl Estimating for PrlSink {
-    fn settled(&self) -> Option<Settled> {
-        self.prl.settled()
-    }
-}
-
-struct PmlSink {
-    pml: Pml,
-    step: Option<PmlStep>,
-}
-
-impl Sink for PmlSink {
-    fn drained(&mut self, _vm: usize, pages: &[PageNumber]) {
-        self.pml.log(pages);
-    }
-
-    fn interval(&mut self, _vm: usize, _number: u64, _instructions: u64) {
-        self.step = Some(self.pml.end_interval());
-    }
-}
-
-impl Estimating for PmlSink {
-    fn settled(&self) -> Option<Settled> {
-        self.pml.settled()
-    }
-}
-
-impl<E: Estimating> Logged<E> {
-    fn new(machine: Machine, sink: E) -> Self {
-        Self {
-            machine,
-            sink,
+impl RunningMethod {
+    fn new(
+        method: &'static Method,
+        args: &EstimatorArgs,
+        options: &MethodOptions,
+        description: &Description,
+    ) -> Option<Self> {
+        let mode = match method.feed {
+            Feed::LoggedWalks => Some(Mode::Prl),
+            Feed::LoggedWrites => Some(Mode::Pml),
+            Feed::Walks | Feed::RamPages => None,
+        };
+        // What no QEMU wrote has no clock.
+        let has_clock = description.plugin_api > 0;
+        let machine = |mode| Machine::new(&args.machine(mode, has_clock), &[description.vcpus]);
+        Some(Self {
+            method,
+            estimator: method.build(options)?,
+            machine: mode.map(machine),
             settled: None,
-        }
+            columns: Vec::new(),
+        })
     }
 
     fn push(&mut self, record: &Record) {
-        self.machine.push(0, record, &mut self.sink);
-    }
-
-    /// Takes note if it settled with the interval that just ended.
-    fn note(&mut self, at: u64, truth: Option<PageCount>) {
-        if self.settled.is_none() {
-            let settled = self.sink.settled();
-            self.settled = settled.map(|settled| Settling { settled, at, truth });
+        if let Some(machine) = &mut self.machine {
+            let (estimator, columns) = (&mut *self.estimator, &mut self.columns);
+            machine.push(0, record, &mut DrainSink { estimator, columns });
         }
     }
 
-    fn finish(mut self) -> (E, Option<Settling>, Logging) {
-        let outcome = self.machine.finish(&mut self.sink);
-        let logging = Logging {
-            vm: outcome.vms.first().copied().unwrap_or_default(),
-            host: outcome.host,
-        };
-        (self.sink, self.settled, logging)
+    fn finish(mut self) -> MethodResult {
+        let (estimator, columns) = (&mut *self.estimator, &mut self.columns);
+        let mut sink = DrainSink { estimator, columns };
+        let outcome = self.machine.map(|machine| machine.finish(&mut sink));
+        MethodResult {
+            method: self.method,
+            estimator: self.estimator,
+            settled: self.settled,
+            logging: outcome.map(|outcome| Logging {
+                vm: outcome.vms.first().copied().unwrap_or_default(),
+                host: outcome.host,
+            }),
+        }
     }
 }
 
@@ -120,19 +108,19 @@ pub(super) struct Logging {
     pub(super) host: HostOutcome,
 }
 
-/// What an estimator behind logging buffers came to.
-#[derive(Debug)]
-pub(super) struct Found<E> {
-    pub(super) estimator: E,
+/// A method at the end of the run.
+pub(super) struct MethodResult {
+    pub(super) method: &'static Method,
+    pub(super) estimator: Box<dyn WorkingSetEstimator>,
     pub(super) settled: Option<Settling>,
-    pub(super) logging: Logging,
+    /// For those that are fed logged pages.
+    pub(super) logging: Option<Logging>,
 }
 
-/// What all of them came to.
-#[derive(Debug)]
+/// All methods at the end of the run.
 pub(super) struct Results {
-    pub(super) prl: Option<Found<Prl>>,
-    pub(super) pml: Option<Found<Pml>>,
+    /// Those that ran, in the order of the registry.
+    pub(super) methods: Vec<MethodResult>,
     /// Of all references, and of those past the filter that were not first ones.
     pub(super) curves: Option<(Result<MissRatioCurve, CurveError>, Option<MissRatioCurve>)>,
     /// In pages of 4 KiB, as the curves are.
@@ -151,11 +139,19 @@ pub(super) struct Results {
     pub(super) cut: Option<String>,
 }
 
+impl Results {
+    /// What logging did and cost, by method.
+    pub(super) fn logging(&self) -> impl Iterator<Item = (&'static str, &Logging)> {
+        let methods = self.methods.iter();
+        methods.filter_map(|result| Some((result.method.name, result.logging.as_ref()?)))
+    }
+}
+
 /// The estimators at work.
 pub(super) struct Analysis<'a> {
     args: &'a EstimatorArgs,
     description: &'a Description,
-    memory: Option<PageCount>,
+    options: MethodOptions,
     run: Run,
     /// Instructions of each vCPU since its start, and at the start of `run`.
     clocks: Vec<u64>,
@@ -164,12 +160,12 @@ pub(super) struct Analysis<'a> {
     ended: bool,
 }
 
-/// What is begun anew at the guest's mark.
+/// State that starts anew at the guest's mark.
 struct Run {
-    truth: Option<TouchedPages>,
-    prl: Option<Logged<PrlSink>>,
-    pml: Option<Logged<PmlSink>>,
-    esx: Option<Sampling>,
+    /// The first one is the measure of the others.
+    methods: Vec<RunningMethod>,
+    /// Pages walked to since they were last handed on, as the TLB has them.
+    walked: Vec<PageNumber>,
     lru: Option<FilteredLru>,
     steps: Steps,
     intervals: u64,
@@ -177,27 +173,20 @@ struct Run {
     walks: u64,
 }
 
+/// Pages that are handed on at once.
+const WALKED_MAX: usize = 4096;
+
 impl Run {
-    fn new(args: &EstimatorArgs, description: &Description, memory: Option<PageCount>) -> Self {
-        let with_walks = |method| description.walks && args.wants(method);
-        // What no QEMU wrote has no clock.
-        let has_clock = description.plugin_api > 0;
-        let machine = |mode| Machine::new(&args.machine(mode, has_clock), &[description.vcpus]);
-        let prl = || PrlSink {
-            prl: Prl::new(args.prl()),
-            step: None,
-        };
-        let pml = || PmlSink {
-            pml: Pml::new(args.pml()),
-            step: None,
-        };
-        let sampled = memory.filter(|_| with_walks(Method::Esx));
+    fn new(args: &EstimatorArgs, description: &Description, options: &MethodOptions) -> Self {
+        let wanted = METHODS.iter().enumerate().filter(|(index, method)| {
+            description.walks && (*index == 0 || args.wants(method.name))
+        });
+        let methods =
+            wanted.filter_map(|(_, method)| RunningMethod::new(method, args, options, description));
         Self {
-            truth: description.walks.then(|| TouchedPages::new(args.truth())),
-            prl: with_walks(Method::Prl).then(|| Logged::new(machine(Mode::Prl), prl())),
-            pml: with_walks(Method::Pml).then(|| Logged::new(machine(Mode::Pml), pml())),
-            esx: sampled.map(|memory| Sampling::new(args.sampling(), memory)),
-            lru: (description.references && args.wants(Method::Mrc))
+            methods: methods.collect(),
+            walked: Vec::with_capacity(WALKED_MAX),
+            lru: (description.references && args.wants(CURVE))
                 .then(|| FilteredLru::new(filter_of(description))),
             steps: Steps::new(),
             intervals: 0,
@@ -209,31 +198,58 @@ impl Run {
     /// A walk to a page of the TLB.
     fn walk(&mut self, page: PageNumber, description: &Description) {
         self.walks += 1;
-        if let Some(truth) = &mut self.truth {
-            truth.touch(page);
-        }
-        if let Some(esx) = &mut self.esx {
-            esx.touch(ram_page(page, description));
+        self.walked.push(page);
+        if self.walked.len() == WALKED_MAX {
+            self.hand_on(description);
         }
     }
 
-    /// An interval ended at so many instructions, and the machines know.
-    fn interval(&mut self, at: u64) {
-        let truth = self.truth.as_mut().map(TouchedPages::end_interval);
-        let working_set = truth.map(|truth| truth.working_set);
-        if let Some(prl) = &mut self.prl {
-            prl.note(at, working_set);
+    /// Hands the pages walked to on to the methods that see them all.
+    fn hand_on(&mut self, description: &Description) {
+        let mut ram_pages = Vec::new();
+        for running in &mut self.methods {
+            match running.method.feed {
+                Feed::Walks => running.estimator.observe(&self.walked),
+                Feed::RamPages => {
+                    let pages = self.walked.iter();
+                    ram_pages.extend(pages.map(|&page| ram_page(page, description)));
+                    running.estimator.observe(&ram_pages);
+                    ram_pages.clear();
+                }
+                Feed::LoggedWalks | Feed::LoggedWrites => {}
+            }
         }
-        if let Some(pml) = &mut self.pml {
-            pml.note(at, working_set);
+        self.walked.clear();
+    }
+
+    /// An interval ended at so many instructions; the machines have its record.
+    fn interval(&mut self, at: u64, description: &Description) {
+        self.hand_on(description);
+        for running in &mut self.methods {
+            if running.machine.is_none() {
+                running.columns = running.estimator.end_interval();
+            }
         }
+        let truth = self
+            .methods
+            .first()
+            .and_then(|truth| truth.estimator.working_set());
+        let truth = truth.map(|truth| truth.size);
+        for running in &mut self.methods {
+            if running.settled.is_none() {
+                let settled = running.estimator.settled();
+                running.settled = settled.map(|settled| Settling { settled, at, truth });
+            }
+        }
+        let columns = METHODS.iter().map(|method| {
+            let mut running = self.methods.iter();
+            let running = running.find(|running| running.method.name == method.name);
+            running.map_or_else(|| vec![None; method.columns.len()], |r| r.columns.clone())
+        });
         self.steps.push(Step {
             number: self.intervals,
             at,
-            truth,
-            prl: self.prl.as_ref().and_then(|prl| prl.sink.step),
-            pml: self.pml.as_ref().and_then(|pml| pml.sink.step),
-            esx: self.esx.as_mut().map(Sampling::end_interval),
+            columns: columns.collect(),
         });
         self.intervals += 1;
     }
@@ -243,14 +259,14 @@ impl<'a> Analysis<'a> {
     pub(super) fn new(
         args: &'a EstimatorArgs,
         description: &'a Description,
-        memory: Option<PageCount>,
+        options: MethodOptions,
     ) -> Self {
         let vcpus = vec![0; usize::try_from(description.vcpus).unwrap_or(0)];
         Self {
             args,
             description,
-            memory,
-            run: Run::new(args, description, memory),
+            run: Run::new(args, description, &options),
+            options,
             clocks: vcpus.clone(),
             started: vcpus,
             marked: false,
@@ -284,7 +300,7 @@ impl<'a> Analysis<'a> {
             self.started.clone_from(&self.clocks);
             // What the filters hold, and the order of what lies below, goes on.
             let lru = self.run.lru.take();
-            self.run = Run::new(self.args, self.description, self.memory);
+            self.run = Run::new(self.args, self.description, &self.options);
             self.run.lru = lru;
             if let Some(lru) = &mut self.run.lru {
                 lru.clear_counts();
@@ -326,15 +342,12 @@ impl<'a> Analysis<'a> {
             }
             Record::Interval { .. } | Record::Mark { .. } | Record::End => {}
         }
-        if let Some(prl) = &mut self.run.prl {
-            prl.push(&record);
-        }
-        if let Some(pml) = &mut self.run.pml {
-            pml.push(&record);
+        for running in &mut self.run.methods {
+            running.push(&record);
         }
         if let Record::Interval { .. } = record {
             let at = self.instructions();
-            self.run.interval(at);
+            self.run.interval(at, self.description);
         }
     }
 
@@ -348,25 +361,11 @@ impl<'a> Analysis<'a> {
 
     pub(super) fn finish(self) -> Results {
         let instructions = self.instructions();
-        let run = self.run;
+        let mut run = self.run;
+        run.hand_on(self.description);
         let curves = run.lru.map(|lru| (lru.curve(), lru.curve_past_filter()));
         Results {
-            prl: run.prl.map(|prl| {
-                let (sink, settled, logging) = prl.finish();
-                Found {
-                    estimator: sink.prl,
-                    settled,
-                    logging,
-                }
-            }),
-            pml: run.pml.map(|pml| {
-                let (sink, settled, logging) = pml.finish();
-                Found {
-                    estimator: sink.pml,
-                    settled,
-                    logging,
-                }
-            }),
+            methods: run.methods.into_iter().map(RunningMethod::finish).collect(),
             curves,
             filter: filter_of(self.description),
             has_walks: self.description.walks,

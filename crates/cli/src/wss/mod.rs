@@ -15,6 +15,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use anyhow::Context;
+use plimsoll_estimator::registry::MethodOptions;
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_pagelog::log::{LogReader, is_page_log};
 use plimsoll_pagelog::mmu::{Config as MmuConfig, Emulated};
@@ -99,7 +100,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     } else {
         args.plain_trace()?
     };
-    let report = Report::new(args.name(), origin, &args.estimator, results);
+    let report = Report::new(args.trace.stem(), origin, &args.estimator, results);
     args.output
         .write(&report.to(args.output.format(), args.steps)?, out)
 }
@@ -142,7 +143,7 @@ impl Args {
             memory: Some(PageCount::from_bytes(description.ram_bytes, page_size)),
             frames_per_page: page_size.bytes() / PageSize::FOUR_KIB.bytes(),
         };
-        let mut analysis = Analysis::new(&self.estimator, &description, origin.memory);
+        let mut analysis = Analysis::new(&self.estimator, &description, self.methods(&origin));
         let marked = !self.whole;
         let cut = read(&mut log, |records| analysis.take(records, marked))?;
         let mut results = analysis.finish();
@@ -177,7 +178,7 @@ impl Args {
             frames_per_page: 1,
         };
         let description = source.description().clone();
-        let mut analysis = Analysis::new(&self.estimator, &description, origin.memory);
+        let mut analysis = Analysis::new(&self.estimator, &description, self.methods(&origin));
         read(&mut source, |records| {
             analysis.take(records, false);
             bar.update(analysis.accesses());
@@ -185,17 +186,8 @@ impl Args {
         Ok((origin, analysis.finish()))
     }
 
-    /// The file's name without folder and ending.
-    fn name(&self) -> String {
-        let path = &self.trace.trace;
-        if path == Path::new("-") {
-            return "standard input".to_owned();
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        match name.split('.').next() {
-            Some(stem) if !stem.is_empty() => stem.to_owned(),
-            _ => name.into_owned(),
-        }
+    fn methods(&self, origin: &Origin) -> MethodOptions {
+        self.estimator.methods(origin.page_size, origin.memory)
     }
 }
 

@@ -1,37 +1,38 @@
-//! Which estimators look, and how they are set.
+//! Which estimators run, and their options.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
+use plimsoll_estimator::registry::{METHODS, MethodOptions};
 use plimsoll_estimator::working_set::{PmlOptions, PrlOptions, SamplingOptions, TouchedOptions};
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_pagelog::machine::{Config, CostModel, Mode};
 
 use crate::size::{ByteSize, Share};
 
-/// Working-set estimators.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Method {
-    /// Page reference logging: pages logged often
-    Prl,
-    /// Page modification logging: pages logged
-    Pml,
-    /// VMware's sampling of random pages
-    Esx,
-    /// Size at which the miss-ratio curve reaches 5 %
-    Mrc,
-    /// Pages really accessed
-    Truth,
-    /// All of them
-    All,
+/// The size at which the miss-ratio curve reaches 5 %: the one method that needs a curve.
+pub(super) const CURVE: &str = "mrc";
+/// All methods.
+const ALL: &str = "all";
+
+/// Parses the name of a method of the registry, `mrc` or `all`.
+fn method_parser() -> impl TypedValueParser<Value = String> {
+    let rows = METHODS.iter();
+    let rows = rows.map(|method| PossibleValue::new(method.name).help(method.help));
+    let others = [
+        PossibleValue::new(CURVE).help("Size at which the miss-ratio curve reaches 5 %"),
+        PossibleValue::new(ALL).help("All of them"),
+    ];
+    PossibleValuesParser::new(rows.chain(others))
 }
 
 /// Options of the estimators and their logging buffers. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct EstimatorArgs {
     /// Working-set estimator
-    #[arg(long, value_enum, default_value_t = Method::All)]
-    estimator: Method,
+    #[arg(long, default_value = ALL, value_parser = method_parser())]
+    estimator: String,
     /// prl: number of times a page is logged until it is hot (τ)
     #[arg(long, default_value = "50", value_name = "N")]
     tau: NonZeroU32,
@@ -66,87 +67,142 @@ pub struct EstimatorArgs {
     costs: CostArgs,
 }
 
-/// Costs of logging, in cycles.
-#[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Costs of logging, in cycles")]
-struct CostArgs {
-    /// An instruction, in thousandths of a cycle [default: 1000]
-    #[arg(long, value_name = "N")]
-    instruction_cost: Option<u32>,
-    /// A VM exit (pml) [default: 2000]
-    #[arg(long, value_name = "N")]
-    exit_cost: Option<u32>,
-    /// Latency of the interrupt to the host's CPU (prl) [default: 2000; for a trace 0]
-    #[arg(long, value_name = "N")]
-    latency_cost: Option<u32>,
-    /// The interrupt's handler, without draining (prl) [default: 3000; for a trace 0]
-    #[arg(long, value_name = "N")]
-    interrupt_cost: Option<u32>,
-    /// Draining an entry of a buffer [default: 40; for a trace 0]
-    #[arg(long, value_name = "N")]
-    drain_cost: Option<u32>,
+/// A cost of logging that can be set.
+struct CostOption {
+    name: &'static str,
+    help: &'static str,
+    /// Whether it takes time of a clock, which a trace has not: 0 there unless it is set.
+    is_timed: bool,
+    of: fn(&mut CostModel) -> &mut u32,
+}
+
+const COSTS: [CostOption; 5] = [
+    CostOption {
+        name: "instruction-cost",
+        help: "An instruction, in thousandths of a cycle",
+        is_timed: false,
+        of: |model| &mut model.instruction_thousandths,
+    },
+    CostOption {
+        name: "exit-cost",
+        help: "A VM exit (pml)",
+        is_timed: false,
+        of: |model| &mut model.exit_cycles,
+    },
+    CostOption {
+        name: "latency-cost",
+        help: "Latency of the interrupt to the host's CPU (prl)",
+        is_timed: true,
+        of: |model| &mut model.latency_cycles,
+    },
+    CostOption {
+        name: "interrupt-cost",
+        help: "The interrupt's handler, without draining (prl)",
+        is_timed: true,
+        of: |model| &mut model.interrupt_cycles,
+    },
+    CostOption {
+        name: "drain-cost",
+        help: "Draining an entry of a buffer",
+        is_timed: true,
+        of: |model| &mut model.entry_cycles,
+    },
+];
+
+/// Costs of logging that were set, in the order of [`COSTS`].
+#[derive(Debug, Clone, Default)]
+struct CostArgs([Option<u32>; COSTS.len()]);
+
+impl clap::Args for CostArgs {
+    fn augment_args(command: Command) -> Command {
+        let mut default = CostModel::default();
+        let args = COSTS.map(|cost| {
+            let zero = if cost.is_timed { "; for a trace 0" } else { "" };
+            let cycles = *(cost.of)(&mut default);
+            Arg::new(cost.name)
+                .long(cost.name)
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .help(format!("{} [default: {cycles}{zero}]", cost.help))
+                .help_heading("Costs of logging, in cycles")
+        });
+        command.args(args)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for CostArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(COSTS.map(|cost| matches.get_one(cost.name).copied())))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl CostArgs {
-    /// A trace has no clock: unless said, its handlers take no time.
+    /// A trace has no clock: its handlers take no time, unless it is set.
     fn model(&self, has_clock: bool) -> CostModel {
-        let default = CostModel::default();
-        let timed =
-            |given: Option<u32>, cycles: u32| given.unwrap_or(if has_clock { cycles } else { 0 });
-        CostModel {
-            instruction_thousandths: self
-                .instruction_cost
-                .unwrap_or(default.instruction_thousandths),
-            exit_cycles: self.exit_cost.unwrap_or(default.exit_cycles),
-            latency_cycles: timed(self.latency_cost, default.latency_cycles),
-            interrupt_cycles: timed(self.interrupt_cost, default.interrupt_cycles),
-            entry_cycles: timed(self.drain_cost, default.entry_cycles),
-            reset_cycles: timed(None, default.reset_cycles),
-            ..default
+        let mut model = CostModel::default();
+        if !has_clock {
+            model.reset_cycles = 0;
         }
+        for (cost, given) in COSTS.iter().zip(self.0) {
+            let cycles = (cost.of)(&mut model);
+            *cycles = match given {
+                Some(given) => given,
+                None if cost.is_timed && !has_clock => 0,
+                None => *cycles,
+            };
+        }
+        model
     }
 }
 
 impl EstimatorArgs {
-    /// Whether a method was asked for, alone or with all.
-    pub(super) fn wants(&self, method: Method) -> bool {
-        self.estimator == Method::All || self.estimator == method
+    /// Whether a method is to run, alone or with all.
+    pub(super) fn wants(&self, method: &str) -> bool {
+        self.estimator == ALL || self.estimator == method
     }
 
-    pub(super) fn prl(&self) -> PrlOptions {
-        PrlOptions {
-            tau: self.tau,
-            omega: self.omega,
-            warm_up: self.warm_up.get(),
-            tolerance: self.tolerance.get(),
-            ..PrlOptions::default()
-        }
-    }
-
-    /// What is added to what prl finds.
+    /// The share of ε in what prl reports, in pages.
     pub(super) fn epsilon(&self, page_size: PageSize) -> PageCount {
         PageCount::from_bytes(self.epsilon.0, page_size)
-    }
-
-    pub(super) fn pml(&self) -> PmlOptions {
-        PmlOptions {
-            omega: self.omega,
-            tolerance: self.tolerance.get(),
-        }
-    }
-
-    pub(super) fn sampling(&self) -> SamplingOptions {
-        SamplingOptions {
-            pages: NonZeroU32::new(self.sample_pages).unwrap_or(NonZeroU32::MIN),
-            seed: self.seed,
-            ..SamplingOptions::default()
-        }
     }
 
     pub(super) fn truth(&self) -> TouchedOptions {
         TouchedOptions {
             intervals: self.window,
             times: self.times,
+        }
+    }
+
+    /// The options of every method, for a VM with pages of that size and so much memory, if that is known.
+    pub(super) fn methods(&self, page_size: PageSize, memory: Option<PageCount>) -> MethodOptions {
+        MethodOptions {
+            truth: self.truth(),
+            prl: PrlOptions {
+                tau: self.tau,
+                omega: self.omega,
+                warm_up: self.warm_up.get(),
+                tolerance: self.tolerance.get(),
+                epsilon: self.epsilon(page_size),
+            },
+            pml: PmlOptions {
+                omega: self.omega,
+                tolerance: self.tolerance.get(),
+            },
+            esx: SamplingOptions {
+                pages: NonZeroU32::new(self.sample_pages).unwrap_or(NonZeroU32::MIN),
+                seed: self.seed,
+                ..SamplingOptions::default()
+            },
+            memory,
         }
     }
 

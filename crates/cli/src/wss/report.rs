@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
+use plimsoll_estimator::registry::{METHODS, Method};
 use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Origin;
-use super::analysis::{Logging, Results, Settling};
-use super::options::{EstimatorArgs, Method};
+use super::analysis::{Logging, Results};
+use super::options::{CURVE, EstimatorArgs};
 use super::steps::Step;
 use crate::size::ByteSize;
 use plimsoll_output::{Format, grouped};
@@ -24,8 +25,8 @@ struct Finding {
     estimator: &'static str,
     working_set_pages: Option<u64>,
     working_set_bytes: Option<u64>,
-    /// `estimate`, `at_least` or `at_most`.
-    bound: Option<String>,
+    #[serde(serialize_with = "bound_name")]
+    bound: Option<WorkingSetBound>,
     /// Of 95 % confidence.
     low_pages: Option<u64>,
     high_pages: Option<u64>,
@@ -38,6 +39,17 @@ struct Finding {
     settled_at: Option<u64>,
     /// Why nothing was found.
     reason: Option<&'static str>,
+    /// Where the size counts, if it does not settle.
+    #[serde(skip)]
+    reported: Option<&'static str>,
+}
+
+#[expect(clippy::ref_option, reason = "serde's signature")]
+fn bound_name<S: Serializer>(
+    bound: &Option<WorkingSetBound>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    bound.map(|bound| bound.to_string()).serialize(serializer)
 }
 
 impl Finding {
@@ -54,6 +66,7 @@ impl Finding {
             settled_step: None,
             settled_at: None,
             reason: Some(reason),
+            reported: None,
         }
     }
 
@@ -64,15 +77,6 @@ impl Finding {
             error_ratio: truth
                 .filter(|truth| truth.0 > 0)
                 .map(|truth| found.0 as f64 / truth.0 as f64 - 1.0),
-            ..self
-        }
-    }
-
-    /// With limits of 95 % confidence.
-    fn within(self, low: PageCount, high: PageCount) -> Self {
-        Self {
-            low_pages: Some(low.0),
-            high_pages: Some(high.0),
             ..self
         }
     }
@@ -111,60 +115,27 @@ impl LoggingJson {
     }
 }
 
-/// What an interval ended with, as JSON and CSV.
-#[derive(Debug, Serialize)]
-struct StepJson {
-    step: u64,
-    at: u64,
-    touched_pages: Option<u64>,
-    truth_pages: Option<u64>,
-    prl_hot_pages: Option<u64>,
-    prl_growth_pages: Option<u64>,
-    pml_written_pages: Option<u64>,
-    pml_cumulative_pages: Option<u64>,
-    esx_pages: Option<u64>,
-    esx_low_pages: Option<u64>,
-    esx_high_pages: Option<u64>,
-    esx_smoothed_pages: Option<u64>,
+/// The names of an interval's numbers: those of every method, whether it ran or not.
+fn step_names() -> Vec<&'static str> {
+    let columns = METHODS.iter().flat_map(|method| method.columns);
+    ["step", "at"].iter().chain(columns).copied().collect()
 }
 
-impl StepJson {
-    const HEAD: &'static str = "step,at,touched_pages,truth_pages,prl_hot_pages,prl_growth_pages,\
-        pml_written_pages,pml_cumulative_pages,esx_pages,esx_low_pages,esx_high_pages,esx_smoothed_pages";
+/// The numbers of an interval, as many as [`step_names`].
+fn step_numbers(step: &Step) -> Vec<Option<u64>> {
+    let columns = step.columns.iter().flatten().copied();
+    [Some(step.number), Some(step.at)]
+        .into_iter()
+        .chain(columns)
+        .collect()
+}
 
-    fn new(step: &Step) -> Self {
-        let confidence = step.esx.map(|esx| esx.confidence());
-        Self {
-            step: step.number,
-            at: step.at,
-            touched_pages: step.truth.map(|truth| truth.touched.0),
-            truth_pages: step.truth.map(|truth| truth.working_set.0),
-            prl_hot_pages: step.prl.map(|prl| prl.hot.0),
-            prl_growth_pages: step.prl.and_then(|prl| prl.growth),
-            pml_written_pages: step.pml.map(|pml| pml.written.0),
-            pml_cumulative_pages: step.pml.map(|pml| pml.cumulative.0),
-            esx_pages: step.esx.map(|esx| esx.size.0),
-            esx_low_pages: confidence.map(|(low, _)| low.0),
-            esx_high_pages: confidence.map(|(_, high)| high.0),
-            esx_smoothed_pages: step.esx.map(|esx| esx.smoothed.0),
-        }
-    }
+/// An interval as JSON.
+struct StepJson<'a>(&'a Step);
 
-    fn columns(&self) -> [Option<u64>; 12] {
-        [
-            Some(self.step),
-            Some(self.at),
-            self.touched_pages,
-            self.truth_pages,
-            self.prl_hot_pages,
-            self.prl_growth_pages,
-            self.pml_written_pages,
-            self.pml_cumulative_pages,
-            self.esx_pages,
-            self.esx_low_pages,
-            self.esx_high_pages,
-            self.esx_smoothed_pages,
-        ]
+impl Serialize for StepJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(step_names().into_iter().zip(step_numbers(self.0)))
     }
 }
 
@@ -175,7 +146,7 @@ struct Truth {
 }
 
 /// Everything as JSON.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct Document<'a> {
     schema: u32,
     name: &'a str,
@@ -201,7 +172,7 @@ struct Document<'a> {
     logging: Vec<LoggingJson>,
     /// Every which interval is among the steps.
     every: u64,
-    steps: Vec<StepJson>,
+    steps: Vec<StepJson<'a>>,
 }
 
 /// What was found, and what a reader wants to know about it.
@@ -227,18 +198,12 @@ impl<'a> Report<'a> {
             results,
             findings: Vec::new(),
         };
-        for (method, find) in [
-            (Method::Truth, Self::truth as fn(&Self) -> Vec<Finding>),
-            (Method::Prl, Self::prl),
-            (Method::Pml, Self::pml),
-            (Method::Esx, Self::esx),
-            (Method::Mrc, Self::mrc),
-        ] {
-            if args.wants(method) {
-                let found = find(&report);
-                report.findings.extend(found);
-            }
+        let wanted = METHODS.iter().filter(|method| args.wants(method.name));
+        let mut findings: Vec<_> = wanted.map(|method| report.finding(method)).collect();
+        if args.wants(CURVE) {
+            findings.extend(report.curve_findings());
         }
+        report.findings = findings;
         report
     }
 
@@ -253,103 +218,69 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// The truth at the end of the run.
-    fn last_truth(&self) -> Option<PageCount> {
-        let last = self.results.steps.last()?;
-        Some(last.truth?.working_set)
+    /// The truth at the end of the run; or what was touched in its last interval.
+    fn last_truth(&self, of_last_interval: bool) -> Option<PageCount> {
+        let columns = self.results.steps.last()?.columns.first()?;
+        let column = if of_last_interval { 0 } else { 1 };
+        columns[column].map(PageCount)
     }
 
-    /// What is added to what prl finds.
+    /// What is added to prl's size.
     fn epsilon(&self) -> PageCount {
         self.args.epsilon(self.origin.page_size)
     }
 
-    /// A size that was found, beside the truth then, and what is added to it.
+    /// A size, of which `assumed` was not measured, beside the truth at that time.
     fn found(
         &self,
         estimator: &'static str,
         working_set: WorkingSet,
-        settling: Option<Settling>,
-        added: PageCount,
+        assumed: PageCount,
+        truth: Option<PageCount>,
+        reported: Option<&'static str>,
     ) -> Finding {
-        let truth = match settling {
-            Some(settling) => settling.truth,
-            None => self.last_truth(),
-        };
-        let size = PageCount(working_set.size.0.saturating_add(added.0));
+        let size = working_set.size;
         Finding {
             working_set_pages: Some(size.0),
             working_set_bytes: Some(size.to_bytes(self.origin.page_size)),
-            bound: Some(working_set.bound.to_string()),
-            settled_step: settling.map(|settling| settling.settled.step),
-            settled_at: settling.map(|settling| settling.at),
+            bound: Some(working_set.bound),
             reason: None,
+            reported,
             ..Finding::none(estimator, "")
         }
-        .beside(truth, working_set.size)
+        .beside(truth, PageCount(size.0.saturating_sub(assumed.0)))
     }
 
-    fn truth(&self) -> Vec<Finding> {
-        let name = "truth";
-        vec![match self.last_truth() {
-            Some(size) => {
-                let bound = WorkingSetBound::Estimate;
-                let truth = self.found(name, WorkingSet { size, bound }, None, PageCount(0));
-                Finding {
-                    truth_pages: None,
-                    error_ratio: None,
-                    ..truth
-                }
-            }
-            None if self.results.has_walks => Finding::none(name, NO_INTERVAL),
-            None => Finding::none(name, NO_WALKS),
-        }]
+    /// What a method of the registry found.
+    fn finding(&self, method: &Method) -> Finding {
+        let mut results = self.results.methods.iter();
+        let Some(result) = results.find(|result| result.method.name == method.name) else {
+            return match self.results.has_walks {
+                true => Finding::none(method.name, NO_MEMORY),
+                false => Finding::none(method.name, NO_WALKS),
+            };
+        };
+        let Some(working_set) = result.estimator.working_set() else {
+            return Finding::none(method.name, NO_INTERVAL);
+        };
+        let truth = match result.settled {
+            Some(settling) => settling.truth,
+            None if method.name == METHODS[0].name => None,
+            None => self.last_truth(method.of_last_interval),
+        };
+        let assumed = result.estimator.assumed();
+        let limits = result.estimator.confidence();
+        Finding {
+            low_pages: limits.map(|(low, _)| low.0),
+            high_pages: limits.map(|(_, high)| high.0),
+            settled_step: result.settled.map(|settling| settling.settled.step),
+            settled_at: result.settled.map(|settling| settling.at),
+            ..self.found(method.name, working_set, assumed, truth, method.reported)
+        }
     }
 
-    fn prl(&self) -> Vec<Finding> {
-        vec![match &self.results.prl {
-            Some(prl) if prl.estimator.steps() > 0 => self.found(
-                "prl",
-                prl.estimator.working_set(),
-                prl.settled,
-                self.epsilon(),
-            ),
-            Some(_) => Finding::none("prl", NO_INTERVAL),
-            None => Finding::none("prl", NO_WALKS),
-        }]
-    }
-
-    fn pml(&self) -> Vec<Finding> {
-        vec![match &self.results.pml {
-            Some(pml) if pml.estimator.steps() > 0 => self.found(
-                "pml",
-                pml.estimator.working_set(),
-                pml.settled,
-                PageCount(0),
-            ),
-            Some(_) => Finding::none("pml", NO_INTERVAL),
-            None => Finding::none("pml", NO_WALKS),
-        }]
-    }
-
-    fn esx(&self) -> Vec<Finding> {
-        let last = self.results.steps.last();
-        vec![match last.and_then(|step| step.esx) {
-            Some(esx) => {
-                let (bound, size) = (WorkingSetBound::Estimate, esx.size);
-                let (low, high) = esx.confidence();
-                let found = self.found("esx", WorkingSet { size, bound }, None, PageCount(0));
-                // It tells of the last interval alone.
-                let truth = last.and_then(|step| step.truth).map(|truth| truth.touched);
-                found.beside(truth, size).within(low, high)
-            }
-            None if !self.results.has_walks => Finding::none("esx", NO_WALKS),
-            None if self.origin.memory.is_none() => Finding::none("esx", NO_MEMORY),
-            None => Finding::none("esx", NO_INTERVAL),
-        }]
-    }
-
-    fn mrc(&self) -> Vec<Finding> {
+    /// Where the miss-ratio curves reach 5 %.
+    fn curve_findings(&self) -> Vec<Finding> {
         let (all, past) = ("mrc", "mrc-past-filter");
         let Some((curve, past_filter)) = &self.results.curves else {
             return [all, past]
@@ -368,7 +299,9 @@ impl<'a> Report<'a> {
                 WorkingSetBound::Estimate
             };
             let size = PageCount(size.0.div_ceil(self.origin.frames_per_page));
-            self.found(name, WorkingSet { size, bound }, None, PageCount(0))
+            let truth = self.last_truth(false);
+            let working_set = WorkingSet { size, bound };
+            self.found(name, working_set, PageCount(0), truth, Some("5 % misses"))
         };
         vec![
             of(all, curve.as_ref().ok(), "more than 5 % miss at every size"),
@@ -447,15 +380,15 @@ impl<'a> Report<'a> {
             "estimator", "working set", "pages", "error"
         );
         for finding in &self.findings {
-            let (Some(pages), Some(bound)) = (finding.working_set_pages, &finding.bound) else {
+            let (Some(pages), Some(bound)) = (finding.working_set_pages, finding.bound) else {
                 let reason = finding.reason.unwrap_or_default();
                 let _ = writeln!(table, "{:<16}{:>13}  {reason}", finding.estimator, "-");
                 continue;
             };
-            let sign = match &**bound {
-                "at_least" => "≥ ",
-                "at_most" => "≤ ",
-                _ => "",
+            let sign = match bound {
+                WorkingSetBound::AtLeast => "≥ ",
+                WorkingSetBound::AtMost => "≤ ",
+                WorkingSetBound::Estimate => "",
             };
             let error = finding.error_ratio.map_or_else(
                 || "-".to_owned(),
@@ -470,14 +403,7 @@ impl<'a> Report<'a> {
                 self.settled(finding)
             );
         }
-        let logged = [
-            ("prl", self.results.prl.as_ref().map(|found| found.logging)),
-            ("pml", self.results.pml.as_ref().map(|found| found.logging)),
-        ];
-        let logged: Vec<_> = logged
-            .into_iter()
-            .filter_map(|(name, logging)| Some((name, logging?)))
-            .collect();
+        let logged: Vec<_> = self.results.logging().collect();
         if !logged.is_empty() {
             let _ = writeln!(
                 table,
@@ -510,14 +436,13 @@ impl<'a> Report<'a> {
             let at = grouped(at as f64);
             return format!("interval {step}, after {at} {}", self.origin.unit);
         }
-        if let (Some(low), Some(high)) = (finding.low_pages, finding.high_pages) {
-            let (low, high) = (self.bytes(low), self.bytes(high));
-            return format!("last interval; 95 %: {low} to {high}");
-        }
-        match finding.estimator {
-            "prl" | "pml" => "not within the run".to_owned(),
-            "truth" => "at the end".to_owned(),
-            _ => "5 % misses".to_owned(),
+        let reported = finding.reported.unwrap_or("not within the run");
+        match (finding.low_pages, finding.high_pages) {
+            (Some(low), Some(high)) => {
+                let (low, high) = (self.bytes(low), self.bytes(high));
+                format!("{reported}; 95 %: {low} to {high}")
+            }
+            _ => reported.to_owned(),
         }
     }
 
@@ -533,7 +458,9 @@ impl<'a> Report<'a> {
                 "{},{},{},{},{},{},{},{},{},{}",
                 finding.estimator,
                 number(finding.working_set_pages),
-                finding.bound.as_deref().unwrap_or_default(),
+                finding
+                    .bound
+                    .map_or_else(String::new, |bound| bound.to_string()),
                 number(finding.low_pages),
                 number(finding.high_pages),
                 number(finding.truth_pages),
@@ -550,25 +477,25 @@ impl<'a> Report<'a> {
         csv
     }
 
-    fn step_columns(&self) -> impl Iterator<Item = [String; 12]> + '_ {
+    fn step_rows(&self) -> impl Iterator<Item = Vec<String>> + '_ {
         self.results.steps.iter().map(|step| {
-            StepJson::new(step)
-                .columns()
-                .map(|column| column.map_or_else(String::new, |number| number.to_string()))
+            let numbers = step_numbers(step).into_iter();
+            let cell = |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
+            numbers.map(cell).collect()
         })
     }
 
     fn steps_csv(&self) -> String {
-        let mut csv = StepJson::HEAD.to_owned() + "\n";
-        for columns in self.step_columns() {
-            let _ = writeln!(csv, "{}", columns.join(","));
+        let mut csv = step_names().join(",") + "\n";
+        for row in self.step_rows() {
+            let _ = writeln!(csv, "{}", row.join(","));
         }
         csv
     }
 
     fn steps_table(&self) -> String {
-        let names: Vec<_> = StepJson::HEAD.split(',').collect();
-        let rows: Vec<_> = self.step_columns().collect();
+        let names = step_names();
+        let rows: Vec<_> = self.step_rows().collect();
         // Columns that nobody filled are left out.
         let shown: Vec<_> = (0..names.len())
             .filter(|&column| rows.iter().any(|row| !row[column].is_empty()))
@@ -598,8 +525,6 @@ impl<'a> Report<'a> {
     fn document(&self) -> Document<'_> {
         let (origin, results) = (&self.origin, &self.results);
         let truth = self.args.truth();
-        let prl = results.prl.as_ref().map(|prl| ("prl", &prl.logging));
-        let pml = results.pml.as_ref().map(|pml| ("pml", &pml.logging));
         Document {
             schema: 1,
             name: &self.name,
@@ -621,48 +546,39 @@ impl<'a> Report<'a> {
                 times: truth.times.get(),
             },
             estimators: &self.findings,
-            logging: prl
-                .into_iter()
-                .chain(pml)
+            logging: results
+                .logging()
                 .map(|(name, logging)| LoggingJson::new(name, logging))
                 .collect(),
             every: results.steps.every(),
-            steps: results.steps.iter().map(StepJson::new).collect(),
+            steps: results.steps.iter().map(StepJson).collect(),
         }
     }
 
     fn chart(&self) -> Chart {
         let steps = || self.results.steps.iter();
         let bytes = |pages: PageCount| pages.to_bytes(self.origin.page_size) as f64;
-        let of = |name: &str, look, pages: &dyn Fn(&Step) -> Option<PageCount>| {
-            let points = steps().filter_map(|step| Some((step.number as f64, bytes(pages(step)?))));
-            Series::new(name, look, points)
+        let drawn = |index: usize, look| {
+            let plotted = METHODS[index].plotted;
+            let points = steps().filter_map(|step| {
+                let columns = &step.columns[index];
+                let y = bytes(PageCount(columns[plotted.column]?));
+                let limit = |column: usize| columns[column].map_or(y, |n| bytes(PageCount(n)));
+                let (low, high) = plotted.band.map_or((y, y), |(l, h)| (limit(l), limit(h)));
+                let x = step.number as f64;
+                Some(Point { x, y, low, high })
+            });
+            Series {
+                name: plotted.label.to_owned(),
+                look,
+                points: points.collect(),
+            }
         };
-        let mut series = vec![
-            of("prl: hot pages", Look::Line, &|step| Some(step.prl?.hot)),
-            of("pml: pages written so far", Look::Line, &|step| {
-                Some(step.pml?.cumulative)
-            }),
-        ];
-        let sampled = steps().filter_map(|step| {
-            let esx = step.esx?;
-            let (low, high) = esx.confidence();
-            Some(Point {
-                x: step.number as f64,
-                y: bytes(esx.size),
-                low: bytes(low),
-                high: bytes(high),
-            })
-        });
-        series.push(Series {
-            name: "esx: sampled, 95 %".to_owned(),
-            look: Look::Line,
-            points: sampled.collect(),
-        });
-        if self.args.wants(Method::Truth) || series.iter().any(|series| !series.points.is_empty()) {
-            series.push(of("truth", Look::Truth, &|step| {
-                Some(step.truth?.working_set)
-            }));
+        let mut series: Vec<_> = (1..METHODS.len())
+            .map(|index| drawn(index, Look::Line))
+            .collect();
+        if self.args.wants(METHODS[0].name) || series.iter().any(|s| !s.points.is_empty()) {
+            series.push(drawn(0, Look::Truth));
         }
         series.retain(|series| !series.points.is_empty());
         let markers = self.findings.iter().filter_map(|finding| {

@@ -1,21 +1,17 @@
 //! What each interval of a run ended with, in bounded memory.
 
-use plimsoll_estimator::working_set::{PmlStep, PrlStep, SamplingStep, TouchedStep};
-
 /// Intervals kept; of a longer run, every second, fourth, .. one.
 const KEPT_MAX: usize = 4096;
 
 /// What an interval ended with, by those who looked.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Step {
     /// From 0.
     pub(super) number: u64,
     /// Instructions, or references, since the start.
     pub(super) at: u64,
-    pub(super) truth: Option<TouchedStep>,
-    pub(super) prl: Option<PrlStep>,
-    pub(super) pml: Option<PmlStep>,
-    pub(super) esx: Option<SamplingStep>,
+    /// The columns of each method of the registry, in its order.
+    pub(super) columns: Vec<Vec<Option<u64>>>,
 }
 
 /// The steps of a run, thinned.
@@ -36,7 +32,7 @@ impl Steps {
     }
 
     pub(super) fn push(&mut self, step: Step) {
-        self.last = Some(step);
+        self.last = Some(step.clone());
         if !step.number.is_multiple_of(self.every) {
             return;
         }
@@ -80,10 +76,7 @@ mod tests {
             steps.push(Step {
                 number,
                 at: number,
-                truth: None,
-                prl: None,
-                pml: None,
-                esx: None,
+                columns: Vec::new(),
             });
         }
         let numbers: Vec<_> = steps.iter().map(|step| step.number).collect();
