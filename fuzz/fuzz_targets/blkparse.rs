@@ -92,8 +92,8 @@ fn naive(text: &str, event: &str) -> (Vec<(u64, AccessKind)>, Option<u64>) {
 fuzz_target!(|bytes: &[u8]| {
     for block_event in BlockEvent::ALL {
         let options = Options {
-            format: Some(Format::Blkparse),
-            block_event,
+            format: Some(Format::BLKPARSE),
+            block_event: Some(block_event),
             ..Options::default()
         };
         let (outcome, line) = outcome(bytes, &options);

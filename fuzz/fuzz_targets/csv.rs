@@ -52,7 +52,7 @@ fn naive(text: &str) -> (Vec<(u64, AccessKind)>, Option<u64>) {
 
 fuzz_target!(|bytes: &[u8]| {
     let mut options = Options {
-        format: Some(Format::Csv),
+        format: Some(Format::CSV),
         ..Options::default()
     };
     outcome(bytes, &options);

@@ -10,7 +10,7 @@ use plimsoll_source::{Format, Options};
 
 fuzz_target!(|bytes: &[u8]| {
     let options = Options {
-        format: Some(Format::OracleGeneral),
+        format: Some(Format::ORACLE_GENERAL),
         ..Options::default()
     };
     // As they are: perhaps compressed, most likely damaged.

@@ -20,7 +20,7 @@ fn naive_request(line: &str, format: Format) -> Option<(String, AccessKind, u128
         digits.then(|| field.parse::<u64>().ok()).flatten()
     };
     let (device, kind, words, offset, length, unit) = match (format, &fields[..]) {
-        (Format::Msr, [_, host, disk, kind, offset, length, _]) => {
+        (Format::MSR, [_, host, disk, kind, offset, length, _]) => {
             number(disk)?;
             (
                 format!("{host},{disk}"),
@@ -31,11 +31,11 @@ fn naive_request(line: &str, format: Format) -> Option<(String, AccessKind, u128
                 1,
             )
         }
-        (Format::Alibaba, [device, kind, offset, length, _]) => {
+        (Format::ALIBABA, [device, kind, offset, length, _]) => {
             number(device)?;
             (device.to_string(), kind, ["r", "w"], offset, length, 1)
         }
-        (Format::Tencent, [_, offset, length, kind, device]) => {
+        (Format::TENCENT, [_, offset, length, kind, device]) => {
             number(device)?;
             (device.to_string(), kind, ["0", "1"], offset, length, 512)
         }
@@ -55,8 +55,8 @@ fn naive_request(line: &str, format: Format) -> Option<(String, AccessKind, u128
 /// Returns the references before the first line that is none, and that line's number.
 fn naive(text: &str, format: Format) -> (Vec<(u64, AccessKind)>, Option<u64>) {
     let header = match format {
-        Format::Msr => "timestamp,hostname,disknumber,type,offset,size,responsetime",
-        Format::Alibaba => "device_id,opcode,offset,length,timestamp",
+        Format::MSR => "timestamp,hostname,disknumber,type,offset,size,responsetime",
+        Format::ALIBABA => "device_id,opcode,offset,length,timestamp",
         _ => "timestamp,offset,size,iotype,volumeid",
     };
     let mut references = Vec::new();
@@ -90,7 +90,7 @@ fn naive(text: &str, format: Format) -> (Vec<(u64, AccessKind)>, Option<u64>) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    for format in [Format::Msr, Format::Alibaba, Format::Tencent] {
+    for format in [Format::MSR, Format::ALIBABA, Format::TENCENT] {
         let options = Options {
             format: Some(format),
             ..Options::default()

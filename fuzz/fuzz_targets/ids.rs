@@ -25,7 +25,7 @@ fn naive(text: &str) -> (Vec<u64>, Option<u64>) {
 
 fuzz_target!(|bytes: &[u8]| {
     let options = Options {
-        format: Some(Format::Ids),
+        format: Some(Format::IDS),
         ..Options::default()
     };
     let (outcome, line) = outcome(bytes, &options);

@@ -47,7 +47,7 @@ fn naive(text: &str, page_bytes: u64, fetches: bool) -> (Vec<(u64, AccessKind)>,
 fuzz_target!(|bytes: &[u8]| {
     for (page_bytes, instructions) in [(4096, false), (16, true)] {
         let options = Options {
-            format: Some(Format::Lackey),
+            format: Some(Format::LACKEY),
             page_size: PageSize::new(page_bytes).unwrap(),
             instructions,
             ..Options::default()

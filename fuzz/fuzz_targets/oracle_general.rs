@@ -8,7 +8,7 @@ use plimsoll_source::{Format, Options, SourceError};
 
 fuzz_target!(|bytes: &[u8]| {
     let options = Options {
-        format: Some(Format::OracleGeneral),
+        format: Some(Format::ORACLE_GENERAL),
         ..Options::default()
     };
     // A first byte of 0 is no magic number of a compression.

@@ -12,7 +12,7 @@ const KINDS: [AccessKind; 3] = [AccessKind::Read, AccessKind::Write, AccessKind:
 
 fuzz_target!(|bytes: &[u8]| {
     let options = Options {
-        format: Some(Format::Plimsoll),
+        format: Some(Format::PLIMSOLL),
         ..Options::default()
     };
     // As they are; and as a block under its checksum.
@@ -49,7 +49,7 @@ fuzz_target!(|bytes: &[u8]| {
     expected.truncate(plimsoll_fuzz::REFERENCES_MAX);
     let mut trace = Vec::new();
     let write_options = WriteOptions {
-        format: Format::Plimsoll,
+        format: Format::PLIMSOLL,
         compression: Compression::Plain,
         page_size: PageSize::FOUR_KIB,
     };

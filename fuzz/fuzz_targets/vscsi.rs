@@ -45,7 +45,7 @@ fn naive(bytes: &[u8], version: u8) -> Vec<(u64, AccessKind)> {
 
 fuzz_target!(|bytes: &[u8]| {
     let options = Options {
-        format: Some(Format::Vscsi),
+        format: Some(Format::VSCSI),
         page_size: PageSize::new(512).unwrap(),
         ..Options::default()
     };

@@ -70,7 +70,7 @@ struct ConvertArgs {
     /// Trace to write, compressed if it ends in .gz or .zst; `-` is standard output
     out: PathBuf,
     /// Format to write [default: by the file name, else ids]
-    #[arg(long, value_parser = format_parser(&Format::WRITTEN))]
+    #[arg(long, value_parser = format_parser(Format::written().collect()))]
     to: Option<Format>,
 }
 
@@ -111,7 +111,7 @@ struct GenerateArgs {
     #[arg(long, required_unless_present = "curve")]
     out: Option<PathBuf>,
     /// Format to write [default: by the file name, else ids]
-    #[arg(long, value_parser = format_parser(&Format::WRITTEN))]
+    #[arg(long, value_parser = format_parser(Format::written().collect()))]
     to: Option<Format>,
     /// Bytes in a page, which oracle-general records as each object's size
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
@@ -305,7 +305,7 @@ fn trace_writer<'a>(
 ) -> anyhow::Result<TraceWriter<'a>> {
     let writer = if path == Path::new("-") {
         let options = WriteOptions {
-            format: format.unwrap_or(Format::Ids),
+            format: format.unwrap_or(Format::IDS),
             compression: Compression::Plain,
             page_size,
         };

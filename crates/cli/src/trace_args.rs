@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_flow::PageSize;
 use plimsoll_output::ReadingBar;
+use plimsoll_output::exit::UsageError;
 use plimsoll_source::{BlockEvent, Column, Format, Options, Progress, SourceError, Trace};
 
 use crate::size::ByteSize;
@@ -20,7 +21,7 @@ pub struct TraceArgs {
     /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input
     pub trace: PathBuf,
     /// Format of the trace [default: by its name and first bytes]
-    #[arg(long, visible_alias = "from", value_parser = format_parser(&Format::ALL))]
+    #[arg(long, visible_alias = "from", value_parser = format_parser(Format::all().collect()))]
     pub format: Option<Format>,
     /// Bytes in a page, for formats that record addresses or offsets: 4096, 64K, 2MiB
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
@@ -37,9 +38,9 @@ pub struct TraceArgs {
     /// Read only the requests of this device of a trace of several disks [default: all, with separate pages]
     #[arg(long)]
     pub device: Option<String>,
-    /// Event of a blkparse trace that is a reference: queued, issued or completed
-    #[arg(long, default_value = "Q", value_parser = event_parser())]
-    pub event: BlockEvent,
+    /// Event of a blkparse trace that is a reference: queued, issued or completed [default: Q]
+    #[arg(long, value_parser = event_parser())]
+    pub event: Option<BlockEvent>,
 }
 
 impl TraceArgs {
@@ -47,9 +48,15 @@ impl TraceArgs {
     ///
     /// # Errors
     ///
-    /// Those of [`plimsoll_source::open`], each of which names the trace.
-    pub fn open(&self) -> Result<Trace<'static>, SourceError> {
-        plimsoll_source::open(&self.trace, &self.options())
+    /// Those of [`plimsoll_source::open`], each of which names the trace. An option that the trace's format
+    /// does not use is a [`UsageError`].
+    pub fn open(&self) -> anyhow::Result<Trace<'static>> {
+        match plimsoll_source::open(&self.trace, &self.options()) {
+            Err(error @ SourceError::OptionNotUsed { .. }) => {
+                Err(UsageError(error.to_string()).into())
+            }
+            trace => Ok(trace?),
+        }
     }
 
     /// The trace's name without directory and ending.
@@ -86,9 +93,9 @@ impl TraceArgs {
 
 /// Parses the name of one of the formats, which the help lists.
 pub(crate) fn format_parser(
-    formats: &[Format],
+    formats: Vec<Format>,
 ) -> impl clap::builder::TypedValueParser<Value = Format> + use<> {
-    let names = formats.iter().map(|format| format.name());
+    let names = formats.into_iter().map(Format::name);
     PossibleValuesParser::new(names).try_map(|name| name.parse::<Format>())
 }
 

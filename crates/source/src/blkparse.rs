@@ -19,8 +19,11 @@ use std::str::FromStr;
 
 use plimsoll_flow::AccessKind;
 
+use crate::TraceOption;
 use crate::lines::{Lines, parse_digits};
 use crate::requests::{Request, Requests, SECTOR_BYTES};
+use crate::row::{FormatRow, Opening};
+use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
@@ -83,7 +86,7 @@ impl<R: Read> Reader<R> {
         Self {
             lines: Lines::new(input, name),
             requests: Requests::new(options.page_size, options.device.as_deref()),
-            event: options.block_event,
+            event: options.block_event.unwrap_or_default(),
             in_summary: false,
         }
     }
@@ -213,6 +216,19 @@ fn kind_of(letters: &[u8]) -> Option<AccessKind> {
     }
 }
 
+/// `blkparse`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "blkparse",
+    is_named: |last, _| last == "blkparse",
+    is_head: |head| head.line_is(is_event),
+    may_be_csv: false,
+    options: &[TraceOption::Device, TraceOption::Event],
+    opening: Opening::Stream(|input, name, options| {
+        Ok(Box::new(SpanSource::new(Reader::new(input, name, options))))
+    }),
+    writer: None,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,7 +242,7 @@ mod tests {
         device: Option<&str>,
     ) -> Result<(Vec<(u64, AccessKind)>, u64), SourceError> {
         let options = Options {
-            block_event: event.parse().unwrap(),
+            block_event: Some(event.parse().unwrap()),
             device: device.map(str::to_owned),
             ..Options::default()
         };

@@ -10,8 +10,11 @@ use std::str::FromStr;
 
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
+use crate::TraceOption;
 use crate::lines::{LINE_BYTES_MAX, Lines, parse_number};
+use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
+use crate::writing::ContentWriter;
 use crate::{Options, SourceError};
 
 /// Columns a record may have.
@@ -296,6 +299,32 @@ pub(crate) fn write_reference(
         AccessKind::Unknown => "",
     };
     writeln!(out, "{page},{op}")
+}
+
+/// `csv`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "csv",
+    is_named: |last, _| last == "csv",
+    is_head: |head| head.line_is(|line| line.contains(&b',')),
+    may_be_csv: false,
+    options: &[TraceOption::PageColumn, TraceOption::OpColumn],
+    opening: Opening::Stream(|input, name, options| {
+        Ok(Box::new(Reader::new(input, name, options)?))
+    }),
+    writer: Some(|_| Ok(Box::new(Writer))),
+};
+
+struct Writer;
+
+impl ContentWriter for Writer {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        write_header(out)
+    }
+
+    fn write(&mut self, batch: &ReferenceBatch, out: &mut dyn Write) -> io::Result<()> {
+        let mut references = batch.pages().iter().zip(batch.kinds());
+        references.try_for_each(|(&page, &kind)| write_reference(out, page, kind))
+    }
 }
 
 #[cfg(test)]

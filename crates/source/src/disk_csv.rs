@@ -15,8 +15,11 @@ use std::io::Read;
 
 use plimsoll_flow::AccessKind;
 
+use crate::TraceOption;
 use crate::lines::{Lines, parse_digits};
 use crate::requests::{Request, Requests, SECTOR_BYTES};
+use crate::row::{FormatRow, Opening};
+use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
@@ -198,6 +201,53 @@ impl<R: Read> Spans for Reader<R> {
         self.requests.skipped()
     }
 }
+
+/// What the rows of all layouts have in common.
+const LAYOUT: FormatRow = FormatRow {
+    name: "",
+    is_named: |_, _| false,
+    is_head: |_| false,
+    may_be_csv: true,
+    options: &[TraceOption::Device],
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Msr, options);
+        Ok(Box::new(SpanSource::new(reader)))
+    }),
+    writer: None,
+};
+
+/// `msr`.
+pub(crate) const MSR: FormatRow = FormatRow {
+    name: "msr",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Msr)),
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Msr, options);
+        Ok(Box::new(SpanSource::new(reader)))
+    }),
+    ..LAYOUT
+};
+
+/// `alibaba`.
+pub(crate) const ALIBABA: FormatRow = FormatRow {
+    name: "alibaba",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Alibaba)),
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Alibaba, options);
+        Ok(Box::new(SpanSource::new(reader)))
+    }),
+    ..LAYOUT
+};
+
+/// `tencent`.
+pub(crate) const TENCENT: FormatRow = FormatRow {
+    name: "tencent",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Tencent)),
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Tencent, options);
+        Ok(Box::new(SpanSource::new(reader)))
+    }),
+    ..LAYOUT
+};
 
 #[cfg(test)]
 mod tests {

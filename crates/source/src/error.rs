@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::Format;
+use crate::{Format, TraceOption};
 
 /// Why a source or a trace writer stopped.
 ///
@@ -95,6 +95,18 @@ pub enum SourceError {
         name: String,
         /// The format.
         format: Format,
+    },
+    /// An option that the trace's format does not use; nothing was read.
+    #[error("{name}: --{option} is not used by {format} traces, only by: {users}")]
+    OptionNotUsed {
+        /// The trace.
+        name: String,
+        /// Its format.
+        format: Format,
+        /// The option.
+        option: TraceOption,
+        /// The formats that use it.
+        users: String,
     },
     /// Neither the name nor the first bytes tell the format.
     #[error(

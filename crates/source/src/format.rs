@@ -1,86 +1,116 @@
-//! The trace formats by name, and recognising a trace's format.
+//! The table of trace formats: a row each, which stands in the format's own file.
+//!
+//! To add a format, write its file with a [`FormatRow`] and name the row in [`ROWS`].
 
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::SourceError;
-use crate::disk_csv::Layout;
 use crate::error::excerpt;
-use crate::lines::BYTE_ORDER_MARK;
-use crate::{blkparse, ids, lackey, parquet, plimsoll, vscsi};
+use crate::row::{FormatRow, Head};
+use crate::{
+    Options, SourceError, TraceOption, blkparse, csv, disk_csv, ids, lackey, oracle_general,
+    parquet, plimsoll, vscsi,
+};
+
+/// Every format. Content is tried on the rows from the last to the first, so general text formats come first.
+const ROWS: [FormatRow; 11] = [
+    ids::ROW,
+    csv::ROW,
+    oracle_general::ROW,
+    lackey::ROW,
+    vscsi::ROW,
+    disk_csv::MSR,
+    disk_csv::ALIBABA,
+    disk_csv::TENCENT,
+    blkparse::ROW,
+    parquet::ROW,
+    plimsoll::ROW,
+];
 
 /// How a trace is laid out; `docs/formats.md` has the grammars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// One page a line.
-    Ids,
-    /// Comma-separated values, one column of which is the page.
-    Csv,
-    /// libCacheSim's binary records of 24 bytes.
-    OracleGeneral,
-    /// What `valgrind --tool=lackey --trace-mem=yes` prints.
-    Lackey,
-    /// SCSI commands of a virtual disk, versions 1 and 2 of VMware's and CloudPhysics' records.
-    Vscsi,
-    /// Block requests of MSR Cambridge, comma-separated.
-    Msr,
-    /// Block requests of Alibaba's cloud, comma-separated.
-    Alibaba,
-    /// Block requests of Tencent's cloud, comma-separated.
-    Tencent,
-    /// What `blkparse` prints.
-    Blkparse,
-    /// A parquet file, one column of which is the page.
-    Parquet,
-    /// Our own compact binary format.
-    Plimsoll,
+pub struct Format(usize);
+
+/// The format of that name.
+const fn named(name: &str) -> Format {
+    let mut index = 0;
+    while index < ROWS.len() {
+        if is_same(ROWS[index].name, name) {
+            return Format(index);
+        }
+        index += 1;
+    }
+    panic!("no row has that name")
+}
+
+const fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut index = 0;
+    while index < one.len() && index < other.len() && one[index] == other[index] {
+        index += 1;
+    }
+    index == one.len() && index == other.len()
 }
 
 impl Format {
-    /// Every format.
-    pub const ALL: [Self; 11] = [
-        Self::Ids,
-        Self::Csv,
-        Self::OracleGeneral,
-        Self::Lackey,
-        Self::Vscsi,
-        Self::Msr,
-        Self::Alibaba,
-        Self::Tencent,
-        Self::Blkparse,
-        Self::Parquet,
-        Self::Plimsoll,
-    ];
+    /// One page a line.
+    pub const IDS: Self = named("ids");
+    /// Comma-separated values, one column of which is the page.
+    pub const CSV: Self = named("csv");
+    /// libCacheSim's binary records of 24 bytes.
+    pub const ORACLE_GENERAL: Self = named("oracle-general");
+    /// What `valgrind --tool=lackey --trace-mem=yes` prints.
+    pub const LACKEY: Self = named("lackey");
+    /// SCSI commands of a virtual disk, versions 1 and 2 of VMware's and CloudPhysics' records.
+    pub const VSCSI: Self = named("vscsi");
+    /// Block requests of MSR Cambridge, comma-separated.
+    pub const MSR: Self = named("msr");
+    /// Block requests of Alibaba's cloud, comma-separated.
+    pub const ALIBABA: Self = named("alibaba");
+    /// Block requests of Tencent's cloud, comma-separated.
+    pub const TENCENT: Self = named("tencent");
+    /// What `blkparse` prints.
+    pub const BLKPARSE: Self = named("blkparse");
+    /// A parquet file, one column of which is the page.
+    pub const PARQUET: Self = named("parquet");
+    /// Our own compact binary format.
+    pub const PLIMSOLL: Self = named("plimsoll");
 
-    /// The formats that are written, too.
-    pub const WRITTEN: [Self; 4] = [Self::Ids, Self::Csv, Self::OracleGeneral, Self::Plimsoll];
+    /// Every format, in the order of the table.
+    pub fn all() -> impl DoubleEndedIterator<Item = Self> {
+        (0..ROWS.len()).map(Self)
+    }
 
-    /// Whether the format is written, too.
+    /// The formats that can be written as well as read.
+    pub fn written() -> impl Iterator<Item = Self> {
+        Self::all().filter(|format| format.is_written())
+    }
+
+    pub(crate) fn row(self) -> &'static FormatRow {
+        const TABLE: &[FormatRow] = &ROWS;
+        &TABLE[self.0]
+    }
+
+    /// Whether the format can be written as well as read.
     #[must_use]
     pub fn is_written(self) -> bool {
-        Self::WRITTEN.contains(&self)
+        self.row().writer.is_some()
     }
 
-    /// The name by which the command line knows the format.
+    /// The name of the format on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Ids => "ids",
-            Self::Csv => "csv",
-            Self::OracleGeneral => "oracle-general",
-            Self::Lackey => "lackey",
-            Self::Vscsi => "vscsi",
-            Self::Msr => "msr",
-            Self::Alibaba => "alibaba",
-            Self::Tencent => "tencent",
-            Self::Blkparse => "blkparse",
-            Self::Parquet => "parquet",
-            Self::Plimsoll => "plimsoll",
-        }
+        self.row().name
     }
 
-    /// Tells the format from a file's name, whatever its compression; `None` if the name does not say.
+    /// The options that the format uses, besides the page size.
+    #[must_use]
+    pub fn options(self) -> &'static [TraceOption] {
+        self.row().options
+    }
+
+    /// Infers the format from a file's name, whatever its compression; `None` if the name does not say.
     #[must_use]
     pub fn of_name(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
@@ -89,73 +119,49 @@ impl Format {
         if matches!(last, "gz" | "xz" | "zst") {
             last = parts.next()?;
         }
-        // libCacheSim calls its files `x.oracleGeneral`, `x.oracleGeneral.bin`, `x.oracleGeneral.zst`.
-        let oracle = |part: &str| part.contains("oraclegeneral") || part.contains("oracle-general");
-        match last {
-            "ids" => Some(Self::Ids),
-            "csv" => Some(Self::Csv),
-            "lackey" => Some(Self::Lackey),
-            "vscsi" => Some(Self::Vscsi),
-            "blkparse" => Some(Self::Blkparse),
-            "parquet" => Some(Self::Parquet),
-            "plimsoll" => Some(Self::Plimsoll),
-            part if oracle(part) => Some(Self::OracleGeneral),
-            "bin" if parts.next().is_some_and(oracle) => Some(Self::OracleGeneral),
-            _ => None,
-        }
+        let before = parts.next();
+        Self::all().find(|format| (format.row().is_named)(last, before))
     }
 
-    /// Tells the format from the first bytes of a trace: a binary one by its magic number or
-    /// its records, a text by its first line that says anything.
+    /// Infers the format from the first bytes of a trace: a binary one by its magic number or
+    /// its records, a text by its first line with content.
     ///
     /// `head` may end anywhere. An empty trace is one of `ids` without a reference.
     pub(crate) fn of_head(head: &[u8]) -> Option<Self> {
-        if head.starts_with(&plimsoll::MAGIC) {
-            return Some(Self::Plimsoll);
-        }
-        if head.starts_with(&parquet::MAGIC) {
-            return Some(Self::Parquet);
-        }
-        if vscsi::is_head(head) {
-            return Some(Self::Vscsi);
-        }
-        if head.contains(&0) {
-            return None;
-        }
-        let line = head
-            .strip_prefix(BYTE_ORDER_MARK)
-            .unwrap_or(head)
-            .split(|&byte| byte == b'\n')
-            .find(|line| !ids::is_empty_line(line) && !line.starts_with(b"Input file "));
-        match line {
-            None => Some(Self::Ids),
-            Some(line) if line.starts_with(b"==") || lackey::is_access(line) => Some(Self::Lackey),
-            Some(line) if blkparse::is_event(line) => Some(Self::Blkparse),
-            Some(line) if line.contains(&b',') => Some(Self::of_layout(line).unwrap_or(Self::Csv)),
-            Some(line) if line.trim_ascii().first().is_some_and(u8::is_ascii_digit) => {
-                Some(Self::Ids)
-            }
-            Some(_) => None,
-        }
+        let head = Head::of(head);
+        Self::all()
+            .rev()
+            .find(|format| (format.row().is_head)(&head))
     }
 
-    fn of_layout(line: &[u8]) -> Option<Self> {
-        Layout::of_line(line).map(|layout| match layout {
-            Layout::Msr => Self::Msr,
-            Layout::Alibaba => Self::Alibaba,
-            Layout::Tencent => Self::Tencent,
-        })
-    }
-
-    /// The block format that a file named `.csv` is in truth. No such file reads as `csv`
-    /// unless it is told its columns.
+    /// The format of a file named `.csv` that is not `csv` by its content. No such file reads as `csv`
+    /// unless its columns are given.
     pub(crate) fn of_csv_head(head: &[u8]) -> Option<Self> {
-        let told = Self::of_head(head)?;
-        matches!(told, Self::Msr | Self::Alibaba | Self::Tencent).then_some(told)
+        Self::of_head(head).filter(|format| format.row().may_be_csv)
+    }
+
+    /// Refuses options that the format does not use.
+    pub(crate) fn check(self, name: &str, options: &Options) -> Result<(), SourceError> {
+        let unused =
+            |option: &TraceOption| option.is_given(options) && !self.options().contains(option);
+        match TraceOption::ALL.into_iter().find(unused) {
+            None => Ok(()),
+            Some(option) => {
+                let users = Self::all().filter(|format| format.options().contains(&option));
+                let users: Vec<_> = users.map(Self::name).collect();
+                Err(SourceError::OptionNotUsed {
+                    name: name.to_owned(),
+                    format: self,
+                    option,
+                    users: users.join(", "),
+                })
+            }
+        }
     }
 
     pub(crate) fn list() -> String {
-        Self::ALL.map(Self::name).join(", ")
+        let names: Vec<_> = Self::all().map(Self::name).collect();
+        names.join(", ")
     }
 }
 
@@ -169,7 +175,7 @@ impl FromStr for Format {
     type Err = SourceError;
 
     fn from_str(name: &str) -> Result<Self, SourceError> {
-        let format = Self::ALL.into_iter().find(|format| format.name() == name);
+        let format = Self::all().find(|format| format.name() == name);
         format.ok_or_else(|| SourceError::NoSuchFormat {
             name: excerpt(name.as_bytes()).trim_matches('\'').to_owned(),
         })
@@ -183,21 +189,21 @@ mod tests {
     #[test]
     fn the_name_tells_the_format_whatever_the_compression() {
         let of_name = |name| Format::of_name(Path::new(name));
-        assert_eq!(of_name("a/b.ids"), Some(Format::Ids));
-        assert_eq!(of_name("b.csv.gz"), Some(Format::Csv));
-        assert_eq!(of_name("B.CSV"), Some(Format::Csv));
-        assert_eq!(of_name("w.lackey.xz"), Some(Format::Lackey));
-        assert_eq!(of_name("w.vscsi.gz"), Some(Format::Vscsi));
-        assert_eq!(of_name("w.blkparse"), Some(Format::Blkparse));
-        assert_eq!(of_name("w.parquet"), Some(Format::Parquet));
-        assert_eq!(of_name("w.plimsoll.zst"), Some(Format::Plimsoll));
+        assert_eq!(of_name("a/b.ids"), Some(Format::IDS));
+        assert_eq!(of_name("b.csv.gz"), Some(Format::CSV));
+        assert_eq!(of_name("B.CSV"), Some(Format::CSV));
+        assert_eq!(of_name("w.lackey.xz"), Some(Format::LACKEY));
+        assert_eq!(of_name("w.vscsi.gz"), Some(Format::VSCSI));
+        assert_eq!(of_name("w.blkparse"), Some(Format::BLKPARSE));
+        assert_eq!(of_name("w.parquet"), Some(Format::PARQUET));
+        assert_eq!(of_name("w.plimsoll.zst"), Some(Format::PLIMSOLL));
         for name in [
             "x.oracleGeneral",
             "x.oracleGeneral.bin",
             "x.oracleGeneral.bin.zst",
             "x.oracle-general.zst",
         ] {
-            assert_eq!(of_name(name), Some(Format::OracleGeneral), "{name}");
+            assert_eq!(of_name(name), Some(Format::ORACLE_GENERAL), "{name}");
         }
         for name in ["x.trace.gz", "x.bin", "ids_of_x", ".gz", "-", ""] {
             assert_eq!(of_name(name), None, "{name}");
@@ -207,28 +213,28 @@ mod tests {
     #[test]
     fn the_first_line_that_says_anything_tells_a_text_format() {
         let of_head = |head: &str| Format::of_head(head.as_bytes());
-        assert_eq!(of_head("# pages\n\n12\n"), Some(Format::Ids));
-        assert_eq!(of_head("  0x1f"), Some(Format::Ids));
-        assert_eq!(of_head("\u{feff}12\n"), Some(Format::Ids));
-        assert_eq!(of_head("\u{feff}1,usr,0,Read,7,2,4\n"), Some(Format::Msr));
-        assert_eq!(of_head(""), Some(Format::Ids));
-        assert_eq!(of_head("page,op\n1,r\n"), Some(Format::Csv));
-        assert_eq!(of_head("==12== Lackey\n"), Some(Format::Lackey));
-        assert_eq!(of_head("I  04001000,3\n"), Some(Format::Lackey));
-        assert_eq!(of_head(" L 1ffe,8\n"), Some(Format::Lackey));
+        assert_eq!(of_head("# pages\n\n12\n"), Some(Format::IDS));
+        assert_eq!(of_head("  0x1f"), Some(Format::IDS));
+        assert_eq!(of_head("\u{feff}12\n"), Some(Format::IDS));
+        assert_eq!(of_head("\u{feff}1,usr,0,Read,7,2,4\n"), Some(Format::MSR));
+        assert_eq!(of_head(""), Some(Format::IDS));
+        assert_eq!(of_head("page,op\n1,r\n"), Some(Format::CSV));
+        assert_eq!(of_head("==12== Lackey\n"), Some(Format::LACKEY));
+        assert_eq!(of_head("I  04001000,3\n"), Some(Format::LACKEY));
+        assert_eq!(of_head(" L 1ffe,8\n"), Some(Format::LACKEY));
         assert_eq!(
             of_head("8,0 3 1 0.0 697 Q W 8 + 8 [x]\n"),
-            Some(Format::Blkparse)
+            Some(Format::BLKPARSE)
         );
         assert_eq!(
             of_head("Input file x\n  8,0 3 1 0.0 6 Q W 8 + 8"),
-            Some(Format::Blkparse)
+            Some(Format::BLKPARSE)
         );
-        assert_eq!(of_head("1,usr,0,Read,7,2,4\n"), Some(Format::Msr));
-        assert_eq!(of_head("\n419,W,8,4096,15\n"), Some(Format::Alibaba));
-        assert_eq!(of_head("1538323200,8,16,0,1063\n"), Some(Format::Tencent));
-        assert_eq!(of_head("5,8,16,0,1063\n"), Some(Format::Csv));
-        assert_eq!(of_head("PAR1\0"), Some(Format::Parquet));
+        assert_eq!(of_head("1,usr,0,Read,7,2,4\n"), Some(Format::MSR));
+        assert_eq!(of_head("\n419,W,8,4096,15\n"), Some(Format::ALIBABA));
+        assert_eq!(of_head("1538323200,8,16,0,1063\n"), Some(Format::TENCENT));
+        assert_eq!(of_head("5,8,16,0,1063\n"), Some(Format::CSV));
+        assert_eq!(of_head("PAR1\0"), Some(Format::PARQUET));
         assert_eq!(of_head("<html>\n"), None);
         assert_eq!(of_head("1\n\0"), None);
     }
@@ -241,8 +247,27 @@ mod tests {
             "'vscsi2' is no trace format; there are: ids, csv, oracle-general, lackey, vscsi, \
              msr, alibaba, tencent, blkparse, parquet, plimsoll"
         );
-        for format in Format::ALL {
+        for format in Format::all() {
             assert_eq!(format.name().parse::<Format>().unwrap(), format);
         }
+    }
+
+    #[test]
+    fn an_option_that_the_format_does_not_use_is_refused() {
+        let options = Options {
+            device: Some("sda".to_owned()),
+            ..Options::default()
+        };
+        for format in Format::all() {
+            let checked = format.check("t", &options);
+            let is_used = format.options().contains(&TraceOption::Device);
+            assert_eq!(checked.is_ok(), is_used, "{format}");
+        }
+        let error = Format::IDS.check("t", &options).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "t: --device is not used by ids traces, only by: msr, alibaba, tencent, blkparse"
+        );
+        assert!(Format::IDS.check("t", &Options::default()).is_ok());
     }
 }

@@ -8,8 +8,10 @@ use std::io::{self, Read, Write};
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::SourceError;
-use crate::lines::{DIGITS_THAT_FIT, Lines, parse_number};
+use crate::lines::{DIGITS_THAT_FIT, Lines, content, is_mark, parse_number};
+use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
+use crate::writing::ContentWriter;
 
 /// Reads `ids`.
 pub(crate) struct Reader<R> {
@@ -87,19 +89,27 @@ pub(crate) fn write_reference(out: &mut dyn Write, page: PageNumber) -> io::Resu
     writeln!(out, "{page}")
 }
 
-/// Whether a line is one that says nothing.
-pub(crate) fn is_empty_line(line: &[u8]) -> bool {
-    is_mark(content(line))
-}
+/// `ids`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "ids",
+    is_named: |last, _| last == "ids",
+    is_head: |head| match head.line {
+        None => head.is_text,
+        Some(line) => line.trim_ascii().first().is_some_and(u8::is_ascii_digit),
+    },
+    may_be_csv: false,
+    options: &[],
+    opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)))),
+    writer: Some(|_| Ok(Box::new(Writer))),
+};
 
-/// Returns what stands on a line before its comment, without blanks around it.
-fn content(line: &[u8]) -> &[u8] {
-    let end = memchr::memchr(b'#', line).unwrap_or(line.len());
-    line[..end].trim_ascii()
-}
+struct Writer;
 
-fn is_mark(content: &[u8]) -> bool {
-    matches!(content, b"" | b"*")
+impl ContentWriter for Writer {
+    fn write(&mut self, batch: &ReferenceBatch, out: &mut dyn Write) -> io::Result<()> {
+        let mut pages = batch.pages().iter();
+        pages.try_for_each(|&page| write_reference(out, page))
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,10 @@ use std::io::Read;
 
 use plimsoll_flow::{AccessKind, PageSize};
 
+use crate::TraceOption;
 use crate::lines::{Lines, parse_digits};
+use crate::row::{FormatRow, Opening};
+use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
@@ -99,6 +102,19 @@ fn parse_access(line: &[u8]) -> Option<(Operation, u64, u64)> {
     }
     Some((operation, address, address.checked_add(length - 1)?))
 }
+
+/// `lackey`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "lackey",
+    is_named: |last, _| last == "lackey",
+    is_head: |head| head.line_is(|line| line.starts_with(b"==") || is_access(line)),
+    may_be_csv: false,
+    options: &[TraceOption::Instructions],
+    opening: Opening::Stream(|input, name, options| {
+        Ok(Box::new(SpanSource::new(Reader::new(input, name, options))))
+    }),
+    writer: None,
+};
 
 #[cfg(test)]
 mod tests {

@@ -195,6 +195,22 @@ pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
+/// Returns what stands on a line before its comment, without blanks around it.
+pub(crate) fn content(line: &[u8]) -> &[u8] {
+    let end = memchr::memchr(b'#', line).unwrap_or(line.len());
+    line[..end].trim_ascii()
+}
+
+/// Whether the content of a line says nothing: none, or a `*`, with which the LIRS traces mark phases.
+pub(crate) fn is_mark(content: &[u8]) -> bool {
+    matches!(content, b"" | b"*")
+}
+
+/// Whether a line has no content.
+pub(crate) fn is_empty_line(line: &[u8]) -> bool {
+    is_mark(content(line))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,9 @@ use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::SourceError;
 use crate::lines::read_full;
+use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
+use crate::writing::ContentWriter;
 
 const RECORD_BYTES: usize = 24;
 const NO_NEXT: i64 = -1;
@@ -106,6 +108,45 @@ impl Records {
             out.write_all(&next.to_le_bytes())?;
         }
         Ok(())
+    }
+}
+
+/// `oracle-general`. libCacheSim calls its files `x.oracleGeneral`, `x.oracleGeneral.bin`, `x.oracleGeneral.zst`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "oracle-general",
+    is_named: |last, before| is_own(last) || last == "bin" && before.is_some_and(is_own),
+    is_head: |_| false,
+    may_be_csv: false,
+    options: &[],
+    opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)))),
+    writer: Some(|page_size| {
+        Ok(Box::new(Writer {
+            records: Records::default(),
+            page_bytes: u32::try_from(page_size.bytes()).unwrap_or(u32::MAX),
+        }))
+    }),
+};
+
+fn is_own(part: &str) -> bool {
+    part.contains("oraclegeneral") || part.contains("oracle-general")
+}
+
+struct Writer {
+    records: Records,
+    page_bytes: u32,
+}
+
+impl ContentWriter for Writer {
+    fn write(&mut self, batch: &ReferenceBatch, _: &mut dyn Write) -> io::Result<()> {
+        batch
+            .pages()
+            .iter()
+            .for_each(|&page| self.records.push(page));
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.records.write(self.page_bytes, out)
     }
 }
 

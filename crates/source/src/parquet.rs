@@ -29,9 +29,11 @@ use ::parquet::schema::types::ColumnDescriptor;
 use bytes::Bytes;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
+use crate::TraceOption;
 use crate::csv::{OP, PAGE, kind_of};
 use crate::lines::read_full;
 use crate::progress::Progress;
+use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::{Column, Options, SourceError};
 use pages::{FOOTER_BYTES_MAX, PAGE_BYTES_MAX, Pages, is_footer};
@@ -449,6 +451,23 @@ fn rows_of<T: DataType>(
     Ok(rows)
 }
 
+/// `parquet`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "parquet",
+    is_named: |last, _| last == "parquet",
+    is_head: |head| head.bytes.starts_with(&MAGIC),
+    may_be_csv: false,
+    options: &[TraceOption::PageColumn, TraceOption::OpColumn],
+    opening: Opening::Seek {
+        magic: &MAGIC,
+        open: |file, length_bytes, name, progress, options| {
+            let reader = Reader::new(file, length_bytes, name, progress, options)?;
+            Ok(Box::new(reader))
+        },
+    },
+    writer: None,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -530,7 +549,7 @@ mod tests {
         options: &Options,
     ) -> Result<Vec<(u64, AccessKind)>, SourceError> {
         let mut trace = open(file.path(), options)?;
-        assert_eq!(trace.format(), Format::Parquet);
+        assert_eq!(trace.format(), Format::PARQUET);
         let progress = trace.progress();
         let all = references_of(&mut trace)?;
         assert_eq!(Some(progress.read_bytes()), progress.total_bytes());
@@ -668,7 +687,7 @@ mod tests {
     #[test]
     fn what_cannot_be_sought_in_is_refused_with_the_reason() {
         let options = Options {
-            format: Some(Format::Parquet),
+            format: Some(Format::PARQUET),
             ..Options::default()
         };
         for error in [

@@ -37,7 +37,9 @@ use zstd::zstd_safe::CParameter;
 
 use crate::SourceError;
 use crate::bytes::Bytes;
+use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
+use crate::writing::ContentWriter;
 
 /// How a trace begins: not as text does, and damaged by whatever changes line ends.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89PLIM\r\n\x1a";
@@ -372,8 +374,10 @@ impl Writer {
             zstd: compressor()?,
         })
     }
+}
 
-    pub(crate) fn write_header(out: &mut dyn Write) -> io::Result<()> {
+impl ContentWriter for Writer {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let mut header = [0; HEADER_BYTES];
         header[..MAGIC.len()].copy_from_slice(&MAGIC);
         header[MAGIC.len()] = VERSION;
@@ -381,7 +385,7 @@ impl Writer {
     }
 
     /// Writes the blocks that are full with a batch's references.
-    pub(crate) fn write(&mut self, batch: &ReferenceBatch, out: &mut dyn Write) -> io::Result<()> {
+    fn write(&mut self, batch: &ReferenceBatch, out: &mut dyn Write) -> io::Result<()> {
         let (mut pages, mut kinds) = (batch.pages(), batch.kinds());
         while !pages.is_empty() {
             let room = BLOCK_REFERENCES - self.pages.len();
@@ -397,7 +401,7 @@ impl Writer {
     }
 
     /// Writes what is held back, and the end mark.
-    pub(crate) fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if !self.pages.is_empty() {
             self.write_block(out)?;
         }
@@ -410,7 +414,9 @@ impl Writer {
         };
         write_summed(&end.to_bytes(), out)
     }
+}
 
+impl Writer {
     fn write_block(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let above = self.block(false)?;
         let steps = self.block(true)?;
@@ -515,6 +521,17 @@ fn write_summed(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&block[8..])
 }
 
+/// `plimsoll`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "plimsoll",
+    is_named: |last, _| last == "plimsoll",
+    is_head: |head| head.bytes.starts_with(&MAGIC),
+    may_be_csv: false,
+    options: &[],
+    opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)?))),
+    writer: Some(|_| Ok(Box::new(Writer::new()?))),
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -535,7 +552,7 @@ mod tests {
     fn written(references: &[(u64, AccessKind)], batch_length: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer::new().unwrap();
-        Writer::write_header(&mut bytes).unwrap();
+        writer.begin(&mut bytes).unwrap();
         for batch in batches_of(references, batch_length) {
             writer.write(&batch, &mut bytes).unwrap();
         }

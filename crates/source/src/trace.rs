@@ -5,46 +5,21 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use plimsoll_flow::{PageSize, ReferenceBatch, Source};
+use plimsoll_flow::{ReferenceBatch, Source};
 
-use crate::blkparse::BlockEvent;
-use crate::compression::{Compression, Decompressed, decompressed};
-use crate::disk_csv::Layout;
+use crate::compression::{Compression, decompressed};
 use crate::error::excerpt;
 use crate::lines::read_full;
 use crate::progress::{Counted, Progress};
-use crate::spans::{Reading, SpanSource};
-use crate::{Column, Format, SourceError};
-use crate::{blkparse, csv, disk_csv, ids, lackey, oracle_general, parquet, plimsoll, vscsi};
+use crate::row::{BoxedReading, Opening};
+use crate::{Format, Options, SourceError};
 
 /// Bytes of a trace that are looked at to tell its format.
 const HEAD_BYTES: usize = 4096;
 
-/// How to read a trace. The default tells everything from the trace itself.
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// The format; `None` tells it from the file's name, then from its first bytes.
-    pub format: Option<Format>,
-    /// Page size by which addresses and offsets become pages (`lackey` and block I/O).
-    pub page_size: PageSize,
-    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, in `csv` also
-    /// the only one.
-    pub page_column: Option<Column>,
-    /// Which column tells reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if
-    /// any (in `parquet`, of strings).
-    pub op_column: Option<Column>,
-    /// Whether instruction fetches count, as reads (`lackey`).
-    pub instructions: bool,
-    /// The only device whose requests count, as the trace names it (`msr`, `alibaba`, `tencent`,
-    /// `blkparse`); `None` takes all, with pages apart.
-    pub device: Option<String>,
-    /// Which event of a request is its reference (`blkparse`).
-    pub block_event: BlockEvent,
-}
-
 /// A recorded trace, opened: a [`Source`] that knows what it reads.
 pub struct Trace<'a> {
-    source: Box<dyn Reading + Send + 'a>,
+    source: BoxedReading<'a>,
     format: Format,
     compression: Compression,
     progress: Progress,
@@ -122,13 +97,14 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
     let length = metadata.is_file().then_some(metadata.len());
     let format_of_name = Format::of_name(path);
     if let Some(length) = length
-        && is_parquet(&file, format_of_name, options).map_err(of)?
+        && let Some(format) = seekable(&file, options.format.or(format_of_name)).map_err(of)?
+        && let Opening::Seek { open, .. } = format.row().opening
     {
+        format.check(&name, options)?;
         let progress = Progress::of(Some(length));
-        let reader = parquet::Reader::new(file, length, &name, &progress, options)?;
         return Ok(Trace {
-            source: Box::new(reader),
-            format: Format::Parquet,
+            source: open(file, length, &name, &progress, options)?,
+            format,
             compression: Compression::Plain,
             progress,
             at_end: false,
@@ -153,16 +129,21 @@ pub fn read<'a>(
     read_counted(input, None, name, None, options)
 }
 
-/// Whether a file is to be read by seeking. One named `.parquet` that is compressed as a whole is not.
-fn is_parquet(file: &File, format_of_name: Option<Format>, options: &Options) -> io::Result<bool> {
-    match options.format.or(format_of_name) {
-        Some(Format::Parquet) => {}
-        Some(_) => return Ok(false),
-        None => {}
+/// The format of a file that is read by seeking: the one expected, else any, if the file begins as it does. A
+/// file that is compressed as a whole does not.
+fn seekable(file: &File, expected: Option<Format>) -> io::Result<Option<Format>> {
+    for format in Format::all() {
+        if expected.is_some_and(|expected| expected != format) {
+            continue;
+        }
+        if let Opening::Seek { magic, .. } = format.row().opening {
+            let mut head = vec![0; magic.len()];
+            if file.read_at(&mut head, 0)? == magic.len() && head == magic {
+                return Ok(Some(format));
+            }
+        }
     }
-    let mut head = parquet::MAGIC;
-    let length = file.read_at(&mut head, 0)?;
-    Ok(length == head.len() && head == parquet::MAGIC)
+    Ok(None)
 }
 
 fn read_counted<'a>(
@@ -185,7 +166,7 @@ fn read_counted<'a>(
     let (mut input, compression) = decompressed(counted).map_err(failed)?;
     let format = match (options.format, format_of_name) {
         (Some(format), _) => format,
-        (None, Some(format)) if format != Format::Csv => format,
+        (None, Some(format)) if format != Format::CSV => format,
         (None, of_name) => {
             let mut head = vec![0; HEAD_BYTES];
             let (length, result) = read_full(&mut input, &mut head);
@@ -204,30 +185,27 @@ fn read_counted<'a>(
             format
         }
     };
-    let source: Box<dyn Reading + Send + 'a> = match format {
-        Format::Ids => Box::new(ids::Reader::new(input, name)),
-        Format::Csv => Box::new(csv::Reader::new(input, name, options)?),
-        Format::OracleGeneral => Box::new(oracle_general::Reader::new(input, name)),
-        Format::Lackey => Box::new(SpanSource::new(lackey::Reader::new(input, name, options))),
-        Format::Vscsi => Box::new(SpanSource::new(vscsi::Reader::new(input, name, options)?)),
-        Format::Msr => disk_csv(input, name, Layout::Msr, options),
-        Format::Alibaba => disk_csv(input, name, Layout::Alibaba, options),
-        Format::Tencent => disk_csv(input, name, Layout::Tencent, options),
-        Format::Blkparse => Box::new(SpanSource::new(blkparse::Reader::new(input, name, options))),
-        Format::Parquet if length_bytes.is_some() && compression == Compression::Plain => {
+    format.check(name, options)?;
+    let source = match format.row().opening {
+        Opening::Stream(open) => open(input, name, options)?,
+        Opening::Seek { magic, .. }
+            if length_bytes.is_some() && compression == Compression::Plain =>
+        {
             return Err(SourceError::Table {
                 name: name.to_owned(),
                 row: 0,
-                reason: "it does not begin as a parquet file does, with 'PAR1'".to_owned(),
+                reason: format!(
+                    "it does not begin as a {format} file does, with {}",
+                    excerpt(magic)
+                ),
             });
         }
-        Format::Parquet => {
+        Opening::Seek { .. } => {
             return Err(SourceError::NotSeekable {
                 name: name.to_owned(),
                 format,
             });
         }
-        Format::Plimsoll => Box::new(plimsoll::Reader::new(input, name)?),
     };
     Ok(Trace {
         source,
@@ -236,16 +214,6 @@ fn read_counted<'a>(
         progress,
         at_end: false,
     })
-}
-
-fn disk_csv<'a>(
-    input: Decompressed<'a>,
-    name: &str,
-    layout: Layout,
-    options: &Options,
-) -> Box<dyn Reading + Send + 'a> {
-    let reader = disk_csv::Reader::new(input, name, layout, options);
-    Box::new(SpanSource::new(reader))
 }
 
 #[cfg(test)]
@@ -269,7 +237,7 @@ mod tests {
         let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
         file.write_all(&packed).unwrap();
         let mut trace = open(file.path(), &Options::default()).unwrap();
-        assert_eq!(trace.format(), Format::Ids);
+        assert_eq!(trace.format(), Format::IDS);
         assert_eq!(trace.compression(), Compression::Zstd);
         let progress = trace.progress();
         assert_eq!(progress.total_bytes(), Some(packed.len() as u64));

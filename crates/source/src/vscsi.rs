@@ -23,6 +23,8 @@ use plimsoll_flow::AccessKind;
 
 use crate::bytes::Bytes;
 use crate::requests::{Request, Requests, SECTOR_BYTES};
+use crate::row::{FormatRow, Opening};
+use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
@@ -185,6 +187,21 @@ impl<R: Read> Spans for Reader<R> {
         self.requests.skipped()
     }
 }
+
+/// `vscsi`.
+pub(crate) const ROW: FormatRow = FormatRow {
+    name: "vscsi",
+    is_named: |last, _| last == "vscsi",
+    is_head: |head| is_head(head.bytes),
+    may_be_csv: false,
+    options: &[],
+    opening: Opening::Stream(|input, name, options| {
+        Ok(Box::new(SpanSource::new(Reader::new(
+            input, name, options,
+        )?)))
+    }),
+    writer: None,
+};
 
 #[cfg(test)]
 mod tests {

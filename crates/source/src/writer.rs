@@ -14,8 +14,9 @@ use flate2::write::GzEncoder;
 use plimsoll_flow::{PageSize, ReferenceBatch};
 use tempfile::TempPath;
 
-use crate::oracle_general::Records;
-use crate::{Compression, Format, SourceError, csv, ids, plimsoll};
+use crate::row::MakeWriter;
+use crate::writing::ContentWriter;
+use crate::{Compression, Format, SourceError};
 
 /// How to write a trace.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +35,7 @@ pub struct WriteOptions {
 pub struct TraceWriter<'a> {
     name: String,
     out: Packed<'a>,
-    content: Content,
+    content: Box<dyn ContentWriter>,
     partial: Option<Partial>,
 }
 
@@ -42,14 +43,6 @@ pub struct TraceWriter<'a> {
 struct Partial {
     file: TempPath,
     path: PathBuf,
-}
-
-/// The formats, with what each keeps between references.
-enum Content {
-    Ids,
-    Csv,
-    OracleGeneral { records: Records, page_bytes: u32 },
-    Plimsoll(Box<plimsoll::Writer>),
 }
 
 /// The compressors.
@@ -95,7 +88,7 @@ pub fn create(
     let name = path.display().to_string();
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let options = WriteOptions {
-        format: format.or(Format::of_name(path)).unwrap_or(Format::Ids),
+        format: format.or(Format::of_name(path)).unwrap_or(Format::IDS),
         compression: match extension.to_ascii_lowercase().as_str() {
             "gz" => Compression::Gzip,
             "xz" => Compression::Xz,
@@ -158,20 +151,12 @@ pub fn write<'a>(
     name: &str,
     options: &WriteOptions,
 ) -> Result<TraceWriter<'a>, SourceError> {
-    check(name, options)?;
+    let make = check(name, options)?;
     let failed = |source| SourceError::Write {
         name: name.to_owned(),
         source,
     };
-    let content = match options.format {
-        Format::Plimsoll => Content::Plimsoll(Box::new(plimsoll::Writer::new().map_err(failed)?)),
-        Format::Csv => Content::Csv,
-        Format::OracleGeneral => Content::OracleGeneral {
-            records: Records::default(),
-            page_bytes: u32::try_from(options.page_size.bytes()).unwrap_or(u32::MAX),
-        },
-        _ => Content::Ids,
-    };
+    let mut content = make(options.page_size).map_err(failed)?;
     let out: Box<dyn Write + 'a> = Box::new(BufWriter::new(out));
     let mut out = match options.compression {
         Compression::Gzip => Packed::Gzip(GzEncoder::new(out, flate2::Compression::default())),
@@ -180,12 +165,7 @@ pub fn write<'a>(
         }
         _ => Packed::Plain(out),
     };
-    match content {
-        Content::Csv => csv::write_header(out.writer()),
-        Content::Plimsoll(_) => plimsoll::Writer::write_header(out.writer()),
-        Content::Ids | Content::OracleGeneral { .. } => Ok(()),
-    }
-    .map_err(failed)?;
+    content.begin(out.writer()).map_err(failed)?;
     Ok(TraceWriter {
         name: name.to_owned(),
         out,
@@ -194,18 +174,18 @@ pub fn write<'a>(
     })
 }
 
-fn check(name: &str, options: &WriteOptions) -> Result<(), SourceError> {
-    if !options.format.is_written() {
-        return Err(SourceError::NotWritten {
-            format: options.format,
-        });
-    }
-    if options.compression == Compression::Xz {
+/// Refuses what is only read.
+fn check(name: &str, options: &WriteOptions) -> Result<MakeWriter, SourceError> {
+    if options.compression == Compression::Xz && options.format.is_written() {
         return Err(SourceError::CompressionNotWritten {
             name: name.to_owned(),
         });
     }
-    Ok(())
+    let format = options.format;
+    format
+        .row()
+        .writer
+        .ok_or(SourceError::NotWritten { format })
 }
 
 impl TraceWriter<'_> {
@@ -216,18 +196,7 @@ impl TraceWriter<'_> {
     /// [`SourceError::Write`]; the trace is then of no use.
     pub fn write(&mut self, batch: &ReferenceBatch) -> Result<(), SourceError> {
         let out = self.out.writer();
-        let mut references = batch.pages().iter().zip(batch.kinds());
-        let result = match &mut self.content {
-            Content::Ids => references.try_for_each(|(&page, _)| ids::write_reference(out, page)),
-            Content::Csv => {
-                references.try_for_each(|(&page, &kind)| csv::write_reference(out, page, kind))
-            }
-            Content::OracleGeneral { records, .. } => {
-                references.for_each(|(&page, _)| records.push(page));
-                Ok(())
-            }
-            Content::Plimsoll(writer) => writer.write(batch, out),
-        };
+        let result = self.content.write(batch, out);
         result.map_err(|source| SourceError::Write {
             name: self.name.clone(),
             source,
@@ -241,14 +210,7 @@ impl TraceWriter<'_> {
     /// [`SourceError::Write`]; the trace is then of no use.
     pub fn finish(mut self) -> Result<(), SourceError> {
         let out = self.out.writer();
-        let held_back = match &mut self.content {
-            Content::OracleGeneral {
-                records,
-                page_bytes,
-            } => records.write(*page_bytes, out),
-            Content::Plimsoll(writer) => writer.finish(out),
-            Content::Ids | Content::Csv => Ok(()),
-        };
+        let held_back = self.content.finish(out);
         let finished = held_back.and_then(|()| self.out.finish());
         finished
             .and_then(|()| match self.partial {
@@ -378,7 +340,7 @@ mod tests {
     #[test]
     fn what_is_no_plain_file_is_written_to_as_it_is() {
         let null = Path::new("/dev/null");
-        let mut writer = create(null, Some(Format::Plimsoll), PageSize::default()).unwrap();
+        let mut writer = create(null, Some(Format::PLIMSOLL), PageSize::default()).unwrap();
         writer.write(&batch_of(5)).unwrap();
         writer.finish().unwrap();
         assert!(!std::fs::metadata(null).unwrap().is_file());
@@ -391,7 +353,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.ids.xz");
         assert!(create(&path, None, PageSize::default()).is_err());
-        for format in Format::ALL {
+        for format in Format::all() {
             let path = folder.path().join(format.name());
             let refused = create(&path, Some(format), PageSize::default()).is_err();
             assert_eq!(refused, !format.is_written(), "{format}");

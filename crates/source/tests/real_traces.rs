@@ -49,10 +49,10 @@ fn cloud_physics_is_the_same_as_csv_and_as_oracle_general() {
         ..Options::default()
     };
     let csv = open(&csv, &options).unwrap();
-    assert_eq!(csv.format(), Format::Csv);
+    assert_eq!(csv.format(), Format::CSV);
     let csv = references(csv);
     let oracle = open(&oracle, &Options::default()).unwrap();
-    assert_eq!(oracle.format(), Format::OracleGeneral);
+    assert_eq!(oracle.format(), Format::ORACLE_GENERAL);
     let oracle = references(oracle);
     assert_eq!(csv.len(), 113_872);
     let of_kind = |kind| csv.iter().filter(|reference| reference.1 == kind).count();
@@ -79,12 +79,12 @@ fn cloud_physics_as_vscsi_is_the_same_requests_as_csv_and_as_oracle_general() {
         ..Options::default()
     };
     let trace = open(&vscsi, &sector).unwrap();
-    assert_eq!(trace.format(), Format::Vscsi);
+    assert_eq!(trace.format(), Format::VSCSI);
     let sectors = references(trace);
     // By its content alone, too.
     let bytes = std::fs::read(&vscsi).unwrap();
     let trace = read(&bytes[..], "vscsi", &sector).unwrap();
-    assert_eq!(trace.format(), Format::Vscsi);
+    assert_eq!(trace.format(), Format::VSCSI);
     assert!(references(trace) == sectors);
 
     // The CSV has the length in bytes, which our `csv` leaves aside: taken apart by hand.
@@ -128,7 +128,7 @@ fn the_future_we_write_is_the_one_lib_cache_sim_wrote() {
     let theirs = std::fs::read(&path).unwrap();
     let mut ours = Vec::new();
     let options = WriteOptions {
-        format: Format::OracleGeneral,
+        format: Format::ORACLE_GENERAL,
         compression: Compression::Plain,
         page_size: PageSize::default(),
     };
@@ -155,7 +155,7 @@ fn the_lirs_traces_are_told_by_content_and_read_whole() {
             continue;
         };
         let trace = open(&path, &Options::default()).unwrap();
-        assert_eq!(trace.format(), Format::Ids);
+        assert_eq!(trace.format(), Format::IDS);
         assert_eq!(trace.compression(), Compression::Gzip);
         let progress = trace.progress();
         assert_eq!(references(trace).len(), count, "{name}");
@@ -171,7 +171,12 @@ fn a_binary_trace_of_no_format_of_ours_is_refused() {
     let error = open(&path, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("unknown format"), "{error}");
     assert!(
-        error.ends_with(&Format::ALL.map(Format::name).join(", ")),
+        error.ends_with(
+            &Format::all()
+                .map(Format::name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
         "{error}"
     );
 }

@@ -34,13 +34,13 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let formats = [
         (
             "oracle-general",
-            Format::OracleGeneral,
+            Format::ORACLE_GENERAL,
             "t.oracleGeneral",
             200.0,
         ),
-        ("plimsoll", Format::Plimsoll, "t.plimsoll", 300.0),
-        ("csv (page,op)", Format::Csv, "t.csv", 10.0),
-        ("ids", Format::Ids, "t.ids", 0.0),
+        ("plimsoll", Format::PLIMSOLL, "t.plimsoll", 300.0),
+        ("csv (page,op)", Format::CSV, "t.csv", 10.0),
+        ("ids", Format::IDS, "t.ids", 0.0),
     ];
     writeln!(out, "\n{:<34} {:>8} {:>12}", "format", "M/s", "bytes/ref")?;
     for (name, format, file, bar) in formats {
@@ -62,8 +62,8 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         };
         writeln!(out, "{name:<34} {ours:>8.1} {bytes:>12.2}  {note}")?;
         let yardstick: Option<(&str, Reading)> = match format {
-            Format::OracleGeneral => Some(("record by record", records)),
-            Format::Csv => Some(("the csv crate", csv_records)),
+            Format::ORACLE_GENERAL => Some(("record by record", records)),
+            Format::CSV => Some(("the csv crate", csv_records)),
             _ => None,
         };
         if let Some((name, read)) = yardstick {

@@ -75,7 +75,7 @@ impl Recorder {
 }
 
 fn record(path: &Path, mut misses: Misses, begun: &mpsc::SyncSender<()>) -> anyhow::Result<()> {
-    let format = Format::of_name(path).unwrap_or(Format::Plimsoll);
+    let format = Format::of_name(path).unwrap_or(Format::PLIMSOLL);
     let mut trace = plimsoll_source::create(path, Some(format), PageSize::FOUR_KIB)?;
     begun.send(())?;
     let mut batch = ReferenceBatch::new();

@@ -156,7 +156,6 @@ const CIRCLES: &[&str] = &[
 const LISTED_STRINGS: &[&str] = &[
     "host.rs:accelerator",
     "report.rs:bound",
-    "trace.rs:device",
     "vm.rs:accelerator",
 ];
 

@@ -1,0 +1,83 @@
+//! How to read a trace, and which formats use which option.
+
+use std::fmt;
+
+use plimsoll_flow::PageSize;
+
+use crate::{BlockEvent, Column, Format};
+
+/// How to read a trace. By default everything follows from the trace itself.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The format; `None` infers it from the file's name, then from its first bytes.
+    pub format: Option<Format>,
+    /// Page size by which addresses and offsets become pages (`lackey` and block I/O).
+    pub page_size: PageSize,
+    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, in `csv` also
+    /// the only one.
+    pub page_column: Option<Column>,
+    /// Which column distinguishes reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if
+    /// any (in `parquet`, of strings).
+    pub op_column: Option<Column>,
+    /// Whether instruction fetches count, as reads (`lackey`).
+    pub instructions: bool,
+    /// The only device whose requests count, by its name in a trace of block requests; `None` takes all, with
+    /// pages apart.
+    pub device: Option<String>,
+    /// Which event of a request is its reference (`blkparse`).
+    pub block_event: Option<BlockEvent>,
+}
+
+/// An option of [`Options`] that not every format uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceOption {
+    /// [`Options::page_column`].
+    PageColumn,
+    /// [`Options::op_column`].
+    OpColumn,
+    /// [`Options::instructions`].
+    Instructions,
+    /// [`Options::device`].
+    Device,
+    /// [`Options::block_event`].
+    Event,
+}
+
+impl TraceOption {
+    /// Every option.
+    pub const ALL: [Self; 5] = [
+        Self::PageColumn,
+        Self::OpColumn,
+        Self::Instructions,
+        Self::Device,
+        Self::Event,
+    ];
+
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PageColumn => "page-column",
+            Self::OpColumn => "op-column",
+            Self::Instructions => "instructions",
+            Self::Device => "device",
+            Self::Event => "event",
+        }
+    }
+
+    pub(crate) fn is_given(self, options: &Options) -> bool {
+        match self {
+            Self::PageColumn => options.page_column.is_some(),
+            Self::OpColumn => options.op_column.is_some(),
+            Self::Instructions => options.instructions,
+            Self::Device => options.device.is_some(),
+            Self::Event => options.block_event.is_some(),
+        }
+    }
+}
+
+impl fmt::Display for TraceOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,78 @@
+//! What a row of the table of formats says.
+
+use std::fs::File;
+use std::io;
+
+use plimsoll_flow::PageSize;
+
+use crate::compression::Decompressed;
+use crate::lines::{BYTE_ORDER_MARK, is_empty_line};
+use crate::progress::Progress;
+use crate::spans::Reading;
+use crate::writing::ContentWriter;
+use crate::{Options, SourceError, TraceOption};
+
+/// A row of the table.
+pub(crate) struct FormatRow {
+    /// The name on the command line.
+    pub(crate) name: &'static str,
+    /// Whether a file's name says so, by its ending without that of a compression and by the part before.
+    pub(crate) is_named: fn(&str, Option<&str>) -> bool,
+    /// Whether the beginning of a trace is of this format.
+    pub(crate) is_head: fn(&Head) -> bool,
+    /// Whether a file named `.csv` may be one, which its content decides.
+    pub(crate) may_be_csv: bool,
+    /// The options that it uses, besides the page size.
+    pub(crate) options: &'static [TraceOption],
+    pub(crate) opening: Opening,
+    /// How it is written, if it is.
+    pub(crate) writer: Option<MakeWriter>,
+}
+
+/// Makes what writes a trace with pages of that size.
+pub(crate) type MakeWriter = fn(PageSize) -> io::Result<Box<dyn ContentWriter>>;
+
+/// Hands out a trace's references, borrowing its bytes.
+pub(crate) type BoxedReading<'a> = Box<dyn Reading + Send + 'a>;
+
+/// How a format is read.
+pub(crate) enum Opening {
+    /// From beginning to end.
+    Stream(for<'a> fn(Decompressed<'a>, &str, &Options) -> Result<BoxedReading<'a>, SourceError>),
+    /// From a file of so many bytes, in any order. Such a file begins with `magic`.
+    Seek {
+        magic: &'static [u8],
+        open:
+            fn(File, u64, &str, &Progress, &Options) -> Result<BoxedReading<'static>, SourceError>,
+    },
+}
+
+/// The beginning of a trace. It may end anywhere.
+pub(crate) struct Head<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Whether it has no zero bytes.
+    pub(crate) is_text: bool,
+    /// Of a text, the first line that is not empty, nor a comment.
+    pub(crate) line: Option<&'a [u8]>,
+}
+
+impl<'a> Head<'a> {
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        let is_text = !bytes.contains(&0);
+        let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
+        let mut lines = text.split(|&byte| byte == b'\n');
+        let line = lines
+            .find(|line| !is_empty_line(line) && !line.starts_with(b"Input file "))
+            .filter(|_| is_text);
+        Self {
+            bytes,
+            is_text,
+            line,
+        }
+    }
+
+    /// Whether the first line with content passes a test.
+    pub(crate) fn line_is(&self, test: impl FnOnce(&[u8]) -> bool) -> bool {
+        self.line.is_some_and(test)
+    }
+}
