@@ -545,7 +545,7 @@ mod tests {
         for (text, reason) in [
             (
                 "-object memory-backend-ram,id=m,size=1G,share=on -machine memory-backend=m",
-                "the memory 'm' cannot be mapped by others",
+                "the memory 'm' cannot be mapped by other processes",
             ),
             (
                 "-object memory-backend-memfd,id=m,size=1G,share=off -machine memory-backend=m",

@@ -119,7 +119,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "DISK --cache 2M --cache-mode none",
             2,
-            "there is a cache or there is none",
+            "--cache 2MiB contradicts --cache-mode none",
         ),
         (
             "DISK --write delayed --cache-mode none",
@@ -417,7 +417,7 @@ fn run_refuses_what_does_not_go_together_and_starts_nothing() {
         (
             "run -- @/qemu -object memory-backend-ram,id=m,size=1G -machine memory-backend=m",
             2,
-            "the memory 'm' cannot be mapped by others",
+            "the memory 'm' cannot be mapped by other processes",
         ),
         ("run -- @/none", 1, "none"),
         ("run --disk @/good.raw", 2, "required"),

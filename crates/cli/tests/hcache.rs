@@ -377,7 +377,7 @@ fn a_loops_curve_falls_at_its_size() {
 
     let table = served.text("stat --curves");
     assert!(
-        table.contains("   90.0    2000    2000  -90.0   +0.0\n"),
+        table.contains("   90.0  2000  2000  -90.0   +0.0\n"),
         "{table}"
     );
     assert!(
@@ -447,7 +447,7 @@ fn load_checks_the_pages_that_come_back() {
 
     let table = served.text("bench --seconds 1 --pages 10 --batch 1");
     assert!(
-        table.starts_with("load    10 pages (40 KiB), 1 under way, 50 % puts, 1.0 s\n"),
+        table.starts_with("load    10 pages (40 KiB), 1 in flight, 50 % puts, 1.0 s\n"),
         "{table}"
     );
     assert!(table.ends_with(" pages, 0 wrong\n"), "{table}");
