@@ -12,7 +12,7 @@ use guest::{Guest, HEADER, NONCE, command, get_offset};
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::protocol::{control, ring};
 use plimsoll_disk::{
-    Contents, ControlDisk, Drained, FrameSink, Notice, Page, PoolRequest, SecondChance,
+    Contents, ControlDisk, Drained, FrameSink, Notice, Page, PoolRequest, VictimCache,
 };
 
 /// A store that keeps everything and fails now and then.
@@ -32,7 +32,7 @@ impl Naive {
     }
 }
 
-impl SecondChance for Naive {
+impl VictimCache for Naive {
     fn open(&mut self, _: PoolRequest) -> io::Result<u32> {
         self.pools.push(Some(HashMap::new()));
         Ok(self.pools.len() as u32 - 1)
@@ -103,7 +103,7 @@ fuzz_target!(|input: &[u8]| {
                 disk.drain(&mut Deaf);
                 disk.write(0, &command(number, value, &arguments), &mut Deaf)
                     .unwrap();
-                if disk.second_chance_stats().pools == 0 {
+                if disk.victim_cache_stats().pools == 0 {
                     twin.clear();
                 }
                 if number == control::POOL_CLOSE {

@@ -8,9 +8,7 @@ mod guest;
 use guest::{FRAMES_END, Guest, HEADER, NONCE, Record};
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::protocol::{control, ring};
-use plimsoll_disk::{
-    BlockSink, Contents, Drained, FrameSink, GuestData as _, Notice, Notices, Page,
-};
+use plimsoll_disk::{BlockSink, Contents, Drained, FrameSink, Notice, Notices, Page};
 
 /// Words of the header that are worth a change.
 const WORDS: [usize; 11] = [

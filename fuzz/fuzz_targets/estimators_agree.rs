@@ -68,13 +68,19 @@ fn naive(pages: impl Iterator<Item = u64>) -> Result<MissRatioCurve, CurveError>
     for (size, &count) in (1..).zip(&reuses) {
         if count > 0 {
             misses -= count;
-            points.push(CurvePoint::exact(PageCount(size), misses as f64 / references as f64));
+            points.push(CurvePoint::exact(
+                PageCount(size),
+                misses as f64 / references as f64,
+            ));
         }
     }
     MissRatioCurve::new(points, references)
 }
 
-fn observed(estimator: &mut dyn Estimator, batches: &[Vec<u64>]) -> Result<MissRatioCurve, CurveError> {
+fn observed(
+    estimator: &mut dyn Estimator,
+    batches: &[Vec<u64>],
+) -> Result<MissRatioCurve, CurveError> {
     let mut batch = ReferenceBatch::new();
     for pages in batches {
         batch.advance();
@@ -94,7 +100,10 @@ fuzz_target!(|input: &[u8]| {
     settings.set("direct", OptionValue::Size(PageCount(3)));
     settings.set("ghost", OptionValue::Size(PageCount(64)));
     for row in ALGORITHMS {
-        let curve = observed(&mut *row.build(&settings).expect("defaults").estimator, &batches);
+        let curve = observed(
+            &mut *row.build(&settings).expect("defaults").estimator,
+            &batches,
+        );
         // An estimate is a curve by its type; that there is one, and nothing panics, is what is left. A sample
         // may have drawn none of the pages.
         if row.is_exact {
@@ -109,12 +118,24 @@ fuzz_target!(|input: &[u8]| {
     settings.set("threads", OptionValue::Count(two));
     for name in ["shards", "aet"] {
         let row = algorithm(name).expect("a row");
-        let _ = observed(&mut *row.build(&settings).expect("a rate").estimator, &batches);
+        let _ = observed(
+            &mut *row.build(&settings).expect("a rate").estimator,
+            &batches,
+        );
     }
     let parallel = ALGORITHMS[0].build(&settings);
-    assert_eq!(observed(&mut *parallel.expect("two threads").estimator, &batches), expected);
-    assert_eq!(observed(&mut Shards::new(1.0, 7).expect("a rate"), &batches), expected);
-    assert_eq!(observed(&mut FixedSizeShards::new(many, 7), &batches), expected);
+    assert_eq!(
+        observed(&mut *parallel.expect("two threads").estimator, &batches),
+        expected
+    );
+    assert_eq!(
+        observed(&mut Shards::new(1.0, 7).expect("a rate"), &batches),
+        expected
+    );
+    assert_eq!(
+        observed(&mut FixedSizeShards::new(many, 7), &batches),
+        expected
+    );
     let _ = observed(&mut FixedSizeShards::new(two, 7), &batches);
     let options = GhostOptions {
         direct: PageCount(3),

@@ -14,12 +14,25 @@ fuzz_target!(|data: &[u8]| {
     for line in text.lines() {
         let _ = ConsoleEvent::parse(line);
     }
-    let Ok(entries) = parse_maps(&text) else { return };
+    let Ok(entries) = parse_maps(&text) else {
+        return;
+    };
     for mapping in guest_ram(&entries, &file_systems, &command_line) {
-        let end = mapping.address.checked_add(mapping.len_bytes).expect("a range of addresses");
+        let end = mapping
+            .address
+            .checked_add(mapping.len_bytes)
+            .expect("a range of addresses");
         assert!(mapping.len_bytes > 0);
-        assert!(entries.iter().any(|entry| entry.start <= mapping.address && mapping.address < entry.end));
-        assert!(entries.iter().any(|entry| entry.start < end && end <= entry.end));
+        assert!(
+            entries
+                .iter()
+                .any(|entry| entry.start <= mapping.address && mapping.address < entry.end)
+        );
+        assert!(
+            entries
+                .iter()
+                .any(|entry| entry.start < end && end <= entry.end)
+        );
         let _ = ram_state(&text, &mapping);
     }
 });
