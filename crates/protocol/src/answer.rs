@@ -2,14 +2,14 @@
 //! [`request`](crate::request).
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::decision::Decision;
 use crate::plan::PlanJson;
 use crate::vm::VmSummary;
 
 /// The VMs of a host: the answer to `GET /v1/vms`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmsView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -18,7 +18,8 @@ pub struct VmsView {
 }
 
 /// What `apply` would carry out: the answer to `GET /v1/plan`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ProposalView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -27,7 +28,8 @@ pub struct ProposalView {
 }
 
 /// Whether a decision follows from what was recorded of it: the answer to `GET /v1/decisions/{id}/replay`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ReplayView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -42,7 +44,8 @@ pub struct ReplayView {
 }
 
 /// The answer to what has no other: it was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Done {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,

@@ -9,13 +9,13 @@
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 /// Version of the form; a reader refuses any other.
 pub const SCHEMA: u32 = 1;
 
 /// A VM's curve.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CurveJson {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -32,7 +32,8 @@ pub struct CurveJson {
 }
 
 /// A step of a curve.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PointJson {
     /// Size in pages from which the ratio holds.
     pub size_pages: u64,

@@ -2,14 +2,12 @@
 
 use plimsoll_policy::Relative;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::plan::{PlanInputs, PlanJson};
 
 /// What the daemon may do.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Trace and show.
@@ -22,7 +20,8 @@ pub enum Mode {
 }
 
 /// Where in the workflow of \[LS07\] fig. 6 the host is. With curves from traps it is always [`Whole`](Self::Whole).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// The VMs have all their memory themselves.
@@ -41,7 +40,8 @@ pub enum Phase {
 }
 
 /// A decision, with all that led to it and all that came of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Decision {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -76,7 +76,8 @@ pub struct Decision {
 }
 
 /// Kinds of decisions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// VMs get other sizes.
@@ -90,7 +91,8 @@ pub enum Kind {
 }
 
 /// Who takes decisions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
     /// The turn loop.
@@ -100,7 +102,8 @@ pub enum By {
 }
 
 /// What has become of a decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// It waits for an operator.
@@ -132,7 +135,8 @@ impl State {
 }
 
 /// What a VM has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HoldingView {
     /// Of its own: RAM less balloon.
     pub direct_bytes: u64,
@@ -149,7 +153,8 @@ impl HoldingView {
 }
 
 /// How far one VM's part in a move is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum StepState {
     /// It waits for memory that other VMs have to free.
@@ -179,7 +184,8 @@ impl StepState {
 }
 
 /// One VM's part in a move.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Step {
     /// The VM.
     pub vm: String,
@@ -196,7 +202,8 @@ pub struct Step {
 }
 
 /// What was measured of one VM after a move, beside what was predicted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Check {
     /// The VM.
     pub vm: String,
@@ -215,7 +222,8 @@ pub struct Check {
 }
 
 /// Whether a promise was kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// It was.
@@ -227,7 +235,8 @@ pub enum Verdict {
 }
 
 /// The answer to `GET /v1/decisions`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DecisionsView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod curve_json;
 pub mod decision;

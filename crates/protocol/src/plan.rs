@@ -9,13 +9,13 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, PageSizeError, VmId};
 use plimsoll_policy::{Allocation, Demand, PolicyError, Relative, Rules, Target, allocate};
 pub use plimsoll_policy::{Policy, Reason, Search, Suppression};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::curve_json::{CurveJson, CurveJsonError, SCHEMA};
 use crate::size::ByteSize;
 
 /// All inputs of a policy.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PlanInputs {
     /// [`SCHEMA`].
@@ -31,7 +31,8 @@ pub struct PlanInputs {
 }
 
 /// The limits of the host.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RulesJson {
     /// All memory that can be allocated, in bytes.
@@ -47,7 +48,8 @@ pub struct RulesJson {
 }
 
 /// One VM.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DemandJson {
     /// Name of the VM.
@@ -71,7 +73,8 @@ pub struct DemandJson {
 }
 
 /// The allocation that a policy gives.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PlanJson {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -96,7 +99,8 @@ pub struct PlanJson {
 }
 
 /// The size that one VM is given.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TargetJson {
     /// The VM.
     pub vm: String,
@@ -117,7 +121,8 @@ pub struct TargetJson {
 }
 
 /// Sizes and bounds that need more memory than the host has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Shortfall {
     /// The smallest total that keeps all minimum sizes and loss bounds, in bytes.
     pub needed_bytes: u64,
@@ -128,7 +133,8 @@ pub struct Shortfall {
 }
 
 /// The smallest size of a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LeastJson {
     /// The VM.
     pub vm: String,

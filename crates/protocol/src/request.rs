@@ -1,13 +1,13 @@
 //! What clients ask for, and how they are refused.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::plan::PlanJson;
 use crate::vm::{Relative, Standing};
 
 /// Body of `POST /v1/apply` and `POST /v1/rollback`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
     /// The decision meant; `null`: the newest that can be.
@@ -17,7 +17,8 @@ pub struct Choice {
 
 /// Body of `PATCH /v1/vms/{vm}`: what is to be changed; what is absent stays, `reset` goes back to the
 /// configuration first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SettingsChange {
     /// Forget all that was changed by hand.
@@ -44,7 +45,8 @@ pub struct SettingsChange {
 }
 
 /// What a VM would suffer or gain at another size: the answer to `GET /v1/vms/{vm}/whatif?size_bytes=N`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmWhatIf {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -65,7 +67,8 @@ pub struct VmWhatIf {
 }
 
 /// How the host would be divided if it lost (or won) memory: the answer to `GET /v1/whatif?lose_bytes=N`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostWhatIf {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -78,7 +81,8 @@ pub struct HostWhatIf {
 }
 
 /// What happened, as `GET /v1/events` tells it (server-sent events, the data of each).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// A turn has ended: what `GET /v1/host` says is new.
@@ -94,7 +98,8 @@ pub enum Event {
 }
 
 /// An answer that is a refusal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Refusal {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -105,7 +110,8 @@ pub struct Refusal {
 }
 
 /// Kinds of refusals, each with its HTTP status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusalKind {
     /// 400: not understood.

@@ -3,7 +3,6 @@
 //! Sizes are bytes, times are milliseconds since 1970, ratios are shares of 1.0. `null` is "not known", never zero.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use plimsoll_flow::{TraceMethod, WorkingSetBound};
 pub use plimsoll_policy::Relative;
@@ -12,7 +11,8 @@ use crate::curve_json::CurveJson;
 use crate::decision::{Mode, Phase};
 
 /// The host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -52,7 +52,8 @@ pub struct HostView {
 
 /// Where the host's memory is. `vms_direct + vms_cache + store + spare = divided`; `divided + other + free = total`
 /// as far as the kernel's own counts agree in the moment they are read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostMemory {
     /// All RAM of the host (`MemTotal`).
     pub total_bytes: u64,
@@ -73,7 +74,8 @@ pub struct HostMemory {
 }
 
 /// How a VM stands with its promise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
     /// Within its promise, and could give memory.
@@ -87,7 +89,8 @@ pub enum Standing {
 }
 
 /// A VM in one line of a list.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmSummary {
     /// Its name.
     pub vm: String,
@@ -136,7 +139,8 @@ pub struct VmSummary {
 }
 
 /// How the references behind a curve were observed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CurveSource {
     /// Traps on sampled pages of the VM's RAM.
@@ -171,7 +175,8 @@ impl From<TraceMethod> for CurveSource {
 }
 
 /// What a VM is promised, and what bounds it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Settings {
     /// It never gets less.
     pub min_bytes: u64,
@@ -188,7 +193,8 @@ pub struct Settings {
 }
 
 /// A working set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct WorkingSetView {
     /// Its size.
     pub bytes: u64,
@@ -197,7 +203,8 @@ pub struct WorkingSetView {
 }
 
 /// Whether a tracer runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceState {
     /// It runs, and no period has ended yet.
@@ -209,7 +216,8 @@ pub enum TraceState {
 }
 
 /// How a VM is traced.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TraceView {
     /// Whether the tracer runs.
     pub state: TraceState,
@@ -242,7 +250,8 @@ pub struct TraceView {
 }
 
 /// How a balloon follows its target.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum BalloonState {
     /// No target was set by this daemon.
@@ -262,7 +271,8 @@ pub enum BalloonState {
 }
 
 /// A balloon.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BalloonView {
     /// What the VM has of its own.
     pub actual_bytes: u64,
@@ -277,7 +287,8 @@ pub struct BalloonView {
 }
 
 /// A cache under a VM's disk.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CacheView {
     /// Most that it holds.
     pub capacity_bytes: u64,
@@ -292,7 +303,8 @@ pub struct CacheView {
 }
 
 /// A VM in full: the answer to `GET /v1/vms/{vm}`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -304,7 +316,8 @@ pub struct VmView {
 }
 
 /// A moment in a VM's history.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sample {
     /// When.
     pub unix_ms: u64,
@@ -327,7 +340,8 @@ pub struct Sample {
 }
 
 /// A VM's history: the answer to `GET /v1/vms/{vm}/history`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HistoryView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -338,7 +352,8 @@ pub struct HistoryView {
 }
 
 /// Where in its RAM a VM is busy: the answer to `GET /v1/vms/{vm}/heatmap`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HeatmapView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
@@ -351,7 +366,8 @@ pub struct HeatmapView {
 }
 
 /// A period of a heatmap.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HeatRow {
     /// When it ended.
     pub unix_ms: u64,

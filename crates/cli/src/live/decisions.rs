@@ -12,7 +12,7 @@ use plimsoll_protocol::decision::{By, Check, Decision, Kind, State, Step, Verdic
 use plimsoll_protocol::request::Choice;
 
 use super::words::{moment, name_of, ratio, relative, size};
-use super::{Daemon, Form, SocketArg, write_json};
+use super::{Daemon, Form, FormArg, SocketArg, write_json};
 use plimsoll_output::exit::Partly;
 use plimsoll_output::{printable, stop_flag};
 
@@ -30,16 +30,8 @@ pub struct ChoiceArgs {
     /// Wait until memory has been moved and the result has been measured
     #[arg(long)]
     wait: bool,
-    /// Output format
-    #[arg(
-        short = 'o',
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value_t,
-        hide_default_value = true
-    )]
-    output: Form,
+    #[command(flatten)]
+    form: FormArg,
 }
 
 /// Asks for a decision to be carried out, tells of it, and waits for its end if that is wanted.
@@ -56,7 +48,7 @@ pub fn carry_out(
     if args.wait {
         decision = wait(&daemon, decision)?;
     }
-    match args.output {
+    match args.form.output {
         Form::Table => out.write_all(text(&decision, None).as_bytes())?,
         Form::Csv => out.write_all(csv(&[&decision]).as_bytes())?,
         Form::Json => write_json(&decision, out)?,

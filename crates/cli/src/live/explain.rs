@@ -32,7 +32,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_look(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
     decisions.truncate(args.limit);
-    match args.look.output {
+    match args.look.form.output {
         Form::Table if decisions.is_empty() => {
             writeln!(out, "No decision has touched {} yet.", printable(&args.vm))?;
         }

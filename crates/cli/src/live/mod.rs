@@ -48,11 +48,9 @@ pub enum Form {
     Json,
 }
 
-/// Connection to the daemon, and output format.
-#[derive(Debug, Clone, clap::Args)]
-pub struct LookArgs {
-    #[command(flatten)]
-    socket: SocketArg,
+/// Output format of verbs without a picture.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct FormArg {
     /// Output format
     #[arg(
         short = 'o',
@@ -63,6 +61,15 @@ pub struct LookArgs {
         hide_default_value = true
     )]
     output: Form,
+}
+
+/// Connection to the daemon, and output format.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LookArgs {
+    #[command(flatten)]
+    socket: SocketArg,
+    #[command(flatten)]
+    form: FormArg,
 }
 
 /// Writes a value as a line of JSON.

@@ -98,7 +98,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let change = args.change()?;
     let daemon = Daemon::to_change(&args.look.socket)?;
     let vm = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
-    match args.look.output {
+    match args.look.form.output {
         Form::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
         Form::Csv => out.write_all(lines(&vm).as_bytes())?,
         Form::Json => write_json(&vm, out)?,

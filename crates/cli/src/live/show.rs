@@ -42,7 +42,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_look(&args.look.socket)?;
     let vm = daemon.ask_of(&args.vm, Client::vm)?;
-    match args.look.output {
+    match args.look.form.output {
         Form::Table => {
             let now_unix_ms = daemon.host()?.now_unix_ms;
             out.write_all(text(&vm, now_unix_ms)?.as_bytes())?;

@@ -24,7 +24,7 @@ pub struct Args {
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let host = Daemon::to_look(&args.look.socket)?.host()?;
-    match args.look.output {
+    match args.look.form.output {
         Form::Table => Ok(out.write_all(text(&host).as_bytes())?),
         Form::Csv => Ok(out.write_all(lines(&host).as_bytes())?),
         Form::Json => write_json(&host, out),

@@ -43,7 +43,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let (Some(vm), Some(size)) = (&args.vm, args.size) {
         let daemon = Daemon::to_look(&args.look.socket)?;
         let answer = daemon.ask_of(vm, |client, vm| client.vm_what_if(vm, size.0))?;
-        return of_vm(&answer, args.look.output, out);
+        return of_vm(&answer, args.look.form.output, out);
     }
     let lose = args.host_loses.map(|size| i128::from(size.0));
     let gain = args.host_gains.map(|size| -i128::from(size.0));
@@ -52,7 +52,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let daemon = Daemon::to_look(&args.look.socket)?;
     let answer = daemon.ask(|client: &Client| client.host_what_if(lose_bytes))?;
-    of_host(&answer, args.look.output, out)
+    of_host(&answer, args.look.form.output, out)
 }
 
 fn of_vm(answer: &VmWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -94,6 +94,36 @@ pub(crate) mod tests {
     use plimsoll_disk::{
         CacheMode, DiskStats, EngineStats, RingStats, VictimCacheStats, WriteMode,
     };
+    use plimsoll_protocol::disk_admin;
+
+    #[test]
+    fn what_the_server_reports_is_what_the_daemon_reads() {
+        let report = example();
+        let text = serde_json::to_string(&report).unwrap();
+        let read: disk_admin::DiskStat = serde_json::from_str(&text).unwrap();
+        let MachineStats { engine, ring, .. } = report.machine;
+        let expected = disk_admin::DiskStat {
+            vm: report.vm,
+            direct_pages: ring.guest_memory_pages,
+            cache_bytes: engine.cache_bytes,
+            cached_pages: engine.cached_pages,
+            dirty_pages: engine.dirty_pages,
+            disabled: engine.disabled,
+            read_blocks: engine.read_blocks,
+            hits: engine.hits,
+            storage_reads: engine.storage_reads,
+            storage_read_bytes: engine.storage_read_bytes,
+            storage_errors: engine.storage_errors,
+            evictions: engine.evictions,
+            admitted: engine.admitted,
+            mismatches: engine.refused_mismatch,
+            lost_notices: ring.lost,
+            dropped: engine.dropped,
+            module_attached: ring.attached,
+        };
+        assert_eq!(read, expected);
+        assert!(read.read_blocks > 0 && read.cache_bytes > 0 && read.module_attached);
+    }
 
     /// A VM with a busy disk and an idle one, and of an awkward name.
     pub fn example() -> Report {

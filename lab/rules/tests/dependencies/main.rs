@@ -139,6 +139,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 
 /// Which others the tests of a crate use; all may use plimsoll-skip.
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
+    ("plimsoll-daemon", &["plimsoll-protocol"]),
     ("plimsoll-estimator", &["plimsoll-source"]),
     ("plimsoll-disk", &["plimsoll-estimator", "plimsoll-driver"]),
     ("plimsoll-actuator", &["plimsoll-hcache", "plimsoll-rig"]),

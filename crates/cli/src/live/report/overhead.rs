@@ -8,7 +8,7 @@ use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
-use super::super::{Form, write_json};
+use super::super::{Form, FormArg, write_json};
 use super::OfVm;
 use plimsoll_output::{Columns, Side, csv, printable, short};
 
@@ -17,23 +17,15 @@ use plimsoll_output::{Columns, Side, csv, printable, short};
 pub struct Args {
     #[command(flatten)]
     of: OfVm,
-    /// Output format
-    #[arg(
-        short = 'o',
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value_t,
-        hide_default_value = true
-    )]
-    output: Form,
+    #[command(flatten)]
+    form: FormArg,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     let vms = daemon.vms(args.of.vm.as_deref())?;
-    match args.output {
+    match args.form.output {
         Form::Table => {
             let host = daemon.host()?;
             out.write_all(text(&vms, &host).as_bytes())?;

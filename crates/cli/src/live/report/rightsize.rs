@@ -7,7 +7,7 @@ use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
-use super::super::{Form, write_json};
+use super::super::{Form, FormArg, write_json};
 use super::OfVm;
 use plimsoll_output::{Columns, Side, csv, printable};
 
@@ -16,16 +16,8 @@ use plimsoll_output::{Columns, Side, csv, printable};
 pub struct Args {
     #[command(flatten)]
     of: OfVm,
-    /// Output format
-    #[arg(
-        short = 'o',
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value_t,
-        hide_default_value = true
-    )]
-    output: Form,
+    #[command(flatten)]
+    form: FormArg,
 }
 
 /// What `-o json` writes.
@@ -76,7 +68,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         saves_bytes: saves.fold(0, u64::saturating_add),
         vms,
     };
-    match args.output {
+    match args.form.output {
         Form::Table => Ok(out.write_all(text(&report, &summaries).as_bytes())?),
         Form::Csv => Ok(out.write_all(lines(&report).as_bytes())?),
         Form::Json => write_json(&report, out),
