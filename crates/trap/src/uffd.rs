@@ -269,5 +269,6 @@ mod tests {
         );
         message[0] = 0x13;
         assert_eq!(parse_fault(&message), None);
+        assert_eq!(parse_fault(&[0x12; 20]), None);
     }
 }

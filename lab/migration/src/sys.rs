@@ -1,10 +1,10 @@
-//! Every system call of the page logs that Rust cannot check: memory slots, rings, `CLEAR_DIRTY_LOG`,
-//! write protection by userfaultfd, `PAGEMAP_SCAN`. One safe function each; layouts are asserted.
+//! Every system call of the dirty-page trackers that Rust cannot check: memory slots, rings, `CLEAR_DIRTY_LOG`. One safe
+//! function each; layouts are asserted. userfaultfd and `PAGEMAP_SCAN` are in `plimsoll_trap::uffd`.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -28,97 +28,13 @@ pub struct RingEntry {
     pub offset: AtomicU64,
 }
 
-/// Addresses of our own process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct AddressRange {
-    /// First address, page-aligned.
-    pub start: u64,
-    /// Length in bytes, a whole number of pages.
-    pub len_bytes: u64,
-}
-
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct UffdioRegister {
-    range: AddressRange,
-    mode: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct UffdioWriteProtect {
-    range: AddressRange,
-    mode: u64,
-}
-
-/// A stretch of pages that `PAGEMAP_SCAN` found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct PageRegion {
-    /// First address.
-    pub start: u64,
-    /// Address after the last one.
-    pub end: u64,
-    categories: u64,
-}
-
-#[repr(C)]
-struct PmScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-// As in <linux/kvm.h>, <linux/userfaultfd.h> and <linux/fs.h>.
+// As in <linux/kvm.h>.
 const _: () = assert!(size_of::<RingEntry>() == size_of::<kvm_dirty_gfn>());
 const _: () = assert!(size_of::<kvm_dirty_gfn>() == 16);
 const _: () = assert!(size_of::<kvm_clear_dirty_log>() == 24);
-const _: () = assert!(size_of::<UffdioApi>() == 24);
-const _: () = assert!(size_of::<UffdioRegister>() == 32);
-const _: () = assert!(size_of::<UffdioWriteProtect>() == 24);
-const _: () = assert!(size_of::<PageRegion>() == 24);
-const _: () = assert!(size_of::<PmScanArg>() == 96);
 
 const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xC018_AEC0;
 const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xAEC7;
-
-const UFFD_API: u64 = 0xAA;
-const UFFDIO_API: libc::c_ulong = 0xC018_AA3F;
-const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
-const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
-const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xC018_AA06;
-const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
-/// Faults by write protection are told.
-pub const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-/// Pages that were never touched can be protected too.
-pub const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
-/// A write to a protected page unprotects it and goes on.
-pub const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
-/// One message of a userfaultfd, in bytes.
-pub const UFFD_MESSAGE_BYTES: usize = 32;
-/// Event number of a page fault.
-pub const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
-
-const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
-const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
-const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
-const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -274,95 +190,4 @@ impl Drop for RingMapping {
         // SAFETY: the mapping was made by `new` with this length and no borrow of it outlives `self`.
         unsafe { libc::munmap(self.entries.cast(), self.count * size_of::<RingEntry>()) };
     }
-}
-
-/// Opens a userfaultfd on our own address space and agrees on `features`.
-pub fn userfaultfd(features: u64) -> io::Result<OwnedFd> {
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: userfaultfd(2) takes one integer and touches no memory of ours.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    let fd = check(libc::c_int::try_from(fd).map_err(io::Error::other)?)?;
-    // SAFETY: the call succeeded, so `fd` is open and nobody else's yet.
-    let uffd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut api = UffdioApi {
-        api: UFFD_API,
-        features,
-        ioctls: 0,
-    };
-    // SAFETY: UFFDIO_API reads and writes the 24 bytes of `api`, which we borrow mutably.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &raw mut api) })?;
-    Ok(uffd)
-}
-
-/// Makes `range` one whose pages can be protected against writes.
-pub fn uffd_register(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
-    let mut register = UffdioRegister {
-        range,
-        mode: UFFDIO_REGISTER_MODE_WP,
-        ioctls: 0,
-    };
-    // SAFETY: UFFDIO_REGISTER reads and writes the 32 bytes of `register`, which we borrow mutably. It
-    // changes how faults in `range` are served, not what memory holds.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) })?;
-    Ok(())
-}
-
-/// Unprotects `range`, gives it back to the kernel and wakes whoever waits in it.
-pub fn uffd_unregister(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
-    // SAFETY: UFFDIO_UNREGISTER only reads the 16 bytes of `range`.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER, &raw const range) })?;
-    Ok(())
-}
-
-/// Protects `range` against writes, or unprotects it and wakes whoever waits in it.
-pub fn uffd_write_protect(
-    uffd: BorrowedFd<'_>,
-    range: AddressRange,
-    protect: bool,
-) -> io::Result<()> {
-    let request = UffdioWriteProtect {
-        range,
-        mode: u64::from(protect),
-    };
-    loop {
-        // SAFETY: UFFDIO_WRITEPROTECT only reads the 24 bytes of `request`. A write that meets the
-        // protection waits; what memory holds does not change.
-        match check(unsafe {
-            libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw const request)
-        }) {
-            // Our mappings are changing: again.
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
-            result => return result.map(drop),
-        }
-    }
-}
-
-/// Finds pages of our own `range` that were written since they were protected, and protects them again.
-///
-/// Fills `regions` from its start; returns how many of them, and the address up to which was looked.
-pub fn pagemap_scan_written(
-    pagemap: BorrowedFd<'_>,
-    range: AddressRange,
-    regions: &mut [PageRegion],
-) -> io::Result<(usize, u64)> {
-    let mut scan = PmScanArg {
-        size: size_of::<PmScanArg>() as u64,
-        flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
-        start: range.start,
-        end: range.start + range.len_bytes,
-        walk_end: 0,
-        vec: regions.as_mut_ptr().addr() as u64,
-        vec_len: regions.len() as u64,
-        max_pages: 0,
-        category_inverted: 0,
-        category_mask: PAGE_IS_WRITTEN,
-        category_anyof_mask: 0,
-        return_mask: PAGE_IS_WRITTEN,
-    };
-    // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `scan` and writes at most `vec_len` regions
-    // to `vec`; we borrow both mutably, and regions are integers alone. It changes how the
-    // next write to a page is served, not what memory holds.
-    let found = check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) })?;
-    let found = usize::try_from(found).unwrap_or(0).min(regions.len());
-    Ok((found, scan.walk_end))
 }

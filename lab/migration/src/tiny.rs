@@ -19,11 +19,12 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use plimsoll_flow::{PageCount, PageNumber};
+use plimsoll_trap::uffd::AddressRange;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory as _, VolatileSlice};
 
 use super::KvmError;
 use super::dirty_ring::Rings;
-use super::sys::{AddressRange, Memory, RingMapping, VmWithMemory};
+use super::sys::{Memory, RingMapping, VmWithMemory};
 
 const PAGE_BYTES: u64 = 4096;
 /// Pages that one entry of a page directory maps.

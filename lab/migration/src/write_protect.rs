@@ -9,57 +9,48 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use plimsoll_flow::PageNumber;
+use plimsoll_trap::uffd::{AddressRange, Userfault, UserfaultPurpose, WrittenPages};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::sys::{self, AddressRange, PageRegion, UFFD_MESSAGE_BYTES};
 use super::tiny::Machine;
 use super::written::Written;
 use super::{KvmError, Round, Tracker};
 
-/// Messages taken by one read: more than a machine has vCPUs that wait at once.
-const MESSAGES: usize = 64;
-/// Stretches of written pages taken by one scan.
-const REGIONS: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
 
 /// A machine's memory under a userfaultfd, all of it protected.
 #[derive(Debug)]
 struct Protected {
-    uffd: OwnedFd,
+    userfault: Userfault,
     ranges: Vec<AddressRange>,
     /// Holds what the ranges lie in.
     machine: Arc<Machine>,
 }
 
 impl Protected {
-    fn new(machine: Arc<Machine>, features: u64) -> Result<Self, KvmError> {
-        let features = features | sys::UFFD_FEATURE_WP_UNPOPULATED;
-        let uffd = sys::userfaultfd(features).map_err(KvmError::call("userfaultfd"))?;
-        let mut protected = Self {
-            uffd,
-            ranges: Vec::new(),
+    fn new(machine: Arc<Machine>, purpose: UserfaultPurpose) -> Result<Self, KvmError> {
+        let ranges = machine.ranges();
+        let userfault = Userfault::open(purpose, ranges.iter().copied());
+        let protected = Self {
+            userfault: userfault.map_err(KvmError::call("userfaultfd"))?,
+            ranges,
             machine,
         };
-        for range in protected.machine.ranges() {
-            let registered = sys::uffd_register(protected.uffd.as_fd(), range);
-            registered.map_err(KvmError::call("UFFDIO_REGISTER"))?;
-            protected.ranges.push(range);
-            protected.protect(range, true)?;
+        for &range in &protected.ranges {
+            protected.protect(range)?;
         }
         Ok(protected)
     }
 
-    fn protect(&self, range: AddressRange, protect: bool) -> Result<(), KvmError> {
-        let result = sys::uffd_write_protect(self.uffd.as_fd(), range, protect);
-        result.map_err(KvmError::call("UFFDIO_WRITEPROTECT"))
+    fn protect(&self, range: AddressRange) -> Result<(), KvmError> {
+        let protected = self.userfault.write_protect(range);
+        protected.map_err(KvmError::call("UFFDIO_WRITEPROTECT"))
     }
 
-    /// Lets all writes go on, from now on without being told.
+    /// Lets all writes go on, and reports none from now on.
     fn release(&self) {
-        for &range in &self.ranges {
-            // It fails only for what is not registered any more.
-            let _ = sys::uffd_unregister(self.uffd.as_fd(), range);
-        }
+        // It fails only for what is not registered any more.
+        let _ = self.userfault.unregister();
     }
 
     /// Slot and page that an address lies in.
@@ -108,7 +99,7 @@ impl WriteProtect {
     /// [`KvmError::Call`]: the kernel has no such userfaultfd, or we may not open one.
     pub fn start(machine: Arc<Machine>) -> Result<Self, KvmError> {
         let written = Written::new(machine.slots());
-        let protected = Protected::new(machine, sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP)?;
+        let protected = Protected::new(machine, UserfaultPurpose::WriteProtect)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(KvmError::call("eventfd"))?;
         let heard = stop.try_clone().map_err(KvmError::call("dup"))?;
         let shared = Arc::new(Shared {
@@ -145,10 +136,11 @@ impl Shared {
     }
 
     fn serve_faults(&self, stop: BorrowedFd<'_>) -> Result<(), KvmError> {
-        let uffd = self.protected.uffd.as_fd();
-        let mut bytes = [0; MESSAGES * UFFD_MESSAGE_BYTES];
+        let userfault = &self.protected.userfault;
+        let mut faults = Vec::new();
         loop {
-            let mut waited = [uffd, stop].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let descriptors = [userfault.as_fd(), stop];
+            let mut waited = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut waited, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(KvmError::call("poll")(error)),
@@ -156,37 +148,23 @@ impl Shared {
             if !waited[1].revents().is_empty() {
                 return Ok(());
             }
-            let len_bytes = match rustix::io::read(uffd, &mut bytes) {
-                Ok(len_bytes) => len_bytes,
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(KvmError::call("read of a userfaultfd")(error)),
-            };
+            let read = userfault.read_faults(&mut faults);
+            read.map_err(KvmError::call("read of a userfaultfd"))?;
             let mut state = self.state();
-            for message in bytes[..len_bytes].chunks_exact(UFFD_MESSAGE_BYTES) {
-                let fault = fault_address(message);
-                match fault.and_then(|address| self.protected.place(address)) {
-                    Some((slot, page)) => {
-                        state.written.note(Some(slot), page);
-                        self.protected.protect(
-                            AddressRange {
-                                start: self.protected.ranges[slot].start + page * PAGE_BYTES,
-                                len_bytes: PAGE_BYTES,
-                            },
-                            false,
-                        )?;
-                    }
-                    None => state.written.note(None, 0),
-                }
+            for fault in &faults {
+                let Some((slot, page)) = self.protected.place(fault.address) else {
+                    state.written.note(None, 0);
+                    continue;
+                };
+                state.written.note(Some(slot), page);
+                let lifted = userfault.lift_write_protection(AddressRange {
+                    start: self.protected.ranges[slot].start + page * PAGE_BYTES,
+                    len_bytes: PAGE_BYTES,
+                });
+                lifted.map_err(KvmError::call("UFFDIO_WRITEPROTECT"))?;
             }
         }
     }
-}
-
-/// Address of a page fault by a `struct uffd_msg`; `None` for other events.
-fn fault_address(message: &[u8]) -> Option<u64> {
-    (*message.first()? == sys::UFFD_EVENT_PAGEFAULT).then_some(())?;
-    let address = message.get(16..24)?.try_into().ok()?;
-    Some(u64::from_ne_bytes(address))
 }
 
 impl Tracker for WriteProtect {
@@ -205,13 +183,10 @@ impl Tracker for WriteProtect {
                 .filter_map(|&page| slot.offset_of(page))
                 .collect();
             for run in offsets.chunk_by(|before, next| before + 1 == *next) {
-                protected.protect(
-                    AddressRange {
-                        start: range.start + run[0] * PAGE_BYTES,
-                        len_bytes: run.len() as u64 * PAGE_BYTES,
-                    },
-                    true,
-                )?;
+                protected.protect(AddressRange {
+                    start: range.start + run[0] * PAGE_BYTES,
+                    len_bytes: run.len() as u64 * PAGE_BYTES,
+                })?;
             }
         }
         Ok(round)
@@ -235,6 +210,7 @@ impl Drop for WriteProtect {
 pub struct AsyncWriteProtect {
     protected: Protected,
     pagemap: File,
+    written: WrittenPages,
 }
 
 impl AsyncWriteProtect {
@@ -247,57 +223,25 @@ impl AsyncWriteProtect {
         let pagemap = File::open("/proc/self/pagemap");
         Ok(Self {
             pagemap: pagemap.map_err(KvmError::call("open of /proc/self/pagemap"))?,
-            protected: Protected::new(machine, sys::UFFD_FEATURE_WP_ASYNC)?,
+            protected: Protected::new(machine, UserfaultPurpose::AsyncWriteProtect)?,
+            written: WrittenPages::new(),
         })
     }
 }
 
 impl Tracker for AsyncWriteProtect {
     fn round(&mut self) -> Result<Round, KvmError> {
-        let mut regions = vec![PageRegion::default(); REGIONS];
         let mut pages = Vec::new();
         let slots = self.protected.machine.slots().iter();
-        for (slot, range) in slots.zip(&self.protected.ranges) {
-            let end = range.start + range.len_bytes;
-            let mut start = range.start;
-            while start < end {
-                let rest = AddressRange {
-                    start,
-                    len_bytes: end - start,
-                };
-                let scan = sys::pagemap_scan_written(self.pagemap.as_fd(), rest, &mut regions);
-                let (found, walked) = scan.map_err(KvmError::call("PAGEMAP_SCAN"))?;
-                for region in &regions[..found] {
-                    let page = |address: u64| slot.first.0 + (address - range.start) / PAGE_BYTES;
-                    // The kernel answers within what it was asked for.
-                    pages.extend((page(region.start)..page(region.end)).map(PageNumber));
-                }
-                if walked <= start {
-                    return Err(KvmError::Call {
-                        call: "PAGEMAP_SCAN",
-                        source: std::io::Error::other("it did not get on"),
-                    });
-                }
-                start = walked;
-            }
+        for (slot, &range) in slots.zip(&self.protected.ranges) {
+            let scanned = self.written.scan(self.pagemap.as_fd(), range, |run| {
+                // The kernel answers within the range that it was given.
+                let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
+                pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));
+            });
+            scanned.map_err(KvmError::call("PAGEMAP_SCAN"))?;
         }
         pages.sort_unstable();
         Ok(Round::of(pages))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_page_fault_has_an_address() {
-        let mut message = [0; UFFD_MESSAGE_BYTES];
-        message[0] = 0x12;
-        message[16..24].copy_from_slice(&0x7f00_1234_5000u64.to_ne_bytes());
-        assert_eq!(fault_address(&message), Some(0x7f00_1234_5000));
-        message[0] = 0x13;
-        assert_eq!(fault_address(&message), None);
-        assert_eq!(fault_address(&[0x12; 20]), None);
     }
 }

@@ -131,7 +131,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-rig",
         ],
     ),
-    ("plimsoll-migration", &["plimsoll-flow"]),
+    ("plimsoll-migration", &["plimsoll-flow", "plimsoll-trap"]),
     ("plimsoll-workload", &[]),
     ("plimsoll-rules", &[]),
     ("plimsoll-skip", &[]),
