@@ -1,4 +1,4 @@
-//! `plimsoll generate`: what packages hold beside the program, made from the table of verbs.
+//! `plimsoll generate`: man pages and shell completions, from the table of verbs.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `plimsoll trace`: what is in a trace, traces in another format, traces made up.
+//! `plimsoll trace`: inspect, convert and generate traces.
 //!
 //! `info` and `convert` read a trace once, batch by batch; `info` keeps one entry a
 //! distinct page. `generate` writes a workload whose curve is known in closed form,

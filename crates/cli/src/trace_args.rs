@@ -1,4 +1,4 @@
-//! The flags that say how a recorded trace is to be read, shared by every verb that reads one.
+//! Options for reading a recorded trace, shared by all verbs that read one.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What the daemon under a VM's disk knows of its misses: a thread that asks it now and then.
+//! Misses and curve of a VM's disk: a thread that periodically queries the disk daemon.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -15,7 +15,7 @@ use crate::host::{Feed, FeedReport, ObservedCurve};
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// A curve that could not be asked anew for so long is none.
+/// Age after which a curve that could not be renewed is discarded.
 const STALE_MS: u64 = 60_000;
 
 /// Asks a disk daemon for its curve.

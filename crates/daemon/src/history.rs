@@ -39,7 +39,7 @@ const SPAN_MS: u64 = 5 * 60 * 1000;
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
 /// From one try to write to disk again to the next.
 const RETRY_AFTER: Duration = Duration::from_mins(1);
-/// Most moments given at once.
+/// Maximum number of points returned at once.
 const POINTS_MAX: usize = 10_000;
 /// Most decisions given at once.
 const DECISIONS_MAX: usize = 1000;
@@ -133,7 +133,7 @@ struct State {
 }
 
 impl History {
-    /// Opens or begins the history at `path`, and gives what an operator should know of it.
+    /// Opens or creates the history at `path`; also returns warnings for the operator.
     ///
     /// A file that is torn or not understood is renamed, and a new one begun. If none can be opened or begun, history
     /// is kept in memory and the disk tried again later.
@@ -642,7 +642,7 @@ fn key_of(vm: &str) -> u64 {
     xxh3_64(vm.as_bytes())
 }
 
-/// What could be read; what could not is told in the log.
+/// The readable records; unreadable ones are logged.
 fn told<T>(read: Result<T, Failure>) -> Option<T> {
     read.inspect_err(|failure| warn!("history: {failure}")).ok()
 }
@@ -672,7 +672,7 @@ fn set_aside(path: &Path) -> Result<PathBuf, io::Error> {
     }
 }
 
-/// At most `points` moments, each standing for an equal part of the time.
+/// At most `points` points in time, each standing for an equal part of the range.
 fn thinned(samples: &[Sample], points: usize) -> Vec<Sample> {
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What the turn loop sees of a host: its VMs, what moves them, and what tells their curves.
+//! The control loop's view of a host: its VMs, their actuators and the sources of their curves.
 //!
 //! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
 
@@ -17,7 +17,7 @@ pub struct DiscoveredVm {
     pub vm: String,
     /// Its process.
     pub pid: u32,
-    /// `kvm` or `tcg`, if that can be told.
+    /// `kvm` or `tcg`, if known.
     pub accelerator: Option<String>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
@@ -29,11 +29,11 @@ pub struct DiscoveredVm {
 pub struct VmHandles {
     /// What moves it.
     pub actuator: VmMemory,
-    /// What tells its curve.
+    /// Source of its curve.
     pub feeds: Vec<Box<dyn Feed>>,
 }
 
-/// Something that tells a VM's curve, in a process or thread of its own. Dropped, it ends.
+/// A source of a VM's curve, in its own process or thread. Ends when dropped.
 pub trait Feed: Send {
     /// Where its curves come from.
     fn source(&self) -> CurveSource;
@@ -71,7 +71,7 @@ impl ObservedCurve {
     }
 }
 
-/// What a feed knows of a VM.
+/// Results of a feed of a VM.
 #[derive(Debug, Clone, Default)]
 pub struct FeedReport {
     /// The newest curve.
@@ -80,7 +80,7 @@ pub struct FeedReport {
     pub working_set: Option<WorkingSet>,
     /// How it is traced.
     pub trace: Option<TraceView>,
-    /// Rows of the heatmap since the last look.
+    /// Rows of the heatmap since the last poll.
     pub heat: Vec<HeatRow>,
     /// Bytes of RAM that a cell of them stands for.
     pub heat_cell_bytes: u64,

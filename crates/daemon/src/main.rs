@@ -1,4 +1,4 @@
-//! `plimsolld`: how far this host's memory may safely be loaded, and who gets how much of it.
+//! `plimsolld`: measures the memory needs of this host's VMs and allocates its memory among them.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -131,6 +131,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
 /// Tells systemd, if it listens.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!("systemd was not told: {error}");
+        tracing::debug!("systemd could not be notified: {error}");
     }
 }

@@ -25,7 +25,7 @@ struct Part {
     vm: String,
     from: Holding,
     to: Holding,
-    /// What it was last told.
+    /// Its last target.
     told: Holding,
     now: Holding,
     state: StepState,
@@ -51,11 +51,11 @@ pub enum MoveProgress {
     Partly,
 }
 
-/// What a move needs to know of a VM, and of all memory.
+/// Inputs of a move: a VM, and all memory.
 pub struct MovableVm<'a> {
     /// What moves it.
     pub actuator: &'a mut VmMemory,
-    /// How it stood when it was last looked at; a move looks again.
+    /// Its status when last polled; a move polls again.
     pub status: &'a mut MemoryStatus,
 }
 
@@ -218,7 +218,7 @@ impl Part {
                 unchanged_ms,
                 left_bytes,
             } => format!(
-                "its balloon stands still for {} s with {} MiB to go",
+                "its balloon has not changed for {} s with {} MiB to go",
                 unchanged_ms / 1000,
                 left_bytes >> 20
             ),
@@ -228,7 +228,7 @@ impl Part {
         self.error = Some(format!("{why}; it keeps what it has"));
     }
 
-    /// Looks whether its cache became what it was told to be: a resize that failed is told again.
+    /// Checks whether its cache has reached its target: a failed resize is repeated.
     fn watch_cache(&mut self, status: &MemoryStatus) {
         let Some(cache) = status.cache.as_ref().filter(|_| !self.state.has_ended()) else {
             return;
@@ -245,7 +245,7 @@ impl Part {
         }
     }
 
-    /// Whether what it was told has come true.
+    /// Whether its target has been reached.
     fn is_settled(&self, status: &MemoryStatus) -> bool {
         let there =
             |progress: &Progress| matches!(progress, Progress::NoTarget | Progress::Reached);
@@ -391,7 +391,7 @@ impl Part {
         self.now = has;
         if let Some(error) = failure {
             let error = chain(&error);
-            self.error = Some(format!("it could not be told to stay as it is: {error}"));
+            self.error = Some(format!("its target could not be reset to its size: {error}"));
         } else if self.state == StepState::Waiting {
             self.error = Some("the memory that it was to get was not freed".to_owned());
         }

@@ -25,7 +25,7 @@ const FOLDER: &str = "/run/plimsoll";
 const ADMIN_SOCKET: &str = "admin.sock";
 /// Longest exchange with a disk daemon or the page store.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// Most that a disk daemon is asked for its curve.
+/// Maximum interval of querying a disk daemon's curve.
 const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
 
 /// QEMU processes of this host.
@@ -60,7 +60,7 @@ impl Host for QemuHost {
         let mut warnings = Vec::new();
         let pids = qemu_pids().unwrap_or_else(|error| {
             // Those that are known and still run have not ended by that.
-            warnings.push(format!("VMs cannot be looked for: {error}"));
+            warnings.push(format!("VMs cannot be discovered: {error}"));
             self.known.keys().map(|(pid, _)| *pid).collect()
         });
         let mut here = BTreeMap::new();
@@ -179,7 +179,7 @@ impl Host for QemuHost {
     }
 }
 
-/// Whether libvirt started it: its monitor is in libvirt's folder.
+/// Whether libvirt started it: its monitor is in libvirt's directory.
 fn is_libvirts(vm: &QemuVm) -> bool {
     let path = vm.qmp_socket.as_deref().unwrap_or(Path::new(""));
     path.components().any(|part| part.as_os_str() == "libvirt")

@@ -1,4 +1,4 @@
-//! What the turn loop and those who serve clients share: the last turn's picture, and commands with their answers.
+//! State shared by the control loop and the HTTP server: the last turn's snapshot, and commands with their answers.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -76,7 +76,7 @@ pub fn host_name() -> String {
 pub struct Refused {
     /// What kind.
     pub kind: RefusalKind,
-    /// The sentence for the one who asked.
+    /// The message for the client.
     pub message: String,
 }
 
@@ -104,7 +104,7 @@ pub enum Command {
     Pause(Reply<()>),
     /// Move again.
     Resume(Reply<()>),
-    /// Change what a VM is promised.
+    /// Change a VM's limits.
     Set(String, SettingsChange, Reply<VmSummary>),
     /// Read the configuration again.
     Reload(Reply<()>),
@@ -142,7 +142,7 @@ impl Shared {
         Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts a new picture in the place of the old one, and tells those who listen.
+    /// Replaces the snapshot, and notifies subscribers.
     pub fn publish(&self, snapshot: Snapshot) {
         let turn = snapshot.host.turn;
         *self
@@ -152,7 +152,7 @@ impl Shared {
         self.tell(Event::Turn { turn });
     }
 
-    /// Tells those who listen; that nobody does is no error.
+    /// Notifies subscribers; having none is not an error.
     pub fn tell(&self, event: Event) {
         let _ = self.events.send(event);
     }

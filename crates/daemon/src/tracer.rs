@@ -27,7 +27,7 @@ const LINE_BYTES_MAX: u64 = 4 << 20;
 const HEAT_ROWS_MAX: usize = 64;
 /// Cells of a heatmap.
 const HEAT_CELLS: u32 = 128;
-/// Bytes of what a tracer says on standard error that are kept.
+/// Maximum bytes kept of a tracer's standard error.
 const SAID_BYTES_MAX: u64 = 4096;
 /// Time before a tracer that ended is started again, first and at last.
 const RESTART: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
@@ -73,7 +73,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Prepares to trace the VM of process `vm_pid`; the tracer starts at the first look.
+    /// Prepares to trace the VM of process `vm_pid`; the tracer starts at the first poll.
     #[must_use]
     pub fn new(vm_pid: u32, ram_bytes: u64, program: PathBuf, settings: &TraceSettings) -> Self {
         let now = Instant::now();

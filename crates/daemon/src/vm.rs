@@ -1,4 +1,4 @@
-//! What the turn loop keeps of a VM.
+//! State of a VM in the control loop.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -46,13 +46,13 @@ pub struct Vm {
     pub found: DiscoveredVm,
     /// What moves it.
     pub actuator: VmMemory,
-    /// How it stood when it was last looked at.
+    /// Its status when last polled.
     pub status: MemoryStatus,
     /// What it had when it was first found.
     pub first_bytes: u64,
     /// Whether that is known and kept for later daemons.
     pub first_is_kept: bool,
-    /// What its name's rules say.
+    /// Settings of its name's rules.
     pub rule: VmRule,
     /// What was changed by hand.
     pub change: SettingsChange,
@@ -70,7 +70,7 @@ pub struct Vm {
     heat_is_new: bool,
     /// What is wrong with it.
     pub warnings: Vec<String>,
-    /// The last check that found its promise broken.
+    /// The last check that found it above its limit.
     pub broken: Option<String>,
     /// The size that a decision gave it.
     pub target_bytes: Option<u64>,
@@ -141,7 +141,7 @@ impl Vm {
         self.status.direct.is_resizable()
     }
 
-    /// What it is promised: by hand, by the rules, by default.
+    /// Its limits: set by hand, by the rules, by default.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.settings_with(&self.change)
@@ -175,7 +175,7 @@ impl Vm {
             && (self.is_resizable() || self.status.cache.is_some())
     }
 
-    /// Takes what its feeds have seen, after it was looked at.
+    /// Takes the results of its feeds, after it was polled.
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
         self.count(now);
         let failures = self.status.failures.iter();
@@ -281,7 +281,7 @@ impl Vm {
         self.heat.back().filter(|_| self.heat_is_new)
     }
 
-    /// References lost by its tracer since this was last asked.
+    /// References lost by its tracer since the previous call.
     pub fn newly_lost(&mut self) -> u64 {
         let lost = self.trace.as_ref().map_or(0, |trace| trace.lost);
         let new = lost.saturating_sub(self.lost_before);

@@ -85,7 +85,7 @@ fn what_was_confirmed_survives_kills() {
     }
 }
 
-/// Writes decisions and turns, and says which decisions are confirmed.
+/// Writes decisions and turns, and reports which decisions are durable.
 fn write_until_killed(path: &Path) -> ! {
     let history = History::open(path, LIMITS).unwrap().0;
     let newest = history.decisions(None, None, 1);

@@ -271,7 +271,7 @@ fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
         .unwrap();
     assert_eq!(step.state, StepState::Stuck);
     assert!(
-        step.error.as_ref().unwrap().contains("stands still"),
+        step.error.as_ref().unwrap().contains("has not changed"),
         "{step:?}"
     );
     // Were it to come round now, it would lose nothing: it was told to stay.
@@ -376,7 +376,7 @@ fn a_promise_found_broken_is_made_good() {
         .find(|check| check.vm == "scan")
         .unwrap();
     assert_eq!(check.verdict, Verdict::Broken);
-    assert!(decisions[1].reason.contains("A promise was broken"));
+    assert!(decisions[1].reason.contains("A VM exceeded its limit"));
     let snapshot = rig.snapshot();
     let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
     assert_eq!(scan.standing, Standing::Violating);

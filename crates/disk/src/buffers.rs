@@ -7,7 +7,7 @@ const CLASSES: usize = 9;
 /// Buffers kept of each size: 16 MiB in all.
 const KEPT_BYTES: usize = 2 << 20;
 
-/// Buffers that nobody uses now. Fresh memory costs a page fault for each 4 KiB, more than a page's copy.
+/// Unused buffers. Fresh memory costs a page fault for each 4 KiB, more than copying a page.
 #[derive(Default)]
 pub(crate) struct Buffers {
     free: [Vec<Buffer>; CLASSES],

@@ -111,7 +111,7 @@ impl Cache {
         self.store.resize(bytes)
     }
 
-    /// Lets the store look after itself.
+    /// Runs the store's periodic maintenance.
     pub(crate) fn turn(&self, now: Duration) {
         self.store.turn(now);
     }

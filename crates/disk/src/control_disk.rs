@@ -12,7 +12,7 @@ use crate::notices::{Drained, FrameSink, Notices, RingMemory};
 use crate::protocol::{SECTOR_BYTES, VERSION, control, set_u32, set_u64, u32_at, u64_at};
 use crate::{PAGE_BYTES, Page, PoolRequest, Pools, RingStats, VictimCache, VictimCacheStats};
 
-/// A request that the control disk does not know. Nothing was done.
+/// An unknown request of the control disk. Nothing was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a request of the control disk")]
 pub struct BadRequest;
@@ -32,7 +32,7 @@ impl ControlDisk {
     /// Size of the disk in bytes.
     pub const BYTES: u64 = control::SECTORS * SECTOR_BYTES as u64;
 
-    /// A control disk; `has_cache` tells the guest whether its notices are of use.
+    /// A control disk; `has_cache` shows the guest whether its notifications are useful.
     #[must_use]
     pub fn new(has_cache: bool, victim_cache: Option<Box<dyn VictimCache>>) -> Self {
         let pools = Pools::new(victim_cache);
@@ -74,7 +74,7 @@ impl ControlDisk {
         frames.forget();
     }
 
-    /// The daemon ends while the guest runs on: the ring is let go, and says so.
+    /// The daemon ends while the guest runs on: the ring is released and marked as released.
     pub fn close(&mut self) {
         self.notices.detach();
         self.pools.close_all();
@@ -91,7 +91,7 @@ impl ControlDisk {
         drained
     }
 
-    /// To be called now and then (every 100 ms): looks whether a page store that was away is back.
+    /// To be called periodically (every 100 ms): checks whether a page store is available again.
     pub fn turn(&mut self) {
         self.pools.turn();
     }
@@ -224,13 +224,13 @@ impl ControlDisk {
         }
     }
 
-    /// What the ring says of itself.
+    /// Statistics of the ring.
     #[must_use]
     pub fn ring_stats(&self) -> RingStats {
         self.notices.stats()
     }
 
-    /// What the pools say of themselves.
+    /// Statistics of the pools.
     #[must_use]
     pub fn victim_cache_stats(&self) -> VictimCacheStats {
         self.pools.stats()

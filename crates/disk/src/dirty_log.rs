@@ -131,7 +131,7 @@ impl DiskIdentity {
     /// The identity of an open image of `size_bytes`.
     ///
     /// # Errors
-    /// What `fstat(2)` says.
+    /// The result of `fstat(2)`.
     pub fn of(disk: DiskNumber, image: &Path, file: &File, size_bytes: u64) -> io::Result<Self> {
         use std::os::unix::fs::FileTypeExt as _;
         let metadata = file.metadata()?;
@@ -212,7 +212,7 @@ fn header(slots: u64, disks: &[DiskIdentity]) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// Reads a header, or says what is wrong with it.
+/// Reads a header, or returns its error.
 fn read_header(file: &File) -> io::Result<Result<(Layout, Vec<DiskIdentity>), String>> {
     let file_bytes = file.metadata()?.len();
     if file_bytes < PAGE_BYTES as u64 {

@@ -46,7 +46,7 @@ use crate::{
 /// Most bytes of one submission to storage.
 const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
-/// Of ranges longer than this (256 MiB) the observer is not told.
+/// The observer is not notified of ranges longer than this (256 MiB).
 const OBSERVED_BLOCKS_MAX: u64 = 1 << 16;
 
 /// Decides about a VM's requests: the cache, and I/O submissions to the storage of its disks.
@@ -88,7 +88,7 @@ struct RequestId(u64);
 struct Running {
     disk: DiskNumber,
     tag: Tag,
-    /// Submissions it waits for, and 1 while it is being looked at.
+    /// Submissions it waits for, and 1 while it is being inspected.
     left: u32,
     failed: bool,
     /// Whether all that is dirty must be on storage before it completes.
@@ -228,7 +228,7 @@ impl Engine {
         self.pump();
     }
 
-    /// The guest tells of a frame, in the order of its ring. `contents` come with an eviction.
+    /// A notification of the guest, in the order of its ring. An eviction has `contents`.
     pub fn notice(&mut self, notice: Notice, contents: Option<Contents<'_>>) {
         let knows = self.knows_frames();
         match notice {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a VM's disks are not, or no longer, served. Unless said, nothing was written to an image.
+/// Why a VM's disks are not, or no longer, served. Unless stated, nothing was written to an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
@@ -12,7 +12,7 @@ pub enum DiskError {
     Image {
         /// Which.
         image: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -37,7 +37,7 @@ pub enum DiskError {
     Socket {
         /// Its path or descriptor.
         socket: String,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -59,12 +59,12 @@ pub enum DiskError {
     /// There is no memory for the cache, or it is too small.
     #[error("cache")]
     Cache(#[source] plimsoll_hcache::Error),
-    /// The folder of the dirty log cannot be used.
+    /// The directory of the dirty log cannot be used.
     #[error("state in {}", path.display())]
     State {
-        /// Folder or file.
+        /// Directory or file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

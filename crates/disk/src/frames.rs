@@ -110,7 +110,7 @@ impl Frames {
         }
     }
 
-    /// What the I/O of that ticket moved is not known. Does nothing if the frame has been told of since.
+    /// What the I/O of that ticket moved is unknown. Does nothing if the frame has been told of since.
     pub(crate) fn abandon(&mut self, frame: u64, location: Location, ticket: Ticket) {
         if self.pending(frame, location, ticket).is_some() {
             self.release(frame);

@@ -223,7 +223,7 @@ impl InflightQueue {
         self.set(AT_LAST_BATCH, head);
     }
 
-    /// The guest was told of the batch: the index of its used ring is `used`.
+    /// The guest was notified of the batch: the index of its used ring is `used`.
     pub(crate) fn completed(&self, batch: impl Iterator<Item = u16>, used: u16) {
         // A kill at any instruction must find the stores made in this order.
         compiler_fence(Ordering::SeqCst);

@@ -87,11 +87,11 @@ pub struct MachineOptions {
     pub control: Option<Socket>,
     /// The cache.
     pub engine: EngineOptions,
-    /// Who is told of references above the guest's memory.
+    /// Receiver of references above the guest's memory.
     pub observer: Option<Box<dyn Observer>>,
     /// Where the guest's device-mapper target keeps pages.
     pub victim_cache: Option<Box<dyn VictimCache>>,
-    /// Folder of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
+    /// Directory of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
     pub state: Option<PathBuf>,
     /// Whether page-table entries of the mapping of guest RAM are dropped now and then, so that the VM can be traced.
     pub sweep: bool,
@@ -115,9 +115,9 @@ pub struct Machine {
     requests: Slab<InFlight>,
     submissions: Slab<Running>,
     in_flight_bytes: u64,
-    /// Queues to look at: device, queue.
+    /// Queues to process: device, queue.
     active: Vec<(usize, usize)>,
-    /// Queues with something to tell the guest.
+    /// Queues with pending notifications of the guest.
     touched: Vec<(usize, usize)>,
     /// Number of the last run of a queue, or connection.
     serial: u64,

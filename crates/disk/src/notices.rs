@@ -95,7 +95,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// What the guest is told: a number of `errno(3)`.
+    /// The guest's error code: a number of `errno(3)`.
     #[must_use]
     pub fn errno(self) -> u32 {
         let errno = match self {
@@ -109,7 +109,7 @@ impl AttachError {
     }
 }
 
-/// What a look into the ring found.
+/// Result of reading the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
     /// Nothing new, or no ring.
@@ -169,7 +169,7 @@ impl Notices {
         Ok(())
     }
 
-    /// Lets the ring go and says so in it. Its memory is not touched afterwards.
+    /// Releases the ring and marks it as released. Its memory is not accessed afterwards.
     pub fn detach(&mut self) {
         if let Some(ring) = self.let_go()
             && ring.is_still_there().is_ok()
@@ -463,7 +463,7 @@ impl Attached {
     }
 }
 
-/// What a record says.
+/// Contents of a record.
 enum Event {
     Notice(Notice),
     Put { pool: u32, block: u64 },

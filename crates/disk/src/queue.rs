@@ -33,7 +33,7 @@ pub(crate) use self::request::parse_request;
 /// Most entries of a queue.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
 
-/// Most descriptors of a request that are looked at.
+/// Maximum number of descriptors of a request that are read.
 const CHAIN_MAX: usize = ENTRIES_MAX as usize + 2;
 
 /// Why a ring is served no more.
@@ -63,7 +63,7 @@ pub(crate) struct Queue {
     ram: Arc<GuestRam>,
     places: RingPlaces,
     size: u16,
-    /// Whether indices say when to notify, rather than flags.
+    /// Whether indices determine when to notify, rather than flags.
     event_index: bool,
     next_available: u16,
     /// The available ring's index when it was last read.
@@ -76,7 +76,7 @@ pub(crate) struct Queue {
     again: VecDeque<u16>,
     /// Used, not yet published.
     batch: Vec<(u16, u32)>,
-    /// Whether the driver was told not to notify.
+    /// Whether the driver's notifications are suppressed.
     quiet: bool,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Piece {
 pub(crate) struct BadChain;
 
 impl Queue {
-    /// Takes over a ring. `base` is the next request to take, unless `inflight` knows better.
+    /// Takes over a ring. `base` is the next request to take, unless `inflight` has requests.
     pub(crate) fn start(
         ram: Arc<GuestRam>,
         places: RingPlaces,
@@ -252,7 +252,7 @@ impl Queue {
         }
     }
 
-    /// Asks the driver not to notify while the ring is being looked at anyway.
+    /// Suppresses the driver's notifications while the ring is being polled anyway.
     pub(crate) fn disable_notifications(&mut self) -> Result<(), QueueFault> {
         // By index it notifies once, and then not until it is asked to.
         if !self.event_index && !self.quiet {

@@ -55,7 +55,7 @@ pub struct EngineStats {
     pub storage_written_bytes: u64,
     /// I/O submissions that failed.
     pub storage_errors: u64,
-    /// Evictions told by the guest.
+    /// Evictions reported by the guest.
     pub evictions: u64,
     /// Of them, pages admitted to the cache.
     pub admitted: u64,
@@ -69,11 +69,11 @@ pub struct EngineStats {
     pub refused_stale: u64,
     /// Not admitted: no contents came, or the store refused the page.
     pub refused_other: u64,
-    /// Releases told by the guest.
+    /// Releases reported by the guest.
     pub releases: u64,
-    /// Additions told by the guest.
+    /// Additions reported by the guest.
     pub additions: u64,
-    /// Migrations told by the guest.
+    /// Migrations reported by the guest.
     pub migrations: u64,
     /// Times all frames were forgotten (lost notices, a new ring, a new guest).
     pub forgotten: u64,
@@ -121,13 +121,13 @@ pub struct RingStats {
     pub attached: bool,
     /// Records taken.
     pub records: u64,
-    /// Notices the guest says it lost (no room, missed probes).
+    /// Notifications that the guest reports as lost (no room, missed probes).
     pub lost: u64,
     /// Records that made no sense.
     pub bad_records: u64,
     /// Times the ring itself made no sense and was let go.
     pub faults: u64,
-    /// RAM of the guest now, in pages, as it says; 0 if not known.
+    /// Current RAM of the guest in pages, as reported by the guest; 0 if unknown.
     pub guest_memory_pages: u64,
 }
 
@@ -143,7 +143,7 @@ pub struct VictimCacheStats {
     pub puts: u64,
     /// Of them, stored.
     pub stored: u64,
-    /// Pages asked for.
+    /// Pages requested.
     pub gets: u64,
     /// Of them, found.
     pub hits: u64,

@@ -242,7 +242,7 @@ impl Storage {
         })
     }
 
-    /// Goes on with an order of which the ring says something: continues it, or tells what became of it.
+    /// Processes a completion of an I/O submission: continues it, or returns its outcome.
     ///
     /// # Errors
     /// If the ring takes nothing.

@@ -16,7 +16,7 @@ use rustix::event::PollFlags;
 use rustix::mm::{Advice, madvise};
 use vm_memory::GuestRegionMmap;
 
-/// Alignment of buffers: what direct I/O asks for at most.
+/// Alignment of buffers: the largest that direct I/O requires.
 const ALIGNMENT: usize = 4096;
 
 /// Memory for a transfer, aligned to 4 KiB.
@@ -314,18 +314,18 @@ impl Ring {
         self.push(entry, flight)
     }
 
-    /// Hands what was asked for to the kernel.
+    /// Submits the queued I/O to the kernel.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's message.
     pub fn submit(&mut self) -> io::Result<()> {
         self.enter(0)
     }
 
-    /// Hands what was asked for to the kernel and waits until something has ended.
+    /// Submits the queued I/O to the kernel and waits for a completion.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's message.
     pub fn wait(&mut self) -> io::Result<()> {
         self.enter(1)
     }

@@ -44,7 +44,7 @@ impl Location {
         DiskNumber((self.0 >> 50) as u16)
     }
 
-    /// Which block of it.
+    /// Block of the disk.
     #[must_use]
     pub fn block(self) -> u64 {
         self.0 & (Self::BLOCKS_MAX - 1)
@@ -69,7 +69,7 @@ pub trait GuestData: Send + Sync {
     /// Copies from the guest.
     ///
     /// # Errors
-    /// [`OutsideRam`] if any byte of the range is; what `bytes` then holds is arbitrary.
+    /// [`OutsideRam`] if any byte of the range is; the contents of `bytes` are then undefined.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam>;
 
     /// Copies to the guest.
@@ -110,11 +110,11 @@ pub struct ByteRange {
     pub bytes: u64,
 }
 
-/// Names a request until it is completed. Chosen by whoever submits it.
+/// Identifies a request until it is completed. Chosen by the submitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub u64);
 
-/// What a guest asks of a disk. Ranges are within the disk and multiples of 512 bytes: whoever submits has checked.
+/// Request of a guest. Ranges are within the disk and multiples of 512 bytes, which the submitter has checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Fill `segments` with what is stored from `offset` on.
@@ -154,7 +154,7 @@ pub struct Request {
     pub disk: DiskNumber,
     /// Its name.
     pub tag: Tag,
-    /// What is to be done.
+    /// The operation.
     pub operation: Operation,
     /// Where the segments are.
     pub ram: Arc<dyn GuestData>,
@@ -186,7 +186,7 @@ pub struct Completed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SubmissionId(pub u64);
 
-/// What the storage of a disk is to do.
+/// I/O submission to the storage of a disk.
 pub enum Action {
     /// Fill the buffer from `offset` on.
     Read {
@@ -224,11 +224,11 @@ pub struct Submission {
     pub id: SubmissionId,
     /// Which disk's storage.
     pub disk: DiskNumber,
-    /// What to do.
+    /// The operation.
     pub action: Action,
 }
 
-/// What the guest tells of its page frames (`PLIMSOLL_EVICT` and so on in `guest/module/plimsoll_protocol.h`).
+/// Notification of the guest about a page frame (`PLIMSOLL_EVICT` etc. in `guest/module/plimsoll_protocol.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// Reclaim takes the frame, whose contents are as they were last read or written.
@@ -288,7 +288,7 @@ pub enum WriteMode {
     Delayed,
 }
 
-/// What the engine is to be.
+/// Options of the engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// How pages enter the cache.
@@ -299,7 +299,7 @@ pub struct EngineOptions {
     pub cache_bytes_max: u64,
     /// When writes reach storage.
     pub write: WriteMode,
-    /// Most dirty pages held.
+    /// Maximum number of dirty pages.
     pub dirty_pages_max: u64,
     /// Longest a page stays dirty.
     pub dirty_age_max: Duration,
@@ -311,15 +311,15 @@ pub struct EngineOptions {
     pub verify: bool,
 }
 
-/// Is told of references above the guest's own memory, in order: what a ghost buffer makes a curve of.
+/// Receives references above the guest's own memory, in order: the input of a ghost list.
 pub trait Observer: Send {
-    /// The guest read a block it does not hold.
+    /// The guest read a block that it does not have in memory.
     fn missed(&mut self, page: Location);
     /// The guest evicted a page that can be cached.
     fn evicted(&mut self, page: Location);
-    /// The block was written or freed: a copy of what it held is of no use any more.
+    /// The block was written or freed: copies of its old contents are stale.
     fn released(&mut self, page: Location);
-    /// Nothing told before is of use any more.
+    /// All earlier information is invalid.
     fn cleared(&mut self);
 }
 

@@ -31,7 +31,7 @@ use crate::{GuestRam, RamRegion};
 
 /// Most pieces of RAM taken.
 const RAM_REGIONS_MAX: usize = 256;
-/// Bytes of the configuration space that can be asked for.
+/// Bytes of the configuration space that can be read.
 const CONFIG_BYTES: usize = 256;
 /// Where the cache mode is in it.
 const AT_WRITEBACK: u32 = 32;
@@ -138,7 +138,7 @@ impl Vhost {
         self.features & (1 << feature) != 0
     }
 
-    /// What requests are held against.
+    /// What requests are compared with.
     pub(crate) fn shape(&self) -> Shape {
         let Geometry {
             size_bytes,
@@ -285,14 +285,14 @@ impl Vhost {
 }
 
 impl Vring {
-    /// It makes no sense: it is not served until it is set up again, and the frontend is told.
+    /// It is invalid: it is not served until it is set up again, and the frontend is notified.
     pub(crate) fn fail(&mut self) {
         self.queue = None;
         self.faulty = true;
         self.signal_error();
     }
 
-    /// Tells the guest to look at its used ring.
+    /// Notifies the guest of its used ring.
     pub(crate) fn signal(&self) {
         signal(self.call.as_ref());
     }
@@ -324,7 +324,7 @@ fn signal(file: Option<&File>) {
     }
 }
 
-/// A descriptor that is only signalled must never block whoever does.
+/// A descriptor that is only signalled must never block the signalling thread.
 fn unblocked(file: Option<File>) -> Result<Option<File>> {
     if let Some(file) = &file {
         fcntl_getfl(file)

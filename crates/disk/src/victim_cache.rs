@@ -16,7 +16,7 @@ pub enum PoolRequest {
     Private,
     /// Of all VMs that know its key; a get leaves the page. What a block holds must never change.
     Shared {
-        /// Shared secret: whoever has it may put and get.
+        /// Shared secret: clients that have it may put and get.
         key: u128,
     },
 }

@@ -34,7 +34,7 @@ fn at(block: u64) -> Location {
     Location::new(DiskNumber(0), block)
 }
 
-/// A page that tells which operation wrote it.
+/// A page that identifies the operation that wrote it.
 fn signed(operation: u64) -> Page {
     let mut page = [0; PAGE_BYTES];
     for (index, word) in page.chunks_exact_mut(8).enumerate() {

@@ -130,7 +130,7 @@ fn requests_beyond_the_disk_fail_and_touch_nothing() {
     assert_eq!(image.len(), IMAGE_BYTES);
 }
 
-/// Connections to a socket that nobody has accepted yet.
+/// Connections to a socket that are not yet accepted.
 fn waiting_connections(socket: &Path) -> usize {
     // Lines `Num RefCount Protocol Flags Type State Inode Path`; such a connection's state is SS_CONNECTING.
     let sockets = fs::read_to_string("/proc/net/unix").unwrap();

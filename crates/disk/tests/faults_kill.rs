@@ -1,4 +1,4 @@
-//! Daemons that are killed at any moment: no acknowledged write is lost, and what was in flight is done.
+//! Daemons that are killed at any time: no acknowledged write is lost, and what was in flight is done.
 
 mod faults_common;
 

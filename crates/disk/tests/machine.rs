@@ -40,7 +40,7 @@ fn options(image: &Path, socket: &Path) -> MachineOptions {
     }
 }
 
-/// A folder, an image of so many bytes in it, and a place for a socket.
+/// A directory, an image of this size in it, and a path for a socket.
 fn place(bytes: u64) -> (tempfile::TempDir, PathBuf, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let (image, socket) = (folder.path().join("image"), folder.path().join("socket"));

@@ -13,7 +13,7 @@
 use crate::arena::{Arena, NIL};
 use crate::descriptor::Descriptor;
 
-/// An LRU list. Where there is no page, it says `NIL`.
+/// An LRU list. `NIL` stands for no page.
 #[derive(Debug)]
 pub(crate) struct List {
     oldest: u32,
@@ -120,7 +120,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Is told that a page of this list is not dirty any more.
+    /// Called when a page of this list is no longer dirty.
     pub(crate) fn mark_clean(&mut self, pages: &Arena<Descriptor>, id: u32) {
         let at = |id: u32| match id {
             NIL => u64::MAX,

@@ -37,7 +37,7 @@ const NEXT: usize = PREVIOUS + 4;
 /// Where the pages begin.
 const HEADER_BYTES: usize = NEXT + 4;
 const ROOM_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
-/// Free space is told apart in steps of this.
+/// Granularity in which free space is distinguished.
 const GRANULE_BYTES: usize = 64;
 const CLASSES: usize = ROOM_BYTES / GRANULE_BYTES + 1;
 const _: () = assert!(CLASSES <= 64, "a bit of a word for each class");

@@ -134,7 +134,7 @@ enum Holder {
     Slot { node: u32, slot: usize },
 }
 
-/// The trees of a shard's objects; each object has its root. Where there is no page, it says `NIL`.
+/// The trees of a shard's objects; each object has its root. `NIL` stands for no page.
 pub(crate) struct Tree {
     nodes: Arena<Node>,
 }

@@ -45,13 +45,13 @@ const HALF_LIFE_S: f64 = 30.0;
 /// How often a client gets.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Activity {
-    /// Gets a second, a moment counting half as much as one 30 s later.
+    /// Gets a second, decayed with a half-life of 30 s.
     pub(crate) rate: f64,
 }
 
 impl Activity {
     /// Takes in the gets since the last turn, as if evenly spread over the time elapsed since. With no time
-    /// elapsed they count as made at this moment.
+    /// elapsed they count as made at this time.
     pub(crate) fn update(&mut self, gets_since_last_turn: u64, elapsed: Duration) {
         let elapsed_s = elapsed.as_secs_f64();
         let exponent = -LN_2 / HALF_LIFE_S * elapsed_s;

@@ -56,7 +56,7 @@ const WORD_BYTES: u64 = 216;
 /// What a raw page's contents take, in bytes.
 const RAW_BYTES: i64 = (PAGE_BYTES as u64).cast_signed();
 
-/// Pages dropped under one lock when many are flushed, so that nobody waits for long.
+/// Pages dropped under one lock when many are flushed, so that other threads do not wait for long.
 const DRAIN_PAGES: usize = 1024;
 
 /// What all shards use.
@@ -259,7 +259,7 @@ impl Shard {
         self.pools[slot] = Some(Box::new(pool));
     }
 
-    /// From now on nobody finds the pool.
+    /// From now on the pool cannot be found.
     pub(crate) fn close_pool(&mut self, id: PoolId) {
         if let Some(pool) = self.any_pool(id) {
             pool.leaving = true;
@@ -356,7 +356,7 @@ impl Shard {
         }
     }
 
-    /// Counters of what is done by the one who asked.
+    /// Counters of the caller's operations.
     #[inline(always)]
     fn counters(&mut self, found: Found) -> &mut Counters {
         &mut self.pool(found.slot).members[found.member].counters

@@ -48,16 +48,16 @@ impl Counters {
     }
 }
 
-/// What the store says of one pool.
+/// Statistics of one pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolStats {
     /// Its number.
     pub id: PoolId,
     /// Who sees it.
     pub kind: PoolKind,
-    /// Clients that hold it, the one it is charged to first.
+    /// Clients that use it; it is charged to the first one.
     pub members: Vec<ClientId>,
-    /// Most pages it may hold.
+    /// Capacity in pages.
     pub capacity_pages: Option<u64>,
     /// Pages in it.
     pub pages: u64,
@@ -71,11 +71,11 @@ pub struct PoolStats {
     pub oldest_age: Option<Duration>,
     /// When it was made, since the store began.
     pub created: Duration,
-    /// What happened in it.
+    /// Its counters.
     pub counters: Counters,
 }
 
-/// What the store says of one client.
+/// Statistics of one client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientStats {
     /// Its number.
@@ -86,13 +86,13 @@ pub struct ClientStats {
     pub group: u64,
     /// Its weight.
     pub weight: u32,
-    /// What others cannot take from it, in bytes.
+    /// Its minimum, in bytes.
     pub floor_bytes: u64,
     /// Its limit, in bytes.
     pub ceiling_bytes: Option<u64>,
-    /// What the scheduler allots to it now, in bytes.
+    /// Its current target, in bytes.
     pub target_bytes: u64,
-    /// What its pages take now, in bytes.
+    /// Memory of its pages, in bytes.
     pub used_bytes: u64,
     /// Pages charged to it.
     pub pages: u64,
@@ -102,7 +102,7 @@ pub struct ClientStats {
     pub created: Duration,
     /// When it last put or got, since the store began, to a turn.
     pub last_active: Duration,
-    /// What it did.
+    /// Its counters.
     pub counters: Counters,
     /// Its pools.
     pub pools: Vec<PoolStats>,
@@ -113,25 +113,25 @@ pub struct ClientStats {
 pub struct StoreStats {
     /// Its bound, in bytes.
     pub capacity_bytes: u64,
-    /// What it can be resized to, in bytes.
+    /// Maximum capacity, in bytes.
     pub max_capacity_bytes: u64,
-    /// Memory it holds now, in bytes, metadata included; never above `capacity_bytes`.
+    /// Memory in use, in bytes, metadata included; never above `capacity_bytes`.
     pub used_bytes: u64,
     /// Of it metadata, in bytes.
     pub metadata_bytes: u64,
     /// Of it frames of compressed pages, in bytes.
     pub compressed_frame_bytes: u64,
-    /// What those compressed pages would take raw, in bytes.
+    /// Uncompressed size of those pages, in bytes.
     pub compressed_raw_bytes: u64,
     /// Pages in the store, by handle.
     pub pages: u64,
     /// Of them dirty.
     pub dirty_pages: u64,
-    /// Pages that take no frame of their own, because their content is kept once for several or is one word repeated.
+    /// Pages without a frame of their own, because their content is shared or is one word repeated.
     pub deduplicated_pages: u64,
     /// Age of the store at its last turn.
     pub age: Duration,
-    /// What happened since it began, clients that left included.
+    /// Counters since it was created, including clients that have left.
     pub counters: Counters,
     /// Its clients.
     pub clients: Vec<ClientStats>,

@@ -38,7 +38,7 @@ use crate::{
 
 pub use self::client::Client;
 
-/// Capacity from which frames are asked for in huge pages.
+/// Capacity from which huge pages are requested for frames.
 const HUGE_FROM_BYTES: u64 = 256 << 20;
 
 /// Most frames a store has: what the place of a compressed page can name.
@@ -68,7 +68,7 @@ struct Inner {
     shards: Box<[LockedShard]>,
     options: StoreOptions,
     registry: Mutex<Registry>,
-    /// Clients, to choose a victim among. Held for moments.
+    /// Clients, for choosing a victim. Locked only briefly.
     accounts: Mutex<Vec<Arc<Account>>>,
     /// One resize at a time.
     bound: Mutex<Bound>,
@@ -222,7 +222,7 @@ impl Store {
         self.inner.turn(now);
     }
 
-    /// Returns what the store says of itself.
+    /// Returns the store's statistics.
     #[must_use]
     pub fn stats(&self) -> StoreStats {
         self.inner.stats()

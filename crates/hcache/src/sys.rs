@@ -37,7 +37,7 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Reserves `frames` frames; `huge` asks for huge pages.
+    /// Reserves `frames` frames; `huge` requests huge pages.
     pub(crate) fn reserve(frames: u32, huge: bool) -> io::Result<Self> {
         let bytes = frames as usize * PAGE_BYTES;
         let mapping_bytes = bytes + HUGE_PAGE_BYTES;
@@ -107,7 +107,7 @@ impl Slab {
         }
     }
 
-    /// Gives the memory of frames that nobody holds back to the kernel; they read as zeros afterwards.
+    /// Returns the memory of unused frames to the kernel; they read as zeros afterwards.
     pub(crate) fn give_back(&self, frames: Range<u32>) -> io::Result<()> {
         if frames.is_empty() {
             return Ok(());

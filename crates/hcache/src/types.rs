@@ -51,17 +51,17 @@ pub enum PoolKind {
     /// page and makes it the most recently used. Its pages are charged to the client that has been
     /// in it longest. The pool goes with its last client.
     SharedInclusive {
-        /// What clients that want the same pool agree on.
+        /// Key that clients of the pool have in common.
         key: u128,
     },
 }
 
-/// What a pool is to be.
+/// Options of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Who sees it.
     pub kind: PoolKind,
-    /// Most pages it may hold; a put beyond drops the pool's own oldest page that is not dirty.
+    /// Capacity in pages; a put beyond it drops the pool's oldest page that is not dirty.
     pub capacity_pages: Option<u64>,
 }
 
@@ -85,23 +85,23 @@ impl PoolOptions {
     }
 }
 
-/// What a client is and may take.
+/// Options of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientOptions {
     /// Name for people; need not be unique.
     pub name: String,
     /// Its share of the capacity relative to the others', 1 to 1 000 000.
     pub weight: u32,
-    /// Bytes that other clients cannot take from it.
+    /// Minimum in bytes that other clients cannot take from it.
     pub floor_bytes: u64,
-    /// Bytes it never holds more than, `None` for no limit.
+    /// Maximum in bytes; `None` for no limit.
     pub ceiling_bytes: Option<u64>,
     /// Only clients of one group meet in a shared pool (the server gives each user its own).
     pub group: u64,
 }
 
 impl ClientOptions {
-    /// Weight of a client that is not told otherwise.
+    /// Default weight of a client.
     pub const WEIGHT: u32 = 100;
 
     /// Returns a client of the usual weight without floor or ceiling.
@@ -134,10 +134,10 @@ pub enum Sharing {
     AcrossClients,
 }
 
-/// What a store is to be.
+/// Options of a store.
 #[derive(Clone)]
 pub struct StoreOptions {
-    /// Bound of all memory the store holds, metadata included, in bytes.
+    /// Maximum memory of the store, metadata included, in bytes.
     pub capacity_bytes: u64,
     /// Largest capacity it can be resized to, in bytes: so much address space is reserved (not memory).
     pub max_capacity_bytes: u64,
@@ -178,7 +178,7 @@ impl StoreOptions {
     }
 }
 
-/// What became of a put.
+/// Outcome of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
     /// The page is in the store.
@@ -214,7 +214,7 @@ pub struct Taken {
     pub dirty: bool,
 }
 
-/// What happened to a page that is observed.
+/// Kind of event of an observed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// A get found it and took it out.
@@ -229,7 +229,7 @@ pub enum EventKind {
     Flushed,
 }
 
-/// What happened to one observed page.
+/// Event of an observed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// Client that did it.
@@ -240,14 +240,14 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// Is told of events as they happen: gathered by the store's parts they would come in another order, and of
+/// Receives events as they happen: gathered by the store's shards they would come in another order, and of
 /// the order curves are made.
 pub trait Observer: Send + Sync {
     /// Takes events. Called with a part of the store locked: it must not call the store.
     fn observe(&self, events: &[Event]);
 }
 
-/// Why an operation was not done. The store is as it was before, unless a variant says otherwise.
+/// Why an operation failed. The store is unchanged, unless a variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -266,7 +266,7 @@ pub enum Error {
     /// A capacity below the smallest one.
     #[error("a capacity of {asked_bytes} bytes is too small: the minimum is {least_bytes} bytes")]
     CapacityTooSmall {
-        /// What was asked for.
+        /// The requested value.
         asked_bytes: u64,
         /// Least capacity that does.
         least_bytes: u64,
@@ -276,7 +276,7 @@ pub enum Error {
         "a capacity of {asked_bytes} bytes is too large: the store was created for at most {most_bytes} bytes"
     )]
     CapacityTooLarge {
-        /// What was asked for.
+        /// The requested value.
         asked_bytes: u64,
         /// Most it can be.
         most_bytes: u64,
@@ -284,9 +284,9 @@ pub enum Error {
     /// The address space for the largest capacity could not be reserved.
     #[error("cannot reserve {asked_bytes} bytes of address space: {reason}")]
     CannotReserve {
-        /// What was asked for.
+        /// The requested value.
         asked_bytes: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
     /// The store cannot shrink below its dirty pages; write them back first.
@@ -294,7 +294,7 @@ pub enum Error {
         "cannot shrink to {asked_bytes} bytes: {dirty_pages} dirty pages must be written back first"
     )]
     DirtyPages {
-        /// What was asked for.
+        /// The requested value.
         asked_bytes: u64,
         /// Pages that may not be dropped.
         dirty_pages: u64,
@@ -302,10 +302,10 @@ pub enum Error {
     /// Three quarters of the store's pages are dirty already.
     #[error("{0} pages are dirty, which is the maximum")]
     TooManyDirtyPages(u64),
-    /// The kernel did not take memory back.
+    /// The kernel refused to free memory.
     #[error("cannot return memory to the kernel: {reason}")]
     CannotGiveBack {
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
     /// A number outside its range.

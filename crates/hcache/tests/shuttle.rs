@@ -439,7 +439,7 @@ const SHARED: Rules = Rules {
     drops: false,
 };
 
-/// A pool that nobody has.
+/// A pool without clients.
 const FOREIGN: PoolId = PoolId(0);
 
 #[test]

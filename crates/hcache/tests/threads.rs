@@ -29,7 +29,7 @@ const CALLS: u64 = 12;
 /// Handles in a history.
 const HANDLES: u32 = 3;
 
-/// A pool that nobody has.
+/// A pool without clients.
 const FOREIGN: PoolId = PoolId(0);
 
 /// Handles that only one thread uses, in a call beside those of the history: more than go through a store together.

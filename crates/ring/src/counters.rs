@@ -8,7 +8,7 @@ use crate::protocol::Status;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a server did since it was bound.
+        /// Counters of a server since it was bound.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct ServerCounters {
             $($(#[$doc])* pub $name: u64,)*
@@ -40,17 +40,17 @@ macro_rules! counters {
 counters! {
     /// Connections accepted.
     connections,
-    /// Clients that were given a ring.
+    /// Clients that got a ring.
     clients_joined,
-    /// Of them gone again, their share given back.
+    /// Of these, clients that have left.
     clients_left,
-    /// Memory of rings and slots now, in bytes, if clients have touched all of it.
+    /// Memory of rings and slots, in bytes, assuming that clients have accessed all of it.
     ring_bytes,
     /// Requests for statistics answered.
     stats,
     /// Changes of the capacity.
     resizes,
-    /// Refused: a user who may not connect, or not resize.
+    /// Refused: a user without permission to connect or to resize.
     refused_not_allowed,
     /// Refused: another version.
     refused_version,
@@ -76,9 +76,9 @@ counters! {
     closed_malformed,
     /// Closed: a message after the welcome, where none may come.
     closed_unexpected,
-    /// Closed: nothing asked, or an answer not taken, for too long.
+    /// Closed: silent, or not reading, for too long.
     closed_timeout,
-    /// Closed: a ring whose tail or head cannot be.
+    /// Closed: a ring with an invalid tail or head.
     closed_corrupt_ring,
     /// Entries served, bad ones included.
     entries,

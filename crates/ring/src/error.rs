@@ -61,7 +61,7 @@ pub enum Error {
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -16,7 +16,7 @@ pub fn host_memory() -> anyhow::Result<ByteSize> {
 ///
 /// # Errors
 ///
-/// [`UsageError`](plimsoll_output::exit::UsageError) for the first of them, or if the memory is not known.
+/// [`UsageError`](plimsoll_output::exit::UsageError) for the first of them, or if the memory is unknown.
 pub fn check_sizes<const N: usize>(sizes: [(&str, ByteSize); N]) -> anyhow::Result<()> {
     let memory = host_memory()?;
     for (option, size) in sizes {

@@ -43,7 +43,7 @@ impl BlockEvent {
     /// Every event.
     pub const ALL: [Self; 3] = [Self::Queue, Self::Issue, Self::Complete];
 
-    /// The letter that `blkparse` prints, by which the command line knows the event.
+    /// The character that `blkparse` prints, and the event's name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -125,7 +125,7 @@ impl<R: Read> Spans for Reader<R> {
     }
 }
 
-/// Whether a line is an event, by which a trace is told from others.
+/// Whether a line is an event, by which the format is recognised.
 pub(crate) fn is_event(line: &[u8]) -> bool {
     Event::of(line).is_some()
 }

@@ -16,7 +16,7 @@ pub(crate) struct Bytes<R> {
     unread: Range<usize>,
     /// Bytes that came before the buffer's first.
     offset_bytes: u64,
-    /// Why no more bytes come; told when the ones that did come do not suffice.
+    /// Why there are no more bytes; reported if the available ones are not sufficient.
     fault: Option<io::Error>,
 }
 
@@ -51,7 +51,7 @@ impl<R: Read> Bytes<R> {
         Ok(&self.buffer[self.unread.clone()])
     }
 
-    /// Passes over bytes that were looked at.
+    /// Passes over bytes that were inspected.
     pub(crate) fn take(&mut self, length: usize) {
         self.unread.start = self.unread.end.min(self.unread.start + length);
     }

@@ -20,7 +20,7 @@ use crate::{Options, SourceError};
 /// Columns a record may have.
 const COLUMNS_MAX: usize = 4096;
 
-/// The columns we write, and look for where none are asked for.
+/// The columns that are written, and the default columns when reading.
 pub(crate) const PAGE: &str = "page";
 pub(crate) const OP: &str = "op";
 

@@ -16,7 +16,7 @@ pub enum SourceError {
     Open {
         /// The trace.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The bytes stopped coming, or could not be decompressed.
@@ -26,17 +26,17 @@ pub enum SourceError {
         name: String,
         /// Bytes that came before the fault, counted after decompression.
         offset_bytes: u64,
-        /// What the system or the decompressor said.
+        /// The error of the system or the decompressor.
         source: io::Error,
     },
-    /// A line of text is not what its format asks for.
+    /// A line of text does not match its format.
     #[error("{name}, line {line}: expected {expected}, found {found}")]
     Line {
         /// The trace.
         name: String,
         /// Line number, from 1.
         line: u64,
-        /// What the format asks for.
+        /// The expected contents.
         expected: String,
         /// What stands there: escaped, quoted, cut to a short excerpt.
         found: String,
@@ -66,14 +66,14 @@ pub enum SourceError {
         /// Bytes in a whole record.
         expected_bytes: usize,
     },
-    /// A part of a binary trace is not what its format asks for.
+    /// A part of a binary trace does not match its format.
     #[error("{name}, byte {offset_bytes}: expected {expected}, found {found}")]
     Record {
         /// The trace.
         name: String,
         /// Where the part starts, in bytes after decompression, from 0.
         offset_bytes: u64,
-        /// What the format asks for.
+        /// The expected contents.
         expected: String,
         /// What stands there: escaped, quoted, cut to a short excerpt.
         found: String,
@@ -108,7 +108,7 @@ pub enum SourceError {
         /// The formats that use it.
         users: String,
     },
-    /// Neither the name nor the first bytes tell the format.
+    /// Neither the name nor the first bytes identify the format.
     #[error(
         "{name}: unknown format, it begins with {found}; use --format with one of: {}",
         Format::list()
@@ -142,7 +142,7 @@ pub enum SourceError {
     Create {
         /// The output.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The output could not be written. A file of that name is as it was before; a pipe has
@@ -151,7 +151,7 @@ pub enum SourceError {
     Write {
         /// The output.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A workload that cannot be: nothing was generated.

@@ -75,7 +75,7 @@ enum Operation {
     Modify,
 }
 
-/// Whether a line is an access, by which a trace is told from others.
+/// Whether a line is an access, by which the format is recognised.
 pub(crate) fn is_access(line: &[u8]) -> bool {
     parse_access(line.strip_suffix(b"\r").unwrap_or(line)).is_some()
 }

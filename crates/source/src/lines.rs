@@ -83,7 +83,7 @@ impl<R: Read> Lines<R> {
         self.line += lines;
     }
 
-    /// Makes the error that says what was expected of the line handed out last.
+    /// Creates the error for the line returned last.
     pub(crate) fn unexpected(&self, expected: impl Into<String>, found: &[u8]) -> SourceError {
         SourceError::Line {
             name: self.name.clone(),
@@ -152,7 +152,7 @@ pub(crate) fn read_some(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<
     }
 }
 
-/// Reads until the buffer is full or the input ends or fails; says how many bytes came before that.
+/// Reads until the buffer is full or the input ends or fails; returns the number of bytes read.
 pub(crate) fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> (usize, io::Result<()>) {
     let mut filled = 0;
     while filled < buffer.len() {

@@ -114,7 +114,7 @@ impl Chunks {
         Ok(bytes)
     }
 
-    /// Refuses a footer that would take long to decode; what else is wrong with it, its decoder says.
+    /// Refuses a footer that would take long to decode; its decoder reports other errors.
     fn check_footer(&self) -> ParquetResult<()> {
         let Some(end) = self.length_bytes.checked_sub(FOOTER_END_BYTES as u64) else {
             return Ok(());
@@ -383,7 +383,7 @@ fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> 
             }
         }));
     });
-    // What a panic leaves half done is never looked at again: the trace is at its end then.
+    // What a panic leaves half done is never inspected again: the trace is at its end then.
     CONTAINED.set(true);
     let result = catch_unwind(AssertUnwindSafe(decode));
     CONTAINED.set(false);
@@ -396,7 +396,7 @@ fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> 
     }
 }
 
-/// Finds a column, or says why it is not one of those types.
+/// Finds a column; an error if it does not have one of these types.
 fn find(
     metadata: &ParquetMetaData,
     column: &Column,

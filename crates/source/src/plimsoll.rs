@@ -61,10 +61,10 @@ const BLOCK_BYTES_MAX: usize = BLOCK_HEADER_BYTES + PLANES * BLOCK_REFERENCES;
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 512 << 10;
 
-/// Bytes that must repeat before zstd says so: the most it allows.
+/// Minimum length of a repetition that zstd encodes: its maximum setting.
 const MATCH_BYTES_MIN: u32 = 7;
 
-/// Kinds by their number; the number after them says that they are mixed.
+/// Kinds by their number; the next number means that they are mixed.
 const KINDS: [AccessKind; 3] = [AccessKind::Read, AccessKind::Write, AccessKind::Unknown];
 const MIXED: u8 = 3;
 
@@ -481,7 +481,7 @@ impl Writer {
         Ok(block)
     }
 
-    /// Appends a plane in the form that suits it; says how many bytes that are.
+    /// Appends a plane in the shorter form; returns the number of bytes.
     fn add_plane(&mut self, plane: &[u8], block: &mut Vec<u8>) -> io::Result<u16> {
         if plane.iter().all(|&byte| byte == 0) {
             return Ok(0);

@@ -13,7 +13,7 @@ use plimsoll_flow::{AccessKind, PageNumber, PageSize};
 
 use crate::spans::Span;
 
-/// Bits of a page number that tell the page within its device.
+/// Bits of a page number that identify the page within its device.
 const PAGE_BITS: u32 = 48;
 
 /// Devices a trace may have: as many as the other bits can number.
@@ -28,7 +28,7 @@ pub(crate) const REQUEST_BYTES_MAX: u64 = u32::MAX as u64;
 /// Bytes in a sector, the unit of block offsets.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
-/// A request as a trace tells it.
+/// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     /// The device as it is named.

@@ -40,7 +40,7 @@ pub(crate) trait Spans {
     }
 }
 
-/// A source that says what it left out.
+/// A source that counts what it skipped.
 pub(crate) trait Reading: Source<Error = SourceError> {
     /// See [`Trace::skipped`](crate::Trace::skipped).
     fn skipped(&self) -> u64 {

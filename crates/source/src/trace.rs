@@ -14,10 +14,10 @@ use crate::progress::{Counted, Progress};
 use crate::row::{BoxedReading, Opening};
 use crate::{Format, Options, SourceError};
 
-/// Bytes of a trace that are looked at to tell its format.
+/// Bytes of a trace that are inspected to recognise its format.
 const HEAD_BYTES: usize = 4096;
 
-/// A recorded trace, opened: a [`Source`] that knows what it reads.
+/// An opened trace: a [`Source`] with its format and compression.
 pub struct Trace<'a> {
     source: BoxedReading<'a>,
     format: Format,
@@ -27,7 +27,7 @@ pub struct Trace<'a> {
 }
 
 impl Trace<'_> {
-    /// The format that was told or given.
+    /// The format, recognised or given.
     #[must_use]
     pub fn format(&self) -> Format {
         self.format

@@ -31,10 +31,10 @@ use crate::{Options, SourceError};
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Bytes by which the version is told.
+/// Bytes by which the version is recognised.
 const HEAD_BYTES: usize = 4096;
 
-/// Records that must look like commands before a trace without a name is taken for one.
+/// Number of records that must be valid commands before an unnamed trace is accepted as one.
 const RECORDS_TO_TELL: usize = 4;
 
 /// The two layouts.
@@ -94,7 +94,7 @@ impl Version {
     }
 }
 
-/// Whether a trace that no name tells is beyond doubt one of `vscsi`.
+/// Whether an unnamed trace is certainly in format `vscsi`.
 pub(crate) fn is_head(head: &[u8]) -> bool {
     let Some(version) = Version::of_head(head) else {
         return false;

@@ -1,6 +1,6 @@
 //! Real traces read to the last reference.
 //!
-//! They are not part of the repository: `PLIMSOLL_TRACES` names their folder, which
+//! They are not part of the repository: `PLIMSOLL_TRACES` names their directory, which
 //! otherwise is `../shared/traces` beside the workspace. Without them the tests say SKIPPED.
 
 use plimsoll_skip::{Lack, skip};

@@ -1,4 +1,4 @@
-//! What runs a guest's instructions, and whether KVM really does so here.
+//! Detects the accelerator of a guest, and whether KVM works on this host.
 //!
 //! A host can offer `/dev/kvm` and still run no guest in useful time: behind it may be an
 //! emulator. So a device that opens is believed only after QEMU's firmware has run to its end

@@ -40,7 +40,7 @@ impl GuestAgent {
     ///
     /// # Errors
     ///
-    /// [`VmError::Agent`]: nobody listens, another client is connected, or no agent runs in the guest.
+    /// [`VmError::Agent`]: no agent answers, another client is connected, or no agent runs in the guest.
     pub fn connect(socket: &Path, timeout: Duration) -> Result<Self, VmError> {
         let stream = connect_within(socket, timeout).map_err(|error| VmError::Agent {
             socket: socket.to_owned(),

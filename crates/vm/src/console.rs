@@ -1,4 +1,4 @@
-//! What a workload guest tells on its console.
+//! Parses the console lines of a workload guest.
 //!
 //! The lines are described in guest/workload/README.md. They come from inside a
 //! VM: anything that is not exactly such a line is [`ConsoleEvent::parse`]'s `None`, as are
@@ -19,11 +19,11 @@ pub struct ConsoleLine {
     pub at: Instant,
     /// The line without its end, at most 1024 bytes of it.
     pub text: String,
-    /// What the workload tells by it; `None` for any other line.
+    /// The workload's event; `None` for any other line.
     pub event: Option<ConsoleEvent>,
 }
 
-/// What a workload tells. Times are the guest's own, in milliseconds.
+/// A line of a workload. Times are the guest's own, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConsoleEvent {
@@ -74,7 +74,7 @@ pub enum ConsoleEvent {
         /// What that word held.
         found: u64,
     },
-    /// What the guest's kernel says of its memory.
+    /// Memory statistics of the guest's kernel.
     Memory(KernelMemory),
     /// The workload ended; every page of the array is now read once more.
     Audit {
@@ -106,7 +106,7 @@ pub enum ConsoleEvent {
     Result {
         /// Of what.
         name: String,
-        /// All other keys with their values; of a key told twice, the last.
+        /// All other keys with their values; of a duplicate key, the last.
         fields: BTreeMap<String, String>,
     },
     /// Something the guest's kernel complained of during a disk workload.

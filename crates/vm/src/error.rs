@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// No process has this number, or it ended while it was looked at.
+    /// No process has this id, or it ended while it was inspected.
     #[error("there is no process {pid}, or it has just ended")]
     NoSuchProcess {
         /// The process id.
@@ -25,15 +25,15 @@ pub enum VmError {
     /// No running VM has this name.
     #[error("no running VM is named {name:?}; running: {}", list(running))]
     NoSuchName {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Names of the VMs that run.
         running: Vec<String>,
     },
-    /// Several VMs have this name; their process ids tell them apart.
+    /// Several VMs have this name; use a process id.
     #[error("several VMs are named {name:?}: use a process id, one of {pids:?}")]
     AmbiguousName {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Processes of the VMs so named.
         pids: Vec<u32>,
@@ -43,7 +43,7 @@ pub enum VmError {
     NotPermitted {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -52,7 +52,7 @@ pub enum VmError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -81,7 +81,7 @@ pub enum VmError {
         /// The socket.
         socket: PathBuf,
     },
-    /// A monitor socket that nobody answers at.
+    /// A monitor socket without an answer.
     #[error("no QMP monitor answers at {}", socket.display())]
     QmpConnect {
         /// The socket.
@@ -123,7 +123,7 @@ pub enum VmError {
         /// QEMU's words.
         description: String,
     },
-    /// An agent in the guest did not do what it was asked; nothing was changed.
+    /// An agent in the guest did not carry out a request; nothing was changed.
     #[error("the guest's agent at {}: {what}", socket.display())]
     Agent {
         /// The socket that leads to it.
@@ -134,7 +134,7 @@ pub enum VmError {
 }
 
 impl VmError {
-    /// An error of reading `path`, told apart by what it means to the reader.
+    /// An error of reading `path`, classified by its meaning for the user.
     pub(crate) fn of_file(path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
         match source.kind() {

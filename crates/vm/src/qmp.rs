@@ -62,7 +62,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`VmError::QmpConnect`] if nobody listens, [`VmError::QmpTaken`] if nobody greets (another client may be
+    /// [`VmError::QmpConnect`] if there is no monitor, [`VmError::QmpTaken`] if it sends no greeting (another client may be
     /// connected), and those of [`execute`](Self::execute).
     pub fn connect(socket: &Path, timeout: Duration) -> Result<Self, VmError> {
         let failed = |source: io::Error| match source.kind() {

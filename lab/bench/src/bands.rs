@@ -1,4 +1,4 @@
-//! Whether the bands hold what they say: how often the exact curve lies inside, and how wide they are.
+//! Coverage and width of the confidence bands: how often they contain the exact curve.
 //!
 //! Every estimator that is not exact sees every kind of stream and every trace, with so many seeds of its own;
 //! of made streams the references differ with the seed as well, of traces the page numbers, which are moved by a
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// A trace to take beside the made streams
     #[arg(long)]
     trace: Vec<PathBuf>,
-    /// A folder whose traces are taken, those that can be read
+    /// A directory whose traces are taken, those that can be read
     #[arg(long, default_value = "../shared/traces")]
     traces: PathBuf,
 }
@@ -145,7 +145,7 @@ impl Sizes {
     }
 }
 
-/// The sizes at which curves are looked at.
+/// The sizes at which curves are inspected.
 fn even_sizes(footprint: u64) -> Vec<PageCount> {
     let mut sizes: Vec<_> = (1..=500_u64)
         .map(|step| PageCount((footprint * step / 500).max(1)))
@@ -305,7 +305,7 @@ fn trace_stream(path: &Path) -> anyhow::Result<Stream> {
     })
 }
 
-/// The traces asked for, and those of the folder that can be read.
+/// The traces asked for, and those of the directory that can be read.
 fn traces(args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
     let mut streams = Vec::new();
     for path in &args.trace {

@@ -1,4 +1,4 @@
-//! How fast and how exact Plimsoll's estimators and readers are, beside yardsticks in the same run.
+//! Speed and accuracy of estimators and readers, compared with yardsticks in the same run.
 //!
 //! Every figure is measured here and now: references a second of CPU time (of wall time where
 //! threads are the point), the median of several runs, from pages in memory to the finished curve. What

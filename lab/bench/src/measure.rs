@@ -1,4 +1,4 @@
-//! Clocks, medians, and what an estimator is worth.
+//! Clocks, medians, and the comparison of estimators.
 
 use std::time::Instant;
 
@@ -132,12 +132,12 @@ pub(crate) fn run(
     Ok(result)
 }
 
-/// Says whether a figure that is to be at most `bar` is.
+/// Returns whether a figure that is to be at most `bar` is.
 pub(crate) fn at_most(figure: f64, bar: f64, unit: &str) -> String {
     judged(figure <= bar, &format!("<= {bar}{unit}"))
 }
 
-/// Says whether a figure that is to be at least `bar` is.
+/// Returns whether a figure that is to be at least `bar` is.
 pub(crate) fn at_least(figure: f64, bar: f64, unit: &str) -> String {
     judged(figure >= bar, &format!(">= {bar}{unit}"))
 }

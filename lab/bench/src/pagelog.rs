@@ -1,4 +1,4 @@
-//! Page logs: how fast records pass, and what draining them takes of the host.
+//! Page logs: throughput of records, and the host's CPU time for draining them.
 
 use std::io::Write;
 use std::path::PathBuf;

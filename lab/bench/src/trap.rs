@@ -1,4 +1,4 @@
-//! What a trap of the live tracer costs on this machine.
+//! Cost of a trap of the live tracer on this machine.
 
 use std::io::Write;
 

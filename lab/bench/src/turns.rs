@@ -1,4 +1,4 @@
-//! What a turn of the daemon costs: many computed VMs, each turn with new curves, decided and recorded.
+//! Cost of a turn of the daemon: many simulated VMs, with new curves in each turn, decided and recorded.
 
 use std::io::Write;
 use std::sync::Arc;

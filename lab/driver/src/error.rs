@@ -1,4 +1,4 @@
-//! What can go wrong with a device.
+//! Errors of a device.
 
 use std::io;
 

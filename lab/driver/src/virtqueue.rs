@@ -172,7 +172,7 @@ pub struct Virtqueue {
     requests: Vec<Option<InFlight>>,
     next_available: u16,
     next_used: u16,
-    /// `next_available` when the device was last looked at for whether it wants a kick.
+    /// `next_available` when the device was last inspected for whether it wants a kick.
     kicked: u16,
     /// What is done and was not asked for yet.
     done: VecDeque<Completion>,
@@ -442,7 +442,7 @@ impl Virtqueue {
         if self.event_index {
             let at = self.available + 4 + 2 * u64::from(self.size);
             self.ram.store(at, self.next_used, Ordering::Release);
-            // The wish must be seen before it is looked for what is done.
+            // The wish must be seen before it is searched for what is done.
             fence(Ordering::SeqCst);
         }
         !self.done.is_empty() || self.raw_used_index() != self.next_used

@@ -1,4 +1,4 @@
-//! Traced curves against closed forms: guests whose references follow a known law.
+//! Compares traced curves with closed forms: guests whose references follow a known distribution.
 //!
 //! The tracer sees the references that miss its hot set, a queue that stands for h pages. So the
 //! traced curve at a size c above h is the share, of those, that an LRU memory of c pages

@@ -1,4 +1,4 @@
-//! A VM's disk with the exclusive cache: is it worth what memory of the guest is, and is all that is read right?
+//! A VM's disk with the exclusive cache: is it worth as much as guest memory, and is all data read correct?
 //!
 //! Guests of ours run the signed workloads of guest/workload on disks of `plimsoll disk serve`. All figures are counts of
 //! pages and of disk I/O, taken from the daemon between two phases of the workload: none is a time, so an emulated
@@ -133,7 +133,7 @@ impl Order {
     }
 }
 
-/// What parts share: what was asked for, where to write, and what was measured already.
+/// State shared by the parts: options, output, and finished measurements.
 pub(super) struct Lab<'a> {
     pub(super) out: &'a mut dyn Write,
     pub(super) program: PathBuf,
@@ -174,7 +174,7 @@ impl Cost {
     }
 }
 
-/// Runs the parts asked for.
+/// Runs the requested parts.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let or_all = |part| args.only.is_empty() || args.only.contains(&part);
     let mut lab = Lab {
@@ -222,7 +222,7 @@ fn given_or_all<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
 }
 
 impl Lab<'_> {
-    /// Runs a guest of signed files to its end and tells what its measured rounds cost; of one that ran before, at once.
+    /// Runs a guest of signed files to its end and returns the cost of its measured rounds; for a repeated configuration, immediately.
     ///
     /// # Errors
     /// If it did not run to its end, or anything it read was wrong.
@@ -293,7 +293,7 @@ pub(super) fn ensure_right(told: &Told, engine: &EngineStats) -> anyhow::Result<
     Ok(())
 }
 
-/// Reads that miss at each size of `curve`, without those of an earlier look at it.
+/// Reads that miss at each size of `curve`, without those of an earlier state of it.
 fn counted_since(before: Option<&CurveJson>, curve: &CurveJson) -> Vec<(u64, f64)> {
     let misses = |curve: &CurveJson, size: u64| {
         let after = curve

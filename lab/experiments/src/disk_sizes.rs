@@ -1,4 +1,4 @@
-//! What the cache is worth in memory of the guest, and what its curve says of other sizes.
+//! Compares the cache with guest memory of the same size, and its curve with other sizes.
 
 use super::disk::{Cost, Kind, Lab, Order};
 use plimsoll_rig::Setup;
@@ -114,7 +114,7 @@ pub(super) fn lru(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages moved between host and storage for each page the guest's programs asked for.
+/// Pages moved between host and storage per page that the guest's programs requested.
 pub(super) fn io(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let kind = lab.guests[0];
     let shares: Vec<_> = CACHES_MIB

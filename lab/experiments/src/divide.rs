@@ -1,7 +1,7 @@
-//! Dividing memory among three real guests: predicted misses beside measured ones, by policy.
+//! Allocates memory among three real guests and compares predicted with measured misses, by policy.
 //!
 //! Web, search and scan ([`trio`](crate::trio)) are measured with what they have (misses per request), then shrunk into the
-//! caches under their disks and traced through them, as in \[LS07\] fig. 6. Each division that a policy makes of these
+//! caches under their disks and traced through them, as in \[LS07\] fig. 6. Each allocation that a policy makes of these
 //! curves is then set for real, without caches, and the servers are measured again once their memory is warm. All
 //! figures are ratios of counts: none is a time, so an emulated guest does no harm.
 //!
@@ -32,7 +32,7 @@ use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB,
 use plimsoll_output::{TextFormat, bail_usage, stop_flag};
 use plimsoll_protocol::size::{Interval, Share};
 
-/// How long the sampling ESX looks whether a page is touched.
+/// How long sampling waits for an access to a page.
 const SAMPLE_TIME: Duration = Duration::from_secs(30);
 /// How long a disk's daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
@@ -94,7 +94,7 @@ struct Before {
     curve: CurveJson,
 }
 
-/// A division and what came of it.
+/// an allocation and what came of it.
 #[derive(Debug, Serialize)]
 struct Division {
     max_loss: Option<f64>,
@@ -213,7 +213,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// The divisions to try, each with the loss that a VM is promised not to exceed.
+    /// The allocations to try, each with its max_loss.
     fn divisions(&self) -> Vec<(Policy, Option<f64>)> {
         let given = self.max_loss.iter().map(|loss| loss.get());
         let losses: Vec<f64> = if self.max_loss.is_empty() {

@@ -29,16 +29,16 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
 const MIB: u64 = 1 << 20;
-/// What the guest does: nothing, but tell twice a second that it lives.
+/// Workload of the guest: none, with a sign of life twice a second.
 const WORKLOAD: &str = "workload=idle memstat_ms=500";
-/// Lines by which the guest has told that it lives.
+/// Lines that show that the guest is alive.
 const HEARTBEATS: u32 = 3;
 /// A balloon that moved by less than this in [`STALL`] has stopped.
 const MOVED_BYTES: u64 = 256 << 10;
 const STALL: Duration = Duration::from_secs(8);
 /// A balloon moves whole pages; a guest that is so near its size has it.
 const NEAR_BYTES: u64 = MIB;
-/// What a kernel says first of why it ends.
+/// First lines of a kernel's panic.
 const COMPLAINTS: [&str; 2] = ["Kernel panic", "Out of memory"];
 /// Letters of a reason.
 const WHY_LETTERS: usize = 160;
@@ -116,7 +116,7 @@ struct Walk {
     trials: Vec<Trial>,
     /// The last size that lived; `None`: see `error`.
     epsilon_bytes: Option<u64>,
-    /// Why this way tells nothing of this kernel.
+    /// Why this method has no result for this kernel.
     error: Option<String>,
 }
 
@@ -165,7 +165,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Walks down one way with one kernel, and tells of each size as it is known.
+/// Reduces the memory of one kernel by one method, and reports each size.
 fn walk(
     args: &Args,
     image: &GuestImage,
@@ -395,7 +395,7 @@ impl Lab<'_> {
         Ok(trial(mib * MIB, start, alive))
     }
 
-    /// Waits until the guest tells that it lives; what is free inside, if it says so.
+    /// Waits for the guest's sign of life; returns its free memory, if reported.
     fn hear(&self, guest: &mut Guest) -> Result<Option<u64>, String> {
         let deadline = Instant::now() + self.patience;
         let (mut beats, mut last, mut complaint) = (0, String::new(), None);

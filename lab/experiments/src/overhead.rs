@@ -1,4 +1,4 @@
-//! What tracing takes from a VM: the guest's own speed, traced and untraced in turn.
+//! Cost of tracing: the guest's own speed, alternately traced and untraced.
 //!
 //! One guest; windows of equal length alternate, each traced one attached and detached anew at
 //! the given settings. The slowdown of a pair is one minus the ratio of the guest's

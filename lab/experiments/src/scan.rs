@@ -1,7 +1,7 @@
-//! Presence scans against traps, on the same guest and at the same budget: what each finds, and what it takes.
+//! Accessed-page scans against traps, on the same guest and at the same budget: what each finds, and what it takes.
 //!
 //! One guest a workload. In each round it runs untraced, traced, untraced, scanned, for equal lengths, each tracer
-//! attached anew. Both are held against the workload's closed form:
+//! attached anew. Both are compared with the workload's closed form:
 //!
 //! * the working set, where 5 % of the references miss: error of each period that gave more than a bound;
 //! * the curve of the whole stretch. Traps hide what hits their hot set, scans what lies between two looks, so both
@@ -294,7 +294,7 @@ fn left_alone(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
     speed(subject, start, Instant::now())
 }
 
-/// Visits a second between two moments.
+/// Visits a second between two times.
 fn speed(subject: &mut Subject, from: Instant, to: Instant) -> anyhow::Result<f64> {
     let (visits, took) = subject.listen()?.visits(from, to);
     Ok(visits as f64 / took.as_secs_f64().max(1e-9))

@@ -31,7 +31,7 @@ pub struct Observed {
     pub curves: Option<Curves>,
 }
 
-/// Traces a VM period after period until `stop`, the VM's end, or `limit`; tells each to `each`.
+/// Traces a VM period by period until `stop`, the VM's end, or `limit`; passes each period to `each`.
 ///
 /// # Errors
 ///

@@ -32,7 +32,7 @@ const READY_MAX: Duration = Duration::from_secs(600);
 const BALLOON_MAX: Duration = Duration::from_secs(120);
 /// How long a disk's daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// From one look at something that tells of no change to the next.
+/// Interval of polling something without notifications.
 const POLL: Duration = Duration::from_millis(100);
 /// A balloon this near to its target has reached it.
 const NEAR_BYTES: u64 = 1 << 20;
@@ -112,7 +112,7 @@ impl Trio {
         Ok(trio)
     }
 
-    /// Lets time pass, and hears what the servers tell meanwhile.
+    /// Waits, and reads the servers' output meanwhile.
     ///
     /// # Errors
     ///
@@ -264,7 +264,7 @@ impl Server {
         Ok(self.guest.qmp()?.balloon_actual_bytes()?)
     }
 
-    /// Takes what it has told.
+    /// Takes its output.
     fn hear(&mut self) -> anyhow::Result<()> {
         while let Some(line) = self.guest.next_line(Duration::ZERO)? {
             match line.event {

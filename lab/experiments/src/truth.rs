@@ -2,7 +2,7 @@
 //!
 //! The guest runs under the page-log plugin, which tells every reference that leaves a small filter of the pages used last: from
 //! these the misses of every larger LRU memory follow exactly. At the same time it is traced from outside, at one
-//! rate after the other, and each rate's curve is held against the misses within the very time that it was traced.
+//! rate after the other, and each rate's curve is compared with the misses within the very time that it was traced.
 //!
 //! A traced curve tells of the references that reach past a hot set standing for h pages, as shares of them. Compared are,
 //! as in `lab curves`, shares of those that reach past 2 h.
@@ -30,7 +30,7 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval};
 use plimsoll_rig::Subject;
 
-/// Pages that a vCPU used last, whose references are not told.
+/// Most recently used pages of a vCPU, whose references are not recorded.
 const FILTER_PAGES: u32 = 64;
 
 /// Trace guests whose full reference trace is recorded, and compare the curves.
@@ -136,7 +136,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::Result<Vec<Row>> {
     let options = PageLogArgs {
-        // What is told is looked at and not kept.
+        // What is told is inspected and not kept.
         page_log: Some("/dev/null".into()),
         references: true,
         // With each interval's end come the accesses counted.
@@ -201,7 +201,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
     anyhow::ensure!(wrong == 0, "{wrong} pages of the guest were wrong");
     drop(subject);
     if let Err(error) = recording.end() {
-        // The guest has no end of its own: that its log is cut short is no news.
+        // The guest has no end of its own: that its log is truncated is no news.
         let cut = error.downcast_ref::<PageLogError>();
         if !matches!(cut, Some(PageLogError::Cut { .. })) {
             return Err(error);

@@ -296,7 +296,7 @@ impl Finding {
     }
 }
 
-/// What `plimsoll wss` says of a log.
+/// Output of `plimsoll wss` for a log.
 fn estimate(log: &Path, options: &[&str]) -> anyhow::Result<Value> {
     let log = log.to_str().context("the folder's name is not UTF-8")?;
     let words = ["wss", log, "-o", "json"]

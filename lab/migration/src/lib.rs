@@ -39,7 +39,7 @@ pub enum KvmError {
     /// There is no KVM that we may use; nothing was made.
     #[error("cannot use /dev/kvm: {source}")]
     Unavailable {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The kernel has not what was asked for; nothing was changed.
@@ -59,7 +59,7 @@ pub enum KvmError {
     Call {
         /// The call.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A vCPU ended other than by a halt; the machine is of no more use.

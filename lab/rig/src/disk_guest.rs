@@ -68,7 +68,7 @@ impl Setup {
 /// A line `plimsoll: result name=...` of a guest.
 pub type Fields = BTreeMap<String, String>;
 
-/// What a guest said until it ended, in order.
+/// Output of a guest until it ended, in order.
 #[derive(Debug, Clone, Default)]
 pub struct Told {
     /// Its results by name.
@@ -77,7 +77,7 @@ pub struct Told {
     pub mismatches: Option<u64>,
     /// Kernel lines that complain.
     pub kernel: Vec<String>,
-    /// The last flush it told of.
+    /// The last flush it reported.
     pub flushed: Option<u64>,
 }
 
@@ -191,7 +191,7 @@ impl DiskGuest {
         self.guest.as_mut()
     }
 
-    /// The folder with image, sockets and state.
+    /// The directory with image, sockets and state.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -203,7 +203,7 @@ impl DiskGuest {
         self.folder.path().join("admin.sock")
     }
 
-    /// Listens until the guest says what is waited for; what else it says is kept.
+    /// Reads until the expected line of the guest; other lines are kept.
     ///
     /// # Errors
     /// If it does not within `timeout`, fails, or ends.
@@ -239,7 +239,7 @@ impl DiskGuest {
         }
     }
 
-    /// Waits until the guest's workload is done and it has powered off. Returns what it told.
+    /// Waits until the guest's workload is done and it has powered off. Returns its output.
     ///
     /// # Errors
     /// If it is not within `timeout`, or failed.
@@ -252,7 +252,7 @@ impl DiskGuest {
         Ok(self.told.clone())
     }
 
-    /// What the guest told so far.
+    /// Output of the guest so far.
     #[must_use]
     pub fn told(&self) -> &Told {
         &self.told

@@ -18,17 +18,17 @@ pub enum GuestError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The image of our guests is not there.
     #[error("no guest image: {what}; run './dev setup' to make one")]
     NoImage {
-        /// What is missing, and where it was looked for.
+        /// The missing item, and where it was searched for.
         what: String,
     },
-    /// A guest asked for with settings that cannot be; nothing was started.
+    /// Invalid settings of a guest; nothing was started.
     #[error("guest cannot be started with {what}")]
     GuestConfig {
         /// The setting and what was expected.
@@ -39,11 +39,11 @@ pub enum GuestError {
     GuestStart {
         /// The program.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The guest did not say what was waited for; it still runs.
+    /// The guest did not print the expected line; it still runs.
     #[error(
         "the guest did not say what was waited for within {timeout:?}; it said last: {}",
         list(last)
@@ -54,7 +54,7 @@ pub enum GuestError {
         /// Its last lines.
         last: Vec<String>,
     },
-    /// The guest ended before it said what was waited for.
+    /// The guest ended before it printed the expected line.
     #[error(
         "the guest has ended ({status}); it said last: {}; QEMU said: {qemu}",
         list(last)
@@ -67,7 +67,7 @@ pub enum GuestError {
         /// End of what QEMU wrote to its standard error.
         qemu: String,
     },
-    /// The guest's workload gave up and said why.
+    /// The guest's workload failed with an error.
     #[error("the guest's workload failed: {message}")]
     GuestFailed {
         /// Its words.

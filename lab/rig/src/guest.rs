@@ -25,15 +25,15 @@ use crate::{GuestError, GuestImage};
 
 /// Bytes kept of a console line; the workload's own have under 200.
 const LINE_BYTES_MAX: usize = 1024;
-/// Console lines kept until they are asked for: about two hours of a workload's.
+/// Console lines kept until they are read: about two hours of a workload's.
 const LINES_MAX: usize = 1 << 16;
-/// Lines told in errors.
+/// Maximum lines in error messages.
 const LAST_LINES: usize = 8;
-/// Bytes told in errors of what QEMU wrote to its standard error.
+/// Maximum bytes of QEMU's standard error in an error message.
 const STDERR_BYTES: usize = 1024;
 /// How long QEMU may take from its start until RAM and CPUs are there, and to answer QMP.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two looks at something that tells of no change.
+/// Interval of polling something without notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The balloon: it gives nothing back by itself when the guest runs out of memory.
 const BALLOON: &str = "virtio-balloon-pci,id=balloon0,deflate-on-oom=off";
@@ -391,7 +391,7 @@ impl Guest {
     /// # Errors
     ///
     /// [`GuestError::GuestConfig`] and [`GuestError::GuestStart`]. What QEMU itself
-    /// refuses is told by the first wait: [`GuestError::GuestEnded`].
+    /// refuses is reported by the first wait: [`GuestError::GuestEnded`].
     pub fn start(image: &GuestImage, config: &GuestConfig) -> Result<Self, GuestError> {
         let chosen = |accelerator| Detection {
             accelerator,
@@ -501,7 +501,7 @@ impl Guest {
         }
     }
 
-    /// How many console lines were dropped because nobody took them: the oldest of more than 65536.
+    /// Number of console lines dropped because they were not read: the oldest of more than 65536.
     #[must_use]
     pub fn lost_lines(&self) -> u64 {
         self.console.lock().lost
@@ -561,7 +561,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// [`GuestError::GuestStart`] if the kernel no longer knows the process.
+    /// [`GuestError::GuestStart`] if the process no longer exists.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>, GuestError> {
         let deadline = Instant::now() + timeout;
         loop {

@@ -1,4 +1,4 @@
-//! The image our guests boot: a kernel, and an initrd that holds the workload and what modules it needs.
+//! The image of test guests: a kernel, and an initrd with the workload and the modules it needs.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
@@ -13,14 +13,14 @@ use crate::{GuestConfig, GuestError, GuestKernel};
 const KERNEL_VARIABLE: &str = "PLIMSOLL_GUEST_KERNEL";
 /// Where their initrd lies, if not in the workspace.
 const INITRD_VARIABLE: &str = "PLIMSOLL_GUEST_INITRD";
-/// The folder of the image, under any folder above the current one or above this program.
+/// The directory of the image, below any parent of the current directory or of this program.
 const FOLDER: &str = "target/guest";
 
-/// Modules of a guest with disks or a balloon, in the folder of its kernel.
+/// Modules of a guest with disks or a balloon, in the directory of its kernel.
 const MODULES: &str = "modules";
 /// Their file of lines `GROUP FILE`, in the order in which they are loaded.
 const ORDER: &str = "order";
-/// Says in the folder of a kernel why there is none.
+/// Records in the directory of a kernel why it is unavailable.
 const ABSENT: &str = "absent";
 
 /// A kernel and an initrd that run a workload.
@@ -34,7 +34,7 @@ pub struct GuestImage {
 
 impl GuestImage {
     /// Finds the image: by `PLIMSOLL_GUEST_KERNEL` and `PLIMSOLL_GUEST_INITRD` where
-    /// they are set, else in the folder `target/guest`, as [`prepare`](Self::prepare) does.
+    /// they are set, else in the directory `target/guest`, as [`prepare`](Self::prepare) does.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl GuestImage {
     }
 
     /// Takes a kernel by its file, and for it the initrd that `PLIMSOLL_GUEST_INITRD` names, else our workload: with the
-    /// modules in the folder `modules` beside the kernel if `modules` are wanted and there are any.
+    /// modules in the directory `modules` beside the kernel if `modules` are wanted and there are any.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl GuestImage {
         Ok(image)
     }
 
-    /// Takes the image in `folder`: `vmlinuz`, and `initrd.cpio`, which is packed
+    /// Uses the image in `folder`: `vmlinuz`, and `initrd.cpio`, which is packed
     /// from the static program `init` beside it if that is newer.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ fn pack_if_older(init: &Path, modules: Option<&Path>, target: &Path) -> Result<(
     Ok(())
 }
 
-/// Names of all files in a folder of modules, `order` among them; each once.
+/// Names of all files in a directory of modules, `order` among them; each once.
 fn modules_of(folder: &Path) -> Result<Vec<String>, GuestError> {
     let order = folder.join(ORDER);
     let text = fs::read_to_string(&order).map_err(|source| file_error(&order, source))?;

@@ -30,7 +30,7 @@ impl Subject {
         Footprint::of(self.vm.pid)
     }
 
-    /// Waits until nobody traces the VM's process, by ptrace or by traps.
+    /// Waits until the VM's process is not traced, by ptrace or by traps.
     ///
     /// # Panics
     ///

@@ -55,7 +55,7 @@ fn start(config: &GuestConfig) -> Guest {
     Guest::start(&GuestImage::for_guest(config).unwrap(), config).unwrap()
 }
 
-/// All that a guest told until it ended.
+/// The console output of a guest until it ended.
 fn events_of(config: &GuestConfig) -> Vec<ConsoleEvent> {
     let mut guest = start(config);
     let (mut events, deadline) = (Vec::new(), Instant::now() + WHOLE_RUN);

@@ -50,7 +50,7 @@ fn is_round(event: &ConsoleEvent) -> bool {
     matches!(event, ConsoleEvent::Round { .. })
 }
 
-/// All that a workload told, from the first to the last line of the protocol.
+/// All lines of a workload, from the first to the last line of the protocol.
 fn events_of(image: &GuestImage, config: &GuestConfig) -> Vec<ConsoleEvent> {
     let mut guest = Guest::start(image, config).unwrap();
     let (mut events, deadline) = (Vec::new(), Instant::now() + BOOT);
@@ -64,7 +64,7 @@ fn events_of(image: &GuestImage, config: &GuestConfig) -> Vec<ConsoleEvent> {
     }
 }
 
-/// Checks what every run must tell, prints its speed, returns the working sets of its steps.
+/// Checks the output of a run, prints its speed, returns the working sets of its steps.
 fn checked(workload: &str, events: &[ConsoleEvent]) -> Vec<u64> {
     let boot = events.iter().find_map(|event| match event {
         ConsoleEvent::Ready { kernel_ms, .. } => Some(*kernel_ms),

@@ -1,4 +1,4 @@
-//! `plimsoll disk stat`: what a VM's disks and their cache did, and what other sizes would bring.
+//! `plimsoll disk stat`: statistics of a VM's disks and their cache, and predictions for other sizes.
 
 use std::io::Write;
 

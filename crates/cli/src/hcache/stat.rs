@@ -1,4 +1,4 @@
-//! `plimsoll hcache stat`: what a store holds, for whom, and what other capacities would bring.
+//! `plimsoll hcache stat`: the contents of a store by client, and predictions for other capacities.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The daemon that the verbs speak to, and what its refusals mean for the one who asked.
+//! Connection of the verbs to the daemon, and the exit codes of its refusals.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use plimsoll_protocol::{SOCKET, SOCKET_READ_ONLY};
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;
 
-/// Letters of the longest name that is looked at as one that may have been meant.
+/// Letters of the longest name that is inspected as one that may have been meant.
 const NAME_LETTERS_MAX: usize = 256;
 
 /// Connection to the daemon.
@@ -96,7 +96,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// [`Unreachable`], [`Forbidden`] if a guarantee is in the way, else what the daemon said.
+    /// [`Unreachable`], [`Forbidden`] if a limit forbids it, otherwise the daemon's error.
     pub fn ask<T>(&self, ask: impl FnOnce(&Client) -> Result<T, ClientError>) -> anyhow::Result<T> {
         ask(&self.client).map_err(|error| said(&error))
     }

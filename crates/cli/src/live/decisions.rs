@@ -16,7 +16,7 @@ use super::{Daemon, Form, FormArg, SocketArg, write_json};
 use plimsoll_output::exit::Partly;
 use plimsoll_output::{printable, stop_flag};
 
-/// How often a decision that is being waited for is looked at.
+/// Interval of polling a decision that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Options shared by `apply` and `rollback`.
@@ -34,7 +34,7 @@ pub struct ChoiceArgs {
     form: FormArg,
 }
 
-/// Asks for a decision to be carried out, tells of it, and waits for its end if that is wanted.
+/// Requests that a decision be carried out, prints it, and optionally waits for its end.
 pub fn carry_out(
     args: &ChoiceArgs,
     ask: impl FnOnce(&Client, Choice) -> Result<Decision, ClientError>,
@@ -56,7 +56,7 @@ pub fn carry_out(
     outcome(&decision)
 }
 
-/// Looks at a decision until it has ended; says on standard error what becomes of it.
+/// Polls a decision until it has ended; reports its progress on standard error.
 fn wait(daemon: &Daemon, mut decision: Decision) -> anyhow::Result<Decision> {
     let stop = stop_flag()?;
     let mut said = None;
@@ -122,8 +122,8 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
             Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
             Kind::GiveBack => "the caches' memory goes back to the VMs".to_owned(),
             Kind::Rollback => match decision.takes_back {
-                Some(earlier) => format!("decision {earlier} is taken back"),
-                None => "an earlier decision is taken back".to_owned(),
+                Some(earlier) => format!("decision {earlier} is rolled back"),
+                None => "an earlier decision is rolled back".to_owned(),
             },
         },
         match decision.by {
@@ -148,8 +148,8 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
             "It ended{}: {}.",
             ended.map_or(String::new(), |ended| format!(" {}", moment(ended))),
             match state {
-                State::Kept => "done, and every promise that could be measured was kept",
-                State::RolledBack => "taken back",
+                State::Kept => "done; every VM that could be measured stayed within its limit",
+                State::RolledBack => "rolled back",
                 State::Partly => "done in part",
                 State::Failed => "nothing was moved",
                 _ => "stopped; what was moved stays",
@@ -200,7 +200,7 @@ fn checked(check: &Check) -> String {
         None => "not measured".to_owned(),
     };
     format!(
-        "{}: predicted {} of the misses at its baseline, {measured}; promised at most {}: {}. {}",
+        "{}: predicted {} of the misses at its baseline, {measured}; limit {}: {}. {}",
         printable(&check.vm),
         relative(check.predicted.as_ref()),
         ratio(check.bound),

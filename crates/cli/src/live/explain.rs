@@ -1,4 +1,4 @@
-//! `plimsoll explain`: what was decided of a VM, why, and what came of it.
+//! `plimsoll explain`: decisions about a VM, with reasons and results.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The live verbs: what an operator asks plimsolld, and tells it.
+//! The live verbs: queries and commands to plimsolld.
 //!
 //! | verbs | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! `plimsoll set`: change what a VM is promised.
+//! `plimsoll set`: change a VM's limits.
 
 use std::io::Write;
 

@@ -48,7 +48,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             out.write_all(text(&vm, now_unix_ms)?.as_bytes())?;
         }
         Form::Csv => {
-            let none = "its curve is not known yet";
+            let none = "its curve is not available yet";
             let curve = Curve::new(vm.curve.as_ref().context(none)?)?;
             out.write_all(csv(&vm.summary, &curve).as_bytes())?;
         }
@@ -75,10 +75,10 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     let vm = &view.summary;
     let mut kind = match &vm.accelerator {
         Some(_) if is_emulated(vm) => {
-            "emulated (tcg): times say nothing of real hardware".to_owned()
+            "emulated (tcg): times do not carry over to real hardware".to_owned()
         }
         Some(accelerator) => printable(accelerator),
-        None => "accelerator not known".to_owned(),
+        None => "accelerator unknown".to_owned(),
     };
     if vm.libvirt {
         kind.push_str(", managed by libvirt");
@@ -96,12 +96,12 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     if let Some(balloon) = &vm.balloon {
         sections.head("Balloon");
         sections.line("state", &name_of(balloon.state), "");
-        let target = "what the VM was last told to have of its own";
+        let target = "last requested guest memory size";
         sections.line("target", &maybe_size(balloon.target_bytes), target);
         let actual = "what it has of its own";
         sections.line("actual", &size(balloon.actual_bytes), actual);
         let said = match balloon.statistics_age_ms {
-            Some(ms) => format!("what the guest says it could spare, {} ago", age(ms, 0)),
+            Some(ms) => format!("available memory reported by the guest {} ago", age(ms, 0)),
             None => "the guest gave no statistics yet".to_owned(),
         };
         sections.line(
@@ -153,9 +153,9 @@ fn memory(vm: &VmSummary, sections: &mut Sections) {
     }
     let uses = working_set(vm.working_set.as_ref());
     sections.line("uses", &uses, "its working set, by its curve");
-    let give = "with its promise kept";
+    let give = "within its limit";
     sections.line("could give", &maybe_size(vm.reclaimable_bytes), give);
-    let least = "least size at which its promise is kept";
+    let least = "smallest size within its limit";
     sections.line("needs", &maybe_size(vm.promise_bytes), least);
 }
 
@@ -287,7 +287,7 @@ pub(super) fn marks(vm: &VmSummary) -> BTreeMap<u64, String> {
     let known = [
         (Some(vm.size_bytes), "now"),
         (Some(vm.settings.baseline_bytes), "baseline"),
-        (vm.promise_bytes, "least within its promise"),
+        (vm.promise_bytes, "smallest within its limit"),
         (vm.target_bytes, "target"),
     ];
     for (bytes, name) in known {

@@ -40,12 +40,12 @@ fn text(host: &HostView) -> String {
         text.push_str(&table(&host.vms));
         text.push_str(
             "\nsize: memory of its own and cache. uses: its working set. misses: predicted at its size over those at\n\
-             its baseline, and the upper edge of that. gives: what it could with its promise kept. cost: share of its\n\
+             its baseline, and the upper confidence limit. gives: what it could give within its limit. cost: share of its\n\
              CPU time that its tracer takes.\n",
         );
     }
     if host.vms.iter().any(is_emulated) {
-        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+        text.push_str("tcg: emulated; its times do not carry over to real hardware.\n");
     }
     for warning in &host.warnings {
         text.push_str(&format!("warning: {}\n", printable(warning)));
@@ -64,7 +64,7 @@ fn head(host: &HostView) -> String {
     let paused = if host.paused { ", PAUSED" } else { "" };
     let mut head = format!(
         "host {}: {}{paused}, {}; turn {} of {} at {}\n\
-         {} divided, {} spare; {} could be taken with every promise kept\n",
+         {} divided, {} spare; {} could be reclaimed within all limits\n",
         printable(&host.host),
         name_of(host.mode),
         name_of(host.phase),

@@ -38,7 +38,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// [`Forbidden`] if the host could not keep its promises, and those of asking the daemon.
+/// [`Forbidden`] if the host could not keep the limits, and errors of querying the daemon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let (Some(vm), Some(size)) = (&args.vm, args.size) {
         let daemon = Daemon::to_look(&args.look.socket)?;
@@ -114,7 +114,7 @@ fn of_host(answer: &HostWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Resu
     }
     match (&answer.refusal, &answer.plan) {
         (Some(why), _) => Err(Forbidden(printable(why)).into()),
-        (None, None) => Err(Forbidden("no division keeps all promises".to_owned()).into()),
+        (None, None) => Err(Forbidden("no allocation keeps all limits".to_owned()).into()),
         (None, Some(_)) => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! How the live verbs write what the daemon tells.
+//! Formatting of the daemon's answers in the live verbs.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -65,7 +65,7 @@ pub fn name_of(value: impl Serialize) -> String {
     }
 }
 
-/// Whether a VM is emulated: its times say nothing of real hardware.
+/// Whether a VM is emulated: its times do not carry over to real hardware.
 pub fn is_emulated(vm: &VmSummary) -> bool {
     vm.accelerator.as_deref() == Some("tcg")
 }
@@ -75,12 +75,12 @@ pub fn name(name: &str) -> String {
     cut(&printable(name), NAME_LETTERS)
 }
 
-/// A moment in local time, `2026-11-22 11:31:55`.
+/// A local time, `2026-11-22 11:31:55`.
 pub fn moment(unix_ms: u64) -> String {
     written(unix_ms, "%Y-%m-%d %H:%M:%S")
 }
 
-/// The time of day of a moment, `11:31:55`.
+/// The time of day, `11:31:55`.
 pub fn time_of_day(unix_ms: u64) -> String {
     written(unix_ms, "%H:%M:%S")
 }
@@ -98,7 +98,7 @@ fn written(unix_ms: u64, form: &str) -> String {
     )
 }
 
-/// How long ago a moment was, `12 s`.
+/// Age of a time, `12 s`.
 pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     duration(now_unix_ms.saturating_sub(then_unix_ms) as f64 / 1000.0)
 }

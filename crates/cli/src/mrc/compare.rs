@@ -1,4 +1,4 @@
-//! Estimators beside the exact curve: how far off, how fast, with how much memory.
+//! Compares estimators with the exact curve: error, speed and memory.
 //!
 //! The trace is read once. Each batch goes to every estimator in turn, and each is timed on its
 //! own by the CPU time of the process (so threads count in full), curve included. Errors are taken at up to 1000 even sizes up

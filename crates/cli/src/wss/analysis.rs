@@ -1,4 +1,4 @@
-//! One pass over the records of a run, and what every estimator made of it.
+//! One pass over the records of a run, and the result of every estimator.
 
 use plimsoll_estimator::FilteredLru;
 use plimsoll_estimator::registry::{Feed, METHODS, Method, MethodOptions};

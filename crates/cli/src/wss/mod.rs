@@ -1,4 +1,4 @@
-//! `plimsoll wss`: the working set in a page log or a trace, by each estimator, beside the truth of the same run.
+//! `plimsoll wss`: the working set of a page log or a trace by each estimator, compared with the truth of the same run.
 //!
 //! A page log tells the walks of a machine and, if asked for, its references (crate `plimsoll-pagelog`). A plain trace goes
 //! through a model of TLB and page tables first, one instruction a reference. The records are read once, and go to

@@ -1,4 +1,4 @@
-//! What the estimators found, as a reader, a program or a picture wants it.
+//! Results of the estimators as table, CSV, JSON or picture.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What each interval of a run ended with, in bounded memory.
+//! State at the end of each interval of a run, in bounded memory.
 
 /// Intervals kept; of a longer run, every second, fourth, .. one.
 const KEPT_MAX: usize = 4096;

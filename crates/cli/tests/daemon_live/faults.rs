@@ -85,8 +85,8 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
         let (gave, got) = (step(&partly, "rich"), step(&partly, "poor"));
         assert_eq!(gave.state, StepState::Stuck, "{partly:#?}");
         let why = gave.error.as_deref().unwrap_or_default();
-        assert!(why.contains("its balloon stands still for"), "{why}");
-        daemon.until_logged("its balloon stands still for");
+        assert!(why.contains("its balloon has not changed for"), "{why}");
+        daemon.until_logged("its balloon has not changed for");
         assert!(gave.now.direct_bytes > 128 * MIB && got.now.direct_bytes < 208 * MIB);
         // It was told to stay where it is.
         let vm = daemon.vm("rich");

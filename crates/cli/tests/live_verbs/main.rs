@@ -36,7 +36,7 @@ fn vms_is_a_line_for_each_vm_with_its_terms_explained() {
     let server = Server::new(Manner::Willing);
     let expected = "\
 host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
-1.5 GiB divided, 128 MiB spare; 120 MiB could be taken with every promise kept
+1.5 GiB divided, 128 MiB spare; 120 MiB could be reclaimed within all limits
 ";
     let text = server.text(&["vms"]);
     assert!(text.starts_with(expected), "{text}");
@@ -76,13 +76,13 @@ fn show_explains_each_term_and_the_curve_at_sizes_that_matter() {
     let server = Server::new(Manner::Willing);
     let web = server.text(&["show", "web"]);
     for part in [
-        "VM web (process 1234), emulated (tcg): times say nothing of real hardware\nsafe: it could give 120 MiB\n",
+        "VM web (process 1234), emulated (tcg): times do not carry over to real hardware\nsafe: it could give 120 MiB\n",
         "  own           512 MiB        of its own: RAM of 512 MiB less its balloon\n",
-        "  needs         392 MiB        least size at which its promise is kept\n",
+        "  needs         392 MiB        smallest size within its limit\n",
         "  max loss      25 %           most rise of its misses over those at the baseline\n",
         "  available     90 MiB         what the guest says it could spare, 4 s ago\n",
         "Curve (from traps on its RAM, 123.5k references, 12 s old)\n",
-        "    392 MiB  █▌                          6.0 %  1.20 (1.08 to 1.32)   least within its promise\n",
+        "    392 MiB  █▌                          6.0 %  1.20 (1.08 to 1.32)   smallest within its limit\n",
         "    512 MiB  █▎                          5.0 %  1.00 (0.90 to 1.10)   now, baseline\n",
     ] {
         assert!(web.contains(part), "{part}\n{web}");
@@ -267,9 +267,9 @@ fn apply_waits_for_the_end_if_asked_and_tells_predicted_beside_measured() {
     );
     for part in [
         "  mail: 384 MiB -> 448 MiB (own 320 MiB -> 320 MiB, cache 64 MiB -> 128 MiB), done.\n",
-        "  mail: predicted 1.08 (1.02 to 1.14) of the misses at its baseline, measured 0.81 by reads of its disk; promised at most 1.25: kept. measured for 60 s\n",
+        "  mail: predicted 1.08 (1.02 to 1.14) of the misses at its baseline, measured 0.81 by reads of its disk; limit 1.25: kept. measured for 60 s\n",
         "  web: predicted 1.08 (1.02 to 1.14) of the misses at its baseline, not measured;",
-        "  It ended 2026-11-22 11:23:55: done, and every promise that could be measured was kept.\n",
+        "  It ended 2026-11-22 11:23:55: done; every VM that could be measured stayed within its limit.\n",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }

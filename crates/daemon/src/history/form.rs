@@ -1,4 +1,4 @@
-//! What stands in the store, apart from what is said to clients: these change only with [`SCHEMA`].
+//! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
@@ -67,7 +67,7 @@ impl From<Moment> for Sample {
     }
 }
 
-/// One moment for several, rising in time: sizes are the last, what was measured is the mean, losses are summed.
+/// Combines several points in ascending time: sizes are the last, measurements the mean, losses the sum.
 pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
     let last = samples.last()?;
     let mean = |of: fn(&Sample) -> Option<f64>| {

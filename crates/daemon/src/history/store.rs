@@ -1,4 +1,4 @@
-//! One redb database, on disk or in memory: its tables, what is put into them and read from them.
+//! One redb database, on disk or in memory: its tables and their access.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions};
@@ -170,7 +170,7 @@ impl Store {
             Some(schema) if schema == u64::from(SCHEMA) => return Ok(Self { database }),
             Some(schema) => {
                 return Err(redb::Error::Corrupted(format!(
-                    "its schema is {schema}, and this plimsolld knows {SCHEMA}"
+                    "its schema is {schema}; this plimsolld supports {SCHEMA}"
                 )));
             }
         }

@@ -390,7 +390,7 @@ fn a_later_schema_is_set_aside() {
     }
     let (_, warnings) = open(&path);
     assert!(
-        warnings[0].contains("its schema is 2, and this plimsolld knows 1"),
+        warnings[0].contains("its schema is 2; this plimsolld supports 1"),
         "{warnings:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! Who may do what at a door.
+//! Access control of a socket.
 //!
 //! A Unix socket's permissions say who may come in. Over TCP a token or a client's certificate does, and a browser must
 //! not be led here by a foreign page: a loopback door answers to names of the loopback alone (a foreign name that was
@@ -24,7 +24,7 @@ use crate::shared::Refused;
 /// How long a request may take; longer than the turn loop may.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 
-/// What a browser is told with every answer.
+/// Headers for browsers in every answer.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -129,7 +129,7 @@ fn is_public(path: &str) -> bool {
     matches!(path, "/" | "/healthz") || path.starts_with("/assets/")
 }
 
-/// Whether `token` is shown; the time it takes does not tell how much of it was right.
+/// Whether `token` is correct; the comparison takes constant time.
 fn shows(headers: &HeaderMap, token: &str) -> bool {
     let shown = headers.get(header::AUTHORIZATION);
     let Some((scheme, shown)) = shown

@@ -1,4 +1,4 @@
-//! What clients want changed: handed to the turn loop, whose answer is theirs.
+//! Changes requested by clients: passed to the control loop, whose answer is returned.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ pub(super) async fn reload(
     order(&desk, Command::Reload).await.map(|()| DONE)
 }
 
-/// Changes what a VM is promised.
+/// Changes a VM's limits.
 #[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = VmSummary)))]
 pub(super) async fn set(
     State(desk): State<Arc<Desk>>,
@@ -99,6 +99,6 @@ async fn order<T>(desk: &Desk, command: impl FnOnce(Reply<T>) -> Command) -> Res
         Ok(Err(_)) => "the daemon dropped the request, as it does when it shuts down",
         Err(_) => "the turn loop does not answer",
     };
-    let message = format!("{why}; what was asked for may still be done: look before asking again");
+    let message = format!("{why}; the request may still be carried out: check before repeating it");
     Err(Refused::new(RefusalKind::Busy, message))
 }

@@ -1,4 +1,4 @@
-//! What happens, as it happens, by server-sent events.
+//! Server-sent events of turns and decisions.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::Desk;
 use super::params::{NoParams, Params};
 
-/// How often a quiet stream says that it is alive.
+/// Interval of keep-alive messages of an idle stream.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Turns and decisions as they come, the last turn at once. A listener that is too slow for them all gets the last

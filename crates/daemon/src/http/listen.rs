@@ -1,4 +1,4 @@
-//! Sockets: whose they are, taking them over from the dead, TLS.
+//! Sockets: ownership, takeover from dead daemons, TLS.
 
 use std::fmt::Display;
 use std::fs::{self, File, Permissions, TryLockError};
@@ -45,7 +45,7 @@ pub enum ServeError {
         /// What was to be the socket.
         path: PathBuf,
     },
-    /// A group that the system does not know.
+    /// A group that does not exist.
     #[error("{}: the group {group:?} does not exist", path.display())]
     NoGroup {
         /// The socket.
@@ -53,7 +53,7 @@ pub enum ServeError {
         /// The group.
         group: String,
     },
-    /// The system says no.
+    /// The system refused.
     #[error("cannot serve at {at}")]
     Listen {
         /// Path or address.
@@ -147,7 +147,7 @@ pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), 
 
 /// Permissions of the socket for those who may change things.
 const MODE: u32 = 0o660;
-/// Those of the one for those who may look; less what others may if it has a group.
+/// Permissions of the read-only socket; not for others if it has a group.
 const READ_ONLY_MODE: u32 = 0o666;
 
 fn open_unix(

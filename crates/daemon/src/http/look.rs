@@ -1,4 +1,4 @@
-//! What there is to see: the host, its VMs, what was decided.
+//! Read-only routes: the host, its VMs, decisions.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use super::{Answer, Desk, beside};
 use crate::clock;
 use crate::shared::Refused;
 
-/// How far back a history goes if nobody says.
+/// Default period of a history.
 const HISTORY_MS: u64 = 3_600_000;
-/// Moments of a history if nobody says, and at most.
+/// Default and maximum number of points of a history.
 const POINTS: usize = 300;
 const POINTS_MAX: usize = 2000;
-/// Decisions of a list if nobody says, and at most.
+/// Default and maximum number of decisions in a list.
 const DECISIONS: usize = 20;
 const DECISIONS_MAX: usize = 100;
 /// How long after the turn that should have come the loop counts as hanging, in ms.
@@ -75,7 +75,7 @@ pub(super) async fn curve(
     let snapshot = desk.shared.snapshot();
     find(&snapshot, &vm)?;
     let curve = snapshot.curves.get(&vm).cloned();
-    let missing = || not_found(format!("the curve of {vm:?} is not known yet"));
+    let missing = || not_found(format!("the curve of {vm:?} is not available yet"));
     curve.map(Json).ok_or_else(missing)
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn heatmap(
     let heat = snapshot.heat.get(&vm).map(|heat| (**heat).clone());
     let missing = || {
         not_found(format!(
-            "where {vm:?} is busy is not known: no tracer tells"
+            "there is no heatmap of {vm:?}: it has no tracer"
         ))
     };
     heat.map(Json).ok_or_else(missing)

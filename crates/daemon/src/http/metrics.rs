@@ -1,7 +1,7 @@
 //! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and its kin.
 //!
 //! Names begin with `plimsoll_`, are in base units, and end in `_total` where they count. What is a VM's has the label
-//! `vm`. What is not known is absent, never zero.
+//! `vm`. What is unknown is absent, never zero.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -43,7 +43,7 @@ const HOST_GAUGES: [OfHost; 15] = [
         "What the kernel could give without swapping.",
         |h| Some(float(h.memory.available_bytes)),
     ),
-    ("host_divided_bytes", "What Plimsoll divides.", |h| {
+    ("host_divided_bytes", "Total memory that Plimsoll allocates.", |h| {
         Some(float(h.memory.divided_bytes))
     }),
     (
@@ -51,13 +51,13 @@ const HOST_GAUGES: [OfHost; 15] = [
         "What could be taken from the VMs with every promise kept.",
         |h| Some(float(h.memory.reclaimable_bytes)),
     ),
-    ("paused", "Whether nothing is moved until told.", |h| {
+    ("paused", "1 while moves are paused.", |h| {
         Some(f64::from(h.paused))
     }),
     ("moving", "Whether a move is under way.", |h| {
         Some(f64::from(h.moving.is_some()))
     }),
-    ("warnings", "Things that an operator should know.", |h| {
+    ("warnings", "Warnings for the operator.", |h| {
         Some(count(h.warnings.len()))
     }),
     ("vms", "VMs found.", |h| Some(count(h.vms.len()))),

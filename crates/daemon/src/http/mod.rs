@@ -1,4 +1,4 @@
-//! How clients see the daemon and tell it what they want: REST, events, metrics and the page.
+//! The daemon's interface for clients: REST, events, metrics and the web page.
 //!
 //! | module | what |
 //! |---|---|
@@ -58,7 +58,7 @@ use metrics::Tally;
 /// What a request gets: an answer or a refusal.
 type Answer<T> = Result<Json<T>, Refused>;
 
-/// Computations at a time that ask for a division anew.
+/// Computations at a time that ask for an allocation anew.
 const WHAT_IFS_MAX: usize = 2;
 /// Those at a time that read the store.
 const READS_MAX: usize = 4;

@@ -21,7 +21,7 @@ use super::{Desk, change, events, look, metrics, what_if};
 )]
 struct Document;
 
-/// The token that is asked for over TCP.
+/// The token required over TCP.
 struct Token;
 
 impl Modify for Token {

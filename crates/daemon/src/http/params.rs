@@ -1,4 +1,4 @@
-//! What a request says: names in its path, its query, its body. All of it is foreign.
+//! Parameters of a request: path, query and body. All of them are untrusted.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -19,7 +19,7 @@ fn bad(message: impl Into<String>) -> Refused {
     Refused::new(RefusalKind::BadRequest, message)
 }
 
-/// A query; keys that nobody asked for are refused.
+/// A query; unknown keys are refused.
 #[derive(Debug)]
 pub(super) struct Params<T>(pub T);
 

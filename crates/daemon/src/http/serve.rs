@@ -93,7 +93,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves what is `shared` wherever `settings` say.
+/// Serves `shared` on the sockets of `settings`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What would be, and whether a decision follows from its records: the policy is asked anew.
+//! What-if queries, and replay of decisions from their records, by calling the policy again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub(super) async fn host(
             schema: SCHEMA,
             lose_bytes,
             plan: None,
-            refusal: Some("no VM is known yet".to_owned()),
+            refusal: Some("no VM has been discovered yet".to_owned()),
         }));
     };
     computed(&desk, move || with_less(inputs, lose_bytes))
@@ -145,7 +145,7 @@ fn standing(
         Some(relative) if relative.expected > bound => (
             Standing::Violating,
             format!(
-                "predicted to miss {:.2} times as often as at its baseline, promised {bound:.2} at most",
+                "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
                 relative.expected
             ),
         ),
@@ -161,7 +161,7 @@ fn standing(
             Some(promise) if promise < size_bytes => (
                 Standing::Safe,
                 format!(
-                    "its promise is kept, and would be with {} less",
+                    "it is within its limit, and would be with {} less",
                     ByteSize(size_bytes - promise).rounded()
                 ),
             ),
@@ -210,7 +210,7 @@ fn replayed(decision: &Decision) -> Result<ReplayView, Refused> {
         Ok(plan) => {
             let agrees = decision.plan.as_ref() == Some(&plan);
             let why = if agrees {
-                "the policy gives the recorded plan again"
+                "the policy reproduces the recorded plan"
             } else {
                 "the policy gives another plan: it was changed since, or the record was"
             };

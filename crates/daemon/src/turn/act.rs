@@ -1,4 +1,4 @@
-//! Carrying a decision out: a move begins, advances with every tick, ends, stops or is taken back.
+//! Carrying a decision out: a move begins, advances with every tick, ends, stops or is rolled back.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -144,7 +144,7 @@ impl<H: Host> Turns<H> {
         if active.decision.kind == Kind::Divide && !active.promises.is_empty() {
             active.decision.state = State::Checking;
             if partly {
-                active.decision.reason.push_str(" Some VMs could not be moved as decided; what they did not give was not given to others.");
+                active.decision.reason.push_str(" Some VMs could not be resized as decided; memory that they did not free was not given to others.");
             }
             if self.is_cached() {
                 self.enter(Phase::Checking, now);
@@ -245,7 +245,7 @@ impl<H: Host> Turns<H> {
                     .max(settings.min_bytes);
                 let size = step.from.size_bytes().clamp(settings.min_bytes, most);
                 let to = match decision.kind {
-                    // Sizes are taken back; how they are held is the phase's.
+                    // Sizes are rolled back; how they are held is the phase's.
                     Kind::Divide => self.split(vm, size),
                     _ if size != step.from.size_bytes() => self.split(vm, size),
                     _ => Holding {
@@ -264,7 +264,7 @@ impl<H: Host> Turns<H> {
             plan: None,
             moves,
             promises: Vec::new(),
-            reason: format!("Decision {} is taken back. {why}", decision.id),
+            reason: format!("Decision {} is rolled back. {why}", decision.id),
             takes_back: Some(decision.id),
         })
     }

@@ -10,12 +10,12 @@ use crate::config::Workflow;
 use crate::host::Host;
 use crate::vm::MissCount;
 
-/// References, or misses where references are not counted, below which nothing is said.
+/// Minimum references, or misses if references are not counted, for a statement.
 const COUNT_MIN: u64 = 50;
 /// Standard errors that a measure must be above its bound to count as broken.
 const CERTAIN: f64 = 2.0;
 
-/// What a VM was promised and predicted.
+/// Limit and prediction of a VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Promise {
     /// The VM.
@@ -26,7 +26,7 @@ pub struct Promise {
     pub before: Option<f64>,
     /// Predicted share of references that miss at the baseline; not below the rules' least.
     pub baseline_ratio: f64,
-    /// Least miss ratio told from none.
+    /// Minimum miss ratio distinguished from zero.
     pub ratio_min: f64,
     /// Most rise over the baseline.
     pub max_loss: f64,
@@ -93,7 +93,7 @@ pub fn judge(
         }
         (_, _) => {
             let why = format!(
-                "it missed {} times in {:.0} s, and too little is known of the time before the move",
+                "it missed {} times in {:.0} s, and there is too little data from before the move",
                 after.misses, after.seconds
             );
             return check(None, by, Verdict::Unknown, why);
@@ -102,7 +102,7 @@ pub fn judge(
     let (value, surely) = measured;
     if surely > bound + tolerance {
         let why = format!(
-            "measured {value:.2} of the misses at its baseline, promised {bound:.2} at most"
+            "measured {value:.2} of the misses at its baseline, with a limit of {bound:.2}"
         );
         check(Some(value), by, Verdict::Broken, why)
     } else {
@@ -119,7 +119,7 @@ pub fn judge(
 }
 
 impl<H: Host> Turns<H> {
-    /// Judges a division by what was measured since.
+    /// Judges an allocation by what was measured since.
     pub(super) fn check(&mut self, since: Instant, now: Instant) {
         let Some(mut active) = self.active.take() else {
             return;
@@ -169,7 +169,7 @@ impl<H: Host> Turns<H> {
         self.taken_back = (self.taken_back + 1).min(BACK_OFF_MAX);
         self.cooldown_until = Some(now + self.config.cooldown * 2_u32.pow(self.taken_back));
         let why = format!(
-            " A promise was broken, so it is taken back: {}.",
+            " A VM exceeded its limit, so the move is rolled back: {}.",
             broken.join("; ")
         );
         if self.paused || (self.config.mode != Mode::Act && active.decision.by == By::Daemon) {

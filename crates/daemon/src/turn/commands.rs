@@ -18,7 +18,7 @@ use crate::vm::Vm;
 const SIZE_MAX: u64 = 1 << 50;
 
 impl<H: Host> Turns<H> {
-    /// Answers a command. Who asked may be gone.
+    /// Answers a command. The client may be gone.
     pub fn answer(&mut self, command: Command, now: Instant) {
         match command {
             Command::Apply(choice, reply) => drop(reply.send(self.apply(choice, now))),
@@ -73,7 +73,7 @@ impl<H: Host> Turns<H> {
                 Some(why) => (RefusalKind::Conflict, why.clone()),
                 None => (
                     RefusalKind::NotFound,
-                    "nothing is proposed: no division is worth a move, or too little is known yet"
+                    "nothing is proposed: no allocation is worth a move, or there is too little data yet"
                         .to_owned(),
                 ),
             };
@@ -83,7 +83,7 @@ impl<H: Host> Turns<H> {
             return Err(Refused::new(
                 RefusalKind::Conflict,
                 format!(
-                    "the proposal is now {}: look at it and apply that; nothing was moved",
+                    "the proposal is now {}: review and apply that one; nothing was moved",
                     decision.id
                 ),
             ));
@@ -127,7 +127,7 @@ impl<H: Host> Turns<H> {
                     return Err(Refused::new(
                         RefusalKind::Conflict,
                         format!(
-                            "decision {id} moved nothing that could be taken back, or was taken back already"
+                            "decision {id} moved nothing that could be rolled back, or was already rolled back"
                         ),
                     ));
                 }
@@ -163,7 +163,7 @@ impl<H: Host> Turns<H> {
         };
         self.begin(pending, By::Operator, None, now);
         self.mark_taken_back(decision.id);
-        // The daemon does not do at once again what was just taken back.
+        // The daemon does not do at once again what was just rolled back.
         self.cooldown_until = Some(now + self.config.cooldown);
         self.under_way()
     }
@@ -245,7 +245,7 @@ impl<H: Host> Turns<H> {
         Ok(self.summary(name, vm))
     }
 
-    /// What promises need where they do not fit; `None` where they do.
+    /// Memory needed by the limits if they do not fit; `None` if they do.
     pub(super) fn needed(&self) -> Option<PageCount> {
         match allocate(&self.demands(), &self.rules(), self.config.policy) {
             Err(PolicyError::Infeasible { needed, .. }) => Some(needed),
@@ -253,7 +253,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// What was proposed, or is being moved, rests on promises that hold no longer: of `vm`, or of all.
+    /// A proposal, or a move in progress, is based on limits that have changed: of `vm`, or of all.
     pub(super) fn promises_changed(&mut self, vm: Option<&str>) {
         self.withdraw();
         let concerned = self

@@ -168,7 +168,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// A division by the policy.
+    /// an allocation by the policy.
     pub(super) fn divide(&mut self) -> Option<PendingMove> {
         let inputs = self.inputs.clone()?;
         let (demands, rules) = (self.demands(), self.rules());
@@ -181,7 +181,7 @@ impl<H: Host> Turns<H> {
             Err(error) => {
                 self.guarantee = matches!(error, PolicyError::Infeasible { .. });
                 let error = PlanError::of_policy(error, &demands, PageSize::FOUR_KIB);
-                self.infeasible = Some(format!("memory cannot be divided: {error}"));
+                self.infeasible = Some(format!("memory cannot be allocated: {error}"));
                 return None;
             }
         };
@@ -222,7 +222,7 @@ impl<H: Host> Turns<H> {
             })
             .collect();
         let reason = format!(
-            "Misses fall to {:.2} of those at the baselines (geometric mean over {} VMs, now {:.2}), and no VM loses more than it was promised.",
+            "Misses fall to {:.2} of those at the baselines (geometric mean over {} VMs, now {:.2}), and every VM stays within its limit.",
             allocation.geometric_mean,
             demands
                 .iter()

@@ -5,7 +5,7 @@ use crate::host::{DiscoveredVm, Host};
 use crate::moves::{self};
 use crate::vm::Vm;
 
-/// VMs looked at at once: one whose monitor hangs holds up few others.
+/// VMs inspected at a time: one whose monitor hangs delays few others.
 const POLLS_AT_ONCE: usize = 16;
 
 impl<H: Host> Turns<H> {

@@ -49,7 +49,7 @@ const SAME_BYTES: u64 = 1 << 20;
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
 /// The first turn in which something is moved: what was before it is what a check compares with.
 const FIRST_MOVE_TURN: u64 = 4;
-/// Cooldown doubles with every division taken back, up to so many times.
+/// Cooldown doubles with every allocation rolled back, up to so many times.
 const BACK_OFF_MAX: u32 = 5;
 /// What history knows the page store by; no VM has such a name.
 const STORE: &str = "\0store";
@@ -81,7 +81,7 @@ enum Stage {
     Checking(Instant),
 }
 
-/// The loop and all it knows.
+/// The control loop and its state.
 pub struct Turns<H: Host> {
     config: Config,
     reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
@@ -101,9 +101,9 @@ pub struct Turns<H: Host> {
     turn_took: Duration,
     since_unix_ms: u64,
     warnings: Vec<String>,
-    /// What the policy said against a division.
+    /// The policy's reason against an allocation.
     infeasible: Option<String>,
-    /// Whether that is because promises do not fit.
+    /// Whether the reason is that limits do not fit.
     guarantee: bool,
     inputs: Option<PlanInputs>,
     store_bytes: u64,
@@ -119,7 +119,7 @@ pub struct Turns<H: Host> {
 }
 
 impl<H: Host> Turns<H> {
-    /// Begins where an earlier daemon ended, as far as `history` tells. `reload` reads the configuration again.
+    /// Continues where an earlier daemon ended, according to `history`. `reload` reads the configuration again.
     pub fn new(
         config: Config,
         reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
@@ -161,7 +161,7 @@ impl<H: Host> Turns<H> {
         turns
     }
 
-    /// What an earlier daemon had begun is not gone on with: what it moved stays, and is told.
+    /// Decisions in progress of an earlier daemon are not continued: memory already moved stays, and they are reported.
     fn recover(&mut self) {
         if self.history.began_anew() {
             tracing::warn!(
@@ -198,7 +198,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Keeps a decision, on disk if that is possible: history says itself when it is not.
+    /// Stores a decision, on disk if possible; the history itself reports when it is not.
     fn keep(&self, decision: &Decision) {
         let _ = self.history.put_decision(decision);
     }

@@ -81,32 +81,32 @@ impl<H: Host> Turns<H> {
         }
         let (Some(relative), Some(reclaimable)) = (relative, reclaimable) else {
             let why = vm.warnings.first().cloned();
-            let why = why.unwrap_or_else(|| "its curve is not known yet".to_owned());
+            let why = why.unwrap_or_else(|| "its curve is not available yet".to_owned());
             return (Standing::Unknown, why);
         };
         let bound = 1.0 + vm.settings().max_loss;
         if relative.expected > bound + self.config.tolerance {
             let why = format!(
-                "predicted to miss {:.2} times as often as at its baseline, promised {bound:.2} at most",
+                "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
                 relative.expected
             );
             (Standing::Violating, why)
         } else if relative.high > bound {
             let why = format!(
-                "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), promised {bound:.2}: not for certain",
+                "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), limit {bound:.2}: not certain",
                 relative.expected, relative.high
             );
             (Standing::Tight, why)
         } else if reclaimable < self.config.unit_bytes {
             (
                 Standing::Tight,
-                "its promise is kept, and it can give nothing".to_owned(),
+                "it is within its limit, and can give nothing".to_owned(),
             )
         } else {
             (
                 Standing::Safe,
                 format!(
-                    "its promise is kept even with {} MiB less",
+                    "it stays within its limit even with {} MiB less",
                     reclaimable >> 20
                 ),
             )
@@ -138,7 +138,7 @@ impl<H: Host> Turns<H> {
             .saturating_add(self.store_bytes);
         if held > divided {
             warnings.push(format!(
-                "the VMs hold {} MiB, {} MiB more than what is divided",
+                "the VMs have {} MiB, {} MiB more than the total to allocate",
                 held >> 20,
                 (held - divided) >> 20
             ));
@@ -211,7 +211,7 @@ pub(super) fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
     ))
 }
 
-/// Resident memory of this process; 0 if the kernel does not say.
+/// Resident memory of this process; 0 if unavailable.
 pub(super) fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(1);

@@ -244,15 +244,15 @@ impl Guest {
         let promise = promise.map(|bytes| bytes.max(self.settings().min_bytes));
         let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
         let (standing, why) = match reclaimable {
-            None => (Standing::Unknown, "its curve is not known yet".to_owned()),
+            None => (Standing::Unknown, "its curve is not available yet".to_owned()),
             Some(reclaimable) if reclaimable < 4 * MIB => (
                 Standing::Tight,
-                "its promise is kept, and it can give nothing".to_owned(),
+                "it is within its limit, and can give nothing".to_owned(),
             ),
             Some(reclaimable) => (
                 Standing::Safe,
                 format!(
-                    "its promise is kept even with {} MiB less",
+                    "it stays within its limit even with {} MiB less",
                     reclaimable / MIB
                 ),
             ),
@@ -423,7 +423,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
             bound,
             verdict: if kept { Verdict::Kept } else { Verdict::Broken },
             why: format!(
-                "its misses are {measured:.2} times those at its baseline, promised {bound:.2} at most: {verdict}"
+                "its misses are {measured:.2} times those at its baseline, with a limit of {bound:.2}: {verdict}"
             ),
         }
     };
@@ -437,7 +437,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
         )],
         checks: vec![check(search, 1.02, 1.04)],
         ended_unix_ms: Some(ago(48)),
-        reason: "Others gain more than search loses. Every promise was kept.".to_owned(),
+        reason: "Others gain more than search loses. Every VM stayed within its limit.".to_owned(),
         ..blank(1, ago(50), Kind::Divide, By::Operator)
     };
     let broken = Decision {
@@ -491,7 +491,7 @@ fn step(vm: &str, from: HoldingView, to: HoldingView, state: StepState) -> Step 
     }
 }
 
-/// Records a moment of all VMs.
+/// Records a sample of all VMs.
 fn record(history: &History, unix_ms: u64, moment: u64) {
     let moments = GUESTS.each_ref().map(|guest| {
         // Up and down by an eighth, in 16 moments.

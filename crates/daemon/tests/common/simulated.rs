@@ -16,7 +16,7 @@ use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{DiscoveredVm, Feed, FeedReport, Host, ObservedCurve, VmHandles};
 use plimsoll_daemon::vm::pages;
 
-/// How long a simulated balloon stands still before it says so.
+/// Time without progress after which a simulated balloon reports it.
 const STUCK_MS: u64 = 10_000;
 
 /// How a balloon follows.
@@ -28,14 +28,14 @@ pub enum Follows {
     Never,
     /// There is none.
     Absent,
-    /// Its monitor fails: what is told may or may not arrive.
+    /// Its monitor fails: commands may or may not arrive.
     Broken,
 }
 
 /// A VM that is computed.
 #[derive(Debug, Clone)]
 pub struct SimulatedVm {
-    /// Its process, by which it is told from an earlier one of its name.
+    /// Its process, which distinguishes it from an earlier VM of the same name.
     pub pid: u32,
     /// Its RAM.
     pub ram_bytes: u64,
@@ -222,7 +222,7 @@ impl SimulatedHost {
         inner.watch();
     }
 
-    /// The most that all VMs together ever had, with what they could still have taken without being told.
+    /// Maximum of the VMs' total memory, including memory they could still have taken without a request.
     #[must_use]
     pub fn most_bytes(&self) -> u64 {
         self.lock().most_bytes

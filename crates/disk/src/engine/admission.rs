@@ -8,7 +8,7 @@ use crate::frames::Held;
 use crate::{Action, CacheMode, Contents, Location, PAGE_BYTES};
 
 /// A cache disables itself when this many pages did not have the contents of their last I/O, and they are more than
-/// one in so many of those looked at, of late.
+/// one in so many of those inspected, of late.
 const MISMATCHES_MAX: u64 = 64;
 
 const MISMATCH_ONE_IN: u64 = 20;
@@ -19,7 +19,7 @@ const FILLS_MAX: usize = 4096;
 /// Looks after which older ones count half.
 const LOOKS: u64 = 4096;
 
-/// How often pages were looked at and found other than they should be, of late.
+/// How often pages were inspected and found other than they should be, of late.
 #[derive(Default)]
 pub(super) struct Looks {
     pub(super) looks: u64,

@@ -125,7 +125,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Handles what a frontend says; whether there is more.
+    /// Handles a message of a frontend; returns whether there are more.
     pub(super) fn messages(&mut self, index: usize) -> io::Result<bool> {
         for _ in 0..TURN {
             let stopping = self.stopping;

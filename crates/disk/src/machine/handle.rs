@@ -37,7 +37,7 @@ impl MachineHandle {
             .map_err(|error| DiskError::Ring(error.into()))
     }
 
-    /// What the machine says of itself.
+    /// Statistics of the machine.
     ///
     /// # Errors
     /// [`DiskError::Ended`].

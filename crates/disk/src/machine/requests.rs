@@ -28,7 +28,7 @@ pub(super) enum Served {
     All,
 }
 
-/// The RAM of nobody: of a flush.
+/// No RAM, for a flush.
 pub(super) struct NoRam;
 
 impl GuestData for NoRam {

@@ -1,6 +1,6 @@
 //! What a completion of the system's ring belongs to, as the number that it carries.
 
-/// What the ring tells of.
+/// Contents of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
     Command,

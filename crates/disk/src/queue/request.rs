@@ -14,10 +14,10 @@ use super::{Piece, chain};
 
 use crate::{ByteRange, GuestRam, Operation, Segment};
 
-/// Most segments of a request's data that drivers are told to use.
+/// Maximum number of data segments of a request announced to drivers.
 pub(crate) const SEGMENTS_MAX: u32 = 126;
 
-/// Most bytes of a segment that drivers are told to use.
+/// Maximum bytes of a segment announced to drivers.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 128 << 10;
 
 /// Most ranges of a discard or a zeroing.
@@ -235,7 +235,7 @@ pub(crate) fn parse_request(
 /// Bytes in flight that a range counts as: its cost does not depend on its length.
 const RANGE_CHARGE_BYTES: u64 = 1 << 20;
 
-/// A discard or a zeroing; the error says whether flags are the reason.
+/// A discard or a zeroing; the error shows whether flags are the reason.
 fn ranges_request(bytes: &[u8], zeroes: bool, shape: &Shape) -> Result<RequestKind, bool> {
     const UNMAP: u32 = 1;
     let mut ranges = Vec::new();

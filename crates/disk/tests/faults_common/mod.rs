@@ -48,7 +48,7 @@ impl Default for Setup {
     }
 }
 
-/// A folder with images of zeros, sockets and a dirty log.
+/// A directory with images of zeros, sockets and a dirty log.
 pub struct Place {
     folder: TempDir,
     pub setup: Setup,
@@ -146,7 +146,7 @@ impl Running {
         self.handle.stats().unwrap()
     }
 
-    /// Waits until the machine says so, at most 20 s.
+    /// Waits at most 20 s for the machine's message.
     pub fn wait_for(&self, what: &str, ready: impl Fn(&MachineStats) -> bool) -> MachineStats {
         let end = Instant::now() + Duration::from_secs(20);
         loop {

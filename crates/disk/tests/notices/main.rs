@@ -28,7 +28,7 @@ enum Told {
     Flush(u32, u64, u32),
 }
 
-/// Notes down what it is told, in order.
+/// Records its calls, in order.
 #[derive(Clone, Default)]
 struct Notebook(Rc<RefCell<Vec<Told>>>);
 

@@ -1,4 +1,4 @@
-//! Gets: pages read, taken out, found ahead of need, and looked at without being used.
+//! Gets: pages read, taken out, found ahead of need, and inspected without being used.
 
 use super::{PAGE_CHARGE_BYTES, RAW_BYTES, Request, Shard, Step};
 

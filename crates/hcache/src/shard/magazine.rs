@@ -15,7 +15,7 @@ pub(crate) struct Magazine {
 }
 
 impl Magazine {
-    /// Most frames it can be told to keep.
+    /// Maximum number of frames it can reserve.
     pub(crate) const MOST_FRAMES: usize = 32;
 
     pub(super) fn new(common: Arc<Common>) -> Self {

@@ -37,7 +37,7 @@ pub(crate) struct Pool {
     pub(crate) id: PoolId,
     /// A get leaves the page.
     pub(super) inclusive: bool,
-    /// It is being destroyed: nobody finds it any more.
+    /// It is being destroyed and cannot be found.
     pub(super) leaving: bool,
     pub(super) members: Vec<Member>,
     /// What members that left did, and what happened without any.
@@ -113,7 +113,7 @@ impl Pool {
         &self.members
     }
 
-    /// What happened in it.
+    /// Its counters.
     pub(crate) fn counters(&self) -> Counters {
         let mut sum = self.others;
         for member in &self.members {

@@ -26,7 +26,7 @@ pub(crate) struct Put<F> {
 }
 
 impl Shard {
-    /// Puts a page, or tells what it needs first. As long as it needs something, an older page stays.
+    /// Puts a page, or returns what it needs first. As long as it needs something, an older page stays.
     pub(crate) fn put<F: FnOnce(&mut Page)>(
         &mut self,
         client: ClientId,

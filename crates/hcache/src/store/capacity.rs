@@ -248,7 +248,7 @@ impl Inner {
         let _ = self.settle();
     }
 
-    /// Wins frames (or drops pages) of whoever is to give them up.
+    /// Frees frames (or drops pages) of the clients that must give them up.
     pub(super) fn evict_somebody(&self, count: usize, goal: Goal) -> Won {
         let mut without: Vec<ClientId> = Vec::new();
         loop {

@@ -225,7 +225,7 @@ impl Inner {
 
     /// Requests for handles, those of a shard one behind the other, and otherwise in their order.
     fn requests(&self, handles: &[Handle]) -> [Request; RUN] {
-        /// Shards told apart; with more of them, those of one shard are not all together, which costs a lock more.
+        /// Shards distinguished; with more of them, those of one shard are not all together, which costs a lock more.
         const SHARDS: usize = 64;
         let mut places = [(0, 0); RUN];
         let mut starts = [0; SHARDS + 1];

@@ -3,7 +3,7 @@
 //! A history of one handle is *linearizable* if each call can be given a moment between its invocation and its response
 //! so that the answers are those of calls made one after another at these moments, on a place that holds a page or
 //! none: a put fills it, a get empties it (a private pool, the page clean) or leaves it, a flush empties it. In a store
-//! that is short of room the place may also lose a clean page at any moment, and a put may empty it instead.
+//! that is short of room the place may also lose a clean page at any time, and a put may empty it instead.
 //!
 //! The search for such an order is that of Wing and Gong (1993), with Lowe's memory of what was seen (2017): try each
 //! call that no other one precedes wholly, next. It is complete: it finds an order if there is one.
@@ -28,7 +28,7 @@ pub enum Call {
     Get(Option<u64>),
     /// A peek and what it found.
     Peek(Option<u64>),
-    /// A flush, and whether the page was there, if it told.
+    /// A flush, and whether the page was there, if reported.
     Flush(Option<bool>),
     /// A flush of the whole pool, which may leave a page whose put had not returned when it began.
     FlushPool,
@@ -67,7 +67,7 @@ pub fn operation(start: u64, end: u64, call: Call) -> Operation {
 pub struct Rules {
     /// A get leaves the page there.
     pub shared: bool,
-    /// Clean pages may go at any moment, and puts be refused.
+    /// Clean pages may be dropped at any time, and puts be refused.
     pub drops: bool,
 }
 

@@ -81,7 +81,7 @@ pub struct Rules {
     pub charged_each: bool,
 }
 
-/// What to do.
+/// The operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Put,
@@ -185,7 +185,7 @@ struct Entry {
     dirty: bool,
     /// When it was last used: its place in LRU order.
     used: u64,
-    /// As told by a peek.
+    /// As reported by a peek.
     version: Option<Version>,
 }
 
@@ -477,7 +477,7 @@ impl Twin {
             for key in keys {
                 self.peek(slot, at, key);
             }
-            // Each was looked at, so what is left is there; unless a look made room to decompress into.
+            // Each was inspected, so what is left is there; unless a look made room to decompress into.
             let pages = self.pools[at].entries.len();
             let mut taken = 0;
             while self.take(slot, at) {
@@ -1035,7 +1035,7 @@ impl Twin {
         }
     }
 
-    /// Takes the head, and tells whether there was one.
+    /// Removes the head; returns whether there was one.
     fn take(&mut self, slot: usize, at: usize) -> bool {
         let mut page = self.page;
         let taken = self

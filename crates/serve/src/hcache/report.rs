@@ -113,7 +113,7 @@ pub struct Expected {
 pub struct PoolReport {
     pub id: u32,
     pub kind: PoolAccess,
-    /// Clients that hold it, the one it is charged to first.
+    /// Clients that use it; it is charged to the first one.
     pub members: Vec<u32>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,

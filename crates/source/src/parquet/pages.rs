@@ -36,7 +36,7 @@ const HEADER_BYTES_MAX: usize = 64 << 10;
 /// How deep structures may be nested in a header or a footer; those of writers have depth 9.
 const DEPTH_MAX: usize = 32;
 
-/// Fields that are looked at have numbers below this.
+/// Fields that are inspected have numbers below this.
 const FIELDS: usize = 9;
 
 /// Numbers of the structures in a header; its own fields are those of structure 0.
@@ -49,7 +49,7 @@ const DATA_V2: usize = 8;
 struct Header([[Option<i64>; FIELDS]; FIELDS]);
 
 impl Header {
-    /// Reads a header from the beginning of `bytes`; says how many bytes it has.
+    /// Reads a header from the beginning of `bytes`; returns its length in bytes.
     fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let mut header = Self([[None; FIELDS]; FIELDS]);
         let mut thrift = Thrift { rest: bytes };

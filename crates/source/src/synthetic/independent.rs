@@ -37,7 +37,7 @@ use crate::SourceError;
 /// How many times as likely a hot page of a class workload is as a cold one.
 pub(super) const HOT_WEIGHT: u64 = 10;
 
-/// Points of a curve that nobody chose sizes for.
+/// Number of points of a curve without chosen sizes.
 const POINTS: u64 = 1000;
 
 /// Zipf ranks up to this one stand alone; those above in groups as wide as 1/512 of
@@ -52,7 +52,7 @@ pub(super) fn hot_pages(pages: PageCount) -> u64 {
 /// Returns the steady-state curve of uniform references over `pages`: 1 - c/N, exact,
 /// at [`curve_sizes`].
 ///
-/// The curve says `u64::MAX` references: the limit of ever longer traces.
+/// The curve's number of references is `u64::MAX`: the limit of ever longer traces.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ pub fn uniform_curve(pages: PageCount) -> Result<MissRatioCurve, SourceError> {
 
 /// Returns the steady-state curve of Zipf references over `pages`, at `sizes`, which must rise.
 ///
-/// Che's approximation; the curve says `u64::MAX` references.
+/// Che's approximation; the curve's number of references is `u64::MAX`.
 ///
 /// # Errors
 ///
@@ -82,7 +82,7 @@ pub fn zipf_curve(
 
 /// Returns the steady-state curve of class references over `pages`, at `sizes`, which must rise.
 ///
-/// Che's approximation; the curve says `u64::MAX` references.
+/// Che's approximation; the curve's number of references is `u64::MAX`.
 ///
 /// # Errors
 ///

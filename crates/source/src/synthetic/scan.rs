@@ -59,7 +59,7 @@ impl Scan {
 
 /// Returns the curve of an endless loop over `pages`: all misses below that size, none from it on.
 ///
-/// The curve says `u64::MAX` references: the limit of ever longer traces.
+/// The curve's number of references is `u64::MAX`: the limit of ever longer traces.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub fn steps_curve(sizes: &[PageCount], rounds: u64) -> Result<MissRatioCurve, S
             continue;
         }
         *hits.entry(size).or_default() += size.0 * (rounds - 1);
-        // The first round: pages below `met` were touched by a step already looked at.
+        // The first round: pages below `met` were touched by a step already inspected.
         let mut met = 0;
         for earlier in sizes[..step].iter().rev() {
             let reached = earlier.0.min(size.0);

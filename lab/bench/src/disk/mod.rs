@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Size of the image, in MiB
     #[arg(long, default_value_t = 512)]
     image_mib: u64,
-    /// Folder for the image, on a disk
+    /// Directory for the image, on a disk
     #[arg(long, default_value = "/var/tmp")]
     folder: PathBuf,
     /// Turns of each daemon at each load

@@ -87,7 +87,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A port that nobody listens at now.
+/// A currently unused port.
 fn free_port() -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())

@@ -38,11 +38,11 @@ use telling::Row;
 const MAX_LOSS_PERCENT: u64 = 25;
 /// How long a division is measured before the daemon judges it, in s.
 const CHECK_S: u64 = 30;
-/// From one look at the daemon to the next.
+/// Interval of polling the daemon.
 const POLL: Duration = Duration::from_secs(1);
 /// How long the daemon may take beyond tracing and checking.
 const DAEMON_MAX: Duration = Duration::from_secs(600);
-/// Decisions asked for at a time; there are four.
+/// Decisions requested at a time; there are four.
 const DECISIONS: usize = 20;
 
 /// Boot three VMs and let plimsolld reallocate their memory; watch it on the web page.

@@ -1,4 +1,4 @@
-//! What happens, for somebody who sees it for the first time.
+//! Explains the demonstration while it runs, for a first-time user.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use plimsoll_protocol::plan::TargetJson;
 
 use crate::trio::{BASELINE_MIB, Counted, RAM_MIB, Trio};
 
-/// A server at one moment.
+/// A server at one time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
     pub(super) vm: String,
@@ -90,7 +90,7 @@ pub(super) fn phase(phase: Phase, begin: Instant, out: &mut dyn Write) -> anyhow
     line(begin, out, text)
 }
 
-/// Tells what has become of a decision since it was looked at `earlier`.
+/// Reports changes of a decision since its state `earlier`.
 pub(super) fn decision(
     earlier: Option<&Decision>,
     decision: &Decision,
@@ -138,7 +138,7 @@ pub(super) fn decision(
         let text = match decision.state {
             State::Kept if decision.checks.is_empty() => "done",
             State::Kept => "done, and every promise was kept",
-            State::RolledBack => "a promise was broken: it is taken back",
+            State::RolledBack => "a VM exceeded its limit: it is rolled back",
             State::Partly => "done in part",
             State::Failed => "nothing was moved",
             _ => "stopped",
@@ -168,7 +168,7 @@ pub(super) fn warming(time: Duration, out: &mut dyn Write) -> anyhow::Result<()>
     Ok(out.flush()?)
 }
 
-/// Both moments side by side.
+/// Both times side by side.
 pub(super) fn compare(
     before: &[Counted],
     after: &[Row],

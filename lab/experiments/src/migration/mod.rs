@@ -1,4 +1,4 @@
-//! Copying a VM that runs: what it takes from the guest and how long it lasts, by how written pages are tracked.
+//! Copying a running VM: cost to the guest and duration, by the method of tracking written pages.
 //!
 //! After \[PRL\] §3.3, figs. 4 and 5: an application goes over an array and writes at 0, 50, 80 or 100 % of its pages, while the
 //! memory is copied to a file in RAM and what was written meanwhile is copied again. Two subjects:
@@ -114,7 +114,7 @@ struct Figures {
     lost: u64,
     /// Pages of copies that were not as in the guest.
     wrong_pages: u64,
-    /// What QEMU says of the guest before, by page sampling, in MiB/s.
+    /// QEMU's estimate of the guest's dirty rate before the copy, by page sampling, in MiB/s.
     dirty_rate_mib_s: Option<f64>,
     /// Copies that did not end until they were allowed a long stop.
     forced: u64,

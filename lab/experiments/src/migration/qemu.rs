@@ -18,9 +18,9 @@ const TO_QEMU: &str = "to another QEMU";
 const KERNEL_MIB: u64 = 96;
 /// Longest copy, and longest time until its guest has verified what it is to.
 const COPY_TIMEOUT: Duration = Duration::from_secs(180);
-/// Time between two looks at a copy.
+/// Interval of polling a copy.
 const LOOK: Duration = Duration::from_millis(10);
-/// Longest round of a guest's workload that is looked at.
+/// Longest round of a guest's workload that is used.
 const ROUND_MAX: Duration = Duration::from_secs(2);
 /// Bandwidth that never binds.
 const BANDWIDTH_BYTES_S: u64 = 1 << 40;
@@ -232,7 +232,7 @@ fn copy(args: &Args, source: &mut Subject, to: &str) -> anyhow::Result<Figures> 
     })
 }
 
-/// Has QEMU estimate how much the guest writes, in MiB/s; `None` if it knows no such command.
+/// Has QEMU estimate the guest's dirty rate, in MiB/s; `None` if it does not support the command.
 ///
 /// By page sampling alone: QEMU 7.2 under TCG ends with a segmentation fault when asked by its bitmap or ring.
 fn dirty_rate(qmp: &mut Qmp) -> anyhow::Result<Option<f64>> {

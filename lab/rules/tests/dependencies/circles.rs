@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// A file, as the path of its module below the crate's root.
 type Module = Vec<String>;
 
-/// The circles among a crate's files, each as the names of its modules. `root` is the folder of its sources.
+/// The circles among a crate's files, each as the names of its modules. `root` is the directory of its sources.
 pub fn circles(root: &Path, sources: &[(PathBuf, String)]) -> Vec<Vec<String>> {
     let mut files = BTreeMap::new();
     for (path, text) in sources {

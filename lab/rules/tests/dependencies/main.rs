@@ -179,7 +179,7 @@ struct Member {
     uses: Vec<String>,
     /// Names of those that its tests use.
     tests_use: Vec<String>,
-    /// The folder of its Cargo.toml.
+    /// The directory of its Cargo.toml.
     folder: PathBuf,
     /// Text of its Cargo.toml.
     manifest: String,

@@ -58,7 +58,7 @@ fn text(views: &[VmView]) -> anyhow::Result<String> {
         }
         let vm = printable(&view.summary.vm);
         match &view.curve {
-            None => text.push_str(&format!("{vm}: its curve is not known yet\n")),
+            None => text.push_str(&format!("{vm}: its curve is not available yet\n")),
             Some(json) => {
                 let references = grouped(json.references as f64);
                 text.push_str(&format!("{vm}: {references} references\n"));

@@ -1,4 +1,4 @@
-//! `plimsoll report overhead`: what tracing costs, and how far its figures may be trusted.
+//! `plimsoll report overhead`: cost of tracing, and reliability of its figures.
 
 use std::io::Write;
 
@@ -111,7 +111,7 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         host.history_bytes.map_or_else(String::new, |bytes| format!(", {} of history", size(bytes))),
     ));
     if vms.iter().any(is_emulated) {
-        text.push_str("tcg: emulated; its times say nothing of real hardware.\n");
+        text.push_str("tcg: emulated; its times do not carry over to real hardware.\n");
     }
     text
 }

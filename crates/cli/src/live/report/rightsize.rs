@@ -1,4 +1,4 @@
-//! `plimsoll report rightsize`: the least size that keeps each VM's promise, and what it would save.
+//! `plimsoll report rightsize`: the smallest size of each VM within its limit, and the memory saved.
 
 use std::io::Write;
 
@@ -35,9 +35,9 @@ struct Rightsize {
     standing: Standing,
     /// What it has.
     size_bytes: u64,
-    /// Least size at which its promise is kept; `null` if its curve is not known.
+    /// Smallest size within its limit; `null` if there is no curve.
     right_bytes: Option<u64>,
-    /// What would be saved; `null` if its curve is not known, 0 if it needs more.
+    /// What would be saved; `null` if its curve is unknown, 0 if it needs more.
     saves_bytes: Option<u64>,
     /// What it needs more than it has; 0 if it has enough.
     lacks_bytes: Option<u64>,
@@ -119,7 +119,7 @@ fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
         ]);
     }
     format!(
-        "{}\n{} could be saved in all. needs: least size at which its promise is kept, by the upper edge of the band;\n\
+        "{}\n{} could be saved in all. needs: smallest size within its limit, by the upper confidence limit;\n\
          misses then: over those at its baseline.\n",
         columns.text(),
         size(report.saves_bytes)

@@ -11,7 +11,7 @@ use crate::size::Interval;
 use plimsoll_output::{Columns, Format, OutputArgs, Side, csv, printable};
 use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
 
-/// Moments that a table shows, and that programs and pictures get, unless said.
+/// Default number of points in tables, and in other outputs.
 const TABLE_POINTS: u16 = 24;
 const POINTS: u16 = 500;
 

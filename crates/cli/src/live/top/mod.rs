@@ -30,7 +30,7 @@ const SIZE: (u16, u16) = (80, 24);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a key is waited for before the screen is drawn anew.
 const KEY_WAIT: Duration = Duration::from_millis(100);
-/// How far back the history of the selected VM goes, and in how many moments.
+/// Period of the selected VM's history, and its number of points.
 const HISTORY_MS: u64 = 30 * 60 * 1000;
 const HISTORY_POINTS: usize = 120;
 /// Decisions in the log.
@@ -79,7 +79,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     ended
 }
 
-/// What the thread that asks the daemon is told.
+/// Commands to the thread that queries the daemon.
 #[derive(Debug)]
 enum Ask {
     /// This VM is selected now.
@@ -91,13 +91,13 @@ enum Ask {
 /// What it answers.
 #[derive(Debug)]
 enum Answer {
-    /// The host as it is now, or why that is not known.
+    /// The host as it is now, or why that is unknown.
     Picture(Box<Result<Picture, String>>),
     /// What became of a wish.
     Wished(String),
 }
 
-/// Asks the daemon until nobody listens any more.
+/// Polls the daemon until the receiver is gone.
 fn serve(daemon: &Daemon, asked: &Receiver<Ask>, answers: &Sender<Answer>) {
     let mut selected = None;
     loop {

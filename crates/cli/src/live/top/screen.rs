@@ -1,4 +1,4 @@
-//! What the screen of `plimsoll top` shows, and how it is drawn.
+//! Contents and drawing of the screen of `plimsoll top`.
 
 use std::cmp::Reverse;
 
@@ -22,7 +22,7 @@ use plimsoll_output::{duration, printable};
 
 /// The least terminal that holds everything.
 const LEAST: (u16, u16) = (72, 18);
-/// Letters of a list that also tells how each VM is traced.
+/// Minimum width of a list that also shows how each VM is traced.
 const WIDE: u16 = 100;
 
 /// All that one look at the daemon tells.
@@ -107,7 +107,7 @@ fn urgency(standing: Standing) -> u8 {
     }
 }
 
-/// The VM that is selected while nobody has chosen one.
+/// The initially selected VM.
 pub fn first(host: &HostView) -> Option<&VmSummary> {
     let mut vms: Vec<_> = host.vms.iter().collect();
     Sort::default().sort(&mut vms);
@@ -219,7 +219,7 @@ impl Screen {
     pub fn draw(&mut self, frame: &mut Frame) {
         let area = frame.area();
         if area.width < LEAST.0 || area.height < LEAST.1 {
-            let small = format!("needs {} x {} letters", LEAST.0, LEAST.1);
+            let small = format!("needs {} x {} characters", LEAST.0, LEAST.1);
             frame.render_widget(Paragraph::new(small), area);
             return;
         }
@@ -423,7 +423,7 @@ fn draw_detail(detail: &Detail, frame: &mut Frame, area: Rect) {
     frame.render_widget(Sparkline::default().data(&uses[newest..]).cyan(), line);
 }
 
-/// What is told of the selected VM, the most important first.
+/// Details of the selected VM, the most important first.
 fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
     let mut lines = vec![
         Line::from(vec![

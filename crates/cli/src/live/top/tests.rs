@@ -22,7 +22,7 @@ fn press(screen: &mut Screen, code: KeyCode) -> Pressed {
     super::press(screen, KeyEvent::new(code, KeyModifiers::NONE))
 }
 
-/// The selected VM, as the keys tell the daemon's thread.
+/// The selected VM, shared with the thread that queries the daemon.
 fn selected(pressed: Pressed) -> String {
     match pressed {
         Pressed::Ask(Ask::Selected(vm)) => vm,

@@ -1,7 +1,7 @@
 //! Minutes of mixed load at full capacity: clients join, leave and are killed, the store is resized, and every byte
 //! that comes back is checked.
 //!
-//! A page is made of what it is: pool, object, index and the moment of its put, which is its generation. Each
+//! A page is made of what it is: pool, object, index and the time of its put, which is its generation. Each
 //! handle has one client that puts it at a time; that client demands of every get the very generation it last
 //! put, and a miss once the handle was flushed, refused, or (in a private pool) got. In the pool that all
 //! share, a client also gets what others put, and demands that a handle's generations never go back. A killed

@@ -68,7 +68,7 @@ pub struct Figure {
     pub low_bytes: Option<u64>,
     /// Upper limit.
     pub high_bytes: Option<u64>,
-    /// Whether that is the working set or only a bound of it.
+    /// Whether the size is an estimate or a bound.
     pub bound: WorkingSetBound,
 }
 

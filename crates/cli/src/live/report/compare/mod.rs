@@ -227,7 +227,7 @@ fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String 
     let mut text = format!("{}{by}, {}", printable(&vm.id.0), size(vm.memory_bytes));
     match truth {
         Some(truth) => text.push_str(&format!("; its working set is {}\n", size(truth))),
-        None => text.push_str("; its working set is not known\n"),
+        None => text.push_str("; its working set is unknown\n"),
     }
     let mut columns = Columns::new(&[
         ("estimator", Side::Left),
