@@ -17,7 +17,7 @@ pub struct VmsView {
     pub vms: Vec<VmSummary>,
 }
 
-/// What `apply` would carry out: the answer to `GET /v1/plan`.
+/// The proposal that `apply` would carry out: the answer to `GET /v1/plan`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ProposalView {
@@ -27,7 +27,7 @@ pub struct ProposalView {
     pub proposal: Option<Decision>,
 }
 
-/// Whether a decision follows from what was recorded of it: the answer to `GET /v1/decisions/{id}/replay`.
+/// Whether a decision is reproduced from its recorded inputs: the answer to `GET /v1/decisions/{id}/replay`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ReplayView {
@@ -37,13 +37,13 @@ pub struct ReplayView {
     pub id: u64,
     /// Whether the policy reproduces the recorded plan.
     pub agrees: bool,
-    /// What it gives now; `null` if it refuses.
+    /// Its current result; `null` if it refuses.
     pub plan: Option<PlanJson>,
     /// In a sentence.
     pub why: String,
 }
 
-/// The answer to what has no other: it was done.
+/// The answer to requests without data: done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Done {

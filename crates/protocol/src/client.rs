@@ -35,11 +35,11 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'~');
 
-/// Why there is no answer, or not the one asked for.
+/// Why there is no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody serves there, or not for us. Nothing was asked.
+    /// No server answers, or access was denied. Nothing was requested.
     #[error("cannot reach plimsolld at {}", socket.display())]
     Unreachable {
         /// The socket.
@@ -48,15 +48,15 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    /// The daemon says no, and why.
+    /// The daemon refused, with the reason.
     #[error("{}", .0.message)]
     Refused(Refusal),
-    /// What came back is no answer. What was asked for may or may not have been done.
+    /// The answer is malformed. The request may or may not have been carried out.
     #[error("no usable answer of plimsolld to {request}: {why}")]
     Protocol {
         /// The request: method and path.
         request: String,
-        /// What was wrong.
+        /// The error.
         why: String,
     },
 }
@@ -68,7 +68,7 @@ impl ClientError {
         matches!(self, Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// What the daemon refused for, if it did.
+    /// Kind of the daemon's refusal, if it refused.
     #[must_use]
     pub fn refusal_kind(&self) -> Option<RefusalKind> {
         match self {
@@ -144,7 +144,7 @@ impl Client {
         self.get(&of_vm(vm, "/curve"))
     }
 
-    /// A VM's history in at most `points` moments; without bounds the last hour.
+    /// A VM's history in at most `points` points; without bounds the last hour.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Client {
         self.get(&of_vm(vm, "/heatmap"))
     }
 
-    /// What a VM would suffer or gain at another size.
+    /// Predicted misses of a VM at another size.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl Client {
         self.get(&of_vm(vm, &format!("/whatif?size_bytes={size_bytes}")))
     }
 
-    /// How the host would be divided if it lost memory (below zero: won).
+    /// Allocation if the host lost memory (negative: gained).
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl Client {
         self.get(&format!("/v1/whatif?lose_bytes={lose_bytes}"))
     }
 
-    /// What [`apply`](Self::apply) would carry out, if anything.
+    /// The proposal that [`apply`](Self::apply) would carry out, if any.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Client {
         self.get(&format!("/v1/decisions/{id}"))
     }
 
-    /// Whether a decision follows from what was recorded of it.
+    /// Whether a decision is reproduced from its recorded inputs.
     ///
     /// # Errors
     ///
@@ -293,7 +293,7 @@ impl Client {
         self.post::<_, Done>("/v1/reload", &Nothing {}).map(drop)
     }
 
-    /// Changes what a VM is promised.
+    /// Changes a VM's limits.
     ///
     /// # Errors
     ///
@@ -416,7 +416,7 @@ impl Client {
     }
 }
 
-/// The body of what needs none.
+/// The body of requests that need none.
 #[derive(Serialize)]
 struct Nothing {}
 

@@ -25,7 +25,7 @@ pub struct CurveJson {
     pub page_bytes: u64,
     /// References behind the curve, as [`MissRatioCurve::references`] counts them.
     pub references: u64,
-    /// Memory the VM had while it was observed, in pages; `null` if nobody knows.
+    /// Memory the VM had while it was observed, in pages; `null` if unknown.
     pub baseline_pages: Option<u64>,
     /// The curve's steps, rising in size.
     pub points: Vec<PointJson>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{PlanInputs, PlanJson};
 
-/// What the daemon may do.
+/// The daemon's mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -13,7 +13,7 @@ pub enum Mode {
     /// Trace and show.
     #[default]
     Observe,
-    /// Say what it would move; an operator may apply it.
+    /// Propose moves; an operator may apply them.
     Advise,
     /// Move.
     Act,
@@ -33,7 +33,7 @@ pub enum Phase {
     Tracing,
     /// Memory goes from victims' caches to beneficiaries'.
     Moving,
-    /// What came of it is measured.
+    /// The result is being measured.
     Checking,
     /// The caches' memory goes back to the VMs.
     GivingBack,
@@ -51,21 +51,21 @@ pub struct Decision {
     pub unix_ms: u64,
     /// What kind.
     pub kind: Kind,
-    /// Who took it.
+    /// Its author.
     pub by: By,
     /// The mode at that time.
     pub mode: Mode,
-    /// What has become of it.
+    /// Its state.
     pub state: State,
     /// Why it was taken, and why it ended as it did, in sentences.
     pub reason: String,
-    /// What the policy was given; it gives [`plan`](Self::plan) again. `null` for moves that need no policy.
+    /// The policy's inputs, which reproduce [`plan`](Self::plan). `null` for moves without a policy.
     pub inputs: Option<PlanInputs>,
-    /// What the policy gave.
+    /// The policy's result.
     pub plan: Option<PlanJson>,
-    /// What is moved, in the order of VMs.
+    /// The steps, in the order of VMs.
     pub steps: Vec<Step>,
-    /// What was measured after it.
+    /// Measurements after it.
     pub checks: Vec<Check>,
     /// The decision that this one takes back.
     pub takes_back: Option<u64>,
@@ -86,11 +86,11 @@ pub enum Kind {
     IntoCaches,
     /// The caches' memory goes back; sizes stay.
     GiveBack,
-    /// What an earlier decision moved is moved back.
+    /// The moves of an earlier decision are undone.
     Rollback,
 }
 
-/// Who takes decisions.
+/// Author of decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -101,7 +101,7 @@ pub enum By {
     Operator,
 }
 
-/// What has become of a decision.
+/// State of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -114,15 +114,15 @@ pub enum State {
     Moving,
     /// The move is done, its result is being measured.
     Checking,
-    /// Done, and every promise that could be measured was kept.
+    /// Done; every VM that could be measured stayed within its limit.
     Kept,
-    /// A promise was broken or the move failed: it is being, or was, taken back.
+    /// A VM exceeded its limit or the move failed: it is being, or was, rolled back.
     RolledBack,
-    /// Done in part: some step failed and its VM keeps what it has.
+    /// Partly done: some step failed and its VM keeps its size.
     Partly,
     /// Nothing was moved.
     Failed,
-    /// Stopped by `pause`, a shutdown or an end of a VM; what was moved stays.
+    /// Stopped by `pause`, a shutdown or the end of a VM; memory already moved stays.
     Stopped,
 }
 
@@ -167,9 +167,9 @@ pub enum StepState {
     Done,
     /// It gives memory, but slowly.
     Late,
-    /// Its balloon does not move; it keeps what it has.
+    /// Its balloon does not move; it keeps its size.
     Stuck,
-    /// Its target could not be set; it keeps what it has.
+    /// Its target could not be set; it keeps its size.
     Failed,
     /// The VM has ended.
     Gone,
@@ -189,19 +189,19 @@ impl StepState {
 pub struct Step {
     /// The VM.
     pub vm: String,
-    /// What it had.
+    /// Its former size.
     pub from: HoldingView,
-    /// What it is to have.
+    /// Its target.
     pub to: HoldingView,
-    /// What it was last seen to have.
+    /// Its last observed size.
     pub now: HoldingView,
     /// How far it is.
     pub state: StepState,
-    /// What went wrong, and what the VM is left with.
+    /// The error, and the VM's resulting size.
     pub error: Option<String>,
 }
 
-/// What was measured of one VM after a move, beside what was predicted.
+/// Measurement of one VM after a move, with its prediction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Check {
@@ -211,17 +211,17 @@ pub struct Check {
     pub predicted: Option<Relative>,
     /// The same, as measured; `null` if it could not be.
     pub measured: Option<f64>,
-    /// By what it was measured.
+    /// Source of the measurement.
     pub by: String,
     /// 1.0 and what may be lost.
     pub bound: f64,
-    /// What follows.
+    /// Verdict on the limit.
     pub verdict: Verdict,
     /// Why, in a sentence.
     pub why: String,
 }
 
-/// Whether a promise was kept.
+/// Whether a limit was kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -230,7 +230,7 @@ pub enum Verdict {
     Kept,
     /// It was not.
     Broken,
-    /// Too little was measured to say.
+    /// Too little data.
     Unknown,
 }
 

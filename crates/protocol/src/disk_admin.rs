@@ -18,11 +18,11 @@ use crate::curve_json::{CurveJson, SCHEMA};
 /// Longest answer taken.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// What can be asked.
+/// Requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Request {
-    /// What there is to say of the VM's disks.
+    /// Statistics of the VM's disks.
     Stat,
     /// The curve.
     Curve,
@@ -43,7 +43,7 @@ pub struct Answer {
     /// Why there is no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What was asked for.
+    /// The requested data.
     #[serde(default)]
     pub result: Value,
 }
@@ -52,34 +52,34 @@ pub struct Answer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskAdminError {
-    /// Nobody is there; nothing was asked.
+    /// No server answers; nothing was requested.
     #[error("no disk daemon answers at {}", socket.display())]
     Unreachable {
         /// The socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The answer did not come in time, or the connection broke: what was asked may or may not be done.
+    /// No answer in time, or the connection broke: the request may or may not have been carried out.
     #[error("no disk daemon answers at {}: the request may or may not have been carried out", socket.display())]
     Unanswered {
         /// The socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The daemon says no; nothing was changed.
+    /// The daemon refused; nothing was changed.
     #[error("the daemon refuses: {why}")]
     Refused {
         /// Its words.
         why: String,
     },
-    /// The answer is not one that this program knows: what was asked may or may not be done.
+    /// The answer is not understood: the request may or may not have been carried out.
     #[error("unexpected answer of the daemon: {what}")]
     Unknown {
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
 }
@@ -156,13 +156,13 @@ pub fn resize(socket: &Path, cache_bytes: u64, timeout: Duration) -> Result<(), 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Report")]
 pub struct DiskStat {
-    /// The VM's name, as the daemon was told.
+    /// The VM's name, as given to the daemon.
     pub vm: String,
-    /// Memory that the guest's kernel manages, in pages, as its module says; 0 if not known.
+    /// Memory that the guest's kernel manages, in pages, as reported by its module; 0 if unknown.
     pub direct_pages: u64,
-    /// Bytes the cache may take; always said.
+    /// Maximum size of the cache in bytes; always present.
     pub cache_bytes: u64,
-    /// Pages in the cache now; always said.
+    /// Pages in the cache; always present.
     pub cached_pages: u64,
     /// Of them, not on storage yet.
     pub dirty_pages: u64,
@@ -178,7 +178,7 @@ pub struct DiskStat {
     pub storage_read_bytes: u64,
     /// Orders to storage that failed.
     pub storage_errors: u64,
-    /// Evictions told by the guest.
+    /// Evictions reported by the guest.
     pub evictions: u64,
     /// Of them, pages admitted to the cache.
     pub admitted: u64,

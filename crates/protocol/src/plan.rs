@@ -37,7 +37,7 @@ pub struct PlanInputs {
 pub struct RulesJson {
     /// All memory that can be allocated, in bytes.
     pub total_bytes: u64,
-    /// Sizes are multiples of so many bytes; at least a page.
+    /// Granularity of sizes in bytes; at least a page.
     pub unit_bytes: u64,
     /// Largest change of a VM's size, in bytes; `null` for no limit.
     pub step_bytes: Option<u64>,
@@ -90,7 +90,7 @@ pub struct PlanJson {
     pub geometric_mean: f64,
     /// The same at the present sizes.
     pub geometric_mean_now: f64,
-    /// The mean is at most this share of itself above the smallest possible one; `null` if the search has no bound.
+    /// Upper bound of the mean's relative distance to the optimum; `null` if the search has no bound.
     pub gap: Option<f64>,
     /// Memory that no VM is given, in bytes.
     pub spare_bytes: u64,
@@ -160,7 +160,7 @@ pub enum PlanError {
     Curve {
         /// The VM.
         vm: String,
-        /// What is wrong with it.
+        /// The error.
         error: CurveJsonError,
     },
     /// A VM's curve has another page size than the plan.

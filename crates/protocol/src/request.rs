@@ -24,13 +24,13 @@ pub struct SettingsChange {
     /// Forget all that was changed by hand.
     #[serde(default)]
     pub reset: bool,
-    /// It never gets less.
+    /// Minimum size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_bytes: Option<u64>,
-    /// It never gets more.
+    /// Maximum size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// What its misses are measured by.
+    /// Size against which its misses are compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub baseline_bytes: Option<u64>,
     /// Its proportional right, 1 or more.
@@ -39,12 +39,12 @@ pub struct SettingsChange {
     /// Most rise of its misses, as a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_loss: Option<f64>,
-    /// Whether the daemon may move it at all.
+    /// Whether the daemon may resize it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed: Option<bool>,
 }
 
-/// What a VM would suffer or gain at another size: the answer to `GET /v1/vms/{vm}/whatif?size_bytes=N`.
+/// Predicted misses of a VM at another size: the answer to `GET /v1/vms/{vm}/whatif?size_bytes=N`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmWhatIf {
@@ -52,9 +52,9 @@ pub struct VmWhatIf {
     pub schema: u32,
     /// The VM.
     pub vm: String,
-    /// What it has.
+    /// Its current size.
     pub size_bytes: u64,
-    /// What it would have.
+    /// Its resulting size.
     pub size_then_bytes: u64,
     /// Misses over those at the baseline now.
     pub relative: Option<Relative>,
@@ -66,26 +66,26 @@ pub struct VmWhatIf {
     pub why: String,
 }
 
-/// How the host would be divided if it lost (or won) memory: the answer to `GET /v1/whatif?lose_bytes=N`.
+/// Allocation if the host lost (or gained) memory: the answer to `GET /v1/whatif?lose_bytes=N`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostWhatIf {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
-    /// What would be lost; below zero, won.
+    /// Memory lost; negative: gained.
     pub lose_bytes: i64,
-    /// The division; `null` if no promise-keeping one exists.
+    /// The allocation; `null` if none keeps all limits.
     pub plan: Option<PlanJson>,
     /// Why there is none.
     pub refusal: Option<String>,
 }
 
-/// What happened, as `GET /v1/events` tells it (server-sent events, the data of each).
+/// An event of `GET /v1/events` (the data of a server-sent event).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
-    /// A turn has ended: what `GET /v1/host` says is new.
+    /// A turn has ended: `GET /v1/host` has new data.
     Turn {
         /// Its number.
         turn: u64,
@@ -105,7 +105,7 @@ pub struct Refusal {
     pub schema: u32,
     /// What kind.
     pub kind: RefusalKind,
-    /// What is wrong, where, and what state things are left in.
+    /// The error, its position, and the resulting state.
     pub message: String,
 }
 
@@ -124,7 +124,7 @@ pub enum RefusalKind {
     NotFound,
     /// 409: not in this state: paused, a move is under way, the proposal is no longer the newest.
     Conflict,
-    /// 422: a promise or a floor forbids it.
+    /// 422: a VM's limit or minimum size forbids it.
     Guarantee,
     /// 503: the turn loop does not answer.
     Busy,

@@ -24,7 +24,7 @@ pub enum QuantityError {
          such as 4096, 512M or 2GiB, below 16 EiB"
     )]
     Size {
-        /// What was written.
+        /// The written value.
         text: String,
     },
     /// Not a share above 0 and up to 1.
@@ -32,13 +32,13 @@ pub enum QuantityError {
         "'{text}' is not a rate: write a share above 0 and at most 1, such as 1/128, 0.01 or 1%"
     )]
     Rate {
-        /// What was written.
+        /// The written value.
         text: String,
     },
     /// Not a share of 0 or more.
     #[error("'{text}' is not a share: write a number of 0 or more, such as 5%, 0.05 or 1/20")]
     Share {
-        /// What was written.
+        /// The written value.
         text: String,
     },
     /// Not a length of time above zero.
@@ -47,7 +47,7 @@ pub enum QuantityError {
          such as 500ms, 5s or 2m"
     )]
     Interval {
-        /// What was written.
+        /// The written value.
         text: String,
     },
 }

@@ -20,7 +20,7 @@ pub struct HostView {
     pub host: String,
     /// Version of the daemon.
     pub version: String,
-    /// What the daemon may do.
+    /// The daemon's mode.
     pub mode: Mode,
     /// Nothing is moved until `resume`.
     pub paused: bool,
@@ -42,7 +42,7 @@ pub struct HostView {
     pub vms: Vec<VmSummary>,
     /// The move under way: a decision's number.
     pub moving: Option<u64>,
-    /// What an operator should know: each a sentence.
+    /// Warnings for the operator, each a sentence.
     pub warnings: Vec<String>,
     /// Bytes of history on disk; `null` if it is not kept.
     pub history_bytes: Option<u64>,
@@ -57,7 +57,7 @@ pub struct HostView {
 pub struct HostMemory {
     /// All RAM of the host (`MemTotal`).
     pub total_bytes: u64,
-    /// What Plimsoll divides: the configured total, else all that the VMs were found with.
+    /// Memory that Plimsoll allocates: the configured total, otherwise the sum of the VMs' sizes when discovered.
     pub divided_bytes: u64,
     /// In the VMs: their RAM less their balloons.
     pub vms_direct_bytes: u64,
@@ -65,24 +65,24 @@ pub struct HostMemory {
     pub vms_cache_bytes: u64,
     /// In the shared page store (capacity).
     pub store_bytes: u64,
-    /// Given to nobody.
+    /// Not allocated.
     pub spare_bytes: u64,
-    /// What could be taken from the VMs now with every promise kept.
+    /// Memory that can be reclaimed from the VMs now, within all limits.
     pub reclaimable_bytes: u64,
-    /// What the kernel could give without swapping (`MemAvailable`).
+    /// Memory that the kernel can provide without swapping (`MemAvailable`).
     pub available_bytes: u64,
 }
 
-/// How a VM stands with its promise.
+/// A VM's status with respect to its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
-    /// Within its promise, and could give memory.
+    /// Within its limit, and could give memory.
     Safe,
-    /// Within its promise, and can give nothing.
+    /// Within its limit, and can give nothing.
     Tight,
-    /// Its measured or predicted misses are above what it was promised.
+    /// Its measured or predicted misses are above its limit.
     Violating,
     /// Its curve is not known.
     Unknown,
@@ -104,7 +104,7 @@ pub struct VmSummary {
     pub standing: Standing,
     /// Why, in a sentence.
     pub why: String,
-    /// Its RAM as it was started: the most that it can have of its own.
+    /// Its RAM at start: the maximum of its guest memory.
     pub ram_bytes: u64,
     /// Memory of its own: RAM less balloon.
     pub direct_bytes: u64,
@@ -114,15 +114,15 @@ pub struct VmSummary {
     pub size_bytes: u64,
     /// The size it is to have, where one is decided.
     pub target_bytes: Option<u64>,
-    /// What it was promised.
+    /// Its limit.
     pub settings: Settings,
-    /// What it uses, by its curve.
+    /// Its working set, by its curve.
     pub working_set: Option<WorkingSetView>,
     /// Predicted misses at its present size over those at its baseline.
     pub relative: Option<Relative>,
-    /// What it could give with its promise kept.
+    /// Memory that it could give within its limit.
     pub reclaimable_bytes: Option<u64>,
-    /// Least size at which its promise is kept.
+    /// Smallest size within its limit.
     pub promise_bytes: Option<u64>,
     /// Where its curve comes from.
     pub curve_source: Option<CurveSource>,
@@ -174,21 +174,21 @@ impl From<TraceMethod> for CurveSource {
     }
 }
 
-/// What a VM is promised, and what bounds it.
+/// A VM's limits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Settings {
-    /// It never gets less.
+    /// Minimum size.
     pub min_bytes: u64,
-    /// It never gets more.
+    /// Maximum size.
     pub max_bytes: u64,
-    /// What its misses are measured by.
+    /// Size against which its misses are compared.
     pub baseline_bytes: u64,
     /// Its proportional right, 1 or more.
     pub shares: u32,
     /// Most rise of its misses over those at the baseline, as a share.
     pub max_loss: f64,
-    /// Whether the daemon may move it at all.
+    /// Whether the daemon may resize it.
     pub managed: bool,
 }
 
@@ -266,7 +266,7 @@ pub enum BalloonState {
     Stuck,
     /// The guest has no driver for it.
     Absent,
-    /// The actuator reports a state that this version does not know.
+    /// The actuator reports a state that this version does not support.
     Unknown,
 }
 
@@ -274,13 +274,13 @@ pub enum BalloonState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BalloonView {
-    /// What the VM has of its own.
+    /// Its guest memory.
     pub actual_bytes: u64,
-    /// What it was last told to have.
+    /// Its last requested size.
     pub target_bytes: Option<u64>,
     /// How it follows its target.
     pub state: BalloonState,
-    /// What the guest says is available to it.
+    /// Available memory as reported by the guest.
     pub guest_available_bytes: Option<u64>,
     /// Age of the guest's statistics; `null` if it never gave any.
     pub statistics_age_ms: Option<u64>,
@@ -315,7 +315,7 @@ pub struct VmView {
     pub curve: Option<CurveJson>,
 }
 
-/// A moment in a VM's history.
+/// A point in a VM's history.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sample {
@@ -325,7 +325,7 @@ pub struct Sample {
     pub direct_bytes: u64,
     /// Capacity of its cache.
     pub cache_bytes: u64,
-    /// What it was to have, where that was decided.
+    /// Its target, if decided.
     pub target_bytes: Option<u64>,
     /// What it used.
     pub working_set_bytes: Option<u64>,
@@ -347,7 +347,7 @@ pub struct HistoryView {
     pub schema: u32,
     /// The VM.
     pub vm: String,
-    /// Its moments, rising in time.
+    /// Its points, in ascending time.
     pub samples: Vec<Sample>,
 }
 
