@@ -391,7 +391,9 @@ impl Part {
         self.now = has;
         if let Some(error) = failure {
             let error = chain(&error);
-            self.error = Some(format!("its target could not be reset to its size: {error}"));
+            self.error = Some(format!(
+                "its target could not be reset to its size: {error}"
+            ));
         } else if self.state == StepState::Waiting {
             self.error = Some("the memory that it was to get was not freed".to_owned());
         }

@@ -89,11 +89,7 @@ pub(super) async fn heatmap(
     let snapshot = desk.shared.snapshot();
     find(&snapshot, &vm)?;
     let heat = snapshot.heat.get(&vm).map(|heat| (**heat).clone());
-    let missing = || {
-        not_found(format!(
-            "there is no heatmap of {vm:?}: it has no tracer"
-        ))
-    };
+    let missing = || not_found(format!("there is no heatmap of {vm:?}: it has no tracer"));
     heat.map(Json).ok_or_else(missing)
 }
 

@@ -43,9 +43,11 @@ const HOST_GAUGES: [OfHost; 15] = [
         "What the kernel could give without swapping.",
         |h| Some(float(h.memory.available_bytes)),
     ),
-    ("host_divided_bytes", "Total memory that Plimsoll allocates.", |h| {
-        Some(float(h.memory.divided_bytes))
-    }),
+    (
+        "host_divided_bytes",
+        "Total memory that Plimsoll allocates.",
+        |h| Some(float(h.memory.divided_bytes)),
+    ),
     (
         "host_reclaimable_bytes",
         "What could be taken from the VMs with every promise kept.",

@@ -244,7 +244,10 @@ impl Guest {
         let promise = promise.map(|bytes| bytes.max(self.settings().min_bytes));
         let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
         let (standing, why) = match reclaimable {
-            None => (Standing::Unknown, "its curve is not available yet".to_owned()),
+            None => (
+                Standing::Unknown,
+                "its curve is not available yet".to_owned(),
+            ),
             Some(reclaimable) if reclaimable < 4 * MIB => (
                 Standing::Tight,
                 "it is within its limit, and can give nothing".to_owned(),
