@@ -541,10 +541,7 @@ mod tests {
                 "-m 1G -object memory-backend-ram,id=a,size=1G -object memory-backend-ram,id=b,size=1G",
                 "several memory backends",
             ),
-            (
-                "-m 1G -object memory-backend-ram,id=a,size=512M",
-                "-m gives",
-            ),
+            ("-m 1G -object memory-backend-ram,id=a,size=512M", "-m sets"),
         ] {
             let error = Memory::of(&line(text)).unwrap_err();
             assert!(error.to_string().contains(reason), "{text}: {error}");

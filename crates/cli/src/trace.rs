@@ -528,7 +528,7 @@ mod tests {
         let loops = ["loop", "--pages", "9", "--references", "9"];
         let with = |more: &[&'static str]| [&loops[..], more].concat();
         let alpha = error(&with(&["--alpha", "1"]));
-        assert_eq!(alpha, "--alpha says nothing about loop");
+        assert_eq!(alpha, "--alpha has no effect with loop");
         let ratio = error(&with(&["--write-ratio", "1.5"]));
         assert!(
             ratio.contains("a write ratio lies within 0 and 1, not at 1.5"),

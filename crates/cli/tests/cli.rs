@@ -543,8 +543,8 @@ fn every_format_but_parquet_is_read_from_standard_input_compressed_or_not() {
         assert_eq!(output.status.code(), Some(1), "{complaint}");
         assert_eq!(
             complaint,
-            "plimsoll: error: standard input: parquet is read from its end: give a file, \
-             not compressed and no pipe\n"
+            "plimsoll: error: standard input: parquet is read from its end: \
+             it must be an uncompressed regular file\n"
         );
     }
 }
@@ -657,7 +657,7 @@ fn a_trace_is_not_lost_to_its_own_result() {
             "mrc loop.ids --estimator counter-stacks --compare --stream new",
             "a comparison records nothing",
         ),
-        ("trace convert loop.ids loop.ids", "onto itself"),
+        ("trace convert loop.ids loop.ids", "must be different files"),
     ] {
         let complaint = desk.complaint(line, 2);
         assert!(complaint.contains(part), "{line}: {complaint}");

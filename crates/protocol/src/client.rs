@@ -52,7 +52,7 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// The answer is malformed. The request may or may not have been carried out.
-    #[error("no usable answer of plimsolld to {request}: {why}")]
+    #[error("no usable answer from plimsolld to {request}: {why}")]
     Protocol {
         /// The request: method and path.
         request: String,

@@ -191,6 +191,7 @@ x_build_info{version=\"1\"} 1
     }
 
     #[test]
+    #[cfg(debug_assertions)]
     #[should_panic(expected = "reads twice")]
     fn a_family_is_written_once() {
         let mut text = Exposition::new("");

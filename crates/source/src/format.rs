@@ -244,7 +244,7 @@ mod tests {
         let error = "vscsi2".parse::<Format>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "'vscsi2' is no trace format; there are: ids, csv, oracle-general, lackey, vscsi, \
+            "'vscsi2' is not a trace format; known formats: ids, csv, oracle-general, lackey, vscsi, \
              msr, alibaba, tencent, blkparse, parquet, plimsoll"
         );
         for format in Format::all() {

@@ -250,8 +250,8 @@ mod tests {
         let error = read(&b"\x7fELF\0"[..], "prog", &Options::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "prog: cannot tell the format, it begins with '\\x7fELF\\x00'; \
-             name one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
+            "prog: unknown format, it begins with '\\x7fELF\\x00'; \
+             use --format with one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
              blkparse, parquet, plimsoll"
         );
         let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();

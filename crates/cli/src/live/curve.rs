@@ -119,7 +119,7 @@ pub mod tests {
         json.vm = "\u{1b}[2J".to_owned();
         json.points[1].miss_ratio = f64::NAN;
         let error = Curve::new(&json).unwrap_err().to_string();
-        assert_eq!(error, "the daemon's curve of VM \u{fffd}[2J is none");
+        assert_eq!(error, "the daemon sent an invalid curve of VM \u{fffd}[2J");
         json = example();
         json.page_bytes = 0;
         assert!(Curve::new(&json).is_err());

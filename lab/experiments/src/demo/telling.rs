@@ -137,7 +137,7 @@ pub(super) fn decision(
         }
         let text = match decision.state {
             State::Kept if decision.checks.is_empty() => "done",
-            State::Kept => "done, and every promise was kept",
+            State::Kept => "done, and every VM stayed within its limit",
             State::RolledBack => "a VM exceeded its limit: it is rolled back",
             State::Partly => "done in part",
             State::Failed => "nothing was moved",

@@ -163,7 +163,10 @@ fn a_host_without_vms_and_a_curve_that_is_none_are_no_trouble() {
     let mut screen = Screen::default();
     screen.update(Ok(picture.clone()));
     let text = frame(&mut screen, (80, 24)).unwrap();
-    assert!(text.contains("the daemon's curve of VM web"), "{text}");
+    assert!(
+        text.contains("the daemon sent an invalid curve of VM web"),
+        "{text}"
+    );
     picture.host.vms.clear();
     picture.detail = None;
     picture.decisions.clear();
