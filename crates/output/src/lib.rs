@@ -5,7 +5,7 @@
 //! | [`args`] | `-o FORMAT` and `--out FILE` |
 //! | [`columns`] | tables for readers, lines of CSV for programs |
 //! | [`text`] | percentages, counts, durations, names from outside |
-//! | [`file`] | files that are replaced whole or not at all |
+//! | [`mod@file`] | files that are replaced whole or not at all |
 //! | [`progress_bar`] | progress on standard error |
 //! | [`stop`] | SIGINT and SIGTERM |
 //! | [`exit`] | exit codes, and the errors that choose them |

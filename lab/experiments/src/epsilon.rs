@@ -43,7 +43,7 @@ const COMPLAINTS: [&str; 2] = ["Kernel panic", "Out of memory"];
 /// Letters of a reason.
 const WHY_LETTERS: usize = 160;
 
-/// Find the minimum memory with which a guest kernel survives, in steps of 5 % (ε of [PRL]).
+/// Find the minimum memory with which a guest kernel survives, in steps of 5 % (ε of the PRL paper).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The kernel, a Linux bzImage; may be repeated for a comparison

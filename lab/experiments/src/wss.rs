@@ -1,4 +1,4 @@
-//! The array programs of [PRL] §5.2, all estimators on the same run.
+//! The array programs of \[PRL\] §5.2, all estimators on the same run.
 //!
 //! A guest of ours runs under the page-log plugin and uses an array of known size; each run is recorded once, and every
 //! estimator, buffer size and cost of draining reads the same records (`plimsoll wss`).
@@ -27,7 +27,7 @@ use plimsoll_rig::median;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Cost of draining an entry, in the model's own, for the table of missed addresses.
 const DRAINS: [u32; 4] = [1, 3, 10, 100];
-/// Entries of a logging buffer, for the same table; [PRL] table 1 has these two.
+/// Entries of a logging buffer, for the same table; \[PRL\] table 1 has these two.
 const BUFFERS: [u32; 2] = [512, 1024];
 
 /// Run array programs under the page-log plugin and compare every estimator with the sizes of the arrays.

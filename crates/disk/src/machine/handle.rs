@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::{DiskError, MachineStats};
 
-/// Asks a [`Machine`] that runs in another thread.
+/// Asks a [`Machine`](super::Machine) that runs in another thread.
 #[derive(Clone)]
 pub struct MachineHandle {
     pub(super) commands: Sender<Command>,
@@ -70,7 +70,7 @@ impl MachineHandle {
         self.ask(Command::Enable)
     }
 
-    /// Ends the machine: when the requests under way have ended and the disks are flushed, [`Machine::run`] returns.
+    /// Ends the machine: when the requests under way have ended and the disks are flushed, [`Machine::run`](super::Machine::run) returns.
     ///
     /// # Errors
     /// [`DiskError::Ended`].

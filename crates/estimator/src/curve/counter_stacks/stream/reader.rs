@@ -99,7 +99,7 @@ impl CounterStream {
         self.lost_bytes
     }
 
-    /// Whether the stream was [finished](StreamWriter::finish); if not, its last part is only roughly counted.
+    /// Whether the stream was [finished](super::StreamWriter::finish); if not, its last part is only roughly counted.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
