@@ -192,7 +192,10 @@ pub(super) fn committed(subject: &Subject<'_>) -> Answer {
         whole_vm: false,
     };
     subject.run(method, |answer| {
-        let memory = kernel_memory(subject)?;
+        // What stands on a console may be older than the memory that is committed now.
+        let end = console_end(subject)?;
+        kernel_memory(subject)?;
+        let memory = kernel_memory_past(subject, end, PATIENCE)?;
         answer.working_set = Some(Figure::new(memory.committed_bytes));
         Ok(())
     })
