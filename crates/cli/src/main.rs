@@ -1,5 +1,26 @@
-//! `plimsoll`: the table of verbs.
+//! The command line of Plimsoll: the table of verbs, one module for each, and what verbs share.
+//!
+//! A verb has its `Args` and `run(&Args, &mut dyn Write)`, which writes to the output it is handed, so that tests can
+//! read it. It joins a source to an estimator, or queries a daemon, and shows the result.
+//!
+//! Not here: any algorithm, and what a library of the workspace does.
 #![forbid(unsafe_code)]
+
+mod attach;
+mod disk;
+mod doctor;
+mod generate;
+mod hcache;
+mod lab;
+mod live;
+mod mrc;
+mod plan;
+mod run;
+mod stat;
+mod trace;
+mod trace_args;
+mod watch;
+mod wss;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -7,10 +28,7 @@ use std::process::ExitCode;
 use std::{env, io};
 
 use clap::{CommandFactory, Parser, Subcommand};
-use plimsoll::live::{
-    apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif,
-};
-use plimsoll::{attach, disk, doctor, generate, hcache, lab, mrc, plan, run, trace, wss};
+use live::{apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif};
 use plimsoll_output::exit::{self, Output};
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.

@@ -19,13 +19,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_vm::{Accelerator, CommandLine, comma_words};
+use plimsoll_vm::{Accelerator, CommandLine, comma_words, escape_commas};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::page_log::{PageLog, PageLogArgs, Recording};
+use plimsoll_observe::page_log::{PageLog, PageLogArgs, Recording};
 use plimsoll_output::{bail_usage, stop_flag};
-use plimsoll_serve::disk::options::{CacheArgs, DiskSpec, escaped, name, name_of};
+use plimsoll_serve::disk::options::{CacheArgs, DiskSpec, name, name_of};
 
 /// How often processes and signals are looked at.
 const TURN: Duration = Duration::from_millis(20);
@@ -232,7 +232,7 @@ fn daemon_arguments(
     };
     let mut arguments: Vec<OsString> = ["disk", "serve", "--name", name].map(Into::into).into();
     let mut device = |id: &str, path: &str, queues: Option<u16>| {
-        let path = escaped(path);
+        let path = escape_commas(path);
         let queues = queues.map_or(String::new(), |queues| format!(",num-queues={queues}"));
         added.extend([
             "-chardev".into(),
@@ -478,7 +478,7 @@ impl Memory {
                 let machine = format!("memory-backend={MEMORY_ID}");
                 added.extend(["-object".into(), object.into()]);
                 added.extend(["-machine".into(), machine.into()]);
-                let size = crate::size::ByteSize(*bytes).rounded();
+                let size = plimsoll_protocol::size::ByteSize(*bytes).rounded();
                 format!("memory of {size} made shared (memory-backend-memfd)")
             }
         }

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{bail_usage, write_file};
+use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, write_file};
 
 /// Inspect, convert and generate traces.
 #[derive(Debug, clap::Args)]
@@ -43,21 +43,8 @@ enum Action {
 struct InfoArgs {
     #[command(flatten)]
     trace: TraceArgs,
-    /// Output format
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = InfoFormat::Table)]
-    #[arg(value_name = "FORMAT")]
-    output: InfoFormat,
-}
-
-/// Output formats of `info`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum InfoFormat {
-    /// One value per line
-    Table,
-    /// A header and one line
-    Csv,
-    /// One JSON object with "schema": 1
-    Json,
+    #[command(flatten)]
+    format: TextFormatArg,
 }
 
 /// Write a trace in another format.
@@ -239,18 +226,18 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         lowest_page: pages.iter().min().copied().map(number),
         highest_page: pages.iter().max().copied().map(number),
     };
-    match args.output {
-        InfoFormat::Table => {
+    match args.format.output {
+        TextFormat::Table => {
             for (name, value) in info.facts() {
                 let value = if value.is_empty() { "none" } else { &value };
                 writeln!(out, "{:<16} {value}", name.replace('_', " "))?;
             }
         }
-        InfoFormat::Csv => {
+        TextFormat::Csv => {
             let (names, values): (Vec<_>, Vec<_>) = info.facts().into_iter().unzip();
             writeln!(out, "{}\n{}", names.join(","), values.join(","))?;
         }
-        InfoFormat::Json => writeln!(out, "{}", serde_json::to_string(&info)?)?,
+        TextFormat::Json => writeln!(out, "{}", serde_json::to_string(&info)?)?,
     }
     Ok(())
 }

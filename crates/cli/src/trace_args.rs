@@ -8,7 +8,7 @@ use plimsoll_output::ReadingBar;
 use plimsoll_output::exit::UsageError;
 use plimsoll_source::{BlockEvent, Column, Format, Options, Progress, SourceError, Trace};
 
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
 
 /// A bar that follows the reading of a trace.
 pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use plimsoll::curve_json::CurveJson;
+use plimsoll_protocol::curve_json::CurveJson;
 use tempfile::TempDir;
 
 /// A folder with traces whose curves are known, and the program.

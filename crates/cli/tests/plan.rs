@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use plimsoll::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::plan::{
     DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
 };

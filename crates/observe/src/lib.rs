@@ -10,7 +10,9 @@
 //! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
 #![forbid(unsafe_code)]
 
+pub mod args;
 mod heat;
+pub mod page_log;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

@@ -34,6 +34,33 @@ impl Format {
 /// Output formats of a verb that cannot draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum TextFormat {
+    /// Columns and sentences for people to read
+    #[default]
+    Table,
+    /// Comma-separated values with a header line; sizes in bytes
+    Csv,
+    /// JSON with "schema": 1
+    Json,
+}
+
+/// `-o` of a verb that cannot draw.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct TextFormatArg {
+    /// Output format
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    pub output: TextFormat,
+}
+
+/// Output formats of a verb whose result has no lines of equal shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum TableOrJson {
     /// Columns for people to read
     #[default]
     Table,

@@ -22,7 +22,7 @@ pub mod progress_bar;
 pub mod stop;
 pub mod text;
 
-pub use args::{Format, OutputArgs, TextFormat};
+pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
 pub use columns::{Columns, Side, csv};
 pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;

@@ -169,6 +169,12 @@ pub fn comma_words(text: &str) -> Vec<String> {
     words
 }
 
+/// A text with its commas doubled, so that [`comma_words`] and QEMU read it as one word.
+#[must_use]
+pub fn escape_commas(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
 /// `implied,key=value,key=value`, with `,,` for a comma within a value.
 struct Values(Vec<(String, String)>);
 

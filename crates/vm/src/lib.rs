@@ -25,7 +25,7 @@ mod qmp;
 
 pub use accelerator::{Accelerator, Detection, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
-pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words};
+pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words, escape_commas};
 pub use console::{ConsoleEvent, ConsoleLine};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};

@@ -29,7 +29,7 @@ use plimsoll_rig::program;
 use serde::Serialize;
 
 use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB, Trio};
-use plimsoll_output::{TextFormat, bail_usage, stop_flag};
+use plimsoll_output::{TableOrJson, bail_usage, stop_flag};
 use plimsoll_protocol::size::{Interval, Share};
 
 /// How long sampling waits for an access to a page.
@@ -68,7 +68,7 @@ pub struct Args {
     trace: Interval,
     /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t)]
-    output: TextFormat,
+    output: TableOrJson,
 }
 
 /// What was found.
@@ -159,7 +159,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             curve: curve.clone(),
         });
     }
-    let text = args.output == TextFormat::Table;
+    let text = args.output == TableOrJson::Table;
     if text {
         write_before(&found, out)?;
     }

@@ -22,9 +22,8 @@ use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage
 use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, detect};
 use serde::Serialize;
 
-use plimsoll::live::Form;
-use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
+use plimsoll_output::{TextFormat, bail_usage};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
@@ -79,7 +78,7 @@ pub struct Args {
         default_value_t,
         hide_default_value = true
     )]
-    output: Form,
+    output: TextFormat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -131,7 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             "--initrd: whether it lives is heard once, when it has come up: add --way boot"
         );
     }
-    if args.output == Form::Csv {
+    if args.output == TextFormat::Csv {
         writeln!(
             out,
             "kernel,way,accelerator,memory_bytes,lived,seconds,available_bytes,why"
@@ -196,7 +195,7 @@ fn walk(
         epsilon_bytes: None,
         error: None,
     };
-    if args.output == Form::Table {
+    if args.output == TextFormat::Table {
         writeln!(
             out,
             "{}, {}, under {accelerator}, from {} by {} %; initrd of {}\n{:>10}  {:<6} {:>7}  {:>10}  why not",
@@ -242,8 +241,8 @@ fn walk(
         walk.error = Some(format!("it does not live with {size}: {why}"));
     }
     match (args.output, walk.epsilon_bytes) {
-        (Form::Json, _) => writeln!(out, "{}", serde_json::to_string(&walk)?)?,
-        (Form::Table, Some(bytes)) => writeln!(
+        (TextFormat::Json, _) => writeln!(out, "{}", serde_json::to_string(&walk)?)?,
+        (TextFormat::Table, Some(bytes)) => writeln!(
             out,
             "epsilon by {}: {}, under {}\n",
             walk.way,
@@ -268,7 +267,7 @@ impl Teller<'_> {
     fn tell(&mut self, trial: &Trial) -> anyhow::Result<()> {
         let why = trial.why.clone().unwrap_or_default();
         match self.args.output {
-            Form::Table => writeln!(
+            TextFormat::Table => writeln!(
                 self.out,
                 "{:>10}  {:<6} {:>7.1}  {:>10}  {why}",
                 ByteSize(trial.memory_bytes).rounded(),
@@ -278,7 +277,7 @@ impl Teller<'_> {
                     .available_bytes
                     .map_or_else(|| "-".to_owned(), |bytes| ByteSize(bytes).rounded()),
             )?,
-            Form::Csv => {
+            TextFormat::Csv => {
                 let cells = [
                     self.kernel.to_owned(),
                     self.way.to_owned(),
@@ -295,7 +294,7 @@ impl Teller<'_> {
                 let line = plimsoll_output::csv(cells.iter().map(String::as_str));
                 self.out.write_all(line.as_bytes())?;
             }
-            Form::Json => {}
+            TextFormat::Json => {}
         }
         Ok(self.out.flush()?)
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use plimsoll_rig::{GuestConfig, GuestImage};
 
 use crate::tracing::trace;
-use plimsoll::attach::TracingArgs;
+use plimsoll_observe::args::TracingArgs;
 use plimsoll_rig::Subject;
 
 use plimsoll_rig::median;

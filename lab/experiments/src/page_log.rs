@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use anyhow::Context as _;
-use plimsoll::page_log::{PageLog, PageLogArgs};
+use plimsoll_observe::page_log::{PageLog, PageLogArgs};
 use plimsoll_rig::{AcceleratorChoice, GuestConfig};
 
 /// Makes the ring and the file for a guest of ours, and has its QEMU load the plugin. `args` must name a file.

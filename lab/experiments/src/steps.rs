@@ -9,7 +9,7 @@ use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_trap::TraceConfig;
 
 use crate::tracing::{Traced, judge, trace};
-use plimsoll::attach::TracingArgs;
+use plimsoll_observe::args::TracingArgs;
 use plimsoll_protocol::size::ByteSize;
 use plimsoll_rig::Subject;
 

@@ -23,8 +23,8 @@ use serde::Serialize;
 
 use crate::page_log::page_log_of;
 use crate::tracing::trace;
-use plimsoll::page_log::PageLogArgs;
 use plimsoll_observe::even_sizes;
+use plimsoll_observe::page_log::PageLogArgs;
 use plimsoll_output::{Format, OutputArgs};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval};

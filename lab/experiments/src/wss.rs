@@ -5,18 +5,18 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use plimsoll_pagelog::machine::CostModel;
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::{GuestConfig, GuestImage, program};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::page_log::page_log_of;
-use plimsoll::page_log::PageLogArgs;
-use plimsoll::wss;
+use plimsoll_observe::page_log::PageLogArgs;
 use plimsoll_output::{Format, OutputArgs};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::Interval;
@@ -120,13 +120,6 @@ struct Missed {
     missed_ratio: f64,
     host_cpu_ratio: f64,
     prl_error_mb: Option<f64>,
-}
-
-/// The verb that reads the logs.
-#[derive(Parser)]
-struct Wss {
-    #[command(flatten)]
-    args: wss::Args,
 }
 
 /// Runs the experiment.
@@ -298,14 +291,18 @@ impl Finding {
 
 /// Output of `plimsoll wss` for a log.
 fn estimate(log: &Path, options: &[&str]) -> anyhow::Result<Value> {
-    let log = log.to_str().context("the folder's name is not UTF-8")?;
-    let words = ["wss", log, "-o", "json"]
-        .into_iter()
-        .chain(options.iter().copied());
-    let verb = Wss::try_parse_from(words)?;
-    let mut found = Vec::new();
-    wss::run(&verb.args, &mut found)?;
-    Ok(serde_json::from_slice(&found)?)
+    let mut wss = Command::new(program("plimsoll")?);
+    wss.args(["wss", "-o", "json"]).args(options).arg(log);
+    let output = wss
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run plimsoll wss")?;
+    anyhow::ensure!(
+        output.status.success(),
+        "plimsoll wss failed: {}",
+        output.status
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn megabytes(pages: u64) -> f64 {

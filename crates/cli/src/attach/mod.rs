@@ -1,9 +1,8 @@
 //! `plimsoll attach`: trace a running VM and print what it needs, period by period.
 //!
-//! `options` are the settings, `report` writes tables, CSV, JSON and pictures.
+//! `report` writes tables, CSV, JSON and pictures.
 //! Not here: tracing and curves (`plimsoll-observe`).
 
-mod options;
 mod report;
 
 use std::fs::File;
@@ -13,14 +12,14 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_flow::TraceMethod;
+use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions};
 use plimsoll_output::{Format, OutputArgs, bail_usage, stop_flag};
 use plimsoll_plot::encode;
 use plimsoll_trap::TrapError;
 
-use crate::size::Interval;
+use plimsoll_protocol::size::Interval;
 
-pub use options::TracingArgs;
 use report::{Report, Totals};
 
 /// Trace a running VM: print its working set every period, and its miss-ratio curve at the end.
@@ -35,7 +34,7 @@ pub struct Args {
     #[command(flatten)]
     tracing: TracingArgs,
     /// Estimator of the curve of trapped references [default: lru]
-    #[arg(long, value_parser = options::estimators())]
+    #[arg(long, value_parser = estimators())]
     estimator: Option<&'static LiveEstimatorRow>,
     /// Show AET and exact LRU on the same references, with their difference
     #[arg(long)]

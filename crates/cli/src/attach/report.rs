@@ -11,8 +11,8 @@ use plimsoll_protocol::tracer::{FinalLine, PeriodLine, TracerLine};
 use plimsoll_vm::QemuVm;
 
 use super::Args;
-use crate::curve_json::{CurveJson, SCHEMA};
-use crate::size::ByteSize;
+use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
+use plimsoll_protocol::size::ByteSize;
 
 /// Points of a curve in JSON.
 const POINTS: usize = 1000;

@@ -4,7 +4,7 @@ use plimsoll_flow::{RamBacking, RamMapping};
 use plimsoll_vm::{Accelerator, QemuVm, RamState, VmError, qemu_pids};
 
 use super::{Chapter, Finding};
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
 
 /// Goes through the QEMU processes of this host.
 #[must_use]

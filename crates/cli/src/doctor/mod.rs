@@ -20,8 +20,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::curve_json::SCHEMA;
-use plimsoll_output::TextFormat;
+use plimsoll_output::TableOrJson;
+use plimsoll_protocol::curve_json::SCHEMA;
 
 /// Check which features this host supports.
 ///
@@ -37,7 +37,7 @@ pub struct Args {
         default_value_t,
         value_name = "FORMAT"
     )]
-    format: TextFormat,
+    format: TableOrJson,
 }
 
 /// How far something can be used here.
@@ -138,8 +138,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     chapters.push(trials::examine());
     chapters.push(machines::examine());
     match args.format {
-        TextFormat::Table => write_table(&chapters, out)?,
-        TextFormat::Json => {
+        TableOrJson::Table => write_table(&chapters, out)?,
+        TableOrJson::Json => {
             let schema = SCHEMA;
             serde_json::to_writer(&mut *out, &Examination { schema, chapters })?;
             writeln!(out)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use plimsoll_hcache::{Handle, PAGE_BYTES, Page, PoolId, PoolOptions};
-use plimsoll_output::TextFormat;
+use plimsoll_output::TableOrJson;
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Rate};
 use plimsoll_ring::protocol::Status;
@@ -42,15 +42,15 @@ pub struct Args {
     seed: u64,
     /// Output format
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
-    output: TextFormat,
+    output: TableOrJson,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let load = Load::run(args)?;
     match args.output {
-        TextFormat::Table => load.table(args, out)?,
-        TextFormat::Json => writeln!(out, "{}", serde_json::to_string(&load.json(args))?)?,
+        TableOrJson::Table => load.table(args, out)?,
+        TableOrJson::Json => writeln!(out, "{}", serde_json::to_string(&load.json(args))?)?,
     }
     anyhow::ensure!(
         load.wrong_pages == 0,

@@ -12,9 +12,9 @@ use plimsoll_protocol::decision::{By, Check, Decision, Kind, State, Step, Verdic
 use plimsoll_protocol::request::Choice;
 
 use super::words::{moment, name_of, ratio, relative, size};
-use super::{Daemon, Form, FormArg, SocketArg, write_json};
+use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::Partly;
-use plimsoll_output::{printable, stop_flag};
+use plimsoll_output::{TextFormat, TextFormatArg, printable, stop_flag};
 
 /// Interval of polling a decision that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ pub struct ChoiceArgs {
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
-    form: FormArg,
+    form: TextFormatArg,
 }
 
 /// Requests that a decision be carried out, prints it, and optionally waits for its end.
@@ -49,9 +49,9 @@ pub fn carry_out(
         decision = wait(&daemon, decision)?;
     }
     match args.form.output {
-        Form::Table => out.write_all(text(&decision, None).as_bytes())?,
-        Form::Csv => out.write_all(csv(&[&decision]).as_bytes())?,
-        Form::Json => write_json(&decision, out)?,
+        TextFormat::Table => out.write_all(text(&decision, None).as_bytes())?,
+        TextFormat::Csv => out.write_all(csv(&[&decision]).as_bytes())?,
+        TextFormat::Json => write_json(&decision, out)?,
     }
     outcome(&decision)
 }

@@ -7,8 +7,8 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::DecisionsView;
 
 use super::decisions::{csv, text};
-use super::{Daemon, Form, LookArgs, write_json};
-use plimsoll_output::printable;
+use super::{Daemon, LookArgs, write_json};
+use plimsoll_output::{TextFormat, printable};
 
 /// Explain decisions about a VM: reasons, predictions and measured results, newest first.
 #[derive(Debug, clap::Args)]
@@ -33,10 +33,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
     decisions.truncate(args.limit);
     match args.look.form.output {
-        Form::Table if decisions.is_empty() => {
+        TextFormat::Table if decisions.is_empty() => {
             writeln!(out, "No decision has touched {} yet.", printable(&args.vm))?;
         }
-        Form::Table => {
+        TextFormat::Table => {
             for (index, decision) in decisions.iter().enumerate() {
                 if index > 0 {
                     writeln!(out)?;
@@ -44,13 +44,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 out.write_all(text(decision, Some(&args.vm)).as_bytes())?;
             }
         }
-        Form::Csv => {
+        TextFormat::Csv => {
             for decision in &mut decisions {
                 decision.steps.retain(|step| step.vm == args.vm);
             }
             out.write_all(csv(&decisions.iter().collect::<Vec<_>>()).as_bytes())?;
         }
-        Form::Json => {
+        TextFormat::Json => {
             let view = DecisionsView {
                 schema: SCHEMA,
                 decisions,

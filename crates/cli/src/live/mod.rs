@@ -33,35 +33,8 @@ pub use daemon::{Daemon, SocketArg};
 
 use std::io::Write;
 
-use clap::ValueEnum;
+use plimsoll_output::TextFormatArg;
 use serde::Serialize;
-
-/// Output formats without a picture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Form {
-    /// Columns and sentences for people to read
-    #[default]
-    Table,
-    /// Comma-separated values with a header line; sizes in bytes
-    Csv,
-    /// The daemon's JSON, with "schema": 1
-    Json,
-}
-
-/// Output format of verbs without a picture.
-#[derive(Debug, Clone, Copy, clap::Args)]
-pub struct FormArg {
-    /// Output format
-    #[arg(
-        short = 'o',
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        default_value_t,
-        hide_default_value = true
-    )]
-    output: Form,
-}
 
 /// Connection to the daemon, and output format.
 #[derive(Debug, Clone, clap::Args)]
@@ -69,7 +42,7 @@ pub struct LookArgs {
     #[command(flatten)]
     socket: SocketArg,
     #[command(flatten)]
-    form: FormArg,
+    form: TextFormatArg,
 }
 
 /// Writes a value as a line of JSON.

@@ -7,9 +7,9 @@ use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::{percent, size};
-use super::{Daemon, Form, LookArgs, write_json};
-use crate::size::ByteSize;
-use plimsoll_output::{bail_usage, csv, printable};
+use super::{Daemon, LookArgs, write_json};
+use plimsoll_output::{TextFormat, bail_usage, csv, printable};
+use plimsoll_protocol::size::ByteSize;
 
 /// Change a VM's limits; options that are not given stay unchanged.
 ///
@@ -99,9 +99,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_change(&args.look.socket)?;
     let vm = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
     match args.look.form.output {
-        Form::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
-        Form::Csv => out.write_all(lines(&vm).as_bytes())?,
-        Form::Json => write_json(&vm, out)?,
+        TextFormat::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
+        TextFormat::Csv => out.write_all(lines(&vm).as_bytes())?,
+        TextFormat::Json => write_json(&vm, out)?,
     }
     Ok(())
 }

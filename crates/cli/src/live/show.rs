@@ -13,9 +13,9 @@ use super::curve::Curve;
 use super::words::{
     UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
 };
-use super::{Daemon, Form, LookArgs, write_json};
+use super::{Daemon, LookArgs, write_json};
 use plimsoll_output::csv as line;
-use plimsoll_output::{printable, short};
+use plimsoll_output::{TextFormat, printable, short};
 
 /// Sizes at which the curve is shown, about.
 const CURVE_LINES: u64 = 12;
@@ -43,16 +43,16 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_look(&args.look.socket)?;
     let vm = daemon.ask_of(&args.vm, Client::vm)?;
     match args.look.form.output {
-        Form::Table => {
+        TextFormat::Table => {
             let now_unix_ms = daemon.host()?.now_unix_ms;
             out.write_all(text(&vm, now_unix_ms)?.as_bytes())?;
         }
-        Form::Csv => {
+        TextFormat::Csv => {
             let none = "its curve is not available yet";
             let curve = Curve::new(vm.curve.as_ref().context(none)?)?;
             out.write_all(csv(&vm.summary, &curve).as_bytes())?;
         }
-        Form::Json => write_json(&vm, out)?,
+        TextFormat::Json => write_json(&vm, out)?,
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
 use super::words::{
     is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
 };
-use super::{Daemon, Form, LookArgs, write_json};
-use plimsoll_output::{Columns, Side, csv, duration, printable};
+use super::{Daemon, LookArgs, write_json};
+use plimsoll_output::{Columns, Side, TextFormat, csv, duration, printable};
 
 /// List the VMs: status, size, working set and reclaimable memory.
 #[derive(Debug, clap::Args)]
@@ -25,9 +25,9 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let host = Daemon::to_look(&args.look.socket)?.host()?;
     match args.look.form.output {
-        Form::Table => Ok(out.write_all(text(&host).as_bytes())?),
-        Form::Csv => Ok(out.write_all(lines(&host).as_bytes())?),
-        Form::Json => write_json(&host, out),
+        TextFormat::Table => Ok(out.write_all(text(&host).as_bytes())?),
+        TextFormat::Csv => Ok(out.write_all(lines(&host).as_bytes())?),
+        TextFormat::Json => write_json(&host, out),
     }
 }
 

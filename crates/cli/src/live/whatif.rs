@@ -7,10 +7,10 @@ use plimsoll_protocol::plan::PlanJson;
 use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 
 use super::words::{name, name_of, ratio, relative, size};
-use super::{Daemon, Form, LookArgs, write_json};
-use crate::size::ByteSize;
+use super::{Daemon, LookArgs, write_json};
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{Columns, Side, bail_usage, csv, printable};
+use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv, printable};
+use plimsoll_protocol::size::ByteSize;
 
 /// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
 ///
@@ -55,9 +55,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     of_host(&answer, args.look.form.output, out)
 }
 
-fn of_vm(answer: &VmWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Result<()> {
     match form {
-        Form::Table => {
+        TextFormat::Table => {
             writeln!(
                 out,
                 "{}, {} -> {}: {}",
@@ -74,7 +74,7 @@ fn of_vm(answer: &VmWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<(
             )?;
             writeln!(out, "{}", printable(&answer.why))?;
         }
-        Form::Csv => {
+        TextFormat::Csv => {
             let then = answer.relative_then;
             let number = |number: Option<f64>| number.map(|n| n.to_string()).unwrap_or_default();
             let heads = [
@@ -100,16 +100,16 @@ fn of_vm(answer: &VmWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<(
             out.write_all(csv(heads).as_bytes())?;
             out.write_all(csv(cells.iter().map(String::as_str)).as_bytes())?;
         }
-        Form::Json => write_json(answer, out)?,
+        TextFormat::Json => write_json(answer, out)?,
     }
     Ok(())
 }
 
-fn of_host(answer: &HostWhatIf, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+fn of_host(answer: &HostWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Result<()> {
     match (form, &answer.plan) {
-        (Form::Json, _) => write_json(answer, out)?,
-        (Form::Table, Some(plan)) => out.write_all(division(plan).as_bytes())?,
-        (Form::Csv, Some(plan)) => out.write_all(lines(plan).as_bytes())?,
+        (TextFormat::Json, _) => write_json(answer, out)?,
+        (TextFormat::Table, Some(plan)) => out.write_all(division(plan).as_bytes())?,
+        (TextFormat::Csv, Some(plan)) => out.write_all(lines(plan).as_bytes())?,
         (_, None) => {}
     }
     match (&answer.refusal, &answer.plan) {

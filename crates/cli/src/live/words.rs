@@ -6,9 +6,9 @@ use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::size::ByteSize;
 pub use plimsoll_output::short_percent as percent;
 use plimsoll_output::{cut, duration, printable};
+use plimsoll_protocol::size::ByteSize;
 
 /// What stands for "not known".
 pub const UNKNOWN: &str = "-";

@@ -15,7 +15,7 @@ use plimsoll_output::bail_usage;
 use plimsoll_output::exit::UsageError;
 
 use super::curve_size::CurveSize;
-use crate::size::Rate;
+use plimsoll_protocol::size::Rate;
 
 /// The algorithm whose counters can be recorded.
 const RECORDED: &str = "counter-stacks";

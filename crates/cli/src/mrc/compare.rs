@@ -16,10 +16,10 @@ use serde::Serialize;
 
 use super::input::{curve_of, read};
 use super::report::ViewArgs;
-use crate::size::ByteSize;
 use crate::trace_args::TraceArgs;
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Look, Point, Series, Unit, encode};
+use plimsoll_protocol::size::ByteSize;
 
 /// Sizes at which curves are compared.
 const SIZES: u64 = 1000;

@@ -9,9 +9,9 @@ use plimsoll_output::{Format, OutputArgs, bail_usage, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 use super::curve_size::CurveSize;
-use crate::curve_json::CurveJson;
-use crate::size::ByteSize;
 use crate::trace_args::TraceArgs;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::size::ByteSize;
 
 const POINTS_OF_TABLE: usize = 20;
 const POINTS: usize = 1000;

@@ -18,12 +18,12 @@ use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
-use crate::size::{ByteSize, Share};
 use files::CurveFile;
 use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_plot::encode;
+use plimsoll_protocol::size::{ByteSize, Share};
 
 /// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::size::{ByteSize, Share};
+use plimsoll_protocol::size::{ByteSize, Share};
 
 /// Why a text is no `--vm` option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
 use plimsoll_protocol::vm::Relative;
 
-use crate::size::ByteSize;
 use plimsoll_output::{Columns, Side, csv as csv_line, printable, short_percent as percent};
+use plimsoll_protocol::size::ByteSize;
 
 const HEADS: [(&str, Side); 10] = [
     ("VM", Side::Left),

@@ -22,11 +22,11 @@ use plimsoll_pagelog::mmu::{Config as MmuConfig, Emulated};
 use plimsoll_pagelog::{PageLogError, RecordSource, TlbShape};
 
 use crate::mrc::CurveSize;
-use crate::size::ByteSize;
 use crate::trace_args::{TraceArgs, reading_bar};
 use analysis::{Analysis, Results};
 use options::EstimatorArgs;
 use plimsoll_output::{OutputArgs, bail_usage};
+use plimsoll_protocol::size::ByteSize;
 use report::Report;
 
 /// Estimate the working set in a page log or a trace.

@@ -9,7 +9,7 @@ use plimsoll_estimator::working_set::{PmlOptions, PrlOptions, SamplingOptions, T
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_pagelog::machine::{Config, CostModel, Mode};
 
-use crate::size::{ByteSize, Share};
+use plimsoll_protocol::size::{ByteSize, Share};
 
 /// The size at which the miss-ratio curve reaches 5 %: the one method that needs a curve.
 pub(super) const CURVE: &str = "mrc";

@@ -10,9 +10,9 @@ use super::Origin;
 use super::analysis::{Logging, Results};
 use super::options::{CURVE, EstimatorArgs};
 use super::steps::Step;
-use crate::size::ByteSize;
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Look, Marker, Point, Series, Unit, encode};
+use plimsoll_protocol::size::ByteSize;
 
 const NO_WALKS: &str = "the log has no page walks";
 const NO_REFERENCES: &str = "the log has no references: record with references=on";

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll::curve_json::CurveJson;
 use plimsoll_flow::PageCount;
+use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_rig::{GuestConfig, Subject, median};
 use plimsoll_vm::ConsoleEvent;
 

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll::curve_json::CurveJson;
 use plimsoll_flow::{AccessKind, Period, TraceMethod};
 use plimsoll_observe::target_of;
+use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_rig::{GuestConfig, PATIENCE, Subject, median};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{Backend, BackendRow, RateRule, TraceConfig, TraceTarget, TrapError};

@@ -12,7 +12,7 @@ use plimsoll_flow::PageCount;
 use plimsoll_hcache::StoreOptions;
 use plimsoll_output::bail_usage;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
-use plimsoll_vm::comma_words;
+use plimsoll_vm::{comma_words, escape_commas};
 
 use crate::host_memory::{check_sizes, host_memory};
 
@@ -58,14 +58,14 @@ impl DiskSpec {
     pub fn at(&self, socket: &str) -> String {
         let mut text = format!(
             "{},socket={}",
-            escaped(&self.image.to_string_lossy()),
-            escaped(socket)
+            escape_commas(&self.image.to_string_lossy()),
+            escape_commas(socket)
         );
         if self.read_only {
             text += ",read-only";
         }
         if let Some(serial) = &self.serial {
-            text += &format!(",serial={}", escaped(serial));
+            text += &format!(",serial={}", escape_commas(serial));
         }
         if let Some(queues) = self.queues {
             text += &format!(",queues={queues}");
@@ -126,12 +126,6 @@ fn checked_serial(serial: &str) -> Result<String, String> {
     } else {
         Err("serial= takes 1 to 20 printable ASCII characters without spaces".into())
     }
-}
-
-/// A text with its commas doubled, so that `--disk` reads it as one word.
-#[must_use]
-pub fn escaped(text: &str) -> String {
-    text.replace(',', ",,")
 }
 
 /// The cache under a VM's disks, and what uses its events.

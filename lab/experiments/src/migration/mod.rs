@@ -21,9 +21,8 @@ use clap::ValueEnum;
 
 use serde::Serialize;
 
-use plimsoll::live::Form;
-use plimsoll_output::bail_usage;
 use plimsoll_output::exit::with_causes;
+use plimsoll_output::{TextFormat, bail_usage};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
 
@@ -69,7 +68,7 @@ pub struct Args {
     ring_entries: u32,
     /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t, value_name = "FORMAT")]
-    output: Form,
+    output: TextFormat,
 }
 
 /// Subject of a copy.
@@ -216,9 +215,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         rows,
     };
     match args.output {
-        Form::Table => table(&report, out)?,
-        Form::Csv => out.write_all(csv(&report.rows).as_bytes())?,
-        Form::Json => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
+        TextFormat::Table => table(&report, out)?,
+        TextFormat::Csv => out.write_all(csv(&report.rows).as_bytes())?,
+        TextFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
     }
     // What was measured stands above; a copy that is not the guest's memory is a failure all the same.
     let wrong: u64 = figures(&report.rows)

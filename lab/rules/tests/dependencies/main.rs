@@ -25,7 +25,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-flow",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-pagelog",
             "plimsoll-vm",
+            "plimsoll-protocol",
+            "plimsoll-output",
         ],
     ),
     ("plimsoll-pagelog", &["plimsoll-flow"]),
@@ -114,7 +117,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "plimsoll-lab",
         &[
-            "plimsoll",
             "plimsoll-flow",
             "plimsoll-source",
             "plimsoll-estimator",

@@ -8,9 +8,9 @@ use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
-use super::super::{Form, FormArg, write_json};
+use super::super::write_json;
 use super::OfVm;
-use plimsoll_output::{Columns, Side, csv, printable, short};
+use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable, short};
 
 /// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
@@ -18,7 +18,7 @@ pub struct Args {
     #[command(flatten)]
     of: OfVm,
     #[command(flatten)]
-    form: FormArg,
+    form: TextFormatArg,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
@@ -26,12 +26,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     let vms = daemon.vms(args.of.vm.as_deref())?;
     match args.form.output {
-        Form::Table => {
+        TextFormat::Table => {
             let host = daemon.host()?;
             out.write_all(text(&vms, &host).as_bytes())?;
         }
-        Form::Csv => out.write_all(lines(&vms).as_bytes())?,
-        Form::Json => {
+        TextFormat::Csv => out.write_all(lines(&vms).as_bytes())?,
+        TextFormat::Json => {
             let view = VmsView {
                 schema: SCHEMA,
                 vms,

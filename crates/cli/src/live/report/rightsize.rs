@@ -7,9 +7,9 @@ use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
-use super::super::{Form, FormArg, write_json};
+use super::super::write_json;
 use super::OfVm;
-use plimsoll_output::{Columns, Side, csv, printable};
+use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable};
 
 /// Smallest size of each VM within its max_loss, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub struct Args {
     #[command(flatten)]
     of: OfVm,
     #[command(flatten)]
-    form: FormArg,
+    form: TextFormatArg,
 }
 
 /// What `-o json` writes.
@@ -69,9 +69,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         vms,
     };
     match args.form.output {
-        Form::Table => Ok(out.write_all(text(&report, &summaries).as_bytes())?),
-        Form::Csv => Ok(out.write_all(lines(&report).as_bytes())?),
-        Form::Json => write_json(&report, out),
+        TextFormat::Table => Ok(out.write_all(text(&report, &summaries).as_bytes())?),
+        TextFormat::Csv => Ok(out.write_all(lines(&report).as_bytes())?),
+        TextFormat::Json => write_json(&report, out),
     }
 }
 

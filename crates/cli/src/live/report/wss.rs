@@ -7,9 +7,9 @@ use plimsoll_protocol::vm::{HistoryView, Sample};
 
 use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
 use super::{OfVm, compare};
-use crate::size::Interval;
 use plimsoll_output::{Columns, Format, OutputArgs, Side, csv, printable};
 use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
+use plimsoll_protocol::size::Interval;
 
 /// Default number of points in tables, and in other outputs.
 const TABLE_POINTS: u16 = 24;

@@ -17,14 +17,14 @@ use std::sync::atomic::AtomicBool;
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
-use crate::curve_json::SCHEMA;
 use crate::live::SocketArg;
 use crate::live::words::{UNKNOWN, percent, size};
-use crate::size::{ByteSize, Interval, Rate};
 use inside::truth_of_console;
 use managed::refuse_managed;
 use methods::{Answer, Options, ShrinkOptions, Subject};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, bail_usage, csv, printable, stop_flag};
+use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
 /// Options of the comparison. Only with --compare.
 #[derive(Debug, clap::Args)]

@@ -10,7 +10,7 @@ use plimsoll_observe::{Observer, ObserverOptions, target_of, working_set_band};
 use plimsoll_trap::{BackendRow, TraceConfig};
 
 use super::methods::{Answer, Figure, Method, Subject};
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
 
 /// One page in so many is tracked in the first period; later ones follow the budget.
 const SCALE: u32 = 16;

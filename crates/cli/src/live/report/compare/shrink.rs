@@ -23,7 +23,7 @@ use super::inside::{
 };
 use super::managed::refuse_managed;
 use super::methods::{Answer, Figure, Method, POLL, Subject};
-use crate::size::ByteSize;
+use plimsoll_protocol::size::ByteSize;
 
 /// Memory that a step leaves to the guest.
 const RESERVE_BYTES: u64 = 16 << 20;

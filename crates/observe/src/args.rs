@@ -9,20 +9,20 @@ use plimsoll_flow::TraceMethod;
 use plimsoll_output::bail_usage;
 use plimsoll_trap::{BACKENDS, BackendRow, HandlerCpu, RateRule, SCALE_MAX, TraceConfig};
 
-use crate::size::{Interval, Rate};
+use plimsoll_protocol::size::{Interval, QuantityError, Rate};
 
 /// How to trace; shared by all verbs that do.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TracingArgs {
     /// Method of tracing
     #[arg(long, value_parser = backends(), default_value = BACKENDS[0].name())]
-    pub(super) backend: TraceMethod,
+    pub backend: TraceMethod,
     /// Length of a period
     #[arg(long, default_value = "5s")]
-    pub(super) period: Interval,
+    pub period: Interval,
     /// Maximum share of the VM's CPU time that tracing may take; "none" for no limit
     #[arg(long, default_value = "1%")]
-    pub(super) budget: Budget,
+    pub budget: Budget,
     /// Tracking rate (share of the pages traced) in the first period, such as 1/128
     #[arg(long, default_value = "1/128")]
     rate: Rate,
@@ -63,7 +63,8 @@ fn backends() -> impl TypedValueParser<Value = TraceMethod> {
 }
 
 /// Accepts the name of an estimator of references in order.
-pub(super) fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
+#[must_use]
+pub fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
     let rows = || LIVE_ESTIMATORS.iter().filter(|row| row.is_ordered);
     let names = rows().map(|row| PossibleValue::new(row.name).help(row.help));
     PossibleValuesParser::new(names).try_map(move |name| {
@@ -87,10 +88,10 @@ enum Rule {
 
 /// An upper bound of the time taken, or none.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Budget(Option<f64>);
+pub struct Budget(Option<f64>);
 
 impl std::str::FromStr for Budget {
-    type Err = crate::size::QuantityError;
+    type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "none" {
@@ -175,7 +176,8 @@ impl TracingArgs {
     }
 
     /// Capacity of the hot set.
-    pub(super) fn hot_set_pages(&self) -> u32 {
+    #[must_use]
+    pub fn hot_set_pages(&self) -> u32 {
         let default = TraceConfig::default().hot_set_pages;
         self.hot_set.unwrap_or(default)
     }

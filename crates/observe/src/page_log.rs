@@ -1,9 +1,8 @@
 //! A page log of an emulated machine: what `plimsoll run --page-log` adds to QEMU's command line, and the thread that
 //! takes the records out of the ring and into a file.
 //!
-//! The plugin (`qemu/pagelog`) tells walks and references; nothing is judged here. A ring that is full stops
-//! the machine until this thread has gone on. If it cannot go on (a full disk), it leaves, and the machine goes on
-//! without being recorded.
+//! The plugin (`qemu/pagelog`) reports walks and references; nothing is evaluated here. A full ring stops the machine until
+//! this thread has emptied it. If the thread fails (a full disk), it detaches, and the machine goes on unrecorded.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -21,17 +20,16 @@ use plimsoll_pagelog::log::{LogWriter, Totals};
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
-use plimsoll_vm::{Accelerator, CommandLine, comma_words};
+use plimsoll_vm::{Accelerator, CommandLine, comma_words, escape_commas};
 
 use plimsoll_output::bail_usage;
-use plimsoll_serve::disk::options::escaped;
 
 /// Records that the ring holds: 8 MiB of them.
 const RING_RECORDS: u64 = 1 << 20;
 /// How long QEMU may take until it has loaded the plugin.
 const ATTACH_MAX: Duration = Duration::from_secs(60);
-/// Where the plugins are, under any folder above the current one or above this program.
-const FOLDER: &str = "target/guest";
+/// Where the plugins are, under any directory above the current one or above this program.
+const DIRECTORY: &str = "target/guest";
 /// Where they are on a host on which Plimsoll is installed.
 const INSTALLED: &str = "/usr/lib/plimsoll";
 /// Memory that a QEMU without `-m` gives its machine.
@@ -141,8 +139,8 @@ impl PageLog {
             .with_context(|| format!("the plugin {}", plugin.display()))?;
         let ring = Ring::create(RING_RECORDS)?;
         let text = |path: &Path| match path.to_str() {
-            Some(text) => Ok(escaped(text)),
-            None => Err(anyhow::anyhow!("{} is no text", path.display())),
+            Some(text) => Ok(escape_commas(text)),
+            None => Err(anyhow::anyhow!("{} is not UTF-8", path.display())),
         };
         let mut argument = format!("file={}", text(&plugin)?);
         let mut option = |key: &str, value: &dyn std::fmt::Display| {
@@ -169,7 +167,7 @@ impl PageLog {
         if let Some(bytes) = args.tlb_page {
             option("tlb_page", &bytes);
         }
-        // What stood there is overwritten when the machine is there to be recorded, not before.
+        // An older file is overwritten when the machine runs, not before.
         let file = File::options()
             .write(true)
             .create(true)
@@ -184,7 +182,7 @@ impl PageLog {
         }))
     }
 
-    /// What QEMU is to be told.
+    /// Arguments of QEMU that load the plugin.
     #[must_use]
     pub fn arguments(&self) -> [OsString; 2] {
         ["-plugin".into(), self.argument.clone().into()]
@@ -196,9 +194,9 @@ impl PageLog {
         self.record_and(|_| ())
     }
 
-    /// As [`PageLog::record`]; shows each batch of records to `look`, in the thread that records.
+    /// As [`PageLog::record`]; passes each batch of records to `inspect`, in the thread that records.
     #[must_use]
-    pub fn record_and(self, look: impl FnMut(&[Record]) + Send + 'static) -> Recording {
+    pub fn record_and(self, inspect: impl FnMut(&[Record]) + Send + 'static) -> Recording {
         let lives = Arc::new(AtomicBool::new(true));
         let alive = {
             let lives = Arc::clone(&lives);
@@ -211,7 +209,7 @@ impl PageLog {
             if file.metadata()?.is_file() {
                 file.set_len(0)?;
             }
-            record(reader, file, look)
+            record(reader, file, inspect)
         });
         Recording {
             path,
@@ -298,16 +296,16 @@ impl std::fmt::Display for Recorded {
 fn record(
     mut reader: RingReader,
     file: File,
-    mut look: impl FnMut(&[Record]),
+    mut inspect: impl FnMut(&[Record]),
 ) -> anyhow::Result<Recorded> {
     let mut log = LogWriter::new(BufWriter::new(file), reader.description())?;
-    let mut seen = Seen::default();
+    let mut seen = Counts::default();
     let mut batch = Vec::new();
     loop {
         let more = reader.next_batch(&mut batch);
         log.write(&batch)?;
         seen.take(&batch);
-        look(&batch);
+        inspect(&batch);
         if !more? {
             break;
         }
@@ -332,18 +330,18 @@ fn record(
     })
 }
 
-/// What records add up to.
+/// Sums over the records so far.
 #[derive(Default)]
-struct Seen {
+struct Counts {
     begin: Option<Instant>,
     walks: u64,
     references: u64,
     intervals: u64,
-    /// Of each vCPU: its clock when it was first told, and at last.
+    /// Of each vCPU: its first and its last clock.
     clocks: BTreeMap<u8, (u64, u64)>,
 }
 
-impl Seen {
+impl Counts {
     fn take(&mut self, batch: &[Record]) {
         if !batch.is_empty() {
             self.begin.get_or_insert_with(Instant::now);
@@ -368,7 +366,7 @@ impl Seen {
     }
 }
 
-/// The memory of a machine, as the plugin must know it.
+/// The memory of a machine, as the plugin needs it.
 #[derive(Debug, PartialEq, Eq)]
 struct Memory {
     bytes: u64,
@@ -449,7 +447,7 @@ fn below_4g(machine: &str, bytes: u64) -> Option<u64> {
     Some(if bytes < from { bytes } else { below })
 }
 
-/// Asks a QEMU for its version, as `7.2.22`.
+/// Queries a QEMU for its version, as `7.2.22`.
 fn version_of(qemu: &OsStr) -> anyhow::Result<String> {
     let output = Command::new(qemu)
         .arg("--version")
@@ -483,14 +481,14 @@ fn find_plugin(build: &str) -> anyhow::Result<PathBuf> {
     let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
     let above = starts.iter().flatten().flat_map(|start| start.ancestors());
     let mut places = above
-        .map(|folder| folder.join(FOLDER))
+        .map(|above| above.join(DIRECTORY))
         .chain([INSTALLED.into()]);
-    let found = places.find_map(|folder| {
-        let file = folder.join(&name);
+    let found = places.find_map(|place| {
+        let file = place.join(&name);
         file.is_file().then_some(file)
     });
     found.with_context(|| {
-        format!("there is no {name} in {FOLDER} or {INSTALLED}: `./dev setup` builds it, or see --plugin")
+        format!("there is no {name} in {DIRECTORY} or {INSTALLED}: `./dev setup` builds it, or see --plugin")
     })
 }
 
@@ -576,7 +574,7 @@ mod tests {
     #[test]
     fn instructions_are_counted_from_a_vcpus_first_clock() {
         let clock = |vcpu, instructions| Record::Clock { vcpu, instructions };
-        let mut seen = Seen::default();
+        let mut seen = Counts::default();
         seen.take(&[clock(0, 500), clock(1, 70), clock(0, 900), clock(1, 100)]);
         assert_eq!(seen.clocks[&0], (500, 900));
         assert_eq!(seen.clocks[&1], (70, 100));
