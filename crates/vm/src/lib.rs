@@ -4,6 +4,7 @@
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
+//! - [`HostKernel`] holds the kernel's release, switches and features.
 //! - [`detect`] determines whether KVM really runs guests here.
 //!
 //! Command lines, maps, monitor and console bytes come from other processes, some of
@@ -18,6 +19,7 @@ mod command_line;
 mod console;
 mod error;
 mod guest_stats;
+mod kernel;
 mod maps;
 mod meminfo;
 mod process;
@@ -29,6 +31,7 @@ pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words, escape
 pub use console::{ConsoleEvent, ConsoleLine};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};
+pub use kernel::{Cgroups, HostKernel};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use meminfo::HostMemory;
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running, start_time};

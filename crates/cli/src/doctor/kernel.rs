@@ -1,9 +1,6 @@
-//! What the kernel says of itself in files: versions, privileges, switches.
-//!
-//! A file that is not there is an answer, not an error: the feature is not built in.
+//! What the kernel's release, privileges and switches mean for tracing.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use plimsoll_vm::{Cgroups, HostKernel};
 
 use super::{Chapter, Finding};
 
@@ -15,28 +12,9 @@ const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_NICE: u32 = 23;
 const CAP_CHECKPOINT_RESTORE: u32 = 40;
 
-/// A host's files under a root.
-struct Host<'a>(&'a Path);
-
-impl Host<'_> {
-    fn path(&self, path: &str) -> PathBuf {
-        self.0.join(path.trim_start_matches('/'))
-    }
-
-    fn exists(&self, path: &str) -> bool {
-        self.path(path).exists()
-    }
-
-    fn read(&self, path: &str) -> Option<String> {
-        let text = fs::read_to_string(self.path(path)).ok()?;
-        Some(text.trim_end().to_owned())
-    }
-}
-
-/// Goes through the files of the host whose root directory is `root`.
+/// Assesses a kernel.
 #[must_use]
-pub fn examine(root: &Path) -> Vec<Chapter> {
-    let host = &Host(root);
+pub fn examine(host: &HostKernel) -> Vec<Chapter> {
     vec![
         Chapter {
             title: "Tracing a VM from outside",
@@ -62,23 +40,21 @@ pub fn examine(root: &Path) -> Vec<Chapter> {
     ]
 }
 
-fn kernel(host: &Host<'_>) -> Finding {
+fn kernel(host: &HostKernel) -> Finding {
     let subject = "kernel";
-    let Some(release) = host.read("/proc/sys/kernel/osrelease") else {
+    let Some(release) = &host.release else {
         return Finding::no(subject, "no /proc/sys/kernel/osrelease", "mount /proc");
     };
-    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
-    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
-    match (next(), next()) {
-        (Some(major), Some(minor)) if (major, minor) >= KERNEL_LEAST => {
+    match host.version() {
+        Some(version) if version >= KERNEL_LEAST => {
             Finding::ok(subject, format!("Linux {release}"))
         }
-        (Some(_), Some(_)) => Finding::no(
+        Some(_) => Finding::no(
             subject,
             format!("Linux {release}"),
             "pages are taken away from a running VM as Linux 6.1 and later can: use a newer kernel",
         ),
-        _ => Finding::limited(
+        None => Finding::limited(
             subject,
             format!("release '{release}' has no version in it"),
             "Linux 6.1 or later is needed",
@@ -86,14 +62,9 @@ fn kernel(host: &Host<'_>) -> Finding {
     }
 }
 
-fn privileges(host: &Host<'_>) -> Finding {
+fn privileges(host: &HostKernel) -> Finding {
     let subject = "privileges";
-    let status = host.read("/proc/self/status").unwrap_or_default();
-    let held = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let Some(held) = held else {
+    let Some(held) = host.capabilities else {
         return Finding::limited(
             subject,
             "/proc/self/status does not show the capabilities",
@@ -119,9 +90,9 @@ fn privileges(host: &Host<'_>) -> Finding {
     )
 }
 
-fn ptrace(host: &Host<'_>) -> Finding {
+fn ptrace(host: &HostKernel) -> Finding {
     let subject = "ptrace";
-    match host.read("/proc/sys/kernel/yama/ptrace_scope").as_deref() {
+    match host.ptrace_scope.as_deref() {
         None => Finding::ok(subject, "not restricted by Yama"),
         Some("3") => Finding::no(
             subject,
@@ -135,10 +106,10 @@ fn ptrace(host: &Host<'_>) -> Finding {
     }
 }
 
-fn userfaultfd(host: &Host<'_>) -> Finding {
+fn userfaultfd(host: &HostKernel) -> Finding {
     let subject = "userfaultfd";
-    let switch = host.read("/proc/sys/vm/unprivileged_userfaultfd");
-    match (switch.as_deref(), host.exists("/dev/userfaultfd")) {
+    let switch = host.unprivileged_userfaultfd.as_deref();
+    match (switch, host.has_userfaultfd_device) {
         (None, _) => Finding::no(
             subject,
             "not in this kernel",
@@ -156,10 +127,9 @@ fn userfaultfd(host: &Host<'_>) -> Finding {
     }
 }
 
-fn swap(host: &Host<'_>) -> Finding {
+fn swap(host: &HostKernel) -> Finding {
     let subject = "swap";
-    let swaps = host.read("/proc/swaps").unwrap_or_default();
-    match swaps.lines().skip(1).count() {
+    match host.swap_areas.len() {
         0 => Finding::ok(subject, "none, so that pages taken away stay in memory"),
         count => Finding::limited(
             subject,
@@ -170,47 +140,37 @@ fn swap(host: &Host<'_>) -> Finding {
     }
 }
 
-fn huge_pages(host: &Host<'_>) -> Finding {
+fn huge_pages(host: &HostKernel) -> Finding {
     let subject = "huge pages";
-    let switch = host.read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let Some(switch) = switch else {
+    let Some(choice) = host.shared_huge_pages.as_deref() else {
         return Finding::ok(subject, "none for shared memory");
     };
-    match chosen(&switch) {
-        Some(choice @ ("never" | "deny" | "advise")) => {
-            Finding::ok(subject, format!("{choice} for shared memory"))
-        }
-        choice => Finding::limited(
+    match choice {
+        "never" | "deny" | "advise" => Finding::ok(subject, format!("{choice} for shared memory")),
+        _ => Finding::limited(
             subject,
-            format!("{} for shared memory", choice.unwrap_or("unknown")),
+            format!("{choice:?} for shared memory"),
             "VMs lose their huge pages while they are traced: write never to \
              /sys/kernel/mm/transparent_hugepage/shmem_enabled to see the cost of tracing alone",
         ),
     }
 }
 
-/// The word in brackets of a switch that lists its choices.
-fn chosen(switch: &str) -> Option<&str> {
-    switch
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
-}
-
-fn idle_page_tracking(host: &Host<'_>) -> Finding {
+fn idle_page_tracking(host: &HostKernel) -> Finding {
     let subject = "idle pages";
-    if host.exists("/sys/kernel/mm/page_idle/bitmap") {
+    if host.has_idle_bitmap {
         return Finding::ok(subject, "/sys/kernel/mm/page_idle/bitmap");
     }
     Finding::no(
         subject,
         "not in this kernel",
-        "a kernel with CONFIG_IDLE_PAGE_TRACKING tells which pages are idle; traps do not need it",
+        "a kernel with CONFIG_IDLE_PAGE_TRACKING shows which pages are idle; traps do not need it",
     )
 }
 
-fn damon(host: &Host<'_>) -> Finding {
+fn damon(host: &HostKernel) -> Finding {
     let subject = "DAMON";
-    if host.exists("/sys/kernel/mm/damon/admin") {
+    if host.has_damon {
         return Finding::ok(subject, "/sys/kernel/mm/damon/admin");
     }
     Finding::no(
@@ -220,10 +180,10 @@ fn damon(host: &Host<'_>) -> Finding {
     )
 }
 
-fn multi_generational_lru(host: &Host<'_>) -> Finding {
+fn multi_generational_lru(host: &HostKernel) -> Finding {
     let subject = "MGLRU";
     let advice = "generations of pages per VM would show their age; traps do not need them";
-    let Some(enabled) = host.read("/sys/kernel/mm/lru_gen/enabled") else {
+    let Some(enabled) = &host.lru_generations else {
         return Finding::no(subject, "not in this kernel", advice);
     };
     match u32::from_str_radix(enabled.trim_start_matches("0x"), 16) {
@@ -237,41 +197,38 @@ fn multi_generational_lru(host: &Host<'_>) -> Finding {
     }
 }
 
-fn pressure(host: &Host<'_>) -> Finding {
+fn pressure(host: &HostKernel) -> Finding {
     let subject = "pressure";
-    if host.read("/proc/pressure/memory").is_some() {
+    if host.has_pressure {
         return Finding::ok(subject, "/proc/pressure/memory");
     }
     Finding::no(
         subject,
-        "not told by this kernel",
+        "not reported by this kernel",
         "boot with psi=1, on a kernel with CONFIG_PSI",
     )
 }
 
-fn cgroups(host: &Host<'_>) -> Finding {
+fn cgroups(host: &HostKernel) -> Finding {
     let subject = "cgroups";
-    let controllers = |folder: &str| host.read(&format!("{folder}/cgroup.controllers"));
-    let has_memory =
-        |controllers: &str| controllers.split_whitespace().any(|name| name == "memory");
     let v1 = "boot with systemd.unified_cgroup_hierarchy=1 to bound and watch VMs by cgroup v2";
-    match controllers("/sys/fs/cgroup") {
-        Some(list) if has_memory(&list) => Finding::ok(subject, "v2 with memory"),
-        Some(_) => Finding::limited(
+    match host.cgroups {
+        Cgroups::V2 => Finding::ok(subject, "v2 with memory"),
+        Cgroups::V2WithoutMemory => Finding::limited(
             subject,
             "v2 without the memory controller",
             "boot without cgroup_disable=memory",
         ),
-        None if controllers("/sys/fs/cgroup/unified").is_some() => {
-            Finding::limited(subject, "v1, with an empty v2 beside it", v1)
-        }
-        None if host.exists("/sys/fs/cgroup/memory") => Finding::limited(subject, "v1 only", v1),
-        None => Finding::no(subject, "none mounted at /sys/fs/cgroup", v1),
+        Cgroups::Hybrid => Finding::limited(subject, "v1, with an empty v2 beside it", v1),
+        Cgroups::V1 => Finding::limited(subject, "v1 only", v1),
+        Cgroups::Absent => Finding::no(subject, "none mounted at /sys/fs/cgroup", v1),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::doctor::Verdict::{self, Limited, No, Ok as Fine};
 
@@ -288,7 +245,7 @@ mod tests {
 
     fn verdicts(files: &[(&str, &str)]) -> Vec<(String, Verdict)> {
         let root = host(files);
-        let chapters = examine(root.path());
+        let chapters = examine(&HostKernel::read(root.path()));
         let findings = chapters.into_iter().flat_map(|chapter| chapter.findings);
         findings
             .inspect(|finding| {
@@ -330,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_says_nothing_is_no_panic() {
+    fn a_host_without_files_is_no_panic() {
         let verdicts = verdicts(&[]);
         assert_eq!(verdicts.len(), 11);
         assert_eq!(verdicts[0], ("kernel".to_owned(), No));
     }
 
     #[test]
-    fn the_kernel_is_compared_by_numbers_not_by_letters() {
+    fn the_kernel_is_compared_by_numbers_not_as_text() {
         let kernel = |release| verdict("kernel", &[("proc/sys/kernel/osrelease", release)]);
         let known = [
             ("6.1.0-18-cloud-amd64", Fine),

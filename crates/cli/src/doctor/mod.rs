@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use plimsoll_output::TableOrJson;
 use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_vm::HostKernel;
 
 /// Check which features this host supports.
 ///
@@ -134,7 +135,7 @@ struct Examination {
 ///
 /// Only those of `out`.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut chapters = kernel::examine(Path::new("/"));
+    let mut chapters = kernel::examine(&HostKernel::read(Path::new("/")));
     chapters.push(trials::examine());
     chapters.push(machines::examine());
     match args.format {
