@@ -315,8 +315,8 @@ fn tables_and_pictures_are_of_their_kind() {
         "intervals   80 intervals of 2000 references",
         "truth       pages touched within 4 intervals",
         "kernel      1 MiB added to prl, not in its error",
-        "prl                  8.81 MiB          2256   +0.00 %  interval ",
-        "esx                         -  give --memory",
+        "prl                 8.81 MiB   2256  +0.00 %  interval ",
+        "esx                        -                  give --memory",
     ] {
         assert!(table.contains(line), "{line}\n{table}");
     }

@@ -7,12 +7,21 @@
 //! [`Observer`] is the library under `plimsoll attach`, and so under the daemon's tracers. Only the estimator
 //! that was chosen runs, unless two are to be compared.
 //!
+//! | module | content |
+//! |---|---|
+//! | [`args`] | options of tracing, for every verb that traces |
+//! | [`page_log`] | recording of an emulated machine's page walks |
+//! | [`wss`] | working sets of page logs and traces by each estimator |
+//! | [`compare`] | working sets of one running VM by each method there is |
+//!
 //! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod compare;
 mod heat;
 pub mod page_log;
+pub mod wss;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

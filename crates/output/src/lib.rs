@@ -27,4 +27,6 @@ pub use columns::{Columns, Side, csv};
 pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::stop_flag;
-pub use text::{cut, cut_front, duration, grouped, percent, printable, short, short_percent};
+pub use text::{
+    cut, cut_front, duration, grouped, or_empty, percent, printable, short, short_percent,
+};

@@ -1,5 +1,11 @@
 //! Numbers, durations and names from outside, as tables and sentences show them.
 
+/// A cell of a value that may be absent, which is then empty.
+#[must_use]
+pub fn or_empty(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
 /// A share of 1 as a percentage with one decimal: `97.7 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {

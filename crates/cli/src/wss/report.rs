@@ -2,85 +2,14 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_estimator::registry::{METHODS, Method};
-use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
+use plimsoll_estimator::registry::METHODS;
+use plimsoll_flow::PageCount;
+use plimsoll_observe::wss::{EstimatorArgs, Finding, Logging, Origin, Results, Step};
 use serde::{Serialize, Serializer};
 
-use super::Origin;
-use super::analysis::{Logging, Results};
-use super::options::{CURVE, EstimatorArgs};
-use super::steps::Step;
-use plimsoll_output::{Format, grouped};
+use plimsoll_output::{Columns, Format, Side, csv, grouped, or_empty};
 use plimsoll_plot::{Axis, Chart, Look, Marker, Point, Series, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
-
-const NO_WALKS: &str = "the log has no page walks";
-const NO_REFERENCES: &str = "the log has no references: record with references=on";
-const NO_MEMORY: &str = "give --memory, the size of the VM that made the trace";
-const NO_INTERVAL: &str = "the run is shorter than an interval";
-
-/// What an estimator found.
-#[derive(Debug, Clone, Serialize)]
-struct Finding {
-    estimator: &'static str,
-    working_set_pages: Option<u64>,
-    working_set_bytes: Option<u64>,
-    #[serde(serialize_with = "bound_name")]
-    bound: Option<WorkingSetBound>,
-    /// Of 95 % confidence.
-    low_pages: Option<u64>,
-    high_pages: Option<u64>,
-    /// The truth when it was found; for esx, that of the last interval alone.
-    truth_pages: Option<u64>,
-    /// What was found over the truth, less 1; without ε.
-    error_ratio: Option<f64>,
-    /// Step that it settled at, from 0, and instructions or references until its end.
-    settled_step: Option<u64>,
-    settled_at: Option<u64>,
-    /// Why nothing was found.
-    reason: Option<&'static str>,
-    /// Where the size counts, if it does not settle.
-    #[serde(skip)]
-    reported: Option<&'static str>,
-}
-
-#[expect(clippy::ref_option, reason = "serde's signature")]
-fn bound_name<S: Serializer>(
-    bound: &Option<WorkingSetBound>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    bound.map(|bound| bound.to_string()).serialize(serializer)
-}
-
-impl Finding {
-    fn none(estimator: &'static str, reason: &'static str) -> Self {
-        Self {
-            estimator,
-            working_set_pages: None,
-            working_set_bytes: None,
-            bound: None,
-            low_pages: None,
-            high_pages: None,
-            truth_pages: None,
-            error_ratio: None,
-            settled_step: None,
-            settled_at: None,
-            reason: Some(reason),
-            reported: None,
-        }
-    }
-
-    /// With the truth, which `found` is compared with.
-    fn beside(self, truth: Option<PageCount>, found: PageCount) -> Self {
-        Self {
-            truth_pages: truth.map(|truth| truth.0),
-            error_ratio: truth
-                .filter(|truth| truth.0 > 0)
-                .map(|truth| found.0 as f64 / truth.0 as f64 - 1.0),
-            ..self
-        }
-    }
-}
 
 /// What logging did and cost, as JSON.
 #[derive(Debug, Serialize)]
@@ -191,20 +120,13 @@ impl<'a> Report<'a> {
         args: &'a EstimatorArgs,
         results: Results,
     ) -> Self {
-        let mut report = Self {
+        Self {
             name,
+            findings: results.findings(&origin, args),
             origin,
             args,
             results,
-            findings: Vec::new(),
-        };
-        let wanted = METHODS.iter().filter(|method| args.wants(method.name));
-        let mut findings: Vec<_> = wanted.map(|method| report.finding(method)).collect();
-        if args.wants(CURVE) {
-            findings.extend(report.curve_findings());
         }
-        report.findings = findings;
-        report
     }
 
     pub(super) fn to(&self, format: Format, steps: bool) -> anyhow::Result<Vec<u8>> {
@@ -216,101 +138,6 @@ impl<'a> Report<'a> {
             Format::Json => (serde_json::to_string(&self.document())? + "\n").into_bytes(),
             picture @ (Format::Svg | Format::Png) => encode(self.chart().to_svg(), picture)?,
         })
-    }
-
-    /// The truth at the end of the run; or what was touched in its last interval.
-    fn last_truth(&self, of_last_interval: bool) -> Option<PageCount> {
-        let columns = self.results.steps.last()?.columns.first()?;
-        let column = if of_last_interval { 0 } else { 1 };
-        columns[column].map(PageCount)
-    }
-
-    /// What is added to prl's size.
-    fn epsilon(&self) -> PageCount {
-        self.args.epsilon(self.origin.page_size)
-    }
-
-    /// A size, of which `assumed` was not measured, beside the truth at that time.
-    fn found(
-        &self,
-        estimator: &'static str,
-        working_set: WorkingSet,
-        assumed: PageCount,
-        truth: Option<PageCount>,
-        reported: Option<&'static str>,
-    ) -> Finding {
-        let size = working_set.size;
-        Finding {
-            working_set_pages: Some(size.0),
-            working_set_bytes: Some(size.to_bytes(self.origin.page_size)),
-            bound: Some(working_set.bound),
-            reason: None,
-            reported,
-            ..Finding::none(estimator, "")
-        }
-        .beside(truth, PageCount(size.0.saturating_sub(assumed.0)))
-    }
-
-    /// What a method of the registry found.
-    fn finding(&self, method: &Method) -> Finding {
-        let mut results = self.results.methods.iter();
-        let Some(result) = results.find(|result| result.method.name == method.name) else {
-            return match self.results.has_walks {
-                true => Finding::none(method.name, NO_MEMORY),
-                false => Finding::none(method.name, NO_WALKS),
-            };
-        };
-        let Some(working_set) = result.estimator.working_set() else {
-            return Finding::none(method.name, NO_INTERVAL);
-        };
-        let truth = match result.settled {
-            Some(settling) => settling.truth,
-            None if method.name == METHODS[0].name => None,
-            None => self.last_truth(method.of_last_interval),
-        };
-        let assumed = result.estimator.assumed();
-        let limits = result.estimator.confidence();
-        Finding {
-            low_pages: limits.map(|(low, _)| low.0),
-            high_pages: limits.map(|(_, high)| high.0),
-            settled_step: result.settled.map(|settling| settling.settled.step),
-            settled_at: result.settled.map(|settling| settling.at),
-            ..self.found(method.name, working_set, assumed, truth, method.reported)
-        }
-    }
-
-    /// Where the miss-ratio curves reach 5 %.
-    fn curve_findings(&self) -> Vec<Finding> {
-        let (all, past) = ("mrc", "mrc-past-filter");
-        let Some((curve, past_filter)) = &self.results.curves else {
-            return [all, past]
-                .map(|name| Finding::none(name, NO_REFERENCES))
-                .into();
-        };
-        let of = |name, curve: Option<&MissRatioCurve>, none| {
-            let size = curve.and_then(|curve| curve.size_for(WorkingSet::MISS_RATIO));
-            let Some(size) = size else {
-                return Finding::none(name, none);
-            };
-            // Smaller sizes are not told apart.
-            let bound = if size <= self.results.filter {
-                WorkingSetBound::AtMost
-            } else {
-                WorkingSetBound::Estimate
-            };
-            let size = PageCount(size.0.div_ceil(self.origin.frames_per_page));
-            let truth = self.last_truth(false);
-            let working_set = WorkingSet { size, bound };
-            self.found(name, working_set, PageCount(0), truth, Some("5 % misses"))
-        };
-        vec![
-            of(all, curve.as_ref().ok(), "more than 5 % miss at every size"),
-            of(
-                past,
-                past_filter.as_ref(),
-                "no page was used again after it left the filter",
-            ),
-        ]
     }
 
     fn bytes(&self, pages: u64) -> String {
@@ -346,7 +173,7 @@ impl<'a> Report<'a> {
                 },
             ),
         ];
-        let epsilon = self.epsilon();
+        let epsilon = self.args.epsilon(self.origin.page_size);
         if epsilon.0 > 0 {
             heads.push((
                 "kernel",
@@ -374,58 +201,61 @@ impl<'a> Report<'a> {
         for (label, value) in self.heads() {
             let _ = writeln!(table, "{label:<12}{value}");
         }
-        let _ = writeln!(
-            table,
-            "\n{:<16}{:>13}{:>14}{:>10}  settled",
-            "estimator", "working set", "pages", "error"
-        );
+        let mut columns = Columns::new(&[
+            ("estimator", Side::Left),
+            ("working set", Side::Right),
+            ("pages", Side::Right),
+            ("error", Side::Right),
+            ("settled", Side::Left),
+        ]);
         for finding in &self.findings {
+            let name = finding.estimator.to_owned();
             let (Some(pages), Some(bound)) = (finding.working_set_pages, finding.bound) else {
-                let reason = finding.reason.unwrap_or_default();
-                let _ = writeln!(table, "{:<16}{:>13}  {reason}", finding.estimator, "-");
+                let reason = finding.reason.unwrap_or_default().to_owned();
+                columns.row([name, "-".to_owned(), String::new(), String::new(), reason]);
                 continue;
             };
-            let sign = match bound {
-                WorkingSetBound::AtLeast => "≥ ",
-                WorkingSetBound::AtMost => "≤ ",
-                WorkingSetBound::Estimate => "",
-            };
-            let error = finding.error_ratio.map_or_else(
-                || "-".to_owned(),
-                |error| format!("{:+.2} %", error * 100.0),
-            );
-            let _ = writeln!(
-                table,
-                "{:<16}{:>13}{:>14}{error:>10}  {}",
-                finding.estimator,
-                format!("{sign}{}", self.bytes(pages)),
+            let error = finding.error_ratio;
+            columns.row([
+                name,
+                bound.sign().to_owned() + &self.bytes(pages),
                 grouped(pages as f64),
-                self.settled(finding)
-            );
+                error.map_or_else(
+                    || "-".to_owned(),
+                    |error| format!("{:+.2} %", error * 100.0),
+                ),
+                self.settled(finding),
+            ]);
         }
-        let logged: Vec<_> = self.results.logging().collect();
-        if !logged.is_empty() {
-            let _ = writeln!(
-                table,
-                "\n{:<8}{:>14}{:>14}{:>12}{:>9}{:>12}{:>10}{:>10}",
-                "logging", "walks", "logged", "missed", "share", "full", "slowdown", "host CPU"
-            );
-        }
-        for (name, logging) in logged {
+        let mut logs = Columns::new(&[
+            ("logging", Side::Left),
+            ("walks", Side::Right),
+            ("logged", Side::Right),
+            ("missed", Side::Right),
+            ("share", Side::Right),
+            ("full", Side::Right),
+            ("slowdown", Side::Right),
+            ("host CPU", Side::Right),
+        ]);
+        let hundredths = |share: f64| format!("{:.2} %", share * 100.0);
+        for (name, logging) in self.results.logging() {
             let vm = &logging.vm;
             let missed = vm.missed();
             let tried = (vm.logged + missed).max(1);
-            let _ = writeln!(
-                table,
-                "{name:<8}{:>14}{:>14}{:>12}{:>7.2} %{:>12}{:>8.2} %{:>8.2} %",
+            logs.row([
+                name.to_owned(),
                 grouped(vm.walks as f64),
                 grouped(vm.logged as f64),
                 grouped(missed as f64),
-                missed as f64 / tried as f64 * 100.0,
+                hundredths(missed as f64 / tried as f64),
                 grouped(vm.full_events as f64),
-                vm.slowdown() * 100.0,
-                logging.host.load() * 100.0
-            );
+                hundredths(vm.slowdown()),
+                hundredths(logging.host.load()),
+            ]);
+        }
+        table = table + "\n" + &columns.text();
+        if self.results.logging().next().is_some() {
+            table = table + "\n" + &logs.text();
         }
         table.replace('\u{a0}', " ")
     }
@@ -447,42 +277,33 @@ impl<'a> Report<'a> {
     }
 
     fn csv(&self) -> String {
-        let mut csv = String::from(
+        let mut text = String::from(
             "estimator,working_set_pages,bound,low_pages,high_pages,truth_pages,error_ratio,\
              settled_step,settled_at,reason\n",
         );
-        let number = |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
         for finding in &self.findings {
-            let _ = writeln!(
-                csv,
-                "{},{},{},{},{},{},{},{},{},{}",
-                finding.estimator,
-                number(finding.working_set_pages),
-                finding
-                    .bound
-                    .map_or_else(String::new, |bound| bound.to_string()),
-                number(finding.low_pages),
-                number(finding.high_pages),
-                number(finding.truth_pages),
-                finding
-                    .error_ratio
-                    .map_or_else(String::new, |error| error.to_string()),
-                number(finding.settled_step),
-                number(finding.settled_at),
-                finding
-                    .reason
-                    .map_or_else(String::new, |reason| format!("\"{reason}\"")),
-            );
+            let cells = [
+                finding.estimator.to_owned(),
+                or_empty(finding.working_set_pages),
+                or_empty(finding.bound),
+                or_empty(finding.low_pages),
+                or_empty(finding.high_pages),
+                or_empty(finding.truth_pages),
+                or_empty(finding.error_ratio),
+                or_empty(finding.settled_step),
+                or_empty(finding.settled_at),
+                or_empty(finding.reason),
+            ];
+            text.push_str(&csv(cells.iter().map(String::as_str)));
         }
-        csv
+        text
     }
 
     fn step_rows(&self) -> impl Iterator<Item = Vec<String>> + '_ {
-        self.results.steps.iter().map(|step| {
-            let numbers = step_numbers(step).into_iter();
-            let cell = |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
-            numbers.map(cell).collect()
-        })
+        self.results
+            .steps
+            .iter()
+            .map(|step| step_numbers(step).into_iter().map(or_empty).collect())
     }
 
     fn steps_csv(&self) -> String {
@@ -540,7 +361,7 @@ impl<'a> Report<'a> {
             marked: results.marked,
             cut: results.cut.as_deref(),
             lost: results.totals.map(|totals| totals.lost),
-            epsilon_pages: self.epsilon().0,
+            epsilon_pages: self.args.epsilon(self.origin.page_size).0,
             truth: Truth {
                 intervals: truth.intervals.get(),
                 times: truth.times.get(),

@@ -7,7 +7,7 @@ use super::Settled;
 /// An estimator of a working set, fed pages interval by interval.
 ///
 /// The registry's row determines which pages: those accessed, or those that a processor logged.
-pub trait WorkingSetEstimator {
+pub trait WorkingSetEstimator: std::fmt::Debug {
     /// Takes in pages of the present interval, in any order.
     fn observe(&mut self, pages: &[PageNumber]);
 

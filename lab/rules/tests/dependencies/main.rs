@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-estimator",
             "plimsoll-trap",
             "plimsoll-pagelog",
+            "plimsoll-actuator",
             "plimsoll-vm",
             "plimsoll-protocol",
             "plimsoll-output",
@@ -143,6 +144,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("plimsoll-daemon", &["plimsoll-protocol"]),
     ("plimsoll-estimator", &["plimsoll-source"]),
+    ("plimsoll-observe", &["plimsoll-source"]),
     ("plimsoll-disk", &["plimsoll-estimator", "plimsoll-driver"]),
     ("plimsoll-actuator", &["plimsoll-hcache", "plimsoll-rig"]),
     ("plimsoll", &["plimsoll-rig"]),

@@ -1,14 +1,8 @@
 //! `plimsoll report wss --compare`: one VM's working set by every method there is, side by side.
 //!
-//! `methods` is what all of them share; `inside`, `outside`, `recorded` and `shrink` are the methods; `managed` keeps them from
-//! moving a VM's memory beside plimsolld.
+//! `managed` keeps them from moving a VM's memory beside plimsolld. Not here: the methods (`plimsoll_observe::compare`).
 
-mod inside;
 mod managed;
-mod methods;
-mod outside;
-mod recorded;
-mod shrink;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,10 +13,11 @@ use serde::Serialize;
 
 use crate::live::SocketArg;
 use crate::live::words::{UNKNOWN, percent, size};
-use inside::truth_of_console;
 use managed::refuse_managed;
-use methods::{Answer, Options, ShrinkOptions, Subject};
-use plimsoll_output::{Columns, Format, OutputArgs, Side, bail_usage, csv, printable, stop_flag};
+use plimsoll_observe::compare::{Answer, Options, ShrinkOptions, compare, truth_of_console};
+use plimsoll_output::{
+    Columns, Format, OutputArgs, Side, bail_usage, csv, or_empty, printable, stop_flag,
+};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
@@ -74,7 +69,7 @@ pub struct HowArgs {
 }
 
 impl HowArgs {
-    fn options(&self, daemon: &SocketArg) -> Options {
+    fn options(&self) -> Options {
         Options {
             interval: self.interval.get(),
             rounds: self.rounds,
@@ -83,7 +78,6 @@ impl HowArgs {
             shrink: self.shrink.then(|| ShrinkOptions {
                 step: self.shrink_step.get(),
                 floor_bytes: self.shrink_floor.0,
-                daemon: daemon.clone(),
             }),
             console: self.console.clone(),
             page_log: self.page_log.clone(),
@@ -136,13 +130,13 @@ pub fn run(
     if output.format().is_picture() {
         bail_usage!("--compare has no picture: -o table, csv or json");
     }
-    let options = how.options(daemon);
+    let options = how.options();
     if how.shrink {
         refuse_managed(daemon, vm, None)?;
     }
     let vm = plimsoll_vm::find(vm)?;
     let stop = stop_flag()?;
-    let rows = rows(&vm, how, &options, &stop)?;
+    let rows = rows(&vm, how, &options, daemon, &stop)?;
     // A guest that has ended took its console with it; the results stand.
     let truth = truth(how).unwrap_or_default();
     let content = match output.format() {
@@ -179,11 +173,13 @@ fn rows(
     vm: &QemuVm,
     how: &HowArgs,
     options: &Options,
+    daemon: &SocketArg,
     stop: &AtomicBool,
 ) -> anyhow::Result<Vec<Row>> {
     truth(how)?;
     let mut rows = Vec::new();
-    compare(vm, options, stop, &mut |answer| {
+    let managed = |name: &str, pid| refuse_managed(daemon, name, Some(pid));
+    compare(vm, options, &managed, stop, &mut |answer| {
         let truth = truth(how).unwrap_or_default();
         let expected = how.expected(&answer, truth).filter(|&bytes| bytes > 0);
         let error_ratio = answer
@@ -196,28 +192,6 @@ fn rows(
         });
     });
     Ok(rows)
-}
-
-/// Runs every method in turn and passes each answer to `each`. Once `stop` is set, the remaining ones report that.
-///
-/// The VM is as it was when this returns: a size that was taken is given back, whatever went wrong.
-fn compare(vm: &QemuVm, options: &Options, stop: &AtomicBool, each: &mut dyn FnMut(Answer)) {
-    let subject = Subject { vm, options, stop };
-    let methods: [fn(&Subject<'_>) -> Answer; 10] = [
-        inside::committed,
-        inside::in_use,
-        recorded::geiger,
-        outside::curve,
-        outside::accessed,
-        outside::written,
-        outside::sampled,
-        recorded::prl,
-        recorded::pml,
-        shrink::zballoond,
-    ];
-    for method in methods {
-        each(method(&subject));
-    }
 }
 
 fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String {
@@ -316,8 +290,6 @@ fn lines(rows: &[Row]) -> String {
         "not_available",
         "note",
     ]);
-    let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-    let share = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     for Row {
         answer,
         error_ratio,
@@ -327,17 +299,15 @@ fn lines(rows: &[Row]) -> String {
         let rounds: Vec<_> = answer.rounds_bytes.iter().map(u64::to_string).collect();
         let cells = [
             answer.estimator.to_owned(),
-            number(found.map(|found| found.bytes)),
-            found
-                .map(|found| found.bound.to_string())
-                .unwrap_or_default(),
-            number(found.and_then(|found| found.low_bytes)),
-            number(found.and_then(|found| found.high_bytes)),
+            or_empty(found.map(|found| found.bytes)),
+            or_empty(found.map(|found| found.bound)),
+            or_empty(found.and_then(|found| found.low_bytes)),
+            or_empty(found.and_then(|found| found.high_bytes)),
             answer.whole_vm.to_string(),
-            share(*error_ratio),
+            or_empty(*error_ratio),
             answer.seconds.to_string(),
             answer.cpu_seconds.to_string(),
-            share(answer.overhead_ratio),
+            or_empty(answer.overhead_ratio),
             rounds.join(" "),
             printable(answer.not_available.as_deref().unwrap_or_default()),
             printable(answer.note.as_deref().unwrap_or_default()),

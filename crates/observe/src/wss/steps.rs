@@ -3,20 +3,20 @@
 /// Intervals kept; of a longer run, every second, fourth, .. one.
 const KEPT_MAX: usize = 4096;
 
-/// What an interval ended with, by those who looked.
+/// State at the end of an interval.
 #[derive(Debug, Clone)]
-pub(super) struct Step {
+pub struct Step {
     /// From 0.
-    pub(super) number: u64,
+    pub number: u64,
     /// Instructions, or references, since the start.
-    pub(super) at: u64,
+    pub at: u64,
     /// The columns of each method of the registry, in its order.
-    pub(super) columns: Vec<Vec<Option<u64>>>,
+    pub columns: Vec<Vec<Option<u64>>>,
 }
 
 /// The steps of a run, thinned.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub struct Steps {
     kept: Vec<Step>,
     every: u64,
     last: Option<Step>,
@@ -47,13 +47,14 @@ impl Steps {
         self.kept.push(step);
     }
 
-    /// Every which interval is kept.
-    pub(super) fn every(&self) -> u64 {
+    /// One in so many intervals is kept.
+    #[must_use]
+    pub fn every(&self) -> u64 {
         self.every
     }
 
     /// Those kept, and the last.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Step> {
+    pub fn iter(&self) -> impl Iterator<Item = &Step> {
         let newest = self.kept.last().map(|step| step.number);
         let last = self.last.as_ref();
         let last = last.filter(|step| Some(step.number) != newest);

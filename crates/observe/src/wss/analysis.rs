@@ -20,11 +20,12 @@ const FRAME_SHIFT: u32 = 12;
 /// When an estimator settled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settling {
-    pub(super) settled: Settled,
+    /// The estimate and the interval.
+    pub settled: Settled,
     /// Instructions, or references, since the start.
-    pub(super) at: u64,
+    pub at: u64,
     /// The truth at that time.
-    pub(super) truth: Option<PageCount>,
+    pub truth: Option<PageCount>,
 }
 
 /// A method of the registry at work.
@@ -103,12 +104,15 @@ impl RunningMethod {
 
 /// What logging did and cost.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Logging {
-    pub(super) vm: VmOutcome,
-    pub(super) host: HostOutcome,
+pub struct Logging {
+    /// To the VM.
+    pub vm: VmOutcome,
+    /// To the host.
+    pub host: HostOutcome,
 }
 
 /// A method at the end of the run.
+#[derive(Debug)]
 pub(super) struct MethodResult {
     pub(super) method: &'static Method,
     pub(super) estimator: Box<dyn WorkingSetEstimator>,
@@ -118,7 +122,8 @@ pub(super) struct MethodResult {
 }
 
 /// All methods at the end of the run.
-pub(super) struct Results {
+#[derive(Debug)]
+pub struct Results {
     /// Those that ran, in the order of the registry.
     pub(super) methods: Vec<MethodResult>,
     /// Of all references, and of those past the filter that were not first ones.
@@ -126,22 +131,29 @@ pub(super) struct Results {
     /// In pages of 4 KiB, as the curves are.
     pub(super) filter: PageCount,
     pub(super) has_walks: bool,
-    pub(super) has_references: bool,
-    pub(super) steps: Steps,
-    pub(super) intervals: u64,
-    pub(super) instructions: u64,
-    pub(super) accesses: u64,
-    pub(super) walks: u64,
-    /// Whether the guest marked a part of its run, which alone was looked at.
-    pub(super) marked: bool,
-    pub(super) totals: Option<Totals>,
+    /// Whether the records hold references.
+    pub has_references: bool,
+    /// State after each interval.
+    pub steps: Steps,
+    /// Intervals that ended.
+    pub intervals: u64,
+    /// Instructions of all vCPUs.
+    pub instructions: u64,
+    /// References.
+    pub accesses: u64,
+    /// Page walks.
+    pub walks: u64,
+    /// Whether the guest marked a section of its run, to which the evaluation was limited.
+    pub marked: bool,
+    /// Of the recording, at its end.
+    pub totals: Option<Totals>,
     /// Why the log ends early, if it does.
-    pub(super) cut: Option<String>,
+    pub cut: Option<String>,
 }
 
 impl Results {
     /// What logging did and cost, by method.
-    pub(super) fn logging(&self) -> impl Iterator<Item = (&'static str, &Logging)> {
+    pub fn logging(&self) -> impl Iterator<Item = (&'static str, &Logging)> {
         let methods = self.methods.iter();
         methods.filter_map(|result| Some((result.method.name, result.logging.as_ref()?)))
     }

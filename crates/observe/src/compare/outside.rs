@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
+use crate::{Observer, ObserverOptions, target_of, working_set_band};
 use anyhow::ensure;
 use plimsoll_estimator::working_set;
 use plimsoll_estimator::working_set::SamplingStep;
 use plimsoll_flow::{PageCount, PageNumber, PageSize, TraceMethod, WorkingSet, WorkingSetBound};
-use plimsoll_observe::{Observer, ObserverOptions, target_of, working_set_band};
 use plimsoll_trap::{BackendRow, TraceConfig};
 
-use super::methods::{Answer, Figure, Method, Subject};
+use super::{Answer, Figure, Method, Subject};
 use plimsoll_protocol::size::ByteSize;
 
 /// One page in so many is tracked in the first period; later ones follow the budget.

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use plimsoll_flow::PageSize;
 use plimsoll_vm::{ConsoleEvent, GuestAgent, GuestStats, KernelMemory, QemuVm, Qmp};
 
-use super::methods::{Answer, Figure, Method, POLL, Subject};
+use super::{Answer, Figure, Method, POLL, Subject};
 
 /// Longest wait for an agent, a monitor, a balloon's driver.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);

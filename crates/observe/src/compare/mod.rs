@@ -11,7 +11,12 @@
 //! | Zballoond | what the guest misses while its balloon grows | `shrink` |
 //! | Geiger, PRL, PML | what the disk's daemon and the page log recorded | `recorded` |
 //!
-//! Not here: any estimator; how the figures are written (`compare`).
+//! Not here: any estimator; how the figures are written (`plimsoll report wss --compare`).
+
+mod inside;
+mod outside;
+mod recorded;
+mod shrink;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +27,10 @@ use plimsoll_vm::QemuVm;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::live::SocketArg;
+pub use inside::truth_of_console;
 
 /// Polling interval.
-pub(super) const POLL: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Settings of the methods.
 #[derive(Debug, Clone)]
@@ -55,8 +60,6 @@ pub struct ShrinkOptions {
     pub step: Duration,
     /// The VM never gets a smaller size.
     pub floor_bytes: u64,
-    /// Where plimsolld is, which may manage the VM.
-    pub daemon: SocketArg,
 }
 
 /// A working set that a method found.
@@ -73,7 +76,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    pub(super) fn new(bytes: u64) -> Self {
+    fn new(bytes: u64) -> Self {
         Self {
             bytes,
             low_bytes: None,
@@ -82,7 +85,7 @@ impl Figure {
         }
     }
 
-    pub(super) fn bound(self, bound: WorkingSetBound) -> Self {
+    fn bound(self, bound: WorkingSetBound) -> Self {
         Self { bound, ..self }
     }
 }
@@ -114,26 +117,60 @@ pub struct Answer {
 
 /// A method before it runs.
 #[derive(Clone, Copy)]
-pub(super) struct Method {
-    pub(super) estimator: &'static str,
-    pub(super) sees: &'static str,
-    pub(super) whole_vm: bool,
+struct Method {
+    estimator: &'static str,
+    sees: &'static str,
+    whole_vm: bool,
+}
+
+/// Fails if another program moves the memory of a VM, which is given by its name and process id.
+pub type ManagedCheck<'a> = &'a dyn Fn(&str, u32) -> anyhow::Result<()>;
+
+/// Runs every method in turn and passes each answer to `each`. Once `stop` is set, the remaining ones report that.
+/// `refuse_managed` is called before memory is taken from the VM.
+///
+/// The VM is as it was when this returns: memory that was taken is given back, whatever went wrong.
+pub fn compare(
+    vm: &QemuVm,
+    options: &Options,
+    refuse_managed: ManagedCheck<'_>,
+    stop: &AtomicBool,
+    each: &mut dyn FnMut(Answer),
+) {
+    let subject = Subject {
+        vm,
+        options,
+        refuse_managed,
+        stop,
+    };
+    let methods: [fn(&Subject<'_>) -> Answer; 10] = [
+        inside::committed,
+        inside::in_use,
+        recorded::geiger,
+        outside::curve,
+        outside::accessed,
+        outside::written,
+        outside::sampled,
+        recorded::prl,
+        recorded::pml,
+        shrink::zballoond,
+    ];
+    for method in methods {
+        each(method(&subject));
+    }
 }
 
 /// What all methods are given.
-pub(super) struct Subject<'a> {
-    pub(super) vm: &'a QemuVm,
-    pub(super) options: &'a Options,
-    pub(super) stop: &'a AtomicBool,
+struct Subject<'a> {
+    vm: &'a QemuVm,
+    options: &'a Options,
+    refuse_managed: ManagedCheck<'a>,
+    stop: &'a AtomicBool,
 }
 
 impl Subject<'_> {
     /// Runs a method and measures its time.
-    pub(super) fn run(
-        &self,
-        method: Method,
-        find: impl FnOnce(&mut Answer) -> anyhow::Result<()>,
-    ) -> Answer {
+    fn run(&self, method: Method, find: impl FnOnce(&mut Answer) -> anyhow::Result<()>) -> Answer {
         let mut answer = Answer {
             estimator: method.estimator,
             sees: method.sees,
@@ -155,12 +192,12 @@ impl Subject<'_> {
         answer
     }
 
-    pub(super) fn stopped(&self) -> bool {
+    fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
     /// Waits; returns false if it was stopped.
-    pub(super) fn wait(&self, time: Duration) -> bool {
+    fn wait(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         while !self.stopped() {
             let left = end.saturating_duration_since(Instant::now());

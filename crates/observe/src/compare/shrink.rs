@@ -6,7 +6,7 @@
 //! without swap keeps its reserve, and its figure is an upper bound.
 //!
 //! The balloon is moved by the crate `plimsoll-actuator` alone, and never beside plimsolld: a VM whose memory it manages is
-//! refused ([`refuse_managed`]).
+//! refused ([`ManagedCheck`](super::ManagedCheck)).
 //!
 //! The VM gets its former size back at the end, at an error, at a signal; not if this process is killed, or gets a second signal.
 
@@ -21,8 +21,7 @@ use plimsoll_vm::{KernelMemory, QemuVm};
 use super::inside::{
     BalloonStats, PATIENCE, console_end, kernel_memory, kernel_memory_past, monitor_of,
 };
-use super::managed::refuse_managed;
-use super::methods::{Answer, Figure, Method, POLL, Subject};
+use super::{Answer, Figure, Method, POLL, Subject};
 use plimsoll_protocol::size::ByteSize;
 
 /// Memory that a step leaves to the guest.
@@ -204,7 +203,7 @@ pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
         let options = options.context("it takes memory from the VM, so it requires --shrink")?;
         ensure!(!subject.stopped(), "stopped");
         // It may manage the VM by now.
-        refuse_managed(&options.daemon, &subject.vm.id.0, Some(subject.vm.pid))?;
+        (subject.refuse_managed)(&subject.vm.id.0, subject.vm.pid)?;
         let mut vm = ShrunkVm::of(subject.vm)?;
         let found = shrink(subject, &mut vm, options.step, options.floor_bytes, answer);
         let (former, size) = (vm.former_bytes, vm.give_back()?);

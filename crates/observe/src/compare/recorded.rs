@@ -1,18 +1,15 @@
 //! What others recorded of the VM: the daemon under its disk, and the page log of its emulator.
 
-use std::ffi::OsStr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use clap::Parser as _;
 use plimsoll_flow::{WorkingSet, WorkingSetBound};
 use plimsoll_protocol::disk_admin;
-use serde::Deserialize;
 
-use super::methods::{Answer, Figure, Method, Subject};
-use crate::wss;
+use super::{Answer, Figure, Method, Subject};
+use crate::wss::{self, EstimatorArgs};
 
 /// The admin socket of a disk daemon beside its disks' sockets.
 const ADMIN_SOCKET: &str = "admin.sock";
@@ -91,35 +88,6 @@ pub(super) fn pml(subject: &Subject<'_>) -> Answer {
     subject.run(method, |answer| logged(subject, "pml", answer))
 }
 
-/// The command line of `plimsoll wss`.
-#[derive(Debug, clap::Parser)]
-struct Line {
-    #[command(flatten)]
-    args: wss::Args,
-}
-
-/// The fields of `plimsoll wss -o json` that are used here.
-#[derive(Debug, Deserialize)]
-struct Document {
-    estimators: Vec<Finding>,
-    logging: Vec<Logging>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Finding {
-    estimator: String,
-    working_set_bytes: Option<u64>,
-    bound: Option<String>,
-    error_ratio: Option<f64>,
-    settled_step: Option<u64>,
-    reason: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Logging {
-    slowdown_ratio: f64,
-}
-
 /// Evaluates the page log by one of the estimators of `plimsoll wss`.
 fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::Result<()> {
     let Some(log) = &subject.options.page_log else {
@@ -127,26 +95,17 @@ fn logged(subject: &Subject<'_>, method: &str, answer: &mut Answer) -> anyhow::R
             "no --page-log of this VM: `plimsoll run --page-log FILE -- qemu-system-x86_64 ...` records one"
         );
     };
-    let words = ["wss", "--estimator", method, "-o", "json", "--"].map(OsStr::new);
-    let line = Line::try_parse_from(words.into_iter().chain([log.as_os_str()]))?;
-    let mut json = Vec::new();
-    wss::run(&line.args, &mut json)?;
-    let document: Document = serde_json::from_slice(&json)?;
-    let found = document
-        .estimators
-        .into_iter()
-        .find(|found| found.estimator == method);
+    let args = EstimatorArgs::of(method)?;
+    let (origin, results) = wss::of_log(log, false, &args)?;
+    let mut found = results.findings(&origin, &args).into_iter();
+    let found = found.find(|found| found.estimator == method);
     let found = found.context("the log was not analysed")?;
-    let Some(bytes) = found.working_set_bytes else {
+    let (Some(bytes), Some(bound)) = (found.working_set_bytes, found.bound) else {
         bail!(found.reason.unwrap_or_default());
     };
-    let logging = document.logging.first();
-    answer.overhead_ratio = logging.map(|logging| logging.slowdown_ratio);
-    answer.working_set = Some(Figure::new(bytes).bound(match found.bound.as_deref() {
-        Some("at_least") => WorkingSetBound::AtLeast,
-        Some("at_most") => WorkingSetBound::AtMost,
-        _ => WorkingSetBound::Estimate,
-    }));
+    let mut logging = results.logging();
+    answer.overhead_ratio = logging.next().map(|(_, logging)| logging.vm.slowdown());
+    answer.working_set = Some(Figure::new(bytes).bound(bound));
     let settled = found.settled_step.map_or_else(
         || "it did not settle".to_owned(),
         |step| format!("settled at step {step}"),

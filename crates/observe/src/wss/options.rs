@@ -3,7 +3,7 @@
 use std::num::{NonZeroU16, NonZeroU32};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
+use clap::{Arg, ArgMatches, Args as _, Command, FromArgMatches, value_parser};
 use plimsoll_estimator::registry::{METHODS, MethodOptions};
 use plimsoll_estimator::working_set::{PmlOptions, PrlOptions, SamplingOptions, TouchedOptions};
 use plimsoll_flow::{PageCount, PageSize};
@@ -165,17 +165,32 @@ impl CostArgs {
 }
 
 impl EstimatorArgs {
+    /// One method with its defaults.
+    ///
+    /// # Errors
+    ///
+    /// That there is no such method.
+    pub fn of(method: &str) -> Result<Self, clap::Error> {
+        let given = ["wss", "--estimator", method];
+        let command = Self::augment_args(Command::new("wss"));
+        Self::from_arg_matches(&command.try_get_matches_from(given)?)
+    }
+
     /// Whether a method is to run, alone or with all.
-    pub(super) fn wants(&self, method: &str) -> bool {
+    #[must_use]
+    pub fn wants(&self, method: &str) -> bool {
         self.estimator == ALL || self.estimator == method
     }
 
-    /// The share of ε in what prl reports, in pages.
-    pub(super) fn epsilon(&self, page_size: PageSize) -> PageCount {
+    /// ε, the part of prl's result that was not measured, in pages.
+    #[must_use]
+    pub fn epsilon(&self, page_size: PageSize) -> PageCount {
         PageCount::from_bytes(self.epsilon.0, page_size)
     }
 
-    pub(super) fn truth(&self) -> TouchedOptions {
+    /// The window of the truth.
+    #[must_use]
+    pub fn truth(&self) -> TouchedOptions {
         TouchedOptions {
             intervals: self.window,
             times: self.times,

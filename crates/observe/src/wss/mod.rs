@@ -1,0 +1,168 @@
+//! The working set of a page log or a trace by each estimator, compared with the truth of the same run.
+//!
+//! A page log holds the walks of a machine and optionally its references (crate `plimsoll-pagelog`). A plain trace goes
+//! through a model of TLB and page tables first, one instruction per reference. The records are read once and passed to
+//! every chosen estimator; those of PRL and PML read them through a model of their logging buffers.
+
+mod analysis;
+mod findings;
+mod options;
+mod steps;
+
+use std::fs::File;
+use std::io::Read;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use anyhow::Context;
+use plimsoll_flow::{PageCount, PageSize, Source};
+use plimsoll_pagelog::log::{LogReader, is_page_log};
+use plimsoll_pagelog::mmu::{Config, Emulated};
+use plimsoll_pagelog::record::Record;
+use plimsoll_pagelog::{PageLogError, RecordSource};
+use plimsoll_protocol::size::ByteSize;
+
+pub use analysis::{Logging, Results};
+pub use findings::Finding;
+pub use options::EstimatorArgs;
+pub use steps::{Step, Steps};
+
+use analysis::Analysis;
+
+/// Where the records of a run come from.
+#[derive(Debug)]
+pub struct Origin {
+    /// "page log" or "trace".
+    pub kind: &'static str,
+    /// What an interval counts: "instructions" or "references".
+    pub unit: &'static str,
+    /// Size of what is counted: pages of the TLB.
+    pub page_size: PageSize,
+    /// The machine, as a phrase.
+    pub machine: String,
+    /// Length of an interval, in `unit`.
+    pub interval: NonZeroU64,
+    /// Memory that esx draws from, if known.
+    pub memory: Option<PageCount>,
+    /// Pages of a curve that make one of these.
+    pub frames_per_page: u64,
+}
+
+/// Evaluates a page log: the part between the guest's marks, or the `whole` log.
+///
+/// # Errors
+///
+/// Why the log cannot be read, and that it has no intervals. A log that was cut short is evaluated as far as it goes
+/// ([`Results::cut`]).
+pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<(Origin, Results)> {
+    let mut log = LogReader::open(path)?;
+    let description = log.description().clone();
+    let Some(interval) = description.interval_instructions else {
+        anyhow::bail!(
+            "'{}' has no intervals: it was recorded without interval_instructions",
+            path.display()
+        );
+    };
+    let page_size = description.tlb_page;
+    let tlb = description
+        .tlb
+        .map_or("no TLB".to_owned(), |tlb| format!("TLB {tlb}"));
+    let tlb = match page_size {
+        PageSize::FOUR_KIB => tlb,
+        other => format!("{tlb} of {} pages", ByteSize(other.bytes())),
+    };
+    let vcpus = match description.vcpus {
+        1 => "1 vCPU".to_owned(),
+        count => format!("{count} vCPUs"),
+    };
+    let origin = Origin {
+        kind: "page log",
+        unit: "instructions",
+        page_size,
+        machine: format!("{vcpus}, {tlb}, emulated (TCG)"),
+        interval,
+        memory: Some(PageCount::from_bytes(description.ram_bytes, page_size)),
+        frames_per_page: page_size.bytes() / PageSize::FOUR_KIB.bytes(),
+    };
+    let mut analysis = Analysis::new(args, &description, args.methods(page_size, origin.memory));
+    let cut = read(&mut log, |records| analysis.take(records, !whole))?;
+    let mut results = analysis.finish();
+    results.totals = log.totals();
+    results.cut = cut;
+    Ok((origin, results))
+}
+
+/// Evaluates a trace through a model of a machine with these TLBs, whose `interval` is in references. `progress` gets
+/// the number of references so far.
+///
+/// # Errors
+///
+/// Why the trace cannot be read.
+pub fn of_trace<S: Source>(
+    trace: S,
+    config: &Config,
+    interval: NonZeroU64,
+    (page_size, memory): (PageSize, Option<PageCount>),
+    args: &EstimatorArgs,
+    mut progress: impl FnMut(u64),
+) -> anyhow::Result<(Origin, Results)>
+where
+    Emulated<S>: RecordSource,
+{
+    let config = Config {
+        interval_references: Some(interval),
+        ..*config
+    };
+    let mut source = Emulated::new(trace, &config)?;
+    let second = config
+        .tlb2
+        .map_or(String::new(), |tlb| format!(" and {tlb}"));
+    let origin = Origin {
+        kind: "trace",
+        unit: "references",
+        page_size,
+        machine: format!(
+            "TLB {}{second} modelled, an instruction a reference",
+            config.tlb
+        ),
+        interval,
+        memory,
+        frames_per_page: 1,
+    };
+    let description = source.description().clone();
+    let mut analysis = Analysis::new(args, &description, args.methods(page_size, memory));
+    read(&mut source, |records| {
+        analysis.take(records, false);
+        progress(analysis.accesses());
+    })?;
+    Ok((origin, analysis.finish()))
+}
+
+/// Passes the records of a source to `take`. Returns why it ended early, if it was cut short.
+fn read(
+    source: &mut dyn RecordSource,
+    mut take: impl FnMut(&[Record]),
+) -> anyhow::Result<Option<String>> {
+    let mut batch = Vec::new();
+    loop {
+        match source.next_batch(&mut batch) {
+            Ok(true) => take(&batch),
+            Ok(false) => return Ok(None),
+            // A run that was killed leaves such a log; what it has is as good as that of any other.
+            Err(error @ PageLogError::Cut { .. }) => {
+                take(&batch);
+                return Ok(Some(error.to_string()));
+            }
+            Err(error) => return Err(error).context("nothing was estimated"),
+        }
+    }
+}
+
+/// Whether a regular file is a page log by its first bytes; a pipe is not read.
+#[must_use]
+pub fn begins_as_page_log(path: &Path) -> bool {
+    let mut head = [0; 8];
+    path.is_file()
+        && File::open(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok())
+        && is_page_log(&head)
+}
