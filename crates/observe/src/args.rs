@@ -50,6 +50,9 @@ pub struct TracingArgs {
     /// Run the trap handler, or the scanner, on any CPU instead of the busiest vCPU's
     #[arg(long)]
     any_cpu: bool,
+    /// Attach even to a process in a user namespace of its own, such as a container's
+    #[arg(long)]
+    allow_namespaced: bool,
     /// Random seed of the samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -159,6 +162,7 @@ impl TracingArgs {
             scan_interval: self.scan_interval.map(Interval::get),
             writes: self.writes,
             sample_pages: sample.unwrap_or(default.sample_pages),
+            allow_namespaced: self.allow_namespaced,
         };
         Ok((self.backend, config))
     }

@@ -1,7 +1,7 @@
 //! Observers over a backend that replays what a test tells it.
 
 use plimsoll_flow::{AccessKind, PageNumber, PeriodLosses, ReferenceBatch, ScanCounts, TrapCounts};
-use plimsoll_trap::{Observation, Scan, Sink};
+use plimsoll_trap::{Observation, Refusal, Scan, Sink};
 
 use super::*;
 
@@ -33,7 +33,7 @@ impl Backend for Replay {
             });
         }
         if self.failing {
-            return Err(TrapError::Locked);
+            return Err(TrapError::Refused(Refusal::Locked));
         }
         let is_trap = self.method == TraceMethod::Traps;
         let scans = ScanCounts {

@@ -37,6 +37,8 @@ pub struct TraceConfig {
     pub writes: bool,
     /// Sampled pages: pages drawn in a period, 1 to 1,000,000; 100 by default, as in \[Waldspurger02\] §5.3.
     pub sample_pages: usize,
+    /// Whether a process in a user namespace of its own is attached to, where that takes calls made in it.
+    pub allow_namespaced: bool,
 }
 
 impl Default for TraceConfig {
@@ -54,6 +56,7 @@ impl Default for TraceConfig {
             scan_interval: None,
             writes: false,
             sample_pages: 100,
+            allow_namespaced: false,
         }
     }
 }

@@ -1,79 +1,20 @@
 //! Why tracing a VM was refused or ended. Each variant says what to do and what the VM is left with.
 
 use std::io;
-use std::path::PathBuf;
 
-use plimsoll_flow::RamBacking;
+use crate::refusal::Refusal;
 
 /// Why a VM could not be traced, or no longer. Whatever it says, the VM runs on
 /// with its memory as it was: a tracer that gives up takes its traps with it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrapError {
-    /// The mapping list is empty.
-    #[error("no mapping of guest RAM was found in process {pid}; nothing was changed in it")]
-    NoRam {
-        /// Process of the VM.
-        pid: u32,
-    },
-    /// Guest RAM that no page cache stands behind.
-    #[error(
-        "the VM's RAM is {backing}, which cannot be traced from outside; start it with \
-         '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
-         (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>); \
-         nothing was changed in it"
-    )]
-    NotSharedMemory {
-        /// What stands behind the RAM instead.
-        backing: RamBacking,
-    },
-    /// Locked pages stay accessible.
-    #[error(
-        "the VM's RAM is locked in memory, so its pages cannot be made inaccessible; start it \
-         without '-overcommit mem-lock=on' (libvirt: without <locked/>); nothing was changed in it"
-    )]
-    Locked,
-    /// With swap, making a page inaccessible would write it to disk.
-    #[error(
-        "swap is on ({swap}) and the VM may use it, so its pages would be swapped out instead of \
-         trapped; set memory.swap.max to 0 in {cgroup} or turn swap off; nothing was changed in it"
-    )]
-    SwapOn {
-        /// The swap areas of the host.
-        swap: String,
-        /// Control group of the VM.
-        cgroup: PathBuf,
-    },
-    /// One userfaultfd for each mapping is all the kernel allows.
-    #[error(
-        "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot \
-         or another tracer); wait for it to end; nothing was changed in the VM"
-    )]
-    UserfaultInUse,
-    /// The kernel did not let us.
-    #[error(
-        "no privilege to {what}; run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and \
-         CAP_CHECKPOINT_RESTORE; nothing was changed in the VM"
-    )]
-    NoPrivilege {
-        /// What was refused.
-        what: String,
-        /// How the kernel said no.
-        #[source]
-        source: io::Error,
-    },
-    /// A part of the interface is missing.
-    #[error(
-        "the kernel has no {missing}: tracing needs Linux 6.1 or later with CONFIG_USERFAULTFD; \
-         nothing was changed in the VM"
-    )]
-    KernelTooOld {
-        /// What is missing.
-        missing: &'static str,
-        /// How the kernel said so.
-        #[source]
-        source: io::Error,
-    },
+    /// The VM cannot be traced as it is.
+    #[error("{0}; {change}; nothing was changed in the VM", change = .0.change())]
+    Refused(Refusal),
+    /// While it was traced, the VM became one that cannot be.
+    #[error("tracing was ended, because {0}; {change}; the traps were removed", change = .0.change())]
+    Interrupted(Refusal),
     /// Pages were made inaccessible and stayed accessible.
     #[error(
         "{accessible} of {tried} pages stayed accessible: another process has mapped the VM's RAM \
@@ -125,4 +66,10 @@ pub enum TrapError {
         #[source]
         source: io::Error,
     },
+}
+
+impl From<Refusal> for TrapError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
 }

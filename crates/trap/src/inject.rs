@@ -1,39 +1,30 @@
 //! One descriptor out of a running process: a userfaultfd on *its* address space.
 //!
-//! userfaultfd(2) opens on the address space of the process that calls it. So a thread
-//! of the target is stopped, made to call it once at a `syscall` instruction that its
-//! vDSO or C library already has, and set back to where it was; the descriptor is
-//! copied out by pidfd_getfd(2) and closed in the target. No code is left behind.
+//! A userfaultfd belongs to the address space of the process that asks for it, and one that sees the kernel's own accesses
+//! (KVM's are) takes a privilege that a QEMU of its own user does not have. So a descriptor of `/dev/userfaultfd`, opened
+//! here, is lent to the target: a thread of it is stopped and made to call `socketpair()`, to receive the descriptor from us
+//! over that, and to ask the device for a userfaultfd. pidfd_getfd(2) copies that out, and all that was opened is closed
+//! in the target. Nothing is made in any file system, no name is looked up in the target's, and no code is left behind.
+//! Where the device cannot be opened here, the target calls `userfaultfd()` itself, which takes privilege there.
 //!
-//! A target without the privilege for userfaultfd() (a QEMU that runs as its own user)
-//! gets EPERM. It is then made to open a userfaultfd device node, put into its
-//! view of the file system for that moment, which gives the same descriptor.
-//!
-//! The thread stands still for about a millisecond. Signals other than those it cannot block wait until
-//! it goes on. Were the one who stopped it killed within that moment, it would go on with
+//! The thread stands still for about a millisecond. For that time another thread of the target could
+//! copy the descriptors (docs/decisions/0001).
+//! Were the one who stopped it killed within that time, it would go on with
 //! borrowed registers. So a child process does it, which outlives us and sets the thread back
 //! whatever becomes of us; only what kills every process of ours at once can come between.
 
-use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::TrapError;
-use crate::sys::{self, Registers};
-
-/// The instruction `syscall`.
-const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
-/// Bytes below the stack pointer that a function may use without moving it.
-const RED_ZONE_BYTES: u64 = 128;
-/// Room for a path on the target's stack.
-const PATH_BYTES: usize = 256;
-const DEVICE: &str = "/dev/userfaultfd";
+use crate::refusal::Refusal;
+use crate::seccomp::{self, SystemCallFilter};
+use crate::stopped::{StepError, StoppedThread, at};
+use crate::sys;
 
 /// Takes a userfaultfd on the address space of `pid`.
 pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, TrapError> {
@@ -128,33 +119,140 @@ impl Answer {
 
 /// Takes the descriptor as the tracer of the target's main thread; names the step that failed.
 fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
+    let device = open_device();
     let mut thread = StoppedThread::stop(pid)?;
-    let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
-    let opened = thread.call(libc::SYS_userfaultfd, [flags, 0, 0, 0])?;
-    let opened = match opened {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => thread.open_by_device(flags)?,
-        other => other,
+    // Only now can the thread set no other filter.
+    let filter = SystemCallFilter::of(pid).map_err(at("reading its status"))?;
+    if filter != SystemCallFilter::None {
+        let suspended = thread.suspend_filter();
+        if filter != SystemCallFilter::QemuSandbox {
+            suspended.map_err(at(SECCOMP))?;
+        }
+    }
+    let remote = match device {
+        Ok(device) => open_by_device(&mut thread, pidfd, device.as_fd())?,
+        // Enough for a process that has the privilege itself, or where everybody has it.
+        Err(_) => thread
+            .call(libc::SYS_userfaultfd, [USERFAULTFD_FLAGS, 0, 0, 0])?
+            .map_err(at(USERFAULTFD))?,
     };
-    let remote = opened.map_err(at(USERFAULTFD))?;
-    let ours = pidfd_getfd(pidfd, remote);
-    thread.close(remote)?;
-    let ours = ours.map_err(at("pidfd_getfd()"))?;
+    thread.close_later(remote);
+    let taken = pidfd_getfd(pidfd, remote).map_err(at("pidfd_getfd()"))?;
+    check_kind(&taken)?;
     thread.restore().map_err(at("setting its thread back"))?;
-    Ok(ours)
+    Ok(taken)
 }
 
-/// The step of the call itself, which tells by its error what the host can do.
+/// The step that shows by its error what the host can do.
 const USERFAULTFD: &str = "userfaultfd()";
+/// The step that fails where a filter might end the process.
+const SECCOMP: &str = "suspending its seccomp filter";
 
-/// An error and the step it belongs to.
-struct StepError {
-    step: &'static str,
-    source: io::Error,
+const DEVICE: &str = "/dev/userfaultfd";
+const USERFAULTFD_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned() as u64;
+
+/// Opens the userfaultfd device so that it can be used for ioctl(2) alone.
+fn open_device() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    // The access mode 3 is neither of reading nor of writing: open(2).
+    let flags = OFlags::from_bits_retain(libc::O_ACCMODE.cast_unsigned()) | OFlags::CLOEXEC;
+    Ok(open(DEVICE, flags, Mode::empty())?)
 }
 
-/// Names the step that an error belongs to.
-fn at(step: &'static str) -> impl FnOnce(io::Error) -> StepError + Copy {
-    move |source| StepError { step, source }
+/// What the target's stack is lent for: two descriptors, a message for recvmsg(2), and what it points to.
+const LENT_BYTES: usize = 144;
+const MESSAGE_AT: u64 = 16;
+const VECTOR_AT: u64 = 80;
+const BYTE_AT: u64 = 96;
+const CONTROL_AT: u64 = 112;
+/// `CMSG_SPACE` of one descriptor.
+const CONTROL_BYTES: usize = 24;
+
+/// Makes the target open a userfaultfd by `device`, a descriptor of ours, which it receives over a socket; returns
+/// the number in the target.
+///
+/// Its file system, its device filter and its user do not matter: those are checked when a device is opened.
+fn open_by_device(
+    thread: &mut StoppedThread,
+    pidfd: BorrowedFd<'_>,
+    device: BorrowedFd<'_>,
+) -> Result<u64, StepError> {
+    let base = thread.lend::<LENT_BYTES>()?;
+    let word = |number: libc::c_int| i64::from(number).cast_unsigned();
+    let kind = word(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
+    thread
+        .call(libc::SYS_socketpair, [word(libc::AF_UNIX), kind, 0, base])?
+        .map_err(at("socketpair()"))?;
+    let sockets: [u8; 8] = thread.read(base)?;
+    let sender = descriptor_in(&sockets, 0, "socketpair()")?;
+    let receiver = descriptor_in(&sockets, 4, "socketpair()")?;
+    thread.close_later(sender);
+    thread.close_later(receiver);
+    let ours = pidfd_getfd(pidfd, sender).map_err(at("pidfd_getfd() of a socket"))?;
+    send_descriptor(ours.as_fd(), device).map_err(at("sending a descriptor"))?;
+
+    let [vector, byte, control] = [VECTOR_AT, BYTE_AT, CONTROL_AT].map(|offset| base + offset);
+    // As in struct msghdr: no name, one vector, a control buffer, no flags; and struct iovec.
+    let message = [0, 0, vector, 1, control, CONTROL_BYTES as u64, 0];
+    thread.write(&message.map(u64::to_le_bytes).concat(), base + MESSAGE_AT)?;
+    thread.write(&[byte, 1].map(u64::to_le_bytes).concat(), vector)?;
+    let flags = word(libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT);
+    thread
+        .call(libc::SYS_recvmsg, [receiver, base + MESSAGE_AT, flags, 0])?
+        .map_err(at("recvmsg()"))?;
+    let device = received_descriptor(&thread.read::<CONTROL_BYTES>(control)?)?;
+    thread.close_later(device);
+    let arguments = [device, sys::USERFAULTFD_IOC_NEW, USERFAULTFD_FLAGS, 0];
+    thread
+        .call(libc::SYS_ioctl, arguments)?
+        .map_err(at("ioctl(USERFAULTFD_IOC_NEW)"))
+}
+
+/// The descriptor that stands at an offset of what the kernel wrote into the target's memory.
+fn descriptor_in(bytes: &[u8], offset: usize, step: &'static str) -> Result<u64, StepError> {
+    let number = bytes.get(offset..offset + 4).and_then(|bytes| {
+        let number = i32::from_le_bytes(bytes.try_into().ok()?);
+        u64::try_from(number).ok()
+    });
+    number.ok_or_else(|| at(step)(io::Error::other("the process changed its result")))
+}
+
+/// The descriptor in a control buffer with one message of `SCM_RIGHTS`.
+fn received_descriptor(control: &[u8; CONTROL_BYTES]) -> Result<u64, StepError> {
+    const STEP: &str = "receiving a descriptor";
+    let mut expected = 20u64.to_le_bytes().to_vec();
+    expected.extend(libc::SOL_SOCKET.to_le_bytes());
+    expected.extend(libc::SCM_RIGHTS.to_le_bytes());
+    if !control.starts_with(&expected) {
+        // A security module that withholds a descriptor leaves the message empty.
+        return Err(at(STEP)(io::Error::from_raw_os_error(libc::EACCES)));
+    }
+    descriptor_in(control, expected.len(), STEP)
+}
+
+/// Sends one byte and `descriptor` without waiting.
+fn send_descriptor(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[io::IoSlice::new(&[0])], &mut control, flags)?;
+    Ok(())
+}
+
+/// Refuses a descriptor that is no userfaultfd: another thread of the target can put any in its place.
+fn check_kind(descriptor: &OwnedFd) -> Result<(), StepError> {
+    let link = fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
+        .map_err(at("reading what was taken"))?;
+    if link.as_os_str() == "anon_inode:[userfaultfd]" {
+        return Ok(());
+    }
+    let other = format!("the process put {} in its place", link.display());
+    Err(at("taking the userfaultfd")(io::Error::other(other)))
 }
 
 fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
@@ -166,305 +264,46 @@ fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The main thread of a process, stopped; dropped, it goes on as if nothing had been.
-struct StoppedThread {
-    pid: u32,
-    tid: libc::pid_t,
-    saved: Registers,
-    saved_mask: u64,
-    syscall_address: u64,
-    memory: File,
-    stopped: bool,
-}
-
-impl StoppedThread {
-    fn stop(pid: u32) -> Result<Self, StepError> {
-        let tid = libc::pid_t::try_from(pid)
-            .map_err(io::Error::other)
-            .map_err(at("its number"))?;
-        let memory = File::options()
-            .read(true)
-            .write(true)
-            .open(format!("/proc/{pid}/mem"))
-            .map_err(at("opening its memory"))?;
-        let syscall_address =
-            find_syscall(pid, &memory).map_err(at("finding a syscall instruction"))?;
-        sys::ptrace_seize(tid).map_err(at("ptrace(SEIZE)"))?;
-        let stopped = stop_seized(tid);
-        let state = stopped.and_then(|()| {
-            let saved = sys::ptrace_registers(tid)?;
-            let mask = sys::ptrace_signal_mask(tid)?;
-            // Everything waits but SIGTRAP: the kernel would unblock that one by force
-            // and reset its handler, were it blocked when the step ends.
-            sys::ptrace_set_signal_mask(tid, !(1 << (libc::SIGTRAP - 1)))?;
-            Ok((saved, mask))
-        });
-        match state {
-            Ok((saved, saved_mask)) => Ok(Self {
-                pid,
-                tid,
-                saved,
-                saved_mask,
-                syscall_address,
-                memory,
-                stopped: true,
-            }),
-            Err(source) => {
-                // Nothing was set yet, so letting go restores all. Fails if the thread is gone.
-                let _ = sys::ptrace_detach(tid);
-                Err(at("stopping its main thread")(source))
-            }
-        }
+/// Refuses a process to which no calls should be added: one in a user namespace of its own, unless `allow_namespaced`, and one whose
+/// filter of system calls might end it. Changes nothing in it.
+///
+/// # Errors
+///
+/// [`Refusal::ForeignUserNamespace`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides these.
+pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user"));
+    let theirs = namespace(&pid.to_string()).map_err(|source| Refusal::NoPrivilege {
+        what: format!("read /proc/{pid}/ns/user"),
+        source,
+    })?;
+    // Without /proc/self there would be none of the other process either.
+    if !allow_namespaced && namespace("self").is_ok_and(|ours| ours != theirs) {
+        return Err(Refusal::ForeignUserNamespace { pid });
     }
-
-    /// Makes the thread do one system call; the inner result is the call's own.
-    fn call(&mut self, number: libc::c_long, args: [u64; 4]) -> Result<io::Result<u64>, StepError> {
-        self.step_over_syscall(number, args)
-            .map_err(at("a step over a system call"))
-    }
-
-    fn step_over_syscall(
-        &mut self,
-        number: libc::c_long,
-        args: [u64; 4],
-    ) -> io::Result<io::Result<u64>> {
-        let mut registers = self.saved;
-        registers.0.rip = self.syscall_address;
-        registers.0.rax = number.cast_unsigned();
-        // No call to restart: the one that was interrupted is, once all is set back.
-        registers.0.orig_rax = u64::MAX;
-        [
-            registers.0.rdi,
-            registers.0.rsi,
-            registers.0.rdx,
-            registers.0.r10,
-        ] = args;
-        sys::ptrace_set_registers(self.tid, &registers)?;
-        sys::ptrace_step(self.tid)?;
-        let status = sys::wait_for_thread(self.tid)?;
-        if !libc::WIFSTOPPED(status) {
-            self.stopped = false;
-            return Err(io::Error::other("the thread ended"));
-        }
-        let registers = sys::ptrace_registers(self.tid)?;
-        if libc::WSTOPSIG(status) != libc::SIGTRAP
-            || registers.0.rip != self.syscall_address + SYSCALL_INSTRUCTION.len() as u64
-        {
-            return Err(io::Error::other("the thread stopped for another reason"));
-        }
-        // The kernel returns errors as -4095..=-1.
-        let result = registers.0.rax.cast_signed();
-        Ok(match i32::try_from(result) {
-            Ok(error @ -4095..=-1) => Err(io::Error::from_raw_os_error(-error)),
-            _ => Ok(registers.0.rax),
-        })
-    }
-
-    fn close(&mut self, descriptor: u64) -> Result<(), StepError> {
-        self.call(libc::SYS_close, [descriptor, 0, 0, 0])?
-            .map(drop)
-            .map_err(at("close()"))
-    }
-
-    /// Opens a userfaultfd by a device node the target can reach.
-    fn open_by_device(&mut self, flags: u64) -> Result<io::Result<u64>, StepError> {
-        let mut answer = self.open_by_node(Path::new(DEVICE), flags)?;
-        for folder in ["/dev", "/run", "/dev/shm", "/tmp", "/var/tmp"] {
-            if answer.is_ok() {
-                break;
-            }
-            match DeviceNode::make(self.pid, Path::new(folder)) {
-                Ok(node) => answer = self.open_by_node(&node.inside, flags)?,
-                Err(error) => answer = Err(error),
-            }
-        }
-        Ok(answer)
-    }
-
-    fn open_by_node(&mut self, node: &Path, flags: u64) -> Result<io::Result<u64>, StepError> {
-        let device = match self.open_in_target(node)? {
-            Ok(device) => device,
-            Err(error) => return Ok(Err(error)),
-        };
-        let answer = self.call(
-            libc::SYS_ioctl,
-            [device, sys::USERFAULTFD_IOC_NEW, flags, 0],
-        )?;
-        self.close(device)?;
-        Ok(answer)
-    }
-
-    /// Makes the target open `path`, which lies on its stack for that moment.
-    fn open_in_target(&mut self, path: &Path) -> Result<io::Result<u64>, StepError> {
-        let path = CString::new(path.as_os_str().as_encoded_bytes())
-            .ok()
-            .filter(|path| path.as_bytes_with_nul().len() <= PATH_BYTES)
-            .ok_or_else(|| at("passing a path")(io::ErrorKind::InvalidInput.into()))?;
-        let address = (self.saved.0.rsp - RED_ZONE_BYTES - PATH_BYTES as u64) & !0xf;
-        let mut before = [0; PATH_BYTES];
-        self.memory
-            .read_exact_at(&mut before, address)
-            .map_err(at("lending its stack"))?;
-        self.memory
-            .write_all_at(path.as_bytes_with_nul(), address)
-            .map_err(at("lending its stack"))?;
-        let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
-        let at_fdcwd = i64::from(libc::AT_FDCWD).cast_unsigned();
-        let opened = self.call(libc::SYS_openat, [at_fdcwd, address, flags, 0]);
-        let restored = self.memory.write_all_at(&before, address);
-        restored.map_err(at("giving its stack back"))?;
-        opened
-    }
-
-    /// Lets the thread go on where it was.
-    fn restore(&mut self) -> io::Result<()> {
-        if !self.stopped {
-            return Ok(());
-        }
-        self.stopped = false;
-        let registers = sys::ptrace_set_registers(self.tid, &self.saved);
-        let mask = sys::ptrace_set_signal_mask(self.tid, self.saved_mask);
-        let detached = sys::ptrace_detach(self.tid);
-        registers.and(mask).and(detached)
-    }
-}
-
-impl Drop for StoppedThread {
-    fn drop(&mut self) {
-        // The error that led here is reported already; this one could only be that the
-        // target is gone.
-        let _ = self.restore();
-    }
+    seccomp::check(pid)
 }
 
 /// What a failed step means to the one who wants to trace.
 fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
     match source.raw_os_error() {
-        Some(libc::ENOSYS) if step == USERFAULTFD => TrapError::KernelTooOld {
+        _ if step == SECCOMP => Refusal::SeccompFilter { pid }.into(),
+        Some(libc::ENOSYS) if step == USERFAULTFD => Refusal::KernelTooOld {
             missing: "userfaultfd",
             source,
-        },
-        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => TrapError::NoPrivilege {
-            what: format!("open a userfaultfd in process {pid}"),
+        }
+        .into(),
+        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => Refusal::NoPrivilege {
+            what: format!("open {DEVICE}, nor may process {pid} call userfaultfd()"),
             source,
-        },
-        Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
+        }
+        .into(),
+        Some(libc::EPERM | libc::EACCES) => Refusal::NoPrivilege {
             what: format!("trace process {pid} ({step})"),
             source,
-        },
+        }
+        .into(),
         Some(libc::ESRCH | libc::ENOENT) => TrapError::VmGone { pid },
         _ => TrapError::Injection { pid, step, source },
-    }
-}
-
-/// Brings a seized thread to the stop that PTRACE_INTERRUPT asks for.
-fn stop_seized(tid: libc::pid_t) -> io::Result<()> {
-    sys::ptrace_interrupt(tid)?;
-    loop {
-        let status = sys::wait_for_thread(tid)?;
-        if !libc::WIFSTOPPED(status) {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
-        if status >> 16 == libc::PTRACE_EVENT_STOP {
-            return Ok(());
-        }
-        // A signal came first: it is delivered, and our stop comes after it.
-        sys::ptrace_continue(tid, libc::WSTOPSIG(status))?;
-    }
-}
-
-/// Finds a `syscall` instruction in the vDSO or the C library of a process.
-fn find_syscall(pid: u32, memory: &File) -> io::Result<u64> {
-    const CHUNK_BYTES: u64 = 1 << 20;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let mut code: Vec<(bool, u64, u64)> = maps
-        .lines()
-        .filter_map(|line| {
-            let mut fields = line.split_ascii_whitespace();
-            let (start, end) = fields.next()?.split_once('-')?;
-            let executable = fields.next()?.contains('x');
-            let name = fields.nth(3)?;
-            let vdso = name == "[vdso]";
-            let library = name.contains("libc.so") || name.contains("libc-");
-            (executable && (vdso || library)).then_some(())?;
-            let address = |text| u64::from_str_radix(text, 16).ok();
-            Some((!vdso, address(start)?, address(end)?))
-        })
-        .collect();
-    code.sort_unstable();
-    for (_, start, end) in code {
-        let len_bytes = end.saturating_sub(start).min(CHUNK_BYTES);
-        let mut bytes = vec![0; usize::try_from(len_bytes).map_err(io::Error::other)?];
-        if memory.read_exact_at(&mut bytes, start).is_err() {
-            continue;
-        }
-        if let Some(at) = bytes
-            .windows(2)
-            .position(|pair| pair == SYSCALL_INSTRUCTION)
-        {
-            return Ok(start + at as u64);
-        }
-    }
-    Err(io::Error::new(
-        io::ErrorKind::NotFound,
-        "neither its vDSO nor its C library has one",
-    ))
-}
-
-/// A userfaultfd device node in the target's view of the file system, gone when dropped.
-struct DeviceNode {
-    inside: PathBuf,
-    outside: PathBuf,
-}
-
-impl DeviceNode {
-    fn make(pid: u32, folder: &Path) -> io::Result<Self> {
-        use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, chownat, mknodat};
-        let device = fs::metadata(DEVICE)?.rdev();
-        let inside = folder.join(format!(
-            ".plimsoll-userfaultfd-{pid}-{}",
-            std::process::id()
-        ));
-        let outside = PathBuf::from(format!("/proc/{pid}/root{}", inside.display()));
-        mknodat(
-            CWD,
-            &outside,
-            FileType::CharacterDevice,
-            Mode::from_raw_mode(0o600),
-            device,
-        )?;
-        let node = Self { inside, outside };
-        let (uid, gid) = file_system_ids(pid)?;
-        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        chownat(
-            CWD,
-            &node.outside,
-            Some(uid),
-            Some(gid),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )?;
-        Ok(node)
-    }
-}
-
-/// User and group by which a process opens files (not the owner of its /proc folder, which
-/// is root once it has changed its user).
-fn file_system_ids(pid: u32) -> io::Result<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    // Real, effective, saved, file system.
-    let id = |key| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-        line.split_ascii_whitespace().nth(3)?.parse().ok()
-    };
-    id("Uid:")
-        .zip(id("Gid:"))
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-impl Drop for DeviceNode {
-    fn drop(&mut self) {
-        // Could only fail if somebody else removed it first.
-        let _ = fs::remove_file(&self.outside);
     }
 }
 
@@ -480,10 +319,11 @@ pub fn open_pidfd(pid: u32) -> Result<OwnedFd, TrapError> {
     rustix::process::pidfd_open(number, rustix::process::PidfdFlags::NONBLOCK).map_err(|error| {
         match error {
             rustix::io::Errno::SRCH => gone,
-            _ => TrapError::KernelTooOld {
+            _ => Refusal::KernelTooOld {
                 missing: "pidfd_open",
                 source: error.into(),
-            },
+            }
+            .into(),
         }
     })
 }
@@ -536,7 +376,7 @@ mod tests {
             injection_error(42, step.to_owned(), io::Error::from_raw_os_error(errno)).to_string()
         };
         assert!(meaning(USERFAULTFD, libc::ENOSYS).contains("kernel has no userfaultfd"));
-        assert!(meaning(USERFAULTFD, libc::EPERM).contains("open a userfaultfd in process 42"));
+        assert!(meaning(USERFAULTFD, libc::EPERM).contains("nor may process 42"));
         assert!(meaning("ptrace(SEIZE)", libc::EPERM).contains("ptrace(SEIZE)"));
         assert!(meaning("ptrace(SEIZE)", libc::ESRCH).contains("is gone"));
         assert!(meaning("close()", libc::EIO).contains("continues unchanged"));

@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::inject::{ends_soon, has_ended, open_pidfd, take_userfaultfd};
+use crate::inject::{assess_injection, ends_soon, has_ended, open_pidfd, take_userfaultfd};
 use crate::placement::Placement;
 use crate::ram::{Mapped, PAGE_BYTES, PageRange, Populated, RamLayout};
+use crate::refusal::Refusal;
+use crate::swap::SwapWatch;
 use crate::sys::{AddressRange, process_cpu_time};
 use crate::target::TraceTarget;
 use crate::uffd::{Userfault, UserfaultPurpose};
@@ -67,9 +69,11 @@ impl TracedProcess {
     /// Takes a userfaultfd on the address space of the process and registers `ranges` with it.
     pub fn userfault(
         &self,
+        config: &TraceConfig,
         purpose: UserfaultPurpose,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> Result<Userfault, TrapError> {
+        assess_injection(self.pid, config.allow_namespaced)?;
         let uffd = take_userfaultfd(self.pid, self.pidfd.as_fd())?;
         self.register(uffd, purpose, ranges)
     }
@@ -82,11 +86,12 @@ impl TracedProcess {
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> Result<Userfault, TrapError> {
         Userfault::register(uffd, purpose, ranges).map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => TrapError::UserfaultInUse,
-            Some(libc::EINVAL) => TrapError::KernelTooOld {
+            Some(libc::EBUSY) => Refusal::UserfaultInUse.into(),
+            Some(libc::EINVAL) => Refusal::KernelTooOld {
                 missing: purpose.kernel_feature(),
                 source,
-            },
+            }
+            .into(),
             _ => TrapError::Call {
                 pid: self.pid,
                 call: "registering its RAM",
@@ -152,26 +157,30 @@ pub struct Session<B: PageBarrier = RemotePageout> {
     populated: Populated,
     placement: Placement,
     pages_before: Option<u64>,
+    /// `None` if swap does not matter to the barrier.
+    swap: Option<SwapWatch>,
 }
 
 impl Session {
     /// Refuses a VM whose pages cannot be made inaccessible and opens what shows them; changes nothing in it.
     pub fn open(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let process = TracedProcess::open(target)?;
+        let swap = SwapWatch::new(target.pid);
         target.check()?;
         let (pid, layout) = (target.pid, target.layout());
-        let populated = Populated::open(pid, &layout, &target.ram).map_err(|source| {
-            TrapError::NoPrivilege {
+        let populated =
+            Populated::open(pid, &layout, &target.ram).map_err(|source| Refusal::NoPrivilege {
                 what: format!("read /proc/{pid}/map_files"),
                 source,
-            }
-        })?;
+            })?;
         let presence = target.presence()?;
         let pidfd = process.pidfd.try_clone().map_err(process.failed("dup()"))?;
         let barrier = RemotePageout::new(pidfd, presence);
-        Ok(Self::assemble(
-            process, layout, populated, barrier, target, config,
-        ))
+        let session = Self::assemble(process, layout, populated, barrier, target, config);
+        Ok(Self {
+            swap: Some(swap),
+            ..session
+        })
     }
 
     /// Calls `visit` for each of `pages` that is mapped.
@@ -229,6 +238,7 @@ impl<B: PageBarrier> Session<B> {
             populated,
             placement: Placement::new(config.handler_cpu, target.pid, &target.vcpu_threads),
             pages_before: None,
+            swap: None,
         }
     }
 
@@ -237,9 +247,12 @@ impl<B: PageBarrier> Session<B> {
         self.placement.follow(|| self.barrier.leave_cpu());
     }
 
-    /// Calls `visit` for each run of populated pages, in ascending order.
+    /// Calls `visit` for each run of populated pages, in ascending order. Fails if the VM may swap by now.
     pub fn collect(&mut self, visit: impl FnMut(PageRange)) -> Result<Population, TrapError> {
         let start = Instant::now();
+        if let Some(swap) = &self.swap {
+            swap.check().map_err(TrapError::Interrupted)?;
+        }
         let runs = self.populated.runs();
         let runs = runs.map_err(self.process.failed("finding populated pages"))?;
         let pages = runs.iter().map(|run| run.end - run.start).sum();
@@ -252,13 +265,17 @@ impl<B: PageBarrier> Session<B> {
         })
     }
 
-    /// Makes the pages of `runs` inaccessible; those in use by the kernel at the moment stay accessible.
+    /// Makes the pages of `runs` inaccessible; those in use by the kernel at the moment stay accessible. Fails, before any
+    /// page could reach it, if swap was turned on.
     pub fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
         let ranges: Vec<_> = runs
             .iter()
             .flat_map(|run| self.layout.addresses(run))
             .collect();
         for ranges in ranges.chunks(RANGES_MAX) {
+            if let Some(swap) = &mut self.swap {
+                swap.check_if_changed().map_err(TrapError::Interrupted)?;
+            }
             self.barrier
                 .raise(ranges)
                 .map_err(self.process.failed("process_madvise(MADV_PAGEOUT)"))?;

@@ -355,6 +355,7 @@ pub struct Registers(pub libc::user_regs_struct);
 
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+const PTRACE_O_SUSPEND_SECCOMP: u32 = 1 << 21;
 
 fn ptrace(
     request: libc::c_uint,
@@ -375,6 +376,17 @@ fn ptrace(
 /// Becomes the tracer of a thread without stopping it.
 pub fn ptrace_seize(tid: libc::pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SEIZE, tid, 0, ptr::null_mut())
+}
+
+/// Suspends the seccomp filter of a stopped thread until its tracer lets go of it.
+pub fn ptrace_suspend_seccomp(tid: libc::pid_t) -> io::Result<()> {
+    let options = usize::try_from(PTRACE_O_SUSPEND_SECCOMP).map_err(io::Error::other)?;
+    ptrace(
+        libc::PTRACE_SETOPTIONS,
+        tid,
+        0,
+        ptr::without_provenance_mut(options),
+    )
 }
 
 /// Asks a seized thread to stop.

@@ -19,6 +19,7 @@ use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement};
 use crate::process::WINDOW_PAGES;
 use crate::ram::{PAGE_BYTES, Presence};
+use crate::refusal::Refusal;
 use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
 use crate::uffd::{Userfault, UserfaultPurpose};
@@ -39,20 +40,12 @@ pub struct TrapCost {
 ///
 /// # Errors
 ///
-/// What is missing, as [`TrapError::NoPrivilege`], [`TrapError::KernelTooOld`] or
-/// [`TrapError::StayedAccessible`].
+/// What is missing, as [`TrapError::Refused`] or [`TrapError::StayedAccessible`].
 pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let missing = |missing| {
-        move |source: io::Error| match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
-                what: format!("use {missing}"),
-                source,
-            },
-            _ => TrapError::KernelTooOld { missing, source },
-        }
-    };
+    let missing =
+        |missing| move |source: io::Error| TrapError::Refused(Refusal::of_missing(missing, source));
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
     let userfault = Userfault::open(UserfaultPurpose::Minor, [memory.range()])
         .map_err(missing("userfaultfd minor faults on shared memory"))?;
@@ -145,7 +138,8 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
 pub fn measure_fault_cost() -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let missing = |missing| move |source| TrapError::KernelTooOld { missing, source };
+    let missing =
+        |missing| move |source| TrapError::Refused(Refusal::KernelTooOld { missing, source });
     // One page in each window of fault-around, which one fault maps whole.
     let window = WINDOW_PAGES as usize;
     let memory = SharedMemory::new(PAGES * window).map_err(failed("memfd_create()"))?;
@@ -181,16 +175,8 @@ pub fn measure_write_fault_cost() -> Result<Duration, TrapError> {
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
     let purpose = UserfaultPurpose::AsyncWriteProtect;
-    let userfault = Userfault::open(purpose, [memory.range()]).map_err(|source| {
-        let missing = purpose.kernel_feature();
-        match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => TrapError::NoPrivilege {
-                what: format!("use {missing}"),
-                source,
-            },
-            _ => TrapError::KernelTooOld { missing, source },
-        }
-    })?;
+    let userfault = Userfault::open(purpose, [memory.range()])
+        .map_err(|source| Refusal::of_missing(purpose.kernel_feature(), source))?;
     let protected = userfault.write_protect(memory.range());
     protected.map_err(failed("write-protecting pages"))?;
     let write = |index: usize| {

@@ -74,7 +74,8 @@ impl WriteScanner {
         let process = TracedProcess::open(target)?;
         target.check_for_writes()?;
         let layout = target.layout();
-        let userfault = process.userfault(UserfaultPurpose::AsyncWriteProtect, layout.ranges())?;
+        let userfault =
+            process.userfault(config, UserfaultPurpose::AsyncWriteProtect, layout.ranges())?;
         Self::protect(process, userfault, target, config)
     }
 

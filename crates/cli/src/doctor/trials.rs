@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use plimsoll_trap::{BACKENDS, BackendRow, TrapError};
+use plimsoll_trap::{BACKENDS, BackendRow, Refusal, TrapError};
 use plimsoll_vm::{Accelerator, QEMU, detect};
 
 use super::{Chapter, Finding};
@@ -32,7 +32,7 @@ fn backend(row: &BackendRow) -> Finding {
             subject,
             format!("works; a touch costs {:.1} us", cost.as_secs_f64() * 1e6),
         ),
-        Err(error @ TrapError::NoPrivilege { .. }) => {
+        Err(error @ TrapError::Refused(Refusal::NoPrivilege { .. })) => {
             Finding::no(subject, with_causes(&error), "run as root")
         }
         Err(error) => {

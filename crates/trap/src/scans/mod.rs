@@ -118,7 +118,9 @@ impl AccessedPageScanner {
         let fault_cost = measure_fault_cost()?;
         let writes = config.writes.then(|| {
             let purpose = UserfaultPurpose::AsyncWriteProtect;
-            session.process.userfault(purpose, session.layout.ranges())
+            session
+                .process
+                .userfault(config, purpose, session.layout.ranges())
         });
         Ok(Self {
             writes: writes.transpose()?,

@@ -114,9 +114,10 @@ impl Tracer<RemotePageout> {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let session = Session::open(target, config)?;
         let trap_cost = measure_trap_cost(config.handler_cpu)?;
-        let userfault = session
-            .process
-            .userfault(UserfaultPurpose::Minor, session.layout.ranges())?;
+        let userfault =
+            session
+                .process
+                .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
         Ok(Self::assemble(session, userfault, trap_cost, config))
     }
 }

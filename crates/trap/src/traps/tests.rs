@@ -8,6 +8,7 @@ use super::arm::{CHUNK_PAGES, chunks, join_neighbours};
 use super::*;
 use crate::process::TracedProcess;
 use crate::ram::{Populated, Presence, RamLayout};
+use crate::refusal::Refusal;
 use crate::sample::mix;
 use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
@@ -47,9 +48,11 @@ fn traced(
     pages: &[usize],
 ) -> Result<(Vec<u64>, Period, Vec<u64>), TrapError> {
     let pid = std::process::id();
-    let missing = |source| TrapError::NoPrivilege {
-        what: "trap".to_owned(),
-        source,
+    let missing = |source| {
+        TrapError::Refused(Refusal::NoPrivilege {
+            what: "trap".to_owned(),
+            source,
+        })
     };
     let memory = Arc::new(SharedMemory::new(PAGES).map_err(missing)?);
     let layout = RamLayout::new([memory.range()]);
@@ -138,7 +141,7 @@ fn the_references_are_those_that_miss_a_naive_queue_of_the_sampled_pages() {
         let pages = wandering(3000);
         let (seen, report, counters) = match traced(&config(scale, hot_set_pages), &pages) {
             Ok(traced) => traced,
-            Err(TrapError::NoPrivilege { source, .. }) => {
+            Err(TrapError::Refused(Refusal::NoPrivilege { source, .. })) => {
                 plimsoll_skip::skip(
                     plimsoll_skip::Lack::Userfaultfd,
                     format_args!("this process may not trap its own memory: {source}"),

@@ -1,0 +1,190 @@
+//! Why a VM cannot be traced as it is, found before anything is changed in it.
+//!
+//! A refusal has two parts: one sentence on what is in the way (its `Display`), and one line on what to change
+//! ([`Refusal::change`]). `attach` reports both, and whoever only assesses a VM reports the same.
+
+use std::io;
+use std::path::PathBuf;
+
+use plimsoll_flow::RamBacking;
+
+/// Why a VM cannot be traced.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The mapping list is empty.
+    #[error("no mapping of guest RAM was found in process {pid}")]
+    NoRam {
+        /// Process of the VM.
+        pid: u32,
+    },
+    /// Guest RAM without a page cache that keeps its pages.
+    #[error("the VM's RAM is {backing}, which cannot be traced from outside")]
+    NotSharedMemory {
+        /// What the RAM consists of instead.
+        backing: RamBacking,
+    },
+    /// Locked pages stay accessible.
+    #[error("the VM's RAM is locked in memory, so its pages cannot be made inaccessible")]
+    Locked,
+    /// With swap, making a page inaccessible would write it to disk.
+    #[error(
+        "swap is on ({swap}) and the VM may use it, so its pages would be swapped out instead of trapped"
+    )]
+    SwapOn {
+        /// The swap areas of the host.
+        swap: String,
+        /// Control group of the VM.
+        cgroup: PathBuf,
+    },
+    /// One userfaultfd for each mapping is all the kernel allows.
+    #[error(
+        "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot \
+         or another tracer)"
+    )]
+    UserfaultInUse,
+    /// The process belongs to a container or sandbox, whose user is not this host's.
+    #[error(
+        "process {pid} is in a user namespace of its own, and attaching lends it, for about a millisecond, a descriptor \
+         that the kernel withholds from such processes"
+    )]
+    ForeignUserNamespace {
+        /// Process of the VM.
+        pid: u32,
+    },
+    /// A filter of system calls that may end the process for the calls by which a tracer attaches.
+    #[error(
+        "process {pid} has a seccomp filter that could end it for the system calls by which a tracer attaches"
+    )]
+    SeccompFilter {
+        /// Process of the VM.
+        pid: u32,
+    },
+    /// The kernel did not let us.
+    #[error("no privilege to {what} ({source})")]
+    NoPrivilege {
+        /// What was refused.
+        what: String,
+        /// The system call's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A part of the interface is missing.
+    #[error("the kernel has no {missing} ({source})")]
+    KernelTooOld {
+        /// What is missing.
+        missing: &'static str,
+        /// The system call's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Refusal {
+    /// What a failed use of a part of the kernel's interface means.
+    pub(crate) fn of_missing(missing: &'static str, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::NoPrivilege {
+                what: format!("use {missing}"),
+                source,
+            },
+            _ => Self::KernelTooOld { missing, source },
+        }
+    }
+
+    /// What to change so that the VM can be traced, in one line.
+    #[must_use]
+    pub fn change(&self) -> String {
+        match self {
+            Self::NoRam { .. } => "start it with '-m SIZE', or wait until it has started".to_owned(),
+            Self::NotSharedMemory { .. } => {
+                "start it with '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
+                 (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)"
+                    .to_owned()
+            }
+            Self::Locked => {
+                "start it without '-overcommit mem-lock=on' (libvirt: without <locked/>)".to_owned()
+            }
+            Self::SwapOn { cgroup, .. } => format!(
+                "set memory.swap.max to 0 in {} or turn swap off",
+                cgroup.display()
+            ),
+            Self::UserfaultInUse => "wait for it to end".to_owned(),
+            Self::ForeignUserNamespace { .. } => {
+                "add --allow-namespaced, or use --backend scan, which lends it nothing".to_owned()
+            }
+            Self::SeccompFilter { .. } => {
+                "use --backend scan, which makes no calls in it, or run 'plimsoll attach' as root outside of the \
+                 daemon's unit, where the filter can be suspended"
+                    .to_owned()
+            }
+            Self::NoPrivilege { .. } => {
+                "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
+            }
+            Self::KernelTooOld { .. } => {
+                "tracing needs Linux 6.1 or later with CONFIG_USERFAULTFD".to_owned()
+            }
+        }
+    }
+
+    /// A short name that programs can compare.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NoRam { .. } => "no-ram",
+            Self::NotSharedMemory { .. } => "not-shared-memory",
+            Self::Locked => "locked",
+            Self::SwapOn { .. } => "swap-on",
+            Self::UserfaultInUse => "userfault-in-use",
+            Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
+            Self::SeccompFilter { .. } => "seccomp-filter",
+            Self::NoPrivilege { .. } => "no-privilege",
+            Self::KernelTooOld { .. } => "kernel-too-old",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_one_sentence_and_one_line_on_what_to_change() {
+        let denied = || io::Error::from_raw_os_error(libc::EPERM);
+        let refusals = [
+            Refusal::NoRam { pid: 42 },
+            Refusal::NotSharedMemory {
+                backing: RamBacking::Private,
+            },
+            Refusal::Locked,
+            Refusal::SwapOn {
+                swap: "/dev/sda2".to_owned(),
+                cgroup: "/sys/fs/cgroup/web".into(),
+            },
+            Refusal::UserfaultInUse,
+            Refusal::ForeignUserNamespace { pid: 42 },
+            Refusal::SeccompFilter { pid: 42 },
+            Refusal::NoPrivilege {
+                what: "try".to_owned(),
+                source: denied(),
+            },
+            Refusal::KernelTooOld {
+                missing: "userfaultfd",
+                source: denied(),
+            },
+        ];
+        let mut names = Vec::new();
+        for refusal in &refusals {
+            for text in [refusal.to_string(), refusal.change()] {
+                assert!(
+                    !text.contains('\n') && !text.contains("  ") && !text.ends_with('.'),
+                    "{text}"
+                );
+            }
+            names.push(refusal.name());
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), refusals.len());
+    }
+}

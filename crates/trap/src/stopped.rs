@@ -1,0 +1,257 @@
+//! The main thread of a process, stopped, through which system calls are made in that process.
+//!
+//! The thread is made to step over a `syscall` instruction that its vDSO or C library already has. Whatever happens, it
+//! goes on with its registers, its signal mask, its stack and its process's descriptors as they were. Other
+//! threads of the process run on meanwhile: what they can reach (descriptors, memory) may have changed between
+//! two calls, so nothing that is read back is trusted.
+//!
+//! Signals other than those it cannot block wait until it goes on.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use crate::sys::{self, Registers};
+
+/// The instruction `syscall`.
+const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+/// Bytes below the stack pointer that a function may use without moving it.
+const RED_ZONE_BYTES: u64 = 128;
+
+/// An error and the step it belongs to.
+pub struct StepError {
+    pub step: &'static str,
+    pub source: io::Error,
+}
+
+/// Names the step that an error belongs to.
+pub fn at(step: &'static str) -> impl FnOnce(io::Error) -> StepError + Copy {
+    move |source| StepError { step, source }
+}
+
+/// The main thread of a process, stopped; dropped, it goes on as if nothing had been.
+pub struct StoppedThread {
+    tid: libc::pid_t,
+    saved: Registers,
+    saved_mask: u64,
+    syscall_address: u64,
+    memory: File,
+    /// Memory of its stack that was lent, with what it held.
+    lent: Option<(u64, Vec<u8>)>,
+    /// Descriptors that were opened in its process.
+    open: Vec<u64>,
+    stopped: bool,
+}
+
+impl StoppedThread {
+    pub fn stop(pid: u32) -> Result<Self, StepError> {
+        let tid = libc::pid_t::try_from(pid)
+            .map_err(io::Error::other)
+            .map_err(at("its number"))?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{pid}/mem"))
+            .map_err(at("opening its memory"))?;
+        let syscall_address =
+            find_syscall(pid, &memory).map_err(at("finding a syscall instruction"))?;
+        sys::ptrace_seize(tid).map_err(at("ptrace(SEIZE)"))?;
+        let stopped = stop_seized(tid);
+        let state = stopped.and_then(|()| {
+            let saved = sys::ptrace_registers(tid)?;
+            let mask = sys::ptrace_signal_mask(tid)?;
+            // Everything waits but SIGTRAP: the kernel would unblock that one by force
+            // and reset its handler, were it blocked when the step ends.
+            sys::ptrace_set_signal_mask(tid, !(1 << (libc::SIGTRAP - 1)))?;
+            Ok((saved, mask))
+        });
+        match state {
+            Ok((saved, saved_mask)) => Ok(Self {
+                tid,
+                saved,
+                saved_mask,
+                syscall_address,
+                memory,
+                lent: None,
+                open: Vec::new(),
+                stopped: true,
+            }),
+            Err(source) => {
+                // Nothing was set yet, so letting go restores all. Fails if the thread is gone.
+                let _ = sys::ptrace_detach(tid);
+                Err(at("stopping its main thread")(source))
+            }
+        }
+    }
+
+    /// Suspends the process's filter of system calls for this thread until it goes on. Needs `CAP_SYS_ADMIN`, and
+    /// no filter of our own.
+    pub fn suspend_filter(&self) -> io::Result<()> {
+        sys::ptrace_suspend_seccomp(self.tid)
+    }
+
+    /// Makes the thread do one system call; the inner result is the call's own.
+    pub fn call(
+        &mut self,
+        number: libc::c_long,
+        args: [u64; 4],
+    ) -> Result<io::Result<u64>, StepError> {
+        self.step_over_syscall(number, args)
+            .map_err(at("a step over a system call"))
+    }
+
+    fn step_over_syscall(
+        &mut self,
+        number: libc::c_long,
+        args: [u64; 4],
+    ) -> io::Result<io::Result<u64>> {
+        let mut registers = self.saved;
+        registers.0.rip = self.syscall_address;
+        registers.0.rax = number.cast_unsigned();
+        // No call to restart: the one that was interrupted is, once all is set back.
+        registers.0.orig_rax = u64::MAX;
+        [
+            registers.0.rdi,
+            registers.0.rsi,
+            registers.0.rdx,
+            registers.0.r10,
+        ] = args;
+        sys::ptrace_set_registers(self.tid, &registers)?;
+        sys::ptrace_step(self.tid)?;
+        let status = sys::wait_for_thread(self.tid)?;
+        if !libc::WIFSTOPPED(status) {
+            self.stopped = false;
+            return Err(io::Error::other("the thread ended"));
+        }
+        let registers = sys::ptrace_registers(self.tid)?;
+        if libc::WSTOPSIG(status) != libc::SIGTRAP
+            || registers.0.rip != self.syscall_address + SYSCALL_INSTRUCTION.len() as u64
+        {
+            return Err(io::Error::other("the thread stopped for another reason"));
+        }
+        // The kernel returns errors as -4095..=-1.
+        let result = registers.0.rax.cast_signed();
+        Ok(match i32::try_from(result) {
+            Ok(error @ -4095..=-1) => Err(io::Error::from_raw_os_error(-error)),
+            _ => Ok(registers.0.rax),
+        })
+    }
+
+    /// Memory below the thread's stack, lent to it until it goes on.
+    pub fn lend<const BYTES: usize>(&mut self) -> Result<u64, StepError> {
+        let address = (self.saved.0.rsp - RED_ZONE_BYTES - BYTES as u64) & !0xf;
+        let mut before = vec![0; BYTES];
+        self.memory
+            .read_exact_at(&mut before, address)
+            .map_err(at("reading its stack"))?;
+        self.lent = Some((address, before));
+        Ok(address)
+    }
+
+    pub fn write(&self, bytes: &[u8], address: u64) -> Result<(), StepError> {
+        self.memory
+            .write_all_at(bytes, address)
+            .map_err(at("writing to its stack"))
+    }
+
+    pub fn read<const BYTES: usize>(&self, address: u64) -> Result<[u8; BYTES], StepError> {
+        let mut bytes = [0; BYTES];
+        self.memory
+            .read_exact_at(&mut bytes, address)
+            .map_err(at("reading its stack"))?;
+        Ok(bytes)
+    }
+
+    /// Closes a descriptor in the process when the thread goes on, if not before.
+    pub fn close_later(&mut self, descriptor: u64) {
+        self.open.push(descriptor);
+    }
+
+    /// Closes what was opened in the process and gives its stack back.
+    fn clean_up(&mut self) -> io::Result<()> {
+        let mut cleaned = Ok(());
+        while let Some(descriptor) = self.open.pop() {
+            let closed = self.step_over_syscall(libc::SYS_close, [descriptor, 0, 0, 0]);
+            cleaned = cleaned.and(closed.and_then(|closed| closed.map(drop)));
+        }
+        if let Some((address, before)) = self.lent.take() {
+            cleaned = cleaned.and(self.memory.write_all_at(&before, address));
+        }
+        cleaned
+    }
+
+    /// Lets the thread go on where it was, with nothing left behind in its process.
+    pub fn restore(&mut self) -> io::Result<()> {
+        if !self.stopped {
+            return Ok(());
+        }
+        let cleaned = self.clean_up();
+        self.stopped = false;
+        let registers = sys::ptrace_set_registers(self.tid, &self.saved);
+        let mask = sys::ptrace_set_signal_mask(self.tid, self.saved_mask);
+        let detached = sys::ptrace_detach(self.tid);
+        cleaned.and(registers).and(mask).and(detached)
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        // The error that led here is reported already; this one could only be that the
+        // target is gone.
+        let _ = self.restore();
+    }
+}
+
+/// Brings a seized thread to the stop that PTRACE_INTERRUPT asks for.
+fn stop_seized(tid: libc::pid_t) -> io::Result<()> {
+    sys::ptrace_interrupt(tid)?;
+    loop {
+        let status = sys::wait_for_thread(tid)?;
+        if !libc::WIFSTOPPED(status) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        if status >> 16 == libc::PTRACE_EVENT_STOP {
+            return Ok(());
+        }
+        // A signal came first: it is delivered, and our stop comes after it.
+        sys::ptrace_continue(tid, libc::WSTOPSIG(status))?;
+    }
+}
+
+/// Finds a `syscall` instruction in the vDSO or the C library of a process.
+fn find_syscall(pid: u32, memory: &File) -> io::Result<u64> {
+    const CHUNK_BYTES: u64 = 1 << 20;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mut code: Vec<(bool, u64, u64)> = maps
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split_ascii_whitespace();
+            let (start, end) = fields.next()?.split_once('-')?;
+            let executable = fields.next()?.contains('x');
+            let name = fields.nth(3)?;
+            let vdso = name == "[vdso]";
+            let library = name.contains("libc.so") || name.contains("libc-");
+            (executable && (vdso || library)).then_some(())?;
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            Some((!vdso, address(start)?, address(end)?))
+        })
+        .collect();
+    code.sort_unstable();
+    for (_, start, end) in code {
+        let len_bytes = end.saturating_sub(start).min(CHUNK_BYTES);
+        let mut bytes = vec![0; usize::try_from(len_bytes).map_err(io::Error::other)?];
+        if memory.read_exact_at(&mut bytes, start).is_err() {
+            continue;
+        }
+        if let Some(at) = bytes
+            .windows(2)
+            .position(|pair| pair == SYSCALL_INSTRUCTION)
+        {
+            return Ok(start + at as u64);
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        "neither its vDSO nor its C library has one",
+    ))
+}
