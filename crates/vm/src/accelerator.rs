@@ -1,8 +1,9 @@
-//! Detects the accelerator of a guest, and whether KVM works on this host.
+//! Detects the accelerator of a guest, and how far KVM works on this host.
 //!
-//! A host can offer `/dev/kvm` and still run no guest in useful time: behind it may be an
-//! emulator. So a device that opens is believed only after QEMU's firmware has run to its end
-//! under KVM. The verdict is kept in a file until the host or QEMU changes; one against KVM for
+//! A host can offer `/dev/kvm` and still boot no operating system: behind it may be a KVM that runs guests' programs
+//! on the processor and emulates their kernels. So a device that opens is believed only after a
+//! small guest has run to its end under KVM (crate `plimsoll-kvm-guest`), and its kernel was
+//! about as fast as its program. The verdict is kept in a file until the host or QEMU changes; one against KVM for
 //! an hour only, since a busy host can be the reason.
 
 use std::fmt;
@@ -15,14 +16,23 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::ConsoleEvent;
+
 /// The emulator that runs guests.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// How long the firmware may take under KVM: ten times what a slow host needs.
-const FIRMWARE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the guest may take under KVM: ten times what a slow host needs.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time between two checks whether the trial has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Most bytes of QEMU's complaint that a verdict repeats.
+/// Maximum bytes of QEMU's error output that a verdict repeats.
 const COMPLAINT_BYTES_MAX: u64 = 1024;
+/// Maximum bytes that are read of the guest's console.
+const CONSOLE_BYTES_MAX: u64 = 1 << 16;
+/// CPU models for QEMU under KVM, best first. Where the processor's capabilities cannot be set, QEMU 7.2 aborts with
+/// the first.
+const CPU_MODELS: [&str; 3] = ["host", "host,-arch-capabilities", "qemu64,-cx16"];
+/// How many times slower than its program a guest's kernel is if it is emulated: a thousand or more where that was seen.
+const EMULATED_SLOWDOWN: u64 = 20;
 /// How long a verdict against KVM holds.
 const VERDICT_AGAINST_HOLDS: Duration = Duration::from_secs(3600);
 
@@ -45,26 +55,65 @@ impl fmt::Display for Accelerator {
     }
 }
 
+/// How far KVM runs guests on this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvmSupport {
+    /// No guest runs.
+    None,
+    /// Guests' programs run on the processor, their kernels are emulated: operating systems do not boot, or too slowly.
+    Programs,
+    /// Guests run.
+    Full,
+}
+
+impl fmt::Display for KvmSupport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Programs => "programs",
+            Self::Full => "full",
+        })
+    }
+}
+
 /// Which accelerator guests are to use here, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detection {
-    /// The accelerator.
+    /// The accelerator of guests with an operating system.
     pub accelerator: Accelerator,
+    /// How far KVM works.
+    pub kvm: KvmSupport,
+    /// A CPU model with which QEMU starts under KVM; `host` if none was found.
+    pub cpu_model: String,
     /// Why that one, as a sentence for people.
     pub reason: String,
 }
 
-/// Says which accelerator runs guests here: KVM if QEMU's firmware runs by it within 3 s, else TCG.
+impl Detection {
+    /// KVM works as far as `kvm` says.
+    fn new(kvm: KvmSupport, cpu_model: &str, reason: String) -> Self {
+        Self {
+            accelerator: match kvm {
+                KvmSupport::Full => Accelerator::Kvm,
+                KvmSupport::None | KvmSupport::Programs => Accelerator::Tcg,
+            },
+            kvm,
+            cpu_model: cpu_model.to_owned(),
+            reason,
+        }
+    }
+}
+
+/// Returns which accelerator runs guests here: KVM if a small guest, kernel and program, runs by it within 3 s, else TCG.
 ///
-/// Takes no time if `/dev/kvm` cannot be opened or a verdict is kept, else up to 3 s.
+/// Takes no time if `/dev/kvm` cannot be opened or a verdict is kept, else up to 3 s for each of three CPU models.
 /// The trial's process is gone when this returns.
 #[must_use]
 pub fn detect() -> Detection {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
-        return Detection {
-            accelerator: Accelerator::Tcg,
-            reason: format!("/dev/kvm cannot be opened: {error}"),
-        };
+        let reason = format!("/dev/kvm cannot be opened: {error}");
+        return Detection::new(KvmSupport::None, CPU_MODELS[0], reason);
     }
     let verdict_file = verdict_file();
     let key = key();
@@ -73,16 +122,7 @@ pub fn detect() -> Detection {
     {
         return detection;
     }
-    let detection = match run_firmware_by_kvm() {
-        Ok(()) => Detection {
-            accelerator: Accelerator::Kvm,
-            reason: "QEMU's firmware ran under KVM".into(),
-        },
-        Err(why) => Detection {
-            accelerator: Accelerator::Tcg,
-            reason: format!("/dev/kvm opens, but QEMU's firmware did not run under it: {why}"),
-        },
-    };
+    let detection = try_kvm();
     if let (Some(file), Some(key)) = (verdict_file, key) {
         // Without a kept verdict the next call tries again, which costs only time.
         let _ = keep(&file, key, detection.clone());
@@ -90,43 +130,105 @@ pub fn detect() -> Detection {
     detection
 }
 
-/// Starts a machine without disks, whose firmware finds nothing to boot and resets it: QEMU then ends.
-fn run_firmware_by_kvm() -> Result<(), String> {
-    let program = qemu_program().map_err(|error| format!("{QEMU}: {error}"))?;
+/// Runs the small guest with each CPU model until it runs.
+fn try_kvm() -> Detection {
+    let mut refusals = Vec::new();
+    for model in CPU_MODELS {
+        match run_guest_by_kvm(model) {
+            Ok(slowdown) => return judge(slowdown, model),
+            Err(why) => refusals.push(format!("-cpu {model}: {why}")),
+        }
+    }
+    let reason = format!(
+        "/dev/kvm opens, but a small guest did not run under it: {}",
+        refusals.join("; ")
+    );
+    Detection::new(KvmSupport::None, CPU_MODELS[0], reason)
+}
+
+/// The verdict on a KVM under which the guest ran, and its kernel `slowdown` times slower than its program.
+fn judge(slowdown: u64, model: &str) -> Detection {
+    if slowdown < EMULATED_SLOWDOWN {
+        let reason = format!("a small guest ran under KVM (-cpu {model})");
+        return Detection::new(KvmSupport::Full, model, reason);
+    }
+    let reason = format!(
+        "KVM runs guests' programs on the processor, but emulates their kernels, {slowdown} times slower (-cpu {model}): \
+         guests without an operating system use it"
+    );
+    Detection::new(KvmSupport::Programs, model, reason)
+}
+
+/// Runs the small guest by KVM; returns how many times slower its kernel was than its program.
+fn run_guest_by_kvm(cpu_model: &str) -> Result<u64, String> {
+    let failed = |error: io::Error| format!("{QEMU}: {error}");
+    let program = qemu_program().map_err(failed)?;
     let name = format!("plimsoll-kvm-probe-{}", std::process::id());
+    let mut image = tempfile::NamedTempFile::new().map_err(failed)?;
+    image.write_all(plimsoll_kvm_guest::IMAGE).map_err(failed)?;
+    let workload = "workload=uniform mib=1 visits=10000";
     let mut qemu = Command::new(program)
-        .args(["-name", &name, "-accel", "kvm", "-cpu", "host", "-m", "32M"])
-        .args(["-nodefaults", "-no-user-config", "-display", "none"])
-        .args(["-no-reboot", "-boot", "reboot-timeout=1"])
+        .args(["-name", &name, "-accel", "kvm", "-cpu", cpu_model])
+        .args(["-m", "64M", "-nodefaults", "-no-user-config"])
+        .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
+        .args(plimsoll_kvm_guest::arguments(image.path(), workload))
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| format!("{QEMU}: {error}"))?;
+        .map_err(failed)?;
     let begin = Instant::now();
     let status = loop {
         match qemu.try_wait() {
             Ok(Some(status)) => break Ok(status),
-            Ok(None) if begin.elapsed() < FIRMWARE_TIMEOUT => thread::sleep(POLL_INTERVAL),
-            Ok(None) => break Err(format!("it has not ended after {FIRMWARE_TIMEOUT:?}")),
+            Ok(None) if begin.elapsed() < GUEST_TIMEOUT => thread::sleep(POLL_INTERVAL),
+            Ok(None) => break Err(format!("it has not ended after {GUEST_TIMEOUT:?}")),
             Err(error) => break Err(error.to_string()),
         }
     };
     // Both fail only if it has ended already.
     let _ = qemu.kill();
     let _ = qemu.wait();
+    // What cannot be read is missing from the reason.
+    let read = |from: Option<&mut dyn io::Read>, bytes_max: u64| {
+        let mut bytes = Vec::new();
+        if let Some(from) = from {
+            let _ = from.take(bytes_max).read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
     let status = status?;
-    if status.success() {
-        return Ok(());
-    }
-    let mut complaint = Vec::new();
-    if let Some(stderr) = qemu.stderr.take() {
-        // What cannot be read is left out of the reason.
-        let _ = stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut complaint);
-    }
-    let complaint = String::from_utf8_lossy(&complaint);
+    let complaint = qemu
+        .stderr
+        .as_mut()
+        .map(|stderr| stderr as &mut dyn io::Read);
+    let complaint = read(complaint, COMPLAINT_BYTES_MAX);
     let complaint: Vec<_> = complaint.lines().collect();
-    Err(format!("{status}: {}", complaint.join("; ")))
+    let complaint = complaint.join("; ");
+    if !status.success() {
+        return Err(format!("{status}: {complaint}"));
+    }
+    let console = qemu
+        .stdout
+        .as_mut()
+        .map(|stdout| stdout as &mut dyn io::Read);
+    slowdown_of(&read(console, CONSOLE_BYTES_MAX))
+        .ok_or_else(|| format!("it ended too early: {complaint}"))
+}
+
+/// How many times slower the guest's kernel was than its program, if the console shows that it ended well.
+fn slowdown_of(console: &str) -> Option<u64> {
+    let mut slowdown = None;
+    for event in console.lines().filter_map(ConsoleEvent::parse) {
+        match event {
+            ConsoleEvent::Ready {
+                kernel_slowdown, ..
+            } => slowdown = kernel_slowdown,
+            ConsoleEvent::Done { mismatches: 0, .. } => return slowdown,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// Finds [`QEMU`] in the directories of `PATH`.
@@ -190,7 +292,7 @@ fn kept(file: &Path, key: &str, now: SystemTime) -> Option<Detection> {
         .ok()?;
     let verdict: Verdict = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
     let holds = verdict.key == key
-        && (verdict.detection.accelerator == Accelerator::Kvm || age < VERDICT_AGAINST_HOLDS);
+        && (verdict.detection.kvm == KvmSupport::Full || age < VERDICT_AGAINST_HOLDS);
     holds.then_some(verdict.detection)
 }
 
@@ -216,17 +318,40 @@ mod tests {
             SystemTime::now() + Duration::from_secs(3700),
         );
         assert_eq!(kept(&file, "a", now), None);
-        let verdict = |accelerator| Detection {
-            accelerator,
-            reason: "tried".into(),
-        };
-        keep(&file, "a".into(), verdict(Accelerator::Tcg)).unwrap();
-        assert_eq!(kept(&file, "a", now), Some(verdict(Accelerator::Tcg)));
-        assert_eq!(kept(&file, "b", now), None);
-        assert_eq!(kept(&file, "a", later), None);
-        keep(&file, "a".into(), verdict(Accelerator::Kvm)).unwrap();
-        assert_eq!(kept(&file, "a", later), Some(verdict(Accelerator::Kvm)));
+        let verdict = |kvm| Detection::new(kvm, "host", "tried".into());
+        for against in [KvmSupport::None, KvmSupport::Programs] {
+            keep(&file, "a".into(), verdict(against)).unwrap();
+            assert_eq!(kept(&file, "a", now), Some(verdict(against)));
+            assert_eq!(kept(&file, "b", now), None);
+            assert_eq!(kept(&file, "a", later), None);
+        }
+        keep(&file, "a".into(), verdict(KvmSupport::Full)).unwrap();
+        assert_eq!(kept(&file, "a", later), Some(verdict(KvmSupport::Full)));
         fs::write(&file, "not a verdict").unwrap();
         assert_eq!(kept(&file, "a", now), None);
+    }
+
+    #[test]
+    fn a_kernel_far_slower_than_its_program_is_emulated() {
+        let full = judge(1, "host");
+        assert_eq!(
+            (full.accelerator, full.kvm),
+            (Accelerator::Kvm, KvmSupport::Full)
+        );
+        let programs = judge(3000, "qemu64,-cx16");
+        assert_eq!(programs.accelerator, Accelerator::Tcg);
+        assert_eq!(programs.kvm, KvmSupport::Programs);
+        assert_eq!(programs.cpu_model, "qemu64,-cx16");
+    }
+
+    #[test]
+    fn a_guest_that_did_not_come_to_its_end_gives_no_verdict() {
+        let ready =
+            "plimsoll: ready workload=uniform pages=256 cpus=1 kernel_ms=0 kernel_slowdown=7\r\n";
+        let done = "plimsoll: done ops=10048 ms=3 mismatches=";
+        assert_eq!(slowdown_of(&format!("{ready}{done}0\r\n")), Some(7));
+        assert_eq!(slowdown_of(&format!("{ready}{done}1\r\n")), None);
+        assert_eq!(slowdown_of(ready), None);
+        assert_eq!(slowdown_of(""), None);
     }
 }

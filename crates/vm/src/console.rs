@@ -6,7 +6,7 @@
 //! guest can say more.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_flow::PageCount;
 
@@ -35,6 +35,8 @@ pub enum ConsoleEvent {
         pages: PageCount,
         /// Time since the guest's kernel started.
         kernel_ms: u64,
+        /// Guests without an operating system: how many times slower ring 0 is than ring 3.
+        kernel_slowdown: Option<u64>,
     },
     /// Every page of the array was written once.
     Populated {
@@ -64,6 +66,8 @@ pub enum ConsoleEvent {
         total_ops: u64,
         /// Pages found wrong since the array was populated.
         mismatches: u64,
+        /// Guests without an operating system: what visits lost since the array was populated.
+        stalls: Option<Stalls>,
     },
     /// A page that did not hold what was written to it.
     Mismatch {
@@ -121,6 +125,20 @@ pub enum ConsoleEvent {
     },
 }
 
+/// Visits that took 4 µs or more by the guest's time-stamp counter: they met a page that was absent on the host, or lost
+/// the processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stalls {
+    /// Number of those that took up to 4 ms.
+    pub count: u64,
+    /// Their time.
+    pub time: Duration,
+    /// Time of the longer ones.
+    pub long_time: Duration,
+    /// The longest of the round.
+    pub longest: Duration,
+}
+
 impl ConsoleEvent {
     /// Reads a console line, with or without its end.
     #[must_use]
@@ -133,6 +151,7 @@ impl ConsoleEvent {
                 workload: keys.text("workload")?.to_owned(),
                 pages: keys.pages()?,
                 kernel_ms: keys.number("kernel_ms")?,
+                kernel_slowdown: keys.number("kernel_slowdown"),
             },
             "populated" => Self::Populated {
                 ms: keys.number("ms")?,
@@ -149,6 +168,7 @@ impl ConsoleEvent {
                 ms: keys.number("ms")?,
                 total_ops: keys.number("total_ops")?,
                 mismatches: keys.number("mismatches")?,
+                stalls: keys.stalls(),
             },
             "MISMATCH" => Self::Mismatch {
                 page: keys.number("page")?,
@@ -207,6 +227,16 @@ impl<'line> Keys<'line> {
         self.text(key)?.parse().ok()
     }
 
+    fn stalls(&self) -> Option<Stalls> {
+        let time = |key| self.number(key).map(Duration::from_micros);
+        Some(Stalls {
+            count: self.number("stalls")?,
+            time: time("stalled_us")?,
+            long_time: time("long_stalled_us")?,
+            longest: time("longest_us")?,
+        })
+    }
+
     fn pages(&self) -> Option<PageCount> {
         self.number("pages").map(PageCount)
     }
@@ -246,9 +276,19 @@ mod tests {
             ConsoleEvent::Ready {
                 workload: "zipf".into(),
                 pages,
-                kernel_ms: 3847
+                kernel_ms: 3847,
+                kernel_slowdown: None,
             }
         );
+        assert!(matches!(
+            read(
+                "plimsoll: ready workload=uniform pages=256 cpus=1 kernel_ms=0 kernel_slowdown=3187"
+            ),
+            ConsoleEvent::Ready {
+                kernel_slowdown: Some(3187),
+                ..
+            }
+        ));
         assert_eq!(
             read("plimsoll: populated ms=859"),
             ConsoleEvent::Populated { ms: 859 }
@@ -269,7 +309,23 @@ mod tests {
                 ops: 9,
                 ms: 113,
                 total_ops: 435_200,
-                mismatches: 1
+                mismatches: 1,
+                stalls: None,
+            }
+        );
+        let with_stalls = "plimsoll: round index=3 pages=1 ops=9 ms=1 total_ops=4 mismatches=0 stalls=7 stalled_us=90 \
+                           long_stalled_us=5000 longest_us=4500";
+        let stalls = match read(with_stalls) {
+            ConsoleEvent::Round { stalls, .. } => stalls.unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            stalls,
+            Stalls {
+                count: 7,
+                time: Duration::from_micros(90),
+                long_time: Duration::from_millis(5),
+                longest: Duration::from_micros(4500),
             }
         );
         assert_eq!(

@@ -25,10 +25,10 @@ mod meminfo;
 mod process;
 mod qmp;
 
-pub use accelerator::{Accelerator, Detection, QEMU, detect, qemu_program};
+pub use accelerator::{Accelerator, Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
 pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words, escape_commas};
-pub use console::{ConsoleEvent, ConsoleLine};
+pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};
 pub use kernel::{Cgroups, HostKernel};

@@ -1,13 +1,13 @@
 //! What only a trial can show: whether each tracing backend works, and whether a guest runs.
 //!
 //! Each tracing backend is tried on memory of this process, as a tracer uses it on a VM's. KVM counts as working
-//! after QEMU's firmware has run under it; that takes up to 3 s where it does not.
+//! after a small guest has run under it; that takes some seconds where it does not.
 
 use std::path::Path;
 use std::process::Command;
 
 use plimsoll_trap::{BACKENDS, BackendRow, Refusal, TrapError};
-use plimsoll_vm::{Accelerator, QEMU, detect};
+use plimsoll_vm::{KvmSupport, QEMU, detect};
 
 use super::{Chapter, Finding};
 use plimsoll_output::exit::with_causes;
@@ -64,9 +64,11 @@ fn kvm(device: &Path) -> Finding {
         return Finding::limited(subject, format!("no {}", device.display()), slow);
     }
     let detection = detect();
-    match detection.accelerator {
-        Accelerator::Kvm => Finding::ok(subject, detection.reason),
-        Accelerator::Tcg => Finding::limited(subject, detection.reason, slow),
+    match detection.kvm {
+        KvmSupport::Full => Finding::ok(subject, detection.reason),
+        KvmSupport::Programs | KvmSupport::None => {
+            Finding::limited(subject, detection.reason, slow)
+        }
     }
 }
 

@@ -33,7 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("plimsoll-pagelog", &["plimsoll-flow"]),
-    ("plimsoll-vm", &["plimsoll-flow"]),
+    ("plimsoll-vm", &["plimsoll-flow", "plimsoll-kvm-guest"]),
     ("plimsoll-hcache", &[]),
     ("plimsoll-ring", &["plimsoll-hcache"]),
     ("plimsoll-disk", &["plimsoll-flow", "plimsoll-hcache"]),
@@ -114,7 +114,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-serve",
         ],
     ),
-    ("plimsoll-rig", &["plimsoll-flow", "plimsoll-vm"]),
+    ("plimsoll-kvm-guest", &[]),
+    (
+        "plimsoll-rig",
+        &["plimsoll-flow", "plimsoll-kvm-guest", "plimsoll-vm"],
+    ),
     (
         "plimsoll-lab",
         &[

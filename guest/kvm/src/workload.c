@@ -1,0 +1,458 @@
+/*
+ * The workload: visits the pages of an array in an order whose miss-ratio curve is known, and verifies what it finds
+ * there. README.md describes its settings and the lines that it prints.
+ */
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long u64;
+
+#define ARRAY		((u64 *)0x2000000)
+#define PAGE_WORDS	512
+#define PAGES_PER_MIB	256
+#define SERIAL		0x3f8
+#define FW_CFG		0x510
+#define SETTINGS	"opt/plimsoll/workload"
+#define KEYBOARD	0x64
+#define LOOP_TURNS	200	/* as in start.S */
+#define STEPS_MAX	16
+/* Visits between two readings of the clock for anything but the visits themselves. */
+#define VISITS		64
+/* A visit that takes longer met an absent page, or something else had the processor. */
+#define STALL_US	4
+/* Beyond this it was something else, or memory that was made inaccessible in bulk: counted apart. */
+#define LONG_STALL_US	4000
+
+static inline void out8(u16 port, u8 value) { asm volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
+static inline void out16(u16 port, u16 value) { asm volatile("outw %0, %1" : : "a"(value), "Nd"(port)); }
+static inline u8 in8(u16 port) { u8 value; asm volatile("inb %1, %0" : "=a"(value) : "Nd"(port)); return value; }
+
+static inline u64 ticks(void)
+{
+	u32 low, high;
+
+	asm volatile("lfence; rdtsc" : "=a"(low), "=d"(high) : : "memory");
+	return (u64)high << 32 | low;
+}
+
+/* --- console --- */
+
+static void put(const char *text)
+{
+	while (*text)
+		out8(SERIAL, *text++);
+}
+
+static void put_number(u64 value, unsigned base)
+{
+	char digits[24], *at = digits + sizeof(digits) - 1;
+
+	*at = 0;
+	do {
+		*--at = "0123456789abcdef"[value % base];
+		value /= base;
+	} while (value);
+	put(at);
+}
+
+static void begin(const char *event) { put("plimsoll: "); put(event); }
+static void key(const char *name) { put(" "); put(name); put("="); }
+static void number(const char *name, u64 value) { key(name); put_number(value, 10); }
+static void hexadecimal(const char *name, u64 value) { key(name); put("0x"); put_number(value, 16); }
+static void end(void) { put("\r\n"); }
+
+/* Resets the machine, which QEMU's -no-reboot makes the end. */
+static void __attribute__((noreturn)) leave(void)
+{
+	for (;;)
+		out8(KEYBOARD, 0xfe);
+}
+
+static void __attribute__((noreturn)) give_up(const char *message)
+{
+	begin("error message=");
+	put(message);
+	end();
+	leave();
+}
+
+/* In ring 0. */
+void guest_exception(u64 vector, u64 code, u64 instruction, u64 address)
+{
+	begin("error message=exception");
+	number("vector", vector);
+	hexadecimal("code", code);
+	hexadecimal("instruction", instruction);
+	hexadecimal("address", address);
+	end();
+	leave();
+}
+
+/* --- settings --- */
+
+static char settings[1024];
+
+static u32 fw_cfg_number(unsigned bytes)
+{
+	u32 value = 0;
+
+	while (bytes--)
+		value = value << 8 | in8(FW_CFG + 1);
+	return value;
+}
+
+/* Whether `text` begins with `word` and goes on with `after`. */
+static int begins(const char *text, const char *word, char after)
+{
+	while (*word && *text == *word)
+		text++, word++;
+	return !*word && *text == after;
+}
+
+static void read_settings(void)
+{
+	out16(FW_CFG, 0x19);	/* the directory of files */
+	for (u32 files = fw_cfg_number(4); files; files--) {
+		u32 bytes = fw_cfg_number(4), selector = fw_cfg_number(2);
+		char name[56];
+
+		fw_cfg_number(2);
+		for (unsigned i = 0; i < sizeof(name); i++)
+			name[i] = in8(FW_CFG + 1);
+		if (!begins(name, SETTINGS, 0))
+			continue;
+		if (bytes >= sizeof(settings))
+			give_up("the settings are longer than 1023 bytes");
+		out16(FW_CFG, selector);
+		for (u32 i = 0; i < bytes; i++)
+			settings[i] = in8(FW_CFG + 1);
+		return;
+	}
+}
+
+/* The value of a setting, or 0. */
+static const char *setting(const char *name)
+{
+	for (const char *at = settings; *at;) {
+		if (begins(at, name, '=')) {
+			while (*at++ != '=')
+				;
+			return at;
+		}
+		while (*at && *at != ' ')
+			at++;
+		while (*at == ' ')
+			at++;
+	}
+	return 0;
+}
+
+static u64 parse(const char **at)
+{
+	u64 value = 0;
+
+	while (**at >= '0' && **at <= '9')
+		value = value * 10 + *(*at)++ - '0';
+	return value;
+}
+
+static u64 setting_number(const char *name, u64 otherwise)
+{
+	const char *at = setting(name);
+
+	if (!at)
+		return otherwise;
+	otherwise = parse(&at);
+	if (*at && *at != ' ')
+		give_up("a setting that should be a number is none");
+	return otherwise;
+}
+
+/* A share from 0 to 1, such as 0.25, in parts of 65536. */
+static u64 setting_share(const char *name)
+{
+	const char *at = setting(name);
+	u64 share, unit = 65536;
+
+	if (!at)
+		return 0;
+	share = parse(&at) * 65536;
+	if (*at == '.')
+		for (at++; *at >= '0' && *at <= '9'; at++)
+			share += (*at - '0') * (unit /= 10);
+	return share > 65536 ? 65536 : share;
+}
+
+/* --- time --- */
+
+static u64 ticks_per_ms;
+
+#define TIMER_HZ	1193182
+
+/* Reads the interval timer's third channel, which counts down, and the time-stamp counter at once: of several tries the closest. */
+static u64 timer(u64 *at)
+{
+	u64 closest = ~0ul, count = 0;
+
+	for (unsigned try = 0; try < 8; try++) {
+		u64 before = ticks();
+		out8(0x43, 0x80);	/* latch */
+		u64 after = ticks(), low = in8(0x42), read = low | (u64)in8(0x42) << 8;
+		if (after - before < closest)
+			closest = after - before, count = read, *at = before + closest / 2;
+	}
+	return count;
+}
+
+/*
+ * The rate of the time-stamp counter. A try in which the timer began anew, as something else had the processor, comes out too
+ * high: tries go on until the two lowest agree within 0.2 %.
+ */
+static void calibrate(void)
+{
+	const u64 counts = TIMER_HZ / 50;
+	u64 best = ~0ul, second = ~0ul;
+
+	for (unsigned try = 0; try < 50 && (second == ~0ul || second - best > best / 512); try++) {
+		u64 begun, ended, from, to;
+
+		out8(0x61, (in8(0x61) & ~2) | 1);	/* gate on, speaker off */
+		out8(0x43, 0xb0);			/* one shot, from the largest count */
+		out8(0x42, 0xff);
+		out8(0x42, 0xff);
+		from = timer(&begun);
+		do
+			to = timer(&ended);
+		while (to < from && from - to < counts);
+		if (to >= from)
+			continue;
+		u64 rate = (ended - begun) * TIMER_HZ / (from - to) / 1000;
+		if (rate < best)
+			second = best, best = rate;
+		else if (rate < second)
+			second = rate;
+	}
+	ticks_per_ms = best;
+	if (!best || second == ~0ul)
+		give_up("the time-stamp counter cannot be timed");
+}
+
+/* How many times slower ring 0 ran a loop than this ring does. */
+static u64 kernel_slowdown(u32 ring0_ticks)
+{
+	u64 best = ~0ul;
+
+	for (unsigned try = 0; try < 3; try++) {
+		u32 turns = LOOP_TURNS;
+		u64 start = ticks();
+		asm volatile("1: decl %0\n\tjnz 1b" : "+r"(turns));
+		u64 took = ticks() - start;
+		if (took < best)
+			best = took;
+	}
+	return ring0_ticks / (best ? best : 1);
+}
+
+/* --- pages --- */
+
+/* A page's number, its version (how often it was written), and words made of both, evenly spread over it. */
+static u64 work, mismatches;
+
+static inline u64 mix(u64 x)
+{
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93;
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93;
+	return x ^ x >> 32;
+}
+
+static void sign(u64 page, u64 version)
+{
+	u64 *words = ARRAY + page * PAGE_WORDS, stride = PAGE_WORDS / work, signature = mix(page ^ version << 32);
+
+	words[0] = page;
+	words[stride] = version;
+	for (u64 i = 2; i < work; i++)
+		words[i * stride] = signature + i;
+}
+
+static void __attribute__((noinline)) wrong(u64 page, u64 word, u64 expected, u64 found)
+{
+	if (++mismatches > 16)
+		return;
+	begin("MISMATCH");
+	number("page", page);
+	number("word", word);
+	hexadecimal("expected", expected);
+	hexadecimal("found", found);
+	end();
+}
+
+/* Verifies a page and returns its version. */
+static inline u64 verify(u64 page)
+{
+	volatile u64 *words = ARRAY + page * PAGE_WORDS;
+	u64 stride = PAGE_WORDS / work, version = words[stride], signature = mix(page ^ version << 32);
+
+	if (words[0] != page)
+		wrong(page, 0, page, words[0]);
+	for (u64 i = 2; i < work; i++)
+		if (words[i * stride] != signature + i)
+			wrong(page, i, signature + i, words[i * stride]);
+	return version;
+}
+
+/* --- run --- */
+
+static u64 random_state;
+
+static inline u64 random(void) { return mix(random_state += 0x9e3779b97f4a7c15); }
+static inline u64 below(u64 bound) { return (u64)((unsigned __int128)random() * bound >> 64); }
+
+/* `ring0_ticks`: what start.S measured. */
+void guest_main(u32 ring0_ticks)
+{
+	enum { SEQUENTIAL, UNIFORM, STEPS } order;
+	u64 steps[STEPS_MAX], step_count = 0, pages;
+	const char *at, *name;
+
+	read_settings();
+	calibrate();
+	at = setting("workload");
+	if (at && (begins(at, "steps", ' ') || begins(at, "steps", 0)))
+		order = STEPS, name = "steps";
+	else if (at && (begins(at, "uniform", ' ') || begins(at, "uniform", 0)))
+		order = UNIFORM, name = "uniform";
+	else if (at && (begins(at, "sequential", ' ') || begins(at, "sequential", 0)))
+		order = SEQUENTIAL, name = "sequential";
+	else
+		give_up("workload= must be sequential, uniform or steps");
+	pages = setting_number("mib", 64) * PAGES_PER_MIB;
+	if (order == STEPS) {
+		if (!(at = setting("steps_mib")))
+			give_up("steps needs steps_mib=");
+		for (pages = 0; step_count < STEPS_MAX; at++) {
+			steps[step_count] = parse(&at) * PAGES_PER_MIB;
+			if (steps[step_count] > pages)
+				pages = steps[step_count];
+			if (!steps[step_count++])
+				give_up("steps_mib= has a step without pages");
+			if (*at != ',')
+				break;
+		}
+	}
+	work = setting_number("work", 8);
+	if (!pages || work < 4 || work > PAGE_WORDS)
+		give_up("mib= must be 1 or more, work= 4 to 512");
+	random_state = setting_number("seed", 1);
+	const u64 write_share = setting_share("write_ratio");
+	const u64 think = setting_number("think", 0);
+	const u64 step_ticks = setting_number("step_ms", 5000) * ticks_per_ms;
+	const u64 report_ticks = setting_number("report_ms", 200) * ticks_per_ms;
+	const u64 seconds = setting_number("seconds", 0), visits = setting_number("visits", ~0ul);
+	const u64 stall_min = ticks_per_ms * STALL_US / 1000, long_min = ticks_per_ms * LONG_STALL_US / 1000;
+
+	begin("ready");
+	key("workload");
+	put(name);
+	number("pages", pages);
+	number("cpus", 1);
+	number("kernel_ms", 0);
+	number("kernel_slowdown", kernel_slowdown(ring0_ticks));
+	number("ticks_per_ms", ticks_per_ms);
+	end();
+
+	u64 begun = ticks();
+
+	for (u64 page = 0; page < pages; page++)
+		sign(page, 0);
+	begin("populated");
+	number("ms", (ticks() - begun) / ticks_per_ms);
+	end();
+
+	u64 start = ticks(), now = start, reported = start, stepped = start;
+	u64 total = 0, total_reported = 0, rounds = 0, writes = 0, page = 0, step = 0;
+	u64 stalls = 0, stalled = 0, long_stalled = 0, longest = 0;
+	u64 size = order == STEPS ? steps[0] : pages;
+	const u64 finish = seconds ? start + seconds * 1000 * ticks_per_ms : ~0ul;
+
+	if (order == STEPS) {
+		begin("step");
+		number("index", 0);
+		number("pages", size);
+		number("start_ms", 0);
+		end();
+	}
+	while (now < finish && total < visits) {
+		for (unsigned i = 0; i < VISITS; i++) {
+			if (order == UNIFORM)
+				page = below(pages);
+			else if (++page >= size)
+				page = 0;
+			u64 touched = ticks(), version = verify(page);
+
+			if (write_share && (random() & 0xffff) < write_share) {
+				sign(page, version + 1);
+				writes++;
+			}
+			u64 took = ticks() - touched;
+
+			if (took >= stall_min) {
+				if (took < long_min)
+					stalls++, stalled += took;
+				else
+					long_stalled += took;
+				if (took > longest)
+					longest = took;
+			}
+			for (u64 turn = 0; turn < think; turn++)
+				asm volatile("");
+		}
+		total += VISITS;
+		now = ticks();
+		if (order == STEPS && now - stepped >= step_ticks) {
+			stepped = now;
+			size = steps[++step % step_count];
+			page = 0;
+			begin("step");
+			number("index", step);
+			number("pages", size);
+			number("start_ms", (now - start) / ticks_per_ms);
+			end();
+		}
+		if (now - reported >= report_ticks) {
+			begin("round");
+			number("index", rounds++);
+			number("pages", size);
+			number("ops", total - total_reported);
+			number("ms", (now - reported) / ticks_per_ms);
+			number("total_ops", total);
+			number("mismatches", mismatches);
+			number("stalls", stalls);
+			number("stalled_us", stalled * 1000 / ticks_per_ms);
+			number("long_stalled_us", long_stalled * 1000 / ticks_per_ms);
+			number("longest_us", longest * 1000 / ticks_per_ms);
+			end();
+			reported = now;
+			total_reported = total;
+			longest = 0;
+		}
+	}
+
+	begin("audit");
+	number("pages", pages);
+	end();
+	u64 versions = 0;
+
+	for (page = 0; page < pages; page++)
+		versions += verify(page);
+	if (versions != writes)
+		wrong(pages, 1, writes, versions);
+	begin("done");
+	number("ops", total);
+	number("ms", (now - start) / ticks_per_ms);
+	number("mismatches", mismatches);
+	end();
+	leave();
+}
