@@ -18,7 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_vm::{
-    Accelerator, ConsoleEvent, ConsoleLine, Detection, QEMU, QemuVm, Qmp, detect, qemu_program,
+    Accelerator, ConsoleEvent, ConsoleLine, Detection, KvmSupport, QEMU, QemuVm, Qmp, detect,
+    qemu_program,
 };
 
 use crate::{GuestError, GuestImage};
@@ -35,6 +36,8 @@ const STDERR_BYTES: usize = 1024;
 const QEMU_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of polling something without notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The firmware of a guest without an operating system, in its directory.
+const ROM: &str = "guest.rom";
 /// The balloon: it gives nothing back by itself when the guest runs out of memory.
 const BALLOON: &str = "virtio-balloon-pci,id=balloon0,deflate-on-oom=off";
 /// Longest serial of a virtio disk.
@@ -42,10 +45,25 @@ const SERIAL_BYTES_MAX: usize = 20;
 /// Longest kernel command line of x86.
 const KERNEL_LINE_BYTES_MAX: usize = 2047;
 
+/// What a guest boots.
+#[derive(Debug, Clone, Copy)]
+pub enum Boot<'a> {
+    /// Linux, with a workload as its `/init`.
+    Linux(&'a GuestImage),
+    /// A workload without an operating system, of guest/kvm; it has one virtual CPU and no drivers.
+    Bare,
+}
+
+impl<'a> From<&'a GuestImage> for Boot<'a> {
+    fn from(image: &'a GuestImage) -> Self {
+        Self::Linux(image)
+    }
+}
+
 /// Which accelerator a guest is to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AcceleratorChoice {
-    /// Whatever [`detect`] says.
+    /// Whatever [`detect`] returns for what the guest boots.
     #[default]
     Auto,
     /// KVM, or fail.
@@ -297,10 +315,12 @@ impl GuestConfig {
     /// QEMU's arguments.
     fn arguments(
         &self,
-        image: &GuestImage,
-        accelerator: Accelerator,
+        boot: Boot<'_>,
+        detection: &Detection,
+        folder: &Path,
         socket: Option<&Path>,
     ) -> Result<Vec<OsString>, GuestError> {
+        let accelerator = detection.accelerator;
         let kernel_line = self.kernel_line(accelerator)?;
         let memory = self.memory_mib;
         let mut arguments: Vec<OsString> = Vec::new();
@@ -311,7 +331,7 @@ impl GuestConfig {
         add("-name", format!("guest={},debug-threads=on", self.name));
         add("-accel", accelerator.to_string());
         let cpu = match accelerator {
-            Accelerator::Kvm => "host",
+            Accelerator::Kvm => detection.cpu_model.as_str(),
             // QEMU 7.2's TCG gets 16-byte compare-and-exchange wrong in newer kernels.
             Accelerator::Tcg => "qemu64,-cx16",
         };
@@ -328,11 +348,24 @@ impl GuestConfig {
         add("-display", "none".into());
         add("-chardev", "stdio,id=console,signal=off".into());
         add("-serial", "chardev:console".into());
-        add("-append", kernel_line);
         arguments.extend(self.ram.iter().flatten().map(Into::into));
         arguments.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(Into::into));
-        arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
-        arguments.extend(["-initrd".into(), image.initrd.clone().into()]);
+        match boot {
+            Boot::Linux(image) => {
+                arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
+                arguments.extend(["-initrd".into(), image.initrd.clone().into()]);
+                arguments.extend(["-append".into(), kernel_line.into()]);
+            }
+            Boot::Bare => {
+                if self.vcpus > 1 || self.balloon || !self.disks.is_empty() {
+                    return Err(GuestError::GuestConfig {
+                        what: "a guest without an operating system has one virtual CPU, no balloon and no disks".into(),
+                    });
+                }
+                let rom = folder.join(ROM);
+                arguments.extend(plimsoll_kvm_guest::arguments(&rom, &self.workload));
+            }
+        }
         if let Some(socket) = socket {
             let mut monitor = OsString::from("unix:");
             monitor.push(escape_commas(socket));
@@ -392,17 +425,19 @@ impl Guest {
     ///
     /// [`GuestError::GuestConfig`] and [`GuestError::GuestStart`]. What QEMU itself
     /// refuses is reported by the first wait: [`GuestError::GuestEnded`].
-    pub fn start(image: &GuestImage, config: &GuestConfig) -> Result<Self, GuestError> {
+    pub fn start<'a>(boot: impl Into<Boot<'a>>, config: &GuestConfig) -> Result<Self, GuestError> {
+        let boot = boot.into();
         let chosen = |accelerator| Detection {
             accelerator,
-            reason: "it was asked for".into(),
+            reason: "it was requested".into(),
+            ..detect()
         };
         let program = qemu_program().map_err(|source| GuestError::GuestStart {
             program: QEMU.into(),
             source,
         })?;
         let detection = match config.accelerator {
-            AcceleratorChoice::Auto => detect(),
+            AcceleratorChoice::Auto => for_boot(boot, detect()),
             AcceleratorChoice::Kvm => chosen(Accelerator::Kvm),
             AcceleratorChoice::Tcg => chosen(Accelerator::Tcg),
         };
@@ -415,7 +450,10 @@ impl Guest {
             .tempdir()
             .map_err(failed)?;
         let socket = config.qmp.then(|| folder.path().join("qmp"));
-        let arguments = config.arguments(image, detection.accelerator, socket.as_deref())?;
+        let arguments = config.arguments(boot, &detection, folder.path(), socket.as_deref())?;
+        if matches!(boot, Boot::Bare) {
+            fs::write(folder.path().join(ROM), plimsoll_kvm_guest::IMAGE).map_err(failed)?;
+        }
         let errors = fs::File::create(folder.path().join("stderr")).map_err(failed)?;
         let mut command = command_that_dies_with_us(&config.prefix, &program);
         command
@@ -609,6 +647,17 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// What runs a guest that boots this: KVM that runs programs alone is enough for a guest without an operating system.
+fn for_boot(boot: Boot<'_>, detection: Detection) -> Detection {
+    match (boot, detection.kvm) {
+        (Boot::Bare, KvmSupport::Programs | KvmSupport::Full) => Detection {
+            accelerator: Accelerator::Kvm,
+            ..detection
+        },
+        _ => detection,
     }
 }
 
@@ -823,9 +872,15 @@ mod tests {
             accelerator: AcceleratorChoice::Tcg,
             ..GuestConfig::new("a", "workload=idle")
         };
+        let tcg = Detection {
+            accelerator: Accelerator::Tcg,
+            kvm: KvmSupport::None,
+            cpu_model: "host".into(),
+            reason: String::new(),
+        };
         let refused = |config: GuestConfig| {
             config
-                .arguments(&image, Accelerator::Tcg, None)
+                .arguments((&image).into(), &tcg, Path::new("/none"), None)
                 .unwrap_err()
                 .to_string()
         };
@@ -845,6 +900,37 @@ mod tests {
             ..good.clone()
         };
         assert!(refused(long).contains("expected at most 2047"));
+        let two = GuestConfig {
+            vcpus: 2,
+            ..good.clone()
+        };
+        let bare = two.arguments(Boot::Bare, &tcg, Path::new("/none"), None);
+        let refused = bare.unwrap_err().to_string();
+        assert!(refused.contains("one virtual CPU"), "{refused}");
+    }
+
+    #[test]
+    fn kvm_for_programs_alone_runs_guests_without_an_operating_system() {
+        let image = GuestImage {
+            kernel: "/none".into(),
+            initrd: "/none".into(),
+        };
+        let detected = |kvm| Detection {
+            accelerator: if kvm == KvmSupport::Full {
+                Accelerator::Kvm
+            } else {
+                Accelerator::Tcg
+            },
+            kvm,
+            cpu_model: "qemu64,-cx16".into(),
+            reason: String::new(),
+        };
+        let under = |boot, kvm| for_boot(boot, detected(kvm)).accelerator;
+        let linux = Boot::Linux(&image);
+        assert_eq!(under(Boot::Bare, KvmSupport::Programs), Accelerator::Kvm);
+        assert_eq!(under(linux, KvmSupport::Programs), Accelerator::Tcg);
+        assert_eq!(under(Boot::Bare, KvmSupport::None), Accelerator::Tcg);
+        assert_eq!(under(linux, KvmSupport::Full), Accelerator::Kvm);
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod wait;
 
 pub use disk_guest::{DiskGuest, Fields, Setup, Told, make_image};
 pub use error::GuestError;
-pub use guest::{AcceleratorChoice, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
+pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use host::median;
 pub use image::GuestImage;
 pub use server::{Server, has_ended, program, send};

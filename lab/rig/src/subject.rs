@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use plimsoll_flow::PageCount;
-use plimsoll_vm::{ConsoleEvent, QemuVm};
+use plimsoll_vm::{ConsoleEvent, QemuVm, Stalls};
 
-use crate::{Guest, GuestConfig, GuestError, GuestImage, POLL, wait_for};
+use crate::{Boot, Guest, GuestConfig, GuestError, POLL, wait_for};
 
 /// Longest wait for anything that must come: guests here may be emulated, and machines busy.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -32,8 +32,8 @@ impl Subject {
     /// # Errors
     ///
     /// Why it did not come up; no guest is left.
-    pub fn boot(image: &GuestImage, config: &GuestConfig) -> anyhow::Result<Self> {
-        let mut subject = Self::start(image, config)?;
+    pub fn boot<'a>(boot: impl Into<Boot<'a>>, config: &GuestConfig) -> anyhow::Result<Self> {
+        let mut subject = Self::start(boot, config)?;
         subject.until_populated()?;
         Ok(subject)
     }
@@ -43,8 +43,8 @@ impl Subject {
     /// # Errors
     ///
     /// Why it did not start; no guest is left.
-    pub fn start(image: &GuestImage, config: &GuestConfig) -> anyhow::Result<Self> {
-        let mut guest = Guest::start(image, config)
+    pub fn start<'a>(boot: impl Into<Boot<'a>>, config: &GuestConfig) -> anyhow::Result<Self> {
+        let mut guest = Guest::start(boot, config)
             .with_context(|| format!("cannot start guest {}", config.name))?;
         Ok(Self {
             vm: guest.vm()?,
@@ -220,6 +220,33 @@ impl ConsoleLog {
                 _ => None,
             })
             .filter(move |round| round.start >= from && round.end <= to)
+    }
+
+    /// What visits lost between two times, whole rounds only, with the time of these rounds; zero for guests with an operating
+    /// system, which do not measure it.
+    #[must_use]
+    pub fn stalls(&self, from: Instant, to: Instant) -> (Stalls, Duration) {
+        let rounds = self.0.iter().filter(|(at, _)| *at >= from && *at <= to);
+        let mut rounds = rounds.filter_map(|(_, event)| match event {
+            ConsoleEvent::Round { stalls, ms, .. } => {
+                Some(((*stalls)?, Duration::from_millis(*ms)))
+            }
+            _ => None,
+        });
+        let Some((first, _)) = rounds.next() else {
+            return Default::default();
+        };
+        let (mut last, mut longest, mut length) = (first, Duration::ZERO, Duration::ZERO);
+        for (stalls, took) in rounds {
+            (last, longest, length) = (stalls, longest.max(stalls.longest), length + took);
+        }
+        let stalls = Stalls {
+            count: last.count - first.count,
+            time: last.time.saturating_sub(first.time),
+            long_time: last.long_time.saturating_sub(first.long_time),
+            longest,
+        };
+        (stalls, length)
     }
 
     /// Visits to pages between two times, with the time they took, whole rounds only.

@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{PageCount, RamBacking, VmId};
-use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage};
-use plimsoll_vm::{Accelerator, ConsoleEvent, QemuVm, RamState, VmError, detect, find, running};
+use plimsoll_rig::{AcceleratorChoice, Boot, Guest, GuestConfig, GuestError, GuestImage};
+use plimsoll_vm::{
+    Accelerator, ConsoleEvent, KvmSupport, QemuVm, RamState, VmError, detect, find, running,
+};
 
 /// A guest under TCG on a busy machine boots in 5 to 20 s.
 const BOOT: Duration = Duration::from_secs(90);
@@ -51,8 +53,8 @@ fn is_round(event: &ConsoleEvent) -> bool {
 }
 
 /// All lines of a workload, from the first to the last line of the protocol.
-fn events_of(image: &GuestImage, config: &GuestConfig) -> Vec<ConsoleEvent> {
-    let mut guest = Guest::start(image, config).unwrap();
+fn events_of<'a>(boot: impl Into<Boot<'a>>, config: &GuestConfig) -> Vec<ConsoleEvent> {
+    let mut guest = Guest::start(boot, config).unwrap();
     let (mut events, deadline) = (Vec::new(), Instant::now() + BOOT);
     loop {
         match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
@@ -381,6 +383,63 @@ fn detection_leaves_no_guest_behind() {
     let left = running().unwrap();
     let probe = VmId(unique("plimsoll-kvm-probe"));
     assert!(left.iter().all(|vm| vm.id != probe), "{left:?}");
+}
+
+#[test]
+fn a_guest_without_an_operating_system_runs_under_both_accelerators() {
+    if image().is_none() {
+        return;
+    }
+    let mut accelerators = vec![AcceleratorChoice::Tcg];
+    let detection = detect();
+    if detection.kvm == KvmSupport::None {
+        skip(Lack::Kvm, format_args!("{}", detection.reason));
+    } else {
+        accelerators.push(AcceleratorChoice::Kvm);
+    }
+    for accelerator in accelerators {
+        let config = GuestConfig {
+            accelerator,
+            ..config(
+                "bare",
+                "workload=steps steps_mib=2,4 step_ms=300 write_ratio=0.2 seconds=1",
+            )
+        };
+        let events = events_of(Boot::Bare, &config);
+        let steps: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event {
+                ConsoleEvent::Step { pages, .. } => Some(pages.0),
+                _ => None,
+            })
+            .collect();
+        assert!(steps.starts_with(&[512, 1024, 512]), "{steps:?}");
+        let stalls = |event: &ConsoleEvent| {
+            matches!(
+                event,
+                ConsoleEvent::Round {
+                    stalls: Some(_),
+                    ..
+                }
+            )
+        };
+        assert!(events.iter().any(stalls), "{events:?}");
+        let sound = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Done { mismatches: 0, ms, .. } if (1000..1500).contains(ms));
+        assert!(events.last().is_some_and(sound), "{events:?}");
+        let emulated = events.iter().find_map(|event| match event {
+            ConsoleEvent::Ready {
+                kernel_slowdown, ..
+            } => *kernel_slowdown,
+            _ => None,
+        });
+        assert!(emulated.is_some(), "{events:?}");
+    }
+    let wrong = config("bare", "workload=unknown");
+    let events = events_of(Boot::Bare, &wrong);
+    assert!(
+        matches!(events.last(), Some(ConsoleEvent::Error { .. })),
+        "{events:?}"
+    );
 }
 
 #[test]
