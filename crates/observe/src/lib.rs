@@ -316,6 +316,7 @@ pub fn target_of(vm: &QemuVm) -> Result<TraceTarget, ObserveError> {
         pid: vm.pid,
         ram: vm.ram.clone(),
         locked: states.iter().any(|state| state.locked),
+        userfault: states.iter().any(|state| state.userfaultfd),
         vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
     })
 }

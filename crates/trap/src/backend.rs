@@ -11,6 +11,8 @@ use plimsoll_flow::{PageNumber, Period, ReferenceBatch, TraceMethod};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::rate::RateRule;
+use crate::refusal::Refusal;
+use crate::requirement::Requirement;
 use crate::target::TraceTarget;
 
 /// A VM that is being observed. Dropped, it leaves nothing in the VM.
@@ -113,6 +115,8 @@ pub struct BackendRow {
     pub options: &'static [&'static str],
     /// Rules by which its tracking rate can follow the VM.
     pub rate_rules: &'static [RateRule],
+    /// What VM and caller must have, by the settings, in the order in which refusals are reported.
+    pub(crate) requirements: fn(&TraceConfig) -> &'static [Requirement],
     /// Tries it on memory of this process; returns the time that an observed touch costs on this host.
     pub trial: fn() -> Result<Duration, TrapError>,
     /// Attaches to a VM.
@@ -129,17 +133,31 @@ impl BackendRow {
         self.method.name()
     }
 
+    /// What is in the way of observing a VM with this backend, in the order in which attaching finds it.
+    pub(crate) fn refusals(
+        &self,
+        target: &TraceTarget,
+        config: &TraceConfig,
+    ) -> impl Iterator<Item = Refusal> {
+        let requirements = (self.requirements)(config).iter();
+        requirements.filter_map(|requirement| requirement.check(target, config).err())
+    }
+
     /// Attaches to a running VM from outside; observes nothing yet.
     ///
     /// # Errors
     ///
-    /// Every [`TrapError`]; the VM is left as it was.
+    /// [`TrapError::Refused`] with the first refusal of [`assess`](crate::assess), before anything is changed in the VM;
+    /// every other [`TrapError`], and the VM is left as it was.
     pub fn attach(
         &self,
         target: &TraceTarget,
         config: &TraceConfig,
     ) -> Result<Box<dyn Backend>, TrapError> {
         config.check(self.rate_rules)?;
+        if let Some(refusal) = self.refusals(target, config).next() {
+            return Err(refusal.into());
+        }
         (self.attach)(target, config)
     }
 }

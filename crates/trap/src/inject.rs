@@ -283,6 +283,32 @@ pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal>
     seccomp::check(pid)
 }
 
+/// Refuses a process in which no userfaultfd can be opened, neither by the device nor by its own privilege. Changes nothing.
+pub fn check_userfaultfd(pid: u32) -> Result<(), Refusal> {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let Err(source) = open_device() else {
+        return Ok(());
+    };
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let is_open_to_all = read("/proc/sys/vm/unprivileged_userfaultfd").trim() == "1";
+    let status = read(&format!("/proc/{pid}/status"));
+    let capabilities = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    if is_open_to_all || capabilities.is_some_and(|bits| bits >> CAP_SYS_PTRACE & 1 == 1) {
+        return Ok(());
+    }
+    Err(no_userfaultfd(pid, source))
+}
+
+fn no_userfaultfd(pid: u32, source: io::Error) -> Refusal {
+    Refusal::NoPrivilege {
+        what: format!("open {DEVICE}, nor may process {pid} call userfaultfd()"),
+        source,
+    }
+}
+
 /// What a failed step means to the one who wants to trace.
 fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
     match source.raw_os_error() {
@@ -292,11 +318,9 @@ fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
             source,
         }
         .into(),
-        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => Refusal::NoPrivilege {
-            what: format!("open {DEVICE}, nor may process {pid} call userfaultfd()"),
-            source,
+        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => {
+            no_userfaultfd(pid, source).into()
         }
-        .into(),
         Some(libc::EPERM | libc::EACCES) => Refusal::NoPrivilege {
             what: format!("trace process {pid} ({step})"),
             source,

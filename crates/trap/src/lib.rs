@@ -20,6 +20,7 @@
 //!
 //! Not here: estimating curves, finding VMs, printing.
 
+mod assess;
 mod backend;
 mod barrier;
 mod config;
@@ -32,6 +33,7 @@ mod ram;
 mod rate;
 mod refusal;
 mod registry;
+mod requirement;
 mod sample;
 mod sampled_pages;
 mod scans;
@@ -45,6 +47,7 @@ mod trial;
 pub mod uffd;
 mod write_scan;
 
+pub use assess::{Assessment, assess};
 pub use backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
 pub use config::TraceConfig;
 pub use error::TrapError;

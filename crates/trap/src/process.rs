@@ -166,13 +166,10 @@ impl Session {
     pub fn open(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let process = TracedProcess::open(target)?;
         let swap = SwapWatch::new(target.pid);
-        target.check()?;
-        let (pid, layout) = (target.pid, target.layout());
-        let populated =
-            Populated::open(pid, &layout, &target.ram).map_err(|source| Refusal::NoPrivilege {
-                what: format!("read /proc/{pid}/map_files"),
-                source,
-            })?;
+        // The watch has begun, so no change of swap goes unnoticed between the two.
+        target.check_swap()?;
+        let layout = target.layout();
+        let populated = target.populated()?;
         let presence = target.presence()?;
         let pidfd = process.pidfd.try_clone().map_err(process.failed("dup()"))?;
         let barrier = RemotePageout::new(pidfd, presence);

@@ -60,6 +60,18 @@ pub enum Refusal {
         /// Process of the VM.
         pid: u32,
     },
+    /// The kernel allows one tracer of a process.
+    #[error(
+        "process {pid} is traced by process {tracer} ({program}), and the kernel allows one tracer of a process"
+    )]
+    Debugged {
+        /// Process of the VM.
+        pid: u32,
+        /// Process that traces it.
+        tracer: u32,
+        /// The name of that process.
+        program: String,
+    },
     /// The kernel did not let us.
     #[error("no privilege to {what} ({source})")]
     NoPrivilege {
@@ -118,6 +130,9 @@ impl Refusal {
                  daemon's unit, where the filter can be suspended"
                     .to_owned()
             }
+            Self::Debugged { tracer, .. } => {
+                format!("detach the debugger or end process {tracer}")
+            }
             Self::NoPrivilege { .. } => {
                 "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
             }
@@ -138,6 +153,7 @@ impl Refusal {
             Self::UserfaultInUse => "userfault-in-use",
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
             Self::SeccompFilter { .. } => "seccomp-filter",
+            Self::Debugged { .. } => "debugged",
             Self::NoPrivilege { .. } => "no-privilege",
             Self::KernelTooOld { .. } => "kernel-too-old",
         }
@@ -164,6 +180,11 @@ mod tests {
             Refusal::UserfaultInUse,
             Refusal::ForeignUserNamespace { pid: 42 },
             Refusal::SeccompFilter { pid: 42 },
+            Refusal::Debugged {
+                pid: 42,
+                tracer: 77,
+                program: "gdb".to_owned(),
+            },
             Refusal::NoPrivilege {
                 what: "try".to_owned(),
                 source: denied(),

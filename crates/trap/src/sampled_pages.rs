@@ -23,6 +23,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::process::{Population, Session, cpu_time};
 use crate::rate::RateRule;
+use crate::requirement::Requirement::{NoSwap, PageAccess, SharedRam, Unlocked};
 use crate::sample::mix;
 use crate::target::TraceTarget;
 use crate::trial::measure_fault_cost;
@@ -37,6 +38,7 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Sample,
     options: &["--sample"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |_| &[SharedRam, Unlocked, NoSwap, PageAccess],
     trial: measure_fault_cost,
     attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
 };

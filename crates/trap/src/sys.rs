@@ -579,6 +579,7 @@ impl SharedMemory {
                 backing: plimsoll_flow::RamBacking::SharedMemfd,
             }],
             locked: false,
+            userfault: false,
             vcpu_threads: vec![],
         }
     }

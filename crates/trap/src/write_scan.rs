@@ -31,6 +31,7 @@ use crate::hot_set::PageBits;
 use crate::process::{TracedProcess, cpu_time};
 use crate::ram::{PAGE_BYTES, Presence, RamLayout};
 use crate::rate::RateRule;
+use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::measure_write_fault_cost;
@@ -49,6 +50,7 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Scans,
     options: &["--scan-interval"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |_| &[SmallPages, NoUserfault, Injection],
     trial: measure_write_fault_cost,
     attach: |target, config| Ok(Box::new(WriteScanner::attach(target, config)?)),
 };
@@ -72,7 +74,6 @@ struct WriteScanner {
 impl WriteScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let process = TracedProcess::open(target)?;
-        target.check_for_writes()?;
         let layout = target.layout();
         let userfault =
             process.userfault(config, UserfaultPurpose::AsyncWriteProtect, layout.ranges())?;

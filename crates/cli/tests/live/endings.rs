@@ -182,6 +182,7 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
         pid: subject.vm.pid,
         ram: subject.vm.ram.clone(),
         locked: false,
+        userfault: false,
         vcpu_threads: subject.vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
     };
     let config = TraceConfig {

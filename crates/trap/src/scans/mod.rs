@@ -46,6 +46,9 @@ use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::process::{Population, Session, cpu_time};
 use crate::rate::RateRule;
+use crate::requirement::Requirement::{
+    Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
+};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::measure_fault_cost;
@@ -74,6 +77,20 @@ pub const ROW: BackendRow = BackendRow {
     yields: Yield::Scans,
     options: &["--scan-interval", "--writes"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |config| {
+        if config.writes {
+            &[
+                SharedRam,
+                Unlocked,
+                NoSwap,
+                PageAccess,
+                NoUserfault,
+                Injection,
+            ]
+        } else {
+            &[SharedRam, Unlocked, NoSwap, PageAccess]
+        }
+    },
     trial: measure_fault_cost,
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
 };

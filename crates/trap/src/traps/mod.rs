@@ -39,6 +39,9 @@ use crate::placement::HandlerCpu;
 use crate::process::{Population, Session};
 use crate::ram::PageRange;
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
+use crate::requirement::Requirement::{
+    Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
+};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::{TrapCost, measure_trap_cost};
@@ -66,6 +69,16 @@ pub const ROW: BackendRow = BackendRow {
         RateRule::Log,
         RateRule::Budget,
     ],
+    requirements: |_| {
+        &[
+            SharedRam,
+            Unlocked,
+            NoSwap,
+            PageAccess,
+            NoUserfault,
+            Injection,
+        ]
+    },
     trial: || measure_trap_cost(HandlerCpu::Any).map(|cost| cost.whole),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
 };

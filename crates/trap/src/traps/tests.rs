@@ -62,6 +62,7 @@ fn traced(
         pid,
         ram: vec![],
         locked: false,
+        userfault: false,
         vcpu_threads: vec![],
     };
     let userfault = Userfault::open(UserfaultPurpose::Minor, layout.ranges()).map_err(missing)?;

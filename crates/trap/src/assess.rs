@@ -1,0 +1,131 @@
+//! Which backends can observe a VM, and what is in the way of the others, found without touching the VM.
+//!
+//! A backend's row lists what it needs, and the same list is checked before it attaches. So what an assessment reports first
+//! is what attaching reports.
+//!
+//! Not here: whether this host's kernel can do what the backend does ([`BackendRow::trial`]); what shows only on
+//! attaching, such as a second process that has mapped the RAM.
+
+use crate::backend::BackendRow;
+use crate::config::TraceConfig;
+use crate::refusal::Refusal;
+use crate::registry::BACKENDS;
+use crate::target::TraceTarget;
+
+/// What a backend can do with a VM.
+#[derive(Debug)]
+pub struct Assessment {
+    /// The backend.
+    pub row: &'static BackendRow,
+    /// What is in the way, in the order in which attaching finds it; empty if the backend can attach.
+    pub refusals: Vec<Refusal>,
+}
+
+/// Assesses every backend for a VM, in the order of [`BACKENDS`]. Changes nothing in the VM.
+#[must_use]
+pub fn assess(target: &TraceTarget, config: &TraceConfig) -> Vec<Assessment> {
+    let assessment = |&row: &&'static BackendRow| Assessment {
+        row,
+        refusals: row.refusals(target, config).collect(),
+    };
+    BACKENDS.iter().map(assessment).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_flow::{RamBacking, RamMapping, TraceMethod};
+
+    use crate::refusal::Refusal;
+
+    use super::*;
+
+    fn target(backings: &[RamBacking]) -> TraceTarget {
+        let ram = backings.iter().map(|backing| RamMapping {
+            address: 0x7f00_0000_0000,
+            len_bytes: 1 << 20,
+            file_offset_bytes: 0,
+            backing: backing.clone(),
+        });
+        TraceTarget {
+            pid: std::process::id(),
+            ram: ram.collect(),
+            locked: false,
+            userfault: false,
+            vcpu_threads: vec![],
+        }
+    }
+
+    /// Names of what is in the way of a backend, without what depends on the host and on the right to list pages.
+    fn names(method: TraceMethod, target: &TraceTarget) -> Vec<&'static str> {
+        let assessments = assess(target, &TraceConfig::default());
+        let mut assessments = assessments.into_iter();
+        let assessment = assessments.find(|found| found.row.method == method);
+        let names = assessment.unwrap().refusals.into_iter();
+        let names = names.map(|refusal| refusal.name());
+        names
+            .filter(|name| !["no-privilege", "kernel-too-old", "swap-on"].contains(name))
+            .collect()
+    }
+
+    #[test]
+    fn ram_decides_which_backends_can_attach() {
+        use RamBacking::{HugeTlb, Private, SharedMemfd, SharedTmpfs};
+        let file = RamBacking::File("/var/ram".to_owned());
+        let known: [(&[RamBacking], &[_], &[_]); 7] = [
+            (&[SharedMemfd], &[], &[]),
+            (&[SharedTmpfs, SharedMemfd], &[], &[]),
+            (&[Private], &["not-shared-memory"], &[]),
+            (&[SharedMemfd, Private], &["not-shared-memory"], &[]),
+            (&[HugeTlb], &["not-shared-memory"], &["not-shared-memory"]),
+            (&[file], &["not-shared-memory"], &["not-shared-memory"]),
+            (&[], &["no-ram"], &["no-ram"]),
+        ];
+        for (backings, pages, writes) in known {
+            let target = target(backings);
+            assert_eq!(names(TraceMethod::Traps, &target), pages, "{backings:?}");
+            assert_eq!(names(TraceMethod::AccessedPageScans, &target), pages);
+            assert_eq!(names(TraceMethod::SampledPages, &target), pages);
+            assert_eq!(names(TraceMethod::WriteScans, &target), writes);
+        }
+    }
+
+    #[test]
+    fn everything_that_is_in_the_way_is_listed() {
+        let target = TraceTarget {
+            locked: true,
+            userfault: true,
+            ..target(&[RamBacking::Private])
+        };
+        assert_eq!(
+            names(TraceMethod::Traps, &target),
+            ["not-shared-memory", "locked", "userfault-in-use"]
+        );
+        assert_eq!(
+            names(TraceMethod::AccessedPageScans, &target),
+            ["not-shared-memory", "locked"]
+        );
+        assert_eq!(
+            names(TraceMethod::WriteScans, &target),
+            ["userfault-in-use"]
+        );
+    }
+
+    #[test]
+    fn scans_need_a_userfaultfd_only_to_distinguish_writes() {
+        let target = TraceTarget {
+            userfault: true,
+            ..target(&[RamBacking::SharedMemfd])
+        };
+        let config = TraceConfig {
+            writes: true,
+            ..TraceConfig::default()
+        };
+        let row = BackendRow::of(TraceMethod::AccessedPageScans);
+        let in_use = |config: &TraceConfig| {
+            row.refusals(&target, config)
+                .any(|refusal| matches!(refusal, Refusal::UserfaultInUse))
+        };
+        assert!(in_use(&config));
+        assert!(!in_use(&TraceConfig::default()));
+    }
+}
