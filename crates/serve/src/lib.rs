@@ -4,6 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`disk`] | vhost-user disks of one VM: options, admin socket, miss-ratio curve, report, metrics |
+//! | [`launch`] | QEMU's command line over such disks, and the disk daemon as its companion |
 //! | [`hcache`] | page store: options, hit-ratio prediction for each client, report, metrics |
 //!
 //! A server's report is one type, which the server writes and the verbs read. Each server also feeds
@@ -15,6 +16,7 @@
 
 pub mod disk;
 pub mod hcache;
+pub mod launch;
 
 mod host_memory;
 mod prediction;

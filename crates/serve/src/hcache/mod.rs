@@ -1,6 +1,7 @@
 //! Serving a page store to the processes of this machine.
 
 pub mod ghosts;
+pub mod load;
 pub mod metrics;
 pub mod report;
 pub mod serve;

@@ -1,0 +1,203 @@
+//! The memory of a QEMU that is to be started: whether other processes can map it, and what its command line lacks for that.
+
+use std::ffi::OsString;
+
+use plimsoll_output::bail_usage;
+use plimsoll_protocol::size::ByteSize;
+use plimsoll_vm::{CommandLine, comma_words};
+use serde_json::Value;
+
+/// What the memory added to QEMU is called.
+const MEMORY_ID: &str = "plimsoll-memory";
+/// The memory of a VM.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Its command line makes it such that others can map it.
+    Shared,
+    /// Its command line does not say; so many bytes.
+    Plain { bytes: u64 },
+}
+
+impl Memory {
+    /// Reads QEMU's command line.
+    pub(super) fn of(line: &[String]) -> anyhow::Result<Self> {
+        let mut backends: Vec<(String, bool)> = Vec::new();
+        let mut used = Vec::new();
+        let mut words_left = line.iter().map(String::as_str);
+        while let Some(word) = words_left.next() {
+            let option = word.strip_prefix("--").or(word.strip_prefix('-'));
+            match option {
+                Some("object") => backends.extend(backend(words_left.next().unwrap_or_default())),
+                Some("machine" | "M") => {
+                    let value = comma_words(words_left.next().unwrap_or_default());
+                    used.extend(value_of(&value, "memory-backend").map(str::to_owned));
+                }
+                Some("numa") => {
+                    let value = comma_words(words_left.next().unwrap_or_default());
+                    used.extend(value_of(&value, "memdev").map(str::to_owned));
+                }
+                Some("mem-path") => bail_usage!(
+                    "-mem-path gives memory that others cannot map: use -object \
+                     memory-backend-file,id=ID,size=SIZE,mem-path=PATH,share=on and -machine memory-backend=ID"
+                ),
+                _ => {}
+            }
+        }
+        for id in &used {
+            match backends.iter().find(|(other, _)| other == id) {
+                Some((_, true)) => {}
+                Some((_, false)) => bail_usage!(
+                    "the memory '{id}' cannot be mapped by other processes: it must be a memory-backend-memfd or \
+                     memory-backend-file with share=on"
+                ),
+                None => bail_usage!("there is no -object memory-backend with id={id}"),
+            }
+        }
+        if !used.is_empty() {
+            return Ok(Self::Shared);
+        }
+        let parsed = CommandLine::parse(line);
+        let bytes = parsed.memory_bytes.unwrap_or(128 << 20);
+        Ok(Self::Plain { bytes })
+    }
+
+    /// Adds what is missing, and says what there is then.
+    pub(super) fn add_to(&self, added: &mut Vec<OsString>) -> String {
+        match self {
+            Self::Shared => "shared memory".to_owned(),
+            Self::Plain { bytes } => {
+                let object = format!("memory-backend-memfd,id={MEMORY_ID},size={bytes},share=on");
+                let machine = format!("memory-backend={MEMORY_ID}");
+                added.extend(["-object".into(), object.into()]);
+                added.extend(["-machine".into(), machine.into()]);
+                let size = ByteSize(*bytes).rounded();
+                format!("memory of {size} made shared (memory-backend-memfd)")
+            }
+        }
+    }
+}
+
+/// Name of a memory backend, and whether others can map what it gives.
+fn backend(text: &str) -> Option<(String, bool)> {
+    let (kind, id, share) = if text.starts_with('{') {
+        let object: Value = serde_json::from_str(text).ok()?;
+        (
+            object["qom-type"].as_str()?.to_owned(),
+            object["id"].as_str()?.to_owned(),
+            object["share"].as_bool(),
+        )
+    } else {
+        let words = comma_words(text);
+        let kind = value_of(&words, "qom-type").or(words.first().map(String::as_str))?;
+        let share =
+            value_of(&words, "share").map(|share| matches!(share, "on" | "yes" | "true" | "y"));
+        (kind.to_owned(), value_of(&words, "id")?.to_owned(), share)
+    };
+    let shared = match kind.as_str() {
+        "memory-backend-memfd" | "memory-backend-shm" => share.unwrap_or(true),
+        "memory-backend-file" => share.unwrap_or(false),
+        _ if kind.starts_with("memory-backend-") => false,
+        _ => return None,
+    };
+    Some((id, shared))
+}
+
+fn value_of<'a>(words: &'a [String], key: &str) -> Option<&'a str> {
+    let mut pairs = words.iter().filter_map(|word| word.split_once('='));
+    // The last one holds, as in QEMU.
+    let (_, value) = pairs.rfind(|(name, _)| *name == key)?;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn line(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn memory_that_others_can_map_is_left_alone() {
+        for text in [
+            "-object memory-backend-memfd,id=m,size=1G -machine q35,memory-backend=m",
+            "-object memory-backend-memfd,id=m,size=1G,share=on -M memory-backend=m",
+            "-object memory-backend-file,id=a,size=1G,mem-path=/x,share=on -numa node,memdev=a",
+            "--machine memory-backend=m --object memory-backend-file,share=off,share=on,id=m,size=1",
+            "-object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"m\",\"share\":true} \
+             -machine memory-backend=m",
+        ] {
+            assert_eq!(Memory::of(&line(text)).unwrap(), Memory::Shared, "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_that_others_cannot_map_is_refused_with_what_would_do() {
+        for (text, reason) in [
+            (
+                "-object memory-backend-ram,id=m,size=1G,share=on -machine memory-backend=m",
+                "the memory 'm' cannot be mapped by other processes",
+            ),
+            (
+                "-object memory-backend-memfd,id=m,size=1G,share=off -machine memory-backend=m",
+                "the memory 'm' cannot be mapped",
+            ),
+            (
+                "-object memory-backend-file,id=m,size=1G,mem-path=/x -numa node,memdev=m",
+                "the memory 'm' cannot be mapped",
+            ),
+            (
+                "-machine q35,memory-backend=m",
+                "no -object memory-backend with id=m",
+            ),
+            (
+                "-mem-path /dev/hugepages",
+                "use -object memory-backend-file",
+            ),
+        ] {
+            let error = Memory::of(&line(text)).unwrap_err();
+            assert!(error.to_string().contains(reason), "{text}: {error}");
+            assert!(
+                error
+                    .downcast_ref::<plimsoll_output::exit::UsageError>()
+                    .is_some()
+            );
+        }
+    }
+
+    #[test]
+    fn plain_memory_is_made_shared_in_its_size() {
+        for (text, bytes) in [
+            ("-m 512 -machine q35", 512 << 20),
+            ("-nodefaults", 128 << 20),
+            (
+                "-m size=1G,maxmem=4G -object memory-backend-ram,id=hot,size=1G",
+                1 << 30,
+            ),
+        ] {
+            let memory = Memory::of(&line(text)).unwrap();
+            assert_eq!(memory, Memory::Plain { bytes }, "{text}");
+            let mut added = Vec::new();
+            memory.add_to(&mut added);
+            let added: Vec<_> = added
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
+            // What is added is what would be left alone.
+            assert_eq!(Memory::of(&added).unwrap(), Memory::Shared);
+            assert_eq!(CommandLine::parse(&added).ram()[0].size_bytes, bytes);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_it_panic(
+            arguments in prop::collection::vec(
+                "-(object|machine|M|numa|mem-path|m)|memory-backend-[a-z=,]{0,20}|[a-z=,{}\":]{0,30}", 0..12,
+            ),
+        ) {
+            let _ = Memory::of(&arguments);
+        }
+    }
+}

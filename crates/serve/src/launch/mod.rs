@@ -1,0 +1,240 @@
+//! A QEMU whose disks a daemon of ours serves: what is added to its command line, and the daemon's process.
+//!
+//! Added are, in this order: memory that others can map, unless it has such; a `vhost-user-blk-pci` device for each
+//! disk and one for the control disk. The rest stays as it is. The daemon keeps its state in a directory of the VM's
+//! name, so that a restarted daemon, or a second run, finds writes that the first one had acknowledged.
+
+mod daemon;
+mod memory;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use anyhow::Context as _;
+use plimsoll_output::bail_usage;
+use plimsoll_vm::{Accelerator, CommandLine, escape_commas};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::disk::options::{CacheArgs, DiskSpec, name, name_of};
+use memory::Memory;
+
+pub use daemon::{Daemon, TURN};
+
+/// Where sockets and state of VMs are, for root; else a directory of the user's own.
+const DIRECTORY: &str = "/run/plimsoll";
+/// Longest path of a Unix socket.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// A QEMU and its disks.
+#[derive(Debug, clap::Args)]
+pub struct LaunchArgs {
+    /// Name of the VM [default: the first image's, without its extension]
+    #[arg(long, value_parser = name)]
+    name: Option<String>,
+    /// Disk to give to the VM: a raw image or a block device, and read-only, serial=TEXT, queues=N, direct=auto|on|off
+    #[arg(long, value_name = "IMAGE[,..]")]
+    disk: Vec<DiskSpec>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// QEMU and its arguments
+    #[arg(last = true, required = true, value_name = "QEMU")]
+    pub qemu: Vec<OsString>,
+}
+
+/// What is started.
+#[derive(Debug)]
+pub struct Plan {
+    /// Name of the VM.
+    pub name: String,
+    /// QEMU's own command line, as far as it is understood.
+    pub line: Vec<String>,
+    /// Arguments added to it.
+    pub added: Vec<OsString>,
+    /// Its memory, as a phrase.
+    pub memory_phrase: String,
+    /// Arguments of the daemon, if there is one.
+    pub daemon: Option<Vec<OsString>>,
+}
+
+impl Plan {
+    /// Completes QEMU's command line, and makes the directory of the daemon if there is one.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other, and why the directory
+    /// cannot be created.
+    pub fn new(args: &LaunchArgs) -> anyhow::Result<Self> {
+        let first = args.disk.first().map(|disk| disk.image.as_path());
+        let line: Vec<_> = args.qemu[1..]
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let of_qemu = CommandLine::parse(&line).name;
+        let made = || {
+            let of_qemu = of_qemu.as_deref().and_then(|text| name(text).ok());
+            of_qemu.unwrap_or_else(|| name_of(first))
+        };
+        let name = args.name.clone().unwrap_or_else(made);
+        let has_daemon = !args.disk.is_empty();
+        if !has_daemon && !args.cache.arguments().is_empty() {
+            bail_usage!("options of a cache need a disk: name one with --disk IMAGE");
+        }
+        let mut added = Vec::new();
+        if of_qemu.is_none() {
+            added.extend(["-name".into(), name.clone().into()]);
+        }
+        let memory = Memory::of(&line)?;
+        let memory_phrase = memory.add_to(&mut added);
+        let daemon = if has_daemon {
+            args.cache.engine()?;
+            Some(daemon_arguments(args, &name, &mut added)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            name,
+            line,
+            added,
+            memory_phrase,
+            daemon,
+        })
+    }
+}
+
+/// Makes the VM's directory, adds QEMU's devices, and returns the daemon's arguments.
+fn daemon_arguments(
+    args: &LaunchArgs,
+    name: &str,
+    added: &mut Vec<OsString>,
+) -> anyhow::Result<Vec<OsString>> {
+    let directory = args.cache.state.clone();
+    let directory = directory.unwrap_or_else(|| user_directory().join(name));
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&directory);
+    let directory = made
+        .and_then(|()| fs::canonicalize(&directory))
+        .with_context(|| {
+            format!(
+                "cannot create the directory {}: see --state",
+                directory.display()
+            )
+        })?;
+    let socket = |name: &str| -> anyhow::Result<String> {
+        let path = directory.join(name);
+        match path.into_os_string().into_string() {
+            Ok(path) if path.len() <= SOCKET_PATH_MAX => Ok(path),
+            _ => bail_usage!(
+                "sockets in {} would have too long names: see --state",
+                directory.display()
+            ),
+        }
+    };
+    let mut arguments: Vec<OsString> = ["disk", "serve", "--name", name].map(Into::into).into();
+    let mut device = |id: &str, path: &str, queues: Option<u16>| {
+        let path = escape_commas(path);
+        let queues = queues.map_or(String::new(), |queues| format!(",num-queues={queues}"));
+        added.extend([
+            "-chardev".into(),
+            format!("socket,id=plimsoll-{id},path={path},reconnect=1").into(),
+            "-device".into(),
+            format!("vhost-user-blk-pci,id=plimsoll-{id}-device,chardev=plimsoll-{id}{queues}")
+                .into(),
+        ]);
+    };
+    for (number, disk) in args.disk.iter().enumerate() {
+        if disk.socket.is_some() {
+            bail_usage!("--disk: socket= goes with `plimsoll disk serve`; here sockets are made");
+        }
+        let image = fs::canonicalize(&disk.image)
+            .with_context(|| format!("image {}", disk.image.display()))?;
+        let mut disk = disk.clone();
+        disk.image = image;
+        let socket = socket(&format!("disk{number}.sock"))?;
+        device(&format!("disk{number}"), &socket, disk.queues);
+        arguments.extend(["--disk".into(), disk.at(&socket).into()]);
+    }
+    let control = socket("control.sock")?;
+    device("control", &control, Some(1));
+    arguments.extend(["--control".into(), control.into()]);
+    arguments.extend(["--admin".into(), socket("admin.sock")?.into()]);
+    let mut cache = args.cache.clone();
+    cache.state = Some(directory);
+    arguments.extend(cache.arguments());
+    arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
+    Ok(arguments)
+}
+
+/// Where the directories of VMs are.
+fn user_directory() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|own| !own.is_empty());
+    match own {
+        Some(own) if !rustix::process::geteuid().is_root() => PathBuf::from(own).join("plimsoll"),
+        _ => PathBuf::from(DIRECTORY),
+    }
+}
+
+/// Sends a signal to a child process.
+pub fn signal(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // It is our child and not waited for: the number is its own. Its end is noticed by the next poll.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// A command whose process the kernel ends with ours, if `setpriv` of util-linux is installed.
+#[must_use]
+pub fn dying_with_us(program: &OsString) -> Command {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let setpriv = std::env::split_paths(&places)
+        .map(|place| place.join("setpriv"))
+        .find(|file| file.is_file());
+    match setpriv {
+        // It replaces itself by the program, so the process id stays.
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "TERM", "--"]).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
+/// What runs the guest's instructions, as QEMU's command line requests.
+#[must_use]
+pub fn accelerator(line: &[String]) -> &'static str {
+    let usable = || {
+        let device = fs::File::options().read(true).write(true).open("/dev/kvm");
+        device.is_ok()
+    };
+    match CommandLine::parse(line).accelerators.first() {
+        Some(Accelerator::Kvm) if usable() => "KVM",
+        Some(Accelerator::Kvm) => "asks for KVM, but /dev/kvm cannot be opened",
+        Some(Accelerator::Tcg) => "emulated (TCG)",
+        None => "emulated (TCG: the command line has no -accel kvm)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_accelerator_told_is_the_one_asked_for_first() {
+        assert_eq!(
+            accelerator(&line("-accel tcg -accel kvm")),
+            "emulated (TCG)"
+        );
+        assert!(accelerator(&line("-m 1G")).contains("no -accel kvm"));
+        assert!(accelerator(&line("-enable-kvm")).contains("KVM"));
+    }
+}
