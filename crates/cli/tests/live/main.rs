@@ -8,6 +8,9 @@
 mod baselines;
 mod endings;
 mod findings;
+mod hostile;
+mod libvirt;
+mod limits;
 mod refusals;
 mod rig;
 mod scans;

@@ -11,7 +11,7 @@ use plimsoll_skip::{Lack, skip};
 use crate::rig::{Attach, EVERYTHING, Ground, PLIMSOLL, boot_with, ground, make_readable};
 
 /// Fails unless the command ends with 1, without output and in words that hold all of `words`.
-fn assert_refused(attach: Attach, words: &[&str]) {
+pub fn assert_refused(attach: Attach, words: &[&str]) {
     let ended = attach.end();
     let complaint = &ended.complaint;
     assert_eq!(ended.code, Some(1), "{complaint}");
@@ -24,7 +24,7 @@ fn assert_refused(attach: Attach, words: &[&str]) {
 }
 
 /// A workload that verifies all it touches.
-const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
+pub const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
 
 #[test]
 fn private_ram_is_refused_with_the_way_to_start_the_vm() {
@@ -97,7 +97,7 @@ fn what_is_no_vm_is_refused_by_name() {
 }
 
 /// Words before a command that make it run as a user without any privilege.
-const AS_NOBODY: [&str; 4] = [
+pub const AS_NOBODY: [&str; 4] = [
     "setpriv",
     "--reuid=65534",
     "--regid=65534",
@@ -105,7 +105,7 @@ const AS_NOBODY: [&str; 4] = [
 ];
 
 /// Whether commands can be run as another user; says so if not.
-fn has_setpriv() -> bool {
+pub fn has_setpriv() -> bool {
     let version = Command::new("setpriv").arg("--version").output();
     if let Err(error) = &version {
         skip(Lack::Program, format_args!("setpriv: {error}"));
@@ -192,12 +192,68 @@ fn a_qemu_of_another_user_is_traced_by_a_device_lent_to_it() {
 /// Turns a swap file on for as long as a command runs, and off again even if this test is killed.
 const WITH_SWAP: &str = r#"
     swap=$1; shift
-    dd if=/dev/zero of="$swap" bs=4096 count=16 2>/dev/null
+    dd if=/dev/zero of="$swap" bs=1M count=16 2>/dev/null
     chmod 600 "$swap"
     mkswap "$swap" >/dev/null 2>&1 && swapon "$swap" 2>/dev/null || exit 77
     trap 'swapoff "$swap"' EXIT
     "$@"
 "#;
+
+/// A command that turns the file `swap` on for as long as the words behind it run.
+fn with_swap(swap: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", WITH_SWAP, "sh"]).arg(swap);
+    command
+}
+
+/// Whether a swap file can be turned on; says so if not.
+fn can_swap(swap: &Path) -> bool {
+    let tried = with_swap(swap).arg("true").status().unwrap();
+    if tried.code() == Some(77) {
+        skip(Lack::Swap, "no swap file can be turned on here");
+    }
+    tried.success()
+}
+
+/// Pages that this host has written to swap.
+fn swapped_out_pages() -> u64 {
+    let counters = fs::read_to_string("/proc/vmstat").unwrap();
+    let mut lines = counters.lines();
+    let pages = lines.find_map(|line| line.strip_prefix("pswpout "));
+    pages.unwrap().parse().unwrap()
+}
+
+#[test]
+fn swap_that_is_turned_on_ends_tracing_before_it_is_filled() {
+    let Some(ground) = ground() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let swap = folder.path().join("swap");
+    if !can_swap(&swap) {
+        return;
+    }
+    let mut subject = ground.boot("swapon", WORKLOAD);
+    let footprint = subject.footprint();
+    for options in ["", "--backend scan"] {
+        // In the middle of a long period, in which pages are made inaccessible all the time.
+        let options = format!("{options} {EVERYTHING} --period 5s");
+        let attach = Attach::start(&subject.pid(), &options);
+        attach.next();
+        let before = swapped_out_pages();
+        let mut swapping = with_swap(&swap).args(["sleep", "1"]).spawn().unwrap();
+        let ended = attach.end();
+        assert!(swapping.wait().unwrap().success());
+        let written = swapped_out_pages() - before;
+        println!("{written} pages were swapped out: {}", ended.complaint);
+        assert_eq!(ended.code, Some(1));
+        for words in ["swap is on", "tracing was ended", "memory.swap.max"] {
+            assert!(ended.complaint.contains(words), "{}", ended.complaint);
+        }
+        assert!(written <= 16, "{written} pages were swapped out");
+        assert_eq!(subject.footprint(), footprint);
+        subject.assert_no_trap_is_left();
+        subject.assert_goes_on();
+    }
+}
 
 #[test]
 fn a_vm_that_may_swap_is_refused() {
@@ -206,17 +262,10 @@ fn a_vm_that_may_swap_is_refused() {
     let footprint = subject.footprint();
     let folder = tempfile::tempdir().unwrap();
     let swap = folder.path().join("swap");
-    let with_swap = || {
-        let mut command = Command::new("sh");
-        command.args(["-c", WITH_SWAP, "sh"]).arg(&swap);
-        command
-    };
-    let tried = with_swap().arg("true").status().unwrap();
-    if tried.code() == Some(77) {
-        skip(Lack::Swap, "no swap file can be turned on here");
+    if !can_swap(&swap) {
         return;
     }
-    let mut command = with_swap();
+    let mut command = with_swap(&swap);
     command.args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
     assert_refused(
         Attach::spawn(&mut command),

@@ -1,0 +1,201 @@
+//! Processes that a tracer could harm, or that would harm its host: what looks like a VM is any user's program.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use plimsoll_skip::{Lack, longer, skip};
+
+use crate::limits::{UnitLimits, compile};
+use crate::refusals::{AS_NOBODY, WORKLOAD, assert_refused, has_setpriv};
+use crate::rig::{Attach, PLIMSOLL, boot_with, ground, make_readable};
+
+/// The arguments of a VM whose RAM can be traced.
+const SHARED: [&str; 6] = [
+    "-machine",
+    "q35,memory-backend=ram",
+    "-m",
+    "192M",
+    "-object",
+    "memory-backend-memfd,id=ram,size=192M,share=on",
+];
+
+/// A child process that is killed when dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that exchanges directories as soon as anything appears in its /dev.
+struct Exchange {
+    process: Process,
+    victim: PathBuf,
+    lines: Arc<Mutex<Vec<String>>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Exchange {
+    fn start() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let compiled = compile("exchange", folder.path())?;
+        let program = folder.path().join("qemu-system-evil");
+        fs::rename(compiled, &program).unwrap();
+        let root = folder.path().join("root");
+        fs::create_dir(&root).unwrap();
+        make_readable(&root, 0o777);
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "root's\n").unwrap();
+        make_readable(&victim, 0o600);
+        let mut command = Command::new(AS_NOBODY[0]);
+        command.args(&AS_NOBODY[1..]).arg(&program);
+        command.args([&root, &victim]).args(["-m", "16M"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let process = Process(child);
+        match output.next() {
+            Some(Ok(line)) => assert_eq!(line, "ready"),
+            _ => {
+                skip(Lack::Program, "no user namespace can be made here");
+                return None;
+            }
+        }
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&lines);
+        thread::spawn(move || {
+            for line in output.map_while(Result::ok) {
+                kept.lock().unwrap().push(line);
+            }
+        });
+        Some(Self {
+            process,
+            victim,
+            lines,
+            _folder: folder,
+        })
+    }
+
+    fn pid(&self) -> String {
+        self.process.0.id().to_string()
+    }
+
+    /// Fails if anything was made in its file system, or if the victim's owner, mode or contents changed.
+    fn assert_nothing_gained(&self) {
+        let victim = fs::metadata(&self.victim).unwrap();
+        assert_eq!(
+            (victim.uid(), victim.gid(), victim.mode() & 0o777),
+            (0, 0, 0o600)
+        );
+        assert_eq!(fs::read_to_string(&self.victim).unwrap(), "root's\n");
+        assert_eq!(*self.lines.lock().unwrap(), [""; 0]);
+    }
+}
+
+#[test]
+fn two_hundred_attaches_give_nothing_to_a_process_that_exchanges_directories() {
+    if ground().is_none() || !has_setpriv() {
+        return;
+    }
+    let Some(evil) = Exchange::start() else {
+        return;
+    };
+    let pid = evil.pid();
+    assert_refused(
+        Attach::start(&pid, ""),
+        &["user namespace of its own", "--allow-namespaced"],
+    );
+    let options =
+        "--allow-namespaced --period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
+    for _ in 0..longer(200) {
+        Attach::start(&pid, options).end().assert_quiet_success();
+    }
+    evil.assert_nothing_gained();
+}
+
+#[test]
+fn a_vm_in_a_user_namespace_of_its_own_is_traced_only_if_that_is_allowed() {
+    let Some(ground) = ground() else { return };
+    let prefix = ["unshare", "--user", "--map-root-user", "--mount"];
+    let mut unshare = Command::new(prefix[0]);
+    let unshared = unshare.args(&prefix[1..]).arg("true").status();
+    if !unshared.is_ok_and(|status| status.success()) {
+        skip(Lack::Program, "unshare(1) makes no user namespace here");
+        return;
+    }
+    let mut guest = boot_with(&ground, &prefix, &SHARED, WORKLOAD);
+    let footprint = guest.footprint();
+    assert_refused(
+        Attach::start(&guest.pid(), ""),
+        &[
+            "user namespace of its own",
+            "--allow-namespaced",
+            "--backend scan",
+        ],
+    );
+    let traced = |options: &str| {
+        let options = format!("--budget 20% --period 1s --periods 2 {options}");
+        let ended = Attach::start(&guest.pid(), &options).end();
+        ended.assert_quiet_success();
+        ended
+    };
+    let ended = traced("--allow-namespaced");
+    assert!(ended.periods().all(|period| period.number("traps") > 0.0));
+    traced("--backend scan");
+    assert_eq!(guest.footprint(), footprint);
+    guest.assert_goes_on();
+}
+
+/// Words before a command whose process a filter of system calls kills for any of `calls`.
+fn killed_for(program: &Path, calls: &[&str]) -> Vec<String> {
+    let number = |call: &&str| match *call {
+        "userfaultfd" => "323",
+        "socketpair" => "53",
+        other => panic!("{other}"),
+    };
+    let numbers: Vec<_> = calls.iter().map(number).collect();
+    vec![
+        program.display().to_string(),
+        "kill".to_owned(),
+        numbers.join(","),
+    ]
+}
+
+#[test]
+fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
+    let Some(ground) = ground() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("limits", folder.path()) else {
+        return;
+    };
+    let Some(limits) = UnitLimits::read() else {
+        return;
+    };
+    let prefix = killed_for(&program, &["userfaultfd", "socketpair"]);
+    let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
+    let mut guest = boot_with(&ground, &prefix, &SHARED, WORKLOAD);
+    let footprint = guest.footprint();
+    // Who has a filter of his own cannot suspend it.
+    let within = |options: &[&str]| {
+        let mut command = limits.command(PLIMSOLL);
+        command.args(["attach", &guest.pid(), "-o", "json"]);
+        Attach::spawn(command.args(options))
+    };
+    assert_refused(within(&[]), &["seccomp filter", "--backend scan"]);
+    within(&["--backend", "scan", "--period", "1s", "--periods", "1"])
+        .end()
+        .assert_quiet_success();
+    // Root can, for the calls of the tracer alone.
+    let ended = Attach::start(&guest.pid(), "--budget 20% --period 1s --periods 2").end();
+    ended.assert_quiet_success();
+    assert!(ended.periods().all(|period| period.number("traps") > 0.0));
+    assert_eq!(guest.footprint(), footprint);
+    guest.assert_goes_on();
+}
