@@ -32,7 +32,7 @@ use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
     WorkingSetBound,
 };
-use plimsoll_trap::{Backend, BackendRow, TraceConfig, TraceTarget, TrapError, Yield};
+use plimsoll_trap::{Assessment, Backend, BackendRow, TraceConfig, TraceTarget, TrapError, Yield};
 use plimsoll_vm::{QemuVm, VmError};
 
 use heat::Heat;
@@ -300,6 +300,15 @@ impl Observer {
     pub fn detach(self) -> Result<(), TrapError> {
         self.backend.detach()
     }
+}
+
+/// Assesses every backend for a VM, in the order of the registry. Changes nothing in the VM.
+///
+/// # Errors
+///
+/// Why its process cannot be read.
+pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, ObserveError> {
+    Ok(plimsoll_trap::assess(&target_of(vm)?, config))
 }
 
 /// A VM as a backend needs it.

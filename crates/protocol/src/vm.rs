@@ -215,6 +215,28 @@ pub enum TraceState {
     Failed,
 }
 
+/// Whether a tracing backend can observe a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct BackendView {
+    /// The backend.
+    pub backend: TraceMethod,
+    /// What is in the way, in the order in which attaching finds it; empty if the backend can attach.
+    pub refusals: Vec<BackendRefusal>,
+}
+
+/// Why a backend cannot observe a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct BackendRefusal {
+    /// A short name that programs can compare.
+    pub name: String,
+    /// The reason, in a sentence.
+    pub why: String,
+    /// What to change, in one line.
+    pub change: String,
+}
+
 /// How a VM is traced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

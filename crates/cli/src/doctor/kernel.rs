@@ -17,7 +17,7 @@ const CAP_CHECKPOINT_RESTORE: u32 = 40;
 pub fn examine(host: &HostKernel) -> Vec<Chapter> {
     vec![
         Chapter {
-            title: "Tracing a VM from outside",
+            title: "Tracing a VM from outside".to_owned(),
             findings: vec![
                 kernel(host),
                 privileges(host),
@@ -28,7 +28,7 @@ pub fn examine(host: &HostKernel) -> Vec<Chapter> {
             ],
         },
         Chapter {
-            title: "Other ways to see memory at work",
+            title: "Other ways to see memory at work".to_owned(),
             findings: vec![
                 idle_page_tracking(host),
                 damon(host),

@@ -1,7 +1,11 @@
-//! The QEMU VMs that run now, and whether each can be traced.
+//! The QEMU VMs that run now, and by which backends each can be traced.
 
-use plimsoll_flow::{RamBacking, RamMapping};
-use plimsoll_vm::{Accelerator, QemuVm, RamState, VmError, qemu_pids};
+use std::error::Error;
+
+use plimsoll_flow::RamMapping;
+use plimsoll_observe::{ObserveError, assess};
+use plimsoll_trap::{Assessment, TraceConfig};
+use plimsoll_vm::{Accelerator, QemuVm, VmError, qemu_pids};
 
 use super::{Chapter, Finding};
 use plimsoll_protocol::size::ByteSize;
@@ -11,31 +15,67 @@ use plimsoll_protocol::size::ByteSize;
 pub fn examine() -> Chapter {
     let findings = match qemu_pids() {
         Ok(pids) if pids.is_empty() => vec![Finding::ok("VMs", "none running")],
-        Ok(pids) => pids.into_iter().filter_map(look_at).collect(),
+        Ok(pids) => pids.into_iter().filter_map(assess_pid).collect(),
         Err(error) => vec![Finding::no("VMs", error.to_string(), "mount /proc")],
     };
     Chapter {
-        title: "Running VMs",
+        title: "Running VMs".to_owned(),
         findings,
     }
 }
 
-/// Returns what stands in the way of tracing a VM; `None` if it has just ended.
-fn look_at(pid: u32) -> Option<Finding> {
-    let seen = QemuVm::of_pid(pid).and_then(|vm| Ok((vm.ram_states()?, vm)));
-    match seen {
-        Ok((states, vm)) => Some(describe(&vm, &states)),
-        Err(VmError::NoSuchProcess { .. }) => None,
-        Err(error) => Some(Finding::no(
-            format!("VM {pid}"),
+/// Assesses a VM; `None` if it has just ended.
+fn assess_pid(pid: u32) -> Option<Finding> {
+    let refused = |error: &dyn Error| {
+        let subject = format!("VM {pid}");
+        Some(Finding::no(
+            subject,
             error.to_string(),
             "run as root to inspect it",
-        )),
+        ))
+    };
+    let vm = match QemuVm::of_pid(pid) {
+        Ok(vm) => vm,
+        Err(VmError::NoSuchProcess { .. }) => return None,
+        Err(error) => return refused(&error),
+    };
+    match assess(&vm, &TraceConfig::default()) {
+        Ok(assessments) => Some(describe(&vm, &assessments)),
+        Err(ObserveError::Vm {
+            source: VmError::NoSuchProcess { .. },
+            ..
+        }) => None,
+        Err(error) => refused(&error),
     }
 }
 
-fn describe(vm: &QemuVm, states: &[RamState]) -> Finding {
+/// Reports whether the default backend can observe a VM; if it cannot, why, and which others can.
+fn describe(vm: &QemuVm, assessments: &[Assessment]) -> Finding {
     let subject = format!("VM {}", vm.id);
+    let description = description(vm);
+    let first = assessments.first().and_then(|first| first.refusals.first());
+    let Some(refusal) = first else {
+        return Finding::ok(subject, description);
+    };
+    let others: Vec<_> = assessments
+        .iter()
+        .filter(|assessment| assessment.refusals.is_empty())
+        .map(|assessment| assessment.row.name())
+        .collect();
+    let found = format!("{description}: {refusal}");
+    if others.is_empty() {
+        return Finding::no(subject, found, refusal.change());
+    }
+    let change = format!(
+        "{}; --backend {} can attach",
+        refusal.change(),
+        others.join(", ")
+    );
+    Finding::limited(subject, found, change)
+}
+
+/// A VM's process, accelerator and RAM.
+pub fn description(vm: &QemuVm) -> String {
     let accelerator = match vm.accelerator {
         Some(Accelerator::Kvm) => "KVM",
         Some(Accelerator::Tcg) => "TCG",
@@ -43,43 +83,7 @@ fn describe(vm: &QemuVm, states: &[RamState]) -> Finding {
     };
     let size = ByteSize(vm.memory_bytes).rounded();
     let backings = backings(&vm.ram);
-    let found = format!("process {}, {accelerator}, {size} of {backings}", vm.pid);
-    let shared = |ram: &RamMapping| {
-        matches!(
-            ram.backing,
-            RamBacking::SharedMemfd | RamBacking::SharedTmpfs
-        )
-    };
-    if !vm.ram.iter().any(shared) {
-        return Finding::no(
-            subject,
-            found,
-            "its RAM must be shared: start it with -object memory-backend-memfd,id=ram,\
-             size=SIZE,share=on -machine memory-backend=ram",
-        );
-    }
-    if states.iter().any(|state| state.locked) {
-        return Finding::no(
-            subject,
-            found,
-            "its RAM is locked: start it without -overcommit mem-lock=on",
-        );
-    }
-    if states.iter().any(|state| state.userfaultfd) {
-        return Finding::no(
-            subject,
-            found,
-            "a userfaultfd stands on its RAM already: another tracer, a migration or a snapshot",
-        );
-    }
-    if !vm.ram.iter().all(shared) {
-        return Finding::limited(
-            subject,
-            found,
-            "only the shared part of its RAM can be traced",
-        );
-    }
-    Finding::ok(subject, found)
+    format!("process {}, {accelerator}, {size} of {backings}", vm.pid)
 }
 
 /// Names what stands behind the RAM, each kind once.
@@ -96,16 +100,17 @@ fn backings(ram: &[RamMapping]) -> String {
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
-    use plimsoll_flow::VmId;
+    use plimsoll_flow::{RamBacking, VmId};
+    use plimsoll_trap::{BACKENDS, Refusal};
 
-    fn verdict(backings: &[RamBacking], state: RamState) -> (Verdict, String) {
+    fn vm(backings: &[RamBacking]) -> QemuVm {
         let ram = backings.iter().map(|backing| RamMapping {
             address: 1 << 30,
             len_bytes: 1 << 20,
             file_offset_bytes: 0,
             backing: backing.clone(),
         });
-        let vm = QemuVm {
+        QemuVm {
             pid: 7,
             id: VmId("web".to_owned()),
             accelerator: Some(Accelerator::Tcg),
@@ -115,36 +120,43 @@ mod tests {
             qmp_socket: None,
             agent_socket: None,
             sockets: Vec::new(),
+        }
+    }
+
+    /// Assessments in which the backends of `refused` cannot attach.
+    fn assessments(refused: &[&str]) -> Vec<Assessment> {
+        let assessment = |&row| Assessment {
+            row,
+            refusals: if refused.contains(&BACKENDS[0].name()) && refused.contains(&row.name()) {
+                vec![Refusal::Locked]
+            } else {
+                vec![]
+            },
         };
-        let finding = describe(&vm, &[RamState::default(), state]);
-        assert_eq!(finding.subject, "VM web");
-        (finding.verdict, finding.found)
+        BACKENDS.iter().map(assessment).collect()
     }
 
     #[test]
-    fn only_ram_that_is_shared_free_and_unlocked_can_be_traced() {
-        use RamBacking::{Private, SharedMemfd, SharedTmpfs};
-        let free = RamState::default();
-        let locked = RamState {
-            locked: true,
-            ..free
-        };
-        let watched = RamState {
-            userfaultfd: true,
-            ..free
-        };
-        let (fine, found) = verdict(&[SharedMemfd], free);
-        assert_eq!(fine, Verdict::Ok);
-        assert_eq!(found, "process 7, TCG, 1 MiB of shared memfd");
-        assert_eq!(verdict(&[SharedTmpfs], free).0, Verdict::Ok);
-        assert_eq!(verdict(&[SharedMemfd, Private], free).0, Verdict::Limited);
-        for (backings, state) in [
-            (&[Private][..], free),
-            (&[], free),
-            (&[SharedMemfd], locked),
-            (&[SharedMemfd], watched),
-        ] {
-            assert_eq!(verdict(backings, state).0, Verdict::No);
-        }
+    fn the_verdict_is_that_of_the_default_backend_unless_another_can_attach() {
+        use RamBacking::{Private, SharedMemfd};
+        let describe =
+            |refused: &[&str]| describe(&vm(&[SharedMemfd, Private]), &assessments(refused));
+        let all: Vec<_> = BACKENDS.iter().map(|row| row.name()).collect();
+        let fine = describe(&[]);
+        assert_eq!(fine.subject, "VM web");
+        assert_eq!(fine.verdict, Verdict::Ok);
+        let description = "process 7, TCG, 1 MiB of shared memfd and private memory";
+        assert_eq!(fine.found, description);
+        let none = describe(&all);
+        assert_eq!(none.verdict, Verdict::No);
+        assert_eq!(none.found, format!("{description}: {}", Refusal::Locked));
+        assert_eq!(none.advice, Some(Refusal::Locked.change()));
+        let writes = describe(&["trap", "scan", "sample"]);
+        assert_eq!(writes.verdict, Verdict::Limited);
+        let advice = writes.advice.unwrap();
+        assert!(
+            advice.ends_with("; --backend write-scan can attach"),
+            "{advice}"
+        );
     }
 }

@@ -12,6 +12,7 @@
 
 pub mod kernel;
 pub mod machines;
+mod one_vm;
 pub mod trials;
 
 use std::fmt;
@@ -20,16 +21,21 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use plimsoll_output::TableOrJson;
+use plimsoll_output::{TableOrJson, printable};
 use plimsoll_protocol::curve_json::SCHEMA;
+use plimsoll_protocol::vm::BackendView;
 use plimsoll_vm::HostKernel;
 
-/// Check which features this host supports.
+/// Check which features this host supports, or by which backends a VM can be traced.
 ///
-/// Reads the kernel's settings, tests features that only a test can verify, and checks the running
-/// QEMU VMs. Changes nothing. The exit code is 0 whatever the result.
+/// Without a VM: reads the kernel's settings, tests features that only a test can verify, and checks the running
+/// QEMU VMs. With a VM: lists the tracing backends that can attach to it, and for each of the others the reason and what to
+/// change. Changes nothing. The exit code is 0 whatever the result, and 1 if there is no such VM.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// VM to assess: process id, name or UUID
+    #[arg(value_name = "PID|NAME|UUID")]
+    vm: Option<String>,
     /// Output format
     #[arg(
         short = 'o',
@@ -117,7 +123,7 @@ impl Finding {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Chapter {
     /// What the findings are about.
-    pub title: &'static str,
+    pub title: String,
     /// The findings.
     pub findings: Vec<Finding>,
 }
@@ -133,8 +139,11 @@ struct Examination {
 ///
 /// # Errors
 ///
-/// Only those of `out`.
+/// Those of `out`; with a VM, why there is no such VM or why its process cannot be read.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let Some(vm) = &args.vm {
+        return run_for_vm(vm, args.format, out);
+    }
     let mut chapters = kernel::examine(&HostKernel::read(Path::new("/")));
     chapters.push(trials::examine());
     chapters.push(machines::examine());
@@ -143,6 +152,31 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         TableOrJson::Json => {
             let schema = SCHEMA;
             serde_json::to_writer(&mut *out, &Examination { schema, chapters })?;
+            writeln!(out)?;
+        }
+    }
+    Ok(())
+}
+
+/// The assessment of a VM, as JSON shows it.
+#[derive(Debug, Serialize)]
+struct VmReport<'a> {
+    schema: u32,
+    vm: &'a str,
+    backends: &'a [BackendView],
+}
+
+fn run_for_vm(vm: &str, format: TableOrJson, out: &mut dyn Write) -> anyhow::Result<()> {
+    let assessment = one_vm::examine(vm)?;
+    match format {
+        TableOrJson::Table => write_table(&[assessment.chapter()], out)?,
+        TableOrJson::Json => {
+            let report = VmReport {
+                schema: SCHEMA,
+                vm: &assessment.name,
+                backends: &assessment.backends,
+            };
+            serde_json::to_writer(&mut *out, &report)?;
             writeln!(out)?;
         }
     }
@@ -159,7 +193,7 @@ fn write_table(chapters: &[Chapter], out: &mut dyn Write) -> std::io::Result<()>
         if index > 0 {
             writeln!(out)?;
         }
-        writeln!(out, "{}", chapter.title)?;
+        writeln!(out, "{}", printable(&chapter.title))?;
         for finding in &chapter.findings {
             let Finding {
                 subject,
@@ -183,11 +217,11 @@ mod tests {
     fn chapters() -> Vec<Chapter> {
         vec![
             Chapter {
-                title: "Kernel",
+                title: "Kernel".to_owned(),
                 findings: vec![Finding::ok("kernel", "Linux 6.1")],
             },
             Chapter {
-                title: "Virtual machines",
+                title: "Virtual machines".to_owned(),
                 findings: vec![Finding::no("VM web", "private memory", "share it")],
             },
         ]

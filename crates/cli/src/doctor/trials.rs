@@ -16,7 +16,7 @@ use plimsoll_output::exit::with_causes;
 #[must_use]
 pub fn examine() -> Chapter {
     Chapter {
-        title: "Tried out",
+        title: "Tried out".to_owned(),
         findings: BACKENDS
             .iter()
             .map(|row| backend(row))

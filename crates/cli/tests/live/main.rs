@@ -5,6 +5,7 @@
 //! itself. They run one test at a time, whatever the number of test threads.
 #![forbid(unsafe_code)]
 
+mod assessments;
 mod baselines;
 mod endings;
 mod findings;

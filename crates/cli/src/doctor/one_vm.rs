@@ -1,0 +1,147 @@
+//! One VM: which tracing backends can observe it, and what is in the way of the others.
+//!
+//! A backend needs the host as well as the VM, so each is also tried on memory of this process.
+
+use anyhow::Context as _;
+use plimsoll_observe::assess;
+use plimsoll_protocol::vm::{BackendRefusal, BackendView};
+use plimsoll_trap::{Assessment, BackendRow, TraceConfig, TrapError};
+use plimsoll_vm::QemuVm;
+
+use super::machines::description;
+use super::{Chapter, Finding};
+use plimsoll_output::exit::with_causes;
+
+/// The assessment of a VM.
+#[derive(Debug)]
+pub struct VmAssessment {
+    /// Its name.
+    pub name: String,
+    /// The VM in a few words.
+    pub title: String,
+    /// Every backend, in the order of the registry.
+    pub backends: Vec<BackendView>,
+    /// What each backend observes, for those that can.
+    sees: Vec<&'static str>,
+}
+
+impl VmAssessment {
+    /// Assesses a VM; changes nothing in it.
+    ///
+    /// # Errors
+    ///
+    /// Why its process cannot be read.
+    pub fn of(vm: &QemuVm) -> anyhow::Result<Self> {
+        let assessments = assess(vm, &TraceConfig::default())?;
+        let sees = assessments.iter().map(|found| found.row.sees).collect();
+        let backends = assessments.into_iter().map(view).collect();
+        Ok(Self {
+            name: vm.id.0.clone(),
+            title: format!("VM {}: {}", vm.id, description(vm)),
+            backends,
+            sees,
+        })
+    }
+
+    /// A line for each backend that can observe the VM, and for each reason why one cannot.
+    pub fn chapter(&self) -> Chapter {
+        let mut findings = Vec::new();
+        for (backend, sees) in self.backends.iter().zip(&self.sees) {
+            let name = backend.backend.name();
+            if backend.refusals.is_empty() {
+                findings.push(Finding::ok(name, *sees));
+            }
+            let refusals = backend.refusals.iter();
+            findings
+                .extend(refusals.map(|refusal| Finding::no(name, &refusal.why, &refusal.change)));
+        }
+        Chapter {
+            title: self.title.clone(),
+            findings,
+        }
+    }
+}
+
+/// Finds a VM by process id, name or UUID and assesses it.
+///
+/// # Errors
+///
+/// Why there is no such VM, or why its process cannot be read.
+pub fn examine(vm: &str) -> anyhow::Result<VmAssessment> {
+    let found = plimsoll_vm::find(vm)?;
+    VmAssessment::of(&found).with_context(|| format!("cannot assess VM {}", found.id))
+}
+
+fn view(assessment: Assessment) -> BackendView {
+    let Assessment { row, refusals } = assessment;
+    let of_vm = refusals.iter().map(|refusal| BackendRefusal {
+        name: refusal.name().to_owned(),
+        why: refusal.to_string(),
+        change: refusal.change(),
+    });
+    BackendView {
+        backend: row.method,
+        refusals: of_vm.chain(of_host(row)).collect(),
+    }
+}
+
+/// Why a backend does not work on this host, with any VM.
+fn of_host(row: &BackendRow) -> Option<BackendRefusal> {
+    let error = (row.trial)().err()?;
+    Some(match &error {
+        TrapError::Refused(refusal) => BackendRefusal {
+            name: refusal.name().to_owned(),
+            why: refusal.to_string(),
+            change: refusal.change(),
+        },
+        other => BackendRefusal {
+            name: "trial-failed".to_owned(),
+            why: with_causes(other),
+            change: format!("the backend needs {}", row.needs),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+    use plimsoll_flow::TraceMethod;
+
+    #[test]
+    fn each_refusal_has_a_line_and_a_backend_without_one_is_fine() {
+        let refusal = |why: &str| BackendRefusal {
+            name: "locked".to_owned(),
+            why: why.to_owned(),
+            change: "unlock it".to_owned(),
+        };
+        let assessment = VmAssessment {
+            name: "web".to_owned(),
+            title: "VM web".to_owned(),
+            backends: vec![
+                BackendView {
+                    backend: TraceMethod::Traps,
+                    refusals: vec![refusal("private"), refusal("locked")],
+                },
+                BackendView {
+                    backend: TraceMethod::WriteScans,
+                    refusals: vec![],
+                },
+            ],
+            sees: vec!["references", "writes"],
+        };
+        let lines = assessment.chapter().findings;
+        let lines: Vec<_> = lines
+            .iter()
+            .map(|line| (&*line.subject, line.verdict, &*line.found))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                ("trap", Verdict::No, "private"),
+                ("trap", Verdict::No, "locked"),
+                ("write-scan", Verdict::Ok, "writes"),
+            ]
+        );
+    }
+}
