@@ -7,7 +7,7 @@
 //! | [`text`] | percentages, counts, durations, names from outside |
 //! | [`mod@file`] | files that are replaced whole or not at all |
 //! | [`progress_bar`] | progress on standard error |
-//! | [`stop`] | SIGINT and SIGTERM |
+//! | [`stop`] | SIGINT and SIGTERM, SIGTSTP |
 //! | [`exit`] | exit codes, and the errors that choose them |
 //!
 //! Not here: pictures (crate `plot`, which brings a rasteriser and a font), and parsing and exact
@@ -26,7 +26,7 @@ pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
 pub use columns::{Columns, Side, csv};
 pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;
-pub use stop::stop_flag;
+pub use stop::{ignore_suspension, stop_flag};
 pub use text::{
     cut, cut_front, duration, grouped, or_empty, percent, printable, short, short_percent,
 };

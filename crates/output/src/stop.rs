@@ -1,10 +1,10 @@
-//! Requests to end a run: SIGINT and SIGTERM.
+//! Requests to end a run, SIGINT and SIGTERM, and to suspend it, SIGTSTP.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
 
 /// Returns a flag that becomes true at SIGINT or SIGTERM; a second signal ends the process.
 ///
@@ -19,4 +19,13 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
+}
+
+/// Makes Ctrl-Z do nothing, for programs that others wait for.
+///
+/// # Errors
+///
+/// As [`stop_flag`].
+pub fn ignore_suspension() -> io::Result<()> {
+    signal_hook::flag::register(SIGTSTP, Arc::default()).map(drop)
 }

@@ -45,6 +45,7 @@ mod target;
 mod traps;
 mod trial;
 pub mod uffd;
+mod watchdog;
 mod write_scan;
 
 pub use assess::{Assessment, assess};
@@ -58,3 +59,4 @@ pub use refusal::Refusal;
 pub use registry::BACKENDS;
 pub use target::TraceTarget;
 pub use trial::{TrapCost, measure_fault_cost, measure_trap_cost};
+pub use watchdog::lock_memory;

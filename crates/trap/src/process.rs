@@ -22,6 +22,7 @@ use crate::swap::SwapWatch;
 use crate::sys::{AddressRange, process_cpu_time};
 use crate::target::TraceTarget;
 use crate::uffd::{Userfault, UserfaultPurpose};
+use crate::watchdog::Watchdog;
 
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -34,6 +35,8 @@ pub struct TracedProcess {
     pub pid: u32,
     pub pidfd: OwnedFd,
     pub vcpus: usize,
+    /// Ends us if accesses wait for us in vain; `None` where none can wait.
+    pub watchdog: Option<Watchdog>,
 }
 
 impl TracedProcess {
@@ -43,6 +46,7 @@ impl TracedProcess {
             pid: target.pid,
             pidfd: open_pidfd(target.pid)?,
             vcpus: target.vcpus(),
+            watchdog: None,
         })
     }
 
@@ -58,6 +62,8 @@ impl TracedProcess {
     pub fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> TrapError + Copy + '_ {
         move |source| {
             let pid = self.pid;
+            // The wait below is not a hang.
+            self.watchdog.iter().for_each(Watchdog::disarm);
             if ends_soon(self.pidfd.as_fd()) {
                 TrapError::VmGone { pid }
             } else {

@@ -490,6 +490,23 @@ pub fn fork(work: impl FnOnce()) -> io::Result<libc::pid_t> {
     forked
 }
 
+/// Closes all descriptors but `kept`, which are in ascending order. For a child process that only needs those.
+pub fn close_all_but(kept: &[std::os::fd::RawFd]) {
+    let mut first = 0;
+    for end in kept
+        .iter()
+        .map(|kept| kept.unsigned_abs())
+        .chain([libc::c_uint::MAX])
+    {
+        if first < end {
+            // SAFETY: close_range(2) touches no memory of ours. Descriptors that others own are closed, but this process is a
+            // copy in which nobody goes on to use them.
+            unsafe { libc::close_range(first, end - 1, 0) };
+        }
+        first = end.saturating_add(1);
+    }
+}
+
 /// Waits until a traced thread changes state; returns the status as wait(2) encodes it.
 pub fn wait_for_thread(tid: libc::pid_t) -> io::Result<libc::c_int> {
     let mut status = 0;

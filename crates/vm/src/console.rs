@@ -68,6 +68,8 @@ pub enum ConsoleEvent {
         mismatches: u64,
         /// Guests without an operating system: what visits lost since the array was populated.
         stalls: Option<Stalls>,
+        /// The longest time that 256 visits took; `None` from guests that do not measure it.
+        longest_ms: Option<u64>,
     },
     /// A page that did not hold what was written to it.
     Mismatch {
@@ -169,6 +171,7 @@ impl ConsoleEvent {
                 total_ops: keys.number("total_ops")?,
                 mismatches: keys.number("mismatches")?,
                 stalls: keys.stalls(),
+                longest_ms: keys.number("longest_ms"),
             },
             "MISMATCH" => Self::Mismatch {
                 page: keys.number("page")?,
@@ -302,7 +305,7 @@ mod tests {
             }
         );
         assert_eq!(
-            read("plimsoll: round index=3 pages=25600 ops=9 ms=113 total_ops=435200 mismatches=1"),
+            read("plimsoll: round index=3 pages=25600 ops=9 ms=113 total_ops=435200 mismatches=1 longest_ms=7"),
             ConsoleEvent::Round {
                 index: 3,
                 pages,
@@ -311,6 +314,7 @@ mod tests {
                 total_ops: 435_200,
                 mismatches: 1,
                 stalls: None,
+                longest_ms: Some(7),
             }
         );
         let with_stalls = "plimsoll: round index=3 pages=1 ops=9 ms=1 total_ops=4 mismatches=0 stalls=7 stalled_us=90 \

@@ -175,6 +175,8 @@ fn run_array(settings: &Settings, pattern: Pattern, plan: &Plan, pages: u64) {
             phase_nth: 0,
             told_at: start,
             told_ops: 0,
+            batch_at: start,
+            longest_ms: 0,
         }
         .run(leader);
     });
@@ -347,6 +349,10 @@ struct Leader<'a> {
     /// When the last line was printed, and what all threads had done by then.
     told_at: Time,
     told_ops: u64,
+    /// When the last batch ended.
+    batch_at: Time,
+    /// The longest batch since the last line: a stall of the machine, if it is more than a few ms.
+    longest_ms: u64,
 }
 
 impl Leader<'_> {
@@ -396,6 +402,8 @@ impl Leader<'_> {
     fn after_batch(&mut self, worker: &Worker, phase: &Phase) -> bool {
         self.tallies[0].set(worker);
         let now = Time::now();
+        self.longest_ms = self.longest_ms.max(now.ms_since(self.batch_at));
+        self.batch_at = now;
         if now.ms_since(self.told_at) >= ROUND_MS_MAX {
             self.tell_round(now, phase);
         }
@@ -414,9 +422,12 @@ impl Leader<'_> {
             .with("ms", now.ms_since(self.told_at))
             .with("total_ops", ops)
             .with("mismatches", mismatches)
+            .with("longest_ms", self.longest_ms)
             .print();
         self.lines += 1;
         (self.told_at, self.told_ops) = (now, ops);
+        // Printing is no stall.
+        (self.batch_at, self.longest_ms) = (Time::now(), 0);
     }
 }
 

@@ -258,6 +258,16 @@ impl ConsoleLog {
             })
     }
 
+    /// The guest's longest stall in the rounds reported between two times, by its own clock.
+    #[must_use]
+    pub fn longest_stall(&self, from: Instant, to: Instant) -> Option<Duration> {
+        let stalls = self.0.iter().filter_map(|&(at, ref event)| match *event {
+            ConsoleEvent::Round { longest_ms, .. } if at >= from && at <= to => longest_ms,
+            _ => None,
+        });
+        stalls.max().map(Duration::from_millis)
+    }
+
     /// Pages the guest found wrong.
     #[must_use]
     pub fn mismatches(&self) -> u64 {

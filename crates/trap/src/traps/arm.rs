@@ -38,12 +38,12 @@ impl<B: PageBarrier> Tracer<B> {
             self.serve(Duration::ZERO, sink)?;
         }
         // A page in use by the kernel at that moment stays accessible: once more for those.
-        let missed = self.accessible_of(runs)?;
+        let missed = self.accessible_of(runs, sink)?;
         for chunk in chunks(&missed) {
             self.raise(&chunk)?;
             self.serve(Duration::ZERO, sink)?;
         }
-        let escaped = self.accessible_of(&missed)?;
+        let escaped = self.accessible_of(&missed, sink)?;
         for page in escaped.iter().cloned().flatten() {
             self.raised.set(page, false);
         }
@@ -61,9 +61,25 @@ impl<B: PageBarrier> Tracer<B> {
     }
 
     /// Lists the pages of `runs` that should be inaccessible and are not.
-    fn accessible_of(&mut self, runs: &[PageRange]) -> Result<Vec<PageRange>, TrapError> {
-        let start = cpu_time();
+    fn accessible_of(
+        &mut self,
+        runs: &[PageRange],
+        sink: Sink<'_>,
+    ) -> Result<Vec<PageRange>, TrapError> {
         let mut accessible = Vec::new();
+        for chunk in chunks(runs) {
+            self.find_accessible(&chunk, &mut accessible)?;
+            self.serve(Duration::ZERO, sink)?;
+        }
+        Ok(accessible)
+    }
+
+    fn find_accessible(
+        &mut self,
+        runs: &[PageRange],
+        accessible: &mut Vec<PageRange>,
+    ) -> Result<(), TrapError> {
+        let start = cpu_time();
         for run in runs {
             for range in self.session.layout.addresses(run) {
                 let Some(PageNumber(first)) = self.session.layout.page_at(range.start) else {
@@ -82,7 +98,7 @@ impl<B: PageBarrier> Tracer<B> {
             }
         }
         self.counts.arm_time += cpu_time().saturating_sub(start);
-        Ok(accessible)
+        Ok(())
     }
 
     /// Makes the page that leaves the hot set inaccessible.
@@ -131,17 +147,14 @@ impl<B: PageBarrier> Tracer<B> {
     /// Makes the window's pages accessible again.
     pub(super) fn disarm(&mut self, sink: Sink<'_>) -> Result<(), TrapError> {
         let watched = std::mem::take(&mut self.watched);
-        let still: Vec<PageRange> = watched
-            .iter()
-            .cloned()
-            .flatten()
-            .filter(|&page| self.raised.get(page))
-            .map(|page| page..page + 1)
-            .collect();
+        let pieces = chunks(&watched);
         self.watched = watched;
-        for chunk in chunks(&still) {
+        for piece in pieces {
             let start = cpu_time();
-            for run in join_neighbours(&chunk) {
+            let still = piece.into_iter().flatten();
+            let still = still.filter(|&page| self.raised.get(page));
+            let still: Vec<PageRange> = still.map(|page| page..page + 1).collect();
+            for run in join_neighbours(&still) {
                 for range in self.session.layout.addresses(&run) {
                     self.session
                         .barrier

@@ -46,6 +46,7 @@ use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::{TrapCost, measure_trap_cost};
 use crate::uffd::{Fault, Userfault, UserfaultPurpose};
+use crate::watchdog::Watchdog;
 
 /// Longest wait without checking the stop flag and the clock.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -125,12 +126,15 @@ struct Counts {
 
 impl Tracer<RemotePageout> {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
-        let session = Session::open(target, config)?;
+        let mut session = Session::open(target, config)?;
         let trap_cost = measure_trap_cost(config.handler_cpu)?;
         let userfault =
             session
                 .process
                 .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
+        let watchdog = Watchdog::start(target.pid);
+        session.process.watchdog =
+            Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
         Ok(Self::assemble(session, userfault, trap_cost, config))
     }
 }
@@ -177,12 +181,20 @@ impl<B: PageBarrier> Tracer<B> {
 
         let window_start = Instant::now();
         self.recording = true;
-        let armed = self.arm(sink);
+        let watchdog = self.session.process.watchdog.as_ref();
+        let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
+        let guarded = guarded.map_err(self.session.process.failed("waking the watchdog"));
+        let armed = guarded.and_then(|()| self.arm(sink));
         let watched = armed.and_then(|()| self.watch(stop, end, sink));
         let window = window_start.elapsed();
         self.recording = false;
         let rested = watched.and_then(|budget_exhausted| {
             self.disarm(sink)?;
+            self.session
+                .process
+                .watchdog
+                .iter()
+                .for_each(Watchdog::disarm);
             self.flush(sink);
             self.rest(stop, end)?;
             Ok(budget_exhausted)

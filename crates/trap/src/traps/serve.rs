@@ -15,6 +15,7 @@ use crate::error::TrapError;
 use crate::ram::PAGE_BYTES;
 use crate::sys::AddressRange;
 use crate::uffd::Fault;
+use crate::watchdog::Watchdog;
 
 impl<B: PageBarrier> Tracer<B> {
     /// Serves traps until the period ends, its budget is used up, or `stop`; returns whether the
@@ -54,6 +55,11 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Waits up to `patience` for accesses and serves all that wait by then.
     pub(super) fn serve(&mut self, patience: Duration, sink: Sink<'_>) -> Result<(), TrapError> {
+        self.session
+            .process
+            .watchdog
+            .iter()
+            .for_each(Watchdog::beat);
         let patience = Timespec::try_from(patience).map_err(io::Error::other);
         let patience = patience.map_err(self.session.process.failed("a wait"))?;
         let mut fds = [
