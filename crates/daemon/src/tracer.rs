@@ -8,7 +8,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::WorkingSet;
@@ -31,6 +31,12 @@ const HEAT_CELLS: u32 = 128;
 const SAID_BYTES_MAX: u64 = 4096;
 /// Time before a tracer that ended is started again, first and at last.
 const RESTART: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
+/// Periods without a line after which a tracer is replaced, the time that is always granted, and what attaching may take.
+const SILENT_PERIODS: u32 = 3;
+const SILENCE_MIN: Duration = Duration::from_secs(2);
+const ATTACH_MAX: Duration = Duration::from_secs(10);
+/// How long what a tracer said may take to arrive after its end; its watchdog writes last.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 /// How long a tracer has to take its traps with it.
 const END_MAX: Duration = Duration::from_secs(10);
 
@@ -48,6 +54,8 @@ struct Read {
     overhead_ratio: f64,
     lost: u64,
     last_unix_ms: Option<u64>,
+    /// When the last line came.
+    last: Option<Instant>,
     /// The beginning of the tracer's standard error.
     errors: String,
     /// Lines that could not be read.
@@ -65,6 +73,8 @@ pub struct Tracer {
     settings: TraceSettings,
     read: Arc<Mutex<Read>>,
     child: Option<Child>,
+    /// Reads its standard error to the end.
+    errors: Option<JoinHandle<()>>,
     error: Option<String>,
     restarts: u64,
     wait: Duration,
@@ -84,6 +94,7 @@ impl Tracer {
             settings: settings.clone(),
             read: Arc::default(),
             child: None,
+            errors: None,
             error: None,
             restarts: 0,
             wait: RESTART.0,
@@ -125,15 +136,32 @@ impl Tracer {
         };
         let thread = |name: &str| thread::Builder::new().name(name.to_owned());
         thread("tracer-lines").spawn(reading)?;
-        thread("tracer-said").spawn(listening)?;
+        self.errors = Some(thread("tracer-said").spawn(listening)?);
         Ok(())
+    }
+
+    /// Whether it runs, but has printed nothing for too long.
+    fn is_silent(&self, now: Instant) -> bool {
+        let allowed = (self.settings.period * SILENT_PERIODS).max(SILENCE_MIN);
+        let last = lock(&self.read).last.filter(|&at| at >= self.started);
+        let due = last.map_or(self.started + ATTACH_MAX, |at| at) + allowed;
+        now > due
     }
 
     /// Starts it if it should run, and sees whether it still does.
     fn tend(&mut self) {
         let now = Instant::now();
+        let is_silent = self.is_silent(now);
         if let Some(child) = &mut self.child {
             match child.try_wait() {
+                Ok(None) if is_silent => {
+                    // It would not hear a request to end, and its VM may be waiting for it.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    self.error = Some(format!(
+                        "its tracer was silent for more than {SILENT_PERIODS} periods and was ended"
+                    ));
+                }
                 Ok(None) => {
                     if now.duration_since(self.started) > RESTART.1 {
                         self.wait = RESTART.0;
@@ -141,6 +169,11 @@ impl Tracer {
                     return;
                 }
                 Ok(Some(status)) => {
+                    let errors = self.errors.take();
+                    let is_heard = || errors.as_ref().is_none_or(JoinHandle::is_finished);
+                    while !is_heard() && now.elapsed() < LAST_WORDS_MAX {
+                        thread::sleep(Duration::from_millis(5));
+                    }
                     let said = lock(&self.read).errors.clone();
                     let last = said.lines().last().unwrap_or_default();
                     let last = last.strip_prefix("plimsoll: ").unwrap_or(last);
@@ -304,6 +337,7 @@ impl Read {
         self.overhead_ratio = line.overhead_ratio;
         self.lost = self.lost.saturating_add(line.lost);
         self.last_unix_ms = Some(now);
+        self.last = Some(Instant::now());
         let set = line.working_set_pages.zip(line.working_set_bound);
         self.working_set = set.map(|(count, bound)| WorkingSet {
             size: pages(count.saturating_mul(line.page_bytes)),
@@ -520,6 +554,39 @@ mod tests {
             let trace = seen.trace.as_ref().unwrap();
             trace.state == TraceState::Starting && trace.restarts == 1
         });
+    }
+
+    #[test]
+    fn a_tracer_that_falls_silent_is_ended_and_replaced() {
+        let line = period(|_| {});
+        let (_folder, mut tracer) = scripted(&format!("cat <<'EOF'\n{line}\nEOF\nexec sleep 600"));
+        tracer.settings.period = Duration::from_millis(100);
+        let first = until(&mut tracer, |seen| {
+            seen.trace.as_ref().unwrap().periods == 1
+        });
+        let pid = first.trace.unwrap().pid.unwrap();
+        let seen = until(&mut tracer, |seen| {
+            seen.trace.as_ref().unwrap().state == TraceState::Failed
+        });
+        let error = seen.trace.unwrap().error.unwrap();
+        assert!(error.contains("silent for more than 3 periods"), "{error}");
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        assert!(rustix::process::test_kill_process(pid).is_err());
+        until(&mut tracer, |seen| {
+            let trace = seen.trace.as_ref().unwrap();
+            trace.restarts == 1 && trace.periods == 2
+        });
+    }
+
+    #[test]
+    fn what_the_watchdog_of_a_dead_tracer_says_is_its_error() {
+        let script = "(sleep 0.05; echo 'plimsoll: it served no access' >&2) & kill -9 $$";
+        let (_folder, mut tracer) = scripted(script);
+        let seen = until(&mut tracer, |seen| {
+            seen.trace.as_ref().unwrap().state == TraceState::Failed
+        });
+        let error = seen.trace.unwrap().error;
+        assert_eq!(error.as_deref(), Some("it served no access"));
     }
 
     #[test]

@@ -305,7 +305,9 @@ mod tests {
             }
         );
         assert_eq!(
-            read("plimsoll: round index=3 pages=25600 ops=9 ms=113 total_ops=435200 mismatches=1 longest_ms=7"),
+            read(
+                "plimsoll: round index=3 pages=25600 ops=9 ms=113 total_ops=435200 mismatches=1 longest_ms=7"
+            ),
             ConsoleEvent::Round {
                 index: 3,
                 pages,

@@ -14,9 +14,9 @@ use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_flow::TraceMethod;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions};
-use plimsoll_output::{Format, OutputArgs, bail_usage, stop_flag};
+use plimsoll_output::{Format, OutputArgs, bail_usage, ignore_suspension, stop_flag};
 use plimsoll_plot::encode;
-use plimsoll_trap::TrapError;
+use plimsoll_trap::{TrapError, lock_memory};
 
 use plimsoll_protocol::size::Interval;
 
@@ -26,6 +26,8 @@ use report::{Report, Totals};
 ///
 /// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
 /// Ends after --periods, when the VM ends, or at Ctrl-C. The VM is left as it was. Needs root.
+///
+/// Ctrl-Z is ignored. If it stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// VM to trace: process id or name
@@ -75,6 +77,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         );
     }
     let stop = stop_flag()?;
+    ignore_suspension()?;
     let vm = plimsoll_vm::find(&args.vm)?;
     let options = ObserverOptions {
         estimator: args.estimator,
@@ -83,6 +86,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         heat_cells: args.heatmap,
     };
     let mut observer = Observer::attach(&vm, method, &config, &options)?;
+    // Without the right to, the backend's watchdog bounds what a reclaimed page can do to the VM.
+    let _ = lock_memory();
 
     let picture = format.is_picture();
     let mut file = match args.output.path().filter(|_| !picture) {

@@ -12,6 +12,7 @@ mod findings;
 mod hostile;
 mod libvirt;
 mod limits;
+mod nemesis;
 mod refusals;
 mod rig;
 mod scans;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{MutexGuard, mpsc};
@@ -123,6 +124,8 @@ pub struct Attach {
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
     /// The lines not taken before.
     pub lines: Vec<Line>,
     pub complaint: String,
@@ -192,6 +195,11 @@ impl Attach {
         self.lines.recv_timeout(PATIENCE).expect("another line")
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The process that it runs as a child, if any.
     pub fn child(&self) -> Option<u32> {
         let pid = self.child.id();
@@ -232,6 +240,7 @@ impl Attach {
         let complaint = self.complaint.take().map(|reader| reader.join().unwrap());
         Ended {
             code: status.code(),
+            signal: status.signal(),
             lines,
             complaint: complaint.unwrap_or_default(),
         }
