@@ -132,9 +132,12 @@ fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError>
     let remote = match device {
         Ok(device) => open_by_device(&mut thread, pidfd, device.as_fd())?,
         // Enough for a process that has the privilege itself, or where everybody has it.
-        Err(_) => thread
+        Err(denied) => thread
             .call(libc::SYS_userfaultfd, [USERFAULTFD_FLAGS, 0, 0, 0])?
-            .map_err(at(USERFAULTFD))?,
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::EPERM) => at(USERFAULTFD)(denied),
+                _ => at(USERFAULTFD)(error),
+            })?,
     };
     thread.close_later(remote);
     let taken = pidfd_getfd(pidfd, remote).map_err(at("pidfd_getfd()"))?;
@@ -145,6 +148,8 @@ fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError>
 
 /// The step that shows by its error what the host can do.
 const USERFAULTFD: &str = "userfaultfd()";
+/// The step that fails where the target may not have the device.
+const RECEIVE: &str = "receiving a descriptor";
 /// The step that fails where a filter might end the process.
 const SECCOMP: &str = "suspending its seccomp filter";
 
@@ -219,15 +224,14 @@ fn descriptor_in(bytes: &[u8], offset: usize, step: &'static str) -> Result<u64,
 
 /// The descriptor in a control buffer with one message of `SCM_RIGHTS`.
 fn received_descriptor(control: &[u8; CONTROL_BYTES]) -> Result<u64, StepError> {
-    const STEP: &str = "receiving a descriptor";
     let mut expected = 20u64.to_le_bytes().to_vec();
     expected.extend(libc::SOL_SOCKET.to_le_bytes());
     expected.extend(libc::SCM_RIGHTS.to_le_bytes());
     if !control.starts_with(&expected) {
-        // A security module that withholds a descriptor leaves the message empty.
-        return Err(at(STEP)(io::Error::from_raw_os_error(libc::EACCES)));
+        // The kernel leaves out a descriptor that it may not or cannot install.
+        return Err(at(RECEIVE)(io::Error::from_raw_os_error(libc::EACCES)));
     }
-    descriptor_in(control, expected.len(), STEP)
+    descriptor_in(control, expected.len(), RECEIVE)
 }
 
 /// Sends one byte and `descriptor` without waiting.
@@ -299,14 +303,7 @@ pub fn check_userfaultfd(pid: u32) -> Result<(), Refusal> {
     if is_open_to_all || capabilities.is_some_and(|bits| bits >> CAP_SYS_PTRACE & 1 == 1) {
         return Ok(());
     }
-    Err(no_userfaultfd(pid, source))
-}
-
-fn no_userfaultfd(pid: u32, source: io::Error) -> Refusal {
-    Refusal::NoPrivilege {
-        what: format!("open {DEVICE}, nor may process {pid} call userfaultfd()"),
-        source,
-    }
+    Err(Refusal::NoUserfaultfd { pid, source })
 }
 
 /// What a failed step means to the one who wants to trace.
@@ -318,9 +315,8 @@ fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
             source,
         }
         .into(),
-        Some(libc::EPERM | libc::EACCES) if step == USERFAULTFD => {
-            no_userfaultfd(pid, source).into()
-        }
+        _ if step == USERFAULTFD => Refusal::NoUserfaultfd { pid, source }.into(),
+        Some(libc::EACCES) if step == RECEIVE => Refusal::DescriptorWithheld { pid }.into(),
         Some(libc::EPERM | libc::EACCES) => Refusal::NoPrivilege {
             what: format!("trace process {pid} ({step})"),
             source,
@@ -400,7 +396,9 @@ mod tests {
             injection_error(42, step.to_owned(), io::Error::from_raw_os_error(errno)).to_string()
         };
         assert!(meaning(USERFAULTFD, libc::ENOSYS).contains("kernel has no userfaultfd"));
-        assert!(meaning(USERFAULTFD, libc::EPERM).contains("nor may process 42"));
+        assert!(meaning(USERFAULTFD, libc::EACCES).contains("nor may process 42"));
+        assert!(meaning(SECCOMP, libc::EPERM).contains("seccomp filter"));
+        assert!(meaning(RECEIVE, libc::EACCES).contains("too many files open"));
         assert!(meaning("ptrace(SEIZE)", libc::EPERM).contains("ptrace(SEIZE)"));
         assert!(meaning("ptrace(SEIZE)", libc::ESRCH).contains("is gone"));
         assert!(meaning("close()", libc::EIO).contains("continues unchanged"));

@@ -72,6 +72,26 @@ pub enum Refusal {
         /// The name of that process.
         program: String,
     },
+    /// Neither the tracer may open the userfaultfd device, nor the process a userfaultfd.
+    #[error(
+        "/dev/userfaultfd cannot be opened ({source}), nor may process {pid} call userfaultfd() itself"
+    )]
+    NoUserfaultfd {
+        /// Process of the VM.
+        pid: u32,
+        /// The error of opening the device.
+        #[source]
+        source: io::Error,
+    },
+    /// The descriptor lent to the process did not arrive.
+    #[error(
+        "process {pid} cannot receive a descriptor of /dev/userfaultfd: a security module (AppArmor, SELinux) withholds it, \
+         or the process has too many files open"
+    )]
+    DescriptorWithheld {
+        /// Process of the VM.
+        pid: u32,
+    },
     /// The kernel did not let us.
     #[error("no privilege to {what} ({source})")]
     NoPrivilege {
@@ -133,6 +153,14 @@ impl Refusal {
             Self::Debugged { tracer, .. } => {
                 format!("detach the debugger or end process {tracer}")
             }
+            Self::NoUserfaultfd { .. } => {
+                "run as root, or let this user open /dev/userfaultfd for reading and writing".to_owned()
+            }
+            Self::DescriptorWithheld { .. } => {
+                "allow '/dev/userfaultfd rw' in its profile, raise its limit of open files, or use --backend scan, which lends \
+                 it nothing"
+                    .to_owned()
+            }
             Self::NoPrivilege { .. } => {
                 "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
             }
@@ -154,6 +182,8 @@ impl Refusal {
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
             Self::SeccompFilter { .. } => "seccomp-filter",
             Self::Debugged { .. } => "debugged",
+            Self::NoUserfaultfd { .. } => "no-userfaultfd",
+            Self::DescriptorWithheld { .. } => "descriptor-withheld",
             Self::NoPrivilege { .. } => "no-privilege",
             Self::KernelTooOld { .. } => "kernel-too-old",
         }

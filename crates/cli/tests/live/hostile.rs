@@ -199,3 +199,82 @@ fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
     assert_eq!(guest.footprint(), footprint);
     guest.assert_goes_on();
 }
+
+#[test]
+fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed() {
+    if ground().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(compiled) = compile("meddle", folder.path()) else {
+        return;
+    };
+    let program = folder.path().join("qemu-system-meddle");
+    fs::rename(compiled, &program).unwrap();
+    let mut command = Command::new(program);
+    let mut child = command
+        .args(["-m", "16M"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let mut process = Process(child);
+    let pid = process.0.id().to_string();
+    let options = "--period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
+    let mut failures = Vec::new();
+    for _ in 0..longer(100) {
+        let ended = Attach::start(&pid, options).end();
+        match ended.code {
+            Some(0) => ended.assert_quiet_success(),
+            Some(1) => failures.push(ended.complaint),
+            other => panic!("{other:?}: {}", ended.complaint),
+        }
+    }
+    println!("{} attaches failed", failures.len());
+    failures.sort();
+    failures.dedup();
+    println!("{}", failures.concat());
+    assert_eq!(process.0.try_wait().unwrap(), None, "the process was ended");
+}
+
+#[test]
+fn a_vm_that_can_open_no_more_files_is_left_as_it_was() {
+    let Some(ground) = ground() else { return };
+    let mut guest = boot_with(&ground, &[], &SHARED, WORKLOAD);
+    let pid = guest.pid();
+    let footprint = guest.footprint();
+    let descriptors = || {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let numbers = entries.map(|entry| entry.unwrap().file_name());
+        let numbers = numbers.map(|name| name.to_str().unwrap().parse::<u64>().unwrap());
+        numbers.collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = descriptors();
+    // Four are open at once: two sockets, the device and the userfaultfd.
+    for free in 0..=4 {
+        let limit = (0..)
+            .filter(|number| !before.contains(number))
+            .nth(free)
+            .unwrap();
+        let limited = Command::new("prlimit")
+            .args(["--pid", &pid, &format!("--nofile={limit}:")])
+            .status();
+        if !limited.is_ok_and(|status| status.success()) {
+            skip(Lack::Program, "prlimit(1)");
+            return;
+        }
+        let attach = Attach::start(&pid, "--period 200ms --periods 1");
+        match free {
+            0 | 1 => assert_refused(attach, &["socketpair() failed", "Too many open files"]),
+            2 => assert_refused(attach, &["too many files open", "--backend scan"]),
+            3 => assert_refused(attach, &["USERFAULTFD_IOC_NEW", "Too many open files"]),
+            _ => attach.end().assert_quiet_success(),
+        }
+        assert_eq!(descriptors(), before);
+    }
+    assert_eq!(guest.footprint(), footprint);
+    guest.assert_goes_on();
+}

@@ -1,0 +1,59 @@
+/*
+ * meddle: a process whose second thread spoils what a tracer does through the first. It writes other numbers below
+ * the stack of the first, and puts another file in place of descriptors that appear. Its memory looks like a VM's RAM.
+ * Prints "ready".
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define RAM_BYTES (16 << 20)
+
+static char *volatile stack;
+
+static void *meddle(void *unused)
+{
+	(void)unused;
+	int null = open("/dev/null", O_RDWR);
+	uint32_t random = 1;
+	for (;;) {
+		for (int pause = 0; pause < 20000; pause++)
+			random = random * 1664525 + 1013904223;
+		/* Below the red zone, where a tracer borrows: the first thread calls nothing. */
+		((volatile uint32_t *)(stack - 704))[random >> 8 & 127] = random >> 16 & 15;
+		/* Not always, so that a tracer gets to every step at some time. */
+		int descriptor = null + 1 + (random >> 20 & 3);
+		if (!(random >> 24 & 7) && fcntl(descriptor, F_GETFD) >= 0)
+			dup2(null, descriptor);
+		if (!(random >> 24 & 127))
+			close(descriptor);
+	}
+	return NULL;
+}
+
+int main(void)
+{
+	int ram = memfd_create("memory-backend-memfd", 0);
+	if (ram < 0 || ftruncate(ram, RAM_BYTES))
+		return 1;
+	volatile char *bytes = mmap(NULL, RAM_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, ram, 0);
+	if (bytes == MAP_FAILED)
+		return 1;
+	for (size_t page = 0; page < RAM_BYTES; page += 4096)
+		bytes[page]++;
+	printf("ready\n");
+	fflush(stdout);
+	char here;
+	stack = &here;
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, meddle, NULL))
+		return 1;
+	for (;;)
+		for (size_t page = 0; page < RAM_BYTES; page += 4096)
+			bytes[page]++;
+}
