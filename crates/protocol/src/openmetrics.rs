@@ -31,6 +31,14 @@ impl Kind {
     }
 }
 
+/// Families of equal shape, one to a row `name: value, "help";`, as a slice of `(name, help, |of| value)`.
+#[macro_export]
+macro_rules! families {
+    ($of:ident => $($name:ident: $value:expr, $help:literal;)*) => {
+        &[$((stringify!($name), $help, |$of| $value)),*]
+    };
+}
+
 /// Labels of a sample: their names, and values that are escaped when they are written.
 pub type Labels<'a> = &'a [(&'a str, &'a dyn Display)];
 

@@ -11,6 +11,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
+use plimsoll_protocol::families;
 use plimsoll_protocol::openmetrics::{Exposition, Family, Kind, Labels};
 use plimsoll_protocol::vm::{BalloonState, HostView, Standing, TraceState, TraceView, VmSummary};
 
@@ -34,269 +35,87 @@ type OfVm = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
 /// A number of a tracer.
 type OfTrace = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
 
-const HOST_GAUGES: [OfHost; 15] = [
-    ("host_total_bytes", "All RAM of the host.", |h| {
-        Some(float(h.memory.total_bytes))
-    }),
-    (
-        "host_available_bytes",
-        "What the kernel could give without swapping.",
-        |h| Some(float(h.memory.available_bytes)),
-    ),
-    (
-        "host_divided_bytes",
-        "Total memory that Plimsoll allocates.",
-        |h| Some(float(h.memory.divided_bytes)),
-    ),
-    (
-        "host_reclaimable_bytes",
-        "What could be taken from the VMs with every promise kept.",
-        |h| Some(float(h.memory.reclaimable_bytes)),
-    ),
-    ("paused", "1 while moves are paused.", |h| {
-        Some(f64::from(h.paused))
-    }),
-    ("moving", "Whether a move is under way.", |h| {
-        Some(f64::from(h.moving.is_some()))
-    }),
-    ("warnings", "Warnings for the operator.", |h| {
-        Some(count(h.warnings.len()))
-    }),
-    ("vms", "VMs found.", |h| Some(count(h.vms.len()))),
-    ("turn_duration_seconds", "What the last turn took.", |h| {
-        Some(h.turn_took_ms / 1000.0)
-    }),
-    ("turn_interval_seconds", "From one turn to the next.", |h| {
-        Some(seconds(h.turn_interval_ms))
-    }),
-    ("turn_timestamp_seconds", "When the last turn ended.", |h| {
-        Some(seconds(h.now_unix_ms))
-    }),
-    ("start_timestamp_seconds", "When the daemon started.", |h| {
-        Some(seconds(h.since_unix_ms))
-    }),
-    (
-        "daemon_resident_bytes",
-        "Resident memory of the daemon.",
-        |h| Some(float(h.daemon_resident_bytes)),
-    ),
-    ("history_kept", "Whether history is kept on disk.", |h| {
-        Some(f64::from(h.history_bytes.is_some()))
-    }),
-    ("history_bytes", "History on disk.", |h| {
-        h.history_bytes.map(float)
-    }),
-];
+const HOST_GAUGES: &[OfHost] = families! { h =>
+    host_total_bytes: Some(float(h.memory.total_bytes)), "All RAM of the host.";
+    host_available_bytes: Some(float(h.memory.available_bytes)), "Memory that the kernel could allocate without swapping.";
+    host_divided_bytes: Some(float(h.memory.divided_bytes)), "Total memory that Plimsoll allocates.";
+    host_reclaimable_bytes: Some(float(h.memory.reclaimable_bytes)),
+        "Memory that could be taken from the VMs within every VM's max_loss.";
+    paused: Some(f64::from(h.paused)), "1 while moves are paused.";
+    moving: Some(f64::from(h.moving.is_some())), "Whether a move is in progress.";
+    warnings: Some(count(h.warnings.len())), "Warnings for the operator.";
+    vms: Some(count(h.vms.len())), "VMs discovered.";
+    turn_duration_seconds: Some(h.turn_took_ms / 1000.0), "Duration of the last turn.";
+    turn_interval_seconds: Some(seconds(h.turn_interval_ms)), "Interval between turns.";
+    turn_timestamp_seconds: Some(seconds(h.now_unix_ms)), "End of the last turn.";
+    start_timestamp_seconds: Some(seconds(h.since_unix_ms)), "Start of the daemon.";
+    daemon_resident_bytes: Some(float(h.daemon_resident_bytes)), "Resident memory of the daemon.";
+    history_kept: Some(f64::from(h.history_bytes.is_some())), "Whether history is kept on disk.";
+    history_bytes: h.history_bytes.map(float), "History on disk.";
+};
 
-const VM_GAUGES: [OfVm; 26] = [
-    ("vm_ram_bytes", "Its RAM as it was started.", |vm| {
-        Some(float(vm.ram_bytes))
-    }),
-    (
-        "vm_direct_bytes",
-        "Memory of its own: RAM less balloon.",
-        |vm| Some(float(vm.direct_bytes)),
-    ),
-    (
-        "vm_cache_bytes",
-        "Capacity of the cache under its disk.",
-        |vm| Some(float(vm.cache_bytes)),
-    ),
-    ("vm_size_bytes", "Both together.", |vm| {
-        Some(float(vm.size_bytes))
-    }),
-    ("vm_target_bytes", "The size it is to have.", |vm| {
-        vm.target_bytes.map(float)
-    }),
-    ("vm_min_bytes", "It never gets less.", |vm| {
-        Some(float(vm.settings.min_bytes))
-    }),
-    ("vm_max_bytes", "It never gets more.", |vm| {
-        Some(float(vm.settings.max_bytes))
-    }),
-    (
-        "vm_baseline_bytes",
-        "What its misses are measured by.",
-        |vm| Some(float(vm.settings.baseline_bytes)),
-    ),
-    (
-        "vm_promise_bytes",
-        "Least size at which its promise is kept.",
-        |vm| vm.promise_bytes.map(float),
-    ),
-    (
-        "vm_reclaimable_bytes",
-        "What it could give with its promise kept.",
-        |vm| vm.reclaimable_bytes.map(float),
-    ),
-    (
-        "vm_max_loss_ratio",
-        "Most rise of its misses that it was promised.",
-        |vm| Some(vm.settings.max_loss),
-    ),
-    ("vm_shares", "Its proportional right.", |vm| {
-        Some(f64::from(vm.settings.shares))
-    }),
-    ("vm_managed", "Whether the daemon may move it.", |vm| {
-        Some(f64::from(vm.settings.managed))
-    }),
-    (
-        "vm_curve_references",
-        "References behind its curve.",
-        |vm| vm.curve_source.map(|_| float(vm.references)),
-    ),
-    (
-        "vm_curve_timestamp_seconds",
-        "When its curve was made.",
-        |vm| vm.curve_unix_ms.map(seconds),
-    ),
-    (
-        "vm_balloon_actual_bytes",
-        "What its balloon leaves it.",
-        |vm| {
-            vm.balloon
-                .as_ref()
-                .map(|balloon| float(balloon.actual_bytes))
-        },
-    ),
-    (
-        "vm_balloon_target_bytes",
-        "What its balloon was told to leave it.",
-        |vm| {
-            vm.balloon
-                .as_ref()
-                .and_then(|balloon| balloon.target_bytes)
-                .map(float)
-        },
-    ),
-    (
-        "vm_balloon_stuck",
-        "Whether its balloon does not move although it should.",
-        |vm| {
-            vm.balloon
-                .as_ref()
-                .map(|balloon| f64::from(balloon.state == BalloonState::Stuck))
-        },
-    ),
-    (
-        "vm_guest_available_bytes",
-        "What the guest says is available to it.",
-        |vm| {
-            vm.balloon
-                .as_ref()
-                .and_then(|balloon| balloon.guest_available_bytes)
-                .map(float)
-        },
-    ),
-    (
-        "vm_statistics_age_seconds",
-        "Age of the guest's statistics.",
-        |vm| {
-            vm.balloon
-                .as_ref()
-                .and_then(|balloon| balloon.statistics_age_ms)
-                .map(seconds)
-        },
-    ),
-    (
-        "vm_cache_used_bytes",
-        "What the cache under its disk holds.",
-        |vm| vm.cache.as_ref().map(|cache| float(cache.used_bytes)),
-    ),
-    (
-        "vm_cache_disabled",
-        "Whether that cache switched itself off.",
-        |vm| {
-            vm.cache
-                .as_ref()
-                .map(|cache| f64::from(cache.disabled.is_some()))
-        },
-    ),
-    (
-        "vm_relative_misses_ratio",
-        "Predicted misses at its size over those at its baseline.",
-        |vm| vm.relative.map(|relative| relative.expected),
-    ),
-    (
-        "vm_relative_misses_low_ratio",
-        "Lower edge of the same.",
-        |vm| vm.relative.map(|relative| relative.low),
-    ),
-    (
-        "vm_relative_misses_high_ratio",
-        "Upper edge of the same: what promises are kept by.",
-        |vm| vm.relative.map(|relative| relative.high),
-    ),
-    ("vm_traced", "Whether a tracer is at work.", |vm| {
-        let trace = vm.trace.as_ref();
-        Some(f64::from(
-            trace.is_some_and(|trace| trace.state == TraceState::Tracing),
-        ))
-    }),
-];
+const VM_GAUGES: &[OfVm] = families! { vm =>
+    vm_ram_bytes: Some(float(vm.ram_bytes)), "RAM that the VM was started with.";
+    vm_direct_bytes: Some(float(vm.direct_bytes)), "RAM less balloon.";
+    vm_cache_bytes: Some(float(vm.cache_bytes)), "Capacity of the cache under its disk.";
+    vm_size_bytes: Some(float(vm.size_bytes)), "RAM less balloon, and cache, together.";
+    vm_target_bytes: vm.target_bytes.map(float), "Target of the size.";
+    vm_min_bytes: Some(float(vm.settings.min_bytes)), "Minimum size.";
+    vm_max_bytes: Some(float(vm.settings.max_bytes)), "Maximum size.";
+    vm_baseline_bytes: Some(float(vm.settings.baseline_bytes)), "Size against which the misses are measured.";
+    vm_promise_bytes: vm.promise_bytes.map(float), "Minimum size within max_loss.";
+    vm_reclaimable_bytes: vm.reclaimable_bytes.map(float), "Memory that could be taken from it within max_loss.";
+    vm_max_loss_ratio: Some(vm.settings.max_loss), "Bound on the relative rise of its misses.";
+    vm_shares: Some(f64::from(vm.settings.shares)), "Its shares.";
+    vm_managed: Some(f64::from(vm.settings.managed)), "Whether the daemon may move its memory.";
+    vm_curve_references: vm.curve_source.map(|_| float(vm.references)), "References behind its curve.";
+    vm_curve_timestamp_seconds: vm.curve_unix_ms.map(seconds), "Time of its curve.";
+    vm_balloon_actual_bytes: vm.balloon.as_ref().map(|balloon| float(balloon.actual_bytes)),
+        "RAM that its balloon leaves it.";
+    vm_balloon_target_bytes: vm.balloon.as_ref().and_then(|balloon| balloon.target_bytes).map(float),
+        "Target of its balloon.";
+    vm_balloon_stuck: vm.balloon.as_ref().map(|balloon| f64::from(balloon.state == BalloonState::Stuck)),
+        "Whether its balloon does not move although it should.";
+    vm_guest_available_bytes: vm.balloon.as_ref().and_then(|balloon| balloon.guest_available_bytes).map(float),
+        "Available memory as the guest reports it.";
+    vm_statistics_age_seconds: vm.balloon.as_ref().and_then(|balloon| balloon.statistics_age_ms).map(seconds),
+        "Age of the guest's statistics.";
+    vm_cache_used_bytes: vm.cache.as_ref().map(|cache| float(cache.used_bytes)),
+        "Used memory of the cache under its disk.";
+    vm_cache_disabled: vm.cache.as_ref().map(|cache| f64::from(cache.disabled.is_some())),
+        "Whether that cache switched itself off.";
+    vm_relative_misses_ratio: vm.relative.map(|relative| relative.expected),
+        "Predicted misses at its size over those at its baseline.";
+    vm_relative_misses_low_ratio: vm.relative.map(|relative| relative.low), "Lower confidence limit of the same.";
+    vm_relative_misses_high_ratio: vm.relative.map(|relative| relative.high),
+        "Upper confidence limit of the same, which must stay within max_loss.";
+    vm_traced: Some(f64::from(vm.trace.as_ref().is_some_and(|trace| trace.state == TraceState::Tracing))),
+        "Whether it is being traced.";
+};
 
-const VM_COUNTERS: [OfVm; 2] = [
-    (
-        "vm_cache_read_blocks",
-        "Blocks read through the cache under its disk.",
-        |vm| vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
-    ),
-    ("vm_cache_hits", "Of them, from the cache.", |vm| {
-        vm.cache.as_ref().map(|cache| float(cache.hits))
-    }),
-];
+const VM_COUNTERS: &[OfVm] = families! { vm =>
+    vm_cache_read_blocks: vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
+        "Blocks read through the cache under its disk.";
+    vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Of them, from the cache.";
+};
 
-const TRACE_GAUGES: [OfTrace; 6] = [
-    (
-        "trace_overhead_ratio",
-        "Time taken from the VM by its tracer, as a share of its CPU time.",
-        |t| Some(t.overhead_ratio),
-    ),
-    (
-        "trace_tracking_ratio",
-        "Share of the VM's pages that is watched.",
-        |t| Some(t.tracking_rate),
-    ),
-    ("trace_tracked_pages", "Pages watched.", |t| {
-        Some(float(t.tracked_pages))
-    }),
-    (
-        "trace_traps_per_second",
-        "Traps per second in the last period; 0 with scans.",
-        |t| Some(t.traps_per_second),
-    ),
-    (
-        "trace_touches_per_second",
-        "Pages per second that scans found touched in the last period; 0 with traps.",
-        |t| Some(t.touches_per_second),
-    ),
-    (
-        "trace_timestamp_seconds",
-        "When the last period ended.",
-        |t| t.last_unix_ms.map(seconds),
-    ),
-];
+const TRACE_GAUGES: &[OfTrace] = families! { t =>
+    trace_overhead_ratio: Some(t.overhead_ratio),
+        "Time taken from the VM by its tracer, as a share of its CPU time.";
+    trace_tracking_ratio: Some(t.tracking_rate), "Share of the VM's pages that is tracked.";
+    trace_tracked_pages: Some(float(t.tracked_pages)), "Tracked pages.";
+    trace_traps_per_second: Some(t.traps_per_second), "Traps per second in the last period; 0 with scans.";
+    trace_touches_per_second: Some(t.touches_per_second),
+        "Pages per second that scans found touched in the last period; 0 with traps.";
+    trace_timestamp_seconds: t.last_unix_ms.map(seconds), "End of the last period.";
+};
 
-const TRACE_COUNTERS: [OfTrace; 4] = [
-    (
-        "trace_lost_references",
-        "References that may be missing.",
-        |t| Some(float(t.lost)),
-    ),
-    (
-        "trace_lost_lines",
-        "Reports of the tracer that could not be read.",
-        |t| Some(float(t.lost_lines)),
-    ),
-    ("trace_periods", "Periods traced.", |t| {
-        Some(float(t.periods))
-    }),
-    (
-        "trace_restarts",
-        "Times that the tracer was started anew.",
-        |t| Some(float(t.restarts)),
-    ),
-];
+const TRACE_COUNTERS: &[OfTrace] = families! { t =>
+    trace_lost_references: Some(float(t.lost)), "References that may be missing.";
+    trace_lost_lines: Some(float(t.lost_lines)), "Reports of the tracer that could not be read.";
+    trace_periods: Some(float(t.periods)), "Periods traced.";
+    trace_restarts: Some(float(t.restarts)), "Restarts of the tracer.";
+};
 
 const MODES: [(Mode, &str); 3] = [
     (Mode::Observe, "observe"),
@@ -415,7 +234,7 @@ pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> String {
 fn of_host(text: &mut Exposition, host: &HostView, ended: [u64; FATES.len()]) {
     let labels: Labels<'_> = &[("version", &host.version), ("host", &host.host)];
     text.single(Kind::Info, ("build", "Version of the daemon."), labels, 1);
-    for (name, help, value) in HOST_GAUGES {
+    for &(name, help, value) in HOST_GAUGES {
         if let Some(value) = value(host) {
             text.single(Kind::Gauge, (name, help), &[], value);
         }
@@ -463,10 +282,7 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
         ];
         family.sample(labels, 1);
     }
-    for (kind, families) in [
-        (Kind::Gauge, &VM_GAUGES[..]),
-        (Kind::Counter, &VM_COUNTERS[..]),
-    ] {
+    for (kind, families) in [(Kind::Gauge, VM_GAUGES), (Kind::Counter, VM_COUNTERS)] {
         for &(name, help, value) in families {
             let mut family = text.family(kind, name, help);
             for vm in vms {
@@ -476,10 +292,7 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
             }
         }
     }
-    for (kind, families) in [
-        (Kind::Gauge, &TRACE_GAUGES[..]),
-        (Kind::Counter, &TRACE_COUNTERS[..]),
-    ] {
+    for (kind, families) in [(Kind::Gauge, TRACE_GAUGES), (Kind::Counter, TRACE_COUNTERS)] {
         for &(name, help, value) in families {
             let mut family = text.family(kind, name, help);
             for vm in vms {

@@ -6,154 +6,70 @@
 use std::fmt::Display;
 
 use plimsoll_hcache::Counters;
+use plimsoll_protocol::families;
 use plimsoll_protocol::openmetrics::{Exposition, Kind};
 
 use super::report::{ClientReport, Report};
 
 /// A counter of the store and of each client: name, help, value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
+/// A gauge of the store: name, help, value.
+type StoreGauge = (&'static str, &'static str, fn(&Report) -> u64);
 /// A gauge of each client: name, help, value.
 type ClientGauge = (&'static str, &'static str, fn(&ClientReport) -> Option<f64>);
 
-const COUNTERS: [Counter; 12] = [
-    ("puts", "Pages put.", |c| c.puts),
-    ("puts_replaced", "Puts that replaced a page.", |c| {
-        c.puts_replaced
-    }),
-    ("puts_refused", "Puts that were refused.", |c| {
-        c.puts_refused
-    }),
-    ("gets", "Pages requested.", |c| c.gets),
-    ("hits", "Gets that found their page.", |c| c.hits),
-    (
-        "flushes",
-        "Flushes of pages, ranges, objects and pools.",
-        |c| c.flushes,
-    ),
-    ("flushed_pages", "Pages dropped by flushes.", |c| {
-        c.flushed_pages
-    }),
-    (
-        "evicted_pages",
-        "Pages evicted to make room for others.",
-        |c| c.evicted_pages,
-    ),
-    ("compressed_pages", "Pages compressed.", |c| {
-        c.compressed_pages
-    }),
-    ("decompressed_pages", "Pages decompressed.", |c| {
-        c.decompressed_pages
-    }),
-    (
-        "incompressible_pages",
-        "Pages that compression did not shrink, stored uncompressed.",
-        |c| c.incompressible_pages,
-    ),
-    (
-        "shared_pages",
-        "Puts of contents that the store had already.",
-        |c| c.shared_pages,
-    ),
-];
+const COUNTERS: &[Counter] = families! { c =>
+    puts: c.puts, "Pages put.";
+    puts_replaced: c.puts_replaced, "Puts that replaced a page.";
+    puts_refused: c.puts_refused, "Puts that were refused.";
+    gets: c.gets, "Pages requested.";
+    hits: c.hits, "Gets that found their page.";
+    flushes: c.flushes, "Flushes of pages, ranges, objects and pools.";
+    flushed_pages: c.flushed_pages, "Pages dropped by flushes.";
+    evicted_pages: c.evicted_pages, "Pages evicted to make room for others.";
+    compressed_pages: c.compressed_pages, "Pages compressed.";
+    decompressed_pages: c.decompressed_pages, "Pages decompressed.";
+    incompressible_pages: c.incompressible_pages, "Pages that compression did not shrink, stored uncompressed.";
+    shared_pages: c.shared_pages, "Puts of contents that the store had already.";
+};
 
-const CLIENT_GAUGES: [ClientGauge; 9] = [
-    (
-        "weight",
-        "Share of the capacity relative to others'.",
-        |c| Some(c.weight.into()),
-    ),
-    (
-        "floor_bytes",
-        "Memory that other clients cannot take from the client.",
-        |c| Some(c.floor_bytes as f64),
-    ),
-    ("ceiling_bytes", "Limit of the client's memory.", |c| {
-        c.ceiling_bytes.map(|bytes| bytes as f64)
-    }),
-    (
-        "target_bytes",
-        "Memory that the scheduler assigns to the client.",
-        |c| Some(c.target_bytes as f64),
-    ),
-    ("used_bytes", "Memory of the client's pages.", |c| {
-        Some(c.used_bytes as f64)
-    }),
-    ("pages", "Pages charged to the client.", |c| {
-        Some(c.pages as f64)
-    }),
-    ("pools", "Pools charged to the client.", |c| {
-        Some(c.pools.len() as f64)
-    }),
-    ("age_seconds", "Time since the client connected.", |c| {
-        Some(c.age_seconds)
-    }),
-    (
-        "idle_seconds",
-        "Time since the client's last put or get.",
-        |c| Some(c.idle_seconds),
-    ),
-];
+const STORE_GAUGES: &[StoreGauge] = families! { r =>
+    capacity_bytes: r.store.capacity_bytes, "Capacity of the store, metadata included.";
+    max_capacity_bytes: r.store.max_capacity_bytes, "Largest capacity that the store can be resized to.";
+    used_bytes: r.store.used_bytes, "Memory held, metadata included.";
+    metadata_bytes: r.store.metadata_bytes, "Memory of metadata.";
+    compressed_frame_bytes: r.store.compressed_frame_bytes, "Memory of compressed pages.";
+    compressed_raw_bytes: r.store.compressed_raw_bytes, "Size of the compressed pages before compression.";
+    pages: r.store.pages, "Pages in the store.";
+    dirty_pages: r.store.dirty_pages, "Dirty pages in the store.";
+    deduplicated_pages: r.store.deduplicated_pages, "Pages without a frame of their own.";
+    clients: r.clients.len() as u64, "Clients of the store.";
+    workers: r.store.workers, "Threads that serve clients.";
+};
+
+const CLIENT_GAUGES: &[ClientGauge] = families! { c =>
+    weight: Some(c.weight.into()), "Share of the capacity relative to others'.";
+    floor_bytes: Some(c.floor_bytes as f64), "Memory that other clients cannot take from the client.";
+    ceiling_bytes: c.ceiling_bytes.map(|bytes| bytes as f64), "Limit of the client's memory.";
+    target_bytes: Some(c.target_bytes as f64), "Memory that the scheduler assigns to the client.";
+    used_bytes: Some(c.used_bytes as f64), "Memory of the client's pages.";
+    pages: Some(c.pages as f64), "Pages charged to the client.";
+    pools: Some(c.pools.len() as f64), "Pools charged to the client.";
+    age_seconds: Some(c.age_seconds), "Time since the client connected.";
+    idle_seconds: Some(c.idle_seconds), "Time since the client's last put or get.";
+};
 
 /// Writes the report as OpenMetrics text.
 #[must_use]
 pub fn text(report: &Report) -> String {
     let mut text = Exposition::new("plimsoll_hcache_");
-    let store = &report.store;
-    let gauges = [
-        (
-            "capacity_bytes",
-            "Capacity of the store, metadata included.",
-            store.capacity_bytes,
-        ),
-        (
-            "max_capacity_bytes",
-            "Largest capacity that the store can be resized to.",
-            store.max_capacity_bytes,
-        ),
-        (
-            "used_bytes",
-            "Memory held, metadata included.",
-            store.used_bytes,
-        ),
-        (
-            "metadata_bytes",
-            "Memory of metadata.",
-            store.metadata_bytes,
-        ),
-        (
-            "compressed_frame_bytes",
-            "Memory of compressed pages.",
-            store.compressed_frame_bytes,
-        ),
-        (
-            "compressed_raw_bytes",
-            "Size of the compressed pages before compression.",
-            store.compressed_raw_bytes,
-        ),
-        ("pages", "Pages in the store.", store.pages),
-        (
-            "dirty_pages",
-            "Dirty pages in the store.",
-            store.dirty_pages,
-        ),
-        (
-            "deduplicated_pages",
-            "Pages without a frame of their own.",
-            store.deduplicated_pages,
-        ),
-        (
-            "clients",
-            "Clients of the store.",
-            report.clients.len() as u64,
-        ),
-        ("workers", "Threads that serve clients.", store.workers),
-    ];
-    for (name, help, value) in gauges {
-        text.single(Kind::Gauge, (name, help), &[], value);
+    for &(name, help, value) in STORE_GAUGES {
+        text.single(Kind::Gauge, (name, help), &[], value(report));
     }
+    let store = &report.store;
     let age = ("age_seconds", "Time since the store's start.");
     text.single(Kind::Gauge, age, &[], store.age_seconds);
-    for (name, help, count) in COUNTERS {
+    for &(name, help, count) in COUNTERS {
         text.single(Kind::Counter, (name, help), &[], count(&store.counters));
     }
     for (name, value) in &report.server {
@@ -172,7 +88,7 @@ pub fn text(report: &Report) -> String {
         let unseen = ("ghosts_unseen_events", help);
         text.single(Kind::Counter, unseen, &[], ghosts.unseen_events);
     }
-    for (name, help, value) in CLIENT_GAUGES {
+    for &(name, help, value) in CLIENT_GAUGES {
         let name = format!("client_{name}");
         let mut family = text.family(Kind::Gauge, &name, help);
         for client in &report.clients {
@@ -181,7 +97,7 @@ pub fn text(report: &Report) -> String {
             }
         }
     }
-    for (name, help, count) in COUNTERS {
+    for &(name, help, count) in COUNTERS {
         let name = format!("client_{name}");
         let mut family = text.family(Kind::Counter, &name, help);
         for client in &report.clients {
