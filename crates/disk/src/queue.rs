@@ -17,8 +17,8 @@ use virtio_bindings::virtio_ring::{
 };
 use vm_memory::{AtomicAccess, Bytes as _, GuestAddress};
 
-use crate::GuestRam;
 use crate::inflight::{BadRegion, InflightQueue};
+use crate::memory::GuestRam;
 
 pub(crate) use self::request::RANGE_SECTORS_MAX;
 pub(crate) use self::request::RANGES_MAX;

@@ -7,8 +7,6 @@
 mod curves;
 mod demo;
 mod disk;
-mod disk_right;
-mod disk_sizes;
 mod divide;
 mod epsilon;
 mod migration;

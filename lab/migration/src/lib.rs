@@ -17,6 +17,8 @@
 mod dirty_log;
 mod dirty_ring;
 pub mod precopy;
+mod rings;
+mod slot;
 mod sys;
 pub mod tiny;
 mod write_protect;

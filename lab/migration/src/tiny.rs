@@ -18,12 +18,14 @@ use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap, kvm_regs, kvm_segment,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use plimsoll_flow::{PageCount, PageNumber};
+use plimsoll_flow::PageNumber;
 use plimsoll_trap::uffd::AddressRange;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory as _, VolatileSlice};
 
 use super::KvmError;
-use super::dirty_ring::Rings;
+use super::rings::Rings;
+use super::slot::FIRST_SLOT;
+pub use super::slot::Slot;
 use super::sys::{Memory, RingMapping, VmWithMemory};
 
 const PAGE_BYTES: u64 = 4096;
@@ -87,29 +89,6 @@ const APPLICATION: [u8; 59] = [
     0xeb, 0xf0,                         //            jmp  check
 ];
 
-/// A stretch of guest-physical memory that is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
-    /// Its first page frame, from 512 (2 MiB).
-    pub first: PageNumber,
-    /// Its length.
-    pub pages: PageCount,
-}
-
-impl Slot {
-    /// Its length in bytes.
-    pub(super) fn len_bytes(&self) -> usize {
-        // A machine's slots fit into our address space.
-        usize::try_from(self.pages.0 * PAGE_BYTES).unwrap_or(usize::MAX)
-    }
-
-    /// Where a page stands in it, counted from 0.
-    pub(super) fn offset_of(&self, page: PageNumber) -> Option<u64> {
-        let offset = page.0.checked_sub(self.first.0)?;
-        (offset < self.pages.0).then_some(offset)
-    }
-}
-
 /// What a machine is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineConfig {
@@ -157,9 +136,6 @@ pub struct Vcpu {
 }
 
 impl Machine {
-    /// KVM's number of the first slot that is logged.
-    pub(super) const FIRST_SLOT: u32 = 1;
-
     /// Makes a machine with its vCPUs; its memory is zero.
     ///
     /// # Errors
@@ -286,7 +262,7 @@ impl Machine {
 
     /// Its slots with KVM's numbers.
     pub(super) fn numbered_slots(&self) -> impl Iterator<Item = (u32, &Slot)> {
-        (Self::FIRST_SLOT..).zip(&self.slots)
+        (FIRST_SLOT..).zip(&self.slots)
     }
 
     /// Where its slots' memory lies in our address space.
@@ -693,6 +669,7 @@ impl Drop for Runner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::PageCount;
 
     fn config() -> MachineConfig {
         MachineConfig {

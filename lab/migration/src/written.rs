@@ -2,7 +2,7 @@
 
 use plimsoll_flow::PageNumber;
 
-use super::tiny::Slot;
+use super::slot::Slot;
 use super::{Round, each_set};
 
 /// A bit for each page of each slot.

@@ -1,74 +1,22 @@
-//! A VM's disk with the exclusive cache: is it worth as much as guest memory, and is all data read correct?
-//!
-//! Guests of ours run the signed workloads of guest/workload on disks of `plimsoll disk serve`. All figures are counts of
-//! pages and of disk I/O, taken from the daemon between two phases of the workload: none is a time, so an emulated
-//! guest and a busy host do no harm. A guest's memory is what its kernel has to give (MemTotal): RAM without the kernel
-//! itself and its table of pages. The module is loaded in guests without a cache, too, so that its ring takes as much there.
-//!
-//! Source of the questions and of the yardstick: \[LS07\] §6 (docs/papers.md). What was found: docs/disk-measured.md.
+//! What the parts of the experiment share: guests, orders of visits, and the measured cost of a guest.
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_disk::EngineStats;
-use plimsoll_rig::GuestKernel;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_rig::{DiskGuest, GuestKernel, Setup, Told};
 use plimsoll_serve::disk::admin::report;
 use plimsoll_vm::ConsoleEvent;
 
-use super::{disk_right, disk_sizes};
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_rig::{DiskGuest, Setup, Told, program};
-
 /// Longest silence of a guest; emulated ones on a busy host are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
-/// How long a phase waits for us to ask the daemon.
+/// How long a phase waits for our query of the daemon.
 const PAUSE_MS: u64 = 2000;
-
-/// Run VMs on disks with an exclusive cache: measure hits and predictions, and verify all data read.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Only this part; may be repeated [default: all]
-    #[arg(long, value_enum, value_name = "NAME")]
-    only: Vec<Part>,
-    /// Only these guests; parts other than prediction, lru and stress use the first [default: all]
-    #[arg(long, value_enum, value_name = "GUEST")]
-    guest: Vec<Kind>,
-    /// Only this order of visits [default: all]
-    #[arg(long, value_enum, value_name = "ORDER")]
-    order: Vec<Order>,
-    /// Measured rounds; a round has as many visits as there are files
-    #[arg(long, default_value_t = 2)]
-    rounds: u32,
-    /// Rounds of the stress
-    #[arg(long, default_value_t = 40)]
-    stress_rounds: u32,
-    /// Number of kills of the daemon, and of QEMU
-    #[arg(long, default_value_t = 50)]
-    kills: u32,
-}
-
-/// A part of the experiment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// Compare the curve of a VM with 3/4 of its memory in the cache with VMs of other sizes without a cache
-    Prediction,
-    /// Compare guest X and cache Y with a guest of X + Y
-    Lru,
-    /// Disk I/O per page requested, at several splits
-    Io,
-    /// Signed files, each page verified
-    Signed,
-    /// All kinds of file operations, with 1 and 2 CPUs
-    Stress,
-    /// Effect of leaving out each admission rule
-    Ablations,
-    /// Daemon and QEMU killed during delayed writes
-    Crash,
-}
 
 /// A guest's kernel and its reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -140,7 +88,7 @@ pub(super) struct Lab<'a> {
     pub(super) guests: Vec<Kind>,
     pub(super) orders: Vec<Order>,
     pub(super) rounds: u32,
-    measured: BTreeMap<String, Cost>,
+    pub(super) measured: BTreeMap<String, Cost>,
 }
 
 /// What the measured rounds of a guest cost, in pages.
@@ -174,53 +122,6 @@ impl Cost {
     }
 }
 
-/// Runs the requested parts.
-pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let or_all = |part| args.only.is_empty() || args.only.contains(&part);
-    let mut lab = Lab {
-        out,
-        program: program("plimsoll")?,
-        guests: given_or_all(&args.guest),
-        orders: given_or_all(&args.order),
-        rounds: args.rounds,
-        measured: BTreeMap::new(),
-    };
-    writeln!(
-        lab.out,
-        "Guests are emulated (TCG) unless this host has KVM; all figures are counts.\n"
-    )?;
-    if or_all(Part::Prediction) {
-        disk_sizes::prediction(&mut lab)?;
-    }
-    if or_all(Part::Lru) {
-        disk_sizes::lru(&mut lab)?;
-    }
-    if or_all(Part::Io) {
-        disk_sizes::io(&mut lab)?;
-    }
-    if or_all(Part::Signed) {
-        disk_right::signed(&mut lab)?;
-    }
-    if or_all(Part::Stress) {
-        disk_right::stress(&mut lab, args.stress_rounds)?;
-    }
-    if or_all(Part::Ablations) {
-        disk_right::ablations(&mut lab)?;
-    }
-    if or_all(Part::Crash) {
-        disk_right::crash(&mut lab, args.kills)?;
-    }
-    Ok(())
-}
-
-fn given_or_all<T: ValueEnum + Copy>(given: &[T]) -> Vec<T> {
-    if given.is_empty() {
-        T::value_variants().to_vec()
-    } else {
-        given.to_vec()
-    }
-}
-
 impl Lab<'_> {
     /// Runs a guest of signed files to its end and returns the cost of its measured rounds; for a repeated configuration, immediately.
     ///
@@ -240,7 +141,7 @@ impl Lab<'_> {
     }
 }
 
-fn measure(program: &std::path::Path, setup: &Setup) -> anyhow::Result<Cost> {
+fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
     let mut guest = DiskGuest::start(program, setup)?;
     let at_phase = |guest: &mut DiskGuest, wanted: &str| {
         guest.listen(
@@ -271,7 +172,7 @@ fn measure(program: &std::path::Path, setup: &Setup) -> anyhow::Result<Cost> {
     })
 }
 
-/// Fails unless nothing was read wrong and the guest's kernel had nothing to complain of.
+/// Fails unless nothing was read wrong and the guest's kernel printed no complaint.
 pub(super) fn ensure_right(told: &Told, engine: &EngineStats) -> anyhow::Result<()> {
     ensure!(
         told.mismatches == Some(0) && engine.wrong_served == 0,

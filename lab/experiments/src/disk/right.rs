@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use plimsoll_vm::ConsoleEvent;
 
-use super::disk::{Lab, PATIENCE, ensure_right};
+use super::lab::{Lab, PATIENCE, ensure_right};
 use plimsoll_rig::{DiskGuest, Setup, Told};
 use plimsoll_serve::disk::admin::report;
 

@@ -1,6 +1,6 @@
 //! Compares the cache with guest memory of the same size, and its curve with other sizes.
 
-use super::disk::{Cost, Kind, Lab, Order};
+use super::lab::{Cost, Kind, Lab, Order};
 use plimsoll_rig::Setup;
 
 /// RAM of guest and cache together, in MiB.

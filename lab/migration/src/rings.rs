@@ -1,0 +1,192 @@
+//! KVM's dirty rings in memory: entries in, written pages out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use kvm_ioctls::VmFd;
+
+use super::slot::{FIRST_SLOT, Slot};
+use super::sys::{self, RingEntry, RingMapping};
+use super::written::Written;
+use super::{KvmError, Round};
+
+/// The kernel wrote the entry.
+const DIRTY: u32 = 1;
+/// We took the entry.
+const RESET: u32 = 2;
+
+/// The rings of a machine, and what was drained from them.
+#[derive(Debug)]
+pub(super) struct Rings {
+    state: Mutex<State>,
+    full_exits: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    rings: Vec<Ring<RingMapping>>,
+    written: Written,
+}
+
+/// A ring and the index of its next entry.
+#[derive(Debug)]
+struct Ring<E> {
+    entries: E,
+    next: usize,
+}
+
+impl<E: std::ops::Deref<Target = [RingEntry]>> Ring<E> {
+    /// Takes the entries that are there, at most a whole ring; returns how many.
+    fn take(&mut self, written: &mut Written) -> usize {
+        for taken in 0..self.entries.len() {
+            let entry = &self.entries[self.next];
+            if entry.flags.load(Ordering::Acquire) & (DIRTY | RESET) != DIRTY {
+                return taken;
+            }
+            let slot = entry.slot.load(Ordering::Relaxed);
+            let slot = slot.checked_sub(FIRST_SLOT);
+            let slot = slot.and_then(|slot| usize::try_from(slot).ok());
+            written.note(slot, entry.offset.load(Ordering::Relaxed));
+            entry.flags.store(RESET, Ordering::Release);
+            self.next = (self.next + 1) % self.entries.len();
+        }
+        self.entries.len()
+    }
+}
+
+impl Rings {
+    pub(super) fn new(rings: Vec<RingMapping>, slots: &[Slot]) -> Self {
+        let ring = |entries| Ring { entries, next: 0 };
+        Self {
+            state: Mutex::new(State {
+                rings: rings.into_iter().map(ring).collect(),
+                written: Written::new(slots),
+            }),
+            full_exits: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes room in a full ring, whosever it is.
+    pub(super) fn drain_full(&self, vm: &VmFd) -> Result<(), KvmError> {
+        self.full_exits.fetch_add(1, Ordering::Relaxed);
+        self.state().drain(vm)
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn round(&self, vm: &VmFd) -> Result<Round, KvmError> {
+        let mut state = self.state();
+        state.drain(vm)?;
+        let mut round = state.written.take();
+        round.full_exits = self.full_exits.swap(0, Ordering::Relaxed);
+        Ok(round)
+    }
+}
+
+impl State {
+    fn drain(&mut self, vm: &VmFd) -> Result<(), KvmError> {
+        let taken: usize = self
+            .rings
+            .iter_mut()
+            .map(|ring| ring.take(&mut self.written))
+            .sum();
+        if taken > 0 {
+            sys::reset_dirty_rings(vm).map_err(KvmError::call("KVM_RESET_DIRTY_RINGS"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_flow::{PageCount, PageNumber};
+
+    use super::*;
+
+    fn entry(flags: u32, slot: u32, offset: u64) -> RingEntry {
+        RingEntry {
+            flags: flags.into(),
+            slot: slot.into(),
+            offset: offset.into(),
+        }
+    }
+
+    fn written() -> Written {
+        Written::new(&[(512, 70), (1 << 20, 8)].map(|(first, pages)| Slot {
+            first: PageNumber(first),
+            pages: PageCount(pages),
+        }))
+    }
+
+    #[test]
+    fn entries_are_taken_in_order_up_to_the_first_that_is_not_there_yet() {
+        let entries = [(1, 1, 69), (1, 2, 7), (0, 1, 3), (1, 1, 4)]
+            .map(|(flags, slot, offset)| entry(flags, slot, offset));
+        let (mut ring, mut written) = (
+            Ring {
+                entries: entries.as_slice(),
+                next: 0,
+            },
+            written(),
+        );
+        assert_eq!(ring.take(&mut written), 2);
+        let pages = [512 + 69, (1 << 20) + 7].map(PageNumber);
+        assert_eq!(written.take(), Round::of(pages.into()));
+        assert_eq!(ring.take(&mut written), 0);
+        ring.entries[2].flags.store(DIRTY, Ordering::Release);
+        assert_eq!(ring.take(&mut written), 2);
+        assert_eq!(
+            written.take().pages(),
+            [512 + 3, 512 + 4].map(PageNumber).as_slice()
+        );
+        // The ring has come round to entries that are not reset yet.
+        assert_eq!(ring.take(&mut written), 0);
+    }
+
+    #[test]
+    fn entries_that_name_no_page_are_counted_and_nothing_else() {
+        let wrong = [
+            (0, 0),
+            (3, 0),
+            (1, 70),
+            (2, 8),
+            (1, u64::MAX),
+            (1 << 16 | 1, 0),
+            (u32::MAX, 0),
+        ];
+        let entries: Vec<_> = wrong
+            .iter()
+            .map(|&(slot, offset)| entry(DIRTY, slot, offset))
+            .collect();
+        let mut written = written();
+        let mut ring = Ring {
+            entries: entries.as_slice(),
+            next: 0,
+        };
+        assert_eq!(ring.take(&mut written), wrong.len());
+        let round = written.take();
+        assert_eq!((round.lost, round.pages()), (wrong.len() as u64, &[][..]));
+    }
+
+    #[test]
+    fn a_ring_that_never_ends_is_taken_once_around() {
+        struct Endless(Vec<RingEntry>);
+        impl std::ops::Deref for Endless {
+            type Target = [RingEntry];
+            fn deref(&self) -> &[RingEntry] {
+                for entry in &self.0 {
+                    entry.flags.store(DIRTY, Ordering::Relaxed);
+                }
+                &self.0
+            }
+        }
+        let entries = (0..8).map(|page| entry(DIRTY, 1, page)).collect();
+        let mut ring = Ring {
+            entries: Endless(entries),
+            next: 0,
+        };
+        assert_eq!(ring.take(&mut written()), 8);
+    }
+}
