@@ -4,7 +4,7 @@
 //! missing and the reason, and returns. That a test did not run is thus never silent:
 //!
 //! - The reason is printed as `SKIPPED: ...`, and added as a line to the file that `PLIMSOLL_SKIPPED` names, if any.
-//!   `./dev test` prints that file at its end.
+//!   `./dev test` ends with that list and its length. No other code of a test prints that word, which a rule checks.
 //! - `PLIMSOLL_TESTS_MUST_RUN` lists kinds, separated by commas, whose absence fails the test; `all` is every kind.
 //!
 //! Tests that boot guests call [`guests_wanted`] first: `cargo test` alone boots none.
@@ -91,10 +91,13 @@ impl Display for Lack {
 #[track_caller]
 pub fn skip(kind: Lack, why: impl Display) {
     let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a thread of a test").to_owned();
-    println!("SKIPPED: {test} ({kind}): {why}");
+    let test = thread.name().unwrap_or("a thread of a test");
+    // Tests of two programs may have one name.
+    let program = env::current_exe().unwrap_or_default();
+    let program = program_name(&program.file_stem().unwrap_or_default().to_string_lossy());
+    let line = format!("SKIPPED: {program}: {test} ({kind}): {why}\n");
+    print!("{line}");
     if let Some(file) = env::var_os(SKIPPED) {
-        let line = format!("SKIPPED: {test} ({kind}): {why}\n");
         let written = OpenOptions::new()
             .append(true)
             .create(true)
@@ -107,6 +110,15 @@ pub fn skip(kind: Lack, why: impl Display) {
         !lists(&must_run, kind),
         "{MUST_RUN} lists {kind}, which is missing: {why}"
     );
+}
+
+/// The name of a test program without the checksum that cargo appends to it.
+fn program_name(stem: &str) -> String {
+    let is_checksum = |text: &str| text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    match stem.rsplit_once('-') {
+        Some((name, checksum)) if is_checksum(checksum) => name.to_owned(),
+        _ => stem.to_owned(),
+    }
 }
 
 /// Whether a list of kinds has this one.
@@ -166,6 +178,16 @@ mod tests {
             assert!(lists("all", kind));
             assert!(lists(kind.name(), kind));
         }
+    }
+
+    #[test]
+    fn a_program_is_named_without_its_checksum() {
+        assert_eq!(program_name("live-0123456789abcdef"), "live");
+        assert_eq!(
+            program_name("plimsoll_trap-0123456789abcdef"),
+            "plimsoll_trap"
+        );
+        assert_eq!(program_name("a-test"), "a-test");
     }
 
     #[test]
