@@ -32,7 +32,9 @@ use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
     WorkingSetBound,
 };
-use plimsoll_trap::{Assessment, Backend, BackendRow, TraceConfig, TraceTarget, TrapError, Yield};
+use plimsoll_trap::{
+    Assessment, Backend, BackendRow, TouchCost, TraceConfig, TraceTarget, TrapError, Yield,
+};
 use plimsoll_vm::{QemuVm, VmError};
 
 use heat::Heat;
@@ -214,7 +216,7 @@ impl Observer {
 
     /// Time that an observed touch costs the VM on this host: a trap, or a minor fault.
     #[must_use]
-    pub fn touch_cost(&self) -> Duration {
+    pub fn touch_cost(&self) -> TouchCost {
         self.backend.touch_cost()
     }
 

@@ -1,7 +1,7 @@
 //! Observers over a backend that replays what a test tells it.
 
 use plimsoll_flow::{AccessKind, PageNumber, PeriodLosses, ReferenceBatch, ScanCounts, TrapCounts};
-use plimsoll_trap::{Observation, Refusal, Scan, Sink};
+use plimsoll_trap::{Observation, Refusal, Scan, Sink, TouchCost, Toucher};
 
 use super::*;
 
@@ -81,8 +81,11 @@ impl Backend for Replay {
         Ok(())
     }
 
-    fn touch_cost(&self) -> Duration {
-        Duration::from_micros(1)
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: Duration::from_micros(1),
+            toucher: Toucher::Thread,
+        }
     }
 
     fn ram_pages(&self) -> u64 {

@@ -14,6 +14,7 @@ use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement;
 use crate::target::TraceTarget;
+use crate::trial::TouchCost;
 
 /// A VM that is being observed. Dropped, it leaves nothing in the VM.
 pub trait Backend: fmt::Debug + Send {
@@ -36,8 +37,8 @@ pub trait Backend: fmt::Debug + Send {
     /// all the same, has the same effect.
     fn detach(self: Box<Self>) -> Result<(), TrapError>;
 
-    /// Time that one observed touch costs the VM on this host, measured before attaching.
-    fn touch_cost(&self) -> Duration;
+    /// What one observed touch costs the VM on this host: as measured before attaching, or learned since.
+    fn touch_cost(&self) -> TouchCost;
 
     /// Pages of the VM's RAM.
     fn ram_pages(&self) -> u64;

@@ -20,6 +20,7 @@
 //!
 //! Not here: estimating curves, finding VMs, printing.
 
+mod account;
 mod assess;
 mod backend;
 mod barrier;
@@ -45,6 +46,7 @@ mod target;
 mod traps;
 mod trial;
 pub mod uffd;
+mod vcpu;
 mod watchdog;
 mod write_scan;
 
@@ -58,5 +60,5 @@ pub use rate::{RateRule, SCALE_MAX};
 pub use refusal::Refusal;
 pub use registry::BACKENDS;
 pub use target::TraceTarget;
-pub use trial::{TrapCost, measure_fault_cost, measure_trap_cost};
+pub use trial::{TouchCost, Toucher, TrapCost, measure_fault_cost, measure_trap_cost};
 pub use watchdog::lock_memory;

@@ -26,7 +26,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{NoSwap, PageAccess, SharedRam, Unlocked};
 use crate::sample::mix;
 use crate::target::TraceTarget;
-use crate::trial::measure_fault_cost;
+use crate::trial::{TouchCost, Toucher, measure_fault_cost, measure_for};
 
 /// The backend `sample`.
 pub const ROW: BackendRow = BackendRow {
@@ -39,7 +39,7 @@ pub const ROW: BackendRow = BackendRow {
     options: &["--sample"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| &[SharedRam, Unlocked, NoSwap, PageAccess],
-    trial: measure_fault_cost,
+    trial: || measure_fault_cost(Toucher::Thread),
     attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
 };
 
@@ -49,6 +49,7 @@ struct PageSampler {
     session: Session,
     config: TraceConfig,
     fault_cost: Duration,
+    toucher: Toucher,
     batch: ReferenceBatch,
     periods: u64,
 }
@@ -66,9 +67,12 @@ struct Draw {
 
 impl PageSampler {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let session = Session::open(target, config)?;
+        let (fault_cost, toucher) = measure_for(target.pid, measure_fault_cost)?;
         Ok(Self {
-            session: Session::open(target, config)?,
-            fault_cost: measure_fault_cost()?,
+            session,
+            fault_cost,
+            toucher,
             config: config.clone(),
             batch: ReferenceBatch::new(),
             periods: 0,
@@ -178,8 +182,11 @@ impl Backend for PageSampler {
         Ok(())
     }
 
-    fn touch_cost(&self) -> Duration {
-        self.fault_cost
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: self.fault_cost,
+            toucher: self.toucher,
+        }
     }
 
     fn ram_pages(&self) -> u64 {

@@ -607,13 +607,26 @@ impl SharedMemory {
     ///
     /// If the mapping has no page `page`.
     pub fn word(&self, page: usize) -> &AtomicU64 {
+        self.words(page, 0)
+    }
+
+    /// Stores a value in the word `index` of page `page`.
+    ///
+    /// # Panics
+    ///
+    /// If the mapping has no such page, or a page no such word.
+    pub fn set_word(&self, page: usize, index: usize, value: u64) {
+        self.words(page, index).store(value, Ordering::Relaxed);
+    }
+
+    fn words(&self, page: usize, index: usize) -> &AtomicU64 {
         assert!(
-            page < self.len_bytes / 4096,
-            "page {page} is outside the mapping"
+            page < self.len_bytes / 4096 && index < 512,
+            "word {index} of page {page} is outside the mapping"
         );
         // SAFETY: the word lies inside the mapping (asserted), which lives as long as
         // `self`; it is aligned, and all access to the mapping goes through atomics.
-        unsafe { &*self.address.cast::<AtomicU64>().add(page * 512) }
+        unsafe { &*self.address.cast::<AtomicU64>().add(page * 512 + index) }
     }
 
     /// Drops the page-table entries of `range`, which must lie inside; contents stay in the file.

@@ -1,11 +1,12 @@
 //! A trap tried out on memory of our own: does this host trap, and what does one cost?
 //!
-//! A thread touches pages that were made inaccessible, exactly as a vCPU does, and the
-//! caller serves it exactly as the tracer does. Between the thread's clock
+//! A thread, or a vCPU of a KVM machine of our own, touches pages that were made inaccessible, and the
+//! caller serves it exactly as the tracer does. Between the toucher's clock
 //! readings lies all that an access loses: fault, wake-up of the handler, evicting and
-//! mapping a page, wake-up of the thread. From outside a VM only the middle part
-//! can be measured; the difference found here is added to it.
+//! mapping a page, wake-up of the toucher. From outside a VM only the middle part
+//! can be measured; the difference found here is the least that is added to it.
 
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -17,15 +18,61 @@ use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement};
-use crate::process::WINDOW_PAGES;
+use crate::process::{WINDOW_PAGES, cpu_time};
 use crate::ram::{PAGE_BYTES, Presence};
 use crate::refusal::Refusal;
 use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
 use crate::uffd::{Userfault, UserfaultPurpose};
+use crate::vcpu::{Machine, OWN_PAGES, PRESENT_PAGE, TOUCHED_PAGE};
 
 /// Touched pages: enough for a median that one preemption does not move.
 const PAGES: usize = 201;
+/// Pages that a vCPU touches in one run: its clock is read between runs alone.
+const RUN_PAGES: usize = 8;
+
+/// What touches the pages of a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Toucher {
+    /// A thread of this process, as a vCPU of an emulated guest is one of QEMU's.
+    Thread,
+    /// A vCPU of a KVM machine of our own.
+    KvmVcpu,
+}
+
+/// What an observed touch costs a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TouchCost {
+    /// From the access to its completion.
+    pub time: Duration,
+    /// What it was measured on.
+    pub toucher: Toucher,
+}
+
+/// Measures on a vCPU if KVM runs the process `pid`, and KVM can be used here; else on a thread.
+pub fn measure_for<T>(
+    pid: u32,
+    measure: impl Fn(Toucher) -> Result<T, TrapError>,
+) -> Result<(T, Toucher), TrapError> {
+    if has_vcpus(pid)
+        && let Ok(cost) = measure(Toucher::KvmVcpu)
+    {
+        return Ok((cost, Toucher::KvmVcpu));
+    }
+    measure(Toucher::Thread).map(|cost| (cost, Toucher::Thread))
+}
+
+/// Whether a process holds vCPUs of KVM.
+fn has_vcpus(pid: u32) -> bool {
+    let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return false;
+    };
+    let mut links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+    links.any(|link| {
+        let name = link.as_os_str().as_encoded_bytes();
+        name.starts_with(b"anon_inode:kvm-vcpu")
+    })
+}
 
 /// What a trap costs here, medians over a trial.
 #[derive(Debug, Clone, Copy)]
@@ -34,14 +81,63 @@ pub struct TrapCost {
     pub whole: Duration,
     /// Of that, what passes outside the handler: fault and wake-ups.
     pub outside_handler: Duration,
+    /// The same of the fastest quarter, which a busy host disturbs less.
+    pub outside_handler_min: Duration,
+    /// CPU time of the toucher itself, of the fastest quarter.
+    pub running: Duration,
 }
 
-/// Traps accesses of a thread of ours and measures them.
+/// What touches took, and the CPU time of their toucher.
+#[derive(Debug, Default)]
+struct Touches {
+    whole: Vec<Duration>,
+    running: Vec<Duration>,
+}
+
+/// Touches pages of `memory`, each `stride` pages after the one before.
+fn touch(toucher: Toucher, memory: &SharedMemory, stride: usize) -> io::Result<Touches> {
+    let mut touches = Touches::default();
+    match toucher {
+        Toucher::Thread => {
+            for index in 0..PAGES {
+                let (start, running) = (Instant::now(), cpu_time());
+                memory.word(index * stride).fetch_add(1, Ordering::Relaxed);
+                touches.running.push(cpu_time().saturating_sub(running));
+                touches.whole.push(start.elapsed());
+            }
+        }
+        Toucher::KvmVcpu => {
+            let own = SharedMemory::new(OWN_PAGES)?;
+            let mut machine = Machine::new(&own, memory)?;
+            let mut run = |first: u64, stride: u64| -> io::Result<(Duration, Duration)> {
+                let (start, running) = (Instant::now(), cpu_time());
+                machine.touch(first, RUN_PAGES as u64, stride)?;
+                Ok((start.elapsed(), cpu_time().saturating_sub(running)))
+            };
+            // What a run takes where every page is present.
+            let present = (0..16).map(|_| run(PRESENT_PAGE, 1));
+            let present = present.collect::<io::Result<Vec<_>>>()?;
+            let (mut whole, mut running): (Vec<_>, Vec<_>) = present.into_iter().unzip();
+            let present = (median(&mut whole), median(&mut running));
+            let each =
+                |taken: Duration, present| taken.saturating_sub(present).div_f64(RUN_PAGES as f64);
+            for index in 0..PAGES / RUN_PAGES {
+                let first = TOUCHED_PAGE + (index * RUN_PAGES * stride) as u64;
+                let (whole, running) = run(first, stride as u64)?;
+                touches.whole.push(each(whole, present.0));
+                touches.running.push(each(running, present.1));
+            }
+        }
+    }
+    Ok(touches)
+}
+
+/// Traps accesses of a thread or a vCPU of ours and measures them.
 ///
 /// # Errors
 ///
-/// What is missing, as [`TrapError::Refused`] or [`TrapError::StayedAccessible`].
-pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
+/// What is missing, as [`TrapError::Refused`] or [`TrapError::StayedAccessible`]; [`TrapError::Call`] where KVM cannot be used.
+pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let missing =
@@ -71,26 +167,22 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
 
     let mut inside = Vec::with_capacity(PAGES);
     let (sender, receiver) = mpsc::channel();
-    let mut whole = thread::scope(|scope| {
-        let toucher = scope.spawn(|| {
+    let mut touches = thread::scope(|scope| {
+        let touching = scope.spawn(|| {
             let sent = sender.send(
                 rustix::thread::gettid()
                     .as_raw_nonzero()
                     .get()
                     .unsigned_abs(),
             );
-            let touch = |index| {
-                let start = Instant::now();
-                memory.word(index).fetch_add(1, Ordering::Relaxed);
-                start.elapsed()
-            };
-            sent.map(|()| (0..PAGES).map(touch).collect::<Vec<_>>())
+            sent.map_err(io::Error::other)?;
+            touch(toucher, &memory, 1)
         });
         let mut serve = || -> io::Result<()> {
             let thread = receiver.recv().map_err(io::Error::other)?;
             let mut placement = Placement::new(cpu, pid, &[thread]);
             let mut faults = Vec::new();
-            while !toucher.is_finished() {
+            while !touching.is_finished() {
                 placement.follow(|| ());
                 wait_readable(&userfault)?;
                 userfault.read_faults(&mut faults)?;
@@ -108,13 +200,10 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
         let served = serve();
         // Whatever happened, the thread must not wait for us for ever.
         let unregistered = userfault.unregister();
-        let touched = toucher
+        let touched = touching
             .join()
             .map_err(|_| io::Error::other("the touching thread panicked"));
-        served
-            .and(unregistered)
-            .and(touched)?
-            .map_err(io::Error::other)
+        served.and(unregistered).and(touched?)
     })
     .map_err(failed("serving a trap"))?;
     if inside.len() * 2 < PAGES {
@@ -123,10 +212,12 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
             accessible: (PAGES - inside.len()) as u64,
         });
     }
-    let whole = median(&mut whole);
+    let whole = median(&mut touches.whole);
     Ok(TrapCost {
         whole,
         outside_handler: whole.saturating_sub(median(&mut inside)),
+        outside_handler_min: fast(&mut touches.whole).saturating_sub(fast(&mut inside)),
+        running: fast(&mut touches.running),
     })
 }
 
@@ -135,7 +226,7 @@ pub fn measure_trap_cost(cpu: HandlerCpu) -> Result<TrapCost, TrapError> {
 /// # Errors
 ///
 /// As [`measure_trap_cost`].
-pub fn measure_fault_cost() -> Result<Duration, TrapError> {
+pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let missing =
@@ -156,13 +247,9 @@ pub fn measure_fault_cost() -> Result<Duration, TrapError> {
     if accessible * 2 > tried {
         return Err(TrapError::StayedAccessible { tried, accessible });
     }
-    let touch = |index: usize| {
-        let start = Instant::now();
-        memory.word(index * window).fetch_add(1, Ordering::Relaxed);
-        start.elapsed()
-    };
-    let mut faults: Vec<_> = (0..PAGES).map(touch).collect();
-    Ok(median(&mut faults))
+    let touched = touch(toucher, &memory, window);
+    let mut touches = touched.map_err(failed("touching pages"))?;
+    Ok(median(&mut touches.whole))
 }
 
 /// Measures what the first write to a page costs that is protected asynchronously.
@@ -186,6 +273,12 @@ pub fn measure_write_fault_cost() -> Result<Duration, TrapError> {
     };
     let mut faults: Vec<_> = (0..PAGES).map(write).collect();
     Ok(median(&mut faults))
+}
+
+/// The upper limit of the shortest quarter.
+fn fast(durations: &mut [Duration]) -> Duration {
+    durations.sort_unstable();
+    durations[durations.len() / 4]
 }
 
 fn median(durations: &mut [Duration]) -> Duration {
@@ -213,15 +306,38 @@ mod tests {
 
     #[test]
     fn a_trap_costs_more_than_what_its_handler_does() {
-        match measure_trap_cost(HandlerCpu::Follow) {
-            Ok(cost) => {
-                assert!(cost.whole > cost.outside_handler);
-                assert!(cost.whole < Duration::from_millis(50), "{cost:?}");
+        for toucher in [Toucher::Thread, Toucher::KvmVcpu] {
+            match measure_trap_cost(HandlerCpu::Follow, toucher) {
+                Ok(cost) => {
+                    assert!(cost.whole > cost.outside_handler);
+                    assert!(cost.whole < Duration::from_millis(50), "{cost:?}");
+                    println!("{cost:?}");
+                }
+                Err(error) if toucher == Toucher::KvmVcpu => {
+                    skip(Lack::Kvm, format_args!("no vCPU can trap: {error}"));
+                }
+                Err(error) => skip(
+                    Lack::Userfaultfd,
+                    format_args!("no traps on this host: {error}"),
+                ),
             }
-            Err(error) => skip(
-                Lack::Userfaultfd,
-                format_args!("no traps on this host: {error}"),
-            ),
+        }
+    }
+
+    #[test]
+    fn a_minor_fault_costs_less_than_a_trap() {
+        let costs = measure_fault_cost(Toucher::KvmVcpu).and_then(|fault| {
+            Ok((
+                fault,
+                measure_trap_cost(HandlerCpu::Follow, Toucher::KvmVcpu)?,
+            ))
+        });
+        match costs {
+            Ok((fault, trap)) => {
+                println!("{fault:?} {trap:?}");
+                assert!(fault < trap.whole, "{fault:?} {trap:?}");
+            }
+            Err(error) => skip(Lack::Kvm, format_args!("no vCPU can fault: {error}")),
         }
     }
 }

@@ -34,7 +34,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::measure_write_fault_cost;
+use crate::trial::{TouchCost, Toucher, measure_write_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
 /// Scans in a period, unless their interval is given.
@@ -209,8 +209,11 @@ impl Backend for WriteScanner {
         self.process.unregister(&self.userfault)
     }
 
-    fn touch_cost(&self) -> Duration {
-        self.fault_cost
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: self.fault_cost,
+            toucher: Toucher::Thread,
+        }
     }
 
     fn ram_pages(&self) -> u64 {

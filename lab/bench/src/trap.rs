@@ -2,18 +2,28 @@
 
 use std::io::Write;
 
-use plimsoll_trap::{HandlerCpu, measure_trap_cost};
+use plimsoll_trap::{HandlerCpu, Toucher, measure_trap_cost};
 
 use crate::title;
 
 /// Measures a trap with its handler near and far.
 pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
     title(out, "A trap")?;
-    for (name, cpu) in [
-        ("on the accessing thread's CPU", HandlerCpu::Follow),
-        ("anywhere", HandlerCpu::Any),
+    for (name, cpu, toucher) in [
+        (
+            "on the accessing thread's CPU",
+            HandlerCpu::Follow,
+            Toucher::Thread,
+        ),
+        ("anywhere", HandlerCpu::Any, Toucher::Thread),
+        (
+            "on the CPU of a KVM vCPU",
+            HandlerCpu::Follow,
+            Toucher::KvmVcpu,
+        ),
+        ("anywhere, of a KVM vCPU", HandlerCpu::Any, Toucher::KvmVcpu),
     ] {
-        match measure_trap_cost(cpu) {
+        match measure_trap_cost(cpu, toucher) {
             Ok(cost) => writeln!(
                 out,
                 "with its handler {name}: {:.1} µs, of which {:.1} µs outside the handler",

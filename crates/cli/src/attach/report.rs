@@ -8,7 +8,8 @@ use plimsoll_observe::{Curves, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{FinalLine, PeriodLine, TracerLine};
-use plimsoll_vm::QemuVm;
+use plimsoll_trap::Toucher;
+use plimsoll_vm::{Accelerator, QemuVm};
 
 use super::Args;
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
@@ -113,19 +114,27 @@ impl Report<'_> {
                     if vcpus == 1 { "" } else { "s" },
                 )?;
                 let tracing = &self.args.tracing;
-                let cost_us = observer.touch_cost().as_secs_f64() * 1e6;
+                let cost = observer.touch_cost();
+                let cost_us = cost.time.as_secs_f64() * 1e6;
+                let of = match (cost.toucher, self.vm.accelerator) {
+                    (Toucher::KvmVcpu, _) => " of a KVM vCPU",
+                    (Toucher::Thread, Some(Accelerator::Kvm)) => {
+                        " of a thread (measured without KVM; a vCPU may lose more)"
+                    }
+                    (Toucher::Thread, _) => "",
+                };
                 let (period, budget) = (&tracing.period, &tracing.budget);
                 let (touches, more) = if tracing.backend != TraceMethod::Traps {
                     writeln!(
                         rows,
-                        "A minor fault costs {cost_us:.1} µs on this host. Period {period}, budget {budget}.\n",
+                        "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
                     )?;
                     ("touches/s", "  interval")
                 } else {
                     let hot_set = tracing.hot_set_pages();
                     writeln!(
                         rows,
-                        "A trap costs {cost_us:.0} µs on this host. Period {period}, \
+                        "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, \
                          hot set up to {hot_set} pages, budget {budget}.\n",
                     )?;
                     let compare = if self.args.compare {

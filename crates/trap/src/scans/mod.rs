@@ -51,7 +51,7 @@ use crate::requirement::Requirement::{
 };
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::measure_fault_cost;
+use crate::trial::{TouchCost, Toucher, measure_fault_cost, measure_for};
 use crate::uffd::{Userfault, UserfaultPurpose};
 
 use control::{ScanControl, WindowCost};
@@ -91,7 +91,7 @@ pub const ROW: BackendRow = BackendRow {
             &[SharedRam, Unlocked, NoSwap, PageAccess]
         }
     },
-    trial: measure_fault_cost,
+    trial: || measure_fault_cost(Toucher::Thread),
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
 };
 
@@ -103,6 +103,7 @@ struct AccessedPageScanner {
     config: TraceConfig,
     control: ScanControl,
     fault_cost: Duration,
+    toucher: Toucher,
     /// The sample's populated pages, ascending.
     watched: Vec<u64>,
     /// Those of them that were touched in this window.
@@ -132,7 +133,7 @@ struct Window {
 impl AccessedPageScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let session = Session::open(target, config)?;
-        let fault_cost = measure_fault_cost()?;
+        let (fault_cost, toucher) = measure_for(target.pid, measure_fault_cost)?;
         let writes = config.writes.then(|| {
             let purpose = UserfaultPurpose::AsyncWriteProtect;
             session
@@ -148,6 +149,7 @@ impl AccessedPageScanner {
                 config.period,
             ),
             fault_cost,
+            toucher,
             watched: Vec::new(),
             touched: PageBits::new(session.ram_pages()),
             batch: ReferenceBatch::new(),
@@ -400,8 +402,11 @@ impl Backend for AccessedPageScanner {
             .map_or(Ok(()), |userfault| process.unregister(userfault))
     }
 
-    fn touch_cost(&self) -> Duration {
-        self.fault_cost
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: self.fault_cost,
+            toucher: self.toucher,
+        }
     }
 
     fn ram_pages(&self) -> u64 {

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod, TrapCounts};
 
+use crate::account::TrapAccount;
 use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::config::TraceConfig;
@@ -44,7 +45,7 @@ use crate::requirement::Requirement::{
 };
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TrapCost, measure_trap_cost};
+use crate::trial::{TouchCost, Toucher, measure_for, measure_trap_cost};
 use crate::uffd::{Fault, Userfault, UserfaultPurpose};
 use crate::watchdog::Watchdog;
 
@@ -60,7 +61,7 @@ pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::Traps,
     sees: "Traps: every access to a sampled page that is not in the hot set, in order",
     needs: "userfaultfd minor faults (Linux 6.1); shared RAM, neither locked nor swappable",
-    costs: "10 to 60 µs of the VM's time per trap, within the time budget",
+    costs: "10 to 60 µs of the VM's time per trap, under KVM 100 µs or more where wake-ups are slow; within the time budget",
     loses: "accesses to pages in the hot set, first touches of pages without contents",
     yields: Yield::References,
     options: &["--hot-set", "--group", "--least-pages"],
@@ -80,7 +81,7 @@ pub const ROW: BackendRow = BackendRow {
             Injection,
         ]
     },
-    trial: || measure_trap_cost(HandlerCpu::Any).map(|cost| cost.whole),
+    trial: || measure_trap_cost(HandlerCpu::Any, Toucher::Thread).map(|cost| cost.whole),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
 };
 
@@ -91,7 +92,8 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     userfault: Userfault,
     config: TraceConfig,
     rate: RateControl,
-    trap_cost: TrapCost,
+    account: TrapAccount,
+    toucher: Toucher,
     /// The pages of the current sample that hold something, as runs.
     watched: Vec<PageRange>,
     sample: Sample,
@@ -127,7 +129,13 @@ struct Counts {
 impl Tracer<RemotePageout> {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let mut session = Session::open(target, config)?;
-        let trap_cost = measure_trap_cost(config.handler_cpu)?;
+        let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
+        let mut toucher = Toucher::Thread;
+        let account = TrapAccount::begin(target.pid, &target.vcpu_threads, || {
+            let (cost, measured_on) = measure_for(target.pid, measure)?;
+            toucher = measured_on;
+            Ok(cost)
+        })?;
         let userfault =
             session
                 .process
@@ -135,7 +143,7 @@ impl Tracer<RemotePageout> {
         let watchdog = Watchdog::start(target.pid);
         session.process.watchdog =
             Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
-        Ok(Self::assemble(session, userfault, trap_cost, config))
+        Ok(Self::assemble(session, userfault, account, toucher, config))
     }
 }
 
@@ -143,7 +151,8 @@ impl<B: PageBarrier> Tracer<B> {
     fn assemble(
         session: Session<B>,
         userfault: Userfault,
-        trap_cost: TrapCost,
+        account: TrapAccount,
+        toucher: Toucher,
         config: &TraceConfig,
     ) -> Self {
         let pages = session.ram_pages();
@@ -151,7 +160,8 @@ impl<B: PageBarrier> Tracer<B> {
             session,
             userfault,
             rate: RateControl::new(config.rate_rule, config.scale, config.least_pages),
-            trap_cost,
+            account,
+            toucher,
             watched: Vec::new(),
             sample: Sample::new(config.scale, config.group_pages, 0),
             recording: false,
@@ -185,7 +195,9 @@ impl<B: PageBarrier> Tracer<B> {
         let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
         let guarded = guarded.map_err(self.session.process.failed("waking the watchdog"));
         let armed = guarded.and_then(|()| self.arm(sink));
+        self.account.window_begins();
         let watched = armed.and_then(|()| self.watch(stop, end, sink));
+        self.account.window_ends();
         let window = window_start.elapsed();
         self.recording = false;
         let rested = watched.and_then(|budget_exhausted| {
@@ -205,6 +217,7 @@ impl<B: PageBarrier> Tracer<B> {
             other => other?,
         };
 
+        self.counts.fault_time = self.account.settle();
         let tracked_pages = self.watched.iter().map(|run| run.end - run.start).sum();
         let length = start.elapsed();
         let taken = self.counts.fault_time + self.counts.arm_time;
@@ -294,7 +307,7 @@ impl<B: PageBarrier> Tracer<B> {
         };
         let all_traps = (report.traps.taken + report.traps.strays).max(1) as f64;
         let seconds_per_trap = if report.traps.taken == 0 {
-            self.trap_cost.whole.as_secs_f64()
+            self.account.trap_cost().as_secs_f64()
         } else {
             report.fault_time.as_secs_f64() / all_traps
         };
@@ -336,8 +349,11 @@ impl<B: PageBarrier + std::fmt::Debug + Send> Backend for Tracer<B> {
         self.session.process.unregister(&self.userfault)
     }
 
-    fn touch_cost(&self) -> Duration {
-        self.trap_cost.whole
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: self.account.trap_cost(),
+            toucher: self.toucher,
+        }
     }
 
     fn ram_pages(&self) -> u64 {

@@ -122,7 +122,7 @@ impl<B: PageBarrier> Tracer<B> {
             .barrier
             .lower(&self.userfault, range)
             .map_err(self.session.process.failed("letting an access go on"))?;
-        self.counts.fault_time += start.elapsed() + self.trap_cost.outside_handler;
+        self.counts.fault_time += self.account.charge(start.elapsed());
         Ok(())
     }
 }

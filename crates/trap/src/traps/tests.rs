@@ -12,6 +12,7 @@ use crate::refusal::Refusal;
 use crate::sample::mix;
 use crate::sys::usize_of;
 use crate::sys::{AddressRange, SharedMemory};
+use crate::trial::TrapCost;
 
 /// The barrier of a tracer inside its target: `MADV_DONTNEED` on our own memory.
 #[derive(Debug)]
@@ -74,11 +75,15 @@ fn traced(
     let populated = Populated::of_file(&layout, file);
     let process = TracedProcess::open(&target)?;
     let session = Session::assemble(process, layout, populated, barrier, &target, config);
-    let trap_cost = TrapCost {
+    let cost = TrapCost {
         whole: Duration::ZERO,
         outside_handler: Duration::ZERO,
+        outside_handler_min: Duration::ZERO,
+        running: Duration::ZERO,
     };
-    let mut tracer = Box::new(Tracer::assemble(session, userfault, trap_cost, config));
+    let account = TrapAccount::begin(pid, &[], || Ok(cost))?;
+    let tracer = Tracer::assemble(session, userfault, account, Toucher::Thread, config);
+    let mut tracer = Box::new(tracer);
     let mut seen = Vec::new();
     let stop = AtomicBool::new(false);
     let report = std::thread::scope(|scope| {
