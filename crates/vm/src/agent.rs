@@ -14,7 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::qmp::connect_within;
+use crate::identity::connect_within;
 use crate::{KernelMemory, VmError};
 
 /// Longest line taken; a chunk of a file has a third more than its bytes.

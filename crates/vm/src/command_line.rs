@@ -21,6 +21,8 @@ const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 pub struct CommandLine {
     /// `-name`.
     pub name: Option<String>,
+    /// `-uuid`, in lower case.
+    pub uuid: Option<String>,
     /// `-m`, in bytes; without memory that is hot-plugged later.
     pub memory_bytes: Option<u64>,
     /// `-accel`, `-machine accel=`, `-enable-kvm`: those known here, in order of preference.
@@ -80,6 +82,7 @@ impl CommandLine {
             let values = Values::parse(value);
             match option {
                 "name" => line.name = values.get("guest").or(values.implied()).map(Into::into),
+                "uuid" => line.uuid = uuid(value),
                 "m" => {
                     let size = values.get("size").or(values.implied());
                     line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
@@ -144,6 +147,17 @@ impl CommandLine {
             self.backends.clone()
         }
     }
+}
+
+/// A UUID in its usual form, in lower case; all zeros are none.
+fn uuid(text: &str) -> Option<String> {
+    let groups = text.split('-').map(str::len);
+    let is_uuid = groups.eq([8, 4, 4, 4, 12])
+        && text
+            .chars()
+            .all(|character| character == '-' || character.is_ascii_hexdigit());
+    let is_none = text.chars().all(|character| matches!(character, '-' | '0'));
+    (is_uuid && !is_none).then(|| text.to_ascii_lowercase())
 }
 
 fn accelerator(name: &str) -> Option<Accelerator> {
@@ -308,6 +322,8 @@ mod tests {
             "-name",
             "guest=debian,debug-threads=on",
             "-S",
+            "-uuid",
+            "C7A5FDBD-edaf-9455-926a-d65c16db1809",
             "-machine",
             "pc-q35-7.2,usb=off,dump-guest-core=off,memory-backend=pc.ram",
             "-accel",
@@ -325,6 +341,7 @@ mod tests {
             line,
             CommandLine {
                 name: Some("debian".into()),
+                uuid: Some("c7a5fdbd-edaf-9455-926a-d65c16db1809".into()),
                 memory_bytes: Some(512 << 20),
                 accelerators: vec![Accelerator::Tcg],
                 backends: vec![RamBackend {

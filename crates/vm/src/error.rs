@@ -22,6 +22,30 @@ pub enum VmError {
         /// The program it runs.
         program: String,
     },
+    /// The process is none that can be a VM of this host.
+    #[error("process {pid} is not a VM of this host: {why}")]
+    NotOfThisHost {
+        /// The process id.
+        pid: u32,
+        /// What is against it.
+        why: String,
+    },
+    /// The process id was used again.
+    #[error("process {pid} has another start: the VM has ended, and its process id was used again")]
+    OtherProcess {
+        /// The process id.
+        pid: u32,
+    },
+    /// What a VM reports of itself contradicts the kernel; it is not used.
+    #[error("{what} of {claimed_bytes} bytes is more than the {limit_bytes} bytes that the kernel allows for")]
+    Claim {
+        /// What was reported.
+        what: &'static str,
+        /// The reported size.
+        claimed_bytes: u64,
+        /// The bound by the kernel.
+        limit_bytes: u64,
+    },
     /// No running VM has this name.
     #[error("no running VM is named {name:?}; running: {}", list(running))]
     NoSuchName {

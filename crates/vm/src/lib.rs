@@ -1,5 +1,7 @@
 //! Virtual machines of this host: discovery, description, QMP.
 //!
+//! - [`AllowedUsers`] decides which processes are VMs of this host; a [`PeerSocket`] is one at which only the right process may
+//!   listen.
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
@@ -19,6 +21,7 @@ mod command_line;
 mod console;
 mod error;
 mod guest_stats;
+mod identity;
 mod kernel;
 mod maps;
 mod meminfo;
@@ -31,8 +34,9 @@ pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words, escape
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};
+pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use meminfo::HostMemory;
-pub use process::{QemuVm, Vcpu, find, qemu_pids, running, start_time};
+pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState};

@@ -10,6 +10,7 @@ use std::time::Duration;
 use plimsoll_flow::{RamMapping, VmId};
 
 use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
+use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
 use crate::{Accelerator, CommandLine, Qmp, VmError};
 
 /// Time limit for a monitor to list the threads of its virtual CPUs.
@@ -29,6 +30,10 @@ pub struct Vcpu {
 pub struct QemuVm {
     /// The QEMU process.
     pub pid: u32,
+    /// Start of that process in clock ticks since boot, which distinguishes it from later ones of the same number.
+    pub start_ticks: u64,
+    /// Its UUID, in lower case; `None` if it was given none.
+    pub uuid: Option<String>,
     /// The VM's name; `qemu-PID` if it was given none.
     pub id: VmId,
     /// What runs its instructions; `None` if unknown.
@@ -53,6 +58,9 @@ impl QemuVm {
     /// Describes a QEMU process. Reading its memory map takes the right to trace it
     /// (same user, or `CAP_SYS_PTRACE`).
     ///
+    /// Any process of such a program's name is described, whoever's it is; [`AllowedUsers::check`] decides whether it is a
+    /// VM of this host.
+    ///
     /// # Errors
     ///
     /// [`VmError::NoSuchProcess`], [`VmError::NotQemu`], and [`VmError::NotPermitted`] if the
@@ -62,6 +70,7 @@ impl QemuVm {
         if !is_qemu(&program) {
             return Err(VmError::NotQemu { pid, program });
         }
+        let id = ProcessId::of_pid(pid).ok_or(VmError::NoSuchProcess { pid })?;
         let process = Process { pid };
         let arguments = process.read("cmdline")?;
         let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
@@ -83,12 +92,17 @@ impl QemuVm {
         if vcpus.is_empty()
             && let Some(socket) = &qmp_socket
         {
-            vcpus = vcpus_by_monitor(socket, &threads);
+            vcpus = vcpus_by_monitor(&PeerSocket::of_process(id, socket.clone()), &threads);
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
+        if !id.is_there() {
+            return Err(VmError::NoSuchProcess { pid });
+        }
         let name = command_line.name.clone();
         Ok(Self {
             pid,
+            start_ticks: id.start_ticks,
+            uuid: command_line.uuid.clone(),
             id: VmId(name.unwrap_or_else(|| format!("qemu-{pid}"))),
             accelerator: process.accelerator(&command_line, &threads),
             memory_bytes: command_line
@@ -103,6 +117,23 @@ impl QemuVm {
         })
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> ProcessId {
+        ProcessId {
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+        }
+    }
+
+    /// The socket of its monitor, at which the process itself must listen: one that another process made for it, as libvirt
+    /// does, is that process's to use.
+    #[must_use]
+    pub fn monitor_socket(&self) -> Option<PeerSocket> {
+        let path = self.qmp_socket.clone()?;
+        Some(PeerSocket::of_process(self.process(), path))
+    }
+
     /// Returns the state of each mapping of [`ram`](Self::ram), read anew.
     ///
     /// Costs a walk over the process's page tables: about 10 ms for each GiB of RAM.
@@ -114,16 +145,6 @@ impl QemuVm {
         let smaps = Process { pid: self.pid }.read("smaps")?;
         Ok(self.ram.iter().map(|ram| ram_state(&smaps, ram)).collect())
     }
-}
-
-/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat`, proc(5). A process id may be used
-/// again, but not with the same start.
-#[must_use]
-pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = Process { pid }.read("stat").ok()?;
-    // The name in brackets may hold anything, brackets too.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Returns the QEMU system emulators that run on this host, by process id, rising.
@@ -143,7 +164,7 @@ pub fn qemu_pids() -> Result<Vec<u32>, VmError> {
     Ok(pids)
 }
 
-/// Describes all QEMU processes of this host, by process id, rising. Those that end
+/// Describes all QEMU processes of this host, by process id, rising, whoever's they are. Those that end
 /// meanwhile are left out.
 ///
 /// # Errors
@@ -161,16 +182,28 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
         .collect()
 }
 
-/// Finds a running VM by its process id or, if that is no number, by its name.
+/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its name.
+///
+/// By its id any QEMU process is found, whoever's it is. By name only VMs of the default [`AllowedUsers`] are, so that no
+/// other user can take a VM's name.
 ///
 /// # Errors
 ///
 /// [`VmError::NoSuchName`] and [`VmError::AmbiguousName`], both of which list what there is;
-/// [`VmError::NoGuestRam`]; those of [`QemuVm::of_pid`].
+/// [`VmError::OtherProcess`]; [`VmError::NoGuestRam`]; those of [`QemuVm::of_pid`].
 pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
-    let vm = match pid_or_name.parse() {
-        Ok(pid) => QemuVm::of_pid(pid)?,
-        Err(_) => QemuVm::of_pid(pid_of_name(pid_or_name)?)?,
+    let vm = if let Ok(process) = pid_or_name.parse::<ProcessId>() {
+        let pid = process.pid;
+        let vm = QemuVm::of_pid(pid)?;
+        if vm.process() != process {
+            return Err(VmError::OtherProcess { pid });
+        }
+        vm
+    } else {
+        match pid_or_name.parse() {
+            Ok(pid) => QemuVm::of_pid(pid)?,
+            Err(_) => QemuVm::of_pid(pid_of_name(pid_or_name)?)?,
+        }
     };
     if vm.ram.is_empty() {
         return Err(VmError::NoGuestRam {
@@ -182,9 +215,11 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
 }
 
 fn pid_of_name(name: &str) -> Result<u32, VmError> {
-    // Names are open to all users, so VMs of others do not stand in the way.
+    // Names are open to all users, so VMs of others do not stand in the way; nor do processes that only take a VM's name.
+    let users = AllowedUsers::default();
     let named: Vec<(u32, String)> = qemu_pids()?
         .into_iter()
+        .filter(|&pid| !matches!(users.check(pid), Err(VmError::NotOfThisHost { .. })))
         .filter_map(|pid| {
             let arguments = Process { pid }.read("cmdline").ok()?;
             let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
@@ -332,8 +367,8 @@ fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
 }
 
 /// Queries the monitor if it is free; threads that are not of the process are ignored.
-fn vcpus_by_monitor(socket: &Path, threads: &[Thread]) -> Vec<Vcpu> {
-    let answer = Qmp::connect(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
+fn vcpus_by_monitor(socket: &PeerSocket, threads: &[Thread]) -> Vec<Vcpu> {
+    let answer = Qmp::connect_to(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
     let mut vcpus = answer.unwrap_or_default();
     vcpus.retain(|vcpu| threads.iter().any(|thread| thread.id == vcpu.thread_id));
     vcpus

@@ -13,10 +13,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
+use crate::identity::{PeerSocket, connect_within};
 use crate::{GuestStats, Vcpu, VmError};
 
 /// Longest line taken; QEMU's longest answers (its own schema) stay under 1 MiB.
@@ -65,6 +64,27 @@ impl Qmp {
     /// [`VmError::QmpConnect`] if there is no monitor, [`VmError::QmpTaken`] if it sends no greeting (another client may be
     /// connected), and those of [`execute`](Self::execute).
     pub fn connect(socket: &Path, timeout: Duration) -> Result<Self, VmError> {
+        let deadline = Instant::now() + timeout;
+        Self::greet(connect_within(socket, timeout), socket, deadline, timeout)
+    }
+
+    /// The same at the socket of a VM; what does not come from that VM's own process is refused.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect); [`VmError::QmpConnect`] also if another process listens there.
+    pub fn connect_to(socket: &PeerSocket, timeout: Duration) -> Result<Self, VmError> {
+        let deadline = Instant::now() + timeout;
+        let stream = socket.connect(timeout).map(|(stream, _)| stream);
+        Self::greet(stream, &socket.path, deadline, timeout)
+    }
+
+    fn greet(
+        stream: io::Result<UnixStream>,
+        socket: &Path,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Self, VmError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => VmError::QmpTaken {
                 socket: socket.to_owned(),
@@ -74,8 +94,7 @@ impl Qmp {
                 source,
             },
         };
-        let deadline = Instant::now() + timeout;
-        let stream = connect_within(socket, timeout).map_err(failed)?;
+        let stream = stream.map_err(failed)?;
         let mut qmp = Self {
             stream,
             received: Vec::new(),
@@ -371,23 +390,6 @@ impl Qmp {
             }
         }
     }
-}
-
-/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: those who wait for a monitor that
-/// is taken fill its queue, after which the next one would wait for ever.
-pub(crate) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // Zero would mean no limit.
-    let timeout = timeout.max(Duration::from_millis(1));
-    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    connect(&socket, &address)?;
-    Ok(socket.into())
 }
 
 /// Why no line came.

@@ -1,0 +1,420 @@
+//! Which processes are VMs of this host, and which of them listens at a socket.
+//!
+//! Any user can start a program called `qemu-system-x86_64`, with a command line that names another VM's monitor. What a
+//! process says of itself therefore decides nothing here; only what the kernel reports does: the owner of its executable,
+//! its user, its start, and who listens at a socket. An executable that was replaced or removed after the start, as by a
+//! package upgrade, still belongs to its owner, and its process stays a VM.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::{Uid, User};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::VmError;
+
+/// Bits of a mode by which others than the owner may write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// A process, distinguished from later ones of the same number. Written `PID@START`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId {
+    /// Its number, which may be used again after its end.
+    pub pid: u32,
+    /// Its start in clock ticks since boot, field 22 of `/proc/PID/stat`.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// Identifies the process that has the number `pid` now.
+    #[must_use]
+    pub fn of_pid(pid: u32) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let stat = String::from_utf8_lossy(&stat);
+        // The name in brackets may hold anything, brackets too.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let start_ticks = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        Some(Self { pid, start_ticks })
+    }
+
+    /// Whether it still runs, or has ended but was not waited for.
+    #[must_use]
+    pub fn is_there(self) -> bool {
+        Self::of_pid(self.pid) == Some(self)
+    }
+
+    /// Address space that it has mapped (`VmSize`), in bytes: a bound on the guest RAM that it can have. `None` if it has
+    /// ended.
+    #[must_use]
+    pub fn mapped_bytes(self) -> Option<u64> {
+        let status = fs::read(format!("/proc/{}/status", self.pid)).ok()?;
+        let status = String::from_utf8_lossy(&status);
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+        let kib: u64 = size?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024).filter(|_| self.is_there())
+    }
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.pid, self.start_ticks)
+    }
+}
+
+impl FromStr for ProcessId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (pid, start_ticks) = text.split_once('@').unwrap_or((text, ""));
+        Ok(Self {
+            pid: pid.parse()?,
+            start_ticks: start_ticks.parse()?,
+        })
+    }
+}
+
+/// Users whose processes can be VMs of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedUsers {
+    ids: BTreeSet<u32>,
+}
+
+impl AllowedUsers {
+    /// Users that are allowed by default, as far as this host has them: root (also Proxmox's VMs), and the users under
+    /// which libvirt starts QEMU on Debian and on Fedora.
+    pub const DEFAULT_NAMES: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
+
+    /// The users of these names or ids.
+    ///
+    /// # Errors
+    ///
+    /// The first name that no user of this host has.
+    pub fn of_names<Name: AsRef<str>>(names: &[Name]) -> Result<Self, String> {
+        let id = |name: &Name| {
+            let name = name.as_ref();
+            id_of(name).ok_or_else(|| name.to_owned())
+        };
+        let ids = names.iter().map(id).collect::<Result<_, _>>()?;
+        Ok(Self { ids })
+    }
+
+    /// The users of these ids.
+    #[must_use]
+    pub fn of_ids(ids: impl IntoIterator<Item = u32>) -> Self {
+        Self {
+            ids: ids.into_iter().collect(),
+        }
+    }
+
+    /// Whether the user is allowed. The one who runs this process always is.
+    #[must_use]
+    pub fn contains(&self, user_id: u32) -> bool {
+        self.ids.contains(&user_id) || user_id == Uid::effective().as_raw()
+    }
+
+    /// Checks whether a process can be a VM of this host: its user is allowed, and its executable belongs to root (or to
+    /// the user who runs this process) and nobody else may write it.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NotOfThisHost`] says what is against it; [`VmError::NoSuchProcess`]; [`VmError::NotPermitted`] if the
+    /// kernel hides the executable from this user.
+    pub fn check(&self, pid: u32) -> Result<(), VmError> {
+        let refused = |why: String| Err(VmError::NotOfThisHost { pid, why });
+        for user_id in users_of(pid)? {
+            if !self.contains(user_id) {
+                return refused(format!("its user {} is not in hosts.users", name_of(user_id)));
+            }
+        }
+        // The link leads to the executable's inode, whatever has its name now.
+        let path = format!("/proc/{pid}/exe");
+        let executable = fs::metadata(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => VmError::NoSuchProcess { pid },
+            _ => VmError::of_file(&path, source),
+        })?;
+        let owner = executable.uid();
+        if owner != 0 && owner != Uid::effective().as_raw() {
+            return refused(format!("its executable belongs to user {}, not root", name_of(owner)));
+        }
+        if executable.mode() & OTHERS_WRITE != 0 {
+            return refused("others than its owner may write its executable".to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Default for AllowedUsers {
+    /// [`AllowedUsers::DEFAULT_NAMES`].
+    fn default() -> Self {
+        Self::of_ids(Self::DEFAULT_NAMES.into_iter().filter_map(id_of))
+    }
+}
+
+/// Real, effective and saved user of a process.
+fn users_of(pid: u32) -> Result<Vec<u32>, VmError> {
+    let path = format!("/proc/{pid}/status");
+    let gone = || VmError::NoSuchProcess { pid };
+    let status = fs::read(path).map_err(|_| gone())?;
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let ids = line.ok_or_else(gone)?.split_ascii_whitespace().take(3);
+    ids.map(|id| id.parse().map_err(|_| gone())).collect()
+}
+
+fn id_of(name: &str) -> Option<u32> {
+    let by_name = User::from_name(name).ok().flatten();
+    by_name.map_or_else(|| name.parse().ok(), |user| Some(user.uid.as_raw()))
+}
+
+fn name_of(user_id: u32) -> String {
+    let user = User::from_uid(Uid::from_raw(user_id)).ok().flatten();
+    user.map_or_else(|| user_id.to_string(), |user| user.name)
+}
+
+/// Who may listen at a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listener {
+    /// This process alone.
+    Process(ProcessId),
+    /// Processes of these users.
+    Users(AllowedUsers),
+}
+
+/// A Unix socket of which is known who may listen at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerSocket {
+    /// Its path. An absolute one begins at the root directory of `root`.
+    pub path: PathBuf,
+    /// The process whose file system the path belongs to; `None` for that of this process.
+    pub root: Option<ProcessId>,
+    /// Who may listen at it.
+    pub listener: Listener,
+}
+
+impl PeerSocket {
+    /// A socket at which the process itself listens, at a path of its own file system.
+    #[must_use]
+    pub fn of_process(process: ProcessId, path: PathBuf) -> Self {
+        Self {
+            path,
+            root: Some(process),
+            listener: Listener::Process(process),
+        }
+    }
+
+    /// Connects, and returns the process that listens. Takes at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::WouldBlock`] if the queue of the socket stays full, [`io::ErrorKind::PermissionDenied`] if somebody
+    /// else listens: nothing was sent.
+    pub fn connect(&self, timeout: Duration) -> io::Result<(UnixStream, ProcessId)> {
+        let stream = match self.root {
+            Some(process) => connect_in_root(process, &self.path, timeout)?,
+            None => connect_within(&self.path, timeout)?,
+        };
+        let peer = getsockopt(&stream, PeerCredentials).map_err(io::Error::from)?;
+        let (pid, user_id) = (u32::try_from(peer.pid()).unwrap_or(0), peer.uid());
+        let is_right = match &self.listener {
+            Listener::Process(process) => pid == process.pid && process.is_there(),
+            Listener::Users(users) => users.contains(user_id),
+        };
+        let whose = match &self.listener {
+            Listener::Process(process) => format!("not the VM's process {}", process.pid),
+            Listener::Users(_) => "whose user is not in hosts.users".to_owned(),
+        };
+        match ProcessId::of_pid(pid).filter(|_| is_right) {
+            Some(process) => Ok((stream, process)),
+            None => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "process {pid} of user {} listens there, {whose}",
+                    name_of(user_id)
+                ),
+            )),
+        }
+    }
+}
+
+/// Connects to a socket by its path in the file system of `process`, where links lead nowhere outside of it.
+fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = open(
+        format!("/proc/{}/root", process.pid),
+        flags | OFlags::DIRECTORY,
+        Mode::empty(),
+    )?;
+    if !process.is_there() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let socket = openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), resolve)?;
+    if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
+    }
+    // The very socket that was found, whatever has its name by now.
+    let link = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    connect_within(Path::new(&link), timeout)
+}
+
+/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: those who wait for a monitor that
+/// is taken fill its queue, after which the next one would wait for ever.
+pub(crate) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Zero would mean no limit.
+    let timeout = timeout.max(Duration::from_millis(1));
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    connect(&socket, &address)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+    use std::process::{Child, Command};
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    fn ourselves() -> ProcessId {
+        ProcessId::of_pid(std::process::id()).unwrap()
+    }
+
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// A process whose executable, a copy of sleep(1), has this mode.
+    fn sleeper(folder: &Path, mode: u32) -> Killed {
+        let program = folder.join("qemu-system-evil");
+        fs::copy("/bin/sleep", &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        Killed(Command::new(program).arg("60").spawn().unwrap())
+    }
+
+    #[test]
+    fn a_process_is_written_with_its_start_and_read_again() {
+        let process = ourselves();
+        assert_eq!(process.to_string().parse(), Ok(process));
+        assert!(process.is_there());
+        let later = ProcessId {
+            start_ticks: process.start_ticks + 1,
+            ..process
+        };
+        assert!(!later.is_there());
+        assert_eq!(later.mapped_bytes(), None);
+        assert!(process.mapped_bytes().unwrap() > 1 << 20);
+        assert!("12".parse::<ProcessId>().is_err());
+    }
+
+    #[test]
+    fn a_process_id_that_was_used_again_is_another_vm() {
+        let folder = tempfile::tempdir().unwrap();
+        let sleeper = sleeper(folder.path(), 0o755);
+        let process = ProcessId::of_pid(sleeper.0.id()).unwrap();
+        let earlier = ProcessId {
+            start_ticks: process.start_ticks - 1,
+            ..process
+        };
+        let found = |process: ProcessId| crate::find(&process.to_string()).unwrap_err();
+        assert!(matches!(found(earlier), VmError::OtherProcess { .. }));
+        assert!(matches!(found(process), VmError::NoGuestRam { .. }));
+    }
+
+    #[test]
+    fn an_executable_that_others_may_write_makes_no_vm_and_a_deleted_one_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let users = AllowedUsers::default();
+        let good = sleeper(folder.path(), 0o755);
+        users.check(good.0.id()).unwrap();
+        fs::remove_file(folder.path().join("qemu-system-evil")).unwrap();
+        users.check(good.0.id()).unwrap();
+        for mode in [0o775, 0o757] {
+            let folder = tempfile::tempdir().unwrap();
+            let bad = sleeper(folder.path(), mode);
+            let error = users.check(bad.0.id()).unwrap_err().to_string();
+            assert!(error.contains("may write its executable"), "{error}");
+        }
+    }
+
+    #[test]
+    fn users_are_found_by_name_and_by_number() {
+        let users = AllowedUsers::of_names(&["root", "4711"]).unwrap();
+        assert!(users.contains(0) && users.contains(4711) && !users.contains(4712));
+        let unknown = AllowedUsers::of_names(&["root", "nobody of that name"]);
+        assert_eq!(unknown, Err("nobody of that name".to_owned()));
+        assert!(AllowedUsers::default().contains(0));
+    }
+
+    #[test]
+    fn only_the_right_listener_is_connected_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let ours = PeerSocket::of_process(ourselves(), path.clone());
+        assert_eq!(ours.connect(TIMEOUT).unwrap().1, ourselves());
+        let other = sleeper(folder.path(), 0o755);
+        let other = ProcessId::of_pid(other.0.id()).unwrap();
+        let error = PeerSocket::of_process(other, path.clone())
+            .connect(TIMEOUT)
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        let of_users = |users| PeerSocket {
+            path: path.clone(),
+            root: None,
+            listener: Listener::Users(users),
+        };
+        of_users(AllowedUsers::default()).connect(TIMEOUT).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_socket_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let link = folder.path().join("link");
+        symlink(&path, &link).unwrap();
+        let error = PeerSocket::of_process(ourselves(), link)
+            .connect(TIMEOUT)
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+    }
+
+    #[test]
+    fn a_listener_whose_queue_is_full_does_not_keep_us() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect_within(&socket, Duration::from_millis(1)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+}
