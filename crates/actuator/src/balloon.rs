@@ -4,11 +4,10 @@
 //! reports nothing more, so no connection is kept for it: a monitor serves one client at a time, and operators and
 //! libvirt need it too. Each exchange ends within [`BalloonSettings::timeout`], whatever the monitor does.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_vm::{GuestStats, Qmp, VmError};
+use plimsoll_vm::{GuestStats, Listener, PeerSocket, Qmp, VmError};
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
@@ -19,7 +18,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     summary: "the VM's virtio-balloon, through QEMU's monitor",
     role: Role::Direct,
     open: |endpoints| {
-        let socket = endpoints.qmp_socket.clone();
+        let socket = endpoints.monitor.clone();
         Ok(socket.map(|socket| {
             let Endpoints {
                 vm,
@@ -65,7 +64,7 @@ const QUIET: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Balloon {
     vm: VmId,
-    socket: PathBuf,
+    socket: PeerSocket,
     settings: BalloonSettings,
     /// The VM's RAM.
     max_bytes: u64,
@@ -78,7 +77,7 @@ pub struct Balloon {
 impl Balloon {
     /// The balloon of a VM with this RAM, whose monitor listens at `socket`. Nothing is sent yet.
     #[must_use]
-    pub fn new(vm: VmId, socket: PathBuf, memory_bytes: u64, settings: BalloonSettings) -> Self {
+    pub fn new(vm: VmId, socket: PeerSocket, memory_bytes: u64, settings: BalloonSettings) -> Self {
         Self {
             vm,
             socket,
@@ -106,16 +105,41 @@ impl Balloon {
         }
         let answer = self.exchange();
         self.quiet = match &answer {
-            Err(error @ (VmError::QmpTimeout { .. } | VmError::QmpTaken { .. })) => {
+            Err(Failure::Vm(error @ (VmError::QmpTimeout { .. } | VmError::QmpTaken { .. }))) => {
                 let why = format!("{error}; not retried for {} s", QUIET.as_secs());
                 Some((Instant::now() + QUIET, why))
             }
             _ => None,
         };
-        answer.map_err(|source| ActuatorError::Query {
-            what: self.name(),
-            source: source.into(),
+        answer.map_err(|failure| match failure {
+            Failure::Vm(source) => ActuatorError::Query {
+                what: self.name(),
+                source: source.into(),
+            },
+            Failure::Claim {
+                claimed_bytes,
+                limit_bytes,
+            } => ActuatorError::Claim {
+                what: self.name(),
+                claimed_bytes,
+                limit_bytes,
+            },
         })
+    }
+
+    /// Returns `claimed_bytes` unless it is more than the VM's process has mapped, which is at least its RAM.
+    fn checked_ram(&self, claimed_bytes: u64) -> Result<u64, Failure> {
+        let limit_bytes = match self.socket.listener {
+            Listener::Process(process) => process.mapped_bytes().unwrap_or(0),
+            Listener::Users(_) => u64::MAX,
+        };
+        if claimed_bytes > limit_bytes {
+            return Err(Failure::Claim {
+                claimed_bytes,
+                limit_bytes,
+            });
+        }
+        Ok(claimed_bytes)
     }
 
     fn name(&self) -> String {
@@ -124,20 +148,20 @@ impl Balloon {
 
     fn connect(&self, deadline: Instant) -> Result<Exchange, VmError> {
         let left = deadline.saturating_duration_since(Instant::now());
-        Qmp::connect(&self.socket, left).map(Exchange)
+        Qmp::connect_to(&self.socket, left).map(Exchange)
     }
 
-    fn exchange(&mut self) -> Result<Option<GuestStats>, VmError> {
+    fn exchange(&mut self) -> Result<Option<GuestStats>, Failure> {
         let deadline = Instant::now() + self.settings.timeout;
         let mut qmp = self.connect(deadline)?;
-        self.max_bytes = qmp.within(deadline).memory_bytes()?;
+        self.max_bytes = self.checked_ram(qmp.within(deadline).memory_bytes()?)?;
         let actual_bytes = match qmp.within(deadline).balloon_actual_bytes() {
             Err(VmError::QmpRefused { class, .. }) if class == NO_BALLOON => {
                 self.absence = Some(Absence::NoDevice);
                 self.tracker.see(self.max_bytes, Instant::now());
                 return Ok(None);
             }
-            actual_bytes => actual_bytes?,
+            actual_bytes => self.checked_ram(actual_bytes?)?,
         };
         self.tracker.see(actual_bytes, Instant::now());
         self.absence = None;
@@ -160,6 +184,22 @@ impl Balloon {
             interval_s,
             ..stats
         }))
+    }
+}
+
+/// Why an exchange failed.
+enum Failure {
+    Vm(VmError),
+    /// A size that cannot be.
+    Claim {
+        claimed_bytes: u64,
+        limit_bytes: u64,
+    },
+}
+
+impl From<VmError> for Failure {
+    fn from(error: VmError) -> Self {
+        Self::Vm(error)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The cache under a VM's disk, through the admin socket of its daemon.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_protocol::disk_admin::{self, DiskAdminError};
+use plimsoll_protocol::disk_admin::{DiskAdminError, DiskStat, Request, ask_over};
+use plimsoll_vm::{HostMemory, PeerSocket, ProcessId};
+use serde::de::DeserializeOwned;
 
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::Part;
@@ -25,11 +26,38 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
 /// Longest resize: the daemon waits up to 10 s for dirty pages in its way.
 const RESIZE_MAX: Duration = Duration::from_secs(15);
 
+/// Asks the daemon that listens at `socket`, if it is one that may; returns its answer and its process.
+///
+/// # Errors
+///
+/// See [`DiskAdminError`]; [`DiskAdminError::Unreachable`] also if another process listens.
+pub fn ask_disk_daemon<T: DeserializeOwned>(
+    socket: &PeerSocket,
+    request: Request,
+    timeout: Duration,
+) -> Result<(T, ProcessId), DiskAdminError> {
+    let deadline = Instant::now() + timeout;
+    let connected = socket.connect(timeout);
+    let (stream, process) = connected.map_err(|source| DiskAdminError::Unreachable {
+        socket: socket.path.clone(),
+        source,
+    })?;
+    let answer = ask_over(stream, &socket.path, request, deadline)?;
+    Ok((answer, process))
+}
+
+/// The most that a cache of this process can hold: it reserves the address space of its largest capacity, and no cache is
+/// larger than the host's RAM.
+fn cache_bytes_max(process: ProcessId) -> u64 {
+    let host_bytes = HostMemory::read().map_or(u64::MAX, |memory| memory.total_bytes);
+    host_bytes.min(process.mapped_bytes().unwrap_or(0))
+}
+
 /// The cache under a VM's disk. A smaller capacity holds once the daemon confirms it; a larger one fills as the guest reads.
 #[derive(Debug)]
 pub struct DiskCache {
     what: String,
-    socket: PathBuf,
+    socket: PeerSocket,
     timeout: Duration,
     resize: BackgroundResize,
 }
@@ -37,7 +65,7 @@ pub struct DiskCache {
 impl DiskCache {
     /// The cache of a VM whose daemon listens at `socket`; a query takes at most `timeout`. Nothing is sent yet.
     #[must_use]
-    pub fn new(vm: &VmId, socket: PathBuf, timeout: Duration) -> Self {
+    pub fn new(vm: &VmId, socket: PeerSocket, timeout: Duration) -> Self {
         Self {
             what: format!("the cache under the disk of VM {vm}"),
             socket,
@@ -47,19 +75,35 @@ impl DiskCache {
     }
 }
 
+impl DiskCache {
+    fn query(&self) -> Result<DiskStat, ActuatorError> {
+        let answer = ask_disk_daemon::<DiskStat>(&self.socket, Request::Stat, self.timeout);
+        let (stat, process) = answer.map_err(|source| ActuatorError::Query {
+            what: self.what.clone(),
+            source: source.into(),
+        })?;
+        let limit_bytes = cache_bytes_max(process);
+        if stat.cache_bytes > limit_bytes {
+            return Err(ActuatorError::Claim {
+                what: self.what.clone(),
+                claimed_bytes: stat.cache_bytes,
+                limit_bytes,
+            });
+        }
+        Ok(stat)
+    }
+}
+
 impl MemoryPart for DiskCache {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
         failures.extend(self.resize.settle());
-        let disk = match disk_admin::stat(&self.socket, self.timeout) {
+        let disk = match self.query() {
             Ok(stat) => {
                 self.resize.see(stat.cache_bytes);
                 Some(stat)
             }
-            Err(source) => {
-                failures.push(ActuatorError::Query {
-                    what: self.what.clone(),
-                    source: source.into(),
-                });
+            Err(error) => {
+                failures.push(error);
                 None
             }
         };
@@ -74,8 +118,11 @@ impl MemoryPart for DiskCache {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let (socket, what) = (self.socket.clone(), self.what.clone());
         let resize = move || {
-            let resized = disk_admin::resize(&socket, target_bytes, RESIZE_MAX);
-            resized.map_err(|source| ActuatorError::Set {
+            let request = Request::Resize {
+                cache_bytes: target_bytes,
+            };
+            let resized = ask_disk_daemon::<()>(&socket, request, RESIZE_MAX);
+            resized.map(drop).map_err(|source| ActuatorError::Set {
                 what,
                 target_bytes,
                 sent: match source {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use plimsoll_flow::VmId;
+use plimsoll_vm::PeerSocket;
 
 use crate::{ActuatorError, BalloonSettings, MemoryPart};
 
@@ -43,9 +44,9 @@ pub struct Endpoints {
     /// Its RAM.
     pub memory_bytes: u64,
     /// Its monitor.
-    pub qmp_socket: Option<PathBuf>,
+    pub monitor: Option<PeerSocket>,
     /// Admin socket of the daemon under its disk.
-    pub disk_admin: Option<PathBuf>,
+    pub disk_admin: Option<PeerSocket>,
     /// URI of the host's libvirt.
     pub libvirt_uri: Option<String>,
     /// Socket of the host's page store.
@@ -64,7 +65,7 @@ impl Default for Endpoints {
             vm: VmId(String::new()),
             pid: 0,
             memory_bytes: 0,
-            qmp_socket: None,
+            monitor: None,
             disk_admin: None,
             libvirt_uri: None,
             hcache: None,

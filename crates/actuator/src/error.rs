@@ -52,6 +52,18 @@ pub enum ActuatorError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// It reported a size that the kernel rules out; nothing was changed, and the last known value is kept.
+    #[error(
+        "{what} reports {claimed_bytes} bytes, of which the kernel allows at most {limit_bytes}: the report is refused"
+    )]
+    Claim {
+        /// The memory.
+        what: String,
+        /// The reported size.
+        claimed_bytes: u64,
+        /// The bound by the kernel.
+        limit_bytes: u64,
+    },
     /// The last target is still being set, which ends by itself; nothing was sent.
     #[error("{what} is still being set to {target_bytes} bytes; nothing was sent")]
     Busy {
@@ -74,7 +86,7 @@ impl ActuatorError {
     pub fn sent(&self) -> Option<Sent> {
         match self {
             Self::Set { sent, .. } => Some(*sent),
-            Self::Query { .. } => None,
+            Self::Query { .. } | Self::Claim { .. } => None,
             _ => Some(Sent::No),
         }
     }

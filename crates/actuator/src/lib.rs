@@ -36,7 +36,7 @@ mod resize;
 mod vm_memory;
 
 pub use balloon::{Balloon, BalloonSettings};
-pub use disk_cache::DiskCache;
+pub use disk_cache::{DiskCache, ask_disk_daemon};
 pub use dry_run::DryRun;
 pub use endpoints::{ActuatorRow, Endpoints, Role};
 pub use error::{ActuatorError, Sent};

@@ -11,6 +11,7 @@ use plimsoll_actuator::{
     Absence, ActuatorError, Balloon, BalloonSettings, MemoryPart as _, Patience, Progress, Sent,
 };
 use plimsoll_flow::VmId;
+use plimsoll_vm::{PeerSocket, ProcessId};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,12 +24,7 @@ fn balloon_of(monitor: &Monitor) -> Balloon {
         },
         ..BalloonSettings::default()
     };
-    Balloon::new(
-        VmId("web".into()),
-        monitor.socket.clone(),
-        512 * MIB,
-        settings,
-    )
+    Balloon::new(VmId("web".into()), monitor.peer(), 512 * MIB, settings)
 }
 
 /// A balloon that was looked at once.
@@ -335,4 +331,47 @@ fn a_monitor_that_is_taken_says_so_and_is_free_again_later() {
     // Nobody is kept from it between two exchanges.
     let mut qmp = plimsoll_vm::Qmp::connect(&monitor.socket, Duration::from_secs(5)).unwrap();
     assert_eq!(qmp.balloon_actual_bytes().unwrap(), 512 * MIB);
+}
+
+#[test]
+fn a_monitor_of_another_process_is_not_believed() {
+    let monitor = Monitor::new();
+    let mut other = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let process = ProcessId::of_pid(other.id()).unwrap();
+    let socket = PeerSocket::of_process(process, monitor.socket.clone());
+    let mut balloon = Balloon::new(
+        VmId("evil".into()),
+        socket,
+        16 * MIB,
+        BalloonSettings::default(),
+    );
+    let error = balloon.query().unwrap_err();
+    let target = balloon.set(8 * MIB).unwrap_err();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let why = error.source().unwrap().source().unwrap().to_string();
+    assert!(why.contains("listens there, not the VM's process"), "{why}");
+    assert_eq!(target.sent(), Some(Sent::No));
+    assert_eq!(balloon.part().reserved_bytes, 16 * MIB);
+    assert!(monitor.state().commands.is_empty());
+}
+
+#[test]
+fn ram_that_its_process_has_not_mapped_is_not_believed() {
+    let monitor = Monitor::new();
+    let process = ProcessId::of_pid(std::process::id()).unwrap();
+    let socket = PeerSocket::of_process(process, monitor.socket.clone());
+    let mut balloon = Balloon::new(
+        VmId("web".into()),
+        socket,
+        16 * MIB,
+        BalloonSettings::default(),
+    );
+    monitor.state().ram_bytes = 1 << 60;
+    let error = balloon.query().unwrap_err();
+    assert!(matches!(error, ActuatorError::Claim { .. }), "{error}");
+    assert_eq!(balloon.part().reserved_bytes, 16 * MIB);
 }

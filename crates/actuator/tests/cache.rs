@@ -6,11 +6,11 @@ use std::error::Error as _;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use monitor::Monitor;
+use monitor::{Monitor, peer};
 use plimsoll_actuator::{
     Absence, ActuatorError, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding, MemoryPart,
     MemoryStatus, Progress, Sent, VmMemory,
@@ -50,6 +50,9 @@ struct Daemon {
 
 impl Daemon {
     fn new() -> Self {
+        // A daemon reserves the address space of its largest cache.
+        static RESERVED: OnceLock<Vec<u8>> = OnceLock::new();
+        RESERVED.get_or_init(|| Vec::with_capacity(4 << 30));
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("admin.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -84,7 +87,7 @@ impl Daemon {
 
     fn memory(&self) -> VmMemory {
         let vm = VmId("web".into());
-        let cache = DiskCache::new(&vm, self.socket.clone(), TIMEOUT);
+        let cache = DiskCache::new(&vm, peer(&self.socket), TIMEOUT);
         let direct = FixedMemory {
             vm: vm.clone(),
             memory_bytes: 512 * MIB,
@@ -238,6 +241,23 @@ fn a_daemon_that_says_nothing_leaves_what_was_known() {
 }
 
 #[test]
+fn a_claim_that_the_kernel_rules_out_is_refused() {
+    let daemon = Daemon::new();
+    let mut memory = daemon.memory();
+    assert_eq!(mib(&memory.poll()), (64, 64));
+    for claimed_bytes in [1 << 63, u64::MAX, 1 << 40] {
+        daemon.state().cache_bytes = claimed_bytes;
+        let status = memory.poll();
+        assert_eq!((mib(&status), &status.disk), ((64, 64), &None));
+        assert_eq!(status.reserved().cache_bytes, 64 * MIB);
+        assert!(
+            matches!(status.failures[..], [ActuatorError::Claim { .. }]),
+            "{status:?}"
+        );
+    }
+}
+
+#[test]
 fn a_vm_without_monitor_or_cache_cannot_be_changed() {
     let endpoints = Endpoints {
         vm: VmId("plain".into()),
@@ -265,8 +285,8 @@ fn a_dry_run_moves_nothing() {
     let endpoints = Endpoints {
         vm,
         memory_bytes: 512 * MIB,
-        qmp_socket: Some(monitor.socket.clone()),
-        disk_admin: Some(daemon.socket.clone()),
+        monitor: Some(monitor.peer()),
+        disk_admin: Some(peer(&daemon.socket)),
         dry_run: true,
         ..Endpoints::default()
     };

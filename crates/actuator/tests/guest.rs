@@ -53,7 +53,7 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
         },
         stats_interval_s: 1,
     };
-    let socket = vm.qmp_socket.unwrap();
+    let socket = vm.monitor_socket().unwrap();
     let balloon = Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings);
     let memory = VmMemory::new(vm.id, Box::new(balloon), None);
     let is_up = |event: &ConsoleEvent| {

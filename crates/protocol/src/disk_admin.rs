@@ -95,17 +95,32 @@ pub fn ask<T: DeserializeOwned>(
     timeout: Duration,
 ) -> Result<T, DiskAdminError> {
     let deadline = Instant::now() + timeout;
-    let mut stream =
-        connect_within(socket, timeout).map_err(|source| DiskAdminError::Unreachable {
-            socket: socket.to_owned(),
-            source,
-        })?;
+    let stream = connect_within(socket, timeout).map_err(|source| DiskAdminError::Unreachable {
+        socket: socket.to_owned(),
+        source,
+    })?;
+    ask_over(stream, socket, request, deadline)
+}
+
+/// Asks a daemon over a connection to it, which was made at `socket`; the answer is there by `deadline`.
+///
+/// # Errors
+///
+/// See [`DiskAdminError`].
+pub fn ask_over<T: DeserializeOwned>(
+    mut stream: UnixStream,
+    socket: &Path,
+    request: Request,
+    deadline: Instant,
+) -> Result<T, DiskAdminError> {
     let unknown = |error: serde_json::Error| DiskAdminError::Unknown {
         what: error.to_string(),
     };
     let mut line = serde_json::to_vec(&request).map_err(unknown)?;
     line.push(b'\n');
     // Who is refused at once may find the connection closed already, with the reason in it.
+    let left = deadline.saturating_duration_since(Instant::now());
+    let _ = stream.set_write_timeout(Some(left.max(Duration::from_millis(1))));
     let _ = stream.write_all(&line);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let text = receive(&mut stream, deadline).map_err(|source| DiskAdminError::Unanswered {

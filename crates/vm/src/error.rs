@@ -36,16 +36,6 @@ pub enum VmError {
         /// The process id.
         pid: u32,
     },
-    /// What a VM reports of itself contradicts the kernel; it is not used.
-    #[error("{what} of {claimed_bytes} bytes is more than the {limit_bytes} bytes that the kernel allows for")]
-    Claim {
-        /// What was reported.
-        what: &'static str,
-        /// The reported size.
-        claimed_bytes: u64,
-        /// The bound by the kernel.
-        limit_bytes: u64,
-    },
     /// No running VM has this name.
     #[error("no running VM is named {name:?}; running: {}", list(running))]
     NoSuchName {
@@ -95,6 +85,12 @@ pub enum VmError {
         pid: u32,
         /// Size of the guest's RAM by the command line, in MiB.
         expected_mib: u64,
+    },
+    /// A VM without a monitor at a Unix socket of its own.
+    #[error("VM {vm} has no monitor socket known by path")]
+    NoMonitor {
+        /// The VM.
+        vm: String,
     },
     /// A monitor that does not greet in time: it serves one client at a time.
     #[error(

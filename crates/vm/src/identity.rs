@@ -134,7 +134,10 @@ impl AllowedUsers {
         let refused = |why: String| Err(VmError::NotOfThisHost { pid, why });
         for user_id in users_of(pid)? {
             if !self.contains(user_id) {
-                return refused(format!("its user {} is not in hosts.users", name_of(user_id)));
+                return refused(format!(
+                    "its user {} is not in hosts.users",
+                    name_of(user_id)
+                ));
             }
         }
         // The link leads to the executable's inode, whatever has its name now.
@@ -145,7 +148,10 @@ impl AllowedUsers {
         })?;
         let owner = executable.uid();
         if owner != 0 && owner != Uid::effective().as_raw() {
-            return refused(format!("its executable belongs to user {}, not root", name_of(owner)));
+            return refused(format!(
+                "its executable belongs to user {}, not root",
+                name_of(owner)
+            ));
         }
         if executable.mode() & OTHERS_WRITE != 0 {
             return refused("others than its owner may write its executable".to_owned());
@@ -259,9 +265,18 @@ fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Re
         return Err(io::ErrorKind::NotFound.into());
     }
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let socket = openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), resolve)?;
+    let socket = openat2(
+        &root,
+        path,
+        flags | OFlags::NOFOLLOW,
+        Mode::empty(),
+        resolve,
+    )?;
     if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no socket",
+        ));
     }
     // The very socket that was found, whatever has its name by now.
     let link = format!("/proc/self/fd/{}", socket.as_raw_fd());

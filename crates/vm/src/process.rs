@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use plimsoll_flow::{RamMapping, VmId};
 
-use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
 use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
+use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
 use crate::{Accelerator, CommandLine, Qmp, VmError};
 
 /// Time limit for a monitor to list the threads of its virtual CPUs.
@@ -134,6 +134,19 @@ impl QemuVm {
         Some(PeerSocket::of_process(self.process(), path))
     }
 
+    /// Connects to its monitor; a monitor that another process listens at is refused.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Qmp::connect_to`]; [`VmError::NoMonitor`] if it has none at a path.
+    pub fn monitor(&self, timeout: Duration) -> Result<Qmp, VmError> {
+        let socket = self.monitor_socket();
+        let socket = socket.ok_or_else(|| VmError::NoMonitor {
+            vm: self.id.0.clone(),
+        })?;
+        Qmp::connect_to(&socket, timeout)
+    }
+
     /// Returns the state of each mapping of [`ram`](Self::ram), read anew.
     ///
     /// Costs a walk over the process's page tables: about 10 ms for each GiB of RAM.
@@ -182,9 +195,10 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
         .collect()
 }
 
-/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its name.
+/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its
+/// UUID or name.
 ///
-/// By its id any QEMU process is found, whoever's it is. By name only VMs of the default [`AllowedUsers`] are, so that no
+/// By its id any QEMU process is found, whoever's it is. By UUID and name only VMs of the default [`AllowedUsers`] are, so that no
 /// other user can take a VM's name.
 ///
 /// # Errors
@@ -217,26 +231,27 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
 fn pid_of_name(name: &str) -> Result<u32, VmError> {
     // Names are open to all users, so VMs of others do not stand in the way; nor do processes that only take a VM's name.
     let users = AllowedUsers::default();
-    let named: Vec<(u32, String)> = qemu_pids()?
+    let uuid = name.to_ascii_lowercase();
+    let named: Vec<(u32, String, bool)> = qemu_pids()?
         .into_iter()
         .filter(|&pid| !matches!(users.check(pid), Err(VmError::NotOfThisHost { .. })))
         .filter_map(|pid| {
             let arguments = Process { pid }.read("cmdline").ok()?;
             let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
-            let name = CommandLine::parse(&arguments).name;
-            Some((pid, name.unwrap_or_else(|| format!("qemu-{pid}"))))
+            let line = CommandLine::parse(&arguments);
+            let is_it = line.uuid.as_ref() == Some(&uuid);
+            let its = line.name.unwrap_or_else(|| format!("qemu-{pid}"));
+            let is_it = is_it || its == name;
+            Some((pid, its, is_it))
         })
         .collect();
-    let pids: Vec<u32> = named
-        .iter()
-        .filter(|(_, its)| its == name)
-        .map(|&(pid, _)| pid)
-        .collect();
+    let found = named.iter().filter(|(_, _, is_it)| *is_it);
+    let pids: Vec<u32> = found.map(|&(pid, _, _)| pid).collect();
     match pids[..] {
         [pid] => Ok(pid),
         [] => Err(VmError::NoSuchName {
             name: name.to_owned(),
-            running: named.into_iter().map(|(_, name)| name).collect(),
+            running: named.into_iter().map(|(_, name, _)| name).collect(),
         }),
         _ => Err(VmError::AmbiguousName {
             name: name.to_owned(),

@@ -3,11 +3,12 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
+use plimsoll_vm::{AllowedUsers, Listener, PeerSocket};
 use serde_json::{Value, json};
 
 /// How a command is answered.
@@ -79,6 +80,11 @@ impl Monitor {
         }
     }
 
+    /// Its socket, at which processes of this user may listen.
+    pub fn peer(&self) -> PeerSocket {
+        peer(&self.socket)
+    }
+
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -94,6 +100,15 @@ impl Monitor {
         let told = state.commands.iter().filter(|(name, _)| name == "balloon");
         told.map(|(_, arguments)| arguments["value"].as_u64().unwrap())
             .collect()
+    }
+}
+
+/// A socket at which processes of this user may listen.
+pub fn peer(path: &Path) -> PeerSocket {
+    PeerSocket {
+        path: path.to_owned(),
+        root: None,
+        listener: Listener::Users(AllowedUsers::default()),
     }
 }
 
