@@ -16,6 +16,7 @@ use std::time::Duration;
 use plimsoll_flow::TraceMethod;
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_vm::AllowedUsers;
 use wildmatch::WildMatch;
 
 pub use error::ConfigError;
@@ -64,6 +65,8 @@ pub struct Config {
     pub libvirt: Option<String>,
     /// Socket of the shared page store, which gets the memory of self-ballooning VMs; `None` without.
     pub store: Option<PathBuf>,
+    /// Users whose processes can be VMs of this host; by default root and libvirt's users.
+    pub users: AllowedUsers,
     /// Rules for VMs; each setting comes from the first matching rule that has it.
     pub vms: Vec<VmRule>,
 }
@@ -147,6 +150,8 @@ pub struct TlsSettings {
 pub struct VmRule {
     /// Glob over names: `web-*`.
     pub name: String,
+    /// UUID of the one VM that it is for, in lower case; `None` for VMs of any.
+    pub uuid: Option<String>,
     /// Whether the daemon may change their memory.
     pub managed: Option<bool>,
     /// Minimum size.
@@ -200,6 +205,7 @@ impl Default for Config {
             },
             libvirt: None,
             store: None,
+            users: AllowedUsers::default(),
             vms: Vec::new(),
         }
     }
@@ -225,14 +231,15 @@ impl Config {
         Ok((keys::read(&files)?, notes))
     }
 
-    /// The settings of the VM called `vm`: each from the first matching rule that has it.
+    /// The settings of the VM called `vm`, of this UUID if it has one: each from the first matching rule that has it.
     ///
     /// If different rules give a minimum above the maximum, the minimum wins, because it is a guarantee.
     #[must_use]
-    pub fn settings_for(&self, vm: &str) -> VmRule {
+    pub fn settings_for(&self, vm: &str, uuid: Option<&str>) -> VmRule {
         let mut merged = VmRule::for_name(vm);
         for rule in &self.vms {
-            if !WildMatch::new(&rule.name).matches(vm) {
+            let is_of_uuid = rule.uuid.as_deref().is_none_or(|its| uuid == Some(its));
+            if !is_of_uuid || !WildMatch::new(&rule.name).matches(vm) {
                 continue;
             }
             merged.managed = merged.managed.or(rule.managed);
@@ -279,6 +286,7 @@ impl Config {
             ),
             ("libvirt.uri", self.libvirt != new.libvirt),
             ("store.socket", self.store != new.store),
+            ("hosts.users", self.users != new.users),
         ];
         let changed = keys.into_iter().filter(|(_, differs)| *differs);
         changed.map(|(key, _)| key).collect()
@@ -291,6 +299,7 @@ impl VmRule {
     pub fn for_name(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            uuid: None,
             managed: None,
             min_bytes: None,
             max_bytes: None,

@@ -1,13 +1,15 @@
 //! Misses and curve of a VM's disk: a thread that periodically queries the disk daemon.
 
-use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_protocol::disk_admin;
+use plimsoll_actuator::ask_disk_daemon;
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::disk_admin::Request;
 use plimsoll_protocol::vm::CurveSource;
+use plimsoll_vm::PeerSocket;
 
 use crate::clock::unix_ms;
 use crate::host::{Feed, FeedReport, ObservedCurve};
@@ -35,17 +37,18 @@ struct Read {
 impl DiskFeed {
     /// Asks at `socket` from one `interval` to the next.
     #[must_use]
-    pub fn new(socket: PathBuf, interval: Duration) -> Self {
+    pub fn new(socket: PeerSocket, interval: Duration) -> Self {
         let read = Arc::new(Mutex::new(Read::default()));
         let (end, ended) = mpsc::channel();
         let its = Arc::clone(&read);
         let ask = move || {
             loop {
-                let answer = disk_admin::curve(&socket, ANSWER_MAX);
+                let answer =
+                    ask_disk_daemon::<Option<CurveJson>>(&socket, Request::Curve, ANSWER_MAX);
                 let mut read = its.lock().unwrap_or_else(PoisonError::into_inner);
                 match answer {
                     // Its counts begin anew when the guest's memory changes: what was true before is not any more.
-                    Ok(curve) => {
+                    Ok((curve, _)) => {
                         let curve = curve.as_ref().map(ObservedCurve::read).transpose();
                         read.error = curve
                             .as_ref()

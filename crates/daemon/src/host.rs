@@ -6,6 +6,7 @@ use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
+use plimsoll_vm::ProcessId;
 
 use crate::clock::unix_ms;
 use crate::config::{Config, VmRule};
@@ -17,12 +18,27 @@ pub struct DiscoveredVm {
     pub vm: String,
     /// Its process.
     pub pid: u32,
+    /// Start of that process, in clock ticks since boot: a number may be used again.
+    pub start_ticks: u64,
+    /// Its UUID, if it has one.
+    pub uuid: Option<String>,
     /// `kvm` or `tcg`, if known.
     pub accelerator: Option<String>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
     /// Its RAM as it was started.
     pub ram_bytes: u64,
+}
+
+impl DiscoveredVm {
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> ProcessId {
+        ProcessId {
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+        }
+    }
 }
 
 /// What a VM is moved and known by.

@@ -1,9 +1,10 @@
 //! The host that this daemon runs on: QEMU processes, those that libvirt manages among them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_actuator::registry::open;
@@ -11,9 +12,10 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
-use plimsoll_vm::{HostMemory, QemuVm, qemu_pids, start_time};
+use plimsoll_vm::{AllowedUsers, HostMemory, Listener, PeerSocket, QemuVm};
 
 use crate::config::{Config, VmRule};
+use crate::discovery::{Discovered, Discovery, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::host::{DiscoveredVm, Feed, Host, VmHandles};
 use crate::moves::chain;
@@ -31,14 +33,17 @@ const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// QEMU processes of this host.
 #[derive(Debug)]
 pub struct QemuHost {
-    /// By process id and start: a number may be used again.
-    known: BTreeMap<(u32, u64), QemuVm>,
+    discovery: Discovery,
+    /// VMs of the last call.
+    known: Vec<Arc<QemuVm>>,
+    users: AllowedUsers,
     store: Option<Box<dyn MemoryPart>>,
     dry_run: bool,
 }
 
 impl QemuHost {
-    /// Looks at this host, with the page store of the configuration. With `dry_run` nothing is ever moved.
+    /// Begins to discover the VMs of this host, with the page store of the configuration. With `dry_run` nothing is ever
+    /// moved.
     #[must_use]
     pub fn new(config: &Config, dry_run: bool) -> Self {
         let endpoints = Endpoints {
@@ -47,8 +52,13 @@ impl QemuHost {
             dry_run,
             ..Endpoints::default()
         };
+        let users = config.users.clone();
         Self {
-            known: BTreeMap::new(),
+            discovery: Discovery::begin(HostProcesses {
+                users: users.clone(),
+            }),
+            known: Vec::new(),
+            users,
             store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
         }
@@ -57,51 +67,30 @@ impl QemuHost {
 
 impl Host for QemuHost {
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
-        let mut warnings = Vec::new();
-        let pids = qemu_pids().unwrap_or_else(|error| {
-            // Those that are known and still run have not ended by that.
-            warnings.push(format!("VMs cannot be discovered: {error}"));
-            self.known.keys().map(|(pid, _)| *pid).collect()
-        });
-        let mut here = BTreeMap::new();
-        for pid in pids {
-            let Some(started) = start_time(pid) else {
-                continue;
-            };
-            let vm = match self.known.remove(&(pid, started)) {
-                Some(vm) => vm,
-                None => match QemuVm::of_pid(pid) {
-                    // One that has just been started has not mapped its RAM yet.
-                    Ok(vm) if vm.ram.is_empty() || vm.vcpus.is_empty() => {
-                        warnings.push(format!(
-                            "process {pid} ({}) has no guest RAM that could be watched, or no vCPUs (yet)",
-                            vm.id
-                        ));
-                        continue;
-                    }
-                    Ok(vm) => vm,
-                    Err(error) => {
-                        warnings.push(format!("process {pid}: {error}"));
-                        continue;
-                    }
-                },
-            };
-            here.insert((pid, started), vm);
-        }
-        self.known = here;
+        let Discovered {
+            vms, mut warnings, ..
+        } = self.discovery.last();
+        self.known = vms;
+        self.known.retain(|vm| vm.process().is_there());
         // A name is the process's own word: who had it first keeps it.
-        let mut by_start: Vec<_> = self.known.iter().collect();
-        by_start.sort_by_key(|((pid, started), _)| (*started, *pid));
         let mut taken = BTreeSet::new();
-        let found = by_start.into_iter().map(|(_, vm)| {
+        let found = self.known.iter().map(|vm| {
             let first = taken.insert(vm.id.0.as_str());
+            let name = if first {
+                vm.id.0.clone()
+            } else {
+                let name = format!("{}-{}", vm.id, vm.pid);
+                warnings.push(format!(
+                    "several VMs are named {:?}: process {} is called {name}",
+                    vm.id.0, vm.pid
+                ));
+                name
+            };
             DiscoveredVm {
-                vm: if first {
-                    vm.id.0.clone()
-                } else {
-                    format!("{}-{}", vm.id, vm.pid)
-                },
+                vm: name,
                 pid: vm.pid,
+                start_ticks: vm.start_ticks,
+                uuid: vm.uuid.clone(),
                 accelerator: vm.accelerator.map(|accelerator| accelerator.to_string()),
                 libvirt: is_libvirts(vm),
                 ram_bytes: vm.memory_bytes,
@@ -111,11 +100,14 @@ impl Host for QemuHost {
     }
 
     fn open(&mut self, found: &DiscoveredVm, rule: &VmRule, config: &Config) -> VmHandles {
-        let vm = self.known.values().find(|vm| vm.pid == found.pid);
-        let admin = rule
-            .disk_admin
-            .clone()
-            .or_else(|| vm.and_then(|vm| admin_socket(&found.vm, vm)));
+        let process = found.process();
+        let vm = self.known.iter().find(|vm| vm.process() == process);
+        let by_rule = rule.disk_admin.clone().map(|path| PeerSocket {
+            path,
+            root: None,
+            listener: Listener::Users(self.users.clone()),
+        });
+        let admin = by_rule.or_else(|| vm.and_then(|vm| admin_socket(&found.vm, vm)));
         let patience = u64::try_from(config.balloon_patience.as_millis()).unwrap_or(u64::MAX);
         let settings = BalloonSettings {
             patience: Patience {
@@ -128,7 +120,7 @@ impl Host for QemuHost {
             vm: VmId(found.vm.clone()),
             pid: found.pid,
             memory_bytes: found.ram_bytes,
-            qmp_socket: vm.and_then(|vm| vm.qmp_socket.clone()),
+            monitor: vm.and_then(|vm| vm.monitor_socket()),
             disk_admin: admin.clone(),
             libvirt_uri: config.libvirt.clone(),
             hcache: None,
@@ -149,7 +141,7 @@ impl Host for QemuHost {
         if config.trace.enabled {
             let program = config.trace.program.clone().unwrap_or_else(beside_us);
             feeds.push(Box::new(Tracer::new(
-                found.pid,
+                process,
                 found.ram_bytes,
                 program,
                 &config.trace,
@@ -187,22 +179,22 @@ fn is_libvirts(vm: &QemuVm) -> bool {
 
 /// The admin socket of the daemon under a VM's disk: where `plimsoll run` puts it, or beside the disks' sockets.
 ///
-/// What a process says of its name and its sockets is its own word: a socket counts only if it is the user's whose the process is.
-fn admin_socket(name: &str, vm: &QemuVm) -> Option<PathBuf> {
-    let plain = !name.contains('/') && name != "." && name != "..";
-    let made = plain.then(|| Path::new(FOLDER).join(name));
-    let folders = made
-        .as_deref()
-        .into_iter()
-        .chain(vm.sockets.iter().filter_map(|socket| socket.parent()));
+/// What a process says of its name and its sockets is its own word: a socket counts only if it is the user's whose the process
+/// is, and only processes of that user may listen at it.
+fn admin_socket(name: &str, vm: &QemuVm) -> Option<PeerSocket> {
     let owner = fs::metadata(format!("/proc/{}", vm.pid)).ok()?.uid();
-    let is_socket = |path: &PathBuf| {
-        fs::symlink_metadata(path)
-            .is_ok_and(|there| there.file_type().is_socket() && there.uid() == owner)
+    let beside = |folder: &Path, root| PeerSocket {
+        path: folder.join(ADMIN_SOCKET),
+        root,
+        listener: Listener::Users(AllowedUsers::of_ids([owner])),
     };
-    folders
-        .map(|folder| folder.join(ADMIN_SOCKET))
-        .find(is_socket)
+    let plain = !name.contains('/') && name != "." && name != "..";
+    let made = plain.then(|| beside(&Path::new(FOLDER).join(name), None));
+    let folders = vm.sockets.iter().filter_map(|socket| socket.parent());
+    let theirs = folders.map(|folder| beside(folder, Some(vm.process())));
+    made.into_iter()
+        .chain(theirs)
+        .find(|socket| socket.owner().is_ok_and(|user_id| user_id == owner))
 }
 
 /// The program `plimsoll` beside this one, else in the path.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::WorkingSet;
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
+use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clock::unix_ms;
@@ -67,7 +68,7 @@ struct Read {
 /// A tracer, started again when it ends.
 #[derive(Debug)]
 pub struct Tracer {
-    vm_pid: u32,
+    process: ProcessId,
     ram_bytes: u64,
     program: PathBuf,
     settings: TraceSettings,
@@ -83,12 +84,17 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Prepares to trace the VM of process `vm_pid`; the tracer starts at the first poll.
+    /// Prepares to trace the VM of `process`; the tracer starts at the first poll.
     #[must_use]
-    pub fn new(vm_pid: u32, ram_bytes: u64, program: PathBuf, settings: &TraceSettings) -> Self {
+    pub fn new(
+        process: ProcessId,
+        ram_bytes: u64,
+        program: PathBuf,
+        settings: &TraceSettings,
+    ) -> Self {
         let now = Instant::now();
         Self {
-            vm_pid,
+            process,
             ram_bytes,
             program,
             settings: settings.clone(),
@@ -106,7 +112,7 @@ impl Tracer {
     fn start(&mut self) -> io::Result<()> {
         let seconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
         let mut child = Command::new(&self.program)
-            .args(["attach", &self.vm_pid.to_string(), "-o", "json", "--curve"])
+            .args(["attach", &self.process.to_string(), "-o", "json", "--curve"])
             .args(["--window", &seconds(self.settings.window)])
             .args(["--period", &seconds(self.settings.period)])
             .args(["--budget", &self.settings.budget.to_string()])
@@ -383,13 +389,18 @@ mod tests {
         }
     }
 
+    const PROCESS: ProcessId = ProcessId {
+        pid: 4711,
+        start_ticks: 7,
+    };
+
     /// A tracer that is a shell script.
     fn scripted(script: &str) -> (tempfile::TempDir, Tracer) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("tracer");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let tracer = Tracer::new(4711, 128 << 20, program, &settings());
+        let tracer = Tracer::new(PROCESS, 128 << 20, program, &settings());
         (folder, tracer)
     }
 
@@ -523,7 +534,7 @@ mod tests {
             backend: TraceMethod::AccessedPageScans,
             ..settings()
         };
-        let mut tracer = Tracer::new(1, 1 << 20, "/no/such/program".into(), &scans);
+        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &scans);
         assert_eq!(tracer.source(), CurveSource::Scan);
         assert_eq!(
             tracer.seen().trace.unwrap().method,
@@ -591,7 +602,7 @@ mod tests {
 
     #[test]
     fn a_tracer_that_cannot_be_run_says_so() {
-        let mut tracer = Tracer::new(1, 1 << 20, "/no/such/program".into(), &settings());
+        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &settings());
         let seen = tracer.seen();
         let error = seen.trace.unwrap().error.unwrap();
         assert!(

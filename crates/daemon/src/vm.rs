@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, MemoryStatus, Progress, VmMemory};
+use plimsoll_actuator::{Absence, ActuatorError, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, Settings, TraceView};
@@ -74,6 +74,8 @@ pub struct Vm {
     pub broken: Option<String>,
     /// The size that a decision gave it.
     pub target_bytes: Option<u64>,
+    /// Sizes that were reported and are impossible.
+    pub refused_claims: u64,
     feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
     /// Losses of its tracer that history has seen.
@@ -113,6 +115,7 @@ impl Vm {
             warnings: Vec::new(),
             broken: None,
             target_bytes: None,
+            refused_claims: 0,
             feeds,
             counts: VecDeque::new(),
             lost_before: 0,
@@ -179,6 +182,10 @@ impl Vm {
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
         self.count(now);
         let failures = self.status.failures.iter();
+        let claims = failures
+            .clone()
+            .filter(|failure| matches!(failure, ActuatorError::Claim { .. }));
+        self.refused_claims += claims.count() as u64;
         self.warnings = failures.map(|failure| chain(failure)).collect();
         if matches!(
             self.status.direct.progress,

@@ -96,6 +96,9 @@ pub struct VmSummary {
     pub vm: String,
     /// Its QEMU process.
     pub pid: u32,
+    /// Its UUID; `null` if it has none.
+    #[serde(default)]
+    pub uuid: Option<String>,
     /// `kvm`, `tcg`; `null` if not known. What runs under TCG is emulated.
     pub accelerator: Option<String>,
     /// Whether libvirt manages it.
@@ -136,6 +139,9 @@ pub struct VmSummary {
     pub balloon: Option<BalloonView>,
     /// Its cache under the disk; `null` if it has none.
     pub cache: Option<CacheView>,
+    /// Sizes reported by it or by its disk daemon that the kernel rules out, and that were therefore not used.
+    #[serde(default)]
+    pub refused_claims: u64,
 }
 
 /// How the references behind a curve were observed.

@@ -82,7 +82,7 @@ impl CommandLine {
             let values = Values::parse(value);
             match option {
                 "name" => line.name = values.get("guest").or(values.implied()).map(Into::into),
-                "uuid" => line.uuid = uuid(value),
+                "uuid" => line.uuid = parse_uuid(value),
                 "m" => {
                     let size = values.get("size").or(values.implied());
                     line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
@@ -149,8 +149,9 @@ impl CommandLine {
     }
 }
 
-/// A UUID in its usual form, in lower case; all zeros are none.
-fn uuid(text: &str) -> Option<String> {
+/// A UUID in its usual form, in lower case; `None` for other text, and for zeros alone.
+#[must_use]
+pub fn parse_uuid(text: &str) -> Option<String> {
     let groups = text.split('-').map(str::len);
     let is_uuid = groups.eq([8, 4, 4, 4, 12])
         && text

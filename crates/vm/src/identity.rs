@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -95,17 +95,20 @@ impl AllowedUsers {
     /// which libvirt starts QEMU on Debian and on Fedora.
     pub const DEFAULT_NAMES: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
 
-    /// The users of these names or ids.
+    /// The users of these names or ids. A default name that this host does not have is passed over.
     ///
     /// # Errors
     ///
-    /// The first name that no user of this host has.
+    /// The first other name that no user of this host has.
     pub fn of_names<Name: AsRef<str>>(names: &[Name]) -> Result<Self, String> {
-        let id = |name: &Name| {
-            let name = name.as_ref();
-            id_of(name).ok_or_else(|| name.to_owned())
-        };
-        let ids = names.iter().map(id).collect::<Result<_, _>>()?;
+        let mut ids = BTreeSet::new();
+        for name in names.iter().map(AsRef::as_ref) {
+            match id_of(name) {
+                Some(id) => drop(ids.insert(id)),
+                None if Self::DEFAULT_NAMES.contains(&name) => {}
+                None => return Err(name.to_owned()),
+            }
+        }
         Ok(Self { ids })
     }
 
@@ -219,6 +222,24 @@ impl PeerSocket {
         }
     }
 
+    /// Returns the owner of the socket's file.
+    ///
+    /// # Errors
+    ///
+    /// There is no socket at the path, or no way to it.
+    pub fn owner(&self) -> io::Result<u32> {
+        match self.root {
+            Some(process) => Ok(fstat(&open_in_root(process, &self.path)?)?.st_uid),
+            None => {
+                let there = fs::symlink_metadata(&self.path)?;
+                match there.file_type().is_socket() {
+                    true => Ok(there.uid()),
+                    false => Err(no_socket()),
+                }
+            }
+        }
+    }
+
     /// Connects, and returns the process that listens. Takes at most `timeout`.
     ///
     /// # Errors
@@ -253,8 +274,9 @@ impl PeerSocket {
     }
 }
 
-/// Connects to a socket by its path in the file system of `process`, where links lead nowhere outside of it.
-fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+/// Opens a socket's file, not the socket, by its path in the file system of `process`, where links lead nowhere outside of
+/// it.
+fn open_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = open(
         format!("/proc/{}/root", process.pid),
@@ -272,12 +294,19 @@ fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Re
         Mode::empty(),
         resolve,
     )?;
-    if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is no socket",
-        ));
+    match FileType::from_raw_mode(fstat(&socket)?.st_mode) {
+        FileType::Socket => Ok(socket),
+        _ => Err(no_socket()),
     }
+}
+
+fn no_socket() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is no socket")
+}
+
+/// Connects to a socket by its path in the file system of `process`.
+fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let socket = open_in_root(process, path)?;
     // The very socket that was found, whatever has its name by now.
     let link = format!("/proc/self/fd/{}", socket.as_raw_fd());
     connect_within(Path::new(&link), timeout)

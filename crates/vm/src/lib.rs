@@ -30,7 +30,9 @@ mod qmp;
 
 pub use accelerator::{Accelerator, Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
-pub use command_line::{BackendKind, CommandLine, RamBackend, comma_words, escape_commas};
+pub use command_line::{
+    BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
+};
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory};

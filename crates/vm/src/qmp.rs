@@ -57,7 +57,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and ends the negotiation; every later command is given `timeout` as well.
+    /// Connects and ends the negotiation within `timeout`; every later command is given as long.
     ///
     /// # Errors
     ///
@@ -111,7 +111,9 @@ impl Qmp {
                 what: "it does not greet".into(),
             });
         }
+        qmp.timeout = deadline.saturating_duration_since(Instant::now());
         qmp.execute("qmp_capabilities", Value::Null)?;
+        qmp.timeout = timeout;
         Ok(qmp)
     }
 

@@ -112,6 +112,8 @@ mod tests {
         });
         QemuVm {
             pid: 7,
+            start_ticks: 7,
+            uuid: None,
             id: VmId("web".to_owned()),
             accelerator: Some(Accelerator::Tcg),
             memory_bytes: 1 << 20,

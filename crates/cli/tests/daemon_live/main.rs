@@ -8,6 +8,7 @@
 mod acting;
 mod caches;
 mod faults;
+mod hostile;
 mod observing;
 mod rig;
 mod starts;

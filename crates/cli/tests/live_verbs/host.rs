@@ -44,6 +44,8 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
         vm: vm.to_owned(),
         pid: 1234,
         accelerator: Some("tcg".to_owned()),
+        uuid: None,
+        refused_claims: 0,
         libvirt: false,
         standing,
         why: why.to_owned(),

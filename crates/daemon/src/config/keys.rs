@@ -16,7 +16,7 @@ use super::file::File;
 use super::values::{
     ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, Checked, FROM_0_TO_1, FROM_0_TO_10, FilePath,
     Flag, FromCaches, OrAuto, OrNone, PolicyName, SearchName, ShareIn, Size, SocketPath, Text,
-    Time, Whole, Word,
+    Time, Users, Uuid, Whole, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
@@ -137,6 +137,9 @@ keys! {
     [libvirt, LibvirtKeys]: "a section: write [libvirt]" {
         uri: OrNone<Text> => all.config.libvirt,
     }
+    [hosts, HostsKeys]: "a section: write [hosts]" {
+        users: Users => all.config.users,
+    }
     [store, StoreKeys]: "a section: write [store]" {
         socket: OrNone<SocketPath> => all.config.store,
     }
@@ -146,6 +149,7 @@ keys! {
 #[serde(default, deny_unknown_fields, expecting = "rules, each headed [[vm]]")]
 struct VmKeys {
     name: Option<Checked<Text>>,
+    uuid: Option<Checked<Uuid>>,
     managed: Option<Checked<Flag>>,
     min: Option<Checked<Size<0, SIZE_MAX>>>,
     max: Option<Checked<Size<0, SIZE_MAX>>>,
@@ -338,12 +342,17 @@ fn contradiction(place: &str, key: &str, message: &str) -> ConfigError {
 impl VmKeys {
     /// The rule that these keys of the table at `place` make.
     fn rule(self, place: &str) -> Result<VmRule, ConfigError> {
-        let Some(name) = self.name else {
-            let message = "each rule needs a name, such as \"web-*\", or \"*\" for all VMs";
+        let name = self.name.map(|value| value.0);
+        let uuid = self.uuid.map(|value| value.0);
+        let name = name.or_else(|| uuid.as_ref().map(|_| "*".to_owned()));
+        let Some(name) = name else {
+            let message =
+                "each rule needs a name, such as \"web-*\", or \"*\" for all VMs, or a uuid";
             return Err(contradiction(place, "vm.name", message));
         };
         let rule = VmRule {
-            name: name.0,
+            name,
+            uuid,
             managed: self.managed.map(|value| value.0),
             min_bytes: self.min.map(|value| value.0),
             max_bytes: self.max.map(|value| value.0),

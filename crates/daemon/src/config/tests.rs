@@ -37,7 +37,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 40, "{in_force}");
+    assert_eq!(keys, 41, "{in_force}");
 }
 
 #[test]
@@ -93,8 +93,11 @@ fn every_key_is_taken() {
         uri = "qemu:///system"
         [store]
         socket = "/run/hcache"
+        [hosts]
+        users = ["root", "4711"]
         [[vm]]
         name = "web-*"
+        uuid = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
         managed = false
         min = "1G"
         max = "2G"
@@ -153,8 +156,10 @@ fn every_key_is_taken() {
         },
         libvirt: Some("qemu:///system".into()),
         store: Some("/run/hcache".into()),
+        users: AllowedUsers::of_ids([0, 4711]),
         vms: vec![VmRule {
             name: "web-*".into(),
+            uuid: Some("c7a5fdbd-edaf-9455-926a-d65c16db1809".into()),
             managed: Some(false),
             min_bytes: Some(1 << 30),
             max_bytes: Some(2 << 30),
@@ -181,7 +186,8 @@ fn every_key_is_taken() {
             "[trace]",
             "balloon.patience",
             "libvirt.uri",
-            "store.socket"
+            "store.socket",
+            "hosts.users"
         ]
     );
     assert!(config.changes_needing_restart(&config).is_empty());
@@ -405,7 +411,7 @@ fn the_first_rule_that_has_a_setting_decides_it() {
     )
     .unwrap();
     let of = |name: &str| {
-        let rule = config.settings_for(name);
+        let rule = config.settings_for(name, None);
         assert_eq!(rule.name, name);
         (rule.shares, rule.max_loss, rule.managed, rule.max_bytes)
     };
@@ -419,7 +425,7 @@ fn the_first_rule_that_has_a_setting_decides_it() {
         (Some(5), Some(0.05), Some(true), Some(2 << 30))
     );
     assert_eq!(of("db"), (Some(1), Some(0.25), Some(true), Some(2 << 30)));
-    let none = Config::default().settings_for("db");
+    let none = Config::default().settings_for("db", None);
     assert_eq!(none, VmRule::for_name("db"));
 }
 
@@ -473,4 +479,29 @@ fn only_a_file_that_was_asked_for_must_be_there() {
     assert!(error.contains("at most 1024 KiB"), "{error}");
     fs::write(&path, [0xff, 0xfe]).unwrap();
     assert!(Config::load(Some(&path)).is_err());
+}
+
+#[test]
+fn a_rule_of_a_uuid_is_for_that_vm_alone() {
+    const WEB: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+    let text = format!("[[vm]]\nuuid = \"{}\"\nshares = 7\n", WEB.to_uppercase());
+    let config = read(&text).unwrap();
+    let shares = |uuid| config.settings_for("web", uuid).shares;
+    assert_eq!(shares(Some(WEB)), Some(7));
+    assert_eq!(shares(None), None);
+    assert_eq!(shares(Some("c7a5fdbd-edaf-9455-926a-d65c16db1800")), None);
+    let error = read("[[vm]]\nuuid = \"web\"\n").unwrap_err().to_string();
+    assert!(error.contains("expected a UUID"), "{error}");
+}
+
+#[test]
+fn users_are_those_of_this_host() {
+    let config = read("[hosts]\nusers = [\"root\", \"4711\"]\n").unwrap();
+    assert!(config.users.contains(4711));
+    assert!(!config.users.contains(4712));
+    for wrong in ["[\"no such user here\"]", "\"root\"", "[[]]", "[1]"] {
+        let error = read(&format!("[hosts]\nusers = {wrong}\n"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("hosts.users"), "{error}");
+    }
 }

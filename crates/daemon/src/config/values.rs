@@ -11,7 +11,8 @@ use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use plimsoll_vm::AllowedUsers;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 /// A value as it is written.
 #[derive(Clone, Copy)]
@@ -20,6 +21,7 @@ pub(super) enum Written<'a> {
     Whole(u64),
     Float(f64),
     Flag(bool),
+    List(&'a [String]),
     Other,
 }
 
@@ -58,7 +60,7 @@ impl<'de, K: Kind> Deserialize<'de> for Checked<K> {
 
 struct KindVisitor<K>(PhantomData<K>);
 
-impl<K: Kind> Visitor<'_> for KindVisitor<K> {
+impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
     type Value = Option<K::Value>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,6 +83,14 @@ impl<K: Kind> Visitor<'_> for KindVisitor<K> {
 
     fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
         Ok(K::of(Written::Float(number)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut words = Vec::new();
+        while let Some(word) = list.next_element()? {
+            words.push(word);
+        }
+        Ok(K::of(Written::List(&words)))
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<Self::Value, E> {
@@ -123,6 +133,39 @@ impl Kind for Flag {
             Written::Flag(flag) => Some(flag),
             _ => None,
         }
+    }
+}
+
+/// Users of this host, by name or id.
+pub(super) struct Users;
+
+impl Kind for Users {
+    type Value = AllowedUsers;
+
+    fn expected() -> String {
+        "a list of users of this host, such as [\"root\", \"libvirt-qemu\", \"1001\"]".into()
+    }
+
+    fn of(written: Written<'_>) -> Option<AllowedUsers> {
+        match written {
+            Written::List(names) => AllowedUsers::of_names(names).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// The UUID of a VM.
+pub(super) struct Uuid;
+
+impl Kind for Uuid {
+    type Value = String;
+
+    fn expected() -> String {
+        "a UUID, such as \"c7a5fdbd-edaf-9455-926a-d65c16db1809\"".into()
+    }
+
+    fn of(written: Written<'_>) -> Option<String> {
+        written.text().and_then(plimsoll_vm::parse_uuid)
     }
 }
 

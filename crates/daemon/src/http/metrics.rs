@@ -97,6 +97,8 @@ const VM_COUNTERS: &[OfVm] = families! { vm =>
     vm_cache_read_blocks: vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
         "Blocks read through the cache under its disk.";
     vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Of them, from the cache.";
+    vm_refused_claims: Some(float(vm.refused_claims)),
+        "Sizes reported by it or its disk daemon that the kernel rules out.";
 };
 
 const TRACE_GAUGES: &[OfTrace] = families! { t =>

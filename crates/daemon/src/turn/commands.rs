@@ -290,7 +290,7 @@ impl<H: Host> Turns<H> {
         let was_acting = self.config.mode == Mode::Act;
         self.config = new;
         for (name, vm) in &mut self.vms {
-            vm.rule = self.config.settings_for(name);
+            vm.rule = self.config.settings_for(name, vm.found.uuid.as_deref());
         }
         let stopped = was_acting && self.config.mode != Mode::Act;
         if stopped || self.vms.values().map(Vm::settings).ne(before) {

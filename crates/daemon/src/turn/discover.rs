@@ -18,7 +18,7 @@ impl<H: Host> Turns<H> {
             .filter(|(name, vm)| {
                 !found
                     .iter()
-                    .any(|found| found.vm == **name && found.pid == vm.found.pid)
+                    .any(|found| found.vm == **name && found.process() == vm.found.process())
             })
             .map(|(name, _)| name.clone())
             .collect();
@@ -35,7 +35,7 @@ impl<H: Host> Turns<H> {
     }
 
     pub(super) fn add_vm(&mut self, found: DiscoveredVm) {
-        let rule = self.config.settings_for(&found.vm);
+        let rule = self.config.settings_for(&found.vm, found.uuid.as_deref());
         let change = self.history.settings(&found.vm);
         let first = self.history.baseline(&found.vm);
         let opened = self.host.open(&found, &rule, &self.config);

@@ -41,6 +41,7 @@ impl<H: Host> Turns<H> {
         VmSummary {
             vm: name.to_owned(),
             pid: vm.found.pid,
+            uuid: vm.found.uuid.clone(),
             accelerator: vm.found.accelerator.clone(),
             libvirt: vm.found.libvirt,
             standing,
@@ -67,6 +68,7 @@ impl<H: Host> Turns<H> {
             trace: vm.trace.clone(),
             balloon: balloon_view(vm),
             cache: cache_view(vm),
+            refused_claims: vm.refused_claims,
         }
     }
 

@@ -265,6 +265,8 @@ impl Guest {
             vm: self.vm.to_owned(),
             pid: 4000 + self.direct_mib + self.cache_mib / 64,
             accelerator: Some(self.accelerator.to_owned()),
+            uuid: None,
+            refused_claims: 0,
             libvirt: false,
             standing,
             why,

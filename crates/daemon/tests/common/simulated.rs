@@ -37,6 +37,8 @@ pub enum Follows {
 pub struct SimulatedVm {
     /// Its process, which distinguishes it from an earlier VM of the same name.
     pub pid: u32,
+    /// Start of that process: a number may be used again.
+    pub start_ticks: u64,
     /// Its RAM.
     pub ram_bytes: u64,
     /// Memory of its own.
@@ -65,6 +67,7 @@ impl SimulatedVm {
     pub fn new(pid: u32, ram_bytes: u64, truth: MissRatioCurve) -> Self {
         Self {
             pid,
+            start_ticks: 0,
             ram_bytes,
             direct_bytes: ram_bytes,
             cache_bytes: None,
@@ -235,6 +238,8 @@ impl Host for SimulatedHost {
         let found = inner.vms.iter().map(|(name, vm)| DiscoveredVm {
             vm: name.clone(),
             pid: vm.pid,
+            start_ticks: vm.start_ticks,
+            uuid: None,
             accelerator: Some("tcg".to_owned()),
             libvirt: false,
             ram_bytes: vm.ram_bytes,

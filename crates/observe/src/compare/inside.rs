@@ -4,12 +4,12 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use plimsoll_flow::PageSize;
-use plimsoll_vm::{ConsoleEvent, GuestAgent, GuestStats, KernelMemory, QemuVm, Qmp};
+use plimsoll_vm::{ConsoleEvent, GuestAgent, GuestStats, KernelMemory, PeerSocket, QemuVm, Qmp};
 
 use super::{Answer, Figure, Method, POLL, Subject};
 
@@ -126,7 +126,7 @@ pub(super) fn kernel_memory_past(
 ///
 /// A monitor serves one client at a time, so no connection is kept between queries.
 pub(super) struct BalloonStats {
-    socket: PathBuf,
+    socket: PeerSocket,
     path: String,
     interval_before_s: u64,
 }
@@ -135,14 +135,14 @@ impl BalloonStats {
     /// Finds the balloon and has the guest report statistics often enough.
     pub(super) fn of(vm: &QemuVm) -> anyhow::Result<Self> {
         let socket = monitor_of(vm)?;
-        let mut qmp = Qmp::connect(socket, PATIENCE)?;
+        let mut qmp = Qmp::connect_to(&socket, PATIENCE)?;
         let path = qmp.find_balloon()?.context("the VM has no balloon")?;
         let interval_before_s = qmp.stats_interval_s(&path)?;
         if interval_before_s == 0 || interval_before_s > STATS_INTERVAL_S {
             qmp.set_stats_interval_s(&path, STATS_INTERVAL_S)?;
         }
         Ok(Self {
-            socket: socket.to_owned(),
+            socket,
             path,
             interval_before_s,
         })
@@ -150,14 +150,14 @@ impl BalloonStats {
 
     /// Size of the VM, in bytes.
     fn size(&self) -> anyhow::Result<u64> {
-        Ok(Qmp::connect(&self.socket, PATIENCE)?.balloon_actual_bytes()?)
+        Ok(Qmp::connect_to(&self.socket, PATIENCE)?.balloon_actual_bytes()?)
     }
 
     /// Waits for statistics that are less than two intervals old.
     pub(super) fn stats(&self) -> anyhow::Result<GuestStats> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let stats = Qmp::connect(&self.socket, PATIENCE)?.guest_stats(&self.path)?;
+            let stats = Qmp::connect_to(&self.socket, PATIENCE)?.guest_stats(&self.path)?;
             match stats {
                 Some(stats) if stats.age_s <= 2 * STATS_INTERVAL_S => return Ok(stats),
                 stats if Instant::now() >= deadline => bail!(
@@ -173,14 +173,14 @@ impl BalloonStats {
 impl Drop for BalloonStats {
     fn drop(&mut self) {
         // A monitor that is gone polls nobody any more.
-        let _ = Qmp::connect(&self.socket, PATIENCE)
+        let _ = Qmp::connect_to(&self.socket, PATIENCE)
             .and_then(|mut qmp| qmp.set_stats_interval_s(&self.path, self.interval_before_s));
     }
 }
 
 /// The monitor socket of a VM.
-pub(super) fn monitor_of(vm: &QemuVm) -> anyhow::Result<&Path> {
-    let socket = vm.qmp_socket.as_deref();
+pub(super) fn monitor_of(vm: &QemuVm) -> anyhow::Result<PeerSocket> {
+    let socket = vm.monitor_socket();
     socket.context("the VM has no monitor socket known by path")
 }
 

@@ -51,7 +51,7 @@ struct ShrunkVm {
 
 impl ShrunkVm {
     fn of(vm: &QemuVm) -> anyhow::Result<Self> {
-        let socket = monitor_of(vm)?.to_owned();
+        let socket = monitor_of(vm)?;
         let settings = BalloonSettings {
             timeout: PATIENCE,
             // The statistics are read, and their interval restored, by `BalloonStats`.

@@ -1,0 +1,410 @@
+//! Finds the VMs of this host in a thread of its own, so that no turn waits for a process.
+//!
+//! A process is inspected only after the kernel's account of it was checked ([`AllowedUsers::check`]). One that turns out to
+//! be no VM (yet) is inspected again after a pause that doubles, and a round takes up no process after its budget: hundreds
+//! of monitors that never answer delay the discovery of others by seconds, and turns not at all.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_vm::{AllowedUsers, ProcessId, QemuVm, VmError, qemu_pids};
+
+/// Pause between rounds.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Time of a round after which no further process is inspected.
+const BUDGET: Duration = Duration::from_secs(2);
+/// Processes inspected at a time: one whose monitor is silent delays few others.
+const INSPECTED_AT_ONCE: usize = 16;
+/// Time until a process is inspected again, first and at last.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(900), Duration::from_mins(1));
+/// Longest wait of the first turn for the first round.
+const FIRST_ROUND_MAX: Duration = Duration::from_millis(1500);
+/// Age of the last round from which discovery counts as hanging.
+const HANGS_AFTER: Duration = Duration::from_mins(1);
+/// Processes of one kind that are described singly; others are counted.
+const DESCRIBED: usize = 5;
+
+/// The processes of a host, as far as discovery needs them.
+pub trait Processes: Sync + Send + 'static {
+    /// Those that run a system emulator by their name.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be listed.
+    fn list(&self) -> Result<Vec<ProcessId>, VmError>;
+
+    /// Checks by the kernel's account alone whether it can be a VM.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    fn check(&self, process: ProcessId) -> Result<(), VmError>;
+
+    /// Describes it, which may take as long as its monitor takes.
+    ///
+    /// # Errors
+    ///
+    /// Why it is no VM.
+    fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError>;
+}
+
+/// The processes of this host.
+#[derive(Debug)]
+pub struct HostProcesses {
+    /// Users whose processes can be VMs.
+    pub users: AllowedUsers,
+}
+
+impl Processes for HostProcesses {
+    fn list(&self) -> Result<Vec<ProcessId>, VmError> {
+        let pids = qemu_pids()?.into_iter();
+        Ok(pids.filter_map(ProcessId::of_pid).collect())
+    }
+
+    fn check(&self, process: ProcessId) -> Result<(), VmError> {
+        self.users.check(process.pid)
+    }
+
+    fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
+        let vm = QemuVm::of_pid(process.pid)?;
+        match vm.process() == process {
+            true => Ok(vm),
+            false => Err(VmError::OtherProcess { pid: process.pid }),
+        }
+    }
+}
+
+/// Results of the last round.
+#[derive(Debug, Clone, Default)]
+pub struct Discovered {
+    /// VMs, in the order of their start.
+    pub vms: Vec<Arc<QemuVm>>,
+    /// What an operator should see.
+    pub warnings: Vec<String>,
+    /// End of the round; `None` before the first.
+    pub at: Option<Instant>,
+}
+
+/// The thread that discovers. Ends when dropped.
+#[derive(Debug)]
+pub struct Discovery {
+    shared: Arc<(Mutex<Discovered>, Condvar)>,
+    began: Instant,
+    _end: Sender<()>,
+}
+
+impl Discovery {
+    /// Begins to discover.
+    #[must_use]
+    pub fn begin(processes: impl Processes) -> Self {
+        let shared = Arc::new((Mutex::new(Discovered::default()), Condvar::new()));
+        let (end, ended) = mpsc::channel();
+        let its = Arc::clone(&shared);
+        let run = move || {
+            let mut rounds = Rounds::default();
+            loop {
+                let discovered = rounds.round(&processes);
+                *lock(&its.0) = discovered;
+                its.1.notify_all();
+                if ended.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("discovery".into()).spawn(run);
+        if let Err(error) = thread {
+            lock(&shared.0).warnings = vec![format!("VMs cannot be discovered: {error}")];
+        }
+        Self {
+            shared,
+            began: Instant::now(),
+            _end: end,
+        }
+    }
+
+    /// The results of the last round; waits a second at most for the first one.
+    #[must_use]
+    pub fn last(&self) -> Discovered {
+        let first = FIRST_ROUND_MAX.saturating_sub(self.began.elapsed());
+        let waiting = |discovered: &mut Discovered| discovered.at.is_none();
+        let waited = self
+            .shared
+            .1
+            .wait_timeout_while(lock(&self.shared.0), first, waiting);
+        let (discovered, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut discovered = discovered.clone();
+        let age = discovered.at.unwrap_or(self.began).elapsed();
+        if age > HANGS_AFTER {
+            let seconds = age.as_secs();
+            discovered.warnings.push(format!(
+                "VMs have not been discovered for {seconds} s: the inspection of a process hangs"
+            ));
+        }
+        discovered
+    }
+}
+
+fn lock(discovered: &Mutex<Discovered>) -> MutexGuard<'_, Discovered> {
+    // It is replaced as a whole.
+    discovered.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a process is not a VM (yet), and when it is inspected again.
+#[derive(Debug)]
+struct Pending {
+    why: String,
+    next: Instant,
+    pause: Duration,
+}
+
+/// What is kept from one round to the next.
+#[derive(Debug, Default)]
+struct Rounds {
+    known: BTreeMap<ProcessId, Arc<QemuVm>>,
+    pending: BTreeMap<ProcessId, Pending>,
+}
+
+impl Rounds {
+    fn round(&mut self, processes: &impl Processes) -> Discovered {
+        let began = Instant::now();
+        let mut warnings = Vec::new();
+        let mut refused = Vec::new();
+        match processes.list() {
+            Ok(list) => {
+                let mut here = Vec::new();
+                for process in list {
+                    match processes.check(process) {
+                        Ok(()) => here.push(process),
+                        Err(VmError::NoSuchProcess { .. }) => {}
+                        Err(error) => refused.push(error.to_string()),
+                    }
+                }
+                self.known.retain(|process, _| here.contains(process));
+                self.pending.retain(|process, _| here.contains(process));
+                self.inspect(processes, &here, began);
+            }
+            // Those that are known and still run have not ended by that.
+            Err(error) => warnings.push(format!("VMs cannot be discovered: {error}")),
+        }
+        let pending = self.pending.values();
+        let pending: Vec<_> = pending.map(|pending| pending.why.clone()).collect();
+        warnings.extend(some_of(
+            &pending,
+            "could not be inspected, or are no VMs (yet)",
+        ));
+        warnings.extend(some_of(&refused, "are no VMs of this host"));
+        let mut vms: Vec<_> = self.known.values().map(Arc::clone).collect();
+        vms.sort_by_key(|vm| (vm.start_ticks, vm.pid));
+        Discovered {
+            vms,
+            warnings,
+            at: Some(Instant::now()),
+        }
+    }
+
+    /// Inspects processes that are due, those with the shortest pause first, until the budget is spent.
+    fn inspect(&mut self, processes: &impl Processes, here: &[ProcessId], began: Instant) {
+        let mut due: Vec<_> = here
+            .iter()
+            .filter(|process| !self.known.contains_key(process))
+            .map(|process| (self.pending.get(process), *process))
+            .filter(|(pending, _)| pending.is_none_or(|pending| pending.next <= began))
+            .map(|(pending, process)| (pending.map(|pending| pending.pause), process))
+            .collect();
+        due.sort_unstable();
+        let workers = due.len().min(INSPECTED_AT_ONCE);
+        let due = Mutex::new(due.into_iter());
+        let described = Mutex::new(Vec::new());
+        let inspect = || {
+            while began.elapsed() < BUDGET {
+                let next = due.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((pause, process)) = next else {
+                    return;
+                };
+                let result = processes.describe(process);
+                let mut described = described.lock().unwrap_or_else(PoisonError::into_inner);
+                described.push((process, pause, result));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(inspect);
+            }
+        });
+        let described = described.into_inner();
+        for (process, pause, result) in described.unwrap_or_else(PoisonError::into_inner) {
+            self.pending.remove(&process);
+            let why = match result {
+                // One that has just been started has not mapped its RAM yet.
+                Ok(vm) if vm.ram.is_empty() || vm.vcpus.is_empty() => format!(
+                    "process {} ({}) has no guest RAM that could be watched, or no vCPUs (yet)",
+                    process.pid, vm.id
+                ),
+                Ok(vm) => {
+                    self.known.insert(process, Arc::new(vm));
+                    continue;
+                }
+                Err(VmError::NoSuchProcess { .. } | VmError::OtherProcess { .. }) => continue,
+                Err(error) => format!("process {}: {error}", process.pid),
+            };
+            let pause = pause.map_or(AGAIN.0, |pause| (pause * 2).min(AGAIN.1));
+            let pending = Pending {
+                why,
+                next: Instant::now() + pause,
+                pause,
+            };
+            self.pending.insert(process, pending);
+        }
+    }
+}
+
+/// The first of these warnings, and how many more there are.
+fn some_of(warnings: &[String], what: &str) -> Vec<String> {
+    let (first, rest) = warnings.split_at(warnings.len().min(DESCRIBED));
+    let mut some = first.to_vec();
+    if !rest.is_empty() {
+        some.push(format!("{} more processes {what}", rest.len()));
+    }
+    some
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_flow::{RamBacking, RamMapping, VmId};
+    use plimsoll_vm::Vcpu;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A host with one VM behind `silent` processes whose monitors answer nothing for so long.
+    struct Hostile {
+        silent: u32,
+        silence: Duration,
+        inspected: Arc<AtomicUsize>,
+    }
+
+    fn process(pid: u32) -> ProcessId {
+        ProcessId {
+            pid,
+            start_ticks: 7,
+        }
+    }
+
+    fn vm(process: ProcessId, vcpus: Vec<Vcpu>) -> QemuVm {
+        QemuVm {
+            pid: process.pid,
+            start_ticks: process.start_ticks,
+            uuid: None,
+            id: VmId(format!("vm{}", process.pid)),
+            accelerator: None,
+            memory_bytes: 1 << 20,
+            ram: vec![RamMapping {
+                address: 1 << 30,
+                len_bytes: 1 << 20,
+                file_offset_bytes: 0,
+                backing: RamBacking::SharedMemfd,
+            }],
+            vcpus,
+            qmp_socket: None,
+            agent_socket: None,
+            sockets: Vec::new(),
+        }
+    }
+
+    impl Processes for Hostile {
+        fn list(&self) -> Result<Vec<ProcessId>, VmError> {
+            Ok((1..=self.silent + 1).map(process).collect())
+        }
+
+        fn check(&self, _: ProcessId) -> Result<(), VmError> {
+            Ok(())
+        }
+
+        fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
+            self.inspected.fetch_add(1, Ordering::Relaxed);
+            let vcpu = Vcpu {
+                index: 0,
+                thread_id: 9,
+            };
+            if process.pid > self.silent {
+                return Ok(vm(process, vec![vcpu]));
+            }
+            thread::sleep(self.silence);
+            Ok(vm(process, Vec::new()))
+        }
+    }
+
+    #[test]
+    fn silent_monitors_are_tried_less_and_less_and_keep_no_round() {
+        let inspected = Arc::new(AtomicUsize::new(0));
+        let host = Hostile {
+            silent: 500,
+            silence: Duration::from_millis(100),
+            inspected: Arc::clone(&inspected),
+        };
+        let mut rounds = Rounds::default();
+        let mut longest = Duration::ZERO;
+        let mut found = 0;
+        for _ in 0..4 {
+            let began = Instant::now();
+            found = rounds.round(&host).vms.len();
+            longest = longest.max(began.elapsed());
+        }
+        assert_eq!(found, 1);
+        assert!(longest < BUDGET + Duration::from_secs(1), "{longest:?}");
+        let first = inspected.load(Ordering::Relaxed);
+        assert!(first >= 501, "{first}");
+        let pauses = rounds.pending.values().map(|pending| pending.pause);
+        assert!(pauses.max() > Some(AGAIN.0));
+        let shown = rounds.round(&host).warnings;
+        assert_eq!(shown.len(), DESCRIBED + 1, "{shown:?}");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_that_hangs() {
+        let host = Hostile {
+            silent: 500,
+            silence: Duration::from_secs(3),
+            inspected: Arc::default(),
+        };
+        let discovery = Discovery::begin(host);
+        let began = Instant::now();
+        for _ in 0..50 {
+            assert!(discovery.last().vms.is_empty());
+        }
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+
+    #[test]
+    fn a_process_of_the_same_number_is_another_one() {
+        struct Reused(Mutex<u64>);
+        impl Processes for Reused {
+            fn list(&self) -> Result<Vec<ProcessId>, VmError> {
+                let start_ticks = *self.0.lock().unwrap();
+                Ok(vec![ProcessId {
+                    pid: 1,
+                    start_ticks,
+                }])
+            }
+            fn check(&self, _: ProcessId) -> Result<(), VmError> {
+                Ok(())
+            }
+            fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
+                let vcpu = Vcpu {
+                    index: 0,
+                    thread_id: 9,
+                };
+                Ok(vm(process, vec![vcpu]))
+            }
+        }
+        let host = Reused(Mutex::new(1));
+        let mut rounds = Rounds::default();
+        assert_eq!(rounds.round(&host).vms[0].start_ticks, 1);
+        *host.0.lock().unwrap() = 2;
+        let vms = rounds.round(&host).vms;
+        assert_eq!((vms.len(), vms[0].start_ticks), (1, 2));
+    }
+}
