@@ -121,7 +121,7 @@ impl StoppedThread {
         let status = sys::wait_for_thread(self.tid)?;
         if !libc::WIFSTOPPED(status) {
             self.stopped = false;
-            return Err(io::Error::other("the thread ended"));
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let registers = sys::ptrace_registers(self.tid)?;
         if libc::WSTOPSIG(status) != libc::SIGTRAP

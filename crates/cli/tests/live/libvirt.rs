@@ -9,7 +9,7 @@ use plimsoll_rig::{PATIENCE, wait_for};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{ConsoleEvent, QemuVm};
 
-use crate::limits::UnitLimits;
+use crate::limits::{DeviceGroup, UnitLimits};
 use crate::rig::{Attach, Ground, Line, MIB, PLIMSOLL, ground, make_readable};
 
 const URI: &str = "qemu:///system";
@@ -25,6 +25,8 @@ struct Domain {
     name: String,
     vm: QemuVm,
     log: PathBuf,
+    /// The filter of devices that libvirt should have set, where it did not.
+    devices: Option<DeviceGroup>,
     _folder: tempfile::TempDir,
 }
 
@@ -60,12 +62,22 @@ impl Domain {
         fs::write(&file, description).unwrap();
         assert!(virsh(&["create", file.to_str().unwrap()]), "{name}");
         let vm = plimsoll_vm::find(&name).unwrap();
-        let domain = Self {
+        let mut domain = Self {
             name,
             vm,
             log,
+            devices: None,
             _folder: folder,
         };
+        if !domain.has_device_filter() {
+            // As in libvirt's cgroup_device_acl: null, zero, full, random, urandom, ptmx and pts, KVM.
+            let devices = ["1:3", "1:5", "1:7", "1:8", "1:9", "5:2", "136:*", "10:232"];
+            let rules = devices.map(|device| format!("c {device} rw"));
+            domain.devices = DeviceGroup::new(&domain.name, &rules);
+            if let Some(group) = &domain.devices {
+                group.take(domain.vm.pid);
+            }
+        }
         domain.until("its array", |event| {
             matches!(event, ConsoleEvent::Populated { .. })
         });
@@ -114,7 +126,18 @@ impl Domain {
         line.unwrap_or_default().trim().to_owned()
     }
 
-    /// Descriptors and mappings of the process, which tracing must leave as they were.
+    /// Whether a control group of the devices controller withholds devices from it.
+    fn has_device_filter(&self) -> bool {
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", self.vm.pid)).unwrap();
+        let mut groups = groups.lines();
+        let group = groups.find_map(|line| line.split_once(":devices:"));
+        group.is_some_and(|(_, group)| {
+            let list = fs::read_to_string(format!("/sys/fs/cgroup/devices{group}/devices.list"));
+            list.is_ok_and(|list| !list.starts_with("a "))
+        })
+    }
+
+    /// Descriptors of the process, which tracing must leave as they were.
     fn footprint(&self) -> Vec<String> {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.vm.pid)).unwrap();
         let fds = fds.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -189,6 +212,7 @@ fn vms_of_a_stock_libvirt_are_traced_within_the_units_limits() {
         assert_eq!(domain.status("Seccomp:"), "2");
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap();
         assert_ne!(of(&domain.vm.pid.to_string()), of("self"));
+        assert!(domain.devices.is_none() || domain.has_device_filter());
         domain.footprint()
     });
     let tracers = domains

@@ -85,7 +85,7 @@ fn setting(key: &str) -> &'static str {
 pub struct UnitLimits {
     /// Words before a command that put it under the limits.
     words: Vec<String>,
-    devices: Option<PathBuf>,
+    _devices: Option<DeviceGroup>,
     _folder: tempfile::TempDir,
 }
 
@@ -99,10 +99,10 @@ impl UnitLimits {
             .ok()?;
         assert_eq!(setting("SystemCallErrorNumber"), "EPERM");
         assert_eq!(setting("NoNewPrivileges"), "yes");
-        let devices = device_group();
+        let devices = DeviceGroup::new("unit", &devices_of_unit());
         let mut words = Vec::new();
         if let Some(group) = &devices {
-            let enter = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", group.display());
+            let enter = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", group.0.display());
             words.extend(["sh".to_owned(), "-c".to_owned(), enter, "sh".to_owned()]);
         }
         let capabilities = setting("CapabilityBoundingSet").split_ascii_whitespace();
@@ -115,7 +115,7 @@ impl UnitLimits {
         words.extend([program.display().to_string(), "1".to_owned(), filter]);
         Some(Self {
             words,
-            devices,
+            _devices: devices,
             _folder: folder,
         })
     }
@@ -132,15 +132,6 @@ impl UnitLimits {
         let mut command = self.command(program);
         let output = command.args(words).stderr(Stdio::inherit()).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
-    }
-}
-
-impl Drop for UnitLimits {
-    fn drop(&mut self) {
-        if let Some(group) = &self.devices {
-            // Its processes have ended; else it stays, which harms nothing.
-            let _ = fs::remove_dir(group);
-        }
     }
 }
 
@@ -162,32 +153,55 @@ fn filter_of_unit() -> Result<String, String> {
     Ok(allowed.collect::<Vec<_>>().join(","))
 }
 
-/// A new control group with the unit's device policy; `None` after saying why there is none.
-fn device_group() -> Option<PathBuf> {
+/// The rules of the unit's device policy.
+fn devices_of_unit() -> Vec<String> {
     // `closed` allows these of its own accord: systemd.resource-control(5).
     const PSEUDO_DEVICES: [&str; 6] = ["c 1:3", "c 1:5", "c 1:7", "c 1:8", "c 1:9", "c 5:0"];
     assert_eq!(setting("DevicePolicy"), "closed");
-    let group = PathBuf::from(format!(
-        "/sys/fs/cgroup/devices/plimsoll-{}",
-        std::process::id()
-    ));
-    if let Err(error) = fs::create_dir(&group) {
-        skip(
-            Lack::Root,
-            format_args!(
-                "the device policy is left out: {}: {error}",
-                group.display()
-            ),
-        );
-        return None;
-    }
     let (path, access) = setting("DeviceAllow").split_once(' ').unwrap();
     let device = fs::metadata(path).expect("the unit's device").rdev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    fs::write(group.join("devices.deny"), "a").unwrap();
     let pseudo = PSEUDO_DEVICES.iter().map(|device| format!("{device} rw"));
-    for rule in pseudo.chain([format!("c {major}:{minor} {access}")]) {
-        fs::write(group.join("devices.allow"), rule).unwrap();
+    pseudo
+        .chain([format!("c {major}:{minor} {access}")])
+        .collect()
+}
+
+/// A control group whose processes can open only some devices. Dropped, it is removed.
+#[derive(Debug)]
+pub struct DeviceGroup(PathBuf);
+
+impl DeviceGroup {
+    /// Makes one; `None` after saying why there is none.
+    pub fn new(name: &str, rules: &[String]) -> Option<Self> {
+        let name = format!("plimsoll-{name}-{}", std::process::id());
+        let path = Path::new("/sys/fs/cgroup/devices").join(name);
+        if let Err(error) = fs::create_dir(&path) {
+            skip(
+                Lack::Root,
+                format_args!(
+                    "a filter of devices is left out: {}: {error}",
+                    path.display()
+                ),
+            );
+            return None;
+        }
+        fs::write(path.join("devices.deny"), "a").unwrap();
+        for rule in rules {
+            fs::write(path.join("devices.allow"), rule).unwrap();
+        }
+        Some(Self(path))
     }
-    Some(group)
+
+    /// Moves a process into it.
+    pub fn take(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for DeviceGroup {
+    fn drop(&mut self) {
+        // Its processes have ended; else it stays, which harms nothing.
+        let _ = fs::remove_dir(&self.0);
+    }
 }
