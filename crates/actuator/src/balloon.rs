@@ -68,6 +68,10 @@ pub struct Balloon {
     settings: BalloonSettings,
     /// The VM's RAM.
     max_bytes: u64,
+    /// Whether the guest is to report statistics.
+    statistics: bool,
+    /// Whether their interval was set here, where there was none.
+    has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
     /// End of the pause after a monitor that did not answer, and its error.
@@ -83,6 +87,8 @@ impl Balloon {
             socket,
             settings,
             max_bytes: memory_bytes,
+            statistics: true,
+            has_set_interval: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
             quiet: None,
@@ -170,10 +176,11 @@ impl Balloon {
             return Ok(None);
         };
         let mut interval_s = qmp.within(deadline).stats_interval_s(&path)?;
-        if interval_s == 0 && self.settings.stats_interval_s > 0 {
+        if interval_s == 0 && self.statistics && self.settings.stats_interval_s > 0 {
             interval_s = self.settings.stats_interval_s;
             qmp.within(deadline)
                 .set_stats_interval_s(&path, interval_s)?;
+            self.has_set_interval = true;
         }
         let stats = qmp.within(deadline).guest_stats(&path)?;
         // Drivers report statistics when they start.
@@ -211,6 +218,25 @@ impl MemoryPart for Balloon {
     fn part(&self) -> Part {
         let max_bytes = Some(self.max_bytes);
         self.tracker.part(max_bytes, self.absence, Instant::now())
+    }
+
+    fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
+        self.statistics = wanted;
+        if wanted || !self.has_set_interval {
+            return Ok(());
+        }
+        self.has_set_interval = false;
+        let deadline = Instant::now() + self.settings.timeout;
+        let restored = self.connect(deadline).and_then(|mut qmp| {
+            match qmp.within(deadline).find_balloon()? {
+                Some(path) => qmp.within(deadline).set_stats_interval_s(&path, 0),
+                None => Ok(()),
+            }
+        });
+        restored.map_err(|source| ActuatorError::Query {
+            what: self.name(),
+            source: source.into(),
+        })
     }
 
     /// [`ActuatorError::Target`] for 0, or more than the VM's RAM. Setting a target again is harmless.

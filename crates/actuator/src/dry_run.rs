@@ -10,7 +10,9 @@ pub struct DryRun(Box<dyn MemoryPart>);
 impl DryRun {
     /// Observes `part`.
     #[must_use]
-    pub fn new(part: Box<dyn MemoryPart>) -> Self {
+    pub fn new(mut part: Box<dyn MemoryPart>) -> Self {
+        // Nothing was set yet that could fail to be restored.
+        let _ = part.want_statistics(false);
         Self(part)
     }
 }

@@ -59,6 +59,16 @@ pub trait MemoryPart: Debug + Send {
     /// Its size and progress by the last poll.
     fn part(&self) -> Part;
 
+    /// Whether the guest is to report statistics, where that has to be switched on; it is wanted at first. If it is not any
+    /// more, the interval is restored that was there before it was set here.
+    ///
+    /// # Errors
+    ///
+    /// The interval may still be the one that was set here.
+    fn want_statistics(&mut self, _wanted: bool) -> Result<(), ActuatorError> {
+        Ok(())
+    }
+
     /// Sets its target, in bytes.
     ///
     /// # Errors

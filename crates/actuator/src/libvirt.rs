@@ -265,6 +265,10 @@ pub struct Domain {
     max_bytes: u64,
     /// Interval of the guest's statistics, once that is known.
     interval_s: Option<u64>,
+    /// Whether the guest is to report statistics.
+    statistics: bool,
+    /// Whether their interval was set here.
+    has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
 }
@@ -280,6 +284,8 @@ impl Domain {
             settings,
             max_bytes: info.max_bytes,
             interval_s: None,
+            statistics: true,
+            has_set_interval: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
         }
@@ -324,6 +330,8 @@ impl Domain {
             self.tracker.see(self.max_bytes, now);
             return Ok(None);
         };
+        // RAM that was plugged raises the maximum.
+        self.max_bytes = self.max_bytes.max(actual_bytes);
         self.tracker.see(actual_bytes, now);
         let guest = stats.guest(interval_s);
         let silent = guest.is_none() && actual_bytes == self.max_bytes;
@@ -335,12 +343,16 @@ impl Domain {
     fn begin_stats(&mut self) -> Result<u64, VirshError> {
         let description = self.run(&["dumpxml"])?;
         let interval_s = match period_of(&description) {
-            0 if self.settings.stats_interval_s > 0 => {
+            0 if self.statistics && self.settings.stats_interval_s > 0 => {
                 let period = self.settings.stats_interval_s.to_string();
                 match self.run(&["dommemstat", "--period", &period, "--live"]) {
                     // A VM without a balloon has no statistics.
                     Err(VirshError::Failed { .. }) => 0,
-                    outcome => outcome.map(|_| self.settings.stats_interval_s)?,
+                    outcome => {
+                        outcome?;
+                        self.has_set_interval = true;
+                        self.settings.stats_interval_s
+                    }
                 }
             }
             period => period,
@@ -358,6 +370,22 @@ impl MemoryPart for Domain {
     fn part(&self) -> Part {
         let max_bytes = Some(self.max_bytes);
         self.tracker.part(max_bytes, self.absence, Instant::now())
+    }
+
+    fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
+        if self.statistics != wanted {
+            self.statistics = wanted;
+            self.interval_s = None;
+        }
+        if wanted || !self.has_set_interval {
+            return Ok(());
+        }
+        self.has_set_interval = false;
+        let outcome = self.run(&["dommemstat", "--period", "0", "--live"]);
+        outcome.map(drop).map_err(|source| ActuatorError::Query {
+            what: self.name(),
+            source: source.into(),
+        })
     }
 
     /// `virsh setmem --live`.

@@ -55,6 +55,15 @@ impl VmMemory {
         }
     }
 
+    /// Whether the guest is to report statistics; see [`MemoryPart::want_statistics`].
+    ///
+    /// # Errors
+    ///
+    /// Those of its own memory.
+    pub fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
+        self.direct.want_statistics(wanted)
+    }
+
     /// Sets the VM's own memory (RAM less balloon), rounded down to 4 KiB; the guest follows later.
     ///
     /// # Errors

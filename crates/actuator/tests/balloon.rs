@@ -305,6 +305,25 @@ fn statistics_have_an_age() {
 }
 
 #[test]
+fn an_interval_is_set_only_where_it_is_wanted_and_restored() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    balloon.want_statistics(false).unwrap();
+    balloon.query().unwrap();
+    assert_eq!(monitor.state().interval_s, 0);
+    balloon.want_statistics(true).unwrap();
+    balloon.query().unwrap();
+    assert_eq!(monitor.state().interval_s, 2);
+    balloon.want_statistics(false).unwrap();
+    assert_eq!(monitor.state().interval_s, 0);
+    monitor.state().interval_s = 30;
+    balloon.want_statistics(true).unwrap();
+    balloon.query().unwrap();
+    balloon.want_statistics(false).unwrap();
+    assert_eq!(monitor.state().interval_s, 30);
+}
+
+#[test]
 fn an_interval_that_somebody_has_set_is_kept() {
     let monitor = Monitor::new();
     monitor.state().interval_s = 30;

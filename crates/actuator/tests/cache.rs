@@ -300,6 +300,7 @@ fn a_dry_run_moves_nothing() {
     assert_eq!((status.holding(), status.reserved()), (had, had));
     assert!(status.is_settled());
     assert_eq!(monitor.targets(), [0; 0]);
+    assert_eq!(monitor.state().interval_s, 0);
     assert_eq!(daemon.state().cache_bytes, 64 * MIB);
 }
 

@@ -1,6 +1,54 @@
-//! The time of day.
+//! The time of day, and the time since boot by which ages and time limits are measured.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A time by both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Time {
+    /// Since the host booted, suspension included: it never steps, so ages are differences of it.
+    pub since_boot: Duration,
+    /// Milliseconds since 1970, for people: it steps when the clock is set.
+    pub unix_ms: u64,
+}
+
+/// Where the time comes from.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Time + Send + Sync>);
+
+impl Clock {
+    /// A clock that `time` reads.
+    pub fn new(time: impl Fn() -> Time + Send + Sync + 'static) -> Self {
+        Self(Arc::new(time))
+    }
+
+    /// The clocks of this host.
+    #[must_use]
+    pub fn of_host() -> Self {
+        Self::new(|| {
+            let boot = clock_gettime(ClockId::Boottime);
+            Time {
+                since_boot: Duration::try_from(boot).unwrap_or_default(),
+                unix_ms: unix_ms(),
+            }
+        })
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.now().fmt(f)
+    }
+}
 
 /// Milliseconds since 1970; 0 before.
 #[must_use]

@@ -115,7 +115,7 @@ pub struct ServeSettings {
     pub group: Option<String>,
     /// The read-only socket; `None` without.
     pub read_only_socket: Option<PathBuf>,
-    /// Its group; `None` for all users.
+    /// Its group; `None` for that of the control socket, `everybody` for all users.
     pub read_only_group: Option<String>,
     /// TCP; `None` without.
     pub tcp: Option<TcpSettings>,

@@ -11,14 +11,14 @@ use plimsoll_protocol::disk_admin::Request;
 use plimsoll_protocol::vm::CurveSource;
 use plimsoll_vm::PeerSocket;
 
-use crate::clock::unix_ms;
+use crate::clock::Clock;
 use crate::host::{Feed, FeedReport, ObservedCurve};
 
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Age after which a curve that could not be renewed is discarded.
-const STALE_MS: u64 = 60_000;
+const STALE: Duration = Duration::from_mins(1);
 
 /// Asks a disk daemon for its curve.
 #[derive(Debug)]
@@ -31,13 +31,15 @@ pub struct DiskFeed {
 #[derive(Debug, Default)]
 struct Read {
     curve: Option<ObservedCurve>,
+    /// When the last answer came, since boot.
+    answered: Duration,
     error: Option<String>,
 }
 
 impl DiskFeed {
-    /// Asks at `socket` from one `interval` to the next.
+    /// Asks at `socket` from one `interval` to the next; `clock` measures the age of answers.
     #[must_use]
-    pub fn new(socket: PeerSocket, interval: Duration) -> Self {
+    pub fn new(socket: PeerSocket, interval: Duration, clock: Clock) -> Self {
         let read = Arc::new(Mutex::new(Read::default()));
         let (end, ended) = mpsc::channel();
         let its = Arc::clone(&read);
@@ -55,13 +57,12 @@ impl DiskFeed {
                             .err()
                             .map(|why| format!("invalid curve: {why}"));
                         read.curve = curve.ok().flatten();
+                        read.answered = clock.now().since_boot;
                     }
                     Err(error) => {
                         read.error = Some(error.to_string());
-                        let stale = |curve: &ObservedCurve| {
-                            unix_ms().saturating_sub(curve.unix_ms) > STALE_MS
-                        };
-                        if read.curve.as_ref().is_some_and(stale) {
+                        let age = clock.now().since_boot.saturating_sub(read.answered);
+                        if age > STALE {
                             read.curve = None;
                         }
                     }
@@ -101,5 +102,80 @@ impl Feed for DiskFeed {
     fn forget(&mut self) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         read.curve = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Instant;
+
+    use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
+    use plimsoll_protocol::SCHEMA;
+    use plimsoll_protocol::curve_json::CurveJson;
+    use plimsoll_vm::{AllowedUsers, Listener};
+
+    use crate::clock::Time;
+
+    /// A clock whose seconds since boot and whose time of day are set apart from each other.
+    fn set_clock() -> (Clock, Arc<AtomicU64>, Arc<AtomicU64>) {
+        let (boot_s, unix_ms) = (
+            Arc::new(AtomicU64::new(1000)),
+            Arc::new(AtomicU64::new(1 << 40)),
+        );
+        let (boot, unix) = (Arc::clone(&boot_s), Arc::clone(&unix_ms));
+        let clock = Clock::new(move || Time {
+            since_boot: Duration::from_secs(boot.load(Ordering::SeqCst)),
+            unix_ms: unix.load(Ordering::SeqCst),
+        });
+        (clock, boot_s, unix_ms)
+    }
+
+    fn until(feed: &mut DiskFeed, what: &str, is: impl Fn(&FeedReport) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is(&feed.seen()) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", feed.seen());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_step_of_the_time_of_day_keeps_no_curve_and_drops_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("admin.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let curve = MissRatioCurve::new(vec![CurvePoint::exact(PageCount(2), 0.5)], 9).unwrap();
+        let curve = CurveJson::new("a", PageSize::FOUR_KIB, None, &curve);
+        let answer = serde_json::json!({ "schema": SCHEMA, "result": curve });
+        thread::spawn(move || {
+            // Its first client is the last that it answers.
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream)
+                .read_line(&mut String::new())
+                .unwrap();
+            writeln!(stream, "{answer}").unwrap();
+        });
+        let (clock, boot_s, unix_ms) = set_clock();
+        let socket = PeerSocket {
+            path: path.clone(),
+            root: None,
+            listener: Listener::Users(AllowedUsers::default()),
+        };
+        let mut feed = DiskFeed::new(socket, Duration::from_millis(10), clock);
+        until(&mut feed, "the curve", |seen| seen.curve.is_some());
+        fs::remove_file(&path).unwrap();
+        until(&mut feed, "the error", |seen| seen.warning.is_some());
+        // An hour ahead: no second has passed.
+        unix_ms.fetch_add(3_600_000, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(100));
+        assert!(feed.seen().curve.is_some());
+        // Two hours back, while the curve grows old.
+        unix_ms.fetch_sub(7_200_000, Ordering::SeqCst);
+        boot_s.fetch_add(61, Ordering::SeqCst);
+        until(&mut feed, "no curve", |seen| seen.curve.is_none());
     }
 }

@@ -12,8 +12,10 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
+use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{AllowedUsers, HostMemory, Listener, PeerSocket, QemuVm};
 
+use crate::clock::Clock;
 use crate::config::{Config, VmRule};
 use crate::discovery::{Discovered, Discovery, HostProcesses};
 use crate::disk_feed::DiskFeed;
@@ -129,14 +131,16 @@ impl Host for QemuHost {
             dry_run: self.dry_run,
         };
         let mut failures = Vec::new();
-        let actuator = VmMemory::open(&endpoints, &mut failures);
+        let mut actuator = VmMemory::open(&endpoints, &mut failures);
+        // An observer changes nothing in a VM.
+        failures.extend(actuator.want_statistics(config.mode != Mode::Observe).err());
         for failure in &failures {
             tracing::warn!("VM {}: {}", found.vm, chain(failure));
         }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {
             let interval = config.turn_interval.min(CURVE_INTERVAL_MAX);
-            feeds.push(Box::new(DiskFeed::new(socket, interval)));
+            feeds.push(Box::new(DiskFeed::new(socket, interval, Clock::of_host())));
         }
         if config.trace.enabled {
             let program = config.trace.program.clone().unwrap_or_else(beside_us);

@@ -17,7 +17,7 @@ use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
 use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::clock::unix_ms;
+use crate::clock::{Clock, Time};
 use crate::config::TraceSettings;
 use crate::host::{Feed, FeedReport, ObservedCurve};
 use crate::vm::pages;
@@ -55,8 +55,10 @@ struct Read {
     overhead_ratio: f64,
     lost: u64,
     last_unix_ms: Option<u64>,
-    /// When the last line came.
+    /// When the last line came, for the supervision of the tracer.
     last: Option<Instant>,
+    /// The same since boot, for the age of what it printed.
+    last_since_boot: Option<Duration>,
     /// The beginning of the tracer's standard error.
     errors: String,
     /// Lines that could not be read.
@@ -72,6 +74,7 @@ pub struct Tracer {
     ram_bytes: u64,
     program: PathBuf,
     settings: TraceSettings,
+    clock: Clock,
     read: Arc<Mutex<Read>>,
     child: Option<Child>,
     /// Reads its standard error to the end.
@@ -98,6 +101,7 @@ impl Tracer {
             ram_bytes,
             program,
             settings: settings.clone(),
+            clock: Clock::of_host(),
             read: Arc::default(),
             child: None,
             errors: None,
@@ -125,10 +129,10 @@ impl Tracer {
         let lines = child.stdout.take();
         let said = child.stderr.take();
         self.child = Some(child);
-        let read = Arc::clone(&self.read);
+        let (read, clock) = (Arc::clone(&self.read), self.clock.clone());
         let reading = move || {
             if let Some(lines) = lines {
-                read_lines(BufReader::new(lines), &read);
+                read_lines(BufReader::new(lines), &read, &clock);
             }
         };
         let read = Arc::clone(&self.read);
@@ -267,9 +271,10 @@ impl Feed for Tracer {
         };
         // What a tracer said that has long been silent is not true any more.
         let reach = self.settings.window.max(self.settings.period * 3);
+        let now = self.clock.now().since_boot;
         let fresh = read
-            .last_unix_ms
-            .is_some_and(|at| u128::from(unix_ms().saturating_sub(at)) <= reach.as_millis());
+            .last_since_boot
+            .is_some_and(|at| now.saturating_sub(at) <= reach);
         FeedReport {
             curve: read.curve.clone().filter(|_| fresh),
             working_set: read.working_set.filter(|_| fresh),
@@ -302,7 +307,7 @@ fn lock(read: &Mutex<Read>) -> MutexGuard<'_, Read> {
 }
 
 /// Reads until the tracer ends; a line that cannot be read is counted.
-fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>) {
+fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>, clock: &Clock) {
     loop {
         let mut line = Vec::new();
         let got = lines
@@ -320,7 +325,7 @@ fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>) {
             continue;
         }
         match TracerLine::read(&line) {
-            Ok(TracerLine::Period(period)) => lock(read).take(*period),
+            Ok(TracerLine::Period(period)) => lock(read).take(*period, clock.now()),
             Ok(TracerLine::Final(_)) => {}
             Err(error) => lock(read).lose_line(error.to_string()),
         }
@@ -333,8 +338,8 @@ impl Read {
         self.lost_line_error = why;
     }
 
-    fn take(&mut self, line: PeriodLine) {
-        let now = unix_ms();
+    fn take(&mut self, line: PeriodLine, time: Time) {
+        let now = time.unix_ms;
         self.periods += 1;
         self.tracking_rate = line.tracking_rate;
         self.tracked_pages = line.tracked_pages;
@@ -344,6 +349,7 @@ impl Read {
         self.lost = self.lost.saturating_add(line.lost);
         self.last_unix_ms = Some(now);
         self.last = Some(Instant::now());
+        self.last_since_boot = Some(time.since_boot);
         let set = line.working_set_pages.zip(line.working_set_bound);
         self.working_set = set.map(|(count, bound)| WorkingSet {
             size: pages(count.saturating_mul(line.page_bytes)),
@@ -377,6 +383,7 @@ mod tests {
     use plimsoll_protocol::curve_json::CurveJson;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn settings() -> TraceSettings {
         TraceSettings {
@@ -414,6 +421,27 @@ mod tests {
             assert!(Instant::now() < deadline, "{seen:?}");
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    #[test]
+    fn a_step_of_the_time_of_day_keeps_no_working_set_and_drops_none() {
+        let line = period(|_| {});
+        let (_folder, mut tracer) = scripted(&format!("echo '{line}'; sleep 60"));
+        let (boot_s, unix_ms) = (
+            Arc::new(AtomicU64::new(1000)),
+            Arc::new(AtomicU64::new(1 << 40)),
+        );
+        let (boot, unix) = (Arc::clone(&boot_s), Arc::clone(&unix_ms));
+        tracer.clock = Clock::new(move || Time {
+            since_boot: Duration::from_secs(boot.load(Ordering::SeqCst)),
+            unix_ms: unix.load(Ordering::SeqCst),
+        });
+        until(&mut tracer, |seen| seen.working_set.is_some());
+        unix_ms.fetch_add(3_600_000, Ordering::SeqCst);
+        assert!(tracer.seen().working_set.is_some());
+        unix_ms.fetch_sub(7_200_000, Ordering::SeqCst);
+        boot_s.fetch_add(301, Ordering::SeqCst);
+        assert!(tracer.seen().working_set.is_none());
     }
 
     /// A period as `plimsoll attach` writes it.
@@ -519,7 +547,7 @@ mod tests {
             line.traps = 0;
             line.touches = Some(60);
         });
-        read_lines(format!("{line}\n").as_bytes(), &read);
+        read_lines(format!("{line}\n").as_bytes(), &read, &Clock::of_host());
         let read = lock(&read);
         let set = read.working_set.unwrap();
         assert_eq!(
@@ -617,7 +645,7 @@ mod tests {
         let size = usize::try_from(LINE_BYTES_MAX).unwrap() + 10;
         let mut text = vec![b'x'; size];
         text.extend(format!("\n{}\n{{\"schema\":1", period(|_| {})).into_bytes());
-        read_lines(&text[..], &read);
+        read_lines(&text[..], &read, &Clock::of_host());
         let read = lock(&read);
         assert_eq!((read.periods, read.lost_lines), (1, 2));
     }

@@ -76,6 +76,8 @@ pub struct Vm {
     pub target_bytes: Option<u64>,
     /// Sizes that were reported and are impossible.
     pub refused_claims: u64,
+    /// Its RAM that the baseline accounts for.
+    followed_ram_bytes: Option<u64>,
     feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
     /// Losses of its tracer that history has seen.
@@ -116,6 +118,7 @@ impl Vm {
             broken: None,
             target_bytes: None,
             refused_claims: 0,
+            followed_ram_bytes: None,
             feeds,
             counts: VecDeque::new(),
             lost_before: 0,
@@ -138,6 +141,27 @@ impl Vm {
         self.status.holding().bytes()
     }
 
+    /// Its RAM, with what was plugged since its start.
+    #[must_use]
+    pub fn ram_bytes(&self) -> u64 {
+        let now = self.status.direct.max_bytes.unwrap_or(0);
+        self.found.ram_bytes.max(now)
+    }
+
+    /// Follows RAM that was plugged or unplugged: the baseline changes with it. Returns whether it did.
+    pub fn follow_ram(&mut self) -> bool {
+        let ram_bytes = self.ram_bytes();
+        let before = self.followed_ram_bytes.replace(ram_bytes);
+        let Some(before) = before.filter(|before| *before != ram_bytes) else {
+            return false;
+        };
+        self.first_bytes = self
+            .first_bytes
+            .saturating_add(ram_bytes)
+            .saturating_sub(before);
+        true
+    }
+
     /// Whether its own memory can be changed.
     #[must_use]
     pub fn is_resizable(&self) -> bool {
@@ -158,7 +182,7 @@ impl Vm {
             .or(self.rule.baseline_bytes)
             .unwrap_or(self.first_bytes);
         let min = (baseline_bytes / MIN.0).max(MIN.1).min(baseline_bytes);
-        let max = self.found.ram_bytes.max(baseline_bytes);
+        let max = self.ram_bytes().max(baseline_bytes);
         Settings {
             min_bytes: change.min_bytes.or(self.rule.min_bytes).unwrap_or(min),
             max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),

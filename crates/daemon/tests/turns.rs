@@ -557,6 +557,57 @@ fn memory_is_accounted_for_at_every_moment() {
 }
 
 #[test]
+fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    rig.host.change("web", |vm| vm.direct_bytes = vm.ram_bytes);
+    rig.pass(100);
+    let before = rig.snapshot().host.memory.divided_bytes;
+    let settings = |rig: &Rig| {
+        let vms = rig.snapshot().host.vms.clone();
+        let vm = vms.into_iter().find(|vm| vm.vm == "web").unwrap();
+        (
+            vm.ram_bytes,
+            vm.settings.max_bytes,
+            vm.settings.baseline_bytes,
+        )
+    };
+    let (ram, max, baseline) = settings(&rig);
+    assert_eq!((ram, max), (1024 * MIB, 1024 * MIB));
+    rig.host.change("web", |vm| {
+        vm.ram_bytes += 256 * MIB;
+        vm.direct_bytes += 256 * MIB;
+    });
+    rig.pass(10);
+    assert_eq!(
+        settings(&rig),
+        (ram + 256 * MIB, max + 256 * MIB, baseline + 256 * MIB)
+    );
+    let divided = rig.snapshot().host.memory.divided_bytes;
+    assert_eq!(divided, before + 256 * MIB);
+    rig.pass(300);
+    assert_eq!(rig.mib("web"), 1280);
+    rig.host.change("web", |vm| vm.ram_bytes -= 256 * MIB);
+    rig.pass(10);
+    assert_eq!(settings(&rig), (ram, max, baseline));
+}
+
+#[test]
+fn a_process_id_that_is_used_again_is_another_vm() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("a target", |rig| {
+        let vms = &rig.snapshot().host.vms;
+        vms.iter()
+            .any(|vm| vm.vm == "web" && vm.target_bytes.is_some())
+    });
+    rig.host.change("web", |vm| vm.start_ticks += 1);
+    rig.pass(6);
+    let vms = rig.snapshot().host.vms.clone();
+    let web = vms.iter().find(|vm| vm.vm == "web").unwrap();
+    assert_eq!(web.target_bytes, None);
+}
+
+#[test]
 fn a_vm_nobody_may_move_keeps_what_it_has() {
     let mut config = config(Mode::Act);
     config.vms.insert(

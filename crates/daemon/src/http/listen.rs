@@ -124,31 +124,38 @@ pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), 
     let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
     let mut doors = Vec::new();
     let mut claims = Vec::new();
-    let mut add = |path: &Path, mode, group: Option<&str>| {
+    let mut add = |path: &Path, read_only, group: Option<&str>| {
+        let (mode, group) = match group {
+            Some(EVERYBODY) if read_only => (EVERYBODY_MODE, None),
+            group => (MODE, group),
+        };
         let (listener, claim) = open_unix(path, mode, group)?;
         claims.push(claim);
         doors.push(Door {
             listener: Listener::Unix(listener),
             access: Access {
-                read_only: mode == READ_ONLY_MODE,
+                read_only,
                 token: None,
                 way: Way::Unix,
             },
         });
         Ok(())
     };
-    add(&settings.socket, MODE, settings.group.as_deref())?;
+    let group = settings.group.as_deref();
+    add(&settings.socket, false, group)?;
     if let Some(path) = &settings.read_only_socket {
-        add(path, READ_ONLY_MODE, settings.read_only_group.as_deref())?;
+        add(path, true, settings.read_only_group.as_deref().or(group))?;
     }
     doors.extend(tcp);
     Ok((doors, claims))
 }
 
-/// Permissions of the socket for those who may change things.
+/// Permissions of a socket: for root and its group.
 const MODE: u32 = 0o660;
-/// Permissions of the read-only socket; not for others if it has a group.
-const READ_ONLY_MODE: u32 = 0o666;
+/// In the place of a group: the read-only socket is for all users.
+const EVERYBODY: &str = "everybody";
+/// Permissions of such a socket.
+const EVERYBODY_MODE: u32 = 0o666;
 
 fn open_unix(
     path: &Path,
@@ -181,7 +188,6 @@ fn open_unix(
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         chown(path, None, gid)?;
-        let mode = if gid.is_some() { mode & 0o660 } else { mode };
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         rustix::net::listen(&socket, BACKLOG)?;
         Ok(socket.into())

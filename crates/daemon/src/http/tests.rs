@@ -430,8 +430,11 @@ fn sockets_have_their_permissions_and_are_taken_over_only_from_the_dead() {
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(
         (mode(&socket(folder)), mode(&read_only(folder))),
-        (0o660, 0o666)
+        (0o660, 0o660)
     );
+    let open = Served::new(|settings| settings.read_only_group = Some("everybody".into()));
+    assert_eq!(mode(&read_only(open.folder.path())), 0o666);
+    assert_eq!(mode(&socket(open.folder.path())), 0o660);
     let begin = |settings: &ServeSettings| serve(example::shared().0, settings);
     let taken = begin(&settings(folder)).unwrap_err();
     assert!(

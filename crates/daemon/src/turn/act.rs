@@ -306,7 +306,23 @@ impl<H: Host> Turns<H> {
 
     pub(super) fn shut_down(&mut self) {
         self.stop("The daemon was shut down");
+        self.want_statistics(false);
         let _ = self.history.flush();
+    }
+}
+
+impl<H: Host> Turns<H> {
+    /// Has guests report statistics, or restores what was before. VMs are asked at once: a monitor may hang.
+    pub(super) fn want_statistics(&mut self, wanted: bool) {
+        std::thread::scope(|scope| {
+            for vm in self.vms.values_mut() {
+                scope.spawn(move || {
+                    if let Err(error) = vm.actuator.want_statistics(wanted) {
+                        tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
+                    }
+                });
+            }
+        });
     }
 }
 

@@ -288,7 +288,11 @@ impl<H: Host> Turns<H> {
         }
         let before: Vec<_> = self.vms.values().map(Vm::settings).collect();
         let was_acting = self.config.mode == Mode::Act;
+        let had = self.config.mode;
         self.config = new;
+        if had != self.config.mode {
+            self.want_statistics(self.config.mode != Mode::Observe);
+        }
         for (name, vm) in &mut self.vms {
             vm.rule = self.config.settings_for(name, vm.found.uuid.as_deref());
         }

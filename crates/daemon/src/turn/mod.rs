@@ -255,6 +255,14 @@ impl<H: Host> Turns<H> {
                 vm.first_is_kept = true;
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
             }
+            if vm.is_known() && vm.follow_ram() {
+                tracing::info!(
+                    vm = vm.found.vm,
+                    "its RAM changed to {} bytes",
+                    vm.ram_bytes()
+                );
+                let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
+            }
         }
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {

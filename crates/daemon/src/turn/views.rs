@@ -46,7 +46,7 @@ impl<H: Host> Turns<H> {
             libvirt: vm.found.libvirt,
             standing,
             why,
-            ram_bytes: vm.found.ram_bytes,
+            ram_bytes: vm.ram_bytes(),
             direct_bytes: holding.direct_bytes,
             cache_bytes: holding.cache_bytes,
             size_bytes: holding.bytes(),
