@@ -90,9 +90,24 @@ pub fn csv<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
     line + "\n"
 }
 
+/// A column of a CSV table: its head, and its cell of a row.
+pub type CsvColumn<'a, T> = (&'static str, &'a dyn Fn(&T) -> String);
+
+/// Rows as comma-separated values under a line of heads.
+#[must_use]
+pub fn csv_table<T>(rows: impl IntoIterator<Item = T>, columns: &[CsvColumn<'_, T>]) -> String {
+    let mut text = csv(columns.iter().map(|(head, _)| *head));
+    for row in rows {
+        let cells: Vec<_> = columns.iter().map(|(_, cell)| cell(&row)).collect();
+        text.push_str(&csv(cells.iter().map(String::as_str)));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::or_empty;
 
     #[test]
     fn columns_are_as_wide_as_their_cells_and_empty_ones_are_left_out() {
@@ -118,5 +133,15 @@ a long name  16 MiB
             csv(["a,b", "c", "say \"x\"", ""]),
             "\"a,b\",c,\"say \"\"x\"\"\",\n"
         );
+    }
+
+    #[test]
+    fn a_csv_table_has_its_heads_even_without_rows() {
+        let columns: [CsvColumn<'_, u32>; 2] = [
+            ("n", &|n| n.to_string()),
+            ("even", &|n| or_empty(n.is_multiple_of(2).then_some("yes"))),
+        ];
+        assert_eq!(csv_table([1, 2], &columns), "n,even\n1,\n2,yes\n");
+        assert_eq!(csv_table([], &columns), "n,even\n");
     }
 }

@@ -23,7 +23,7 @@ pub mod stop;
 pub mod text;
 
 pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
-pub use columns::{Columns, Side, csv};
+pub use columns::{Columns, CsvColumn, Side, csv, csv_table};
 pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::{ignore_suspension, stop_flag};

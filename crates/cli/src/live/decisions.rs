@@ -14,7 +14,7 @@ use plimsoll_protocol::request::Choice;
 use super::words::{moment, name_of, ratio, relative, size};
 use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::Partly;
-use plimsoll_output::{TextFormat, TextFormatArg, printable, stop_flag};
+use plimsoll_output::{TextFormat, TextFormatArg, csv_table, or_empty, printable, stop_flag};
 
 /// Interval of polling a decision that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -215,51 +215,40 @@ fn checked(check: &Check) -> String {
 
 /// Decisions as comma-separated values, a line for each VM that they touch.
 pub fn csv(decisions: &[&Decision]) -> String {
-    let mut text = plimsoll_output::csv([
-        "decision",
-        "unix_ms",
-        "kind",
-        "by",
-        "state",
-        "vm",
-        "from_bytes",
-        "to_bytes",
-        "now_bytes",
-        "step",
-        "predicted",
-        "measured",
-        "bound",
-        "verdict",
-    ]);
-    for decision in decisions {
-        for step in &decision.steps {
+    let rows = decisions.iter().flat_map(|decision| {
+        let steps = decision.steps.iter();
+        steps.map(|step| {
             let check = decision.checks.iter().find(|check| check.vm == step.vm);
-            let number = |of: fn(&Check) -> Option<f64>| {
-                check
-                    .and_then(of)
-                    .map(|number| number.to_string())
-                    .unwrap_or_default()
-            };
-            let cells = [
-                decision.id.to_string(),
-                decision.unix_ms.to_string(),
-                name_of(decision.kind),
-                name_of(decision.by),
-                name_of(decision.state),
-                printable(&step.vm),
-                step.from.size_bytes().to_string(),
-                step.to.size_bytes().to_string(),
-                step.now.size_bytes().to_string(),
-                name_of(step.state),
-                number(|check| check.predicted.map(|at| at.expected)),
-                number(|check| check.measured),
-                number(|check| Some(check.bound)),
-                check
-                    .map(|check| name_of(check.verdict))
-                    .unwrap_or_default(),
-            ];
-            text.push_str(&plimsoll_output::csv(cells.iter().map(String::as_str)));
-        }
-    }
-    text
+            (*decision, step, check)
+        })
+    });
+    csv_table(
+        rows,
+        &[
+            ("decision", &|(decision, ..)| decision.id.to_string()),
+            ("unix_ms", &|(decision, ..)| decision.unix_ms.to_string()),
+            ("kind", &|(decision, ..)| name_of(decision.kind)),
+            ("by", &|(decision, ..)| name_of(decision.by)),
+            ("state", &|(decision, ..)| name_of(decision.state)),
+            ("vm", &|(_, step, _)| printable(&step.vm)),
+            ("from_bytes", &|(_, step, _)| {
+                step.from.size_bytes().to_string()
+            }),
+            ("to_bytes", &|(_, step, _)| step.to.size_bytes().to_string()),
+            ("now_bytes", &|(_, step, _)| {
+                step.now.size_bytes().to_string()
+            }),
+            ("step", &|(_, step, _)| name_of(step.state)),
+            ("predicted", &|(.., check)| {
+                or_empty(check.and_then(|it| it.predicted).map(|at| at.expected))
+            }),
+            ("measured", &|(.., check)| {
+                or_empty(check.and_then(|it| it.measured))
+            }),
+            ("bound", &|(.., check)| or_empty(check.map(|it| it.bound))),
+            ("verdict", &|(.., check)| {
+                or_empty(check.map(|it| name_of(it.verdict)))
+            }),
+        ],
+    )
 }

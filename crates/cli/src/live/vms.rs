@@ -8,7 +8,7 @@ use super::words::{
     is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, LookArgs, write_json};
-use plimsoll_output::{Columns, Side, TextFormat, csv, duration, printable};
+use plimsoll_output::{Columns, Side, TextFormat, csv_table, duration, or_empty, printable};
 
 /// List the VMs: status, size, working set and reclaimable memory.
 #[derive(Debug, clap::Args)]
@@ -140,59 +140,43 @@ pub(super) fn traced(vm: &VmSummary) -> String {
 }
 
 fn lines(host: &HostView) -> String {
-    let mut text = csv([
-        "vm",
-        "pid",
-        "accelerator",
-        "standing",
-        "size_bytes",
-        "direct_bytes",
-        "cache_bytes",
-        "target_bytes",
-        "working_set_bytes",
-        "working_set_bound",
-        "relative",
-        "relative_low",
-        "relative_high",
-        "reclaimable_bytes",
-        "promise_bytes",
-        "overhead_ratio",
-        "trace_state",
-        "lost",
-    ]);
-    let known = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-    for vm in &host.vms {
-        let set = vm.working_set.as_ref();
-        let relative = |of: fn(&plimsoll_protocol::vm::Relative) -> f64| {
-            vm.relative
-                .as_ref()
-                .map(|at| of(at).to_string())
-                .unwrap_or_default()
-        };
-        let trace = vm.trace.as_ref();
-        let cells = [
-            printable(&vm.vm),
-            vm.pid.to_string(),
-            printable(vm.accelerator.as_deref().unwrap_or_default()),
-            name_of(vm.standing),
-            vm.size_bytes.to_string(),
-            vm.direct_bytes.to_string(),
-            vm.cache_bytes.to_string(),
-            known(vm.target_bytes),
-            known(set.map(|set| set.bytes)),
-            set.map_or("", |set| set.bound.name()).to_owned(),
-            relative(|at| at.expected),
-            relative(|at| at.low),
-            relative(|at| at.high),
-            known(vm.reclaimable_bytes),
-            known(vm.promise_bytes),
-            trace
-                .map(|trace| trace.overhead_ratio.to_string())
-                .unwrap_or_default(),
-            trace.map_or_else(String::new, |trace| name_of(trace.state)),
-            known(trace.map(|trace| trace.lost)),
-        ];
-        text.push_str(&csv(cells.iter().map(String::as_str)));
-    }
-    text
+    csv_table(
+        &host.vms,
+        &[
+            ("vm", &|vm| printable(&vm.vm)),
+            ("pid", &|vm| vm.pid.to_string()),
+            ("accelerator", &|vm| {
+                printable(vm.accelerator.as_deref().unwrap_or_default())
+            }),
+            ("standing", &|vm| name_of(vm.standing)),
+            ("size_bytes", &|vm| vm.size_bytes.to_string()),
+            ("direct_bytes", &|vm| vm.direct_bytes.to_string()),
+            ("cache_bytes", &|vm| vm.cache_bytes.to_string()),
+            ("target_bytes", &|vm| or_empty(vm.target_bytes)),
+            ("working_set_bytes", &|vm| {
+                or_empty(vm.working_set.as_ref().map(|set| set.bytes))
+            }),
+            ("working_set_bound", &|vm| {
+                or_empty(vm.working_set.as_ref().map(|set| set.bound.name()))
+            }),
+            ("relative", &|vm| {
+                or_empty(vm.relative.map(|at| at.expected))
+            }),
+            ("relative_low", &|vm| or_empty(vm.relative.map(|at| at.low))),
+            ("relative_high", &|vm| {
+                or_empty(vm.relative.map(|at| at.high))
+            }),
+            ("reclaimable_bytes", &|vm| or_empty(vm.reclaimable_bytes)),
+            ("promise_bytes", &|vm| or_empty(vm.promise_bytes)),
+            ("overhead_ratio", &|vm| {
+                or_empty(vm.trace.as_ref().map(|trace| trace.overhead_ratio))
+            }),
+            ("trace_state", &|vm| {
+                or_empty(vm.trace.as_ref().map(|trace| name_of(trace.state)))
+            }),
+            ("lost", &|vm| {
+                or_empty(vm.trace.as_ref().map(|trace| trace.lost))
+            }),
+        ],
+    )
 }

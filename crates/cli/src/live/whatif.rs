@@ -9,7 +9,7 @@ use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 use super::words::{name, name_of, ratio, relative, size};
 use super::{Daemon, LookArgs, write_json};
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv, printable};
+use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv_table, or_empty, printable};
 use plimsoll_protocol::size::ByteSize;
 
 /// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
@@ -76,29 +76,22 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
         }
         TextFormat::Csv => {
             let then = answer.relative_then;
-            let number = |number: Option<f64>| number.map(|n| n.to_string()).unwrap_or_default();
-            let heads = [
-                "vm",
-                "size_bytes",
-                "size_then_bytes",
-                "relative",
-                "relative_then",
-                "relative_then_low",
-                "relative_then_high",
-                "standing_then",
-            ];
-            let cells = [
-                printable(&answer.vm),
-                answer.size_bytes.to_string(),
-                answer.size_then_bytes.to_string(),
-                number(answer.relative.map(|at| at.expected)),
-                number(then.map(|at| at.expected)),
-                number(then.map(|at| at.low)),
-                number(then.map(|at| at.high)),
-                name_of(answer.standing_then),
-            ];
-            out.write_all(csv(heads).as_bytes())?;
-            out.write_all(csv(cells.iter().map(String::as_str)).as_bytes())?;
+            let table = csv_table(
+                [answer],
+                &[
+                    ("vm", &|vm| printable(&vm.vm)),
+                    ("size_bytes", &|vm| vm.size_bytes.to_string()),
+                    ("size_then_bytes", &|vm| vm.size_then_bytes.to_string()),
+                    ("relative", &|vm| {
+                        or_empty(vm.relative.map(|at| at.expected))
+                    }),
+                    ("relative_then", &|_| or_empty(then.map(|at| at.expected))),
+                    ("relative_then_low", &|_| or_empty(then.map(|at| at.low))),
+                    ("relative_then_high", &|_| or_empty(then.map(|at| at.high))),
+                    ("standing_then", &|vm| name_of(vm.standing_then)),
+                ],
+            );
+            out.write_all(table.as_bytes())?;
         }
         TextFormat::Json => write_json(answer, out)?,
     }
@@ -152,29 +145,23 @@ fn division(plan: &PlanJson) -> String {
 }
 
 fn lines(plan: &PlanJson) -> String {
-    let mut text = csv([
-        "vm",
-        "current_bytes",
-        "target_bytes",
-        "relative_now",
-        "relative",
-        "relative_high",
-        "bound",
-        "reason",
-    ]);
-    let number = |number: Option<f64>| number.map(|n| n.to_string()).unwrap_or_default();
-    for target in &plan.targets {
-        let cells = [
-            printable(&target.vm),
-            target.current_bytes.to_string(),
-            target.target_bytes.to_string(),
-            number(target.relative_now.map(|at| at.expected)),
-            number(target.relative.map(|at| at.expected)),
-            number(target.relative.map(|at| at.high)),
-            (1.0 + target.max_loss).to_string(),
-            name_of(target.reason),
-        ];
-        text.push_str(&csv(cells.iter().map(String::as_str)));
-    }
-    text
+    csv_table(
+        &plan.targets,
+        &[
+            ("vm", &|target| printable(&target.vm)),
+            ("current_bytes", &|target| target.current_bytes.to_string()),
+            ("target_bytes", &|target| target.target_bytes.to_string()),
+            ("relative_now", &|target| {
+                or_empty(target.relative_now.map(|at| at.expected))
+            }),
+            ("relative", &|target| {
+                or_empty(target.relative.map(|at| at.expected))
+            }),
+            ("relative_high", &|target| {
+                or_empty(target.relative.map(|at| at.high))
+            }),
+            ("bound", &|target| (1.0 + target.max_loss).to_string()),
+            ("reason", &|target| name_of(target.reason)),
+        ],
+    )
 }

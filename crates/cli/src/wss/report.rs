@@ -7,7 +7,7 @@ use plimsoll_flow::PageCount;
 use plimsoll_observe::wss::{EstimatorArgs, Finding, Logging, Origin, Results, Step};
 use serde::{Serialize, Serializer};
 
-use plimsoll_output::{Columns, Format, Side, csv, grouped, or_empty};
+use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
 use plimsoll_plot::{Axis, Chart, Look, Marker, Point, Series, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 
@@ -277,26 +277,23 @@ impl<'a> Report<'a> {
     }
 
     fn csv(&self) -> String {
-        let mut text = String::from(
-            "estimator,working_set_pages,bound,low_pages,high_pages,truth_pages,error_ratio,\
-             settled_step,settled_at,reason\n",
-        );
-        for finding in &self.findings {
-            let cells = [
-                finding.estimator.to_owned(),
-                or_empty(finding.working_set_pages),
-                or_empty(finding.bound),
-                or_empty(finding.low_pages),
-                or_empty(finding.high_pages),
-                or_empty(finding.truth_pages),
-                or_empty(finding.error_ratio),
-                or_empty(finding.settled_step),
-                or_empty(finding.settled_at),
-                or_empty(finding.reason),
-            ];
-            text.push_str(&csv(cells.iter().map(String::as_str)));
-        }
-        text
+        csv_table(
+            &self.findings,
+            &[
+                ("estimator", &|found| found.estimator.to_owned()),
+                ("working_set_pages", &|found| {
+                    or_empty(found.working_set_pages)
+                }),
+                ("bound", &|found| or_empty(found.bound)),
+                ("low_pages", &|found| or_empty(found.low_pages)),
+                ("high_pages", &|found| or_empty(found.high_pages)),
+                ("truth_pages", &|found| or_empty(found.truth_pages)),
+                ("error_ratio", &|found| or_empty(found.error_ratio)),
+                ("settled_step", &|found| or_empty(found.settled_step)),
+                ("settled_at", &|found| or_empty(found.settled_at)),
+                ("reason", &|found| or_empty(found.reason)),
+            ],
+        )
     }
 
     fn step_rows(&self) -> impl Iterator<Item = Vec<String>> + '_ {

@@ -10,7 +10,9 @@ use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
 use super::super::write_json;
 use super::OfVm;
-use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable, short};
+use plimsoll_output::{
+    Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable, short,
+};
 
 /// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
@@ -117,44 +119,35 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
 }
 
 fn lines(vms: &[VmSummary]) -> String {
-    let mut text = csv([
-        "vm",
-        "curve_source",
-        "state",
-        "overhead_ratio",
-        "tracking_rate",
-        "traps_per_second",
-        "lost",
-        "restarts",
-        "references",
-        "curve_unix_ms",
-        "statistics_age_ms",
-        "touches_per_second",
-        "lost_lines",
-    ]);
-    for vm in vms {
-        let of = |form: fn(&TraceView) -> String| vm.trace.as_ref().map(form).unwrap_or_default();
-        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-        let statistics = vm
-            .balloon
-            .as_ref()
-            .and_then(|balloon| balloon.statistics_age_ms);
-        let cells = [
-            printable(&vm.vm),
-            vm.curve_source.map(name_of).unwrap_or_default(),
-            of(|trace| name_of(trace.state)),
-            of(|trace| trace.overhead_ratio.to_string()),
-            of(|trace| trace.tracking_rate.to_string()),
-            of(|trace| trace.traps_per_second.to_string()),
-            of(|trace| trace.lost.to_string()),
-            of(|trace| trace.restarts.to_string()),
-            vm.references.to_string(),
-            number(vm.curve_unix_ms),
-            number(statistics),
-            of(|trace| trace.touches_per_second.to_string()),
-            of(|trace| trace.lost_lines.to_string()),
-        ];
-        text.push_str(&csv(cells.iter().map(String::as_str)));
-    }
-    text
+    let statistics = |vm: &VmSummary| vm.balloon.as_ref().and_then(|it| it.statistics_age_ms);
+    csv_table(
+        vms,
+        &[
+            ("vm", &|vm| printable(&vm.vm)),
+            ("curve_source", &|vm| or_empty(vm.curve_source.map(name_of))),
+            ("state", &|vm| of_trace(vm, |trace| name_of(trace.state))),
+            ("overhead_ratio", &|vm| {
+                of_trace(vm, |trace| trace.overhead_ratio)
+            }),
+            ("tracking_rate", &|vm| {
+                of_trace(vm, |trace| trace.tracking_rate)
+            }),
+            ("traps_per_second", &|vm| {
+                of_trace(vm, |trace| trace.traps_per_second)
+            }),
+            ("lost", &|vm| of_trace(vm, |trace| trace.lost)),
+            ("restarts", &|vm| of_trace(vm, |trace| trace.restarts)),
+            ("references", &|vm| vm.references.to_string()),
+            ("curve_unix_ms", &|vm| or_empty(vm.curve_unix_ms)),
+            ("statistics_age_ms", &|vm| or_empty(statistics(vm))),
+            ("touches_per_second", &|vm| {
+                of_trace(vm, |trace| trace.touches_per_second)
+            }),
+            ("lost_lines", &|vm| of_trace(vm, |trace| trace.lost_lines)),
+        ],
+    )
+}
+
+fn of_trace<T: ToString>(vm: &VmSummary, of: fn(&TraceView) -> T) -> String {
+    or_empty(vm.trace.as_ref().map(of))
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
 use super::super::write_json;
 use super::OfVm;
-use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable};
+use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
 
 /// Smallest size of each VM within its max_loss, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
@@ -127,37 +127,22 @@ fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
 }
 
 fn lines(report: &Rightsizes) -> String {
-    let mut text = csv([
-        "vm",
-        "standing",
-        "size_bytes",
-        "right_bytes",
-        "saves_bytes",
-        "lacks_bytes",
-        "relative_then",
-        "relative_then_high",
-        "bound",
-    ]);
-    let bytes = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-    for vm in &report.vms {
-        let then = |of: fn(&Relative) -> f64| {
-            vm.relative_then
-                .as_ref()
-                .map(|at| of(at).to_string())
-                .unwrap_or_default()
-        };
-        let cells = [
-            printable(&vm.vm),
-            name_of(vm.standing),
-            vm.size_bytes.to_string(),
-            bytes(vm.right_bytes),
-            bytes(vm.saves_bytes),
-            bytes(vm.lacks_bytes),
-            then(|at| at.expected),
-            then(|at| at.high),
-            vm.bound.to_string(),
-        ];
-        text.push_str(&csv(cells.iter().map(String::as_str)));
-    }
-    text
+    csv_table(
+        &report.vms,
+        &[
+            ("vm", &|vm| printable(&vm.vm)),
+            ("standing", &|vm| name_of(vm.standing)),
+            ("size_bytes", &|vm| vm.size_bytes.to_string()),
+            ("right_bytes", &|vm| or_empty(vm.right_bytes)),
+            ("saves_bytes", &|vm| or_empty(vm.saves_bytes)),
+            ("lacks_bytes", &|vm| or_empty(vm.lacks_bytes)),
+            ("relative_then", &|vm| {
+                or_empty(vm.relative_then.map(|at| at.expected))
+            }),
+            ("relative_then_high", &|vm| {
+                or_empty(vm.relative_then.map(|at| at.high))
+            }),
+            ("bound", &|vm| vm.bound.to_string()),
+        ],
+    )
 }

@@ -7,7 +7,7 @@ use plimsoll_protocol::vm::{HistoryView, Sample};
 
 use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
 use super::{OfVm, compare};
-use plimsoll_output::{Columns, Format, OutputArgs, Side, csv, printable};
+use plimsoll_output::{Columns, Format, OutputArgs, Side, csv_table, or_empty, printable};
 use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
 use plimsoll_protocol::size::Interval;
 
@@ -115,38 +115,29 @@ fn had(sample: &Sample) -> u64 {
 }
 
 fn lines(histories: &[HistoryView]) -> String {
-    let mut text = csv([
-        "vm",
-        "unix_ms",
-        "working_set_bytes",
-        "direct_bytes",
-        "cache_bytes",
-        "target_bytes",
-        "relative",
-        "misses_per_second",
-        "overhead_ratio",
-        "lost",
-    ]);
-    let bytes = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-    let number = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
-    for history in histories {
-        for sample in &history.samples {
-            let cells = [
-                printable(&history.vm),
-                sample.unix_ms.to_string(),
-                bytes(sample.working_set_bytes),
-                sample.direct_bytes.to_string(),
-                sample.cache_bytes.to_string(),
-                bytes(sample.target_bytes),
-                number(sample.relative),
-                number(sample.misses_per_second),
-                number(sample.overhead_ratio),
-                sample.lost.to_string(),
-            ];
-            text.push_str(&csv(cells.iter().map(String::as_str)));
-        }
-    }
-    text
+    let rows = histories.iter().flat_map(|history| {
+        let samples = history.samples.iter();
+        samples.map(|sample| (&*history.vm, sample))
+    });
+    csv_table(
+        rows,
+        &[
+            ("vm", &|(vm, _)| printable(vm)),
+            ("unix_ms", &|(_, at)| at.unix_ms.to_string()),
+            ("working_set_bytes", &|(_, at)| {
+                or_empty(at.working_set_bytes)
+            }),
+            ("direct_bytes", &|(_, at)| at.direct_bytes.to_string()),
+            ("cache_bytes", &|(_, at)| at.cache_bytes.to_string()),
+            ("target_bytes", &|(_, at)| or_empty(at.target_bytes)),
+            ("relative", &|(_, at)| or_empty(at.relative)),
+            ("misses_per_second", &|(_, at)| {
+                or_empty(at.misses_per_second)
+            }),
+            ("overhead_ratio", &|(_, at)| or_empty(at.overhead_ratio)),
+            ("lost", &|(_, at)| at.lost.to_string()),
+        ],
+    )
 }
 
 fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {

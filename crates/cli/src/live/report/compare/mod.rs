@@ -16,7 +16,7 @@ use crate::live::words::{UNKNOWN, percent, size};
 use managed::refuse_managed;
 use plimsoll_observe::compare::{Answer, Options, ShrinkOptions, compare, truth_of_console};
 use plimsoll_output::{
-    Columns, Format, OutputArgs, Side, bail_usage, csv, or_empty, printable, stop_flag,
+    Columns, Format, OutputArgs, Side, bail_usage, csv_table, or_empty, printable, stop_flag,
 };
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
@@ -275,44 +275,32 @@ fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String 
 }
 
 fn lines(rows: &[Row]) -> String {
-    let mut text = csv([
-        "estimator",
-        "working_set_bytes",
-        "bound",
-        "low_bytes",
-        "high_bytes",
-        "whole_vm",
-        "error_ratio",
-        "seconds",
-        "cpu_seconds",
-        "overhead_ratio",
-        "rounds_bytes",
-        "not_available",
-        "note",
-    ]);
-    for Row {
-        answer,
-        error_ratio,
-    } in rows
-    {
-        let found = answer.working_set;
-        let rounds: Vec<_> = answer.rounds_bytes.iter().map(u64::to_string).collect();
-        let cells = [
-            answer.estimator.to_owned(),
-            or_empty(found.map(|found| found.bytes)),
-            or_empty(found.map(|found| found.bound)),
-            or_empty(found.and_then(|found| found.low_bytes)),
-            or_empty(found.and_then(|found| found.high_bytes)),
-            answer.whole_vm.to_string(),
-            or_empty(*error_ratio),
-            answer.seconds.to_string(),
-            answer.cpu_seconds.to_string(),
-            or_empty(answer.overhead_ratio),
-            rounds.join(" "),
-            printable(answer.not_available.as_deref().unwrap_or_default()),
-            printable(answer.note.as_deref().unwrap_or_default()),
-        ];
-        text.push_str(&csv(cells.iter().map(String::as_str)));
-    }
-    text
+    let set = |row: &Row| row.answer.working_set;
+    let rounds =
+        |row: &Row| -> Vec<_> { row.answer.rounds_bytes.iter().map(u64::to_string).collect() };
+    let phrase = |phrase: &Option<String>| printable(phrase.as_deref().unwrap_or_default());
+    csv_table(
+        rows,
+        &[
+            ("estimator", &|row| row.answer.estimator.to_owned()),
+            ("working_set_bytes", &|row| {
+                or_empty(set(row).map(|set| set.bytes))
+            }),
+            ("bound", &|row| or_empty(set(row).map(|set| set.bound))),
+            ("low_bytes", &|row| {
+                or_empty(set(row).and_then(|set| set.low_bytes))
+            }),
+            ("high_bytes", &|row| {
+                or_empty(set(row).and_then(|set| set.high_bytes))
+            }),
+            ("whole_vm", &|row| row.answer.whole_vm.to_string()),
+            ("error_ratio", &|row| or_empty(row.error_ratio)),
+            ("seconds", &|row| row.answer.seconds.to_string()),
+            ("cpu_seconds", &|row| row.answer.cpu_seconds.to_string()),
+            ("overhead_ratio", &|row| or_empty(row.answer.overhead_ratio)),
+            ("rounds_bytes", &|row| rounds(row).join(" ")),
+            ("not_available", &|row| phrase(&row.answer.not_available)),
+            ("note", &|row| phrase(&row.answer.note)),
+        ],
+    )
 }
