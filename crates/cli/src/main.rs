@@ -19,7 +19,6 @@ mod run;
 mod stat;
 mod trace;
 mod trace_args;
-mod watch;
 mod wss;
 
 use std::ffi::OsString;

@@ -6,12 +6,10 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
-use plimsoll_output::{bail_usage, write_file};
+use plimsoll_output::{bail_usage, watch, write_file};
 use plimsoll_plot::{Chart, encode};
 use plimsoll_protocol::curve_json::CurveJson;
 use serde::Serialize;
-
-use crate::watch::watch;
 
 /// Options of both verbs. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]

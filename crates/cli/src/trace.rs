@@ -4,7 +4,6 @@
 //! distinct page. `generate` writes a workload whose curve is known in closed form,
 //! and that curve.
 
-use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -13,16 +12,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use plimsoll_flow::{
-    AccessKind, MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _,
-};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _};
 use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
-use plimsoll_source::{Compression, Format, SourceError, TraceWriter, WriteOptions, create};
+use plimsoll_source::{
+    Compression, Format, SourceError, TraceSummary, TraceWriter, WriteOptions, create,
+};
 use serde::Serialize;
 
 use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, write_file};
+use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, or_empty, write_file};
 
 /// Inspect, convert and generate traces.
 #[derive(Debug, clap::Args)]
@@ -144,7 +143,7 @@ fn program_parser() -> impl TypedValueParser<Value = Program> {
         .try_map(|name| name.parse::<Program>())
 }
 
-/// What `info` tells.
+/// The result of `info`.
 #[derive(Debug, Serialize)]
 struct Info {
     schema: u32,
@@ -166,7 +165,6 @@ struct Info {
 impl Info {
     /// The facts in order, by name; empty where there is none.
     fn facts(&self) -> [(&'static str, String); 13] {
-        let page = |page: Option<u64>| page.map_or_else(String::new, |page| page.to_string());
         [
             ("format", self.format.to_owned()),
             ("compression", self.compression.clone()),
@@ -177,10 +175,10 @@ impl Info {
             ("writes", self.writes.to_string()),
             ("unknown", self.unknown.to_string()),
             ("skipped_requests", self.skipped_requests.to_string()),
-            ("first_page", page(self.first_page)),
-            ("last_page", page(self.last_page)),
-            ("lowest_page", page(self.lowest_page)),
-            ("highest_page", page(self.highest_page)),
+            ("first_page", or_empty(self.first_page)),
+            ("last_page", or_empty(self.last_page)),
+            ("lowest_page", or_empty(self.lowest_page)),
+            ("highest_page", or_empty(self.highest_page)),
         ]
     }
 }
@@ -188,43 +186,24 @@ impl Info {
 fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut trace = args.trace.open()?;
     let mut bar = reading_bar(trace.progress());
-    let mut batch = ReferenceBatch::new();
-    let mut pages = HashSet::new();
-    let mut references = 0;
-    let (mut reads, mut writes) = (0, 0);
-    let (mut first_page, mut last_page) = (None, None);
-    while trace.next_batch(&mut batch)? {
-        references += batch.len() as u64;
-        pages.extend(batch.pages().iter().copied());
-        for kind in batch.kinds() {
-            match kind {
-                AccessKind::Read => reads += 1,
-                AccessKind::Write => writes += 1,
-                AccessKind::Unknown => {}
-            }
-        }
-        first_page = first_page.or(batch.pages().first().copied());
-        last_page = batch.pages().last().copied().or(last_page);
-        bar.update(references);
-    }
+    let summary = TraceSummary::of(&mut trace, |references| bar.update(references))?;
     drop(bar);
-    let number = |page: PageNumber| page.0;
-    let distinct = PageCount(pages.len() as u64);
+    let number = |page: Option<PageNumber>| page.map(|page| page.0);
     let info = Info {
         schema: 1,
         format: trace.format().name(),
         compression: trace.compression().to_string(),
-        references,
-        distinct_pages: distinct.0,
-        footprint_bytes: distinct.to_bytes(args.trace.page_bytes),
-        reads,
-        writes,
-        unknown: references - reads - writes,
+        references: summary.references,
+        distinct_pages: summary.distinct.0,
+        footprint_bytes: summary.distinct.to_bytes(args.trace.page_bytes),
+        reads: summary.reads,
+        writes: summary.writes,
+        unknown: summary.references - summary.reads - summary.writes,
         skipped_requests: trace.skipped(),
-        first_page: first_page.map(number),
-        last_page: last_page.map(number),
-        lowest_page: pages.iter().min().copied().map(number),
-        highest_page: pages.iter().max().copied().map(number),
+        first_page: number(summary.first),
+        last_page: number(summary.last),
+        lowest_page: number(summary.lowest),
+        highest_page: number(summary.highest),
     };
     match args.format.output {
         TextFormat::Table => {

@@ -232,6 +232,36 @@ impl MissRatioCurve {
         Some(Cliff { size, ..cliff })
     }
 
+    /// How far the curve reaches the middle of the true curve's cliff from the cliff's size, as a share of that size;
+    /// `None` if `truth` has no cliff, or the curve does not fall to its middle.
+    #[must_use]
+    pub fn cliff_position_error(&self, truth: &Self) -> Option<f64> {
+        let cliff = truth.cliff()?;
+        let found = self.size_for(cliff.middle())?;
+        Some(found.0.abs_diff(cliff.size.0) as f64 / cliff.size.0 as f64)
+    }
+
+    /// Share of `sizes` whose true ratio lies within the curve's band; `None` without a band or sizes.
+    #[must_use]
+    pub fn band_coverage(
+        &self,
+        truth: &Self,
+        sizes: impl IntoIterator<Item = PageCount>,
+    ) -> Option<f64> {
+        if self.points.iter().all(|point| point.low == point.high) {
+            return None;
+        }
+        let (mut within, mut all) = (0.0, 0.0);
+        for size in sizes {
+            let (point, ratio) = (self.at(size), truth.miss_ratio(size));
+            all += 1.0;
+            if point.low <= ratio && ratio <= point.high {
+                within += 1.0;
+            }
+        }
+        (all > 0.0).then(|| within / all)
+    }
+
     /// Compares two curves at each of `sizes`; `None` if there are none.
     #[must_use]
     pub fn distance(

@@ -8,6 +8,7 @@
 //! | [`mod@file`] | files that are replaced whole or not at all |
 //! | [`progress_bar`] | progress on standard error |
 //! | [`stop`] | SIGINT and SIGTERM, SIGTSTP |
+//! | [`mod@watch`] | repetition of a report |
 //! | [`exit`] | exit codes, and the errors that choose them |
 //!
 //! Not here: pictures (crate `plot`, which brings a rasteriser and a font), and parsing and exact
@@ -21,6 +22,7 @@ pub mod file;
 pub mod progress_bar;
 pub mod stop;
 pub mod text;
+pub mod watch;
 
 pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
 pub use columns::{Columns, CsvColumn, Side, csv, csv_table};
@@ -30,3 +32,4 @@ pub use stop::{ignore_suspension, stop_flag};
 pub use text::{
     cut, cut_front, duration, grouped, or_empty, percent, printable, short, short_percent,
 };
+pub use watch::watch;

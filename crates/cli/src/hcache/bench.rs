@@ -12,7 +12,7 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Rate};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_serve::hcache::load::{Load, LoadOptions};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{SocketArgs, failure};
 
@@ -115,53 +115,27 @@ fn table(load: &Load, args: &Args, out: &mut dyn Write) -> std::io::Result<()> {
     )
 }
 
-fn json(load: &Load, args: &Args) -> LoadJson {
+fn json(load: &Load, args: &Args) -> Value {
     let times = |times: &Histogram<u64>| {
         let [p50, p99, p999] = percentiles(times).map(|time| time.as_secs_f64());
-        TimesJson { p50, p99, p999 }
+        json!({ "p50": p50, "p99": p99, "p999": p999 })
     };
-    LoadJson {
-        schema: SCHEMA,
-        pages: args.pages,
-        batch: args.batch,
-        write_ratio: args.write_ratio.get(),
-        seconds: load.length.as_secs_f64(),
-        puts: load.puts,
-        puts_refused: load.puts_refused,
-        gets: load.gets,
-        hits: load.hits,
-        wrong_pages: load.wrong_pages,
-        puts_per_second: load.a_second(load.puts),
-        gets_per_second: load.a_second(load.gets),
-        put_seconds: times(&load.put_times),
-        get_seconds: times(&load.get_times),
-    }
-}
-
-/// `-o json`.
-#[derive(Serialize)]
-struct LoadJson {
-    schema: u32,
-    pages: u32,
-    batch: u32,
-    write_ratio: f64,
-    seconds: f64,
-    puts: u64,
-    puts_refused: u64,
-    gets: u64,
-    hits: u64,
-    wrong_pages: u64,
-    puts_per_second: f64,
-    gets_per_second: f64,
-    put_seconds: TimesJson,
-    get_seconds: TimesJson,
-}
-
-#[derive(Serialize)]
-struct TimesJson {
-    p50: f64,
-    p99: f64,
-    p999: f64,
+    json!({
+        "schema": SCHEMA,
+        "pages": args.pages,
+        "batch": args.batch,
+        "write_ratio": args.write_ratio.get(),
+        "seconds": load.length.as_secs_f64(),
+        "puts": load.puts,
+        "puts_refused": load.puts_refused,
+        "gets": load.gets,
+        "hits": load.hits,
+        "wrong_pages": load.wrong_pages,
+        "puts_per_second": load.a_second(load.puts),
+        "gets_per_second": load.a_second(load.gets),
+        "put_seconds": times(&load.put_times),
+        "get_seconds": times(&load.get_times),
+    })
 }
 
 /// The times that 50, 99 and 99.9 % of all did not exceed; 0 if there are none.

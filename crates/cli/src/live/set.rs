@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::{percent, size};
 use super::{Daemon, LookArgs, write_json};
-use plimsoll_output::{TextFormat, bail_usage, csv, printable};
+use plimsoll_output::{TextFormat, bail_usage, csv_table, printable};
 use plimsoll_protocol::size::ByteSize;
 
 /// Change a VM's limits; options that are not given stay unchanged.
@@ -123,26 +123,20 @@ fn text(settings: &Settings) -> String {
 }
 
 fn lines(vm: &VmSummary) -> String {
-    let settings = &vm.settings;
-    let heads = csv([
-        "vm",
-        "min_bytes",
-        "max_bytes",
-        "baseline_bytes",
-        "shares",
-        "max_loss",
-        "managed",
-    ]);
-    let cells = [
-        printable(&vm.vm),
-        settings.min_bytes.to_string(),
-        settings.max_bytes.to_string(),
-        settings.baseline_bytes.to_string(),
-        settings.shares.to_string(),
-        settings.max_loss.to_string(),
-        settings.managed.to_string(),
-    ];
-    heads + &csv(cells.iter().map(String::as_str))
+    csv_table(
+        [vm],
+        &[
+            ("vm", &|vm| printable(&vm.vm)),
+            ("min_bytes", &|vm| vm.settings.min_bytes.to_string()),
+            ("max_bytes", &|vm| vm.settings.max_bytes.to_string()),
+            ("baseline_bytes", &|vm| {
+                vm.settings.baseline_bytes.to_string()
+            }),
+            ("shares", &|vm| vm.settings.shares.to_string()),
+            ("max_loss", &|vm| vm.settings.max_loss.to_string()),
+            ("managed", &|vm| vm.settings.managed.to_string()),
+        ],
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::io::Write;
 
 use plimsoll_estimator::registry::BuiltEstimator;
 use plimsoll_estimator::{Estimator, ExactLru};
-use plimsoll_flow::{Cliff, CurveDistance, CurveError, MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -153,50 +153,17 @@ impl Comparison<'_> {
 
     fn row(&self, entry: &Entry) -> Row {
         let sizes = || self.sizes(entry.built.estimator.smallest_size());
-        let distance = |slack| -> Option<CurveDistance> {
-            let curve = entry.curve.as_ref()?;
-            curve.distance_up_to(self.exact, sizes(), slack)
-        };
+        let curve = entry.curve.as_ref();
+        let distance = |slack| curve?.distance_up_to(self.exact, sizes(), slack);
         Row {
             estimator: entry.built.label.clone(),
             mean_absolute_error: distance(0.0).map(|distance| distance.mean_absolute_error),
             max_error: distance(SLACK).map(|distance| distance.max_absolute_error),
-            cliff_position_error: entry
-                .curve
-                .as_ref()
-                .and_then(|curve| self.cliff_error(curve)),
-            band_coverage: entry
-                .curve
-                .as_ref()
-                .and_then(|curve| self.coverage(curve, sizes())),
+            cliff_position_error: curve.and_then(|curve| curve.cliff_position_error(self.exact)),
+            band_coverage: curve.and_then(|curve| curve.band_coverage(self.exact, sizes())),
             references_per_second: self.references as f64 / entry.cpu_seconds.max(1e-9),
             peak_memory_bytes: entry.peak_bytes,
         }
-    }
-
-    fn cliff_error(&self, curve: &MissRatioCurve) -> Option<f64> {
-        let cliff: Cliff = self.exact.cliff()?;
-        let found = curve.size_for(cliff.middle())?;
-        Some(found.0.abs_diff(cliff.size.0) as f64 / cliff.size.0 as f64)
-    }
-
-    fn coverage(
-        &self,
-        curve: &MissRatioCurve,
-        sizes: impl Iterator<Item = PageCount>,
-    ) -> Option<f64> {
-        if curve.points().iter().all(|point| point.low == point.high) {
-            return None;
-        }
-        let (mut held, mut all) = (0.0, 0.0);
-        for size in sizes {
-            let (point, truth) = (curve.at(size), self.exact.miss_ratio(size));
-            all += 1.0;
-            if point.low <= truth && truth <= point.high {
-                held += 1.0;
-            }
-        }
-        (all > 0.0).then(|| held / all)
     }
 
     fn to_table(&self, rows: &[Row]) -> String {

@@ -5,8 +5,10 @@ use std::fmt::Write as _;
 use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
 use plimsoll_protocol::vm::Relative;
 
-use plimsoll_output::{Columns, Side, csv as csv_line, printable, short_percent as percent};
+use plimsoll_output::{Columns, Side, csv_table, or_empty, printable, short_percent as percent};
 use plimsoll_protocol::size::ByteSize;
+
+use crate::live::words::name_of;
 
 const HEADS: [(&str, Side); 10] = [
     ("VM", Side::Left),
@@ -121,26 +123,27 @@ pub(super) fn counted(count: usize, what: &str) -> String {
 }
 
 pub(super) fn csv(plan: &PlanJson) -> String {
-    let mut table = String::from(
-        "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason\n",
-    );
-    for target in &plan.targets {
-        let number = |relative: Option<Relative>, of: fn(Relative) -> f64| {
-            relative.map_or_else(String::new, |relative| of(relative).to_string())
-        };
-        let reason = serde_json::to_value(target.reason).unwrap_or_default();
-        table.push_str(&csv_line([
-            &*target.vm,
-            &target.baseline_bytes.to_string(),
-            &target.current_bytes.to_string(),
-            &target.target_bytes.to_string(),
-            &number(target.relative_now, |relative| relative.expected),
-            &number(target.relative, |relative| relative.expected),
-            &number(target.relative, |relative| relative.low),
-            &number(target.relative, |relative| relative.high),
-            &target.max_loss.to_string(),
-            reason.as_str().unwrap_or_default(),
-        ]));
-    }
-    table
+    let now = |target: &TargetJson, of: fn(Relative) -> f64| or_empty(target.relative_now.map(of));
+    let then = |target: &TargetJson, of: fn(Relative) -> f64| or_empty(target.relative.map(of));
+    csv_table(
+        &plan.targets,
+        &[
+            ("vm", &|target| target.vm.clone()),
+            ("baseline_bytes", &|target| {
+                target.baseline_bytes.to_string()
+            }),
+            ("current_bytes", &|target| target.current_bytes.to_string()),
+            ("target_bytes", &|target| target.target_bytes.to_string()),
+            ("relative_now", &|target| {
+                now(target, |relative| relative.expected)
+            }),
+            ("relative", &|target| {
+                then(target, |relative| relative.expected)
+            }),
+            ("low", &|target| then(target, |relative| relative.low)),
+            ("high", &|target| then(target, |relative| relative.high)),
+            ("max_loss", &|target| target.max_loss.to_string()),
+            ("reason", &|target| name_of(target.reason)),
+        ],
+    )
 }

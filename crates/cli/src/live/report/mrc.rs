@@ -10,7 +10,7 @@ use super::super::curve::Curve;
 use super::super::show;
 use super::super::words::{name, size};
 use super::OfVm;
-use plimsoll_output::{Format, OutputArgs, csv, grouped, printable};
+use plimsoll_output::{Format, OutputArgs, csv_table, grouped, printable};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 /// Miss-ratio curves: the share of references that miss at every size, with its band.
@@ -70,30 +70,25 @@ fn text(views: &[VmView]) -> anyhow::Result<String> {
 }
 
 fn lines(views: &[VmView]) -> anyhow::Result<String> {
-    let mut text = csv([
-        "vm",
-        "page_bytes",
-        "size_pages",
-        "miss_ratio",
-        "low",
-        "high",
-    ]);
+    let mut rows = Vec::new();
     for view in views {
         let Some(json) = &view.curve else { continue };
         let curve = Curve::new(json)?;
-        for point in curve.misses.points() {
-            let cells = [
-                printable(&view.summary.vm),
-                curve.page_size.bytes().to_string(),
-                point.size.0.to_string(),
-                point.miss_ratio.to_string(),
-                point.low.to_string(),
-                point.high.to_string(),
-            ];
-            text.push_str(&csv(cells.iter().map(String::as_str)));
-        }
+        let page_bytes = curve.page_size.bytes();
+        let points = curve.misses.points().iter();
+        rows.extend(points.map(|&point| (&view.summary.vm, page_bytes, point)));
     }
-    Ok(text)
+    Ok(csv_table(
+        rows,
+        &[
+            ("vm", &|(vm, ..)| printable(vm)),
+            ("page_bytes", &|(_, bytes, _)| bytes.to_string()),
+            ("size_pages", &|(.., point)| point.size.0.to_string()),
+            ("miss_ratio", &|(.., point)| point.miss_ratio.to_string()),
+            ("low", &|(.., point)| point.low.to_string()),
+            ("high", &|(.., point)| point.high.to_string()),
+        ],
+    ))
 }
 
 fn chart(views: &[VmView]) -> anyhow::Result<Chart> {

@@ -1,30 +1,31 @@
-//! Showing a report again and again.
+//! Repetition of a report until Ctrl-C.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_output::stop_flag;
+use crate::stop_flag;
 
-/// Asks for a report every so many seconds until Ctrl-C, and writes what `form` makes of it and the one before. Tables
-/// replace each other on a terminal, and are parted by an empty line elsewhere.
+/// Queries a report every `seconds` until Ctrl-C, and writes it as `form` formats it and the one before. Tables replace
+/// each other on a terminal, and are separated by an empty line elsewhere.
 ///
 /// # Errors
-/// Those of asking, forming and writing.
+///
+/// Those of `query`, of `form`, and of writing.
 pub fn watch<R>(
     seconds: u64,
     is_table: bool,
-    ask: impl Fn() -> anyhow::Result<R>,
+    query: impl Fn() -> anyhow::Result<R>,
     form: impl Fn(&R, &R) -> anyhow::Result<Vec<u8>>,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let interval = Duration::from_secs(seconds);
     let clears = is_table && std::io::stdout().is_terminal();
-    let mut earlier = ask()?;
+    let mut earlier = query()?;
     while sleep(interval, &stop) {
-        let report = ask()?;
+        let report = query()?;
         if clears {
             write!(out, "\x1b[H\x1b[2J")?;
         }
@@ -38,7 +39,7 @@ pub fn watch<R>(
     Ok(())
 }
 
-/// Sleeps for a while. Returns whether nobody asked to stop.
+/// Sleeps for `interval`. Returns false if `stop` was set.
 fn sleep(interval: Duration, stop: &AtomicBool) -> bool {
     let end = Instant::now() + interval;
     loop {

@@ -1,0 +1,57 @@
+//! Length, pages and kinds of access of a trace.
+
+use std::collections::HashSet;
+
+use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch, Source};
+
+/// What a trace holds. One entry per distinct page is kept while it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TraceSummary {
+    /// References.
+    pub references: u64,
+    /// Distinct pages.
+    pub distinct: PageCount,
+    /// References that read.
+    pub reads: u64,
+    /// References that write; of the rest the kind is unknown.
+    pub writes: u64,
+    /// Page of the first reference.
+    pub first: Option<PageNumber>,
+    /// Page of the last reference.
+    pub last: Option<PageNumber>,
+    /// Lowest page number.
+    pub lowest: Option<PageNumber>,
+    /// Highest page number.
+    pub highest: Option<PageNumber>,
+}
+
+impl TraceSummary {
+    /// Reads a trace to its end; `progress` gets the number of references so far.
+    ///
+    /// # Errors
+    ///
+    /// Those of the trace.
+    pub fn of<S: Source>(trace: &mut S, mut progress: impl FnMut(u64)) -> Result<Self, S::Error> {
+        let mut batch = ReferenceBatch::new();
+        let mut pages = HashSet::new();
+        let mut summary = Self::default();
+        while trace.next_batch(&mut batch)? {
+            summary.references += batch.len() as u64;
+            pages.extend(batch.pages().iter().copied());
+            for kind in batch.kinds() {
+                match kind {
+                    AccessKind::Read => summary.reads += 1,
+                    AccessKind::Write => summary.writes += 1,
+                    AccessKind::Unknown => {}
+                }
+            }
+            summary.first = summary.first.or(batch.pages().first().copied());
+            summary.last = batch.pages().last().copied().or(summary.last);
+            progress(summary.references);
+        }
+        summary.distinct = PageCount(pages.len() as u64);
+        summary.lowest = pages.iter().min().copied();
+        summary.highest = pages.iter().max().copied();
+        Ok(summary)
+    }
+}
