@@ -16,6 +16,7 @@ mod live;
 mod mrc;
 mod plan;
 mod run;
+mod selftest;
 mod stat;
 mod trace;
 mod trace_args;
@@ -63,6 +64,7 @@ enum Verb {
     Pause(pause::Args),
     Resume(resume::Args),
     Doctor(doctor::Args),
+    Selftest(selftest::Args),
     Lab(lab::Args),
     Demo(lab::DemoArgs),
     #[command(hide = true)]
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Verb::Pause(args) => pause::run(args, &mut out),
         Verb::Resume(args) => resume::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
+        Verb::Selftest(args) => selftest::run(args, &mut out),
         Verb::Lab(args) => lab::run(args),
         Verb::Demo(args) => lab::run_demo(args),
         Verb::Generate(args) => generate::run(args, Cli::command(), &mut out),

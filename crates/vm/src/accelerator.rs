@@ -8,26 +8,20 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ConsoleEvent;
+use crate::{BareGuest, BareGuestEvent, ConsoleEvent};
 
 /// The emulator that runs guests.
 pub const QEMU: &str = "qemu-system-x86_64";
 /// How long the guest may take under KVM: ten times what a slow host needs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time between two checks whether the trial has ended.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum bytes of QEMU's error output that a verdict repeats.
-const COMPLAINT_BYTES_MAX: u64 = 1024;
-/// Maximum bytes that are read of the guest's console.
-const CONSOLE_BYTES_MAX: u64 = 1 << 16;
+/// RAM of the guest.
+const MEMORY_MIB: u64 = 64;
 /// CPU models for QEMU under KVM, best first. Where the processor's capabilities cannot be set, QEMU 7.2 aborts with
 /// the first.
 const CPU_MODELS: [&str; 3] = ["host", "host,-arch-capabilities", "qemu64,-cx16"];
@@ -161,74 +155,33 @@ fn judge(slowdown: u64, model: &str) -> Detection {
 
 /// Runs the small guest by KVM; returns how many times slower its kernel was than its program.
 fn run_guest_by_kvm(cpu_model: &str) -> Result<u64, String> {
-    let failed = |error: io::Error| format!("{QEMU}: {error}");
-    let program = qemu_program().map_err(failed)?;
     let name = format!("plimsoll-kvm-probe-{}", std::process::id());
-    let mut image = tempfile::NamedTempFile::new().map_err(failed)?;
-    image.write_all(plimsoll_kvm_guest::IMAGE).map_err(failed)?;
+    let on = (Accelerator::Kvm, cpu_model);
     let workload = "workload=uniform mib=1 visits=10000";
-    let mut qemu = Command::new(program)
-        .args(["-name", &name, "-accel", "kvm", "-cpu", cpu_model])
-        .args(["-m", "64M", "-nodefaults", "-no-user-config"])
-        .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
-        .args(plimsoll_kvm_guest::arguments(image.path(), workload))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    let begin = Instant::now();
-    let status = loop {
-        match qemu.try_wait() {
-            Ok(Some(status)) => break Ok(status),
-            Ok(None) if begin.elapsed() < GUEST_TIMEOUT => thread::sleep(POLL_INTERVAL),
-            Ok(None) => break Err(format!("it has not ended after {GUEST_TIMEOUT:?}")),
-            Err(error) => break Err(error.to_string()),
-        }
-    };
-    // Both fail only if it has ended already.
-    let _ = qemu.kill();
-    let _ = qemu.wait();
-    // What cannot be read is missing from the reason.
-    let read = |from: Option<&mut dyn io::Read>, bytes_max: u64| {
-        let mut bytes = Vec::new();
-        if let Some(from) = from {
-            let _ = from.take(bytes_max).read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    let status = status?;
-    let complaint = qemu
-        .stderr
-        .as_mut()
-        .map(|stderr| stderr as &mut dyn io::Read);
-    let complaint = read(complaint, COMPLAINT_BYTES_MAX);
-    let complaint: Vec<_> = complaint.lines().collect();
-    let complaint = complaint.join("; ");
-    if !status.success() {
-        return Err(format!("{status}: {complaint}"));
-    }
-    let console = qemu
-        .stdout
-        .as_mut()
-        .map(|stdout| stdout as &mut dyn io::Read);
-    slowdown_of(&read(console, CONSOLE_BYTES_MAX))
-        .ok_or_else(|| format!("it ended too early: {complaint}"))
-}
-
-/// How many times slower the guest's kernel was than its program, if the console shows that it ended well.
-fn slowdown_of(console: &str) -> Option<u64> {
+    let guest = BareGuest::start(&name, on, MEMORY_MIB, workload);
+    let mut guest = guest.map_err(|error| format!("{QEMU}: {error}"))?;
+    let deadline = Instant::now() + GUEST_TIMEOUT;
     let mut slowdown = None;
-    for event in console.lines().filter_map(ConsoleEvent::parse) {
-        match event {
-            ConsoleEvent::Ready {
-                kernel_slowdown, ..
-            } => slowdown = kernel_slowdown,
-            ConsoleEvent::Done { mismatches: 0, .. } => return slowdown,
-            _ => {}
+    loop {
+        match guest.next(deadline) {
+            BareGuestEvent::Line(
+                _,
+                ConsoleEvent::Ready {
+                    kernel_slowdown, ..
+                },
+            ) => {
+                slowdown = kernel_slowdown;
+            }
+            BareGuestEvent::Line(_, ConsoleEvent::Done { mismatches: 0, .. }) => {
+                return slowdown.ok_or_else(|| "it did not time its kernel".to_owned());
+            }
+            BareGuestEvent::Line(..) => {}
+            BareGuestEvent::Silence => {
+                return Err(format!("it has not ended after {GUEST_TIMEOUT:?}"));
+            }
+            BareGuestEvent::Ended(why) => return Err(why),
         }
     }
-    None
 }
 
 /// Finds [`QEMU`] in the directories of `PATH`.
@@ -342,16 +295,5 @@ mod tests {
         assert_eq!(programs.accelerator, Accelerator::Tcg);
         assert_eq!(programs.kvm, KvmSupport::Programs);
         assert_eq!(programs.cpu_model, "qemu64,-cx16");
-    }
-
-    #[test]
-    fn a_guest_that_did_not_come_to_its_end_gives_no_verdict() {
-        let ready =
-            "plimsoll: ready workload=uniform pages=256 cpus=1 kernel_ms=0 kernel_slowdown=7\r\n";
-        let done = "plimsoll: done ops=10048 ms=3 mismatches=";
-        assert_eq!(slowdown_of(&format!("{ready}{done}0\r\n")), Some(7));
-        assert_eq!(slowdown_of(&format!("{ready}{done}1\r\n")), None);
-        assert_eq!(slowdown_of(ready), None);
-        assert_eq!(slowdown_of(""), None);
     }
 }

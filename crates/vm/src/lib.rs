@@ -12,11 +12,12 @@
 //! Command lines, maps, monitor and console bytes come from other processes, some of
 //! them from inside guests: all parsers bound what they keep and none can panic.
 //!
-//! Not here: touching a VM's memory (`trap`), changing its size (`actuator`), starting guests (`lab/rig`).
+//! Not here: touching a VM's memory (`trap`), changing its size (`actuator`), starting any other guest than the one of [`BareGuest`] (`lab/rig`).
 #![forbid(unsafe_code)]
 
 mod accelerator;
 mod agent;
+mod bare_guest;
 mod command_line;
 mod console;
 mod error;
@@ -30,6 +31,7 @@ mod qmp;
 
 pub use accelerator::{Accelerator, Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
+pub use bare_guest::{BareGuest, BareGuestEvent};
 pub use command_line::{
     BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };

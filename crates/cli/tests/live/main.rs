@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod assessments;
+mod bare;
 mod baselines;
 mod endings;
 mod findings;

@@ -1,0 +1,174 @@
+//! Guests without an operating system, under TCG and, where it runs programs, KVM: the same tests on virtual CPUs of both kinds.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plimsoll_rig::{AcceleratorChoice, Boot, GuestConfig, Subject};
+use plimsoll_skip::{Lack, skip};
+use plimsoll_vm::{Accelerator, KvmSupport, detect};
+
+use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground};
+
+/// Boots a guest under each accelerator in turn, and passes it to a test.
+fn under_each(name: &str, workload: &str, test: impl Fn(&Ground, Subject)) {
+    let Some(ground) = ground() else { return };
+    let mut accelerators = vec![(AcceleratorChoice::Tcg, Accelerator::Tcg)];
+    let detection = detect();
+    if detection.kvm == KvmSupport::None {
+        skip(Lack::Kvm, format_args!("{name}: {}", detection.reason));
+    } else {
+        accelerators.push((AcceleratorChoice::Kvm, Accelerator::Kvm));
+    }
+    for (accelerator, expected) in accelerators {
+        println!("under {expected}:");
+        let config = GuestConfig {
+            accelerator,
+            memory_mib: 128,
+            ..ground.guest(&format!("{name}-{expected}"), workload)
+        };
+        let subject = Subject::boot(Boot::Bare, &config).unwrap();
+        assert_eq!(subject.vm.accelerator, Some(expected));
+        test(&ground, subject);
+    }
+}
+
+/// Sum of a number over periods.
+fn sum(lines: &[Line], key: &str) -> f64 {
+    let periods = lines.iter().filter(|line| !line.is_final());
+    periods.map(|line| line.number(key)).sum()
+}
+
+#[test]
+fn every_page_is_traced_without_a_loss() {
+    let workload = "workload=uniform mib=32 write_ratio=0.5 work=32";
+    under_each("every", workload, |_, mut subject| {
+        let footprint = subject.footprint();
+        let options = format!("{EVERYTHING} --period 3s --periods 3");
+        let ended = Attach::start(&subject.pid(), &options).end();
+        ended.assert_quiet_success();
+        let (traps, lost) = (sum(&ended.lines, "traps"), sum(&ended.lines, "lost"));
+        println!("{traps} traps, {lost} lost");
+        assert!(traps > 5_000.0 && lost == 0.0);
+        subject.assert_goes_on();
+        subject.assert_no_trap_is_left();
+        assert_eq!(subject.footprint(), footprint);
+    });
+}
+
+#[test]
+fn steps_of_the_working_set_are_found() {
+    let workload = "workload=steps steps_mib=16,48,16 step_ms=9000";
+    under_each("steps", workload, |_, mut subject| {
+        let from = Instant::now();
+        let tracer = Attach::start(&subject.pid(), "--budget 10% --period 1500ms --periods 17");
+        let ended = tracer.end();
+        ended.assert_quiet_success();
+        // A page in use by the kernel at the time stays accessible.
+        let (traps, lost) = (sum(&ended.lines, "traps"), sum(&ended.lines, "lost"));
+        assert!(lost <= traps / 1000.0, "{lost} of {traps} lost");
+        let log = subject.listen().unwrap();
+        // The first step began before.
+        let mut steps = vec![(from, 16 * MIB)];
+        steps.extend(
+            log.steps()
+                .iter()
+                .filter(|step| step.0 > from)
+                .map(|step| (step.0, step.1.0)),
+        );
+        let (mut judged, mut good) = (0, 0);
+        for line in ended.periods() {
+            let begin = line.at - Duration::from_secs_f64(line.number("seconds"));
+            let within = |at: Instant| steps.iter().rfind(|step| step.0 <= at).map(|step| step.1);
+            // A period and the one before lie whole in the step.
+            let Some(truth) = within(line.at).filter(|&truth| {
+                begin - Duration::from_millis(1600) > from
+                    && within(begin - Duration::from_millis(1600)) == Some(truth)
+            }) else {
+                continue;
+            };
+            let found = line.estimate();
+            println!("{truth} pages: {found:?}");
+            judged += 1;
+            let is_near = |found: f64| (found / truth as f64 - 1.0).abs() <= 0.1;
+            good += usize::from(found.is_some_and(is_near));
+        }
+        assert!(judged >= 6 && good * 4 >= judged * 3, "{good} of {judged}");
+        subject.assert_goes_on();
+    });
+}
+
+#[test]
+fn a_tracer_killed_in_mid_trace_leaves_the_guest_as_it_was() {
+    let workload = "workload=uniform mib=32 write_ratio=0.5 work=32";
+    under_each("killed", workload, |_, mut subject| {
+        let footprint = subject.footprint();
+        for delay_ms in [1, 40, 130, 250, 700, 1300] {
+            let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 3s"));
+            thread::sleep(Duration::from_millis(delay_ms));
+            // Dropped, it is killed.
+            drop(tracer);
+            subject.wait_until_untraced();
+            subject.assert_goes_on();
+            subject.assert_no_trap_is_left();
+        }
+        assert_eq!(subject.footprint(), footprint);
+    });
+}
+
+/// Share of the time in which the guest stood still by its own clock.
+fn stalled(subject: &mut Subject, work: impl FnOnce()) -> f64 {
+    // The rounds before are not its own.
+    subject.assert_goes_on();
+    let from = Instant::now();
+    work();
+    let to = Instant::now();
+    let (stalls, length) = subject.listen().unwrap().stalls(from, to);
+    (stalls.time + stalls.long_time).as_secs_f64() / length.as_secs_f64().max(1e-9)
+}
+
+#[test]
+fn the_account_is_what_the_guest_loses() {
+    /// Largest factor between the tracer's account and the guest's.
+    const FACTOR: f64 = 1.3;
+    /// A host on which an untraced guest stands still for more cannot judge.
+    const QUIET: f64 = 0.06;
+    let workload = "workload=uniform mib=64 think=200 write_ratio=0.1";
+    under_each("account", workload, |_, mut subject| {
+        let pid = subject.pid();
+        for options in [
+            &format!("{EVERYTHING} --period 2s --periods 2"),
+            "--budget 20% --period 2s --periods 4",
+        ] {
+            let rest =
+                |subject: &mut Subject| stalled(subject, || thread::sleep(Duration::from_secs(2)));
+            // The quietest of some tries.
+            let tries = (0..4).map(|_| {
+                let before = rest(&mut subject);
+                let mut account = 0.0;
+                let traced = stalled(&mut subject, || {
+                    let ended = Attach::start(&pid, options).end();
+                    ended.assert_quiet_success();
+                    account = ended.last().number("overhead_ratio");
+                });
+                (before.max(rest(&mut subject)), traced, account)
+            });
+            let tries: Vec<_> = tries.collect();
+            println!("{options}: untraced, traced, account: {tries:.3?}");
+            let quietest = tries.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+            let Some((untraced, traced, account)) = quietest.filter(|found| found.0 <= QUIET)
+            else {
+                skip(
+                    Lack::Live,
+                    format_args!("the host is too busy to compare the account of {options}"),
+                );
+                continue;
+            };
+            let lost = traced - untraced;
+            assert!(
+                account <= lost * FACTOR && account >= lost / FACTOR,
+                "{options}: {account} where the guest lost {lost}"
+            );
+        }
+        subject.assert_goes_on();
+    });
+}

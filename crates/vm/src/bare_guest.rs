@@ -1,0 +1,135 @@
+//! A guest without an operating system, started by us: the one by which this host is tried out.
+//!
+//! Crate `plimsoll-kvm-guest` has its image. It never outlives its [`BareGuest`]; give it `seconds` or `visits`, so that it
+//! also ends if this process is killed.
+
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Accelerator, ConsoleEvent, qemu_program};
+
+/// Maximum bytes of QEMU's error output in a message.
+const COMPLAINT_BYTES_MAX: usize = 1024;
+/// Maximum bytes kept of a console line.
+const LINE_BYTES_MAX: u64 = 1024;
+
+/// A running guest. Dropped, it is killed.
+#[derive(Debug)]
+pub struct BareGuest {
+    child: Child,
+    events: Receiver<(Instant, ConsoleEvent)>,
+    /// Holds the image and QEMU's standard error.
+    folder: tempfile::TempDir,
+}
+
+/// What a guest printed next.
+#[derive(Debug)]
+pub enum BareGuestEvent {
+    /// A line of its console, and when it came.
+    Line(Instant, ConsoleEvent),
+    /// Nothing within the time.
+    Silence,
+    /// It has ended; QEMU's status and error output.
+    Ended(String),
+}
+
+impl BareGuest {
+    /// Starts a guest of `memory_mib`, with the settings of guest/kvm's README.
+    ///
+    /// # Errors
+    ///
+    /// That QEMU is not installed or cannot be started. What QEMU refuses ends the guest.
+    pub fn start(
+        name: &str,
+        (accelerator, cpu_model): (Accelerator, &str),
+        memory_mib: u64,
+        settings: &str,
+    ) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("plimsoll-").tempdir()?;
+        let image = folder.path().join("guest.rom");
+        fs::write(&image, plimsoll_kvm_guest::IMAGE)?;
+        let ram = format!("memory-backend-memfd,id=ram,size={memory_mib}M,share=on");
+        let mut child = Command::new(qemu_program()?)
+            .args(["-name", &format!("guest={name},debug-threads=on")])
+            .args(["-accel", &accelerator.to_string(), "-cpu", cpu_model])
+            .args(["-machine", "q35,memory-backend=ram", "-object", &ram])
+            .args(["-m", &format!("{memory_mib}M"), "-display", "none"])
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-serial", "stdio"])
+            .args(plimsoll_kvm_guest::arguments(&image, settings))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(errors_of(folder.path()))?)
+            .spawn()?;
+        let (sender, events) = mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            // It ends with the guest, or when nobody listens any more.
+            thread::spawn(move || {
+                let mut output = BufReader::new(output);
+                let mut line = String::new();
+                while let Ok(1..) = output.by_ref().take(LINE_BYTES_MAX).read_line(&mut line) {
+                    let event = ConsoleEvent::parse(&line);
+                    line.clear();
+                    if event.is_some_and(|event| sender.send((Instant::now(), event)).is_err()) {
+                        break;
+                    }
+                }
+            });
+        }
+        Ok(Self {
+            child,
+            events,
+            folder,
+        })
+    }
+
+    /// QEMU's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line of its console, waiting until `deadline` at most.
+    pub fn next(&mut self, deadline: Instant) -> BareGuestEvent {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.events.recv_timeout(left) {
+            Ok((at, event)) => BareGuestEvent::Line(at, event),
+            Err(RecvTimeoutError::Timeout) => BareGuestEvent::Silence,
+            Err(RecvTimeoutError::Disconnected) => BareGuestEvent::Ended(self.end()),
+        }
+    }
+
+    /// Waits for the process, whose output is closed, and describes its end.
+    fn end(&mut self) -> String {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        let status = loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+                Ok(Some(status)) => break status.to_string(),
+                _ => break "its console is closed".to_owned(),
+            }
+        };
+        let errors = fs::read(errors_of(self.folder.path())).unwrap_or_default();
+        let errors = &errors[..errors.len().min(COMPLAINT_BYTES_MAX)];
+        let errors = String::from_utf8_lossy(errors);
+        let lines: Vec<_> = errors.lines().collect();
+        format!("{status}: {}", lines.join("; "))
+    }
+}
+
+fn errors_of(folder: &Path) -> std::path::PathBuf {
+    folder.join("stderr")
+}
+
+impl Drop for BareGuest {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
