@@ -17,6 +17,8 @@ use crate::sys::{self, Registers};
 const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 /// Bytes below the stack pointer that a function may use without moving it.
 const RED_ZONE_BYTES: u64 = 128;
+/// How often a process may be stopped by others within one instruction.
+const STOPS_MAX: u32 = 100;
 
 /// An error and the step it belongs to.
 pub struct StepError {
@@ -40,6 +42,8 @@ pub struct StoppedThread {
     lent: Option<(u64, Vec<u8>)>,
     /// Descriptors that were opened in its process.
     open: Vec<u64>,
+    /// The signal that it is to have when it goes on; 0 for none.
+    signal: libc::c_int,
     stopped: bool,
 }
 
@@ -74,11 +78,12 @@ impl StoppedThread {
                 memory,
                 lent: None,
                 open: Vec::new(),
+                signal: 0,
                 stopped: true,
             }),
             Err(source) => {
                 // Nothing was set yet, so letting go restores all. Fails if the thread is gone.
-                let _ = sys::ptrace_detach(tid);
+                let _ = sys::ptrace_detach(tid, 0);
                 Err(at("stopping its main thread")(source))
             }
         }
@@ -117,12 +122,7 @@ impl StoppedThread {
             registers.0.r10,
         ] = args;
         sys::ptrace_set_registers(self.tid, &registers)?;
-        sys::ptrace_step(self.tid)?;
-        let status = sys::wait_for_thread(self.tid)?;
-        if !libc::WIFSTOPPED(status) {
-            self.stopped = false;
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
+        let status = self.step()?;
         let registers = sys::ptrace_registers(self.tid)?;
         if libc::WSTOPSIG(status) != libc::SIGTRAP
             || registers.0.rip != self.syscall_address + SYSCALL_INSTRUCTION.len() as u64
@@ -135,6 +135,28 @@ impl StoppedThread {
             Ok(error @ -4095..=-1) => Err(io::Error::from_raw_os_error(-error)),
             _ => Ok(registers.0.rax),
         })
+    }
+
+    /// Executes one instruction. Somebody may stop the process meanwhile, which cannot be blocked: the thread goes on
+    /// all the same, and is stopped as it should be when we let it go.
+    fn step(&mut self) -> io::Result<libc::c_int> {
+        for _ in 0..STOPS_MAX {
+            sys::ptrace_step(self.tid)?;
+            let status = sys::wait_for_thread(self.tid)?;
+            if !libc::WIFSTOPPED(status) {
+                self.stopped = false;
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            let is_of_group = status >> 16 == libc::PTRACE_EVENT_STOP;
+            if !is_of_group && libc::WSTOPSIG(status) != libc::SIGSTOP {
+                return Ok(status);
+            }
+            // The kernel itself remembers that the group is stopped.
+            if !is_of_group {
+                self.signal = libc::SIGSTOP;
+            }
+        }
+        Err(io::Error::other("the process is stopped again and again"))
     }
 
     /// Memory below the thread's stack, lent to it until it goes on.
@@ -189,7 +211,7 @@ impl StoppedThread {
         self.stopped = false;
         let registers = sys::ptrace_set_registers(self.tid, &self.saved);
         let mask = sys::ptrace_set_signal_mask(self.tid, self.saved_mask);
-        let detached = sys::ptrace_detach(self.tid);
+        let detached = sys::ptrace_detach(self.tid, self.signal);
         cleaned.and(registers).and(mask).and(detached)
     }
 }

@@ -396,13 +396,12 @@ pub fn ptrace_interrupt(tid: libc::pid_t) -> io::Result<()> {
 
 /// Lets a stopped thread go on, with `signal` (0 for none).
 pub fn ptrace_continue(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
-    let signal = usize::try_from(signal).unwrap_or(0);
-    ptrace(
-        libc::PTRACE_CONT,
-        tid,
-        0,
-        ptr::without_provenance_mut(signal),
-    )
+    ptrace(libc::PTRACE_CONT, tid, 0, as_data(signal))
+}
+
+/// A signal's number where ptrace(2) takes a pointer.
+fn as_data(signal: libc::c_int) -> *mut libc::c_void {
+    ptr::without_provenance_mut(usize::try_from(signal).unwrap_or(0))
 }
 
 /// Lets a stopped thread execute one instruction.
@@ -410,9 +409,9 @@ pub fn ptrace_step(tid: libc::pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SINGLESTEP, tid, 0, ptr::null_mut())
 }
 
-/// Lets a stopped thread go on and is its tracer no more.
-pub fn ptrace_detach(tid: libc::pid_t) -> io::Result<()> {
-    ptrace(libc::PTRACE_DETACH, tid, 0, ptr::null_mut())
+/// Lets a stopped thread go on, with `signal` (0 for none), and is its tracer no more.
+pub fn ptrace_detach(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, as_data(signal))
 }
 
 /// Reads the registers of a stopped thread.

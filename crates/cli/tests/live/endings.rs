@@ -11,7 +11,7 @@ use plimsoll_flow::TraceMethod;
 use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 
-use plimsoll_rig::{PATIENCE, Subject, send};
+use plimsoll_rig::{PATIENCE, Subject, send, wait_for};
 use rustix::process::Signal;
 
 use crate::rig::{Attach, EVERYTHING, Ended, MIB, PLIMSOLL, ground, until_ended};
@@ -79,20 +79,40 @@ fn page_faults_of_rounds(subject: &mut Subject) -> u64 {
     page_faults(subject.vm.pid) - before
 }
 
-/// A child process of the tracer borrows a thread of QEMU to open the userfaultfd. strace stops it after each of its calls
-/// of ptrace() in turn, and the tracer is killed then.
-#[test]
-fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
+/// Whether calls of a tracer's child can be told apart here; says so if not.
+fn has_strace() -> bool {
     let own = std::process::id();
     if !Path::new(&format!("/proc/{own}/task/{own}/children")).exists() {
         skip(
             Lack::Live,
             "this kernel does not list the children of a process",
         );
-        return;
+        return false;
     }
-    if Command::new("strace").arg("-V").output().is_err() {
+    let version = Command::new("strace").arg("-V").output();
+    if version.is_err() {
         skip(Lack::Program, "strace");
+    }
+    version.is_ok()
+}
+
+/// Attaches under strace, which stops the child of the tracer after its call number `call` of ptrace(), from 1.
+fn attach_stopped_at(call: u32, log: &Path, subject: &Subject, options: &str) -> Attach {
+    let stop = format!("inject=ptrace:signal=SIGSTOP:when={call}");
+    let mut command = Command::new("strace");
+    // -D: the program is our child, and strace apart from both.
+    command.args(["-D", "-f", "-qq", "-e", "trace=ptrace", "-e", &stop, "-o"]);
+    command
+        .arg(log)
+        .args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
+    Attach::spawn(command.args(options.split_ascii_whitespace()))
+}
+
+/// A child process of the tracer borrows a thread of QEMU to open the userfaultfd. strace stops it after each of its calls
+/// of ptrace() in turn, and the tracer is killed then.
+#[test]
+fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
+    if !has_strace() {
         return;
     }
     let Some(ground) = ground() else { return };
@@ -102,14 +122,7 @@ fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
     let (mut calls, mut borrowed) = (0, 0);
     loop {
         let log = folder.path().join(format!("{calls}"));
-        let stop = format!("inject=ptrace:signal=SIGSTOP:when={}", calls + 1);
-        let mut command = Command::new("strace");
-        // -D: the program is our child, and strace apart from both.
-        command.args(["-D", "-f", "-qq", "-e", "trace=ptrace", "-e", &stop, "-o"]);
-        command
-            .arg(&log)
-            .args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
-        let tracer = Attach::spawn(command.args(EVERYTHING.split_ascii_whitespace()));
+        let tracer = attach_stopped_at(calls + 1, &log, &subject, EVERYTHING);
         let Some(child) = stopped_child(&tracer, &log, &subject) else {
             break;
         };
@@ -131,6 +144,46 @@ fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
     subject.wait_until_untraced();
     subject.assert_goes_on();
     assert_traceable(&subject);
+}
+
+/// SIGSTOP cannot be kept from a borrowed thread; who sent it finds the VM stopped, though later.
+#[test]
+fn a_vm_that_is_stopped_while_a_tracer_attaches_is_traced_and_stays_stopped() {
+    if !has_strace() {
+        return;
+    }
+    let Some(ground) = ground() else { return };
+    let mut subject = ground.boot("stopping", "workload=uniform mib=32 write_ratio=0.5");
+    let footprint = subject.footprint();
+    let folder = tempfile::tempdir().unwrap();
+    let mut calls = 0;
+    loop {
+        let log = folder.path().join(format!("{calls}"));
+        // No access waits for it, so that strace, which makes it slow, harms nobody.
+        let options = "--backend write-scan --period 500ms --periods 1";
+        let tracer = attach_stopped_at(calls + 1, &log, &subject, options);
+        let Some(child) = stopped_child(&tracer, &log, &subject) else {
+            break;
+        };
+        calls += 1;
+        send(subject.vm.pid, Signal::STOP).unwrap();
+        send(child, Signal::CONT).unwrap();
+        tracer.end().assert_quiet_success();
+        subject.wait_until_untraced();
+        wait_for("a stopped VM", PATIENCE, || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", subject.vm.pid)).unwrap();
+            stat.rsplit_once(") ")
+                .unwrap()
+                .1
+                .starts_with('T')
+                .then_some(())
+        });
+        send(subject.vm.pid, Signal::CONT).unwrap();
+        assert_eq!(subject.footprint(), footprint, "stopped at call {calls}");
+    }
+    println!("stopped at each of {calls} calls");
+    assert!(calls >= 20, "{calls}");
+    subject.assert_goes_on();
 }
 
 /// Waits until strace has stopped the child of a tracer; `None` if it traps accesses, having made fewer calls than that.
