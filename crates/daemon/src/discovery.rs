@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_protocol::vm::{BackendRefusal, BackendView};
+use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess};
 use plimsoll_vm::{AllowedUsers, ProcessId, QemuVm, VmError, qemu_pids};
 
 /// Pause between rounds.
@@ -20,6 +22,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 const INSPECTED_AT_ONCE: usize = 16;
 /// Time until a process is inspected again, first and at last.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(900), Duration::from_mins(1));
+/// Age at which an assessment of a VM is renewed.
+const ASSESSED_AGAIN: Duration = Duration::from_secs(30);
 /// Longest wait of the first turn for the first round.
 const FIRST_ROUND_MAX: Duration = Duration::from_millis(1500);
 /// Age of the last round from which discovery counts as hanging.
@@ -49,6 +53,12 @@ pub trait Processes: Sync + Send + 'static {
     ///
     /// Why it is no VM.
     fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError>;
+
+    /// Assesses which tracing backends can observe a VM.
+    fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView>;
+
+    /// Whether a VM's RAM is locked in memory; takes about 10 ms for each GiB of it.
+    fn is_locked(&self, vm: &QemuVm) -> bool;
 }
 
 /// The processes of this host.
@@ -75,6 +85,36 @@ impl Processes for HostProcesses {
             false => Err(VmError::OtherProcess { pid: process.pid }),
         }
     }
+
+    fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
+        let target = TraceTarget {
+            pid: vm.pid,
+            ram: vm.ram.clone(),
+            locked: is_locked,
+            // Our own tracer's would be among them.
+            userfault: false,
+            vcpu_threads: Vec::new(),
+        };
+        let assessments = assess(&target, &TraceConfig::default()).into_iter();
+        let views = assessments.map(|assessment| BackendView {
+            backend: assessment.row.method,
+            refusals: assessment.refusals.iter().map(refusal_view).collect(),
+        });
+        views.collect()
+    }
+
+    fn is_locked(&self, vm: &QemuVm) -> bool {
+        let states = vm.ram_states().unwrap_or_default();
+        states.iter().any(|state| state.locked)
+    }
+}
+
+fn refusal_view(refusal: &Refusal) -> BackendRefusal {
+    BackendRefusal {
+        name: refusal.name().to_owned(),
+        why: refusal.to_string(),
+        change: refusal.change(),
+    }
 }
 
 /// Results of the last round.
@@ -82,6 +122,8 @@ impl Processes for HostProcesses {
 pub struct Discovered {
     /// VMs, in the order of their start.
     pub vms: Vec<Arc<QemuVm>>,
+    /// Which tracing backends can observe each of them.
+    pub backends: BTreeMap<ProcessId, Vec<BackendView>>,
     /// What an operator should see.
     pub warnings: Vec<String>,
     /// End of the round; `None` before the first.
@@ -160,11 +202,20 @@ struct Pending {
     pause: Duration,
 }
 
+/// Which tracing backends can observe a VM, and when that was found out.
+#[derive(Debug)]
+struct Assessed {
+    at: Instant,
+    is_locked: bool,
+    backends: Vec<BackendView>,
+}
+
 /// What is kept from one round to the next.
 #[derive(Debug, Default)]
 struct Rounds {
     known: BTreeMap<ProcessId, Arc<QemuVm>>,
     pending: BTreeMap<ProcessId, Pending>,
+    assessed: BTreeMap<ProcessId, Assessed>,
 }
 
 impl Rounds {
@@ -189,6 +240,7 @@ impl Rounds {
             // Those that are known and still run have not ended by that.
             Err(error) => warnings.push(format!("VMs cannot be discovered: {error}")),
         }
+        self.assess(processes, began);
         let pending = self.pending.values();
         let pending: Vec<_> = pending.map(|pending| pending.why.clone()).collect();
         warnings.extend(some_of(
@@ -198,10 +250,37 @@ impl Rounds {
         warnings.extend(some_of(&refused, "are no VMs of this host"));
         let mut vms: Vec<_> = self.known.values().map(Arc::clone).collect();
         vms.sort_by_key(|vm| (vm.start_ticks, vm.pid));
+        let assessed = self.assessed.iter();
         Discovered {
             vms,
+            backends: assessed
+                .map(|(process, assessed)| (*process, assessed.backends.clone()))
+                .collect(),
             warnings,
             at: Some(Instant::now()),
+        }
+    }
+
+    /// Assesses VMs that are new or were assessed long ago, until the budget is spent.
+    fn assess(&mut self, processes: &impl Processes, began: Instant) {
+        self.assessed
+            .retain(|process, _| self.known.contains_key(process));
+        for (process, vm) in &self.known {
+            let before = self.assessed.get(process);
+            if before.is_some_and(|before| before.at.elapsed() < ASSESSED_AGAIN) {
+                continue;
+            }
+            if began.elapsed() >= BUDGET {
+                return;
+            }
+            let is_locked = before.map(|before| before.is_locked);
+            let is_locked = is_locked.unwrap_or_else(|| processes.is_locked(vm));
+            let assessed = Assessed {
+                backends: processes.assess(vm, is_locked),
+                is_locked,
+                at: Instant::now(),
+            };
+            self.assessed.insert(*process, assessed);
         }
     }
 
@@ -334,6 +413,38 @@ mod tests {
             thread::sleep(self.silence);
             Ok(vm(process, Vec::new()))
         }
+
+        fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
+            let users = AllowedUsers::default();
+            HostProcesses { users }.assess(vm, is_locked)
+        }
+
+        fn is_locked(&self, _: &QemuVm) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn every_vm_is_assessed_and_its_lock_is_kept() {
+        let host = Hostile {
+            silent: 0,
+            silence: Duration::ZERO,
+            inspected: Arc::default(),
+        };
+        let mut rounds = Rounds::default();
+        for _ in 0..2 {
+            let discovered = rounds.round(&host);
+            let backends = &discovered.backends[&discovered.vms[0].process()];
+            assert_eq!(backends.len(), plimsoll_trap::BACKENDS.len());
+            assert_eq!(backends[0].refusals[0].name, "locked");
+            for assessed in rounds.assessed.values_mut() {
+                assert!(assessed.is_locked);
+                assessed.at = Instant::now().checked_sub(ASSESSED_AGAIN).unwrap();
+            }
+        }
+        rounds.known.clear();
+        rounds.assess(&host, Instant::now());
+        assert!(rounds.assessed.is_empty());
     }
 
     #[test]
@@ -398,6 +509,12 @@ mod tests {
                     thread_id: 9,
                 };
                 Ok(vm(process, vec![vcpu]))
+            }
+            fn assess(&self, _: &QemuVm, _: bool) -> Vec<BackendView> {
+                Vec::new()
+            }
+            fn is_locked(&self, _: &QemuVm) -> bool {
+                false
             }
         }
         let host = Reused(Mutex::new(1));

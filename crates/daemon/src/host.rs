@@ -5,7 +5,7 @@
 use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
-use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
+use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
 use plimsoll_vm::ProcessId;
 
 use crate::clock::unix_ms;
@@ -28,6 +28,8 @@ pub struct DiscoveredVm {
     pub libvirt: bool,
     /// Its RAM as it was started.
     pub ram_bytes: u64,
+    /// Which tracing backends can observe it; empty while that is not known.
+    pub backends: Vec<BackendView>,
 }
 
 impl DiscoveredVm {

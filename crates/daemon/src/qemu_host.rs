@@ -70,7 +70,10 @@ impl QemuHost {
 impl Host for QemuHost {
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
         let Discovered {
-            vms, mut warnings, ..
+            vms,
+            mut warnings,
+            mut backends,
+            ..
         } = self.discovery.last();
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
@@ -96,6 +99,7 @@ impl Host for QemuHost {
                 accelerator: vm.accelerator.map(|accelerator| accelerator.to_string()),
                 libvirt: is_libvirts(vm),
                 ram_bytes: vm.memory_bytes,
+                backends: backends.remove(&vm.process()).unwrap_or_default(),
             }
         });
         (found.collect(), warnings)

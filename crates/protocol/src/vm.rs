@@ -139,6 +139,10 @@ pub struct VmSummary {
     pub balloon: Option<BalloonView>,
     /// Its cache under the disk; `null` if it has none.
     pub cache: Option<CacheView>,
+    /// Which tracing backends can observe it; empty while that is not known. A userfaultfd on its RAM is not in the way here,
+    /// as it may be the one of the daemon's own tracer.
+    #[serde(default)]
+    pub backends: Vec<BackendView>,
     /// Sizes reported by it or by its disk daemon that the kernel rules out, and that were therefore not used.
     #[serde(default)]
     pub refused_claims: u64,

@@ -112,6 +112,8 @@ pub struct BackendRow {
     pub loses: &'static str,
     /// What it passes on.
     pub yields: Yield,
+    /// Whether reads are observed as well as writes.
+    pub sees_reads: bool,
     /// Settings that apply to it beyond those of all backends, by their names on the command line.
     pub options: &'static [&'static str],
     /// Rules by which its tracking rate can follow the VM.
@@ -128,6 +130,12 @@ pub struct BackendRow {
 type Attach = fn(&TraceTarget, &TraceConfig) -> Result<Box<dyn Backend>, TrapError>;
 
 impl BackendRow {
+    /// Whether its observations give a curve of all accesses, by which sizes can be decided.
+    #[must_use]
+    pub fn gives_curve(&self) -> bool {
+        self.sees_reads && self.yields != Yield::Sample
+    }
+
     /// Its name in options and configuration.
     #[must_use]
     pub const fn name(&self) -> &'static str {

@@ -36,6 +36,7 @@ pub const ROW: BackendRow = BackendRow {
     costs: "a minor fault per page touched, 100 pages in a period by default",
     loses: "everything but one bit per page and period",
     yields: Yield::Sample,
+    sees_reads: true,
     options: &["--sample"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| &[SharedRam, Unlocked, NoSwap, PageAccess],

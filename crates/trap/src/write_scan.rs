@@ -48,6 +48,7 @@ pub const ROW: BackendRow = BackendRow {
     costs: "under 2 µs of the VM's time for the first write to a page after each scan",
     loses: "pages that are only read",
     yields: Yield::Scans,
+    sees_reads: false,
     options: &["--scan-interval"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| &[SmallPages, NoUserfault, Injection],

@@ -41,7 +41,7 @@ fn text(host: &HostView) -> String {
         text.push_str(
             "\nsize: memory of its own and cache. uses: its working set. misses: predicted at its size over those at\n\
              its baseline, and the upper confidence limit. gives: what it could give within its limit. cost: share of its\n\
-             CPU time that its tracer takes.\n",
+             CPU time that its tracer takes. backends: those that can trace it; `plimsoll doctor VM` shows why others cannot.\n",
         );
     }
     if host.vms.iter().any(is_emulated) {
@@ -92,6 +92,7 @@ fn table(vms: &[VmSummary]) -> String {
         ("misses", Side::Right),
         ("gives", Side::Right),
         ("cost", Side::Right),
+        ("backends", Side::Left),
         ("traced", Side::Left),
     ]);
     for vm in vms {
@@ -114,10 +115,23 @@ fn table(vms: &[VmSummary]) -> String {
             misses,
             maybe_size(vm.reclaimable_bytes),
             overhead.unwrap_or_default(),
+            backends(vm),
             traced(vm),
         ]);
     }
     columns.text()
+}
+
+/// The tracing backends that can observe a VM; empty if that is not known.
+fn backends(vm: &VmSummary) -> String {
+    let able = vm.backends.iter().filter(|view| view.refusals.is_empty());
+    let able: Vec<_> = able.map(|view| view.backend.name()).collect();
+    match able.len() {
+        0 if vm.backends.is_empty() => String::new(),
+        0 => "none".to_owned(),
+        count if count == vm.backends.len() => "all".to_owned(),
+        _ => able.join(", "),
+    }
 }
 
 /// How a VM is traced, in few words.
@@ -177,6 +191,7 @@ fn lines(host: &HostView) -> String {
             ("lost", &|vm| {
                 or_empty(vm.trace.as_ref().map(|trace| trace.lost))
             }),
+            ("backends", &|vm| backends(vm)),
         ],
     )
 }

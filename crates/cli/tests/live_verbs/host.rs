@@ -7,9 +7,9 @@ use plimsoll_protocol::decision::{
     By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
 use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HistoryView,
-    HostMemory, HostView, Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary,
-    VmView, WorkingSetView,
+    BackendRefusal, BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow,
+    HeatmapView, HistoryView, HostMemory, HostView, Relative, Sample, Settings, Standing,
+    TraceState, TraceView, VmSummary, VmView, WorkingSetView,
 };
 
 /// A name that clears the screen of who prints it raw.
@@ -38,6 +38,20 @@ fn trace() -> TraceView {
     }
 }
 
+/// A backend for private RAM: only write scans can attach.
+fn backend(backend: TraceMethod) -> BackendView {
+    let refusal = BackendRefusal {
+        name: "not-shared-memory".to_owned(),
+        why: "the VM's RAM is private memory".to_owned(),
+        change: "share it".to_owned(),
+    };
+    let can = backend == TraceMethod::WriteScans;
+    BackendView {
+        backend,
+        refusals: if can { vec![] } else { vec![refusal] },
+    }
+}
+
 fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: u64) -> VmSummary {
     let size_bytes = (direct_mib + cache_mib) * MIB;
     VmSummary {
@@ -46,6 +60,7 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
         accelerator: Some("tcg".to_owned()),
         uuid: None,
         refused_claims: 0,
+        backends: TraceMethod::ALL.map(backend).into(),
         libvirt: false,
         standing,
         why: why.to_owned(),

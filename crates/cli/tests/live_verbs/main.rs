@@ -54,10 +54,15 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
         "0.98 %",
         "failed, tcg, losses",
         "tcg: emulated",
+        "  write-scan  ",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
     let csv = server.text(&["vms", "-o", "csv"]);
+    assert!(
+        csv.lines().nth(1).unwrap().ends_with(",write-scan"),
+        "{csv}"
+    );
     assert!(
         csv.starts_with("vm,pid,accelerator,standing,size_bytes,"),
         "{csv}"

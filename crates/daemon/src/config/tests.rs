@@ -226,6 +226,28 @@ fn the_example_and_the_guide_name_every_policy_and_search() {
 }
 
 #[test]
+fn the_example_and_the_guide_describe_every_backend_that_gives_curves_and_no_other() {
+    let guide = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/configuration.md"
+    ));
+    let line = guide.lines().find(|line| line.contains("| `backend` |"));
+    let line = line.unwrap();
+    for row in plimsoll_trap::BACKENDS {
+        let (name, sees) = (row.name(), row.sees);
+        let choice = format!("backend = \"{name}\"");
+        assert_eq!(
+            read(&format!("[trace]\n{choice}")).is_ok(),
+            row.gives_curve()
+        );
+        let in_guide = line.contains(&format!("`\"{name}\"`: {sees}"));
+        assert_eq!(in_guide, row.gives_curve(), "{line}");
+        let in_example = EXAMPLE.contains(&format!("# \"{name}\": {sees}\n"));
+        assert_eq!(in_example, row.gives_curve(), "{name}");
+    }
+}
+
+#[test]
 fn unknown_keys_are_reported_with_their_line_and_a_suggestion() {
     assert_eq!(
         refusal("mode = \"act\"\nturn_intervall = \"5s\"\n"),

@@ -11,6 +11,7 @@ use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
+use plimsoll_trap::BACKENDS;
 use plimsoll_vm::AllowedUsers;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
@@ -366,11 +367,10 @@ impl Words for Mode {
 impl Words for TraceMethod {
     type Value = Self;
 
-    /// The methods whose curves the daemon uses.
+    /// Those of the backends whose curves the daemon can decide by.
     fn words() -> Vec<(&'static str, Self)> {
-        [Self::Traps, Self::AccessedPageScans]
-            .map(|method| (method.name(), method))
-            .to_vec()
+        let rows = BACKENDS.iter().filter(|row| row.gives_curve());
+        rows.map(|row| (row.name(), row.method)).collect()
     }
 }
 

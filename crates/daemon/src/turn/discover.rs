@@ -27,7 +27,8 @@ impl<H: Host> Turns<H> {
             self.vms.remove(&name);
         }
         for found in found {
-            if self.vms.contains_key(&found.vm) {
+            if let Some(vm) = self.vms.get_mut(&found.vm) {
+                vm.found.backends = found.backends;
                 continue;
             }
             self.add_vm(found);

@@ -68,6 +68,7 @@ impl<H: Host> Turns<H> {
             trace: vm.trace.clone(),
             balloon: balloon_view(vm),
             cache: cache_view(vm),
+            backends: vm.found.backends.clone(),
             refused_claims: vm.refused_claims,
         }
     }

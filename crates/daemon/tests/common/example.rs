@@ -19,8 +19,9 @@ use plimsoll_protocol::decision::{
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView, HostMemory, HostView,
-    Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary, WorkingSetView,
+    BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView,
+    HostMemory, HostView, Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary,
+    WorkingSetView,
 };
 
 use plimsoll_daemon::clock;
@@ -267,6 +268,13 @@ impl Guest {
             accelerator: Some(self.accelerator.to_owned()),
             uuid: None,
             refused_claims: 0,
+            backends: TraceMethod::ALL
+                .into_iter()
+                .map(|backend| BackendView {
+                    backend,
+                    refusals: Vec::new(),
+                })
+                .collect(),
             libvirt: false,
             standing,
             why,

@@ -243,6 +243,7 @@ impl Host for SimulatedHost {
             accelerator: Some("tcg".to_owned()),
             libvirt: false,
             ram_bytes: vm.ram_bytes,
+            backends: Vec::new(),
         });
         (found.collect(), Vec::new())
     }

@@ -75,6 +75,7 @@ pub const ROW: BackendRow = BackendRow {
     costs: "a minor fault per page touched between two scans, within the time budget",
     loses: "the order of touches within a scan interval",
     yields: Yield::Scans,
+    sees_reads: true,
     options: &["--scan-interval", "--writes"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |config| {

@@ -64,6 +64,7 @@ pub const ROW: BackendRow = BackendRow {
     costs: "10 to 60 µs of the VM's time per trap, under KVM 100 µs or more where wake-ups are slow; within the time budget",
     loses: "accesses to pages in the hot set, first touches of pages without contents",
     yields: Yield::References,
+    sees_reads: true,
     options: &["--hot-set", "--group", "--least-pages"],
     rate_rules: &[
         RateRule::Fixed,

@@ -73,6 +73,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-protocol",
             "plimsoll-policy",
             "plimsoll-actuator",
+            "plimsoll-trap",
             "plimsoll-vm",
         ],
     ),
