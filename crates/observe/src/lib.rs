@@ -19,6 +19,7 @@
 
 pub mod args;
 pub mod compare;
+mod follow;
 mod heat;
 pub mod page_log;
 pub mod wss;
@@ -37,7 +38,11 @@ use plimsoll_trap::{
 };
 use plimsoll_vm::{QemuVm, VmError};
 
+use follow::Follower;
 use heat::Heat;
+
+/// How often RAM may come or go while a period begins.
+const CHANGES_MAX: u32 = 5;
 
 /// Why a VM is not observed. It is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +86,8 @@ pub struct Observer {
     /// Name of the VM.
     pub vm: VmId,
     backend: Box<dyn Backend>,
+    yields: Yield,
+    options: ObserverOptions,
     /// None where the backend's observations give no curve.
     estimator: Option<Box<dyn LiveEstimator>>,
     /// Exact LRU and AET, if they are compared; one of them beside the chosen one.
@@ -176,27 +183,39 @@ impl Observer {
         options: &ObserverOptions,
     ) -> Result<Self, ObserveError> {
         let row = BackendRow::of(method);
-        let backend = row.attach(&target_of(vm)?, config);
-        let backend = backend.map_err(|source| ObserveError::Trace {
-            vm: vm.id.clone(),
-            source,
-        })?;
+        let backend = Box::new(Follower::attach(vm, row, config)?);
         Ok(Self::of(vm.id.clone(), row.yields, backend, options))
     }
 
     fn of(vm: VmId, yields: Yield, backend: Box<dyn Backend>, options: &ObserverOptions) -> Self {
-        let ram = PageCount(backend.ram_pages());
+        let mut observer = Self {
+            vm,
+            backend,
+            yields,
+            options: *options,
+            estimator: None,
+            compared: None,
+            has_reach: options.reach.is_some(),
+            heat: None,
+        };
+        observer.start_estimating();
+        observer
+    }
+
+    /// Makes estimators for the RAM that there is now; those before are dropped.
+    fn start_estimating(&mut self) {
+        let (ram, options) = (PageCount(self.backend.ram_pages()), &self.options);
         let live = LiveOptions {
             ram,
             reach: options.reach,
         };
-        let chosen = match yields {
+        let chosen = match self.yields {
             Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
             Yield::Scans => Some(live::SCANS),
             Yield::Sample => None,
         };
         let compared = chosen.filter(|row| options.is_compared && row.is_ordered);
-        let compared = compared.map(|chosen| {
+        self.compared = compared.map(|chosen| {
             let is_other_lru = chosen.name != live::LRU.name;
             let other = if is_other_lru { live::LRU } else { live::AET };
             Compared {
@@ -204,14 +223,8 @@ impl Observer {
                 is_other_lru,
             }
         });
-        Self {
-            vm,
-            backend,
-            estimator: chosen.map(|row| (row.make)(&live)),
-            compared,
-            has_reach: options.reach.is_some(),
-            heat: options.heat_cells.map(|cells| Heat::new(ram, cells)),
-        }
+        self.heat = options.heat_cells.map(|cells| Heat::new(ram, cells));
+        self.estimator = chosen.map(|row| (row.make)(&live));
     }
 
     /// Time that an observed touch costs the VM on this host: a trap, or a minor fault.
@@ -220,12 +233,23 @@ impl Observer {
         self.backend.touch_cost()
     }
 
-    /// Observes for one period.
+    /// Observes for one period. If RAM was plugged or unplugged, everything is estimated anew from there.
     ///
     /// # Errors
     ///
-    /// As [`Backend::run_period`]; the periods before count in [`curve`](Self::curve).
+    /// As [`Backend::run_period`], and [`TrapError::Interrupted`] while QEMU migrates or saves the VM; the periods before
+    /// count in [`curve`](Self::curve).
     pub fn period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
+        for _ in 1..CHANGES_MAX {
+            match self.try_period(stop) {
+                Err(TrapError::RamChanged { .. }) => self.start_estimating(),
+                other => return other,
+            }
+        }
+        self.try_period(stop)
+    }
+
+    fn try_period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
         let (heat, compared) = (&mut self.heat, &mut self.compared);
         let estimator = &mut self.estimator;
         let ran = self.backend.run_period(stop, &mut |seen| {

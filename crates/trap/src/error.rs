@@ -32,6 +32,12 @@ pub enum TrapError {
         /// Process of the VM.
         pid: u32,
     },
+    /// RAM was plugged or unplugged. Nothing is traced until the tracer attaches again.
+    #[error("the RAM of process {pid} changed while it was traced; the traps were removed")]
+    RamChanged {
+        /// Process of the VM.
+        pid: u32,
+    },
     /// The kind of a setting does not matter here: its value does.
     #[error("{setting} of {value} is outside {accepted}; nothing was changed in the VM")]
     Setting {

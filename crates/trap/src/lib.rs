@@ -61,4 +61,4 @@ pub use refusal::Refusal;
 pub use registry::BACKENDS;
 pub use target::TraceTarget;
 pub use trial::{TouchCost, Toucher, TrapCost, measure_fault_cost, measure_trap_cost};
-pub use watchdog::lock_memory;
+pub use watchdog::stay_ready;

@@ -64,7 +64,10 @@ impl TracedProcess {
             let pid = self.pid;
             // The wait below is not a hang.
             self.watchdog.iter().for_each(Watchdog::disarm);
-            if ends_soon(self.pidfd.as_fd()) {
+            // Calls on an ending process find no memory, or read none; after others the VM would wait with us.
+            let may_end = source.raw_os_error().is_none_or(|code| code == libc::ESRCH);
+            let pidfd = self.pidfd.as_fd();
+            if has_ended(pidfd) || may_end && ends_soon(pidfd) {
                 TrapError::VmGone { pid }
             } else {
                 TrapError::Call { pid, call, source }

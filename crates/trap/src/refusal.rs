@@ -92,6 +92,12 @@ pub enum Refusal {
         /// Process of the VM.
         pid: u32,
     },
+    /// A migration or a snapshot, which may need a userfaultfd itself and reads all memory.
+    #[error("QEMU has the VM's memory to itself: {why}")]
+    MemoryTransfer {
+        /// What QEMU does with it.
+        why: String,
+    },
     /// The kernel did not let us.
     #[error("no privilege to {what} ({source})")]
     NoPrivilege {
@@ -161,6 +167,9 @@ impl Refusal {
                  it nothing"
                     .to_owned()
             }
+            Self::MemoryTransfer { .. } => {
+                "wait until that is over and the VM runs here".to_owned()
+            }
             Self::NoPrivilege { .. } => {
                 "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
             }
@@ -184,6 +193,7 @@ impl Refusal {
             Self::Debugged { .. } => "debugged",
             Self::NoUserfaultfd { .. } => "no-userfaultfd",
             Self::DescriptorWithheld { .. } => "descriptor-withheld",
+            Self::MemoryTransfer { .. } => "memory-transfer",
             Self::NoPrivilege { .. } => "no-privilege",
             Self::KernelTooOld { .. } => "kernel-too-old",
         }
@@ -214,6 +224,9 @@ mod tests {
                 pid: 42,
                 tracer: 77,
                 program: "gdb".to_owned(),
+            },
+            Refusal::MemoryTransfer {
+                why: "it is being saved".to_owned(),
             },
             Refusal::NoPrivilege {
                 what: "try".to_owned(),

@@ -556,6 +556,9 @@ impl SharedMemory {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // Locked pages cannot be made inaccessible, and a tracer locks all of its memory.
+        // SAFETY: munlock(2) on our own mapping only allows the kernel to reclaim its pages.
+        unsafe { libc::munlock(address, len_bytes) };
         let memory = Self {
             address,
             len_bytes,

@@ -31,8 +31,8 @@ use crate::sys::{self, SharedMemory};
 const SILENCE_MAX: Duration = Duration::from_millis(150);
 /// Interval at which the heartbeat is read.
 const TICK: Duration = Duration::from_millis(25);
-/// Nice value of the watchdog: it runs for microseconds and decides for a whole VM.
-const NICE: i32 = -15;
+/// Nice value of the watchdog and of the tracer: a VM waits for what they do.
+const NICE: i32 = -10;
 /// Pages of the shared memory: heartbeats, and whether pages are armed.
 const BEATS: usize = 0;
 const ARMED: usize = 1;
@@ -129,8 +129,7 @@ fn settle(kept: &[BorrowedFd<'_>; 2]) {
     for group in ROOT_GROUPS {
         let _ = fs::write(group, "0");
     }
-    let _ = rustix::process::setpriority_process(None, NICE);
-    let _ = lock_memory();
+    let _ = stay_ready();
 }
 
 /// Waits until the tracer has ended, or is to be ended: then returns true.
@@ -175,14 +174,15 @@ fn report(text: &str) {
     }
 }
 
-/// Keeps the memory of this process, what it uses now and will use, from being reclaimed: a VM waits for whoever waits for
-/// that memory.
+/// Makes the calling thread and the memory of its process ready at any time, because a VM waits for it: a higher priority
+/// than that of ordinary processes, and no page that is in use, now or later, is reclaimed.
 ///
 /// # Errors
 ///
-/// `EPERM` where `RLIMIT_MEMLOCK` bounds what may be locked and CAP_IPC_LOCK is missing, and the system call's; nothing is
-/// locked.
-pub fn lock_memory() -> io::Result<()> {
+/// `EACCES` without CAP_SYS_NICE; `EPERM` where `RLIMIT_MEMLOCK` bounds what may be locked and CAP_IPC_LOCK is missing, and
+/// the system call's; what was not refused is done.
+pub fn stay_ready() -> io::Result<()> {
+    let raised = rustix::process::setpriority_process(None, NICE);
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_pass = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
@@ -198,9 +198,8 @@ pub fn lock_memory() -> io::Result<()> {
         rustix::process::setrlimit(Resource::Memlock, all)?;
     }
     // Only pages in use: address space that was merely reserved stays so.
-    Ok(mlockall(
-        MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT,
-    )?)
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    Ok(raised?)
 }
 
 #[cfg(test)]

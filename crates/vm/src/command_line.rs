@@ -25,6 +25,8 @@ pub struct CommandLine {
     pub uuid: Option<String>,
     /// `-m`, in bytes; without memory that is hot-plugged later.
     pub memory_bytes: Option<u64>,
+    /// `-m maxmem=`: how far memory may grow by hot-plugging, in bytes.
+    pub memory_max_bytes: Option<u64>,
     /// `-accel`, `-machine accel=`, `-enable-kvm`: those known here, in order of preference.
     pub accelerators: Vec<Accelerator>,
     /// `-object memory-backend-*`, in order.
@@ -86,6 +88,8 @@ impl CommandLine {
                 "m" => {
                     let size = values.get("size").or(values.implied());
                     line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
+                    let max = values.get("maxmem");
+                    line.memory_max_bytes = max.and_then(|max| parse_size(max, 1 << 20));
                 }
                 "accel" => line
                     .accelerators
@@ -344,6 +348,7 @@ mod tests {
                 name: Some("debian".into()),
                 uuid: Some("c7a5fdbd-edaf-9455-926a-d65c16db1809".into()),
                 memory_bytes: Some(512 << 20),
+                memory_max_bytes: Some(4 << 30),
                 accelerators: vec![Accelerator::Tcg],
                 backends: vec![RamBackend {
                     size_bytes: 512 << 20,

@@ -5,6 +5,7 @@
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
+//! - [`Transfer`] is what QEMU does with a VM's memory as a whole, as in a migration.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
 //! - [`detect`] determines whether KVM really runs guests here.
@@ -28,6 +29,7 @@ mod maps;
 mod meminfo;
 mod process;
 mod qmp;
+mod transfer;
 
 pub use accelerator::{Accelerator, Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
@@ -44,3 +46,4 @@ pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state
 pub use meminfo::HostMemory;
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState};
+pub use transfer::Transfer;

@@ -15,6 +15,9 @@ use plimsoll_flow::{RamBacking, RamMapping};
 use crate::VmError;
 use crate::command_line::{BackendKind, CommandLine};
 
+/// Name of the mapping of a memfd backend, plugged ones among them.
+const PLUGGED: &str = "/memfd:memory-backend-memfd";
+
 /// One mapping of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapEntry {
@@ -154,7 +157,8 @@ impl FileSystems {
 }
 
 /// Finds the mappings of a QEMU process that are guest RAM, one for each RAM backend,
-/// in the order of the command line; empty if none can be.
+/// in the order of the command line; empty if none can be. Where the command line lets memory grow, memfd backends that
+/// were plugged later follow, in the order in which they were made.
 #[must_use]
 pub fn guest_ram(
     entries: &[MapEntry],
@@ -189,15 +193,25 @@ pub fn guest_ram(
             if backend.huge_pages && backing == RamBacking::SharedMemfd {
                 backing = RamBacking::HugeTlb;
             }
-            ram.push(RamMapping {
-                address: entry.start,
-                len_bytes: entry.len_bytes(),
-                file_offset_bytes: entry.offset_bytes,
-                backing,
-            });
+            ram.push(mapping(&entry, backing));
         }
     }
+    if command_line.memory_max_bytes.is_some() {
+        let plugged = candidates.into_iter().filter(|(entry, backing)| {
+            *backing == RamBacking::SharedMemfd && entry.path.starts_with(PLUGGED)
+        });
+        ram.extend(plugged.map(|(entry, backing)| mapping(&entry, backing)));
+    }
     ram
+}
+
+fn mapping(entry: &MapEntry, backing: RamBacking) -> RamMapping {
+    RamMapping {
+        address: entry.start,
+        len_bytes: entry.len_bytes(),
+        file_offset_bytes: entry.offset_bytes,
+        backing,
+    }
 }
 
 /// Joins neighbouring mappings of one file, which the kernel split because their flags differed.
@@ -311,6 +325,14 @@ mod tests {
             "node,memdev=b",
         ]);
         // The second of them is one mapping that the kernel shows in two parts.
+        let addresses: Vec<_> = found.iter().map(|(address, _)| *address).collect();
+        assert_eq!(addresses, [0x7f00_6000_0000, 0x7f00_4800_0000]);
+    }
+
+    #[test]
+    fn plugged_memory_follows_that_of_the_command_line() {
+        let object = "memory-backend-memfd,id=ram,size=256M,share=on";
+        let found = found(&["-object", object, "-m", "256M,slots=2,maxmem=4G"]);
         let addresses: Vec<_> = found.iter().map(|(address, _)| *address).collect();
         assert_eq!(addresses, [0x7f00_6000_0000, 0x7f00_4800_0000]);
     }

@@ -16,7 +16,7 @@ use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions};
 use plimsoll_output::{Format, OutputArgs, bail_usage, ignore_suspension, stop_flag};
 use plimsoll_plot::encode;
-use plimsoll_trap::{TrapError, lock_memory};
+use plimsoll_trap::{Refusal, TrapError, stay_ready};
 
 use plimsoll_protocol::size::Interval;
 
@@ -86,8 +86,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         heat_cells: args.heatmap,
     };
     let mut observer = Observer::attach(&vm, method, &config, &options)?;
-    // Without the right to, the backend's watchdog bounds what a reclaimed page can do to the VM.
-    let _ = lock_memory();
+    // Without the right to, the backend's watchdog bounds what a late tracer can do to the VM.
+    let _ = stay_ready();
 
     let picture = format.is_picture();
     let mut file = match args.output.path().filter(|_| !picture) {
@@ -115,7 +115,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         match observer.period(&stop) {
             Ok(period) => report.period(format, &period, rows)?,
-            Err(end @ TrapError::VmGone { .. }) => break Some(end),
+            Err(
+                end @ (TrapError::VmGone { .. }
+                | TrapError::Interrupted(Refusal::MemoryTransfer { .. })),
+            ) => break Some(end),
             Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
         }
     };

@@ -1,0 +1,209 @@
+//! What QEMU does with a VM's memory as a whole: receives it, sends it, or saves it.
+//!
+//! Meanwhile QEMU may need a userfaultfd on that memory itself, of which the kernel allows one, and reads all of it. Two
+//! places show it: the names that QEMU gives its threads (with `debug-threads=on`, which libvirt always sets), and its
+//! monitor, if it serves nobody else. A VM that was started to be migrated to has received its memory when its CPUs run.
+//!
+//! Source: QEMU, qapi/migration.json and migration/*.c, versions 7.2 to 10.
+
+use std::fmt;
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::{QemuVm, Qmp, VmError};
+
+/// CPU time after which a VM's CPUs have run its guest: starting them and loading their state takes less.
+const STARTED_NS: u64 = 100_000_000;
+
+/// Why QEMU has a VM's memory to itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transfer {
+    /// The VM was started to receive a migration, which has not ended.
+    Incoming,
+    /// The VM has not been started yet; its memory may be loaded first.
+    NotStarted,
+    /// The VM is being migrated or saved, or was.
+    Outgoing,
+    /// A snapshot is taken while the VM runs.
+    Snapshot,
+    /// Snapshots of the running VM are switched on, so one may begin at any time.
+    SnapshotEnabled,
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Incoming => "it is the destination of a migration that has not ended",
+            Self::NotStarted => "it has not been started yet",
+            Self::Outgoing => "it is being migrated or saved, or has been",
+            Self::Snapshot => "a snapshot of its memory is being taken",
+            Self::SnapshotEnabled => "its migration capability background-snapshot is on",
+        })
+    }
+}
+
+impl Transfer {
+    /// What the names of a process's threads show; costs one small read per thread.
+    #[must_use]
+    pub fn of_threads(pid: u32) -> Option<Self> {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        tasks.flatten().find_map(|task| {
+            let name = fs::read_to_string(task.path().join("comm")).ok()?;
+            Self::of_thread(name.trim_end())
+        })
+    }
+
+    fn of_thread(name: &str) -> Option<Self> {
+        match name {
+            "bg_snapshot" | "mig/snapshot" => Some(Self::Snapshot),
+            "live_migration" => Some(Self::Outgoing),
+            _ if name.starts_with("mig/src/") || name.starts_with("multifdsend_") => {
+                Some(Self::Outgoing)
+            }
+            _ if ["mig/dst/", "postcopy/", "fault-", "multifdrecv_"]
+                .iter()
+                .any(|start| name.starts_with(start)) =>
+            {
+                Some(Self::Incoming)
+            }
+            _ => None,
+        }
+    }
+
+    /// What a monitor reports.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Qmp::execute`].
+    pub fn of_monitor(qmp: &mut Qmp) -> Result<Option<Self>, VmError> {
+        let status = qmp.status()?.status;
+        if let Some(transfer) = Self::of_status(&status) {
+            return Ok(Some(transfer));
+        }
+        let capabilities = qmp.execute("query-migrate-capabilities", Value::Null)?;
+        let mut capabilities = capabilities.as_array().into_iter().flatten();
+        let snapshots = capabilities.any(|capability| {
+            capability["capability"] == "background-snapshot" && capability["state"] == true
+        });
+        let migration = qmp.execute("query-migrate", Value::Null)?;
+        Ok(match migration["status"].as_str() {
+            _ if snapshots => Some(Self::SnapshotEnabled),
+            None | Some("none" | "completed" | "failed" | "cancelled") => None,
+            Some(_) => Some(Self::Outgoing),
+        })
+    }
+
+    fn of_status(status: &str) -> Option<Self> {
+        match status {
+            "inmigrate" => Some(Self::Incoming),
+            "prelaunch" | "preconfig" => Some(Self::NotStarted),
+            "postmigrate" | "finish-migrate" | "save-vm" | "restore-vm" | "colo" => {
+                Some(Self::Outgoing)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl QemuVm {
+    /// Why QEMU has the VM's memory to itself, if it does; `None` also where nothing shows it.
+    ///
+    /// With `monitor`, its monitor is queried within that time.
+    ///
+    /// # Errors
+    ///
+    /// The monitor's, after what the kernel shows was found to be nothing.
+    pub fn transfer(&self, monitor: Option<Duration>) -> Result<Option<Transfer>, VmError> {
+        if let Some(transfer) = Transfer::of_threads(self.pid) {
+            return Ok(Some(transfer));
+        }
+        let monitored = match (&self.qmp_socket, monitor) {
+            (Some(_), Some(limit)) => self
+                .monitor(limit)
+                .and_then(|mut qmp| Transfer::of_monitor(&mut qmp)),
+            _ => Ok(None),
+        };
+        match monitored {
+            Ok(Some(transfer)) => Ok(Some(transfer)),
+            Ok(None) if monitor.is_some() && self.qmp_socket.is_some() => Ok(None),
+            _ if self.waits_for_migration() => Ok(Some(Transfer::Incoming)),
+            other => other,
+        }
+    }
+
+    /// Whether it was started to be migrated to, and its CPUs have not run.
+    fn waits_for_migration(&self) -> bool {
+        let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let mut arguments = arguments.split(|&byte| byte == 0);
+        if !arguments.any(|argument| argument == b"-incoming" || argument == b"--incoming") {
+            return false;
+        }
+        let ran_ns = |thread: u32| {
+            let path = format!("/proc/{}/task/{thread}/schedstat", self.pid);
+            let text = fs::read_to_string(path).ok()?;
+            text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+        };
+        let most_ns = self
+            .vcpus
+            .iter()
+            .filter_map(|vcpu| ran_ns(vcpu.thread_id))
+            .max();
+        most_ns.is_none_or(|most| most < STARTED_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_migrations_are_told_from_others() {
+        use Transfer::{Incoming, Outgoing, Snapshot};
+        for (name, expected) in [
+            ("live_migration", Some(Outgoing)),
+            ("mig/src/main", Some(Outgoing)),
+            ("multifdsend_0", Some(Outgoing)),
+            ("bg_snapshot", Some(Snapshot)),
+            ("mig/snapshot", Some(Snapshot)),
+            ("postcopy/listen", Some(Incoming)),
+            ("fault-default", Some(Incoming)),
+            ("mig/dst/fault", Some(Incoming)),
+            ("CPU 0/KVM", None),
+            ("worker", None),
+            ("call_rcu", None),
+            ("qemu-system-x86", None),
+        ] {
+            assert_eq!(Transfer::of_thread(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn states_in_which_memory_is_loaded_or_saved_are_told_from_others() {
+        for status in [
+            "running",
+            "paused",
+            "io-error",
+            "guest-panicked",
+            "suspended",
+        ] {
+            assert_eq!(Transfer::of_status(status), None, "{status}");
+        }
+        for status in [
+            "inmigrate",
+            "prelaunch",
+            "postmigrate",
+            "finish-migrate",
+            "save-vm",
+        ] {
+            assert!(Transfer::of_status(status).is_some(), "{status}");
+        }
+    }
+
+    #[test]
+    fn this_test_transfers_nothing() {
+        assert_eq!(Transfer::of_threads(std::process::id()), None);
+    }
+}
