@@ -84,7 +84,7 @@ pub enum DiskAdminError {
     },
 }
 
-/// Asks a daemon; the answer is there within `timeout`.
+/// Queries a daemon, which answers within `timeout`.
 ///
 /// # Errors
 ///
@@ -139,7 +139,7 @@ pub fn ask_over<T: DeserializeOwned>(
     }
 }
 
-/// Asks a daemon how it does.
+/// Queries a daemon's state and counters.
 ///
 /// # Errors
 ///
@@ -148,7 +148,7 @@ pub fn stat(socket: &Path, timeout: Duration) -> Result<DiskStat, DiskAdminError
     ask(socket, Request::Stat, timeout)
 }
 
-/// Asks a daemon for its curve; `None` if there is none (yet).
+/// Queries the curve of a daemon; `None` if there is none (yet).
 ///
 /// # Errors
 ///
@@ -166,8 +166,8 @@ pub fn resize(socket: &Path, cache_bytes: u64, timeout: Duration) -> Result<(), 
     ask(socket, Request::Resize { cache_bytes }, timeout)
 }
 
-/// What is needed of a daemon's report to follow and move a VM's memory. Counts since the daemon began; pages and blocks of
-/// 4 KiB. What a daemon does not say is 0, but for the two that it must.
+/// The fields of a daemon's report that are needed to follow and move a VM's memory. Counts since the daemon's start; pages and
+/// blocks of 4 KiB. A report without one of them is refused: a missing counter must not read as 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Report")]
 pub struct DiskStat {
@@ -175,9 +175,9 @@ pub struct DiskStat {
     pub vm: String,
     /// Memory that the guest's kernel manages, in pages, as reported by its module; 0 if unknown.
     pub direct_pages: u64,
-    /// Maximum size of the cache in bytes; always present.
+    /// Maximum size of the cache in bytes.
     pub cache_bytes: u64,
-    /// Pages in the cache; always present.
+    /// Pages in the cache.
     pub cached_pages: u64,
     /// Of them, not on storage yet.
     pub dirty_pages: u64,
@@ -187,11 +187,11 @@ pub struct DiskStat {
     pub read_blocks: u64,
     /// Of them, served from the cache.
     pub hits: u64,
-    /// Read orders to storage.
+    /// Reads of storage.
     pub storage_reads: u64,
     /// Bytes read from storage.
     pub storage_read_bytes: u64,
-    /// Orders to storage that failed.
+    /// Storage requests that failed.
     pub storage_errors: u64,
     /// Evictions reported by the guest.
     pub evictions: u64,
@@ -199,7 +199,7 @@ pub struct DiskStat {
     pub admitted: u64,
     /// Not admitted: the contents were not those of the last transfer.
     pub mismatches: u64,
-    /// Notices that the guest lost.
+    /// Notifications that the guest lost.
     pub lost_notices: u64,
     /// Pages dropped because the cache was full.
     pub dropped: u64,
@@ -210,7 +210,6 @@ pub struct DiskStat {
 /// A daemon's report, as far as it is read.
 #[derive(Deserialize)]
 struct Report {
-    #[serde(default)]
     vm: String,
     machine: Machine,
 }
@@ -218,7 +217,6 @@ struct Report {
 #[derive(Deserialize)]
 struct Machine {
     engine: Engine,
-    #[serde(default)]
     ring: Ring,
 }
 
@@ -226,32 +224,20 @@ struct Machine {
 struct Engine {
     cache_bytes: u64,
     cached_pages: u64,
-    #[serde(default)]
     dirty_pages: u64,
-    #[serde(default)]
     disabled: Option<String>,
-    #[serde(default)]
     read_blocks: u64,
-    #[serde(default)]
     hits: u64,
-    #[serde(default)]
     storage_reads: u64,
-    #[serde(default)]
     storage_read_bytes: u64,
-    #[serde(default)]
     storage_errors: u64,
-    #[serde(default)]
     evictions: u64,
-    #[serde(default)]
     admitted: u64,
-    #[serde(default)]
     refused_mismatch: u64,
-    #[serde(default)]
     dropped: u64,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct Ring {
     attached: bool,
     lost: u64,
@@ -283,7 +269,7 @@ impl From<Report> for DiskStat {
     }
 }
 
-/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`, because the daemon hangs.
+/// Connects, or returns [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`, because the daemon hangs.
 fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(
@@ -363,27 +349,39 @@ mod tests {
         stat(&socket, Duration::from_millis(500))
     }
 
+    const REPORT: &str = "{\"schema\":1,\"new\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":\
+        {\"cache_bytes\":8192,\"cached_pages\":2,\"dirty_pages\":0,\"disabled\":null,\"read_blocks\":9,\"hits\":7,\
+        \"storage_reads\":0,\"storage_read_bytes\":0,\"storage_errors\":0,\"evictions\":0,\"admitted\":0,\
+        \"refused_mismatch\":0,\"dropped\":0,\"colour\":[]},\
+        \"ring\":{\"attached\":true,\"lost\":3,\"guest_memory_pages\":9}}}}\n";
+
     #[test]
-    fn a_report_of_another_version_is_read_as_far_as_it_goes() {
-        let stat = told(
-            "{\"schema\":1,\"new\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":\
-             {\"cache_bytes\":8192,\"cached_pages\":2,\"hits\":7,\"colour\":[]},\"ring\":\
-             {\"guest_memory_pages\":9}}}}\n",
-        );
+    fn unknown_fields_are_ignored_and_missing_counters_refused() {
         let expected = DiskStat {
             vm: "web".into(),
             direct_pages: 9,
             cache_bytes: 8192,
             cached_pages: 2,
+            read_blocks: 9,
             hits: 7,
+            lost_notices: 3,
+            module_attached: true,
             ..DiskStat::default()
         };
-        assert_eq!(stat.unwrap(), expected);
+        assert_eq!(told(REPORT).unwrap(), expected);
+        for counter in ["hits", "storage_errors", "lost", "attached", "vm"] {
+            let without = REPORT.replace(&format!("\"{counter}\""), "\"other\"");
+            let error = told(&without).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("missing field `{counter}`")),
+                "{error}"
+            );
+        }
     }
 
     #[test]
     fn what_is_no_answer_is_told_apart() {
-        let engine = "{\"schema\":1,\"result\":{\"machine\":{\"engine\":{\"cached_pages\":2}}}}\n";
+        let engine = "{\"schema\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":{\"cached_pages\":2}}}}\n";
         let message = |answer| told(answer).unwrap_err().to_string();
         assert!(message(engine).contains("missing field `cache_bytes`"));
         assert!(message("{\"schema\":2,\"result\":null}\n").contains("schema 2, known is 1"));
