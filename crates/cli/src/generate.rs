@@ -37,7 +37,7 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 ///
 /// # Errors
 ///
-/// The cause with the folder's name; some of the files may have been written.
+/// The cause with the directory's name; some of the files may have been written.
 pub fn run(args: &Args, mut verbs: Command, out: &mut dyn Write) -> anyhow::Result<()> {
     let (What::Man(Folder { folder }) | What::Completions(Folder { folder })) = &args.what;
     let cannot = || format!("cannot write to '{}'", folder.display());

@@ -72,7 +72,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
     }
     match recorded {
         Some(Ok(recorded)) => writeln!(out, "{recorded}")?,
-        // QEMU has said why it did not start.
+        // QEMU has printed why it did not start.
         Some(Err(error)) if status.success() => return Err(error),
         Some(Err(error)) => eprintln!("plimsoll run: {error:#}"),
         None => {}

@@ -129,7 +129,7 @@ enum Kind {
 /// # Errors
 ///
 /// A [`UsageError`] for options that do not go together or that no workload has, and
-/// what the traces say.
+/// why a trace cannot be read.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.action {
         Action::Info(args) => info(args, out),

@@ -99,7 +99,7 @@ pub(crate) fn format_parser(
     PossibleValuesParser::new(names).try_map(|name| name.parse::<Format>())
 }
 
-/// Parses the letter of a block request's event.
+/// Parses the character of a block request's event.
 fn event_parser() -> impl clap::builder::TypedValueParser<Value = BlockEvent> {
     PossibleValuesParser::new(BlockEvent::ALL.map(BlockEvent::name))
         .try_map(|name| name.parse::<BlockEvent>())

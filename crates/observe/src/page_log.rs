@@ -115,7 +115,7 @@ pub struct PageLog {
 }
 
 impl PageLog {
-    /// Makes the ring and the file for a machine of QEMU's command line; `None` if none is asked for.
+    /// Makes the ring and the file for a machine of QEMU's command line; `None` if none is requested.
     ///
     /// # Errors
     ///

@@ -34,7 +34,7 @@ pub struct Unreachable(pub anyhow::Error);
 #[error("{0}")]
 pub struct Forbidden(pub String);
 
-/// The request was carried out in part; the text says which part, and the state of the rest.
+/// The request was carried out in part; the text states which part, and the state of the rest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Partly(pub String);

@@ -11,8 +11,8 @@ use plimsoll_protocol::{SOCKET, SOCKET_READ_ONLY};
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;
 
-/// Letters of the longest name that is inspected as one that may have been meant.
-const NAME_LETTERS_MAX: usize = 256;
+/// Characters of the longest name that is inspected as one that may have been meant.
+const NAME_CHARACTERS_MAX: usize = 256;
 
 /// Connection to the daemon.
 #[derive(Debug, Clone, clap::Args)]
@@ -66,7 +66,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// [`Unreachable`] if something listens and does not answer, or may not be asked.
+    /// [`Unreachable`] if something listens and does not answer, or refuses us.
     pub fn to_look_if_any(at: &SocketArg) -> anyhow::Result<Option<Self>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let socket = at.socket.as_deref().unwrap_or(Path::new(SOCKET));
@@ -141,7 +141,7 @@ impl Daemon {
         }
     }
 
-    /// What to say where `vm` was not found: the daemon's words if the VM is there and something of it is not.
+    /// The error where `vm` was not found: the daemon's words if the VM is there and something of it is not.
     fn not_found(&self, vm: &str, error: &ClientError) -> anyhow::Error {
         let Ok(vms) = self.client.vms() else {
             return said(error);
@@ -158,14 +158,14 @@ impl Daemon {
     }
 }
 
-/// The name with the fewest letters to mend, if that is at most a third of them.
+/// The name with the fewest characters to change, if that is at most a third of them.
 fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
     let letters = |text: &str| text.chars().count();
     let mended =
         |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
     let near = names
         .iter()
-        .filter(|other| letters(other).max(letters(name)) <= NAME_LETTERS_MAX)
+        .filter(|other| letters(other).max(letters(name)) <= NAME_CHARACTERS_MAX)
         .map(|other| (mended(other), *other))
         .filter(|(mended, other)| *mended <= letters(other).max(letters(name)).div_ceil(3));
     near.min().map(|(_, other)| other)

@@ -63,7 +63,7 @@ fn wait(daemon: &Daemon, mut decision: Decision) -> anyhow::Result<Decision> {
     while !decision.state.has_ended() {
         if said != Some(decision.state) {
             said = Some(decision.state);
-            // Nobody may be listening; the result tells all the same.
+            // Nobody may be listening; the result is reported all the same.
             let _ = writeln!(io::stderr(), "{}", now_doing(&decision));
         }
         thread::sleep(LOOK_EVERY);

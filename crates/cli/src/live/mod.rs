@@ -2,7 +2,7 @@
 //!
 //! | verbs | |
 //! |---|---|
-//! | `vms`, `show`, `top`, `report`, `whatif`, `explain` | look; served by the read-only socket too |
+//! | `vms`, `show`, `top`, `report`, `whatif`, `explain` | read; served by the read-only socket too |
 //! | `apply`, `rollback`, `set`, `pause`, `resume` | change something |
 //!
 //! Names of VMs and sentences of the daemon may hold what somebody in a guest chose: every one goes through

@@ -310,7 +310,7 @@ pub(super) fn until(vm: &VmSummary, curve: &Curve) -> u64 {
     most.max(curve.end_bytes().min(most.saturating_mul(2)))
 }
 
-/// A share as a bar of eighths of letters.
+/// A share as a bar of eighths of characters.
 fn bar(share: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     #[expect(

@@ -107,7 +107,7 @@ pub(super) fn run(
     for entry in &mut entries {
         entry.curve = match entry.timed(|estimator| estimator.curve()) {
             Ok(curve) => Some(curve),
-            // Nothing was sampled: the line says so.
+            // Nothing was sampled, which the line shows.
             Err(CurveError::Empty) => None,
             Err(error) => return Err(error.into()),
         };

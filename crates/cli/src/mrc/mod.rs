@@ -47,7 +47,7 @@ pub struct Args {
 /// # Errors
 ///
 /// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the trace,
-/// the estimator or the output file says; and that there was nothing to observe.
+/// the estimator or the output file reports; and that there was nothing to observe.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;

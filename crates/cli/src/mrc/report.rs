@@ -90,7 +90,7 @@ impl ViewArgs {
     }
 }
 
-/// A curve and what the table says about it.
+/// A curve and its description in the table.
 struct Report {
     name: String,
     method: String,

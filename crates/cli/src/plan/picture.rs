@@ -120,7 +120,7 @@ fn top(panels: &[Panel<'_>]) -> f64 {
     highest.clamp(TOP.0, TOP.1)
 }
 
-/// The height that a chart says it has, in pixels.
+/// The height that a chart states in its SVG, in pixels.
 fn height_of(svg: &str) -> f64 {
     let (_, rest) = svg.split_once(" height=\"").unwrap_or_default();
     let (height, _) = rest.split_once('"').unwrap_or_default();

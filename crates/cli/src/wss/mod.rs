@@ -59,7 +59,7 @@ const FILTER_PAGES: u32 = 64;
 /// # Errors
 ///
 /// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the log, the trace or the output
-/// file says; and that there was nothing to evaluate.
+/// file reports; and that there was nothing to evaluate.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let path = &args.trace.trace;

@@ -89,11 +89,11 @@ struct Document<'a> {
     instructions: u64,
     references: Option<u64>,
     walks: u64,
-    /// Whether only what lies between the guest's marks was looked at.
+    /// Whether only the section between the guest's marks was evaluated.
     marked: bool,
     /// Why the log ends early, if it does.
     cut: Option<&'a str>,
-    /// Records lost when the log was taken, if it says.
+    /// Records lost when the log was recorded, if known.
     lost: Option<u64>,
     epsilon_pages: u64,
     truth: Truth,
@@ -104,7 +104,7 @@ struct Document<'a> {
     steps: Vec<StepJson<'a>>,
 }
 
-/// What was found, and what a reader wants to know about it.
+/// The findings of a run with their origin.
 pub(super) struct Report<'a> {
     name: String,
     origin: Origin,
@@ -144,7 +144,7 @@ impl<'a> Report<'a> {
         ByteSize(PageCount(pages).to_bytes(self.origin.page_size)).rounded()
     }
 
-    /// The lines that say what was looked at.
+    /// The lines that describe the run.
     fn heads(&self) -> Vec<(&'static str, String)> {
         let (origin, results) = (&self.origin, &self.results);
         let mut source = format!("{}, {}", origin.kind, origin.machine);

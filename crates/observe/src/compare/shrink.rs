@@ -79,7 +79,7 @@ impl ShrunkVm {
         Ok(self.balloon.part().actual_bytes)
     }
 
-    /// Sets the former size as target. The monitor may be busy for a moment: it serves one client at a time.
+    /// Sets the former size as target. The monitor may be busy: it serves one client at a time.
     fn return_memory(&mut self) -> anyhow::Result<()> {
         let mut tries = TRIES;
         loop {
@@ -111,7 +111,7 @@ impl ShrunkVm {
                 Ok(size) if is_near(size, self.former_bytes) || Instant::now() >= deadline => {
                     return Ok(size);
                 }
-                // The monitor may be busy for a moment.
+                // The monitor may be busy.
                 Err(error) if Instant::now() >= deadline => return Err(error),
                 _ => std::thread::sleep(POLL),
             }

@@ -40,10 +40,10 @@ struct Inner {
     before: Option<(u64, u64)>,
 }
 
-/// A miss-ratio curve and what a report says of it.
+/// A miss-ratio curve and its part of a report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// What the report says.
+    /// The part of the report.
     pub report: GhostsReport,
     /// Share of reads that miss at each size, from the guest's memory on; `None` before the first read.
     pub curve: Option<MissRatioCurve>,
@@ -257,7 +257,7 @@ mod tests {
             ghosts.settle(&stats(guest, cache)).unwrap();
             assert_eq!(references(&ghosts), 0);
             ghosts.missed(block(1));
-            // The same again, a guest that says nothing, a smaller cache.
+            // The same again, a guest that reports nothing, a smaller cache.
             for (guest, cache) in [(guest, cache), (0, cache), (guest, 4)] {
                 ghosts.settle(&stats(guest, cache)).unwrap();
                 assert_eq!(references(&ghosts), 1);

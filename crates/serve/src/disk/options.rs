@@ -1,4 +1,4 @@
-//! What the command line says of a VM's disks: `IMAGE[,option[=value]]...` for each, with `,,` for a
+//! A VM's disks on the command line: `IMAGE[,option[=value]]...` for each, with `,,` for a
 //! comma, and one cache.
 
 use std::ffi::OsString;

@@ -132,7 +132,7 @@ pub struct PoolReport {
 pub enum PoolAccess {
     /// One client.
     Private,
-    /// All clients that know its key.
+    /// All clients that have its key.
     Shared,
 }
 

@@ -14,7 +14,7 @@ const MEMORY_ID: &str = "plimsoll-memory";
 pub(super) enum Memory {
     /// Its command line makes it such that others can map it.
     Shared,
-    /// Its command line does not say; so many bytes.
+    /// Memory of this size, for which its command line names no backend.
     Plain { bytes: u64 },
 }
 
@@ -61,7 +61,7 @@ impl Memory {
         Ok(Self::Plain { bytes })
     }
 
-    /// Adds what is missing, and says what there is then.
+    /// Adds what is missing, and returns a phrase on the memory that there is then.
     pub(super) fn add_to(&self, added: &mut Vec<OsString>) -> String {
         match self {
             Self::Shared => "shared memory".to_owned(),

@@ -1,6 +1,6 @@
 //! `plimsoll top`: the host and its VMs, live.
 //!
-//! A thread of its own asks the daemon, so that the screen answers keys while the daemon is slow. Whatever ends the
+//! A thread of its own queries the daemon, so that the screen answers keys while the daemon is slow. Whatever ends the
 //! program, a panic too, the terminal is given back as it was.
 
 mod screen;
@@ -24,7 +24,7 @@ use super::{Daemon, SocketArg};
 use plimsoll_output::exit::with_causes;
 use plimsoll_output::{bail_usage, stop_flag};
 
-/// Size of a frame where there is no terminal, in letters and lines.
+/// Size of a frame where there is no terminal, in characters and lines.
 const SIZE: (u16, u16) = (80, 24);
 /// From one question to the daemon to the next.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -151,7 +151,7 @@ fn look(daemon: &Daemon, selected: Option<&str>) -> anyhow::Result<Picture> {
     })
 }
 
-/// Draws, and does what keys say, until somebody wants to leave.
+/// Draws, and carries out what keys request, until the user leaves.
 fn interact(
     terminal: &mut DefaultTerminal,
     asks: &Sender<Ask>,
@@ -173,7 +173,7 @@ fn interact(
         {
             match press(&mut screen, key) {
                 Pressed::Leave => break,
-                // That thread ends with this one, so it takes what it is told.
+                // That thread ends with this one, so it receives every request.
                 Pressed::Ask(ask) => asks.send(ask)?,
                 Pressed::Nothing => {}
             }
@@ -227,7 +227,7 @@ fn text(buffer: &Buffer) -> String {
         .chunks(usize::from(buffer.area.width).max(1))
     {
         let mut line = String::new();
-        // A wide letter stands in its first cell and hides the next.
+        // A wide character is in its first cell and hides the next.
         let mut hidden = 0;
         for cell in row {
             if hidden == 0 {

@@ -25,7 +25,7 @@ const LEAST: (u16, u16) = (72, 18);
 /// Minimum width of a list that also shows how each VM is traced.
 const WIDE: u16 = 100;
 
-/// All that one look at the daemon tells.
+/// The answers of one poll of the daemon.
 #[derive(Debug, Clone)]
 pub struct Picture {
     pub host: HostView,

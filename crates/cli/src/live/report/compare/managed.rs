@@ -12,7 +12,7 @@ use crate::live::{Daemon, SocketArg};
 ///
 /// # Errors
 ///
-/// [`Forbidden`] if so, and the daemon's error if it cannot be asked. No daemon is no error.
+/// [`Forbidden`] if so, and the daemon's error if it cannot be queried. No daemon is no error.
 pub(super) fn refuse_managed(
     socket: &SocketArg,
     name: &str,
