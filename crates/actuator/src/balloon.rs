@@ -57,8 +57,8 @@ impl Default for BalloonSettings {
     }
 }
 
-/// Pause after a monitor that hung, or served another client.
-const QUIET: Duration = Duration::from_secs(5);
+/// Pause after a monitor that hung, or served another client: the first, and the longest if it goes on.
+const QUIET: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(1));
 
 /// A VM's balloon.
 #[derive(Debug)]
@@ -76,6 +76,8 @@ pub struct Balloon {
     tracker: Tracker,
     /// End of the pause after a monitor that did not answer, and its error.
     quiet: Option<(Instant, String)>,
+    /// Length of the next pause.
+    pause: Duration,
 }
 
 impl Balloon {
@@ -92,6 +94,7 @@ impl Balloon {
             absence: None,
             tracker: Tracker::new(settings.patience),
             quiet: None,
+            pause: QUIET.0,
         }
     }
 
@@ -112,10 +115,15 @@ impl Balloon {
         let answer = self.exchange();
         self.quiet = match &answer {
             Err(Failure::Vm(error @ (VmError::QmpTimeout { .. } | VmError::QmpTaken { .. }))) => {
-                let why = format!("{error}; not retried for {} s", QUIET.as_secs());
-                Some((Instant::now() + QUIET, why))
+                let pause = self.pause;
+                self.pause = (pause * 2).min(QUIET.1);
+                let why = format!("{error}; not retried for {} s", pause.as_secs());
+                Some((Instant::now() + pause, why))
             }
-            _ => None,
+            _ => {
+                self.pause = QUIET.0;
+                None
+            }
         };
         answer.map_err(|failure| match failure {
             Failure::Vm(source) => ActuatorError::Query {

@@ -23,6 +23,8 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     },
 };
 
+/// Longest query: a turn may wait for the VM's monitor as well.
+const QUERY_MAX: Duration = Duration::from_millis(700);
 /// Longest resize: the daemon waits up to 10 s for dirty pages in its way.
 const RESIZE_MAX: Duration = Duration::from_secs(15);
 
@@ -63,13 +65,13 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// The cache of a VM whose daemon listens at `socket`; a query takes at most `timeout`. Nothing is sent yet.
+    /// The cache of a VM whose daemon listens at `socket`; a query takes at most `timeout`, and 700 ms. Nothing is sent yet.
     #[must_use]
     pub fn new(vm: &VmId, socket: PeerSocket, timeout: Duration) -> Self {
         Self {
             what: format!("the cache under the disk of VM {vm}"),
             socket,
-            timeout,
+            timeout: timeout.min(QUERY_MAX),
             resize: BackgroundResize::new(),
         }
     }

@@ -40,6 +40,18 @@ impl VmMemory {
         &self.vm
     }
 
+    /// Returns the state by the last poll; before the first one every part counts with its maximum.
+    #[must_use]
+    pub fn status(&self) -> MemoryStatus {
+        MemoryStatus {
+            direct: self.direct.part(),
+            cache: self.cache.as_ref().map(|cache| cache.part()),
+            guest: None,
+            disk: None,
+            failures: Vec::new(),
+        }
+    }
+
     /// Queries all parts. Queries that failed are in [`MemoryStatus::failures`], and their parts have the last known values.
     pub fn poll(&mut self) -> MemoryStatus {
         let mut failures = Vec::new();

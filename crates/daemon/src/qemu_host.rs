@@ -27,7 +27,9 @@ use crate::tracer::Tracer;
 const FOLDER: &str = "/run/plimsoll";
 /// The admin socket of a disk daemon beside its disks' sockets.
 const ADMIN_SOCKET: &str = "admin.sock";
-/// Longest exchange with a disk daemon or the page store.
+/// Longest exchange with a monitor. With that of a disk daemon it bounds what a turn waits for VMs that do not answer.
+const MONITOR_MAX: Duration = Duration::from_secs(1);
+/// Longest exchange with libvirt or the page store.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Maximum interval of querying a disk daemon's curve.
 const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
@@ -116,6 +118,7 @@ impl Host for QemuHost {
         let admin = by_rule.or_else(|| vm.and_then(|vm| admin_socket(&found.vm, vm)));
         let patience = u64::try_from(config.balloon_patience.as_millis()).unwrap_or(u64::MAX);
         let settings = BalloonSettings {
+            timeout: MONITOR_MAX,
             patience: Patience {
                 stuck_ms: patience,
                 late_ms: patience,

@@ -24,6 +24,8 @@ const REFERENCES_MIN: u64 = 100;
 const SHOWN_POINTS: usize = 400;
 /// Rows of a heatmap that are kept.
 const HEAT_ROWS: usize = 240;
+/// Duration of a poll of a VM whose monitor and disk daemon answer.
+const QUICK: Duration = Duration::from_millis(500);
 /// How long miss counts are kept.
 const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
@@ -78,6 +80,8 @@ pub struct Vm {
     pub refused_claims: u64,
     /// Its RAM that the baseline accounts for.
     followed_ram_bytes: Option<u64>,
+    /// When a turn polled it last, and how long that took.
+    polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
     /// Losses of its tracer that history has seen.
@@ -94,11 +98,8 @@ impl Vm {
         change: SettingsChange,
         first_bytes: Option<u64>,
     ) -> Self {
-        let VmHandles {
-            mut actuator,
-            feeds,
-        } = opened;
-        let status = actuator.poll();
+        let VmHandles { actuator, feeds } = opened;
+        let status = actuator.status();
         let has = status.holding().bytes();
         Self {
             found,
@@ -119,10 +120,31 @@ impl Vm {
             target_bytes: None,
             refused_claims: 0,
             followed_ram_bytes: None,
+            polled: None,
             feeds,
             counts: VecDeque::new(),
             lost_before: 0,
         }
+    }
+
+    /// Queries its memory.
+    pub fn poll(&mut self) {
+        let began = Instant::now();
+        self.status = self.actuator.poll();
+        self.polled = Some((began, began.elapsed()));
+    }
+
+    /// Whether its last poll took so little time that the next one may be waited for.
+    #[must_use]
+    pub fn answers_quickly(&self) -> bool {
+        // A pause after a monitor that did not answer is over in no time, and then the monitor is queried again.
+        self.status.failures.is_empty() && self.polled.is_some_and(|(_, took)| took < QUICK)
+    }
+
+    /// When it was last polled.
+    #[must_use]
+    pub fn polled_at(&self) -> Option<Instant> {
+        self.polled.map(|(at, _)| at)
     }
 
     /// Whether what it has was ever told by itself, not assumed.

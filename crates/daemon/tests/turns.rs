@@ -593,6 +593,39 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
 }
 
 #[test]
+fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
+    // The longest turn, and VMs whose curves are known in the end.
+    let measured = |silence| {
+        let mut rig = Rig::of_three(config(Mode::Observe));
+        for number in 0..500 {
+            let name = format!("silent-{number}");
+            rig.add(1000 + number, &name, web());
+            rig.host.change(&name, |vm| {
+                vm.silence = silence;
+                vm.claimed = None;
+            });
+        }
+        let mut longest_ms: f64 = 0.0;
+        for _ in 0..4 {
+            rig.pass(5);
+            longest_ms = longest_ms.max(rig.snapshot().host.turn_took_ms);
+        }
+        let snapshot = rig.snapshot();
+        let known = snapshot.host.vms.iter().filter(|vm| vm.references > 0);
+        (longest_ms, known.count())
+    };
+    let (answered_ms, _) = measured(Duration::ZERO);
+    // The time limit of a monitor.
+    let (silent_ms, known) = measured(Duration::from_secs(1));
+    println!(
+        "500 monitors: longest turn {answered_ms:.0} ms if they answer, {silent_ms:.0} ms if not"
+    );
+    assert!(silent_ms < answered_ms + 2000.0, "{silent_ms} ms");
+    // Those that answer are as well known as ever.
+    assert_eq!(known, 3);
+}
+
+#[test]
 fn a_process_id_that_is_used_again_is_another_vm() {
     let mut rig = Rig::of_three(config(Mode::Act));
     rig.until("a target", |rig| {

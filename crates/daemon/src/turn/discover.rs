@@ -1,12 +1,17 @@
 //! The first part of a turn: which VMs run, and how much memory each of them and the page store hold.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use super::{STORE, Turns};
 use crate::host::{DiscoveredVm, Host};
 use crate::moves::{self};
 use crate::vm::Vm;
 
-/// VMs inspected at a time: one whose monitor hangs delays few others.
-const POLLS_AT_ONCE: usize = 16;
+/// VMs polled at a time: one whose monitor hangs delays few others.
+const POLLS_AT_ONCE: usize = 64;
+/// Time in which polls of VMs begin that are new, or did not answer quickly the last time.
+const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
 
 impl<H: Host> Turns<H> {
     pub(super) fn discover(&mut self) {
@@ -65,15 +70,28 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// Looks at VMs, several at once.
+/// Polls VMs, several at once: those that answered quickly the last time, and then of the others, of which new VMs are,
+/// those whose last poll is longest ago, until the time for beginning is over. Whoever is left keeps its status until the
+/// next turn, so that monitors that never answer lengthen a turn by one time limit, however many they are.
 pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
-    let mut vms: Vec<_> = vms.collect();
-    let each = vms.len().div_ceil(POLLS_AT_ONCE).max(1);
+    let (quick, mut slow): (Vec<_>, Vec<_>) = vms.partition(|vm| vm.answers_quickly());
+    poll_until(quick, None);
+    slow.sort_by_key(|vm| vm.polled_at());
+    poll_until(slow, Some(Instant::now() + SLOW_POLLS_BEGIN_MAX));
+}
+
+/// Polls VMs in this order; none is begun after `deadline`.
+fn poll_until(vms: Vec<&mut Vm>, deadline: Option<Instant>) {
+    let workers = vms.len().min(POLLS_AT_ONCE);
+    let vms = Mutex::new(vms.into_iter());
+    let next = || vms.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
-        for some in vms.chunks_mut(each) {
+        for _ in 0..workers {
             scope.spawn(|| {
-                for vm in some {
-                    vm.status = vm.actuator.poll();
+                while deadline.is_none_or(|deadline| Instant::now() < deadline)
+                    && let Some(vm) = next()
+                {
+                    vm.poll();
                 }
             });
         }

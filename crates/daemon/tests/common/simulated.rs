@@ -53,6 +53,8 @@ pub struct SimulatedVm {
     pub references_per_second: u64,
     /// How its balloon follows.
     pub follows: Follows,
+    /// How long its monitor keeps whoever queries it, in vain.
+    pub silence: Duration,
     /// Its working set as its tracer reports it.
     pub working_set: Option<WorkingSet>,
     target_bytes: Option<u64>,
@@ -75,6 +77,7 @@ impl SimulatedVm {
             truth,
             references_per_second: 1000,
             follows: Follows::Pace(64 << 20),
+            silence: Duration::ZERO,
             working_set: None,
             target_bytes: None,
             told_at_ms: 0,
@@ -308,7 +311,19 @@ impl SimulatedPart {
 }
 
 impl MemoryPart for SimulatedPart {
-    fn poll(&mut self, _failures: &mut Vec<ActuatorError>) -> Observation {
+    fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
+        let silence = self
+            .host
+            .vm(&self.vm.0)
+            .map_or(Duration::ZERO, |vm| vm.silence);
+        if !silence.is_zero() {
+            std::thread::sleep(silence);
+            failures.push(ActuatorError::Query {
+                what: format!("balloon of VM {}", self.vm),
+                source: "no answer".into(),
+            });
+            return Observation::default();
+        }
         let inner = self.host.lock();
         let disk = inner.vms.get(&self.vm.0).map(SimulatedVm::disk);
         Observation { disk, guest: None }
