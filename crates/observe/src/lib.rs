@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`args`] | options of tracing, for every verb that traces |
 //! | [`page_log`] | recording of an emulated machine's page walks |
+//! | [`selftest`] | a known guest, traced by each backend and compared with the truth |
 //! | [`wss`] | working sets of page logs and traces by each estimator |
 //! | [`compare`] | working sets of one running VM by each method there is |
 //!
@@ -22,6 +23,7 @@ pub mod compare;
 mod follow;
 mod heat;
 pub mod page_log;
+pub mod selftest;
 pub mod wss;
 
 use std::sync::atomic::AtomicBool;
