@@ -205,7 +205,8 @@ fn vms_of_a_stock_libvirt_are_traced_within_the_units_limits() {
         )
     };
     let domains = [start(24), start(64)];
-    let options = "--rate 1/16 --rate-rule fixed --budget none --period 2s --periods 5";
+    // Long enough that a busy host's guest passes over its array several times in each.
+    let options = "--rate 1/16 --rate-rule fixed --budget none --period 5s --periods 5";
     let before = domains.each_ref().map(|(_, domain)| {
         // As libvirt starts them: of another user, sandboxed, with a /dev of its own.
         assert_ne!(domain.status("Uid:").split_whitespace().next(), Some("0"));
