@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use plimsoll_ring::Error;
+use plimsoll_vm::HostMemory;
 use serde_json::Value;
 
 use crate::endpoints::{ActuatorRow, Role};
@@ -53,6 +54,11 @@ impl HcacheStore {
         let store = &report["store"];
         let capacity_bytes = store["capacity_bytes"].as_u64();
         let capacity_bytes = capacity_bytes.ok_or("its statistics have no capacity_bytes")?;
+        let host_bytes = HostMemory::read()?.total_bytes;
+        if capacity_bytes > host_bytes {
+            let what = "its statistics are refused: a capacity of";
+            return Err(format!("{what} {capacity_bytes} bytes, the host has {host_bytes}").into());
+        }
         self.max_bytes = store["max_capacity_bytes"].as_u64();
         self.resize.see(capacity_bytes);
         Ok(())
