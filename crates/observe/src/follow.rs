@@ -17,7 +17,7 @@ use plimsoll_vm::{QemuVm, Transfer, VmError};
 use crate::target_of;
 
 /// Longest exchange with a monitor.
-const MONITOR_MAX: Duration = Duration::from_millis(300);
+pub const MONITOR_MAX: Duration = Duration::from_millis(300);
 /// Pause after a monitor that did not answer: it serves somebody else, as libvirt, or hangs.
 const QUIET: Duration = Duration::from_secs(60);
 /// Interval at which the threads of a VM are inspected within a period.

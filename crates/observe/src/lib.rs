@@ -36,7 +36,7 @@ use plimsoll_flow::{
     WorkingSetBound,
 };
 use plimsoll_trap::{
-    Assessment, Backend, BackendRow, TouchCost, TraceConfig, TraceTarget, TrapError, Yield,
+    Assessment, Backend, BackendRow, Refusal, TouchCost, TraceConfig, TraceTarget, TrapError, Yield,
 };
 use plimsoll_vm::{QemuVm, VmError};
 
@@ -336,7 +336,16 @@ impl Observer {
 ///
 /// Why its process cannot be read.
 pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, ObserveError> {
-    Ok(plimsoll_trap::assess(&target_of(vm)?, config))
+    let mut assessments = plimsoll_trap::assess(&target_of(vm)?, config);
+    // As on attaching, a monitor that does not answer is not in the way.
+    if let Ok(Some(transfer)) = vm.transfer(Some(follow::MONITOR_MAX)) {
+        for assessment in &mut assessments {
+            let why = transfer.to_string();
+            let refusal = Refusal::MemoryTransfer { why };
+            assessment.refusals.insert(0, refusal);
+        }
+    }
+    Ok(assessments)
 }
 
 /// A VM as a backend needs it.

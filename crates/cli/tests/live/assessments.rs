@@ -27,13 +27,15 @@ impl PausedVm {
     /// Starts one with `arguments` for machine and RAM, and waits until its RAM is mapped.
     fn start(arguments: &[&str]) -> Self {
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args(["-S", "-nodefaults", "-display", "none", "-m", "128M"])
+        qemu.args(["-name", "paused,debug-threads=on"])
+            .args(["-S", "-nodefaults", "-display", "none", "-m", "128M"])
             .args(arguments)
             .stdin(Stdio::null());
         let vm = Self(qemu.spawn().unwrap());
         wait_for("the RAM of a VM", PATIENCE, || {
             let found = QemuVm::of_pid(vm.0.id()).ok()?;
-            (!found.ram.is_empty()).then_some(())
+            // It starts its CPUs' threads after it has mapped its RAM.
+            (!found.ram.is_empty() && !found.vcpus.is_empty()).then_some(())
         });
         vm
     }
@@ -147,6 +149,11 @@ fn locked_ram_is_assessed_as_attach_refuses_it() {
     }
     let _turn = host::turn();
     let vm = PausedVm::start(&[&SHARED[..], &["-overcommit", "mem-lock=on"]].concat());
+    // QEMU locks what it has mapped, its translator's gigabyte too, after its CPUs' threads have started.
+    wait_for("locked RAM", PATIENCE, || {
+        let states = QemuVm::of_pid(vm.0.id()).ok()?.ram_states().ok()?;
+        states.iter().any(|state| state.locked).then_some(())
+    });
     vm.assert_assessed(&["trap", "scan", "sample"], "locked");
 }
 
@@ -195,6 +202,17 @@ fn another_userfaultfd_is_assessed_as_attach_refuses_it() {
     .unwrap();
     assert!(holder.wait().unwrap().success());
     vm.assert_assessed(&[], "");
+}
+
+#[test]
+fn a_vm_that_waits_for_its_memory_is_assessed_as_attach_refuses_it() {
+    if !can_run() {
+        return;
+    }
+    let _turn = host::turn();
+    let vm = PausedVm::start(&[&SHARED[..], &["-incoming", "defer"]].concat());
+    let all = ["trap", "scan", "write-scan", "sample"];
+    vm.assert_assessed(&all, "memory-transfer");
 }
 
 #[test]
