@@ -115,13 +115,11 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_as_it_was() {
     });
 }
 
-/// Share of the time in which the guest stood still by its own clock.
-fn stalled(subject: &mut Subject, work: impl FnOnce()) -> f64 {
-    // The rounds before are not its own.
+/// Share of the time in which the guest stood still by its own clock; the time is what `work` returns.
+fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> f64 {
+    let (from, to) = work();
+    // The last round within it may be on its way.
     subject.assert_goes_on();
-    let from = Instant::now();
-    work();
-    let to = Instant::now();
     let (stalls, length) = subject.listen().unwrap().stalls(from, to);
     (stalls.time + stalls.long_time).as_secs_f64() / length.as_secs_f64().max(1e-9)
 }
@@ -130,17 +128,24 @@ fn stalled(subject: &mut Subject, work: impl FnOnce()) -> f64 {
 fn the_account_is_what_the_guest_loses() {
     /// Largest factor between the tracer's account and the guest's.
     const FACTOR: f64 = 1.3;
+    /// The same where the account is the larger one, with a budget: it also has what the guest does not count as a stall.
+    const FACTOR_ABOVE: f64 = 1.5;
     /// A host on which an untraced guest stands still for more cannot judge.
     const QUIET: f64 = 0.06;
     let workload = "workload=uniform mib=64 think=200 write_ratio=0.1";
     under_each("account", workload, |_, mut subject| {
         let pid = subject.pid();
-        for options in [
-            &format!("{EVERYTHING} --period 2s --periods 2"),
-            "--budget 20% --period 2s --periods 4",
+        for (options, above) in [
+            (&*format!("{EVERYTHING} --period 2s --periods 2"), FACTOR),
+            ("--budget 20% --period 2s --periods 4", FACTOR_ABOVE),
         ] {
-            let rest =
-                |subject: &mut Subject| stalled(subject, || thread::sleep(Duration::from_secs(2)));
+            let rest = |subject: &mut Subject| {
+                stalled(subject, || {
+                    let from = Instant::now();
+                    thread::sleep(Duration::from_secs(2));
+                    (from, Instant::now())
+                })
+            };
             // The quietest of some tries.
             let tries = (0..4).map(|_| {
                 let before = rest(&mut subject);
@@ -149,6 +154,9 @@ fn the_account_is_what_the_guest_loses() {
                     let ended = Attach::start(&pid, options).end();
                     ended.assert_quiet_success();
                     account = ended.last().number("overhead_ratio");
+                    let periods: Vec<_> = ended.periods().collect();
+                    let length = Duration::from_secs_f64(periods[0].number("seconds"));
+                    (periods[0].at - length, periods[periods.len() - 1].at)
                 });
                 (before.max(rest(&mut subject)), traced, account)
             });
@@ -163,9 +171,10 @@ fn the_account_is_what_the_guest_loses() {
                 );
                 continue;
             };
-            let lost = traced - untraced;
+            // Half of the noise, which is the larger of two untraced times, is in the traced time too.
+            let lost = traced - untraced / 2.0;
             assert!(
-                account <= lost * FACTOR && account >= lost / FACTOR,
+                account <= lost * above && account >= lost / FACTOR,
                 "{options}: {account} where the guest lost {lost}"
             );
         }
