@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_flow::{MissRatioCurve, PageCount};
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::GuestConfig;
 use plimsoll_source::synthetic::{uniform_curve, zipf_curve};
 use plimsoll_trap::{RateRule, TraceConfig};
 
+use crate::guests::GuestArgs;
 use crate::tracing::trace;
 use plimsoll_observe::even_sizes;
 use plimsoll_protocol::size::Interval;
@@ -42,6 +43,8 @@ pub struct Args {
     /// Pages of the hot set
     #[arg(long, default_value_t = 64)]
     hot_set: u32,
+    #[command(flatten)]
+    guests: GuestArgs,
 }
 
 /// A law by which a guest chooses pages.
@@ -115,7 +118,7 @@ impl Law {
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let image = GuestImage::locate()?;
+    let guests = args.guests.prepare()?;
     let pages = PageCount(args.mib * 256);
     writeln!(
         out,
@@ -128,7 +131,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             memory_mib: args.mib + 96,
             ..GuestConfig::new(name, &law.workload(args.mib))
         };
-        let mut subject = Subject::boot(&image, &guest)?;
+        let Some(mut subject) = guests.boot(guest, out)? else {
+            continue;
+        };
         let truth = law.lru_curve(pages)?;
         let untraced = rate_of(&mut subject, Duration::from_secs(5))?;
         for &scale in &args.scales {

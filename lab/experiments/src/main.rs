@@ -9,6 +9,7 @@ mod demo;
 mod disk;
 mod divide;
 mod epsilon;
+mod guests;
 mod migration;
 mod overhead;
 mod page_log;

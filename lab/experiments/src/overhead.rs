@@ -9,8 +9,9 @@ use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::GuestConfig;
 
+use crate::guests::GuestArgs;
 use crate::tracing::trace;
 use plimsoll_observe::args::TracingArgs;
 use plimsoll_rig::Subject;
@@ -33,6 +34,8 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     periods: u32,
     #[command(flatten)]
+    guests: GuestArgs,
+    #[command(flatten)]
     tracing: TracingArgs,
 }
 
@@ -44,7 +47,7 @@ fn default_workloads() -> Vec<String> {
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let image = GuestImage::locate()?;
+    let guests = args.guests.prepare()?;
     let config = args.tracing.config()?;
     let length = config.period * args.periods;
     for workload in &args.workload {
@@ -52,7 +55,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             memory_mib: args.memory_mib,
             ..GuestConfig::new("overhead", workload)
         };
-        let mut subject = Subject::boot(&image, &guest)?;
+        let Some(mut subject) = guests.boot(guest, out)? else {
+            continue;
+        };
         let mut untraced = vec![untraced_window(&mut subject, length)?];
         let mut traced = Vec::new();
         let mut estimated = Vec::new();

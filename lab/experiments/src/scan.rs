@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::GuestConfig;
 use plimsoll_trap::{TraceConfig, TrapError};
 
 use plimsoll_rig::Subject;
@@ -25,6 +25,7 @@ use plimsoll_rig::Subject;
 use plimsoll_protocol::size::{Interval, Rate};
 
 use super::curves::Law;
+use super::guests::GuestArgs;
 use plimsoll_rig::median;
 
 /// Compare accessed-page scans with traps on the same guests, at the same budget.
@@ -45,6 +46,8 @@ pub struct Args {
     /// Maximum share of the guest's CPU time for either
     #[arg(long, default_value = "1%")]
     budget: Rate,
+    #[command(flatten)]
+    guests: GuestArgs,
 }
 
 /// What a guest does.
@@ -126,7 +129,7 @@ struct Tally {
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let image = GuestImage::locate()?;
+    let guests = args.guests.prepare()?;
     let pages = PageCount(args.mib * 256);
     let (period, budget) = (args.period.get(), Some(args.budget.get()));
     let kinds = [
@@ -150,7 +153,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         };
         let truth = Truth::of(kind, pages)?;
         let wanted = truth.working_set().context("the law never falls to 5 %")?;
-        let mut subject = Subject::boot(&image, &guest)?;
+        let Some(mut subject) = guests.boot(guest, out)? else {
+            continue;
+        };
         let mut tallies = [Tally::default(), Tally::default()];
         let (mut scales, mut untraced) = ([0.0; 2], Vec::new());
         let length = period * args.periods;

@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll_flow::{PageCount, PageSize};
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::GuestConfig;
 use plimsoll_trap::TraceConfig;
 
+use crate::guests::GuestArgs;
 use crate::tracing::{Traced, judge, trace};
 use plimsoll_observe::args::TracingArgs;
 use plimsoll_protocol::size::ByteSize;
-use plimsoll_rig::Subject;
 
 use plimsoll_rig::median;
 
@@ -21,6 +21,8 @@ pub struct Args {
     /// How long the guest stays at each size, in periods
     #[arg(long, default_value_t = 4)]
     periods_per_step: u32,
+    #[command(flatten)]
+    guests: GuestArgs,
     #[command(flatten)]
     tracing: TracingArgs,
 }
@@ -48,7 +50,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let config: TraceConfig = args.tracing.config()?;
     let step = config.period * args.periods_per_step;
     let guest = stepping_guest("steps", &STEPS_MIB, step);
-    let mut subject = Subject::boot(&GuestImage::locate()?, &guest)?;
+    let Some(mut subject) = args.guests.prepare()?.boot(guest, out)? else {
+        return Ok(());
+    };
     writeln!(
         out,
         "Step benchmark under {}: {} s at each size, period {:?}\n",
