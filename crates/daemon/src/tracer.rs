@@ -38,6 +38,8 @@ const SILENCE_MIN: Duration = Duration::from_secs(2);
 const ATTACH_MAX: Duration = Duration::from_secs(10);
 /// How long what a tracer said may take to arrive after its end; its watchdog writes last.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+/// How long a turn waits for a tracer that was killed.
+const KILLED_MAX: Duration = Duration::from_millis(200);
 /// How long a tracer has to take its traps with it.
 const END_MAX: Duration = Duration::from_secs(10);
 
@@ -167,7 +169,9 @@ impl Tracer {
                 Ok(None) if is_silent => {
                     // It would not hear a request to end, and its VM may be waiting for it.
                     let _ = child.kill();
-                    let _ = child.wait();
+                    while matches!(child.try_wait(), Ok(None)) && now.elapsed() < KILLED_MAX {
+                        thread::sleep(Duration::from_millis(1));
+                    }
                     self.error = Some(format!(
                         "its tracer was silent for more than {SILENT_PERIODS} periods and was ended"
                     ));
@@ -196,7 +200,11 @@ impl Tracer {
                     self.error = Some(format!("the tracer cannot be waited for: {error}"));
                 }
             }
-            self.child = None;
+            if let Some(mut child) = self.child.take() {
+                // One that the kernel holds, as in a frozen control group, ends later; no turn waits for that.
+                let wait = move || child.wait();
+                let _ = thread::Builder::new().name("tracer-end".into()).spawn(wait);
+            }
             self.again_at = now + self.wait;
             self.wait = (self.wait * 2).min(RESTART.1);
         }
