@@ -18,6 +18,8 @@ use crate::rig::{Attach, EVERYTHING, Ended, Ground, PLIMSOLL, ground};
 const STALL_MAX: Duration = Duration::from_millis(300);
 /// How long a guest is observed after a nemesis, or without one.
 const OBSERVED: Duration = Duration::from_secs(3);
+/// Traces enough that the guest comes to an armed page at once, and little enough that its batches are not made of traps.
+const SAMPLE: &str = "--rate 1/8 --rate-rule fixed --budget none";
 /// A guest that comes to its sampled pages often enough to wait for a stopped tracer at once.
 const WORKLOAD: &str = "workload=uniform mib=16 write_ratio=0.5";
 
@@ -56,7 +58,7 @@ fn a_tracer_that_is_stopped_holds_its_guest_for_less_than_300_ms() {
     let mut stalls = Vec::new();
     // At different places of a period and a window.
     for delay_ms in [0, 7, 40, 110, 260] {
-        let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 500ms"));
+        let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));
         tracer.next();
         let stop = || {
             thread::sleep(Duration::from_millis(delay_ms));
@@ -85,7 +87,7 @@ fn a_tracer_that_is_stopped_holds_its_guest_for_less_than_300_ms() {
 fn ctrl_z_does_not_stop_a_tracer() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot("suspended", WORKLOAD);
-    let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 500ms"));
+    let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));
     tracer.next();
     send(tracer.pid(), Signal::TSTP).unwrap();
     for _ in 0..3 {
@@ -94,6 +96,38 @@ fn ctrl_z_does_not_stop_a_tracer() {
     subject.assert_goes_on();
     tracer.interrupt();
     tracer.end().assert_quiet_success();
+}
+
+#[test]
+fn a_killed_tracer_and_a_monitor_that_is_taken_do_not_hold_the_guest() {
+    let Some(ground) = ground() else { return };
+    let mut subject = ground.boot("monitored", WORKLOAD);
+    let untraced = longest_stall(&mut subject, || ());
+    let options = format!("{SAMPLE} --period 500ms");
+    let mut tracer = Attach::start(&subject.pid(), &options);
+    tracer.next();
+    let monitor = subject.guest.qmp().unwrap();
+    let taken = longest_stall(&mut subject, || {
+        for _ in 0..4 {
+            tracer.next();
+        }
+    });
+    drop(monitor);
+    let mut killed = Duration::ZERO;
+    for delay_ms in [0, 30, 170, 390] {
+        let kill = || {
+            thread::sleep(Duration::from_millis(delay_ms));
+            send(tracer.pid(), Signal::KILL).unwrap();
+        };
+        killed = killed.max(longest_stall(&mut subject, kill));
+        subject.assert_no_trap_is_left();
+        tracer = Attach::start(&subject.pid(), &options);
+        tracer.next();
+    }
+    drop(tracer);
+    let untraced = untraced.max(longest_stall(&mut subject, || ()));
+    assert_bounded("monitor taken", taken, untraced);
+    assert_bounded("SIGKILL", killed, untraced);
 }
 
 /// A control group of version 2. Dropped, it is removed.
@@ -150,7 +184,7 @@ fn a_tracer_whose_control_group_is_frozen_holds_its_guest_for_less_than_300_ms()
     command.args(["-c", "echo 0 >\"$1\"; shift; exec \"$@\"", "sh"]);
     command.arg(group.0.join("cgroup.procs"));
     command.args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
-    command.args(format!("{EVERYTHING} --period 500ms").split_ascii_whitespace());
+    command.args(format!("{SAMPLE} --period 500ms").split_ascii_whitespace());
     let tracer = Attach::spawn(&mut command);
     tracer.next();
     let freeze = || {
