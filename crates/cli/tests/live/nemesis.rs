@@ -307,7 +307,7 @@ fn plugged_memory_is_traced_within_a_period_and_unplugged_memory_ends_nothing() 
     let Some(ground) = ground() else { return };
     let mut subject = boot_growing(&ground, "plugged");
     let untraced = longest_stall(&mut subject, || ());
-    let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 1s"));
+    let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 1s"));
     until_traced(&tracer, &subject, 1);
     let mut monitor = subject.guest.qmp().unwrap();
     let mut run = |command: &str, arguments| monitor.execute(command, arguments).unwrap();
