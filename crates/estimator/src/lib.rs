@@ -51,7 +51,7 @@ pub mod working_set;
 pub use curve::aet::{Aet, ReuseTimes, SpatialAet};
 pub use curve::counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,
-    StreamWriter,
+    StreamWindow, StreamWriter,
 };
 pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,

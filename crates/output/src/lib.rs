@@ -5,6 +5,7 @@
 //! | [`args`] | `-o FORMAT` and `--out FILE` |
 //! | [`columns`] | tables for readers, lines of CSV for programs |
 //! | [`text`] | percentages, counts, durations, names from outside |
+//! | [`time`] | local times |
 //! | [`mod@file`] | files that are replaced whole or not at all |
 //! | [`progress_bar`] | progress on standard error |
 //! | [`stop`] | SIGINT and SIGTERM, SIGTSTP |
@@ -22,6 +23,7 @@ pub mod file;
 pub mod progress_bar;
 pub mod stop;
 pub mod text;
+pub mod time;
 pub mod watch;
 
 pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
@@ -30,6 +32,7 @@ pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::{ignore_suspension, stop_flag};
 pub use text::{
-    cut, cut_front, duration, grouped, or_empty, percent, printable, short, short_percent,
+    cut, cut_front, duration, grouped, or_empty, percent, printable, ratio, short, short_percent,
 };
+pub use time::{local_time, time_of_day};
 pub use watch::watch;

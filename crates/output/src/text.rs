@@ -18,6 +18,16 @@ pub fn short_percent(share: f64) -> String {
     format!("{} %", grouped((share * 1e4).round() / 100.0))
 }
 
+/// A ratio around 1: two decimals below 100, none above.
+#[must_use]
+pub fn ratio(ratio: f64) -> String {
+    if ratio >= 100.0 {
+        format!("{ratio:.0}")
+    } else {
+        format!("{ratio:.2}")
+    }
+}
+
 /// A count in at most six characters: `9999`, `2.3M`.
 #[must_use]
 pub fn short(count: f64) -> String {
@@ -96,6 +106,11 @@ pub fn cut_front(text: &str, characters: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_keep_what_matters_of_them() {
+        assert_eq!([1.0, 99.999, 1234.5].map(ratio), ["1.00", "100.00", "1234"]);
+    }
 
     #[test]
     fn percentages_and_counts_keep_the_digits_that_matter() {

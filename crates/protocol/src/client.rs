@@ -23,6 +23,7 @@ use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
+use crate::{SOCKET, SOCKET_READ_ONLY};
 
 /// How long a request may take: the daemon itself gives up on its turn loop after 15 s.
 pub const TIME_OUT: Duration = Duration::from_secs(20);
@@ -106,6 +107,21 @@ impl Client {
         };
         client.runtime.block_on(client.open())?;
         Ok(client)
+    }
+
+    /// Finds the daemon at [`SOCKET`], or at [`SOCKET_READ_ONLY`] if the former may not be opened.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_to_read() -> Result<Self, ClientError> {
+        Self::connect(Path::new(SOCKET)).or_else(|error| {
+            if error.is_permission_denied() {
+                Self::connect(Path::new(SOCKET_READ_ONLY))
+            } else {
+                Err(error)
+            }
+        })
     }
 
     /// The host and its VMs.

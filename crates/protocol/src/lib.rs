@@ -9,16 +9,20 @@
 //! | [`answer`] | the daemon's other answers |
 //! | [`client`] | a client of the daemon |
 //! | [`curve_json`] | a curve |
+//! | [`byte_curve`] | a curve, validated, over sizes in bytes |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
+//! | [`curve_size`] | sizes in pages or bytes, in a person's spelling |
 //! | [`size`] | sizes, rates and times in a person's spelling |
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod byte_curve;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod curve_json;
+pub mod curve_size;
 pub mod decision;
 pub mod disk_admin;
 pub mod openmetrics;

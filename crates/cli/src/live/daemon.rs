@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
+use plimsoll_protocol::SOCKET;
+use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::client::{Client, ClientError};
+use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{HostView, VmSummary};
-use plimsoll_protocol::{SOCKET, SOCKET_READ_ONLY};
 
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;
@@ -46,28 +48,22 @@ impl Daemon {
     /// # Errors
     ///
     /// [`Unreachable`] if it does not answer.
-    pub fn to_look(at: &SocketArg) -> anyhow::Result<Self> {
+    pub fn to_read(at: &SocketArg) -> anyhow::Result<Self> {
         let client = match &at.socket {
             Some(socket) => Client::connect(socket),
-            None => Client::connect(Path::new(SOCKET)).or_else(|error| {
-                if error.is_permission_denied() {
-                    Client::connect(Path::new(SOCKET_READ_ONLY))
-                } else {
-                    Err(error)
-                }
-            }),
+            None => Client::connect_to_read(),
         };
         Ok(Self {
             client: client.map_err(|error| said(&error))?,
         })
     }
 
-    /// Reaches the daemon as [`to_look`](Self::to_look) does; `None` if none listens there.
+    /// Reaches the daemon as [`to_read`](Self::to_read) does; `None` if none listens there.
     ///
     /// # Errors
     ///
     /// [`Unreachable`] if something listens and does not answer, or refuses us.
-    pub fn to_look_if_any(at: &SocketArg) -> anyhow::Result<Option<Self>> {
+    pub fn to_read_if_any(at: &SocketArg) -> anyhow::Result<Option<Self>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let socket = at.socket.as_deref().unwrap_or(Path::new(SOCKET));
         match Client::connect(socket) {
@@ -76,7 +72,7 @@ impl Daemon {
             {
                 Ok(None)
             }
-            _ => Self::to_look(at).map(Some),
+            _ => Self::to_read(at).map(Some),
         }
     }
 
@@ -171,6 +167,14 @@ fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
     near.min().map(|(_, other)| other)
 }
 
+/// A curve of the daemon's, validated.
+pub fn curve_of(json: &CurveJson) -> anyhow::Result<ByteCurve> {
+    ByteCurve::new(json).with_context(|| {
+        let vm = printable(&json.vm);
+        format!("the daemon sent an invalid curve of VM {vm}")
+    })
+}
+
 /// What a refusal means here.
 fn said(error: &ClientError) -> anyhow::Error {
     let words = printable(&with_causes(error));
@@ -195,6 +199,28 @@ fn said(error: &ClientError) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_protocol::curve_json::PointJson;
+
+    #[test]
+    fn an_invalid_curve_is_an_error_that_names_the_vm() {
+        let curve = |miss_ratio, page_bytes| CurveJson {
+            schema: 1,
+            vm: "\u{1b}[2J".to_owned(),
+            page_bytes,
+            references: 100,
+            baseline_pages: Some(512),
+            points: vec![PointJson {
+                size_pages: 256,
+                miss_ratio,
+                low: 0.0,
+                high: 1.0,
+            }],
+        };
+        assert!(curve_of(&curve(0.5, 4096)).is_ok());
+        let error = curve_of(&curve(f64::NAN, 4096)).unwrap_err().to_string();
+        assert_eq!(error, "the daemon sent an invalid curve of VM \u{fffd}[2J");
+        assert!(curve_of(&curve(0.5, 0)).is_err());
+    }
 
     #[test]
     fn a_name_that_may_have_been_meant_is_found_and_no_other() {

@@ -11,7 +11,7 @@ use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::decision::{By, Check, Decision, Kind, State, Step, Verdict};
 use plimsoll_protocol::request::Choice;
 
-use super::words::{moment, name_of, ratio, relative, size};
+use super::words::{local_time, name_of, ratio, relative, size};
 use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::Partly;
 use plimsoll_output::{TextFormat, TextFormatArg, csv_table, or_empty, printable, stop_flag};
@@ -116,7 +116,7 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
     let mut text = format!(
         "Decision {}, {}: {}, {}.\n",
         decision.id,
-        moment(decision.unix_ms),
+        local_time(decision.unix_ms),
         match decision.kind {
             Kind::Divide => "memory is divided anew".to_owned(),
             Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
@@ -146,7 +146,7 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
         (State::Superseded, _) => "A newer proposal took its place.".to_owned(),
         (state, ended) => format!(
             "It ended{}: {}.",
-            ended.map_or(String::new(), |ended| format!(" {}", moment(ended))),
+            ended.map_or(String::new(), |ended| format!(" {}", local_time(ended))),
             match state {
                 State::Kept => "done; every VM that could be measured stayed within its limit",
                 State::RolledBack => "rolled back",

@@ -29,7 +29,7 @@ pub struct Args {
 ///
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let daemon = Daemon::to_look(&args.look.socket)?;
+    let daemon = Daemon::to_read(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
     decisions.truncate(args.limit);
     match args.look.form.output {

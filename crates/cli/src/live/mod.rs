@@ -12,7 +12,6 @@
 #[path = "../../tests/live_verbs/host.rs"]
 mod example;
 
-mod curve;
 mod daemon;
 mod decisions;
 pub(crate) mod words;

@@ -9,13 +9,14 @@ use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
-use super::curve::Curve;
+use super::daemon::curve_of;
 use super::words::{
     UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, LookArgs, write_json};
 use plimsoll_output::csv as line;
 use plimsoll_output::{TextFormat, printable, short};
+use plimsoll_protocol::byte_curve::ByteCurve;
 
 /// Sizes at which the curve is shown, about.
 const CURVE_LINES: u64 = 12;
@@ -40,7 +41,7 @@ pub struct Args {
 ///
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let daemon = Daemon::to_look(&args.look.socket)?;
+    let daemon = Daemon::to_read(&args.look.socket)?;
     let vm = daemon.ask_of(&args.vm, Client::vm)?;
     match args.look.form.output {
         TextFormat::Table => {
@@ -49,7 +50,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         TextFormat::Csv => {
             let none = "its curve is not available yet";
-            let curve = Curve::new(vm.curve.as_ref().context(none)?)?;
+            let curve = curve_of(vm.curve.as_ref().context(none)?)?;
             out.write_all(csv(&vm.summary, &curve).as_bytes())?;
         }
         TextFormat::Json => write_json(&vm, out)?,
@@ -116,7 +117,7 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     match &view.curve {
         None => sections.head("Curve\n  not known yet"),
         Some(json) => {
-            let curve = Curve::new(json)?;
+            let curve = curve_of(json)?;
             let source = vm.curve_source.map_or_else(String::new, |source| {
                 format!("from {}, ", source.description())
             });
@@ -249,7 +250,7 @@ fn under_disk(cache: &CacheView, sections: &mut Sections) {
 }
 
 /// The curve at some sizes, with those that matter marked.
-pub(super) fn plot(vm: &VmSummary, curve: &Curve) -> String {
+pub(super) fn plot(vm: &VmSummary, curve: &ByteCurve) -> String {
     let baseline = vm.settings.baseline_bytes;
     let marks = marks(vm);
     let mut text = format!(
@@ -302,7 +303,7 @@ pub(super) fn marks(vm: &VmSummary) -> BTreeMap<u64, String> {
 }
 
 /// How far the curve is of interest: to its end, or to what the VM may have.
-pub(super) fn until(vm: &VmSummary, curve: &Curve) -> u64 {
+pub(super) fn until(vm: &VmSummary, curve: &ByteCurve) -> u64 {
     let most = vm
         .ram_bytes
         .max(vm.size_bytes)
@@ -322,7 +323,7 @@ fn bar(share: f64) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-fn csv(vm: &VmSummary, curve: &Curve) -> String {
+fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
     let heads = ["size_bytes", "miss_ratio", "low", "high", "relative"];
     let mut text = line(heads);
     for point in curve.misses.points() {

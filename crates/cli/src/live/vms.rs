@@ -5,7 +5,7 @@ use std::io::Write;
 use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
 
 use super::words::{
-    is_emulated, maybe_size, moment, name, name_of, percent, ratio, size, working_set,
+    is_emulated, local_time, maybe_size, name, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, LookArgs, write_json};
 use plimsoll_output::{Columns, Side, TextFormat, csv_table, duration, or_empty, printable};
@@ -23,7 +23,7 @@ pub struct Args {
 ///
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let host = Daemon::to_look(&args.look.socket)?.host()?;
+    let host = Daemon::to_read(&args.look.socket)?.host()?;
     match args.look.form.output {
         TextFormat::Table => Ok(out.write_all(text(&host).as_bytes())?),
         TextFormat::Csv => Ok(out.write_all(lines(&host).as_bytes())?),
@@ -70,7 +70,7 @@ fn head(host: &HostView) -> String {
         name_of(host.phase),
         host.turn,
         duration(host.turn_interval_ms as f64 / 1000.0),
-        moment(host.now_unix_ms),
+        local_time(host.now_unix_ms),
         size(divided_bytes),
         size(spare_bytes),
         size(reclaimable_bytes),

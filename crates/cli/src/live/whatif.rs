@@ -41,7 +41,7 @@ pub struct Args {
 /// [`Forbidden`] if the host could not keep the limits, and errors of querying the daemon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let (Some(vm), Some(size)) = (&args.vm, args.size) {
-        let daemon = Daemon::to_look(&args.look.socket)?;
+        let daemon = Daemon::to_read(&args.look.socket)?;
         let answer = daemon.ask_of(vm, |client, vm| client.vm_what_if(vm, size.0))?;
         return of_vm(&answer, args.look.form.output, out);
     }
@@ -50,7 +50,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let Ok(lose_bytes) = i64::try_from(lose.or(gain).unwrap_or(0)) else {
         bail_usage!("no host has 8 EiB to lose or to gain");
     };
-    let daemon = Daemon::to_look(&args.look.socket)?;
+    let daemon = Daemon::to_read(&args.look.socket)?;
     let answer = daemon.ask(|client: &Client| client.host_what_if(lose_bytes))?;
     of_host(&answer, args.look.form.output, out)
 }

@@ -1,13 +1,11 @@
 //! Formatting of the daemon's answers in the live verbs.
 
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
-pub use plimsoll_output::short_percent as percent;
 use plimsoll_output::{cut, duration, printable};
+pub use plimsoll_output::{local_time, ratio, short_percent as percent, time_of_day};
 use plimsoll_protocol::size::ByteSize;
 
 /// What stands for "not known".
@@ -48,15 +46,6 @@ pub fn relative(relative: Option<&Relative>) -> String {
     )
 }
 
-/// A ratio around 1.
-pub fn ratio(ratio: f64) -> String {
-    if ratio >= 100.0 {
-        format!("{ratio:.0}")
-    } else {
-        format!("{ratio:.2}")
-    }
-}
-
 /// The name that the daemon's JSON gives a state.
 pub fn name_of(value: impl Serialize) -> String {
     match serde_json::to_value(value) {
@@ -73,29 +62,6 @@ pub fn is_emulated(vm: &VmSummary) -> bool {
 /// A VM's name as a table shows it.
 pub fn name(name: &str) -> String {
     cut(&printable(name), NAME_LETTERS)
-}
-
-/// A local time, `2026-11-22 11:31:55`.
-pub fn moment(unix_ms: u64) -> String {
-    written(unix_ms, "%Y-%m-%d %H:%M:%S")
-}
-
-/// The time of day, `11:31:55`.
-pub fn time_of_day(unix_ms: u64) -> String {
-    written(unix_ms, "%H:%M:%S")
-}
-
-fn written(unix_ms: u64, form: &str) -> String {
-    let moment = i64::try_from(unix_ms)
-        .ok()
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    moment.map_or_else(
-        || UNKNOWN.to_owned(),
-        |moment| {
-            let local = moment.to_zoned(TimeZone::system());
-            local.strftime(form).to_string()
-        },
-    )
 }
 
 /// Age of a time, `12 s`.
@@ -137,16 +103,5 @@ mod tests {
             (working_set(None), relative(None)),
             ("-".into(), "-".into())
         );
-    }
-
-    #[test]
-    fn a_moment_beyond_all_calendars_is_not_known() {
-        assert_eq!(moment(u64::MAX), "-");
-        assert_eq!(moment(1_795_347_115_000).len(), "2026-11-22 11:31:55".len());
-    }
-
-    #[test]
-    fn ratios_keep_what_matters_of_them() {
-        assert_eq!([1.0, 99.999, 1234.5].map(ratio), ["1.00", "100.00", "1234"]);
     }
 }

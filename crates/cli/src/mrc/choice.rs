@@ -14,7 +14,7 @@ use plimsoll_flow::PageSize;
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::UsageError;
 
-use super::curve_size::CurveSize;
+use plimsoll_protocol::curve_size::CurveSize;
 use plimsoll_protocol::size::Rate;
 
 /// The algorithm whose counters can be recorded.

@@ -6,7 +6,6 @@
 
 mod choice;
 mod compare;
-mod curve_size;
 mod input;
 mod recorded;
 mod report;
@@ -14,11 +13,12 @@ mod report;
 use std::io::Write;
 use std::path::Path;
 
+use anyhow::Context as _;
+use plimsoll_estimator::{CounterStream, StreamWindow};
 use plimsoll_output::bail_usage;
 
 use crate::trace_args::TraceArgs;
 use choice::EstimatorArgs;
-pub use curve_size::CurveSize;
 use input::{curve_of, read};
 use report::ViewArgs;
 
@@ -37,7 +37,7 @@ pub struct Args {
     compare: bool,
     /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references
     #[arg(long, value_name = "WINDOW")]
-    window: Option<recorded::Window>,
+    window: Option<StreamWindow>,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -52,7 +52,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;
     let (trace, view) = (&args.trace, &args.view);
-    if let Some(stream) = recorded::open(&trace.trace)? {
+    let recorded = match &*trace.trace {
+        path if path == Path::new("-") => None,
+        path => CounterStream::open_file(path)
+            .with_context(|| format!("cannot read '{}'", path.display()))?,
+    };
+    if let Some(stream) = recorded {
         if !args.estimator.is_default() || args.compare {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",

@@ -8,9 +8,9 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::{Format, OutputArgs, bail_usage, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
-use super::curve_size::CurveSize;
 use crate::trace_args::TraceArgs;
 use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::curve_size::CurveSize;
 use plimsoll_protocol::size::ByteSize;
 
 const POINTS_OF_TABLE: usize = 20;

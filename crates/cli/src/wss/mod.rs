@@ -13,8 +13,8 @@ use plimsoll_output::{OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
 
-use crate::mrc::CurveSize;
 use crate::trace_args::{TraceArgs, reading_bar};
+use plimsoll_protocol::curve_size::CurveSize;
 use report::Report;
 
 /// Estimate the working set in a page log or a trace.

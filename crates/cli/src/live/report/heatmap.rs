@@ -6,7 +6,7 @@ use anyhow::ensure;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{HeatRow, HeatmapView};
 
-use super::super::words::{moment, name, size, time_of_day};
+use super::super::words::{local_time, name, size, time_of_day};
 use super::OfVm;
 use plimsoll_output::{Format, OutputArgs, bail_usage, csv, printable};
 use plimsoll_plot::{Axis, HeatChart, Unit, encode};
@@ -158,7 +158,7 @@ fn chart(map: &HeatmapView) -> anyhow::Result<HeatChart> {
         title: format!("Where {} is busy", name(&map.vm)),
         subtitle: format!(
             "From {} on · darkest: {busiest} pages used in {} within a period",
-            moment(begin),
+            local_time(begin),
             size(map.cell_bytes)
         ),
         x: Axis::new("Address in its RAM", Unit::Bytes),

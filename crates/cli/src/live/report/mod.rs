@@ -43,7 +43,7 @@ struct OfVm {
 
 impl OfVm {
     fn daemon(&self) -> anyhow::Result<Daemon> {
-        Daemon::to_look(&self.socket)
+        Daemon::to_read(&self.socket)
     }
 
     /// The names of those VMs.

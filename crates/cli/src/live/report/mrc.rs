@@ -6,7 +6,7 @@ use anyhow::ensure;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::VmView;
 
-use super::super::curve::Curve;
+use super::super::daemon::curve_of;
 use super::super::show;
 use super::super::words::{name, size};
 use super::OfVm;
@@ -62,7 +62,7 @@ fn text(views: &[VmView]) -> anyhow::Result<String> {
             Some(json) => {
                 let references = grouped(json.references as f64);
                 text.push_str(&format!("{vm}: {references} references\n"));
-                text.push_str(&show::plot(&view.summary, &Curve::new(json)?));
+                text.push_str(&show::plot(&view.summary, &curve_of(json)?));
             }
         }
     }
@@ -73,7 +73,7 @@ fn lines(views: &[VmView]) -> anyhow::Result<String> {
     let mut rows = Vec::new();
     for view in views {
         let Some(json) = &view.curve else { continue };
-        let curve = Curve::new(json)?;
+        let curve = curve_of(json)?;
         let page_bytes = curve.page_size.bytes();
         let points = curve.misses.points().iter();
         rows.extend(points.map(|&point| (&view.summary.vm, page_bytes, point)));
@@ -97,7 +97,7 @@ fn chart(views: &[VmView]) -> anyhow::Result<Chart> {
     let mut known = Vec::new();
     for view in views {
         let Some(json) = &view.curve else { continue };
-        let curve = Curve::new(json)?;
+        let curve = curve_of(json)?;
         until_bytes = until_bytes.max(show::until(&view.summary, &curve));
         known.push((&view.summary, curve));
     }

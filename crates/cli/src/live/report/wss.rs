@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::ensure;
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
-use super::super::words::{UNKNOWN, maybe_size, moment, name, percent, ratio, size};
+use super::super::words::{UNKNOWN, local_time, maybe_size, name, percent, ratio, size};
 use super::{OfVm, compare};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, csv_table, or_empty, printable};
 use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
@@ -93,7 +93,7 @@ fn text(histories: &[HistoryView]) -> String {
                 number.map_or_else(|| UNKNOWN.to_owned(), form)
             };
             columns.row([
-                moment(sample.unix_ms),
+                local_time(sample.unix_ms),
                 maybe_size(sample.working_set_bytes),
                 size(had(sample)),
                 size(sample.direct_bytes),
@@ -174,7 +174,7 @@ fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {
             [history] => format!("Working set of {}", name(&history.vm)),
             all => format!("Working sets of {} VMs", all.len()),
         },
-        subtitle: format!("From {} on", moment(first)),
+        subtitle: format!("From {} on", local_time(first)),
         x: Axis::new("Time", Unit::Seconds),
         y: Axis::new("Memory", Unit::Bytes),
         shades: Vec::new(),

@@ -53,7 +53,7 @@ pub struct Args {
 /// [`Unreachable`](plimsoll_output::exit::Unreachable) if there is no daemon at the start,
 /// [`UsageError`](plimsoll_output::exit::UsageError) without a terminal, and the terminal's own.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let daemon = Daemon::to_look(&args.socket)?;
+    let daemon = Daemon::to_read(&args.socket)?;
     if args.once {
         let mut screen = Screen::default();
         screen.update(Ok(look(&daemon, None)?));

@@ -12,7 +12,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::canvas::{Canvas, Line as Stroke};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 
-use super::super::curve::Curve;
+use super::super::daemon::curve_of;
 use super::super::words::{
     UNKNOWN, is_emulated, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day,
     working_set,
@@ -470,7 +470,7 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
 
 fn draw_curve(view: &VmView, frame: &mut Frame, area: Rect) {
     let block = Block::bordered().title(" misses by size ");
-    let curve = view.curve.as_ref().map(Curve::new);
+    let curve = view.curve.as_ref().map(curve_of);
     let curve = match curve {
         Some(Ok(curve)) => curve,
         Some(Err(error)) => {

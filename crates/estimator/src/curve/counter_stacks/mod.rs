@@ -30,7 +30,7 @@ mod ladder;
 mod sizes;
 mod stream;
 
-pub use stream::{CounterStream, StreamError, StreamWriter};
+pub use stream::{CounterStream, StreamError, StreamWindow, StreamWriter};
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
 

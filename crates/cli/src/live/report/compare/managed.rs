@@ -18,7 +18,7 @@ pub(super) fn refuse_managed(
     name: &str,
     pid: Option<u32>,
 ) -> anyhow::Result<()> {
-    let daemon = Daemon::to_look_if_any(socket);
+    let daemon = Daemon::to_read_if_any(socket);
     let Some(daemon) = daemon.context("cannot find out whether plimsolld manages the VM")? else {
         return Ok(());
     };

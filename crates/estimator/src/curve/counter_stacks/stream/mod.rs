@@ -42,9 +42,11 @@ mod coding;
 mod column;
 mod player;
 mod reader;
+mod window;
 mod writer;
 
 pub use reader::CounterStream;
+pub use window::StreamWindow;
 pub use writer::StreamWriter;
 
 use std::io;

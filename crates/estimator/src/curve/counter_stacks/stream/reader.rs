@@ -1,7 +1,9 @@
 //! Reading a record: its checks, and curves of its windows.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::ops::Range;
+use std::path::Path;
 
 use plimsoll_flow::MissRatioCurve;
 
@@ -29,6 +31,23 @@ pub struct CounterStream {
 impl CounterStream {
     /// The eight bytes that a recorded stream begins with.
     pub const MAGIC: &[u8; 8] = b"PLIMCSTK";
+
+    /// Reads a stream from a file; `None` if the file does not begin as one, or is a pipe, whose bytes would then be missing.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_file(path: &Path) -> Result<Option<Self>, StreamError> {
+        let mut head = [0; Self::MAGIC.len()];
+        let is_stream = path.is_file()
+            && File::open(path).is_ok_and(|mut file| file.read_exact(&mut head).is_ok())
+            && head == *Self::MAGIC;
+        if !is_stream {
+            return Ok(None);
+        }
+        let file = File::open(path).map_err(StreamError::Read)?;
+        Self::open(BufReader::new(file)).map(Some)
+    }
 
     /// Reads a stream to its end, or to where it is truncated or broken.
     ///

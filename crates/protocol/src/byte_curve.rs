@@ -1,48 +1,42 @@
-//! A VM's curve as the daemon gave it, checked, and read at sizes in bytes.
+//! A VM's curve, validated, and read at sizes in bytes.
 
-use anyhow::Context;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Rules;
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::vm::Relative;
 
-use plimsoll_output::printable;
+use crate::curve_json::{CurveJson, CurveJsonError};
+use crate::vm::Relative;
 
-/// A curve over bytes.
+/// A curve whose sizes are bytes.
 #[derive(Debug, Clone)]
-pub struct Curve {
+pub struct ByteCurve {
     /// The curve over pages.
     pub misses: MissRatioCurve,
-    /// Of so many bytes each.
+    /// Bytes of a page.
     pub page_size: PageSize,
 }
 
-impl Curve {
-    /// Checks a curve.
+impl ByteCurve {
+    /// Validates a curve.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
-    pub fn new(json: &CurveJson) -> anyhow::Result<Self> {
-        let wrong = || {
-            format!(
-                "the daemon sent an invalid curve of VM {}",
-                printable(&json.vm)
-            )
-        };
+    /// [`CurveJsonError`] for another schema, an invalid page size or invalid points.
+    pub fn new(json: &CurveJson) -> Result<Self, CurveJsonError> {
         Ok(Self {
-            misses: json.to_curve().with_context(wrong)?,
-            page_size: PageSize::new(json.page_bytes).with_context(wrong)?,
+            misses: json.to_curve()?,
+            page_size: PageSize::new(json.page_bytes)?,
         })
     }
 
     /// The curve at a size.
+    #[must_use]
     pub fn at(&self, bytes: u64) -> CurvePoint {
         self.misses.at(PageCount::from_bytes(bytes, self.page_size))
     }
 
     /// Misses at a size over those expected at the baseline, as policies count them: what is below
     /// [`Rules::MISS_RATIO_MIN`] counts as that.
+    #[must_use]
     pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Relative {
         let least = Rules::MISS_RATIO_MIN;
         let baseline = self.at(baseline_bytes).miss_ratio.max(least);
@@ -56,12 +50,14 @@ impl Curve {
     }
 
     /// The size at which the curve ends.
+    #[must_use]
     pub fn end_bytes(&self) -> u64 {
         let last = self.misses.points().last();
         last.map_or(0, |point| point.size.to_bytes(self.page_size))
     }
 
     /// About `count` sizes, 1 or more, round and evenly spread up to `until_bytes`, with `marks` among them; rising.
+    #[must_use]
     pub fn sizes(&self, until_bytes: u64, count: u64, marks: &[u64]) -> Vec<u64> {
         let step = (until_bytes / count.max(1)).max(self.page_size.bytes());
         // Above 2^63 a step is as good as any.
@@ -82,12 +78,12 @@ impl Curve {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use plimsoll_protocol::curve_json::PointJson;
+    use crate::curve_json::PointJson;
 
     /// Half of the references miss from 1 MiB on, an eighth from 4 MiB on.
-    pub fn example() -> CurveJson {
+    fn example() -> CurveJson {
         let point = |size_pages, miss_ratio| PointJson {
             size_pages,
             miss_ratio,
@@ -105,8 +101,8 @@ pub mod tests {
     }
 
     #[test]
-    fn misses_are_told_beside_those_at_the_baseline() {
-        let curve = Curve::new(&example()).unwrap();
+    fn misses_are_relative_to_those_at_the_baseline() {
+        let curve = ByteCurve::new(&example()).unwrap();
         let at = curve.relative(4 << 20, 2 << 20);
         assert_eq!((at.expected, at.low, at.high), (0.25, 0.125, 0.375));
         assert_eq!(curve.relative(0, 2 << 20).expected, 2.0);
@@ -114,20 +110,8 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_no_curve_is_an_error_that_names_the_vm() {
-        let mut json = example();
-        json.vm = "\u{1b}[2J".to_owned();
-        json.points[1].miss_ratio = f64::NAN;
-        let error = Curve::new(&json).unwrap_err().to_string();
-        assert_eq!(error, "the daemon sent an invalid curve of VM \u{fffd}[2J");
-        json = example();
-        json.page_bytes = 0;
-        assert!(Curve::new(&json).is_err());
-    }
-
-    #[test]
     fn sizes_are_round_few_and_hold_the_marks() {
-        let curve = Curve::new(&example()).unwrap();
+        let curve = ByteCurve::new(&example()).unwrap();
         let mib = |sizes: Vec<u64>| sizes.into_iter().map(|size| size >> 20).collect::<Vec<_>>();
         let sizes = curve.sizes(512 << 20, 12, &[100 << 20, 128 << 20]);
         assert_eq!(mib(sizes), [64, 100, 128, 192, 256, 320, 384, 448, 512]);

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use plimsoll_flow::{PageCount, PageSize};
 
-use plimsoll_protocol::size::{ByteSize, QuantityError};
+use crate::size::{ByteSize, QuantityError};
 
 /// A size of memory: a plain number is in pages, one with a unit in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
