@@ -38,8 +38,6 @@ const SILENCE_MIN: Duration = Duration::from_secs(2);
 const ATTACH_MAX: Duration = Duration::from_secs(10);
 /// How long what a tracer said may take to arrive after its end; its watchdog writes last.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
-/// How long a turn waits for a tracer that was killed.
-const KILLED_MAX: Duration = Duration::from_millis(200);
 /// How long a tracer has to take its traps with it.
 const END_MAX: Duration = Duration::from_secs(10);
 
@@ -81,6 +79,12 @@ pub struct Tracer {
     child: Option<Child>,
     /// Reads its standard error to the end.
     errors: Option<JoinHandle<()>>,
+    /// When it was seen to have ended.
+    ended: Option<Instant>,
+    /// How long it has printed nothing, the last line before that, and when that was counted last.
+    silence: Duration,
+    heard: Option<Instant>,
+    counted: Instant,
     error: Option<String>,
     restarts: u64,
     wait: Duration,
@@ -107,6 +111,10 @@ impl Tracer {
             read: Arc::default(),
             child: None,
             errors: None,
+            ended: None,
+            silence: Duration::ZERO,
+            heard: None,
+            counted: now,
             error: None,
             restarts: 0,
             wait: RESTART.0,
@@ -152,12 +160,20 @@ impl Tracer {
         Ok(())
     }
 
-    /// Whether it runs, but has printed nothing for too long.
-    fn is_silent(&self, now: Instant) -> bool {
-        let allowed = (self.settings.period * SILENT_PERIODS).max(SILENCE_MIN);
+    /// Whether it has printed nothing for too long. One interval between two polls never counts as more than half of
+    /// that: where this daemon itself was stopped, lines may wait to be read.
+    fn is_silent(&mut self, now: Instant) -> bool {
         let last = lock(&self.read).last.filter(|&at| at >= self.started);
-        let due = last.map_or(self.started + ATTACH_MAX, |at| at) + allowed;
-        now > due
+        let allowed = (self.settings.period * SILENT_PERIODS).max(SILENCE_MIN)
+            + last.map_or(ATTACH_MAX, |_| Duration::ZERO);
+        if last == self.heard {
+            let interval = now.saturating_duration_since(self.counted);
+            self.silence += interval.min(allowed / 2);
+        } else {
+            (self.silence, self.heard) = (Duration::ZERO, last);
+        }
+        self.counted = now;
+        self.silence >= allowed
     }
 
     /// Starts it if it should run, and sees whether it still does.
@@ -169,9 +185,6 @@ impl Tracer {
                 Ok(None) if is_silent => {
                     // It would not hear a request to end, and its VM may be waiting for it.
                     let _ = child.kill();
-                    while matches!(child.try_wait(), Ok(None)) && now.elapsed() < KILLED_MAX {
-                        thread::sleep(Duration::from_millis(1));
-                    }
                     self.error = Some(format!(
                         "its tracer was silent for more than {SILENT_PERIODS} periods and was ended"
                     ));
@@ -183,10 +196,14 @@ impl Tracer {
                     return;
                 }
                 Ok(Some(status)) => {
-                    let errors = self.errors.take();
-                    let is_heard = || errors.as_ref().is_none_or(JoinHandle::is_finished);
-                    while !is_heard() && now.elapsed() < LAST_WORDS_MAX {
-                        thread::sleep(Duration::from_millis(5));
+                    let ended = *self.ended.get_or_insert(now);
+                    let is_read = self.errors.as_ref().is_none_or(JoinHandle::is_finished);
+                    if !is_read && now.duration_since(ended) < LAST_WORDS_MAX {
+                        return;
+                    }
+                    if status.success() {
+                        // It gave the VM up, as when QEMU moves its memory; that is no failure.
+                        self.wait = RESTART.0;
                     }
                     let said = lock(&self.read).errors.clone();
                     let last = said.lines().last().unwrap_or_default();
@@ -215,6 +232,7 @@ impl Tracer {
             self.restarts += 1;
         }
         self.started = now;
+        (self.ended, self.silence, self.heard, self.counted) = (None, Duration::ZERO, None, now);
         match self.start() {
             Ok(()) => {}
             Err(error) => {
@@ -618,11 +636,27 @@ mod tests {
         let error = seen.trace.unwrap().error.unwrap();
         assert!(error.contains("silent for more than 3 periods"), "{error}");
         let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-        assert!(rustix::process::test_kill_process(pid).is_err());
+        until(&mut tracer, |_| {
+            rustix::process::test_kill_process(pid).is_err()
+        });
         until(&mut tracer, |seen| {
             let trace = seen.trace.as_ref().unwrap();
             trace.restarts == 1 && trace.periods == 2
         });
+    }
+
+    #[test]
+    fn a_tracer_is_not_ended_because_the_daemon_was_stopped() {
+        let (_folder, mut tracer) = scripted("exec sleep 600");
+        let start = tracer.started;
+        let after = |seconds| start + Duration::from_secs(seconds);
+        // Nobody polled for an hour: its lines may not have been read yet.
+        assert!(!tracer.is_silent(after(3600)));
+        assert!(!tracer.is_silent(after(3601)));
+        lock(&tracer.read).last = Some(after(3602));
+        assert!(!tracer.is_silent(after(3602)));
+        assert!(!tracer.is_silent(after(3617)));
+        assert!(tracer.is_silent(after(3632)));
     }
 
     #[test]

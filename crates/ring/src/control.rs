@@ -11,12 +11,13 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use plimsoll_hcache::ClientOptions;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with,
-    recv, send, sendmsg, sockopt,
+    recv, send, sendmsg,
 };
 use rustix::process::geteuid;
 
@@ -174,10 +175,10 @@ impl<'a> Control<'a> {
     fn admit(&mut self, socket: OwnedFd) {
         let server = self.server;
         server.counts.connections.fetch_add(1, Relaxed);
-        let Ok(peer) = sockopt::socket_peercred(&socket) else {
+        let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
             return server.counts.refused(Refusal::NotAllowed);
         };
-        let uid = peer.uid.as_raw();
+        let uid = peer.uid();
         let token = self.next;
         self.next += 1;
         let data = epoll::EventData::new_u64(token);

@@ -235,8 +235,8 @@ mod tests {
     #[test]
     fn one_that_beats_late_but_in_time_or_has_disarmed_is_not() {
         let slow = |watchdog: &Watchdog| {
-            for _ in 0..6 {
-                silent(SILENCE_MAX / 2);
+            for _ in 0..9 {
+                silent(SILENCE_MAX / 3);
                 watchdog.beat();
             }
         };

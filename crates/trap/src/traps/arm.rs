@@ -112,19 +112,25 @@ impl<B: PageBarrier> Tracer<B> {
         Ok(())
     }
 
-    /// Tries again with the pages that could not be made inaccessible when they left the hot set.
+    /// Tries again with pages that could not be made inaccessible when they left the hot set: with [`RANGES_MAX`] of them, as
+    /// accesses wait meanwhile.
     pub(super) fn rearm_stuck(&mut self) -> Result<(), TrapError> {
         let start = cpu_time();
-        let mut stuck = std::mem::take(&mut self.stuck);
+        let chunk = self.stuck.len().min(RANGES_MAX);
+        let mut tried = self.stuck.drain(..chunk).collect::<Vec<_>>().into_iter();
         let mut failed = Ok(());
-        stuck.retain(|&page| match self.try_rearm(page) {
-            Ok(done) => !done,
-            Err(error) => {
-                failed = Err(error);
-                true
+        for page in tried.by_ref() {
+            match self.try_rearm(page) {
+                Ok(true) => {}
+                Ok(false) => self.stuck.push(page),
+                Err(error) => {
+                    self.stuck.push(page);
+                    failed = Err(error);
+                    break;
+                }
             }
-        });
-        self.stuck = stuck;
+        }
+        self.stuck.extend(tried);
         self.counts.arm_time += cpu_time().saturating_sub(start);
         failed
     }
