@@ -1,13 +1,13 @@
-//! Axes: what they measure, how far they reach, and their round ticks.
+//! Axes: unit, range and round ticks.
 
 use plimsoll_output::grouped;
 
-/// What an axis measures; values are in the base unit named.
+/// The unit of an axis; values are in the base unit named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes, written in binary units with ticks at powers of two.
     Bytes,
-    /// Shares of 1, written in percent.
+    /// Fractions of 1, written in percent.
     Share,
     /// Seconds, written in seconds, minutes or hours.
     Seconds,
@@ -20,16 +20,16 @@ pub enum Unit {
 pub struct Axis {
     /// What is measured, without its unit.
     pub label: String,
-    /// In what.
+    /// The unit of its values.
     pub unit: Unit,
-    /// Least value shown; by default 0, or the least of the data if that is negative.
+    /// Smallest value shown; by default 0, or the minimum of the data if that is negative.
     pub from: Option<f64>,
-    /// Greatest value shown; by default a round one that has room for the data.
+    /// Largest value shown; by default a round value above the maximum of the data.
     pub to: Option<f64>,
 }
 
 impl Axis {
-    /// Returns an axis that reaches as far as the data.
+    /// Returns an axis whose range follows the data.
     pub fn new(label: impl Into<String>, unit: Unit) -> Self {
         Self {
             label: label.into(),
@@ -62,7 +62,7 @@ pub(super) struct Scale {
     end: f64,
 }
 
-/// How the end of an axis that nobody fixed follows the data.
+/// How the end of an axis without a fixed end follows the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// At the last value.
@@ -96,7 +96,7 @@ impl Scale {
             from = (from / step).floor() * step;
         }
         if axis.to.is_none() && end == End::AtTick {
-            // A hair of tolerance, so that 100 % does not get an empty row above it.
+            // A small tolerance, so that 100 % does not get an empty row above it.
             to = (to / step - 1e-9).ceil() * step;
         }
         let mut ticks = Vec::new();
@@ -124,7 +124,7 @@ impl Scale {
         }
     }
 
-    /// Lays the axis from pixel `start` to pixel `end`, which may lie before it.
+    /// Maps the axis to the pixels from `start` to `end`; `end` may be smaller than `start`.
     pub(super) fn laid(self, start: f64, end: f64) -> Self {
         Self { start, end, ..self }
     }
@@ -134,12 +134,12 @@ impl Scale {
         self.start + (value - self.from) / (self.to - self.from) * (self.end - self.start)
     }
 
-    /// The pixel of a value, or of the end of the axis it lies beyond.
+    /// The pixel of a value, or of the nearest end of the axis for a value outside it.
     pub(super) fn within(&self, value: f64) -> f64 {
         self.at(value.clamp(self.from, self.to))
     }
 
-    /// Whether the axis shows a value.
+    /// Whether a value lies within the axis.
     pub(super) fn shows(&self, value: f64) -> bool {
         (self.from..=self.to).contains(&value)
     }
@@ -156,7 +156,7 @@ fn written_unit(unit: Unit, most: f64) -> (&'static str, f64) {
         ("bytes", 1.0),
     ];
     const SECONDS: [(&str, f64); 3] = [("h", 3600.0), ("min", 60.0), ("s", 1.0)];
-    // A unit is taken when there are enough of it for round ticks: 1536 MiB
+    // A unit is chosen if the range has enough of them for round ticks: 1536 MiB
     // reads better than 1.5 GiB beside 0.75.
     let (units, enough) = match unit {
         Unit::Bytes => (&BYTES[..], 4.0),

@@ -12,9 +12,9 @@ const MARKER_ROW: f64 = 16.0;
 /// A chart with two axes; build it field by field and draw it with [`to_svg`](Self::to_svg).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// What the picture shows.
+    /// The heading.
     pub title: String,
-    /// Where it comes from: source, estimator, number of references.
+    /// Second line of the heading: source, estimator, number of references.
     pub subtitle: String,
     /// The axis from left to right.
     pub x: Axis,
@@ -24,47 +24,47 @@ pub struct Chart {
     pub shades: Vec<Shade>,
     /// The data, drawn in order, the last on top.
     pub series: Vec<Series>,
-    /// Upright lines with a name.
+    /// Vertical lines with a name.
     pub markers: Vec<Marker>,
 }
 
-/// A range of x that is to be read differently.
+/// A range of x with a grey background.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shade {
-    /// Where it begins, in the unit of x.
+    /// Start, in the unit of x.
     pub from: f64,
-    /// Where it ends.
+    /// End, in the unit of x.
     pub to: f64,
-    /// What it means; stands in the legend.
+    /// Its meaning, shown in the legend.
     pub label: String,
 }
 
-/// An upright line at one x.
+/// A vertical line at one x.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Marker {
-    /// Where, in the unit of x.
+    /// Position, in the unit of x.
     pub x: f64,
-    /// Its name; stands above the line.
+    /// Its name, written above the line.
     pub label: String,
 }
 
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Each value holds until the next: curves of misses, sizes that change at once.
+    /// Each value holds until the next, as in miss-ratio curves and sizes that change at once.
     Steps,
-    /// Straight from value to value.
+    /// Straight lines between the values.
     Line,
-    /// Values alone.
+    /// The values only, unconnected.
     Dots,
-    /// What the others are measured against: dashed grey steps.
+    /// The reference for the other series: dashed grey steps.
     Truth,
 }
 
 /// Values to draw, rising in x.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Its name in the legend; none if empty.
+    /// Its name in the legend; no legend entry if empty.
     pub name: String,
     /// How it is drawn.
     pub look: Look,
@@ -75,13 +75,13 @@ pub struct Series {
 /// A value with its band.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
-    /// Where.
+    /// Position on the x axis.
     pub x: f64,
-    /// How much.
+    /// Position on the y axis.
     pub y: f64,
-    /// Lower edge of the band; `y` if there is none.
+    /// Lower limit of the band; `y` if there is none.
     pub low: f64,
-    /// Upper edge of the band; `y` if there is none.
+    /// Upper limit of the band; `y` if there is none.
     pub high: f64,
 }
 
@@ -118,8 +118,8 @@ impl Series {
         }
     }
 
-    /// Returns a curve as steps over bytes with its band: from size 0, where every
-    /// reference misses, to its last point and on to `until_bytes`.
+    /// Returns a curve as steps over bytes with its band. It starts at size 0, where every
+    /// reference misses, and continues after its last point to `until_bytes`.
     pub fn of_curve(
         name: impl Into<String>,
         curve: &MissRatioCurve,
@@ -201,7 +201,7 @@ impl Chart {
         let right = WIDTH - MARGIN - 8.0;
         let x = x.laid(left, right);
 
-        // Above the data, from top to bottom: heading, legend, names of markers.
+        // Above the data, from top to bottom: heading, legend, marker names.
         let keys = self.keys();
         let keys_at = legend_places(&keys, left, right);
         let legend_rows = keys_at.last().map_or(0.0, |(_, row)| row + 1.0);
@@ -238,7 +238,7 @@ impl Chart {
             ));
         }
         draw_axes(&mut svg, &x, &y, (left, right), (top, bottom));
-        // A picture within the picture, which cuts off what lies beyond the axes.
+        // A nested SVG element, which clips everything outside the axes.
         svg.put(format_args!(
             "<svg x=\"{left:.2}\" y=\"{:.2}\" width=\"{:.2}\" height=\"{:.2}\" viewBox=\"{left:.2} {:.2} {:.2} {:.2}\">",
             top - 3.0, right - left + 3.0, PLOT_HEIGHT + 4.0,
@@ -258,7 +258,7 @@ impl Chart {
         }
         for place in &markers_at {
             let row_top = markers_top + place.row * MARKER_ROW;
-            // Paper under the name, where another marker's line would run through it.
+            // A white background behind the name, because another marker's line may cross it.
             svg.put(format_args!(
                 "<rect x=\"{:.1}\" y=\"{row_top:.1}\" width=\"{:.1}\" height=\"{MARKER_ROW}\" fill=\"#ffffff\"/>",
                 place.left - 2.0,
@@ -270,7 +270,7 @@ impl Chart {
         svg.finish()
     }
 
-    /// The series with their colours: the palette in order, grey for truths.
+    /// The series with their colours: the palette in order, grey for [`Look::Truth`].
     fn colored(&self) -> impl Iterator<Item = (&Series, &'static str)> {
         let mut palette = PALETTE.into_iter().cycle();
         self.series.iter().map(move |series| {
@@ -296,12 +296,12 @@ impl Chart {
         keys
     }
 
-    /// Gives each marker's name a place beside the head of its line.
+    /// Places each marker's name beside the top of its line.
     ///
-    /// Names stand to the right of their lines, in the highest row that is free.
-    /// Going from left to right, a name then lies below the names it would touch
-    /// and beside the lines that come down from them; only at the right edge, where
-    /// it is pushed back, may it lie on a line.
+    /// A name is written to the right of its line, in the highest free row.
+    /// Names are placed from left to right. Each lies below the names that it would overlap
+    /// and beside their lines; a name may overlap a line only at the right limit of the chart,
+    /// where it is moved to the left.
     fn marker_places(&self, x: &Scale) -> Vec<MarkerPlace<'_>> {
         let mut shown: Vec<_> = self
             .markers
@@ -331,7 +331,7 @@ impl Chart {
     }
 }
 
-/// Where a marker's name stands: pixels, and the row counted from the top.
+/// Position of a marker's name: pixels, and the row counted from the top.
 struct MarkerPlace<'a> {
     x: f64,
     left: f64,
@@ -340,7 +340,7 @@ struct MarkerPlace<'a> {
     label: &'a str,
 }
 
-/// Sets legend entries in rows from `left`, and returns where each begins and in which row.
+/// Arranges legend entries in rows from `left`; returns the start and the row of each.
 fn legend_places(keys: &[Key<'_>], left: f64, right: f64) -> Vec<(f64, f64)> {
     let (mut at, mut row) = (left, 0.0);
     let mut places = Vec::with_capacity(keys.len());
@@ -430,7 +430,7 @@ fn draw_dot(svg: &mut Svg, x: f64, y: f64, color: &str) {
     ));
 }
 
-/// Joins pixels to a path, by steps that hold from the left or by straight lines.
+/// Connects pixels to a path, by steps that hold from the left or by straight lines.
 fn path(points: impl Iterator<Item = (f64, f64)>, steps: bool) -> String {
     let mut path = String::new();
     for (x, y) in points {
@@ -449,7 +449,7 @@ fn draw_band(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) 
     }
     let steps = matches!(series.look, Look::Steps | Look::Truth);
     let upper = path(series.finite().map(|p| (x.at(p.x), y.at(p.high))), steps);
-    // Backwards a step falls or rises before it goes on, so it is spelt out.
+    // In the reverse direction a step changes its value before it continues, so it is written explicitly.
     let mut lower = String::new();
     let mut after: Option<f64> = None;
     for point in series.finite().rev() {

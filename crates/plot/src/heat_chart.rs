@@ -1,35 +1,35 @@
-//! Where something is busy at which time: cells under two axes, the darker the busier.
+//! Heatmaps: activity by position and time. Darker cells are busier.
 
 use super::chart::draw_axes;
 use crate::axis::{Axis, End, Scale};
 use crate::svg::{MARGIN, SMALL, Svg, WIDTH, text_width};
 
 const PLOT_HEIGHT: f64 = 330.0;
-/// Cells beside each other, and above each other, at most: more would be narrower than three pixels.
+/// Maximum number of cells in a row and of rows: more would be narrower than three pixels.
 const CELLS_MAX: usize = 220;
 const ROWS_MAX: usize = 110;
-/// Shades told apart.
+/// Number of distinct shades.
 const SHADES: f64 = 24.0;
 
 /// A heatmap; build it field by field and draw it with [`to_svg`](Self::to_svg).
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeatChart {
-    /// What the picture shows.
+    /// The heading.
     pub title: String,
-    /// Where it comes from, and what the darkest cell stands for.
+    /// Second line of the heading: the source, and the value of the darkest cell.
     pub subtitle: String,
     /// The axis from left to right, over [`columns_to`](Self::columns_to).
     pub x: Axis,
     /// The axis from bottom to top, over the rows' ends.
     pub y: Axis,
-    /// Where the last cell ends on the axis x; the first begins at 0.
+    /// End of the last cell on the x axis; the first begins at 0.
     pub columns_to: f64,
-    /// Rows from bottom to top: where each ends on the axis y, and how busy each of its cells is, 0.0 to 1.0.
+    /// Rows from bottom to top: the end of each on the y axis, and the activity of each of its cells, 0.0 to 1.0.
     pub rows: Vec<(f64, Vec<f64>)>,
 }
 
 impl HeatChart {
-    /// Draws the chart. Cells and rows that are too narrow to see are drawn as one, as busy as the busiest of them.
+    /// Draws the chart. Cells and rows too narrow to be visible are merged and take their largest value.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let last = self.rows.last().map_or(0.0, |(end, _)| *end);
@@ -75,7 +75,7 @@ impl HeatChart {
     }
 }
 
-/// What the rows are drawn as: each cell as busy as the busiest of those that it stands for, in whole shades.
+/// The rows as drawn: each merged cell has the largest value of its cells, rounded to a shade.
 fn shades(rows: &[(f64, Vec<f64>)], columns: usize) -> Vec<f64> {
     let merged = columns.div_ceil(CELLS_MAX);
     let mut shades = vec![0.0f64; columns.div_ceil(merged)];

@@ -1,15 +1,15 @@
-//! Pictures of curves and of time series, fit for a paper.
+//! Charts of curves and time series for papers and reports.
 //!
-//! There is one way to a picture: `to_svg` of a [`Chart`] or a [`HeatChart`] writes
-//! scalable vector graphics, and [`encode`] writes them as they are or turns them into pixels.
-//! Text is measured and rasterised with a font inside the program, so that a
+//! `to_svg` of a [`Chart`] or a [`HeatChart`] writes
+//! scalable vector graphics, and [`encode`] returns them unchanged or rasterised.
+//! Text is measured and rasterised with an embedded font, so that a
 //! machine without fonts draws the same picture.
 //!
-//! Colours are those of Okabe and Ito, which stay apart for colour-blind readers
-//! and in print. What belongs to the reader's orientation (legend, names of
-//! markers) stands above the data, never over it.
+//! Colours are those of Okabe and Ito, which colour-blind readers can distinguish, also
+//! in print. Legend and marker names are
+//! placed above the data, never over it.
 //!
-//! Values are in base units: bytes, seconds, shares of 1. Axes choose their own
+//! Values are in base units: bytes, seconds, fractions of 1. Axes choose their own
 //! units and round ticks. Points that are not finite are left out.
 #![forbid(unsafe_code)]
 

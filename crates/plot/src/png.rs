@@ -1,4 +1,4 @@
-//! From vector graphics to pixels.
+//! Rasterises vector graphics.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,14 +11,14 @@ use crate::svg::{FONT, FONT_FAMILY};
 /// Largest picture that is rasterised, in pixels: 256 MiB of memory.
 const PIXELS_MAX: f64 = (1 << 26) as f64;
 
-/// Why there is no picture; nothing was written.
+/// Why a picture could not be encoded; nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// The graphics do not parse.
+    /// The SVG text could not be parsed.
     #[error("not a picture in SVG")]
     Svg(#[from] resvg::usvg::Error),
-    /// No pixels, or too many.
+    /// The picture has no pixels, or too many.
     #[error("a picture of {width:.0} x {height:.0} pixels cannot be made: at most 2^26 pixels")]
     Size {
         /// Requested width, in pixels.
@@ -34,10 +34,10 @@ pub enum PlotError {
     },
 }
 
-/// Pixels to a unit of the graphics, which suits print and sharp screens.
+/// Pixels for each unit of the graphics, enough for print and high-resolution screens.
 const SCALE: f32 = 2.0;
 
-/// The picture in a format: as pixels for [`Format::Png`], as it is for every other.
+/// Encodes the picture in a format: rasterised for [`Format::Png`], unchanged for every other.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ pub fn encode(svg: String, format: Format) -> Result<Vec<u8>, PlotError> {
     }
 }
 
-/// Draws vector graphics with `scale` pixels to their unit.
+/// Rasterises vector graphics with `scale` pixels for each of their units.
 pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     static FONTS: LazyLock<Arc<fontdb::Database>> = LazyLock::new(|| {
         let mut fonts = fontdb::Database::new();

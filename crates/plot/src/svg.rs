@@ -1,7 +1,7 @@
-//! Writing scalable vector graphics, and knowing how wide a text will be.
+//! Writes scalable vector graphics, and measures the width of text.
 //!
-//! Only attributes and elements that every viewer draws alike are used, and no
-//! `id`, so that several pictures can stand in one page.
+//! Only attributes and elements that all viewers draw alike are used, and no
+//! `id`, so that several pictures can be embedded in one page.
 
 use std::fmt::{self, Write};
 use std::sync::LazyLock;
@@ -11,35 +11,35 @@ use skrifa::{FontRef, MetadataProvider};
 
 /// Width of every picture, in pixels.
 pub(super) const WIDTH: f64 = 760.0;
-/// Room around it.
+/// Margin on each side, in pixels.
 pub(super) const MARGIN: f64 = 24.0;
-/// Size of all text but the heading's.
+/// Font size of all text except the heading, in pixels.
 pub(super) const SMALL: f64 = 12.0;
 
-/// The font inside the program; its family is called [`FONT_FAMILY`].
+/// The embedded font; its family is called [`FONT_FAMILY`].
 pub(super) const FONT: &[u8] = epaint_default_fonts::UBUNTU_LIGHT;
-/// Family of [`FONT`], as viewers name it.
+/// Family name of [`FONT`].
 pub(super) const FONT_FAMILY: &str = "Ubuntu";
 
-/// Text that carries the message.
+/// Colour of titles and labels.
 pub(super) const INK: &str = "#1a1a1a";
-/// Text and lines that help to read it.
+/// Colour of ticks, axes and other secondary text and lines.
 pub(super) const FAINT_INK: &str = "#555555";
-/// Lines one should be able to overlook.
+/// Colour of grid lines.
 pub(super) const GRID: &str = "#e4e4e4";
 /// Colours of series in order, after Okabe and Ito; the light yellow is left out.
 pub(super) const PALETTE: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#8a6d3b",
 ];
 
-/// Where a text stands from its point.
+/// Alignment of a text relative to its anchor point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
-    /// To the right of it.
+    /// The text begins at the point.
     Start,
-    /// Around it.
+    /// The text is centred at the point.
     Middle,
-    /// To the left of it.
+    /// The text ends at the point.
     End,
 }
 
@@ -48,7 +48,7 @@ pub(super) enum Anchor {
 pub(super) struct Svg(String);
 
 impl Svg {
-    /// Starts a white picture; `name` is read to those who do not see it.
+    /// Starts a picture with a white background; `name` is its accessible name for screen readers.
     pub(super) fn new(width: f64, height: f64, name: &str) -> Self {
         let mut svg = Self(String::new());
         svg.put(format_args!(
@@ -63,13 +63,13 @@ impl Svg {
         svg
     }
 
-    /// Adds one element, or the opening or closing of one.
+    /// Appends one element, or an opening or closing tag.
     pub(super) fn put(&mut self, element: fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{element}");
     }
 
-    /// Adds a text; `attributes` such as a rotation stand as they are.
+    /// Adds a text; `attributes`, such as a rotation, are written unchanged.
     pub(super) fn text(
         &mut self,
         (x, y): (f64, f64),
@@ -109,7 +109,7 @@ impl Svg {
         let mut baseline = 16.0;
         for line in wrapped(title, 17.0, width) {
             baseline += 16.0;
-            // The font has one weight; an outline of its own colour makes it semi-bold.
+            // The font has only one weight; an outline in the same colour makes it semi-bold.
             let outline = format!(" stroke=\"{INK}\" stroke-width=\"0.45\"");
             self.text(
                 (left, baseline),
@@ -165,9 +165,9 @@ impl fmt::Display for Escaped<'_> {
 
 /// Returns the width of a text in pixels at a font size, in [`FONT`].
 ///
-/// A letter the font lacks counts as one em, which is wider than most.
+/// A character that the font lacks counts as one em, which is wider than most.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
-    // In the font's own units, for a size that is measured once.
+    // In the font's own units, so that each character is measured once for all sizes.
     static FACE: LazyLock<Option<FontRef<'_>>> = LazyLock::new(|| FontRef::new(FONT).ok());
     let Some(face) = &*FACE else {
         return text.chars().count() as f64 * size;
@@ -188,7 +188,7 @@ pub(super) fn text_width(text: &str, size: f64) -> f64 {
     ems * size
 }
 
-/// Breaks a text at its spaces into lines of at most `width` pixels; a longer word stands alone.
+/// Breaks a text at its spaces into lines of at most `width` pixels; a longer word gets a line of its own.
 pub(super) fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ').filter(|word| !word.is_empty()) {
