@@ -1,8 +1,8 @@
 //! Miss-ratio curves: how often a VM would miss at every memory size.
 //!
 //! A curve is a step function of the size. Its points rise in size and never
-//! rise in miss ratio; between two points it holds the left one's ratio, and
-//! below its first point every reference misses (ratio 1). Each point carries a
+//! rise in miss ratio. Between two points the ratio is that of the left one;
+//! below the first point every reference misses (ratio 1). Each point has a
 //! band `low..=high` in which the true ratio lies with the confidence that the
 //! curve's estimator states; for an exact curve the band has no width.
 
@@ -15,14 +15,14 @@ pub struct CurvePoint {
     pub size: PageCount,
     /// Share of references that miss, 0.0 to 1.0.
     pub miss_ratio: f64,
-    /// Lower edge of the band, 0.0 to `miss_ratio`.
+    /// Lower limit of the band, 0.0 to `miss_ratio`.
     pub low: f64,
-    /// Upper edge of the band, `miss_ratio` to 1.0.
+    /// Upper limit of the band, `miss_ratio` to 1.0.
     pub high: f64,
 }
 
 impl CurvePoint {
-    /// Returns a point known exactly: its band has no width.
+    /// Returns a point without uncertainty: its band has no width.
     #[must_use]
     pub fn exact(size: PageCount, miss_ratio: f64) -> Self {
         Self {
@@ -34,14 +34,14 @@ impl CurvePoint {
     }
 }
 
-/// Why points do not make a curve. Nothing was built.
+/// Why points do not form a curve. Nothing was built.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveError {
-    /// No reference, no ratio.
+    /// There are no points, or no references.
     #[error("nothing was observed, so there is no miss ratio")]
     Empty,
-    /// Two points of one size, or in falling order.
+    /// Two points have the same size, or the sizes fall.
     #[error("point {index}: size of {size} pages does not exceed the point before it")]
     SizeNotRising {
         /// Index of the later of the two points, from 0.
@@ -49,7 +49,7 @@ pub enum CurveError {
         /// Its size in pages.
         size: PageCount,
     },
-    /// More memory that misses more.
+    /// The miss ratio rises with the size.
     #[error("point {index}: miss ratio {miss_ratio} is above the point before it")]
     RatioRising {
         /// Index of the later of the two points, from 0.
@@ -57,28 +57,28 @@ pub enum CurveError {
         /// Its miss ratio.
         miss_ratio: f64,
     },
-    /// Not a share, or outside its own band.
+    /// The ratio is not between 0 and 1, or outside its own band.
     #[error("point {index}: {low} <= {miss_ratio} <= {high} does not hold within 0 and 1")]
     OutsideBand {
         /// Index of the point, from 0.
         index: usize,
-        /// Lower edge of its band.
+        /// Lower limit of its band.
         low: f64,
         /// Its miss ratio.
         miss_ratio: f64,
-        /// Upper edge of its band.
+        /// Upper limit of its band.
         high: f64,
     },
 }
 
-/// How often an LRU memory would miss at every size, with a confidence band.
+/// Miss ratio of an LRU memory as a function of its size, with a confidence band.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MissRatioCurve {
     points: Vec<CurvePoint>,
     references: u64,
 }
 
-/// How far two curves lie apart over a set of sizes.
+/// Distance between two curves over a set of sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurveDistance {
     /// Mean of the absolute differences in miss ratio, 0.0 to 1.0 (the field's MAE).
@@ -89,10 +89,10 @@ pub struct CurveDistance {
     pub max_at: PageCount,
 }
 
-/// Where a curve falls steepest, as a loop's does when it begins to fit.
+/// The steepest fall of a curve, such as that of a loop at the size at which it begins to fit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cliff {
-    /// The size at which the ratio has fallen half of the way.
+    /// The size at which the ratio has completed half of the fall.
     pub size: PageCount,
     /// Miss ratio before the fall, 0.0 to 1.0.
     pub from: f64,
@@ -103,12 +103,12 @@ pub struct Cliff {
 impl Cliff {
     /// Minimum fall of the miss ratio that counts as a cliff.
     pub const FALL_MIN: f64 = 0.05;
-    /// The share of the size within which it falls that far.
+    /// Maximum width of the fall, as a share of the size.
     pub const WIDTH: f64 = 0.02;
     /// Below this size, a step of one page exceeds that share and no cliff is reported.
     pub const SIZE_MIN: PageCount = PageCount(100);
 
-    /// The ratio half of the way down.
+    /// The miss ratio half of the way down.
     #[must_use]
     pub fn middle(&self) -> f64 {
         f64::midpoint(self.from, self.to)
@@ -167,9 +167,9 @@ impl MissRatioCurve {
         self.references
     }
 
-    /// Returns the step that holds at `size`, as a point of that size.
+    /// Returns the value of the curve at `size`, as a point of that size.
     ///
-    /// Below the first point that is a certain miss: 1.0 with a band of 1.0..=1.0.
+    /// Below the first point every reference misses: 1.0 with a band of 1.0..=1.0.
     #[must_use]
     pub fn at(&self, size: PageCount) -> CurvePoint {
         match self.points.partition_point(|point| point.size <= size) {
@@ -200,7 +200,7 @@ impl MissRatioCurve {
         self.points.get(index).map(|point| point.size)
     }
 
-    /// Returns the steepest fall within 2 % of the size, if it is a cliff: at least
+    /// Returns the steepest fall within 2 % of the size, if it qualifies as a cliff: at least
     /// [`Cliff::FALL_MIN`], at [`Cliff::SIZE_MIN`] or above.
     #[must_use]
     pub fn cliff(&self) -> Option<Cliff> {
@@ -210,7 +210,7 @@ impl MissRatioCurve {
             if point.size < Cliff::SIZE_MIN {
                 continue;
             }
-            // The ratio that held where the fall may have begun.
+            // The ratio at the smallest size at which the fall may have begun.
             let begin = point.size.scaled(1.0 - Cliff::WIDTH);
             while before < index && self.points[before].size <= begin {
                 before += 1;
@@ -232,8 +232,8 @@ impl MissRatioCurve {
         Some(Cliff { size, ..cliff })
     }
 
-    /// How far the curve reaches the middle of the true curve's cliff from the cliff's size, as a share of that size;
-    /// `None` if `truth` has no cliff, or the curve does not fall to its middle.
+    /// Distance from the true curve's cliff to the size at which this curve reaches the cliff's middle ratio, as a
+    /// share of the cliff's size; `None` if `truth` has no cliff, or this curve does not fall to its middle.
     #[must_use]
     pub fn cliff_position_error(&self, truth: &Self) -> Option<f64> {
         let cliff = truth.cliff()?;
@@ -316,7 +316,7 @@ impl MissRatioCurve {
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
     ///
     /// The first and the last point are kept, and of those between, the ones at
-    /// even steps of the way along the curve, size and ratio alike: flats take
+    /// even distances along the curve, counting size and ratio alike. Flat parts take
     /// few points, cliffs take many.
     #[must_use]
     pub fn thinned(&self, points: usize) -> Self {
@@ -335,8 +335,8 @@ impl MissRatioCurve {
         let mut kept = vec![first];
         let mut next = step;
         for pair in self.points[1..].windows(2) {
-            // Of the points within one step, the last stands for all: it is
-            // where the curve has arrived.
+            // Of the points within one step, the last is kept: it has
+            // the value at which the curve arrives.
             if travelled(&pair[1]) >= next && kept.len() < budget - 1 {
                 kept.push(pair[0]);
                 next = next.max(travelled(&pair[0])) + step;
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(curve(&points).cliff(), None);
         points.extend([(5000, 0.008), (5050, 0.005)]);
         points.retain(|point| point.0 < 700 || point.0 > 1190);
-        // From 0.459 at 690 pages to what stands at 5000.
+        // From 0.459 at 690 pages to the value at 5000.
         let cliff = curve(&points).cliff().unwrap();
         assert!(
             (cliff.from - 0.459).abs() < 1e-12 && cliff.to < 0.01,

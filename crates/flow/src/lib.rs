@@ -1,12 +1,12 @@
-//! The types that cross the borders between Plimsoll's stages, and nothing else.
+//! The types that Plimsoll's stages exchange, and nothing else.
 //!
 //! ```text
 //! source ──> references ──> estimator ──> curve ──> policy ──> target ──> actuator
 //! ```
 //!
-//! Every stage uses the types of this crate and no other stage.
+//! Every stage uses the types of this crate and depends on no other stage.
 //! Numbers that could be confused ([`PageNumber`], [`PageCount`]) have
-//! types of their own. References cross a border in a [`ReferenceBatch`], never
+//! types of their own. Stages exchange references in a [`ReferenceBatch`], never
 //! one by one.
 //!
 //! Not here: I/O of any kind, and any algorithm that computes a curve.

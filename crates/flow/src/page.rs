@@ -1,9 +1,9 @@
-//! Pages: which one, how many, how large.
+//! Page numbers, page counts and page sizes.
 
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// Which page: its index in the memory or storage a source observes, from 0.
+/// A page number: an index into the memory or storage that a source observes, from 0.
 ///
 /// For a VM this is the index into its RAM mapping, which is the guest frame
 /// number only below the hole that x86 leaves under 4 GiB.
@@ -16,27 +16,27 @@ impl fmt::Display for PageNumber {
     }
 }
 
-/// How many pages: a size of memory, a reuse distance, a capacity.
+/// A number of pages: a size of memory, a reuse distance, a capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PageCount(pub u64);
 
 impl PageCount {
-    /// Returns the same size in bytes, or the largest `u64` if it has no such number.
+    /// Returns the same size in bytes, saturating at the largest `u64`.
     #[must_use]
     pub fn to_bytes(self, page_size: PageSize) -> u64 {
         self.0.saturating_mul(page_size.bytes())
     }
 
-    /// Returns how many whole pages fit into `bytes`.
+    /// Returns the number of whole pages that fit into `bytes`.
     #[must_use]
     pub fn from_bytes(bytes: u64, page_size: PageSize) -> Self {
         Self(bytes / page_size.bytes())
     }
 
-    /// Returns the size times a factor that is not negative, rounded down to whole pages.
+    /// Returns the size times a factor of at least 0, rounded down to whole pages.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
-        // Exactly itself, which a trip through a float would not be from 2^53 on.
+        // Returned unchanged, because a conversion to a float is not exact from 2^53 on.
         if factor == 1.0 {
             return self;
         }
@@ -60,7 +60,7 @@ impl fmt::Display for PageCount {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageSize(NonZeroU64);
 
-/// A number of bytes that no page has.
+/// A size in bytes that is not a valid page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a page cannot have {bytes} bytes: the size must be a power of two")]
 pub struct PageSizeError {

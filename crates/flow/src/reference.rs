@@ -1,4 +1,4 @@
-//! References: accesses to pages, in the order in which they happened.
+//! References: accesses to pages, in the order in which they occurred.
 
 use crate::PageNumber;
 
@@ -25,14 +25,14 @@ pub struct Reference {
     pub page: PageNumber,
     /// Kind of the access.
     pub kind: AccessKind,
-    /// When, in references since the start of the stream.
+    /// Its position, in references since the start of the stream.
     pub time: LogicalTime,
 }
 
-/// Consecutive references of one stream, in order: what crosses a stage's border.
+/// Consecutive references of one stream, in order: the unit that stages exchange.
 ///
-/// Pages and kinds lie in columns of equal length, so that an estimator that
-/// looks only at pages reads only pages. The time of a reference is its place:
+/// Pages and kinds are stored in columns of equal length, so that an estimator that
+/// uses only pages reads only pages. The time of a reference is
 /// [`start`](Self::start) plus its index.
 #[derive(Debug, Clone, Default)]
 pub struct ReferenceBatch {
@@ -42,8 +42,8 @@ pub struct ReferenceBatch {
 }
 
 impl ReferenceBatch {
-    /// References a source puts into a batch unless there is a reason for another size:
-    /// 9 bytes each, so that a batch stays within a core's second-level cache.
+    /// Number of references that a source normally puts into a batch:
+    /// 9 bytes each, so that a batch fits into a core's second-level cache.
     pub const CAPACITY: usize = 1 << 14;
 
     /// Returns an empty batch at the start of a stream.
@@ -52,16 +52,16 @@ impl ReferenceBatch {
         Self::default()
     }
 
-    /// Appends a reference; its time follows the last one's.
+    /// Appends a reference; its time follows that of the last one.
     #[inline]
     pub fn push(&mut self, page: PageNumber, kind: AccessKind) {
         self.pages.push(page);
         self.kinds.push(kind);
     }
 
-    /// Appends many references at once, as fast as their columns can be copied.
+    /// Appends many references at once by copying their columns.
     ///
-    /// Pages without a kind are of kind [`AccessKind::Unknown`]; kinds without a page are left over.
+    /// Pages without a kind are of kind [`AccessKind::Unknown`]; kinds without a page are ignored.
     #[inline]
     pub fn extend(
         &mut self,
@@ -117,7 +117,7 @@ impl ReferenceBatch {
         self.pages.len() >= Self::CAPACITY
     }
 
-    /// Walks over the references with their times.
+    /// Iterates over the references with their times.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Reference> + '_ {
         let start = self.start.0;

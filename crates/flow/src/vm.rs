@@ -1,4 +1,4 @@
-//! Virtual machines: what they are called and where their memory lies.
+//! Virtual machines: their names and the mappings of their memory.
 
 use std::fmt;
 
@@ -19,11 +19,11 @@ pub enum RamBacking {
     SharedMemfd,
     /// A tmpfs file mapped shared (`memory-backend-file` under `/dev/shm`).
     SharedTmpfs,
-    /// Memory of the process alone: anonymous, or a private mapping.
+    /// Memory private to the process: anonymous, or a private mapping.
     Private,
     /// Huge pages of hugetlbfs.
     HugeTlb,
-    /// A file of another file system, with its path as the kernel shows it.
+    /// A file of another file system, with the path that the kernel reports.
     File(String),
 }
 
@@ -46,8 +46,8 @@ pub struct RamMapping {
     pub address: u64,
     /// Length in bytes, a whole number of pages.
     pub len_bytes: u64,
-    /// Where in the backing file the mapping starts, in bytes.
+    /// Offset of the mapping in its backing file, in bytes.
     pub file_offset_bytes: u64,
-    /// Its backing.
+    /// The backing of its pages.
     pub backing: RamBacking,
 }

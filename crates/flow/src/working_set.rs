@@ -1,4 +1,4 @@
-//! Working sets: how much memory a VM really needs.
+//! Working sets: the memory that a VM needs to keep its miss ratio low.
 
 use std::fmt;
 
