@@ -1,8 +1,8 @@
 //! A VM's balloon, through QEMU's monitor (QMP).
 //!
 //! Setting a target starts the guest's driver, and queries return the size it has reached. The event `BALLOON_CHANGE`
-//! reports nothing more, so no connection is kept for it: a monitor serves one client at a time, and operators and
-//! libvirt need it too. Each exchange ends within [`BalloonSettings::timeout`], whatever the monitor does.
+//! contains no more than that, so no connection is kept open for it: a monitor serves one client at a time, and
+//! operators and libvirt need it too. Each exchange ends within [`BalloonSettings::timeout`] in every case.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
 
 /// Targets are multiples of the balloon's pages.
 const PAGE_BYTES: u64 = 4096;
-/// QEMU's error class for balloon commands without a balloon.
+/// Error class that QEMU returns for balloon commands if the VM has no balloon.
 const NO_BALLOON: &str = "DeviceNotActive";
 
 /// Limits of a balloon.
@@ -57,7 +57,7 @@ impl Default for BalloonSettings {
     }
 }
 
-/// Pause after a monitor that hung, or served another client: the first, and the longest if it goes on.
+/// Pause after a monitor that hung, or served another client: the first pause, and the longest for repeated failures.
 const QUIET: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(1));
 
 /// A VM's balloon.
@@ -66,11 +66,11 @@ pub struct Balloon {
     vm: VmId,
     socket: PeerSocket,
     settings: BalloonSettings,
-    /// The VM's RAM.
+    /// Size of the VM's RAM.
     max_bytes: u64,
-    /// Whether the guest is to report statistics.
+    /// Whether the guest should report statistics.
     statistics: bool,
-    /// Whether their interval was set here, where there was none.
+    /// Whether their interval was set by this process because none was set.
     has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
@@ -81,7 +81,7 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// The balloon of a VM with this RAM, whose monitor listens at `socket`. Nothing is sent yet.
+    /// The balloon of a VM with this RAM, whose monitor listens at `socket`. Sends nothing yet.
     #[must_use]
     pub fn new(vm: VmId, socket: PeerSocket, memory_bytes: u64, settings: BalloonSettings) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Balloon {
         })
     }
 
-    /// Returns `claimed_bytes` unless it is more than the VM's process has mapped, which is at least its RAM.
+    /// Returns `claimed_bytes` unless it exceeds what the VM's process has mapped, which is at least its RAM.
     fn checked_ram(&self, claimed_bytes: u64) -> Result<u64, Failure> {
         let limit_bytes = match self.socket.listener {
             Listener::Process(process) => process.mapped_bytes().unwrap_or(0),
@@ -180,7 +180,7 @@ impl Balloon {
         self.tracker.see(actual_bytes, Instant::now());
         self.absence = None;
         let Some(path) = qmp.within(deadline).find_balloon()? else {
-            // It is elsewhere in QEMU's object tree, and works without statistics.
+            // The balloon is at another path of QEMU's object tree, and works without statistics.
             return Ok(None);
         };
         let mut interval_s = qmp.within(deadline).stats_interval_s(&path)?;
@@ -205,7 +205,7 @@ impl Balloon {
 /// Why an exchange failed.
 enum Failure {
     Vm(VmError),
-    /// A size that cannot be.
+    /// A reported size that is impossible.
     Claim {
         claimed_bytes: u64,
         limit_bytes: u64,

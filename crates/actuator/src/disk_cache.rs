@@ -23,12 +23,12 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     },
 };
 
-/// Longest query: a turn may wait for the VM's monitor as well.
+/// Time limit of a query: a turn may wait for the VM's monitor as well.
 const QUERY_MAX: Duration = Duration::from_millis(700);
-/// Longest resize: the daemon waits up to 10 s for dirty pages in its way.
+/// Time limit of a resize: the daemon waits up to 10 s for dirty pages that it must write back.
 const RESIZE_MAX: Duration = Duration::from_secs(15);
 
-/// Asks the daemon that listens at `socket`, if it is one that may; returns its answer and its process.
+/// Sends a request to the daemon that listens at `socket`, if its peer is permitted; returns answer and process.
 ///
 /// # Errors
 ///
@@ -48,14 +48,15 @@ pub fn ask_disk_daemon<T: DeserializeOwned>(
     Ok((answer, process))
 }
 
-/// The most that a cache of this process can hold: it reserves the address space of its largest capacity, and no cache is
+/// Upper bound on the cache of this process: it reserves the address space of its largest capacity, and no cache is
 /// larger than the host's RAM.
 fn cache_bytes_max(process: ProcessId) -> u64 {
     let host_bytes = HostMemory::read().map_or(u64::MAX, |memory| memory.total_bytes);
     host_bytes.min(process.mapped_bytes().unwrap_or(0))
 }
 
-/// The cache under a VM's disk. A smaller capacity holds once the daemon confirms it; a larger one fills as the guest reads.
+/// The cache under a VM's disk. A reduced capacity is in force once the daemon confirms it; an increased one fills as
+/// the guest reads.
 #[derive(Debug)]
 pub struct DiskCache {
     what: String,
@@ -65,7 +66,8 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// The cache of a VM whose daemon listens at `socket`; a query takes at most `timeout`, and 700 ms. Nothing is sent yet.
+    /// The cache of a VM whose daemon listens at `socket`. A query takes at most `timeout`, and at most 700 ms. Sends
+    /// nothing yet.
     #[must_use]
     pub fn new(vm: &VmId, socket: PeerSocket, timeout: Duration) -> Self {
         Self {

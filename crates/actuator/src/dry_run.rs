@@ -3,7 +3,7 @@
 use crate::progress::Part;
 use crate::{ActuatorError, MemoryPart, Observation};
 
-/// A part whose target is never sent.
+/// A memory part that is observed; its targets are never sent.
 #[derive(Debug)]
 pub struct DryRun(Box<dyn MemoryPart>);
 
@@ -11,7 +11,7 @@ impl DryRun {
     /// Observes `part`.
     #[must_use]
     pub fn new(mut part: Box<dyn MemoryPart>) -> Self {
-        // Nothing was set yet that could fail to be restored.
+        // Nothing has been set yet, so restoring cannot fail.
         let _ = part.want_statistics(false);
         Self(part)
     }

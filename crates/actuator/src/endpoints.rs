@@ -1,4 +1,4 @@
-//! Where a VM's actuators are reached, and what the registry knows of each actuator.
+//! Addresses of a VM's actuators, and the registry's entry of each actuator.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{ActuatorError, BalloonSettings, MemoryPart};
 pub struct ActuatorRow {
     /// Its name.
     pub name: &'static str,
-    /// What it changes, and how.
+    /// The memory that it changes, and the method.
     pub summary: &'static str,
     /// The memory that it changes.
     pub role: Role,
@@ -20,7 +20,7 @@ pub struct ActuatorRow {
     pub(crate) open: fn(&Endpoints) -> Result<OptionalPart, ActuatorError>,
 }
 
-/// Memory that a VM or host may not have.
+/// A part of memory that a VM or host may not have.
 type OptionalPart = Option<Box<dyn MemoryPart>>;
 
 /// The memory that an actuator changes.
@@ -34,7 +34,7 @@ pub enum Role {
     Store,
 }
 
-/// Where the actuators of a VM, or of the host, can be reached.
+/// Addresses of the actuators of a VM or of the host.
 #[derive(Debug, Clone)]
 pub struct Endpoints {
     /// The VM; empty for the host.

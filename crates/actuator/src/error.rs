@@ -4,12 +4,12 @@ use std::error::Error;
 
 use plimsoll_flow::VmId;
 
-/// Whether a target that could not be set may be in force all the same.
+/// Whether a target may be in force although setting it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
     /// Nothing was sent, or it was refused: the target before it is in force.
     No,
-    /// It was sent and not answered: either target may be in force, and setting it again settles it.
+    /// It was sent but not answered: either target may be in force. Setting it again resolves this.
     Maybe,
 }
 
@@ -27,7 +27,7 @@ pub enum ActuatorError {
         /// What is wrong with it.
         why: String,
     },
-    /// A target that was not set, or may not have been.
+    /// A target that was not set, or may not have been set.
     #[error("{what} was not set to {target_bytes} bytes: {}", match sent {
         Sent::No => "its target is unchanged",
         Sent::Maybe => "either this target or the previous one is in force",
@@ -52,7 +52,7 @@ pub enum ActuatorError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It reported a size that the kernel rules out; nothing was changed, and the last known value is kept.
+    /// The reported size exceeds a limit known from the kernel; nothing was changed, and the last known value is kept.
     #[error(
         "{what} reports {claimed_bytes} bytes, of which the kernel allows at most {limit_bytes}: the report is refused"
     )]
@@ -61,10 +61,10 @@ pub enum ActuatorError {
         what: String,
         /// The reported size.
         claimed_bytes: u64,
-        /// The bound by the kernel.
+        /// The limit known from the kernel.
         limit_bytes: u64,
     },
-    /// The last target is still being set, which ends by itself; nothing was sent.
+    /// The last target is still being set, which completes without a further request; nothing was sent.
     #[error("{what} is still being set to {target_bytes} bytes; nothing was sent")]
     Busy {
         /// The memory.

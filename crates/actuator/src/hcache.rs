@@ -1,4 +1,4 @@
-//! The host's hcache: a page store that all its clients share, so its capacity belongs to no VM.
+//! The host's hcache: a page store that all its clients share, so that its capacity is not attributed to any VM.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     },
 };
 
-/// Longest resize: pages are dropped and others moved before it is done.
+/// Time limit of a resize: pages are dropped and others moved before it completes.
 const RESIZE_MAX: Duration = Duration::from_secs(60);
 
 /// The host's hcache.
@@ -36,7 +36,7 @@ pub struct HcacheStore {
 }
 
 impl HcacheStore {
-    /// The store whose server listens at `socket`; a query takes at most `timeout`. Nothing is sent yet.
+    /// The store whose server listens at `socket`; a query takes at most `timeout`. Sends nothing yet.
     #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self {

@@ -1,22 +1,22 @@
-//! Targets in, memory moved.
+//! Sets memory targets of VMs and observes their progress.
 //!
-//! A VM is served by memory of its own (its RAM less its balloon) and by a cache under its disk. Both are given a target
-//! that they reach later, or never: the guest fills a balloon, and may be slow, unable or unwilling. A [`MemoryPart`] is
-//! therefore set once and polled until it is settled, and no call takes longer than its time limit. One thread can drive all
+//! A VM is served by memory of its own (its RAM less its balloon) and by a cache under its disk. Both are given a
+//! target that they reach later, or never: the guest fills the balloon, and may be slow, unable or unwilling. A
+//! [`MemoryPart`] is therefore set once and polled until it has settled, and every call has a time limit. One thread can serve all
 //! VMs of a host.
 //!
 //! | | |
 //! |---|---|
-//! | [`registry`] | all actuators, and how the ones of a VM are found |
+//! | [`registry`] | all actuators, and how those of a VM are found |
 //! | [`Balloon`], [`Domain`], [`FixedMemory`] | a VM's own memory, through QEMU's monitor or libvirt, or fixed |
 //! | [`DiskCache`] | the cache under a VM's disk |
 //! | [`HcacheStore`] | the capacity of the host's page store, which belongs to no VM |
 //! | [`DryRun`] | observes any of them and changes nothing |
 //! | [`VmMemory`] | the parts of one VM |
 //!
-//! The memory that a VM may hold without a further request is never underestimated ([`Part::reserved_bytes`]): while a change
-//! is unfinished or its outcome unknown, the larger size counts. A guest that misreports its balloon is
-//! believed.
+//! The memory that a VM may hold without a further request is never underestimated ([`Part::reserved_bytes`]): while a
+//! change is unfinished or its outcome unknown, the larger size counts. The balloon size that a guest reports is not
+//! verified.
 //!
 //! Not here: the sizes (`policy`) and the order of changes (the daemon).
 #![forbid(unsafe_code)]
@@ -53,14 +53,14 @@ use std::fmt::Debug;
 
 /// Memory whose size can be observed and set: of a VM, or of a store that all VMs share.
 pub trait MemoryPart: Debug + Send {
-    /// Queries it. Failed queries, and the outcome of a change that failed since the last poll, are added to `failures`.
+    /// Queries the part. Failed queries, and a change that failed since the last poll, are added to `failures`.
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation;
 
-    /// Its size and progress by the last poll.
+    /// Size and progress at the last poll.
     fn part(&self) -> Part;
 
-    /// Whether the guest is to report statistics, where that has to be switched on; it is wanted at first. If it is not any
-    /// more, the interval is restored that was there before it was set here.
+    /// Turns the guest's statistics on or off where that has to be done explicitly; they are on at first. Turning them
+    /// off restores the interval that was set before this process changed it.
     ///
     /// # Errors
     ///
@@ -73,11 +73,11 @@ pub trait MemoryPart: Debug + Send {
     ///
     /// # Errors
     ///
-    /// Says whether the target was sent; either way [`Part::reserved_bytes`] covers it.
+    /// The error states whether the target was sent; either way [`Part::reserved_bytes`] covers it.
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
 }
 
-/// What a poll returned besides the size.
+/// Results of a poll other than the size.
 #[derive(Debug, Default)]
 pub struct Observation {
     /// The guest's memory statistics.
@@ -109,7 +109,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.direct_bytes.saturating_add(self.cache_bytes)
@@ -138,7 +138,7 @@ impl MemoryStatus {
         self.sum(|part| part.actual_bytes)
     }
 
-    /// The memory that counts as the VM's: the most that it may hold without a further request.
+    /// The memory attributed to the VM: the most that it may hold without a further request.
     #[must_use]
     pub fn reserved(&self) -> Holding {
         self.sum(|part| part.reserved_bytes)

@@ -1,7 +1,7 @@
 //! VMs that libvirt manages, through its program `virsh`.
 //!
-//! A monitor serves one client, which is libvirt for its own VMs, so their balloons are set and queried through it.
-//! `virsh` needs nothing at build time and cannot crash or block this process: it is killed when its time is over.
+//! A monitor serves one client. For a VM of libvirt that client is libvirt, so the balloon is set and queried through
+//! it. `virsh` needs nothing at build time and cannot crash or block this process: it is killed at its time limit.
 
 use std::fs;
 use std::io::{self, Read};
@@ -34,13 +34,13 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     },
 };
 
-/// Longest output taken.
+/// Limit on the output that is read.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 /// Interval of polling whether `virsh` has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Where the system's libvirt keeps the process ids of its VMs.
+/// Directory in which the system's libvirt stores the process ids of its VMs.
 const PID_FOLDER: &str = "/run/libvirt/qemu";
-/// Refusals after which nothing was sent to the VM.
+/// Errors that mean that nothing was sent to the VM.
 const REFUSALS: &[&str] = &[
     "failed to connect to the hypervisor",
     "failed to get domain",
@@ -61,9 +61,9 @@ pub struct Virsh {
 pub struct DomainInfo {
     /// Its name.
     pub name: String,
-    /// Its UUID; a name could be read as the number of another VM.
+    /// Its UUID, because a name could be interpreted as the number of another VM.
     pub uuid: String,
-    /// Its QEMU process; `None` for another libvirt than the system's, or if it has just ended.
+    /// Its QEMU process; `None` for a libvirt other than the system's, or if it has just ended.
     pub pid: Option<u32>,
     /// Its maximum memory.
     pub max_bytes: u64,
@@ -145,7 +145,7 @@ impl Virsh {
     }
 }
 
-/// Waits for the end; `None` if it was killed because its time was over.
+/// Waits for the end of the process; `None` if it was killed at the deadline.
 fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -161,7 +161,7 @@ fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> 
     }
 }
 
-/// Reads a pipe in a thread, so that two pipes are read at once and neither blocks the caller.
+/// Reads a pipe in a thread of its own, so that two pipes are read at once and neither blocks the caller.
 fn read_all(pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, received) = channel();
     thread::spawn(move || {
@@ -173,8 +173,8 @@ fn read_all(pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     received
 }
 
-/// Reads `domstats --balloon` and `list --uuid --name`. A VM that is not in both, or has no size, is starting or ending and
-/// is left out.
+/// Parses `domstats --balloon` and `list --uuid --name`. A VM that is not in both, or has no size, is starting or
+/// ending and is left out.
 fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
     let mut domains = Vec::new();
     for block in text.split("\n\n") {
@@ -263,18 +263,18 @@ pub struct Domain {
     settings: BalloonSettings,
     /// Its maximum memory.
     max_bytes: u64,
-    /// Interval of the guest's statistics, once that is known.
+    /// Interval of the guest's statistics; `None` until it is known.
     interval_s: Option<u64>,
     /// Whether the guest is to report statistics.
     statistics: bool,
-    /// Whether their interval was set here.
+    /// Whether their interval was set by this process.
     has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
 }
 
 impl Domain {
-    /// A running VM. Nothing is sent yet; the time limit is that of `virsh`, not of the settings.
+    /// A running VM. Sends nothing yet; the time limit is that of `virsh`, not of the settings.
     #[must_use]
     pub fn new(virsh: Virsh, info: &DomainInfo, settings: BalloonSettings) -> Self {
         Self {

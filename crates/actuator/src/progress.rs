@@ -1,9 +1,9 @@
-//! Progress of memory towards its target, from the targets and sizes recorded with their times. No input or output.
+//! Progress of memory towards its target, from recorded targets and sizes and their times. No I/O.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A size this near to its target has reached it: the largest page of guests' kernels.
+/// A size within this distance of its target has reached it: the largest page size of guest kernels.
 const SLACK_BYTES: u64 = 64 << 10;
 /// Sizes kept to compute the pace.
 const SIZES_MAX: usize = 16;
@@ -49,7 +49,7 @@ pub enum Absence {
 pub enum Progress {
     /// It cannot change.
     Absent(Absence),
-    /// This process has set no target.
+    /// No target was set by this process.
     NoTarget,
     /// It has reached its target.
     Reached,
@@ -81,12 +81,12 @@ pub enum Progress {
 pub struct Part {
     /// Its size.
     pub actual_bytes: u64,
-    /// Its last target; `None` if this process has set none.
+    /// Its last target; `None` if this process has not set one.
     pub target_bytes: Option<u64>,
-    /// Whether that target may not have arrived; setting it again resolves that.
+    /// Whether that target may not have arrived; setting it again resolves this.
     pub in_doubt: bool,
-    /// The most that it may hold without a further request. A pending target of another process is not known here, so
-    /// a process that starts sets every part to its present size once.
+    /// The most that it may hold without a further request. A pending target of another process is not known, so
+    /// a starting process sets every part to its present size once.
     pub reserved_bytes: u64,
     /// Its maximum, such as the VM's RAM; `None` if that is not known.
     pub max_bytes: Option<u64>,
@@ -100,10 +100,10 @@ pub struct Part {
 #[derive(Debug)]
 pub(crate) struct Tracker {
     patience: Patience,
-    /// The last size seen, and when.
+    /// The last observed size, and its time.
     seen: Option<(u64, Instant)>,
     target: Option<Target>,
-    /// Targets that may still be in force beside the last one: the largest of them.
+    /// The largest of the earlier targets that may still be in force.
     in_doubt_bytes: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct Tracker {
 struct Target {
     bytes: u64,
     told: Instant,
-    /// Whether it has to shrink, or else to grow; a size beyond the target is accepted.
+    /// Whether it has to shrink, otherwise grow; a size beyond the target is accepted.
     shrink: bool,
     /// Smallest distance so far, and when it was reached.
     nearest: Option<(u64, Instant)>,
@@ -134,7 +134,7 @@ impl Target {
             self.nearest = Some((left, now));
         }
         if left == 0 {
-            // Leaving the target again starts anew.
+            // Leaving the target again starts the measurement anew.
             self.lately.clear();
             self.nearest = None;
             self.told = now;
@@ -158,7 +158,7 @@ impl Target {
     fn progress(&self, patience: Patience, now: Instant) -> Progress {
         let since = |at: Instant| as_ms(now.saturating_duration_since(at));
         let Some(&(left_bytes, _)) = self.lately.back() else {
-            // Told since the last look.
+            // The target was set after the last observation.
             return Progress::Following {
                 bytes_per_second: 0,
                 left_bytes: self.nearest.map_or(0, |(left, _)| left),
@@ -217,7 +217,7 @@ impl Tracker {
             .as_ref()
             .is_some_and(|target| target.bytes == target_bytes)
         {
-            // The same target again: its time goes on.
+            // The same target was set again: its elapsed time continues.
             return;
         }
         let actual_bytes = self.seen.map(|(bytes, _)| bytes);
@@ -247,7 +247,7 @@ impl Tracker {
         self.seen.map(|(bytes, _)| bytes)
     }
 
-    /// Size and progress; `max_bytes` stands for the size until one is recorded.
+    /// Size and progress; `max_bytes` is used as the size until one is recorded.
     pub fn part(&self, max_bytes: Option<u64>, absence: Option<Absence>, now: Instant) -> Part {
         let actual_bytes = self.seen().or(max_bytes).unwrap_or(0);
         let target_bytes = self.target.as_ref().map(|target| target.bytes);
@@ -280,7 +280,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Seconds after a moment.
+    /// Time `seconds` after `start`.
     fn at(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)
     }
@@ -319,7 +319,7 @@ mod tests {
             panic!("{late:?}");
         };
         assert_eq!((left_bytes, bytes_per_second), (90 * MIB, 22 * MIB / 10));
-        // Back a little, and no nearer.
+        // Slightly back, and no nearer.
         for second in 11..=20 {
             tracker.see(491 * MIB, at(start, second));
         }

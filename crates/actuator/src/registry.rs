@@ -17,7 +17,7 @@ pub static ACTUATORS: &[&ActuatorRow] = &[
     &hcache::ROW,
 ];
 
-/// Opens the first actuator of this role that is there. One that cannot be queried is skipped, and its error added to
+/// Opens the first available actuator of this role. One that cannot be queried is skipped, and its error is added to
 /// `failures`.
 pub fn open(
     role: Role,

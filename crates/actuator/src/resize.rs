@@ -1,4 +1,4 @@
-//! A store whose capacity is set by a call that may take seconds, made in a thread of its own.
+//! A store whose capacity is set by a call that may take seconds; the call runs in a thread of its own.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
@@ -7,14 +7,14 @@ use std::time::Instant;
 use crate::progress::{Part, Patience, Tracker};
 use crate::{ActuatorError, Sent};
 
-/// Capacity of a store, and how it changes.
+/// Capacity of a store and its pending change.
 #[derive(Debug)]
 pub(crate) struct BackgroundResize {
     tracker: Tracker,
     running: Option<Running>,
 }
 
-/// A call under way.
+/// A call in progress.
 #[derive(Debug)]
 struct Running {
     target_bytes: u64,
@@ -29,7 +29,7 @@ impl BackgroundResize {
         }
     }
 
-    /// Begins a call; `what` names the store.
+    /// Starts a call; `what` is the name of the store.
     pub fn begin(
         &mut self,
         what: &str,
@@ -60,7 +60,7 @@ impl BackgroundResize {
         Ok(())
     }
 
-    /// Takes the outcome of a call that has ended; an error if it failed.
+    /// Records the outcome of a call that has ended; returns its error if it failed.
     pub fn settle(&mut self) -> Option<ActuatorError> {
         let running = self.running.take()?;
         let target_bytes = running.target_bytes;
@@ -92,13 +92,13 @@ impl BackgroundResize {
         self.tracker.see(capacity_bytes, Instant::now());
     }
 
-    /// Size and progress by the last report.
+    /// Size and progress at the last report.
     pub fn part(&self, max_bytes: Option<u64>) -> Part {
         let part = self.tracker.part(max_bytes, None, Instant::now());
         let Some(running) = &self.running else {
             return part;
         };
-        // The answer may be on its way already.
+        // The call may already have completed.
         let target_bytes = running.target_bytes;
         Part {
             target_bytes: Some(target_bytes),

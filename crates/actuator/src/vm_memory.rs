@@ -15,13 +15,13 @@ pub struct VmMemory {
 }
 
 impl VmMemory {
-    /// The memory of a VM in these parts.
+    /// The memory of a VM, consisting of these parts.
     #[must_use]
     pub fn new(vm: VmId, direct: Box<dyn MemoryPart>, cache: Option<Box<dyn MemoryPart>>) -> Self {
         Self { vm, direct, cache }
     }
 
-    /// The memory of a VM by the first actuator of each role that is there. Errors of those that were skipped are added
+    /// The memory of a VM, using the first available actuator of each role. Errors of skipped actuators are added
     /// to `failures`.
     pub fn open(endpoints: &Endpoints, failures: &mut Vec<ActuatorError>) -> Self {
         let vm = endpoints.vm.clone();
@@ -40,7 +40,7 @@ impl VmMemory {
         &self.vm
     }
 
-    /// Returns the state by the last poll; before the first one every part counts with its maximum.
+    /// Returns the state at the last poll; before the first one every part counts with its maximum.
     #[must_use]
     pub fn status(&self) -> MemoryStatus {
         MemoryStatus {
@@ -52,7 +52,7 @@ impl VmMemory {
         }
     }
 
-    /// Queries all parts. Queries that failed are in [`MemoryStatus::failures`], and their parts have the last known values.
+    /// Queries all parts. Failed queries are in [`MemoryStatus::failures`]; their parts keep the last known values.
     pub fn poll(&mut self) -> MemoryStatus {
         let mut failures = Vec::new();
         let direct = self.direct.poll(&mut failures);
@@ -80,7 +80,8 @@ impl VmMemory {
     ///
     /// # Errors
     ///
-    /// Says whether the target was sent; either way [`Part::reserved_bytes`](crate::Part::reserved_bytes) covers it.
+    /// The error states whether the target was sent; either way [`Part::reserved_bytes`](crate::Part::reserved_bytes)
+    /// covers it.
     pub fn set_direct(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         self.direct.set(target_bytes)
     }
@@ -89,8 +90,8 @@ impl VmMemory {
     ///
     /// # Errors
     ///
-    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is pending; [`poll`](Self::poll) reports
-    /// the outcome of what was started.
+    /// [`ActuatorError::NoCache`], [`ActuatorError::Busy`] while the last target is pending; [`poll`](Self::poll)
+    /// reports the outcome of a resize that was started.
     pub fn set_cache(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         match &mut self.cache {
             Some(cache) => cache.set(target_bytes),

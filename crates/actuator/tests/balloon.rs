@@ -1,4 +1,4 @@
-//! Balloons of monitors and guests that do not do as they should.
+//! Balloons of monitors and guests that misbehave.
 
 mod monitor;
 
@@ -27,14 +27,14 @@ fn balloon_of(monitor: &Monitor) -> Balloon {
     Balloon::new(VmId("web".into()), monitor.peer(), 512 * MIB, settings)
 }
 
-/// A balloon that was looked at once.
+/// A balloon that was queried once.
 fn seen(monitor: &Monitor) -> Balloon {
     let mut balloon = balloon_of(monitor);
     balloon.query().unwrap();
     balloon
 }
 
-/// MiB that it has, and that have to be counted.
+/// MiB that it has, and MiB that are reserved for it.
 fn mib(balloon: &Balloon) -> (u64, u64) {
     let part = balloon.part();
     (part.actual_bytes / MIB, part.reserved_bytes / MIB)
@@ -228,7 +228,7 @@ fn the_last_known_value_stands_if_a_query_fails() {
         assert_eq!(mib(&balloon), (300, 300), "{answer:?}");
         monitor.end();
         let error = told(&balloon.query().unwrap_err());
-        // One that hung is not queried again at once: a turn has other VMs to poll.
+        // A monitor that hung is not queried again at once: a turn has other VMs to poll.
         let expected = match answer {
             Answer::Hang => "not retried for 5 s",
             _ => "no QMP monitor answers",
@@ -347,7 +347,7 @@ fn a_monitor_that_is_taken_says_so_and_is_free_again_later() {
     );
     drop(other);
     balloon.set(128 * MIB).unwrap();
-    // Nobody is kept from it between two exchanges.
+    // Other clients can connect between two exchanges.
     let mut qmp = plimsoll_vm::Qmp::connect(&monitor.socket, Duration::from_secs(5)).unwrap();
     assert_eq!(qmp.balloon_actual_bytes().unwrap(), 512 * MIB);
 }

@@ -1,4 +1,4 @@
-//! Caches: of daemons that do as they should and of those that do not, of hcache, and of nobody.
+//! Caches: of daemons that behave and that misbehave, of hcache, and of VMs without a daemon.
 
 mod monitor;
 
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 const MIB: u64 = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a disk daemon has, and how it takes a resize.
+/// State of a disk daemon, and how it handles a resize.
 struct State {
     cache_bytes: u64,
     resize: Resize,
@@ -33,15 +33,15 @@ struct State {
 enum Resize {
     Done,
     Refused,
-    /// It breaks off, having done it or not.
+    /// It closes the connection, after doing it or not.
     Broken {
         done: bool,
     },
-    /// When it is told to.
+    /// When the test sends the signal.
     Later(mpsc::Receiver<()>),
 }
 
-/// A disk daemon, served until the test's process ends.
+/// A disk daemon, which runs until the test's process ends.
 struct Daemon {
     socket: PathBuf,
     state: Arc<Mutex<State>>,
@@ -150,7 +150,7 @@ fn answer(request: &Value, state: &Mutex<State>) -> Option<Value> {
     }
 }
 
-/// Looks until no resize is under way.
+/// Polls until no resize is in progress.
 fn settled(memory: &mut VmMemory) -> MemoryStatus {
     loop {
         let status = memory.poll();
@@ -161,7 +161,7 @@ fn settled(memory: &mut VmMemory) -> MemoryStatus {
     }
 }
 
-/// MiB that the cache has, and that have to be counted.
+/// MiB that the cache has, and MiB that are reserved for it.
 fn mib(status: &MemoryStatus) -> (u64, u64) {
     let cache = |holding: Holding| holding.cache_bytes / MIB;
     (cache(status.holding()), cache(status.reserved()))
@@ -217,7 +217,7 @@ fn a_resize_that_broke_off_is_in_doubt_whether_it_was_done_or_not() {
         memory.poll();
         daemon.state().resize = Resize::Broken { done };
         memory.set_cache(128 * MIB).unwrap();
-        // A look may come in the middle.
+        // A poll may come in the middle.
         let failures = loop {
             let status = memory.poll();
             if !status.failures.is_empty() {

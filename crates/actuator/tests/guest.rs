@@ -43,7 +43,7 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
         .ok()?;
     let mut guest = Guest::start(&image, &config).unwrap();
     let vm = guest.vm().unwrap();
-    // The connection only shows that the monitor is there.
+    // The connection only shows that the monitor exists.
     drop(guest.qmp().unwrap());
     let settings = BalloonSettings {
         timeout: Duration::from_secs(20),
@@ -66,7 +66,7 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
     Some((guest, memory))
 }
 
-/// Looks until it `is_so`.
+/// Polls until `is_so` holds.
 fn poll_until(memory: &mut VmMemory, is_so: impl Fn(&MemoryStatus) -> bool) -> MemoryStatus {
     let start = Instant::now();
     loop {
@@ -125,7 +125,7 @@ fn a_guest_gives_memory_and_takes_it_back() {
         held_before / MIB,
         held / MIB
     );
-    // The guest says so too, once it is asked again.
+    // The guest reports the same once it is queried again.
     poll_until(&mut memory, |status| {
         let stats = status.guest.unwrap();
         !stats.is_stale() && stats.total_bytes == Some(before - 64 * MIB)
@@ -138,7 +138,7 @@ fn a_guest_gives_memory_and_takes_it_back() {
     let goes_on = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Round { mismatches: 0, .. });
     guest.wait_for(LONG, goes_on).unwrap();
 
-    // A guest that is stopped tells nothing and follows nothing.
+    // A guest that is stopped reports nothing and does not change its balloon.
     let mut qmp = guest.qmp().unwrap();
     qmp.stop().unwrap();
     drop(qmp);

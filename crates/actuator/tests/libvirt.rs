@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an emulated guest may take on a loaded host.
 const LONG: Duration = Duration::from_secs(180);
 
-/// A running domain; it goes with this.
+/// A running domain, which is destroyed on drop.
 struct Running {
     name: String,
     _folder: tempfile::TempDir,
@@ -55,7 +55,7 @@ fn start(balloon: &str) -> Option<Running> {
     let image = GuestImage::for_guest(&config)
         .inspect_err(|error| skip(Lack::Live, format_args!("{error}")))
         .ok()?;
-    // libvirt's QEMU is another user, who must be able to read them.
+    // libvirt's QEMU runs as another user, who must be able to read them.
     let folder = tempfile::tempdir().unwrap();
     let readable = |path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     readable(folder.path(), 0o755);
@@ -106,7 +106,7 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     };
     let info = info_of(&running);
     assert_eq!((info.max_bytes, info.actual_bytes), (192 * MIB, 192 * MIB));
-    // It is found as any other VM, by the same name.
+    // Discovery finds it like any other VM, by the same name.
     let vm = QemuVm::of_pid(info.pid.unwrap()).unwrap();
     assert_eq!(vm.id.0, info.name);
     let mut memory = memory_of(&info);

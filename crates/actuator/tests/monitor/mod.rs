@@ -1,4 +1,4 @@
-//! A monitor that behaves as it is told, one client at a time, as QEMU does.
+//! A monitor with configurable behaviour, one client at a time, as QEMU does.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -26,23 +26,23 @@ pub enum Answer {
     Slowly(Duration),
 }
 
-/// What the monitor shows and does.
+/// State and behaviour of the monitor.
 #[derive(Debug)]
 pub struct State {
     pub ram_bytes: i64,
     pub actual_bytes: i64,
     /// Whether a balloon is there.
     pub device: bool,
-    /// When the guest told its statistics last; 0: never.
+    /// Time of the guest's last statistics; 0 for never.
     pub told_unix_s: u64,
     pub interval_s: u64,
-    /// What is answered in its own way: to this command, or to `greeting`.
+    /// The command, or `greeting`, that is answered differently, and its answer.
     pub quirk: Option<(&'static str, Answer)>,
     /// All commands that came, with their arguments.
     pub commands: Vec<(String, Value)>,
 }
 
-/// A monitor, served until the test's process ends.
+/// A monitor, which runs until the test's process ends.
 pub struct Monitor {
     pub socket: PathBuf,
     state: Arc<Mutex<State>>,
@@ -52,7 +52,7 @@ pub struct Monitor {
 pub const GREETING: &str = "greeting";
 
 impl Monitor {
-    /// Of a VM of 512 MiB whose balloon is empty, and whose guest has just told its statistics.
+    /// A monitor of a VM of 512 MiB whose balloon is empty, and whose guest has just reported its statistics.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("qmp");
@@ -69,7 +69,7 @@ impl Monitor {
         let served = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming() {
-                // Whoever breaks off is of no concern.
+                // A client that closes the connection is not an error here.
                 let _ = converse(stream.unwrap(), &served);
             }
         });
@@ -94,7 +94,7 @@ impl Monitor {
         self.folder = None;
     }
 
-    /// Sizes that the balloon was told.
+    /// Sizes that the balloon was set to.
     pub fn targets(&self) -> Vec<u64> {
         let state = self.state();
         let told = state.commands.iter().filter(|(name, _)| name == "balloon");
