@@ -1,22 +1,22 @@
-//! Random moves, worse ones ever more rarely (\[LS07\] §4.2 names it for more than three VMs).
+//! Simulated annealing (\[LS07\] §4.2 names it for more than three VMs).
 //!
-//! A move sends one VM to a candidate near its own and, if memory lacks for that, another one down as far as needed.
-//! What is better is kept, what is worse with a probability that falls with the loss and with time.
+//! A move changes one VM to a candidate near its present one and, if that needs memory that is not free, another VM to
+//! a smaller one. Improvements are accepted; deteriorations with a probability that falls with the loss and with time.
 //!
-//! Cost: `O(log k)` a move for `k` candidates a VM; the number of moves grows with the number of VMs.
+//! Cost: `O(log k)` per move for `k` candidates per VM; the number of moves grows with the number of VMs.
 
 use crate::candidate::Candidate;
 use crate::hull::{Selection, largest_within, pages_of, spend};
 
-/// Moves tried: so many, and so many for each VM.
+/// Number of moves tried: a constant, and an addition for each VM.
 const MOVES: usize = 5_000;
 const MOVES_PER_VM: usize = 2_000;
 
-/// Loss that is accepted about every third time: at first, and at the end.
+/// Loss that is accepted with a probability of about one third: at the start, and at the end.
 const HOT: f64 = 0.1;
 const COLD: f64 = 1e-6;
 
-/// Random numbers: splitmix64.
+/// Random number generator: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// Divides `capacity`, beginning with `picks`, which must fit.
+/// Searches allocations of `capacity`, beginning with `picks`, which must fit.
 pub(crate) fn search(
     lists: &[Vec<Candidate>],
     picks: Vec<usize>,
@@ -84,7 +84,7 @@ pub(crate) fn search(
         let change =
             into.cost - from.cost + lists[other][down].cost - lists[other][now[other]].cost;
         if change <= 0.0 || random.share() < (-change / heat).exp() {
-            // In this order: with memory left, `other` stays as it is and may be `vm` itself.
+            // In this order: if memory is left, `other` keeps its candidate and may be `vm` itself.
             now[other] = down;
             now[vm] = to;
             free = left;
@@ -100,7 +100,7 @@ pub(crate) fn search(
     best
 }
 
-/// A candidate other than `at`, the nearer the likelier. There must be two or more.
+/// Draws a candidate other than `at`; nearer ones are more likely. There must be two or more.
 fn near(random: &mut Random, at: usize, len: usize) -> usize {
     let bits = (len - 1).ilog2() as usize + 1;
     let reach = 1_usize << random.below(bits);

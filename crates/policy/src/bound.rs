@@ -5,7 +5,7 @@ use plimsoll_flow::{MissRatioCurve, PageCount};
 use crate::candidate::{Misses, keeps};
 use crate::{Relative, Rules};
 
-/// Misses at `size` over those at `baseline`, as every policy counts them.
+/// Misses at `size` divided by those at `baseline`, computed as in every policy.
 #[must_use]
 pub fn relative(
     curve: &MissRatioCurve,
@@ -16,8 +16,8 @@ pub fn relative(
     Misses::new(curve, baseline, rules).relative(size.0)
 }
 
-/// The smallest size from which on the upper limit of the band keeps `max_loss`; at most `baseline`, which a VM may
-/// always have.
+/// The smallest size from which on the upper limit of the band keeps `max_loss`; at most `baseline`, to which a VM is
+/// always entitled.
 #[must_use]
 pub fn promise_size(
     curve: &MissRatioCurve,
@@ -27,7 +27,7 @@ pub fn promise_size(
 ) -> PageCount {
     let misses = Misses::new(curve, baseline, rules);
     let kept = |size: PageCount| keeps(misses.relative(size.0).high, max_loss);
-    // An upper limit need not fall with the ratio, so the bound must hold from here on.
+    // An upper limit need not fall with the ratio, so the bound must hold at all larger sizes too.
     let points = curve.points().iter().rev().map(|point| point.size);
     let mut least = baseline;
     for size in points.filter(|size| *size <= baseline) {
@@ -68,7 +68,7 @@ mod tests {
         let curve = MissRatioCurve::new(points, 9).unwrap();
         let rules = Rules::new(PageCount(1000));
         let least = |loss| promise_size(&curve, PageCount(50), loss, &rules).0;
-        // The edge at 30 is 1.25 times 0.4, so what it is at 20 does not help.
+        // The upper limit at 30 is 1.25 times 0.4, so its value at 20 does not matter.
         assert_eq!(least(0.2), 40);
         assert_eq!(least(0.26), 20);
         assert_eq!(least(0.6), 10);

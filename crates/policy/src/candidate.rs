@@ -1,8 +1,8 @@
 //! The sizes that a VM may be given, and what each costs.
 //!
-//! Only the steps of a curve matter: of all sizes at which a VM misses alike, the search needs the smallest. A
-//! [`Candidate`] is such a run of sizes. A VM's candidates rise in size and fall in cost, so an allocation is good exactly
-//! when it picks well among them, and memory that the picks leave over goes back to where it was.
+//! Only the steps of a curve matter: among all sizes with the same misses, the search needs only the smallest. A
+//! [`Candidate`] is such a range of sizes. A VM's candidates rise in size and fall in cost, so the search for an
+//! allocation selects one candidate per VM. Memory that the selection leaves over stays with the VMs that have it.
 
 use std::ops::RangeInclusive;
 
@@ -10,22 +10,22 @@ use plimsoll_flow::{MissRatioCurve, PageCount};
 
 use crate::{Demand, Relative, Rules};
 
-/// What moving all the host's memory costs, in the logarithm of misses: nothing beside any gain, yet
-/// enough that of equal allocations a near one is taken.
+/// Cost of moving all of the host's memory, in the logarithm of misses: negligible beside any gain, but
+/// sufficient to prefer the nearest among equal allocations.
 pub(crate) const MOVE_COST: f64 = 1e-8;
 
-/// Sizes at which a VM misses alike.
+/// A range of sizes at which a VM has the same misses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate {
     /// The smallest, in pages; on the grid.
     pub(crate) from: u64,
     /// The largest; on the grid.
     pub(crate) to: u64,
-    /// Logarithm of the misses over those at the baseline, and what the way there costs.
+    /// Logarithm of the misses over those at the baseline, plus the cost of moving there.
     pub(crate) cost: f64,
 }
 
-/// The sizes on which a VM's may end: multiples of the unit, and its own marks.
+/// The grid of possible sizes of a VM: multiples of the unit, and the VM's own limits and sizes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
     unit: u64,
@@ -63,7 +63,7 @@ impl Grid {
     }
 }
 
-/// What a VM misses at a size, beside its baseline.
+/// A VM's misses at each size, relative to its baseline.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Misses<'a> {
     curve: &'a MissRatioCurve,
@@ -113,25 +113,25 @@ impl<'a> Misses<'a> {
     }
 }
 
-/// Least and most that a VM may be given whatever its misses.
+/// Minimum and maximum size that a VM may be given regardless of its misses.
 pub(crate) fn limits(demand: &Demand, rules: &Rules) -> RangeInclusive<u64> {
     let most = demand.ceiling.0.min(rules.total.0.max(entitled(demand)));
     demand.floor.0..=most.max(demand.floor.0)
 }
 
-/// The size that a VM may always have, however it misses there.
+/// The size to which a VM is always entitled, whatever its misses there.
 pub(crate) fn entitled(demand: &Demand) -> u64 {
     demand.baseline.min(demand.ceiling).max(demand.floor).0
 }
 
-/// Whether a bound of `max_loss` is kept by misses whose upper limit is `high` times those at the baseline.
+/// Whether misses whose upper limit is `high` times those at the baseline keep a bound of `max_loss`.
 pub(crate) fn keeps(high: f64, max_loss: f64) -> bool {
     high <= 1.0 + max_loss
 }
 
-/// The sizes that keep a VM's promise within its limits, as candidates that rise in size; never empty.
+/// The sizes that keep a VM's `max_loss` within its limits, as candidates that rise in size; never empty.
 ///
-/// `all` is the sum of what all VMs have and of what there is: the most that can be moved.
+/// `all` is the sum of all VMs' present sizes and the total: an upper bound on the memory that can be moved.
 pub(crate) fn candidates(
     demand: &Demand,
     misses: &Misses<'_>,
@@ -192,8 +192,8 @@ fn cut(candidates: &[Candidate], grid: &Grid, range: &RangeInclusive<u64>) -> Ve
         .collect()
 }
 
-/// The candidates that lie within `range` without those that cost no less than a smaller one; if there is none, the
-/// single size nearest to it, above it if there is one.
+/// The candidates that lie within `range`, without those that cost no less than a smaller one. If there is none, the
+/// single size nearest to the range, above it if there is one.
 pub(crate) fn within(
     candidates: &[Candidate],
     grid: &Grid,

@@ -1,13 +1,13 @@
 //! The policy of VMware ESX, from curves and from sampled working sets (\[LS07\] §4.2, §6.5).
 //!
-//! Every VM begins at its baseline. A VM that does not need all of its baseline is a victim: by its curve, if no size
+//! Every VM starts with its baseline. A VM that does not need all of its baseline is a victim: by its curve, if no size
 //! above the baseline misses less and some size below misses no more; by sampling, if its working set is smaller than
-//! its baseline. The idle tax is the share of a victim's idle memory that can be taken. The VMs that miss less with more
-//! memory (by sampling: all that are not victims) divide it in proportion to their shares, none above its ceiling;
-//! memory that no VM can use stays where it was.
+//! its baseline. The idle tax is the share of a victim's idle memory that can be taken. This memory is shared among the
+//! VMs that miss less with more memory (by sampling: all that are not victims), in proportion to their shares and up to
+//! their ceilings. Memory that no VM can use stays with its owner.
 //!
-//! A host too small for all baselines takes what victims do not need first, whatever the tax, and then from all VMs in
-//! proportion to what their bounds leave.
+//! If the host is too small for all baselines, memory that victims do not need is taken first, regardless of the tax,
+//! and then memory of all VMs in proportion to what their bounds allow.
 
 use crate::PolicyError;
 use crate::candidate::{at_or_above, at_or_below};
@@ -34,15 +34,15 @@ pub(crate) static BY_SAMPLES: PolicyRow = PolicyRow {
     allocate: |problem, options| allocate(problem, options, true),
 };
 
-/// Misses that differ by less than this share of those at the baseline are alike.
+/// Misses that differ by less than this share of those at the baseline are considered equal.
 const ALIKE: f64 = 0.01;
 
-/// What one VM brings in.
+/// One VM's contribution to the allocation.
 struct Party {
     base: u64,
-    /// What it does not need of that.
+    /// Memory of its baseline that it does not need.
     idle: u64,
-    /// Whether more memory serves it.
+    /// Whether it gains from more memory.
     gains: bool,
 }
 
@@ -118,7 +118,7 @@ fn allocate(
     })
 }
 
-/// A VM that keeps out of it.
+/// A VM that takes no part in the allocation.
 fn bystander(problem: &Problem<'_>, vm: usize) -> Party {
     Party {
         base: problem.lists[vm][0].from,
@@ -166,7 +166,7 @@ fn sampled_party(problem: &Problem<'_>, vm: usize) -> Party {
     }
 }
 
-/// Divides `pool` pages among those who gain, by shares; returns what was given.
+/// Distributes `pool` pages among the VMs that gain, by shares; returns the number of pages given.
 fn give(problem: &Problem<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -> u128 {
     let room = |vm: usize| {
         let list = &problem.lists[vm];
@@ -176,7 +176,7 @@ fn give(problem: &Problem<'_>, parties: &[Party], sizes: &mut [u64], pool: u128)
     let mut open: Vec<_> = (0..parties.len()).filter(|&vm| parties[vm].gains).collect();
     let mut left = pool;
     let mut gets = vec![0_u128; parties.len()];
-    // Whoever has no room for its part gets what it has room for, and the others divide anew.
+    // A VM with less room than its share gets only that room, and the rest is distributed again.
     loop {
         let all: u128 = open.iter().map(|&vm| shares(vm)).sum();
         let part = |vm: usize| left * shares(vm) / all.max(1);
@@ -203,7 +203,7 @@ fn give(problem: &Problem<'_>, parties: &[Party], sizes: &mut [u64], pool: u128)
     given
 }
 
-/// Takes at least `due` pages, in proportion to what each can give, as far as that reaches.
+/// Takes at least `due` pages, in proportion to what each VM can give; less if they cannot give as much.
 fn charge(problem: &Problem<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
     let all: u128 = can.iter().copied().map(u128::from).sum();
     let parts = can
@@ -216,7 +216,7 @@ fn charge(problem: &Problem<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
         .map(|(size, can)| size - can)
         .collect();
     let mut left = due;
-    // Once by its part, and once more for what rounding to the unit left due.
+    // The first round takes the proportional shares, the second one what rounding to the unit left due.
     for round in 0..2 {
         for (vm, size) in sizes.iter_mut().enumerate() {
             let pages = if round == 0 {

@@ -1,20 +1,20 @@
 //! Every allocation among at most three VMs (\[LS07\] §4.2).
 //!
-//! What the first takes leaves two, and of those the more one takes the less the other can: two fingers that move
-//! towards each other see every pair that could be best.
+//! A choice for the first VM leaves two VMs, and of these, the more one takes the less the other can: two indices that
+//! move towards each other visit every pair that could be optimal.
 //!
-//! Cost: `O(k²)` for `k` candidates a VM.
+//! Cost: `O(k²)` for `k` candidates per VM.
 
 use crate::candidate::Candidate;
 use crate::hull::Selection;
 
-/// The most VMs.
+/// Maximum number of VMs.
 pub(crate) const VMS_MAX: usize = 3;
 
-/// The most allocations that are tried.
+/// Maximum number of allocations that are tried.
 pub(crate) const SELECTIONS_MAX: u64 = 1 << 30;
 
-/// How many allocations there are to try.
+/// Number of allocations to try.
 pub(crate) fn selections(lists: &[Vec<Candidate>]) -> u64 {
     let len = |at: usize| lists.get(at).map_or(1, Vec::len) as u64;
     len(0).saturating_mul(len(1).saturating_add(len(2)))

@@ -1,16 +1,16 @@
-//! A unit at a time from who loses least to who gains most (\[LS07\] §4.2).
+//! Moves memory unit by unit from the VM that loses least to the VM that gains most (\[LS07\] §4.2).
 //!
-//! Begins at what the VMs have now and ends when no such move pays. It sees no further than one unit: before a cliff,
-//! where one unit changes nothing and many would change all, it stays as it is.
+//! Starts at the present sizes and ends when no such move pays. It considers only one unit at a time: before a cliff,
+//! where one unit changes nothing and many would change much, it does not move.
 //!
-//! Cost: `O(log n)` a move for `n` VMs, and at most [`MOVES_MAX`] moves.
+//! Cost: `O(log n)` per move for `n` VMs, and at most [`MOVES_MAX`] moves.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use crate::candidate::{self, Candidate, Grid};
 
-/// After so many moves it stops where it is.
+/// Limit on the number of moves; the search then returns its current allocation.
 pub(crate) const MOVES_MAX: usize = 1 << 22;
 
 /// A gain below this is rounding.
@@ -23,7 +23,7 @@ struct Place {
     size: u64,
 }
 
-/// What a step up or down is worth; one of another version is out of date.
+/// Value of a step up or down; an offer of an older version is out of date.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Offer {
     worth: f64,
@@ -36,7 +36,7 @@ impl Eq for Offer {}
 impl Ord for Offer {
     fn cmp(&self, other: &Self) -> Ordering {
         let worth = self.worth.total_cmp(&other.worth);
-        // Of equals the first VM.
+        // Among equals, the first VM.
         worth
             .then(other.vm.cmp(&self.vm))
             .then(other.version.cmp(&self.version))
@@ -55,13 +55,13 @@ struct Market<'a> {
     places: Vec<Place>,
     gains: BinaryHeap<Offer>,
     losses: BinaryHeap<Reverse<Offer>>,
-    /// Which of a VM's offers counts.
+    /// The current version of each VM's offers.
     gain_versions: Vec<u64>,
     loss_versions: Vec<u64>,
     free: u64,
 }
 
-/// Divides `capacity` from what the VMs have now. The smallest candidates of all must fit.
+/// Searches allocations of `capacity`, starting at the present sizes. The smallest candidates of all must fit.
 pub(crate) fn search(
     lists: &[Vec<Candidate>],
     grids: &[Grid],
@@ -129,8 +129,8 @@ impl Market<'_> {
         })
     }
 
-    /// The next step down; sizes at which the VM misses alike are left in one go as far as `pages` are needed, for there
-    /// may be very many.
+    /// The next step down. Sizes at which the VM has the same misses are skipped in one step, as far as `pages` are
+    /// needed, because there may be very many.
     fn down_by(&self, vm: usize, pages: u64) -> Option<Place> {
         let down = self.down(vm)?;
         let left = self.places[vm].size.saturating_sub(pages);
@@ -145,7 +145,7 @@ impl Market<'_> {
         self.lists[vm][place.candidate].cost
     }
 
-    /// Says what VM `vm`'s next step up is worth, in place of what was said before.
+    /// Computes the value of VM `vm`'s next step up and replaces its last offer.
     fn offer_gain(&mut self, vm: usize) {
         self.gain_versions[vm] += 1;
         if let Some(up) = self.up(vm) {
@@ -155,7 +155,7 @@ impl Market<'_> {
         }
     }
 
-    /// Says what VM `vm`'s next step down is worth, in place of what was said before.
+    /// Computes the value of VM `vm`'s next step down and replaces its last offer.
     fn offer_loss(&mut self, vm: usize) {
         self.loss_versions[vm] += 1;
         if let Some(down) = self.down(vm) {
@@ -165,7 +165,7 @@ impl Market<'_> {
         }
     }
 
-    /// The least loss of a VM other than `but`.
+    /// The smallest loss of a VM other than `but`.
     fn least_loss(&mut self, but: Option<usize>) -> Option<Offer> {
         let mut aside = None;
         let found = loop {
@@ -185,7 +185,7 @@ impl Market<'_> {
         found
     }
 
-    /// Takes memory from who loses least until all fits.
+    /// Takes memory from the VMs that lose least until the allocation fits.
     fn fit(&mut self, capacity: u64) {
         let sum = |market: &Self| -> u128 {
             let sizes = market.places.iter().map(|place| u128::from(place.size));
@@ -228,7 +228,7 @@ impl Market<'_> {
         false
     }
 
-    /// Moves a VM up if what it needs is free or can be had for less than it gains; else nothing has changed.
+    /// Moves a VM up if the memory it needs is free or can be taken for less than its gain; otherwise changes nothing.
     fn buy(&mut self, offer: Offer, up: Place) -> bool {
         let needed = up.size - self.places[offer.vm].size;
         let (mut free, mut loss, mut sold) = (self.free, 0.0, Vec::new());
@@ -249,7 +249,7 @@ impl Market<'_> {
             }
         }
         if free < needed {
-            // Their offers to buy still stand, tried or not: else two could wake each other for ever.
+            // Their offers to buy stay valid, tried or not; otherwise two VMs could trigger each other forever.
             for (vm, place) in sold.into_iter().rev() {
                 self.places[vm] = place;
                 self.offer_loss(vm);

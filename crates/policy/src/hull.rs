@@ -1,32 +1,32 @@
-//! The allocation on the curves' convex minorants, and how far it can be from the best.
+//! The allocation on the curves' convex minorants, with a bound on its distance from the optimum.
 //!
-//! Were every VM's candidates convex, a price of memory would settle all: each takes what is worth its price, and the
-//! price is right when all memory is taken. On the lower convex hulls of the candidates this gives a cost that no
-//! allocation falls below (the Lagrangian relaxation), and an allocation that leaves a little memory over; what is left
-//! is spent on whatever falls most for it.
+//! If every VM's candidates were convex, a price of memory would determine the optimum: each VM takes the memory that
+//! is worth its price, and the price is right when all memory is taken. On the lower convex hulls of the candidates
+//! this yields a lower bound on the cost of every allocation (the Lagrangian relaxation), and an allocation that leaves
+//! a little memory over. The remaining memory goes to the steps that reduce the cost most.
 //!
-//! Cost: one pass over the candidates, and `O(log)` a VM for each of some dozens of prices.
+//! Cost: one pass over the candidates, and `O(log)` per VM for each of some dozens of prices.
 
 use crate::candidate::Candidate;
 
-/// Prices tried, at most: each halves what the price can be.
+/// Maximum number of prices tried; each halves the interval of possible prices.
 const PRICES_MAX: usize = 64;
 
-/// Rounds of spending what is left.
+/// Maximum number of rounds of spending the remaining memory.
 const ROUNDS_MAX: usize = 64;
 
-/// The relaxed problem, solved.
+/// Solution of the relaxed problem.
 #[derive(Debug)]
 pub(crate) struct Relaxation {
-    /// Each VM's candidate at the price: an optimal allocation of the memory that these need.
+    /// Each VM's candidate at the price: an optimal allocation of the memory that these candidates need.
     pub(crate) picks: Vec<usize>,
-    /// What a page costs, in the logarithm of misses; 0.0 when memory is not scarce.
+    /// Price of a page, in the logarithm of misses; 0.0 when memory is not scarce.
     pub(crate) price: f64,
-    /// Pages that the picks leave.
+    /// Pages that the picks leave over.
     pub(crate) slack: u64,
-    /// No allocation costs less.
+    /// Lower bound on the cost of every allocation.
     pub(crate) bound: f64,
-    /// The next step down a hull, which did not fit: the VM and its candidate.
+    /// The next step on a hull, which did not fit: the VM and its candidate.
     next: Option<(usize, usize)>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn cost_of(lists: &[Vec<Candidate>], picks: &[usize]) -> f64 {
     costs.sum()
 }
 
-/// Pages that `picks` need at least; not more than fit into a `u64` when they are within the host's.
+/// Pages that `picks` need at least; they fit into a `u64` if they are within the host's total.
 pub(crate) fn pages_of(lists: &[Vec<Candidate>], picks: &[usize]) -> u64 {
     lists
         .iter()
@@ -61,13 +61,13 @@ pub(crate) fn pages_of(lists: &[Vec<Candidate>], picks: &[usize]) -> u64 {
         .sum()
 }
 
-/// The lower convex hulls of all VMs, one behind the other.
+/// The lower convex hulls of all VMs, concatenated.
 struct Hulls {
-    /// Where each VM's begins; one more at the end.
+    /// Start of each VM's hull; one more at the end.
     starts: Vec<usize>,
     /// The candidates on the hulls.
     corners: Vec<usize>,
-    /// How much the cost falls a page on the way to each corner; that of a VM's first is infinite.
+    /// Fall of the cost per page on the way to each corner; infinite for a VM's first.
     steepness: Vec<f64>,
 }
 
@@ -105,7 +105,7 @@ impl Hulls {
         self.starts.len() - 1
     }
 
-    /// The corner where each VM stands at `price`: behind all steps that are steeper.
+    /// The corner of each VM at `price`: the last one that is reached by steps steeper than the price.
     fn stand(&self, price: f64, stand: &mut [usize]) {
         for (vm, stand) in stand.iter_mut().enumerate() {
             let (start, end) = (self.starts[vm], self.starts[vm + 1]);
@@ -115,7 +115,7 @@ impl Hulls {
     }
 }
 
-/// How much the cost falls a page between two candidates.
+/// Fall of the cost per page between two candidates.
 fn steepness(before: &Candidate, after: &Candidate) -> f64 {
     (before.cost - after.cost) / (after.from - before.from) as f64
 }
@@ -162,7 +162,7 @@ pub(crate) fn relax(lists: &[Vec<Candidate>], capacity: u64) -> Relaxation {
                 cheap.copy_from_slice(&stand);
             }
         }
-        // The last steps, the steepest first, until one does not fit: it makes the price.
+        // The last steps, steepest first, until one does not fit; that step determines the price.
         let mut steps: Vec<_> = (0..hulls.vms())
             .flat_map(|vm| (dear[vm] + 1..=cheap[vm]).map(move |corner| (vm, corner)))
             .collect();
@@ -194,11 +194,11 @@ pub(crate) fn relax(lists: &[Vec<Candidate>], capacity: u64) -> Relaxation {
     }
 }
 
-/// An allocation near the relaxed one.
+/// An allocation derived from the relaxed one.
 pub(crate) fn round(lists: &[Vec<Candidate>], relaxation: &Relaxation) -> Selection {
     let mut best = Selection::new(lists, relaxation.picks.clone());
     spend(lists, &mut best, relaxation.slack);
-    // Or the step that did not fit is taken, and who loses least by it pays what was missing.
+    // Alternatively, take the step that did not fit, and take the missing memory from the VM that loses least.
     let Some((vm, after)) = relaxation.next else {
         return best;
     };
@@ -232,7 +232,7 @@ pub(crate) fn largest_within(list: &[Candidate], pages: u64) -> Option<usize> {
         .checked_sub(1)
 }
 
-/// Spends what is left on whatever falls most for it, for some rounds.
+/// Spends the remaining memory on the steps that reduce the cost most, for some rounds.
 pub(crate) fn spend(lists: &[Vec<Candidate>], selection: &mut Selection, mut slack: u64) {
     for _ in 0..ROUNDS_MAX {
         let ways = lists.iter().zip(&selection.picks).enumerate();

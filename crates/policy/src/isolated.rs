@@ -1,6 +1,6 @@
-//! Isolated sharing: the smallest geometric mean of relative misses while no VM loses more than its bound.
+//! Isolated sharing: minimises the geometric mean of relative misses while every VM keeps its loss bound.
 //!
-//! Each VM takes one of its candidate sizes, and together they must fit. The searches differ in how they choose.
+//! Each VM gets one of its candidate sizes, and the sum must fit. The searches differ in how they choose.
 //!
 //! Source: \[LS07\] §4.2 (docs/papers.md).
 
@@ -20,20 +20,20 @@ pub(crate) static ROW: PolicyRow = PolicyRow {
     allocate,
 };
 
-/// What [`Search::Auto`] may spend on the optimum: some tens of milliseconds, and 20 MiB.
+/// Limits of [`Search::Auto`] for the exact search: some tens of milliseconds, and 20 MiB.
 const AUTO: Budget = Budget {
     steps: 1 << 24,
     states: 1 << 18,
 };
 
-/// What [`Search::Optimal`] may spend: seconds, and 320 MiB.
+/// Limits of [`Search::Optimal`]: seconds, and 320 MiB.
 const OPTIMAL: Budget = Budget {
     steps: 1 << 29,
     states: 1 << 22,
 };
 
 impl Policy {
-    /// Isolated sharing by this search.
+    /// Isolated sharing with this search.
     #[must_use]
     pub const fn isolated(search: Search) -> Self {
         let options = PolicyOptions {

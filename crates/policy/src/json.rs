@@ -1,6 +1,6 @@
 //! Policies and searches as JSON: `{"name":"isolated","search":{"name":"annealing","seed":7}}`.
 //!
-//! Each option that a policy or search takes must be there, and no other.
+//! All options of the policy or search must be present, and no others.
 
 use std::borrow::Cow;
 
@@ -53,7 +53,7 @@ impl<'de> Deserialize<'de> for Policy {
         )
         .map_err(Error::custom)?;
         if policy.row().name != fields.name {
-            // A preset is written as the policy that it stands for.
+            // A preset is written as the policy that it abbreviates.
             return Err(Error::custom(format_args!(
                 "there is no policy '{}'",
                 fields.name
@@ -93,7 +93,7 @@ impl<'de> Deserialize<'de> for Search {
     }
 }
 
-/// The forms in the REST API's description.
+/// The schemas for the REST API's description.
 #[cfg(feature = "schema")]
 mod schema {
     use std::borrow::Cow;

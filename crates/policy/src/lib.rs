@@ -11,10 +11,10 @@
 //! | `esx` | the policy of VMware ESX |
 //! | `problem`, `candidate` | the sizes that limits and bounds leave each VM, which every policy chooses from |
 //!
-//! A size is possible within floor and ceiling if the upper limit of the curve's band there keeps the VM's `max_loss`, or
-//! if the VM is entitled to the size: giving a VM its baseline, or its ceiling if that is less, breaks no bound. Among
-//! allocations of equal mean one that moves little memory is taken, and memory that no VM needs stays where it is, or
-//! spare.
+//! A size is possible within floor and ceiling if the upper limit of the curve's band there keeps the VM's `max_loss`,
+//! or if the VM is entitled to the size: giving a VM its baseline, or its ceiling if that is less, breaks no bound.
+//! Among allocations of equal mean, one that moves little memory is chosen. Memory that no VM needs stays with its
+//! owner, or unallocated.
 #![forbid(unsafe_code)]
 
 mod annealing;
@@ -42,7 +42,7 @@ use problem::Problem;
 pub use registry::{GivenOptions, POLICIES};
 pub use types::{Allocation, Demand, PolicyError, Reason, Relative, Rules, Suppression, Target};
 
-/// The largest total, in pages: beyond it a float is not exact.
+/// Limit on the total, in pages: larger numbers are not exact in floating point.
 const TOTAL_MAX: PageCount = PageCount(1 << 52);
 
 /// Allocates the host's memory.
@@ -69,7 +69,7 @@ fn rule(what: &str, value: &impl ToString, expected: &'static str) -> PolicyErro
     }
 }
 
-/// Checks the range of every number.
+/// Checks that every number is within its range.
 fn check(demands: &[Demand], rules: &Rules) -> Result<(), PolicyError> {
     let one = "at least 1 page";
     let share = "finite and at least 0";

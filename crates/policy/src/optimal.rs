@@ -1,37 +1,38 @@
-//! The best allocation, exactly, by dynamic programming around the relaxed one.
+//! The exact optimum, by dynamic programming around the relaxed solution.
 //!
-//! At the price of the relaxation ([`hull`](crate::hull)) every candidate has a loss: by how much it is worse than its
-//! VM's best at that price. An allocation costs the relaxation's bound and the losses of its candidates and the price of the
-//! memory it leaves. So whoever looks for allocations within some distance of the bound may leave out every candidate that
-//! alone loses more, and that leaves few. The distance begins small and grows fourfold until an allocation is found within
-//! it, which then is the best of all, or until it reaches the best known allocation, which then is.
+//! At the price of the relaxation ([`hull`](crate::hull)) every candidate has a loss: the difference from its VM's best
+//! cost at that price. The cost of an allocation is the relaxation's bound plus the losses of its candidates plus the
+//! price of the memory it leaves over. A search for allocations within some distance of the bound may therefore omit
+//! every candidate whose loss alone exceeds the distance, which leaves few. The distance starts small and grows
+//! fourfold until an allocation is found within it, which is the optimum, or until it reaches the best known
+//! allocation, which then is the optimum.
 //!
-//! The programme itself goes VM by VM and keeps, for each amount of memory taken so far, the least cost; who takes more
-//! memory at no less cost than another is dropped, and so is who cannot end within the distance. VMs with few coarse
-//! candidates come first, those that can take any amount last.
+//! The dynamic program processes the VMs in turn and keeps, for each amount of memory taken so far, the lowest cost. A
+//! state that takes more memory at no lower cost than another is dropped, and so is one that cannot end within the
+//! distance. VMs with few, large candidates come first, those with fine-grained ones last.
 //!
-//! Source: \[Pisinger95\], whose core it widens by the loss instead of a VM at a time.
-//! Cost: by the gap between hull and curves, not by the size: two candidates a VM where curves are smooth, and up to
-//! all candidates times all sizes where all curves are cliffs. [`Budget`] bounds it.
+//! Source: \[Pisinger95\], except that the core is widened by the loss instead of one VM at a time.
+//! Cost: depends on the gap between hull and curves, not on the memory size: two candidates per VM where curves are
+//! smooth, and up to all candidates times all sizes where all curves are cliffs. [`Budget`] bounds it.
 
 use crate::candidate::Candidate;
 use crate::hull::{Relaxation, Selection, cost_of};
 
-/// Differences below this are rounding.
+/// Differences below this are rounding errors.
 const ROUNDING: f64 = 1e-11;
 
-/// The first distance, as a share of that of the best known allocation.
+/// The first distance, as a share of the best known allocation's distance.
 const FIRST: f64 = 1.0 / 65_536.0;
 
-/// The distance grows by this.
+/// Factor by which the distance grows.
 const GROWTH: f64 = 4.0;
 
-/// How much the search may do before it gives up.
+/// Limits of the search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     /// Partial allocations examined.
     pub(crate) steps: u64,
-    /// Partial allocations kept: 8 bytes each, and up to 72 more for those of the newest VM.
+    /// Partial allocations stored: 8 bytes each, and up to 72 more for those of the newest VM.
     pub(crate) states: usize,
 }
 
@@ -39,24 +40,24 @@ pub(crate) struct Budget {
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) selection: Selection,
-    /// No allocation costs less: that of the allocation itself if it is the best.
+    /// Lower bound on the cost of every allocation; the allocation's own cost if it is the optimum.
     pub(crate) bound: f64,
-    /// Whether the search came to its end.
+    /// Whether the search was completed.
     pub(crate) complete: bool,
 }
 
-/// A candidate beside its VM's best at the price.
+/// A candidate relative to its VM's best at the price.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     candidate: u32,
-    /// Pages more than the best.
+    /// Pages in addition to the best's.
     pages: i64,
-    /// Cost beside the best's.
+    /// Cost minus the best's.
     cost: f64,
     loss: f64,
 }
 
-/// A VM that has more than one way.
+/// A VM with more than one remaining candidate.
 struct Core {
     vm: usize,
     ways: Vec<Way>,
@@ -71,7 +72,7 @@ struct State {
     way: u32,
 }
 
-/// Looks for the best allocation, given the relaxed one and the best that is known.
+/// Searches for the optimum, given the relaxed solution and the best known allocation.
 pub(crate) fn search(
     lists: &[Vec<Candidate>],
     relaxation: &Relaxation,
@@ -126,7 +127,7 @@ pub(crate) fn search(
             };
         }
         if within >= distance {
-            // Rounding alone hid the known allocation from the search.
+            // The search missed the known allocation only because of rounding.
             return Outcome {
                 bound: known.cost,
                 selection: known,
@@ -166,7 +167,7 @@ fn signed(pages: u64) -> i64 {
     i64::try_from(pages).unwrap_or(i64::MAX)
 }
 
-/// One pass within a distance of the bound.
+/// One pass within one distance of the bound.
 struct Search {
     price: f64,
     slack: i64,
@@ -176,8 +177,8 @@ struct Search {
 }
 
 impl Search {
-    /// The best allocation within the distance as (VM, candidate) of those that differ from the relaxed one, if there is
-    /// one; `None` if the budget is used up.
+    /// The best allocation within the distance, as (VM, candidate) for those that differ from the relaxed solution; an
+    /// empty result if there is none; `None` if the budget is used up.
     #[expect(
         clippy::option_option,
         reason = "no answer, and the answer that there is none"
@@ -200,7 +201,7 @@ impl Search {
             steps.min().unwrap_or(0)
         };
         stages.sort_by_cached_key(|core| (std::cmp::Reverse(grain(core)), core.vm));
-        // Least and most pages that the stages from each on can add.
+        // Minimum and maximum number of pages that the stages from each on can add.
         let mut rest = vec![(0_i64, 0_i64); stages.len() + 1];
         for (at, stage) in stages.iter().enumerate().rev() {
             let (least, most) = rest[at + 1];
@@ -248,8 +249,8 @@ impl Search {
         Some(Some(ways))
     }
 
-    /// Merges `merged` and the `states` that go `way` into `into`, and leaves out who is no better for more pages and
-    /// who cannot end within the distance when the VMs that follow add `rest`.
+    /// Merges `merged` and the `states` that go `way` into `into`. Omits states that take more pages without a lower
+    /// cost and those that cannot end within the distance when the VMs that follow add `rest`.
     fn merge(
         &self,
         states: &[State],
@@ -262,7 +263,7 @@ impl Search {
         into.clear();
         let way = u32::try_from(way).unwrap_or(u32::MAX);
         let most = self.slack.saturating_sub(rest.0);
-        // Below this, memory is left in any case.
+        // Below this, memory is left over in any case.
         let full = self.slack.saturating_sub(rest.1);
         let mut others = merged.iter().peekable();
         let mut least = f64::INFINITY;

@@ -1,4 +1,4 @@
-//! A policy with its options, and what the registry knows of each policy.
+//! A policy with its options, and the registry's entry of each policy.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use crate::problem::{Problem, Solution};
 
 /// One policy.
 pub struct PolicyRow {
-    /// What configurations, options and recorded decisions call it.
+    /// The name in configurations, options and recorded decisions.
     pub name: &'static str,
-    /// What it is called in sentences and tables.
+    /// The name in sentences and tables.
     pub title: &'static str,
-    /// What it does, as a line of help.
+    /// Description in one line of help.
     pub summary: &'static str,
     /// The options that it takes.
     pub options: &'static [PolicyOption],
-    /// Where it is described.
+    /// The publication that describes it.
     pub source: &'static str,
     /// Whether it needs working sets ([`Demand::working_set`](crate::Demand::working_set)) instead of curves.
     pub from_working_sets: bool,
@@ -54,19 +54,19 @@ pub struct Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Search {
-    /// [`Optimal`](Self::Optimal) while it takes no longer than a turn may, [`Hull`](Self::Hull) beyond.
+    /// [`Optimal`](Self::Optimal) as long as it fits into the time of a turn, otherwise [`Hull`](Self::Hull).
     #[default]
     Auto,
-    /// Every allocation; at most three VMs.
+    /// Tries every allocation; at most three VMs.
     Exhaustive,
-    /// A unit at a time from the VM that loses least to the VM that gains most.
+    /// Moves memory unit by unit from the VM that loses least to the VM that gains most.
     Greedy,
-    /// Simulated annealing: worse allocations are accepted ever more rarely.
+    /// Simulated annealing: worse allocations are accepted with falling probability.
     Annealing {
         /// Seed of the random numbers.
         seed: u64,
     },
-    /// Exact, by dynamic programming. If that would take more than seconds, the best allocation that was found, with a
+    /// Exact, by dynamic programming. If that would take more than seconds, returns the best allocation found, with a
     /// certified gap above 0.0.
     Optimal,
     /// On the curves' convex minorants, with a certified gap.
@@ -76,7 +76,7 @@ pub enum Search {
 impl PolicyOptions {
     /// ESX's default tax.
     pub const IDLE_TAX: f64 = 0.75;
-    /// The default of every option.
+    /// The default values of all options.
     pub const DEFAULT: Self = Self {
         search: Search::Auto,
         idle_tax: Self::IDLE_TAX,

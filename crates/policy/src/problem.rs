@@ -1,43 +1,43 @@
-//! The allocation problem: the sizes that each VM may be given, and how a solution is judged.
+//! The allocation problem: the possible sizes of each VM, and the evaluation of a solution.
 //!
-//! Limits, bounds and the total always hold. The step limit yields to them: a VM below its bound is raised at once, and
-//! a host that has become too small takes more than a step. A VM whose curve is not known keeps its size, and gives what
-//! exceeds its baseline only if the other VMs' bounds cannot be kept otherwise.
+//! Limits, bounds and the total always hold. They take precedence over the step limit: a VM below its bound is raised
+//! at once, and a host that has become too small takes more than a step. A VM without a curve keeps its size, and gives
+//! what exceeds its baseline only if the other VMs' bounds cannot be kept otherwise.
 
 use plimsoll_flow::PageCount;
 
 use crate::candidate::{self, Candidate, Grid, Misses};
 use crate::{Allocation, Demand, PolicyError, Reason, Rules, Search, Suppression, Target};
 
-/// A gain below this share is none.
+/// A gain below this share counts as none.
 const GAIN_MIN: f64 = 1e-7;
 
 /// One VM.
 pub(crate) struct Vm<'a> {
     pub(crate) demand: &'a Demand,
     pub(crate) grid: Grid,
-    /// `None` if its curve is not known.
+    /// `None` without a curve.
     pub(crate) misses: Option<Misses<'a>>,
-    /// Whether the policy knows enough of it to move it.
+    /// Whether the policy has the data it needs to move the VM.
     pub(crate) movable: bool,
-    /// All sizes that its limits and its bound leave, however far away.
+    /// All sizes that its limits and its bound allow, however far from the present one.
     pub(crate) all: Vec<Candidate>,
 }
 
-/// All VMs and the memory that there is.
+/// All VMs and the memory to allocate.
 pub(crate) struct Problem<'a> {
     pub(crate) vms: Vec<Vm<'a>>,
-    /// The sizes that each VM may be given now; the smallest of all fit into the total.
+    /// The sizes that each VM may be given in this turn; the smallest of all fit into the total.
     pub(crate) lists: Vec<Vec<Candidate>>,
     pub(crate) rules: &'a Rules,
 }
 
-/// The result of a policy, before it is judged.
+/// The result of a policy, before hysteresis.
 pub(crate) struct Solution {
     pub(crate) sizes: Vec<u64>,
-    /// No allocation has a lower sum of logarithms of relative misses.
+    /// Lower bound on the sum of logarithms of relative misses of every allocation.
     pub(crate) bound: Option<f64>,
-    /// Whether this is the best allocation.
+    /// Whether this is the optimum.
     pub(crate) best: bool,
     pub(crate) search: Option<Search>,
 }
@@ -85,7 +85,7 @@ impl<'a> Problem<'a> {
         self.vms.iter().map(|vm| vm.demand.current.0).collect()
     }
 
-    /// The candidates that hold what the VMs have, or the smallest if those do not fit.
+    /// The candidates that contain the present sizes, or the smallest if those do not fit.
     pub(crate) fn picks(&self) -> Vec<usize> {
         let lists = self.lists.iter().zip(&self.vms);
         let picks: Vec<_> = lists
@@ -108,8 +108,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The sizes of an allocation: each VM stays as near to what it has as its candidate lets it. Where memory lacks for
-    /// that, those give first that have most they do not use.
+    /// The sizes of an allocation: each VM stays as near to its present size as its candidate allows. If memory is
+    /// short, the VMs with the most unused memory give first.
     pub(crate) fn sizes(&self, picks: &[usize]) -> Vec<u64> {
         let picked: Vec<_> = self
             .lists
@@ -145,7 +145,7 @@ impl<'a> Problem<'a> {
         allowed.all(|allowed| allowed) && total_of(&current) <= u128::from(self.rules.total.0)
     }
 
-    /// Sum of the logarithms of relative misses of all VMs whose curve is known, and their number.
+    /// Sum of the logarithms of relative misses of all VMs with a curve, and their number.
     fn losses(&self, sizes: &[u64]) -> (f64, usize) {
         let known = self.vms.iter().zip(sizes);
         let known = known.filter_map(|(vm, &size)| Some(vm.misses?.relative(size).expected.ln()));
@@ -196,7 +196,7 @@ impl<'a> Problem<'a> {
 }
 
 impl Vm<'_> {
-    /// The smallest size that its limits and its bound leave.
+    /// The smallest size that its limits and its bound allow.
     fn least(&self) -> u64 {
         self.all[0].from
     }
@@ -221,7 +221,7 @@ impl Vm<'_> {
         }
     }
 
-    /// The range of sizes within a step of what it has.
+    /// The range of sizes within one step of the present size.
     fn reach(&self, rules: &Rules) -> std::ops::RangeInclusive<u64> {
         let current = self.demand.current.0;
         match rules.step {
@@ -231,8 +231,8 @@ impl Vm<'_> {
     }
 }
 
-/// The sizes of a VM whose curve is not known: any within its limits if it can be moved, else what it has, or what it
-/// is entitled to if that is less.
+/// The sizes of a VM without a curve: any within its limits if it can be moved, otherwise its present size, or the size
+/// it is entitled to if that is less.
 fn without_curve(demand: &Demand, rules: &Rules, grid: &Grid, movable: bool) -> Candidate {
     let keep = demand.current.clamp(demand.floor, demand.ceiling).0;
     let (from, to) = if movable {
@@ -252,13 +252,13 @@ fn total_of(sizes: &[u64]) -> u128 {
     sizes.iter().copied().map(u128::from).sum()
 }
 
-/// What the least sizes of `lists` exceed the total by.
+/// The amount by which the smallest sizes of `lists` exceed the total.
 fn lacking(lists: &[Vec<Candidate>], total: PageCount) -> u128 {
     let least: u128 = lists.iter().map(|list| u128::from(list[0].from)).sum();
     least.saturating_sub(u128::from(total.0))
 }
 
-/// The sizes that each VM may be given in this turn, as few rules given up as must be.
+/// The sizes that each VM may be given in this turn, with as few rules relaxed as possible.
 fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Candidate>>, PolicyError> {
     let fixed = |vm: &Vm<'_>, size: u64| {
         let at = vm.all.partition_point(|candidate| candidate.to < size);
@@ -299,7 +299,7 @@ fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Candidate>>, PolicyErr
         );
     }
     if lacking(&lists, rules.total) == 0 {
-        // Nobody can have more than there is.
+        // No VM can have more than the total.
         let lists = lists.iter().zip(vms);
         let lists = lists.map(|(list, vm)| candidate::within(list, &vm.grid, &(0..=rules.total.0)));
         return Ok(lists.collect());

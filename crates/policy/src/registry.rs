@@ -12,7 +12,7 @@ use crate::{esx, isolated};
 /// All policies, the default first.
 pub static POLICIES: [&PolicyRow; 3] = [&isolated::ROW, &esx::BY_CURVES, &esx::BY_SAMPLES];
 
-/// Names that stand for a policy with fixed options.
+/// Names for a policy with fixed options.
 pub static PRESETS: [Preset; 1] = [Preset {
     name: "optimal",
     summary: "isolated, always by the exact search, however long it takes",
@@ -55,19 +55,19 @@ pub static SEARCHES: [SearchRow; 6] = [
 
 /// A name for a policy with fixed options.
 pub struct Preset {
-    /// The name, which no policy has.
+    /// The name, which differs from all policies' names.
     pub name: &'static str,
-    /// What it stands for, as a line of help.
+    /// Description in one line of help.
     pub summary: &'static str,
-    /// The policy that it stands for, which is also what is recorded.
+    /// The policy that it abbreviates; this policy is what is recorded.
     pub policy: Policy,
 }
 
 /// One search.
 pub struct SearchRow {
-    /// What configurations, options and recorded decisions call it.
+    /// The name in configurations, options and recorded decisions.
     pub name: &'static str,
-    /// What it does, as a line of help.
+    /// Description in one line of help.
     pub summary: &'static str,
     /// The search, with its default seed if it takes one.
     pub search: Search,
@@ -84,7 +84,7 @@ pub struct GivenOptions<'a> {
     pub idle_tax: Option<f64>,
 }
 
-/// Why a name with its options is no policy.
+/// Why a name with its options does not identify a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionError {
@@ -101,7 +101,7 @@ pub enum OptionError {
         option: PolicyOption,
         /// The policy or search, as `policy esx`.
         given_to: String,
-        /// Those that take it.
+        /// The policies or searches that take it.
         takers: String,
     },
 }
@@ -164,7 +164,7 @@ impl Search {
         }
     }
 
-    /// What configurations, options and recorded decisions call it.
+    /// The name in configurations, options and recorded decisions.
     #[must_use]
     pub fn name(self) -> &'static str {
         let kind = std::mem::discriminant(&self);

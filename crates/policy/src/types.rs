@@ -6,20 +6,20 @@ use plimsoll_flow::{MissRatioCurve, PageCount, VmId};
 
 use crate::policy::Search;
 
-/// One VM. Sizes count all memory that serves it: its own and the cache under its disk.
+/// One VM. Sizes include all memory that serves it: its own and the cache under its disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
     /// The VM.
     pub vm: VmId,
-    /// Its miss-ratio curve; without one it keeps what it has.
+    /// Its miss-ratio curve; without one it keeps its present size.
     pub curve: Option<MissRatioCurve>,
     /// The size that it is entitled to, within its ceiling; gains and losses are relative to its misses there.
     pub baseline: PageCount,
     /// Its present size.
     pub current: PageCount,
-    /// It never gets less than this.
+    /// Minimum size.
     pub floor: PageCount,
-    /// It never gets more than this; `u64::MAX` for no limit.
+    /// Maximum size; `u64::MAX` for no limit.
     pub ceiling: PageCount,
     /// Bound on the rise of its misses, as a share of those at the baseline; finite, 0.0 or more.
     pub max_loss: f64,
@@ -42,7 +42,7 @@ pub struct Rules {
     /// Hysteresis: the smallest fall of the geometric mean, as a share of the present one, that is worth a move; 0.0 or
     /// more.
     pub gain_min: f64,
-    /// Miss ratios below this count as this, because quotients of tiny ratios are noise (\[LS07\] §6.4); above 0.0.
+    /// Miss ratios below this are raised to it, because quotients of tiny ratios are noise (\[LS07\] §6.4); above 0.0.
     pub miss_ratio_min: f64,
 }
 
@@ -52,7 +52,7 @@ impl Rules {
     /// Smallest miss ratio that is distinguished from 0.
     pub const MISS_RATIO_MIN: f64 = 0.001;
 
-    /// The paper's rules for so much memory: its unit, no step limit, no hysteresis.
+    /// The paper's rules for this amount of memory: its unit, no step limit, no hysteresis.
     #[must_use]
     pub fn new(total: PageCount) -> Self {
         Self {
@@ -74,10 +74,10 @@ pub struct Allocation {
     pub geometric_mean: f64,
     /// The same at the present sizes.
     pub geometric_mean_now: f64,
-    /// The mean is at most this share of itself above the smallest possible one; 0.0 is the optimum, `None` if the
+    /// Upper bound on the mean's relative distance from the smallest possible one; 0.0 is the optimum, `None` if the
     /// search has no bound.
     pub gap: Option<f64>,
-    /// Memory that no VM is given.
+    /// Memory that is not allocated to any VM.
     pub spare: PageCount,
     /// Why no memory is moved although a better allocation exists.
     pub held: Option<Suppression>,
@@ -154,27 +154,27 @@ pub enum Suppression {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A number outside its range.
+    /// A number is outside its range.
     #[error("{what} must be {expected}; got {value}")]
     Rule {
         /// The number's name, with its VM.
         what: String,
         /// Its value.
         value: String,
-        /// The range, as the end of "must be".
+        /// The range, as a phrase that follows "must be".
         expected: &'static str,
     },
-    /// The same VM twice.
+    /// A VM is listed twice.
     #[error("VM {0} appears twice")]
     Twice(VmId),
-    /// Too many VMs for the exhaustive search.
+    /// There are too many VMs for the exhaustive search.
     #[error(
         "the exhaustive search takes at most {most} VMs, and there are {vms}; use optimal or hull"
     )]
     TooMany {
         /// Number of VMs.
         vms: usize,
-        /// Largest number of VMs.
+        /// Maximum number of VMs.
         most: usize,
     },
     /// Floors and bounds together need more memory than the host has.

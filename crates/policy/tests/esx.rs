@@ -56,14 +56,14 @@ fn all_that_a_database_does_not_need_is_divided() {
 
 #[test]
 fn the_tax_leaves_a_quarter_of_it() {
-    // As the paper's emulation with the background task, and its ESX server without.
+    // As in the paper's emulation with the background task, and its ESX server without.
     assert_eq!(divided(&three(336, 830), 2, CURVES), [578, 578, 380]);
     assert_eq!(divided(&three(336, 336), 4, SAMPLING), [576, 576, 384]);
 }
 
 #[test]
 fn a_task_that_touches_much_and_reuses_nothing_deceives_sampling_alone() {
-    // 2000 MiB read again and again: a working set above the baseline, and a flat curve all the same.
+    // 2000 MiB read repeatedly: a working set above the baseline, but a flat curve.
     let demands = three(336, 830);
     assert_eq!(divided(&demands, 4, SAMPLING), [512, 512, 512]);
     let found = allocate(&demands, &rules(4), CURVES).unwrap();
@@ -82,7 +82,7 @@ fn a_vm_that_would_gain_from_more_is_no_victim() {
     let later = demand("x", 0, &[(336 * MIB, 0.4), (900 * MIB, 0.01)]);
     demands[2].curve = later.curve;
     assert_eq!(divided(&demands, 4, CURVES), [512, 512, 512]);
-    // Which is out of its reach.
+    // The cliff is out of its reach.
     demands[2].ceiling = PageCount(800 * MIB);
     assert_eq!(divided(&demands, 4, CURVES), [576, 576, 384]);
 }
@@ -94,7 +94,7 @@ fn shares_and_ceilings_say_who_gets_how_much() {
     assert_eq!(divided(&demands, 4, CURVES), [608, 544, 384]);
     demands[0].ceiling = PageCount(540 * MIB);
     assert_eq!(divided(&demands, 4, CURVES), [540, 616, 380]);
-    // What nobody can use stays with the victim.
+    // What no VM can use stays with the victim.
     demands[1].ceiling = PageCount(532 * MIB);
     assert_eq!(divided(&demands, 4, CURVES), [540, 532, 464]);
 }
@@ -157,7 +157,7 @@ fn who_was_not_measured_keeps_what_he_has() {
     let mut demands = three(336, 336);
     demands[2].working_set = None;
     demands[2].current = PageCount(400 * MIB);
-    // Of what it does not have, the others may use half each.
+    // The others may use half each of the memory that it does not have.
     assert_eq!(divided(&demands, 4, SAMPLING), [568, 568, 400]);
     let mut demands = three(336, 336);
     demands[2].curve = None;

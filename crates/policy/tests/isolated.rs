@@ -1,4 +1,4 @@
-//! Isolated sharing: the searches against a twin that tries everything, and what holds of all of them.
+//! Isolated sharing: the searches against a naive twin that tries everything, and properties that hold for all of them.
 
 mod common;
 
@@ -41,8 +41,8 @@ fn reasons(allocation: &Allocation) -> Vec<Reason> {
     targets.map(|target| target.reason).collect()
 }
 
-/// The sizes that a VM may have by limits and promise; one of unknown curve keeps what it has, or by `give` gives
-/// what it is not entitled to.
+/// The sizes that a VM may have by its limits and its loss bound. A VM without a curve keeps its size, or with `give`
+/// gives what it is not entitled to.
 fn possible(demand: &Demand, rules: &Rules, give: bool) -> Vec<u64> {
     let keep = demand.current.clamp(demand.floor, demand.ceiling).0;
     if demand.curve.is_none() {
@@ -85,7 +85,7 @@ fn reached(demand: &Demand, sizes: &[u64], down: u64, up: u64) -> Vec<u64> {
     vec![*above.or(sizes.last()).unwrap()]
 }
 
-/// The least mean over all combinations of sizes that fit.
+/// The smallest mean over all combinations of sizes that fit.
 fn least_mean(demands: &[Demand], rules: &Rules, sizes: &[Vec<u64>]) -> Option<f64> {
     fn sum(demands: &[Demand], rules: &Rules, sizes: &[Vec<u64>], left: u64) -> Option<f64> {
         let (Some(demand), Some(these)) = (demands.first(), sizes.first()) else {
@@ -112,7 +112,7 @@ fn least_mean(demands: &[Demand], rules: &Rules, sizes: &[Vec<u64>]) -> Option<f
 #[derive(Debug)]
 enum Twin {
     Mean(f64),
-    /// It can be done, but only if VMs of unknown curve give.
+    /// Possible only if VMs without a curve give memory.
     Given,
     Infeasible(u64),
 }
@@ -297,7 +297,7 @@ proptest! {
     }
 }
 
-/// The paper's three VMs, after its tables: a server whose misses fall slowly, a search that gains much, and a
+/// The paper's three VMs, after its tables: a server whose misses fall slowly, a search engine that gains much, and a
 /// database that needs 336 MiB.
 fn paper() -> Vec<Demand> {
     let web: Vec<_> = (32..=256)
@@ -401,7 +401,7 @@ fn equal_divisions_do_not_swap_memory() {
         max_loss: 100.0,
         ..demand(name, 10, &[(5, 0.9), (15, 0.3)])
     };
-    // `a` and `b` are alike, and only one of them has room; `c` gains from what is free.
+    // `a` and `b` have equal curves, and only one of them has room; `c` gains from the free memory.
     let demands = [
         either("a", 5),
         either("b", 15),
@@ -512,7 +512,7 @@ fn the_promise_binds_on_the_upper_edge_of_the_band() {
         low: 0.0,
         high,
     };
-    // At 10 pages 0.22 are expected, within 25 % of 0.2; but it might be 0.3.
+    // At 10 pages 0.22 is expected, within 25 % of 0.2; but it might be 0.3.
     let points = vec![
         point(10, 0.22, 0.3),
         point(15, 0.21, 0.24),
@@ -538,7 +538,7 @@ fn who_can_have_no_size_within_a_step_gets_the_nearest_above() {
         low: 0.0,
         high,
     };
-    // Between 10 pages and its baseline nobody knows; at the baseline it misses as it does at 5.
+    // Between 10 pages and its baseline the ratio is uncertain; at the baseline it misses as it does at 5.
     let points = vec![point(5, 0.2, 0.2), point(10, 0.2, 1.0), point(30, 0.1, 0.1)];
     let vm = Demand {
         curve: Some(MissRatioCurve::new(points, 1000).unwrap()),
@@ -557,7 +557,7 @@ fn who_can_have_no_size_within_a_step_gets_the_nearest_above() {
 
 #[test]
 fn misses_that_are_almost_none_count_as_the_least_that_counts() {
-    // A hundredfold rise of almost nothing is no loss.
+    // A hundredfold rise of almost nothing is not a loss.
     let idle = demand("idle", 20, &[(10, 0.0009), (20, 0.000_009)]);
     let needy = demand("needy", 20, &[(20, 0.9), (30, 0.01)]);
     let found = isolated(&[idle, needy], &rules(40), Search::Optimal);
@@ -565,7 +565,7 @@ fn misses_that_are_almost_none_count_as_the_least_that_counts() {
     assert_eq!(found.targets[0].relative.unwrap().high, 1.0);
 }
 
-/// Loops whose gain is their size: a subset sum, where no search can tell early who belongs into it.
+/// Loops whose gain is their size: a subset-sum problem, in which no search can decide early.
 fn subset_sum(vms: u64) -> (Vec<Demand>, Rules) {
     let mut bits = 88_172_645_463_325_252_u64;
     let demands: Vec<_> = (0..vms)
@@ -763,7 +763,7 @@ fn a_host_of_many_fine_units_that_shrank_is_divided_at_once() {
         let found = allocate(&demands, &rules(half + 10), policy).unwrap();
         assert_eq!(sizes(&found).iter().sum::<u64>(), half + 10, "{policy:?}");
     }
-    // Nor is a wide gap between two possible sizes crossed page by page.
+    // A wide gap between two possible sizes is not crossed page by page, either.
     let point = |size, miss_ratio, high| CurvePoint {
         size: PageCount(size),
         miss_ratio,

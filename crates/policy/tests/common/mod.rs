@@ -15,7 +15,7 @@ pub fn curve(points: &[(u64, f64)]) -> MissRatioCurve {
     MissRatioCurve::new(points.collect(), 1000).unwrap()
 }
 
-/// A VM with a baseline that it has, any size allowed, and a promise of 25 %.
+/// A VM whose present size is its baseline, any size allowed, and a `max_loss` of 25 %.
 pub fn demand(name: &str, baseline: u64, points: &[(u64, f64)]) -> Demand {
     Demand {
         vm: VmId(name.into()),
@@ -30,7 +30,7 @@ pub fn demand(name: &str, baseline: u64, points: &[(u64, f64)]) -> Demand {
     }
 }
 
-/// Rules of a unit of one page.
+/// Rules with a unit of one page.
 pub fn rules(total: u64) -> Rules {
     Rules {
         unit: PageCount(1),
@@ -38,7 +38,7 @@ pub fn rules(total: u64) -> Rules {
     }
 }
 
-/// Curves of few steps within 40 pages, with bands whose upper edge may rise.
+/// Curves of few steps within 40 pages, with bands whose upper limit may rise.
 pub fn any_curve() -> impl Strategy<Value = MissRatioCurve> {
     let step = (1_u64..8, 0.0..0.5_f64, 0.0..0.2_f64, any::<bool>());
     (0_u64..6, prop::collection::vec(step, 1..8)).prop_map(|(first, steps)| {
@@ -94,7 +94,7 @@ pub fn any_demands(most: usize) -> impl Strategy<Value = Vec<Demand>> {
 }
 
 prop_compose! {
-    /// Rules for up to three or four of them.
+    /// Rules for up to three or four VMs.
     pub fn any_rules()(
         total in 1_u64..80,
         unit in 1_u64..5,
@@ -108,14 +108,14 @@ prop_compose! {
     }
 }
 
-/// The upper edge of the relative misses, computed anew.
+/// The upper limit of the relative misses, computed independently.
 pub fn high(demand: &Demand, rules: &Rules, size: u64) -> f64 {
     let curve = demand.curve.as_ref().unwrap();
     let least = rules.miss_ratio_min;
     curve.at(PageCount(size)).high.max(least) / curve.miss_ratio(demand.baseline).max(least)
 }
 
-/// Whether a size breaks no promise and no limit.
+/// Whether a size breaks no loss bound and no limit.
 pub fn allowed(demand: &Demand, rules: &Rules, size: u64) -> bool {
     let limits = demand.floor.0..=demand.ceiling.0;
     let entitled = size >= demand.baseline.min(demand.ceiling).0;
