@@ -1,4 +1,4 @@
-//! What the daemon answers beside the forms of [`vm`](crate::vm), [`decision`](crate::decision) and
+//! The daemon's answers other than the types of [`vm`](crate::vm), [`decision`](crate::decision) and
 //! [`request`](crate::request).
 
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! A VM's curve, validated, and read at sizes in bytes.
+//! A VM's validated curve over sizes in bytes.
 
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Rules;
@@ -34,8 +34,8 @@ impl ByteCurve {
         self.misses.at(PageCount::from_bytes(bytes, self.page_size))
     }
 
-    /// Misses at a size over those expected at the baseline, as policies count them: what is below
-    /// [`Rules::MISS_RATIO_MIN`] counts as that.
+    /// Misses at a size over those expected at the baseline, computed as in policies: a ratio below
+    /// [`Rules::MISS_RATIO_MIN`] is raised to it.
     #[must_use]
     pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Relative {
         let least = Rules::MISS_RATIO_MIN;
@@ -56,11 +56,11 @@ impl ByteCurve {
         last.map_or(0, |point| point.size.to_bytes(self.page_size))
     }
 
-    /// About `count` sizes, 1 or more, round and evenly spread up to `until_bytes`, with `marks` among them; rising.
+    /// About `count` sizes, at least 1, round and evenly spaced up to `until_bytes`, including `marks`; rising.
     #[must_use]
     pub fn sizes(&self, until_bytes: u64, count: u64, marks: &[u64]) -> Vec<u64> {
         let step = (until_bytes / count.max(1)).max(self.page_size.bytes());
-        // Above 2^63 a step is as good as any.
+        // Above 2^63 the step is used as it is.
         let step = step.checked_next_power_of_two().unwrap_or(step);
         let step = if until_bytes / step * 2 <= count {
             step / 2

@@ -1,6 +1,6 @@
-//! A client of the daemon, over its Unix socket; it blocks.
+//! A blocking client of the daemon, over its Unix socket.
 //!
-//! Each request is a connection of its own: a daemon that was started anew in between is no error.
+//! Each request uses its own connection, so a restart of the daemon between two requests is not an error.
 
 use std::error::Error;
 use std::io;
@@ -25,11 +25,11 @@ use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, V
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
 use crate::{SOCKET, SOCKET_READ_ONLY};
 
-/// How long a request may take: the daemon itself gives up on its turn loop after 15 s.
+/// Time limit of a request: the daemon itself stops waiting for its turn loop after 15 s.
 pub const TIME_OUT: Duration = Duration::from_secs(20);
-/// Longest answer that is taken.
+/// Limit on the size of an answer.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// What stands for itself in a part of a path, and in a value of a query.
+/// Characters that are not escaped in a path segment or in a query value.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -49,7 +49,7 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    /// The daemon refused, with the reason.
+    /// The daemon refused the request and gave a reason.
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// The answer is malformed. The request may or may not have been carried out.
@@ -63,7 +63,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the socket is there, and we may not open it.
+    /// Whether the socket exists but may not be opened.
     #[must_use]
     pub fn is_permission_denied(&self) -> bool {
         matches!(self, Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
@@ -79,7 +79,7 @@ impl ClientError {
     }
 }
 
-/// A daemon that was reached.
+/// A daemon that has been reached.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -160,11 +160,11 @@ impl Client {
         self.get(&of_vm(vm, "/curve"))
     }
 
-    /// A VM's history in at most `points` points; without bounds the last hour.
+    /// A VM's history in at most `points` points; the last hour by default.
     ///
     /// # Errors
     ///
-    /// Those of [`host`](Self::host); refused if nothing is known of such a VM.
+    /// Those of [`host`](Self::host); refused if there are no data of such a VM.
     pub fn history(
         &self,
         vm: &str,
@@ -180,7 +180,7 @@ impl Client {
         self.get(&of_vm(vm, &format!("/history{query}")))
     }
 
-    /// Where in its RAM a VM is busy.
+    /// The activity of a VM by region of its RAM and time.
     ///
     /// # Errors
     ///
@@ -216,7 +216,7 @@ impl Client {
         Ok(self.get::<ProposalView>("/v1/plan")?.proposal)
     }
 
-    /// At most `limit` decisions, newest first: those that touch `vm`, and are older than number `before`.
+    /// At most `limit` decisions, newest first: those that affect `vm` and have a number below `before`.
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl Client {
             .decisions)
     }
 
-    /// A decision with all that led to it.
+    /// A decision with its inputs and results.
     ///
     /// # Errors
     ///
@@ -250,21 +250,21 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of [`host`](Self::host); refused if there is no such decision, or no policy took it.
+    /// Those of [`host`](Self::host); refused if there is no such decision, or if it was not taken by a policy.
     pub fn replay(&self, id: u64) -> Result<ReplayView, ClientError> {
         self.get(&format!("/v1/decisions/{id}/replay"))
     }
 
-    /// The decisions that touched a VM, newest first.
+    /// The decisions that affected a VM, newest first.
     ///
     /// # Errors
     ///
-    /// Those of [`host`](Self::host); refused if nothing is known of such a VM.
+    /// Those of [`host`](Self::host); refused if there are no data of such a VM.
     pub fn explain(&self, vm: &str) -> Result<Vec<Decision>, ClientError> {
         Ok(self.get::<DecisionsView>(&of_vm(vm, "/explain"))?.decisions)
     }
 
-    /// Carries out a proposal; the answer is the decision as it begins.
+    /// Applies a proposal; returns the decision at its start.
     ///
     /// # Errors
     ///
@@ -273,7 +273,7 @@ impl Client {
         self.post("/v1/apply", &choice)
     }
 
-    /// Takes a decision back; the answer is the decision that does.
+    /// Rolls a decision back; returns the decision that does so.
     ///
     /// # Errors
     ///
@@ -282,7 +282,7 @@ impl Client {
         self.post("/v1/rollback", &choice)
     }
 
-    /// Has nothing moved from now on.
+    /// Stops all moves until [`resume`](Self::resume).
     ///
     /// # Errors
     ///
@@ -291,7 +291,7 @@ impl Client {
         self.post::<_, Done>("/v1/pause", &Nothing {}).map(drop)
     }
 
-    /// Takes [`pause`](Self::pause) back.
+    /// Reverses [`pause`](Self::pause).
     ///
     /// # Errors
     ///
@@ -300,11 +300,11 @@ impl Client {
         self.post::<_, Done>("/v1/resume", &Nothing {}).map(drop)
     }
 
-    /// Has the configuration read again.
+    /// Makes the daemon read its configuration again.
     ///
     /// # Errors
     ///
-    /// Those of [`host`](Self::host); refused if it is wrong, the old one then stands.
+    /// Those of [`host`](Self::host); refused if the configuration is invalid, and the old one then stays in force.
     pub fn reload(&self) -> Result<(), ClientError> {
         self.post::<_, Done>("/v1/reload", &Nothing {}).map(drop)
     }
@@ -318,7 +318,7 @@ impl Client {
         self.patch(&of_vm(vm, ""), change)
     }
 
-    /// Gets `path`, its parts and its query percent-encoded.
+    /// Sends a GET request to `path`, whose segments and query must be percent-encoded.
     ///
     /// # Errors
     ///
@@ -327,7 +327,7 @@ impl Client {
         self.ask(Method::GET, path, Bytes::new())
     }
 
-    /// Posts `body` to `path`.
+    /// Sends a POST request with `body` to `path`.
     ///
     /// # Errors
     ///
@@ -341,7 +341,7 @@ impl Client {
         self.ask(Method::POST, path, body)
     }
 
-    /// Patches `path` with `body`.
+    /// Sends a PATCH request with `body` to `path`.
     ///
     /// # Errors
     ///
@@ -382,7 +382,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and takes its answer.
+    /// Sends a request and reads its answer.
     async fn converse(
         &self,
         method: Method,
@@ -432,7 +432,7 @@ impl Client {
     }
 }
 
-/// The body of requests that need none.
+/// The body of requests that take no parameters.
 #[derive(Serialize)]
 struct Nothing {}
 
@@ -445,17 +445,17 @@ fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, Cli
     Ok(text.into())
 }
 
-/// The path of something of a VM's.
+/// The path of a VM's resource.
 fn of_vm(vm: &str, rest: &str) -> String {
     format!("/v1/vms/{}{rest}", encoded(vm))
 }
 
-/// A name as a part of a path, or a value of a query.
+/// A name, encoded for a path segment or a query value.
 fn encoded(name: &str) -> String {
     utf8_percent_encode(name, PLAIN).to_string()
 }
 
-/// Those of `values` that are there, as a query.
+/// The `values` that are present, as a query string.
 fn query(values: &[(&str, Option<String>)]) -> String {
     let mut query = String::new();
     for (key, value) in values {
@@ -477,7 +477,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client gets to hear from a server that says `answer` to everything, and what it asked.
+    /// The result of `ask` against a server that answers every request with `answer`, and the request it received.
     fn asked(
         answer: &'static [u8],
         ask: impl FnOnce(&Client) -> Result<(), ClientError>,
@@ -486,12 +486,12 @@ mod tests {
         let socket = folder.path().join("socket");
         let listener = UnixListener::bind(&socket).unwrap();
         let server = thread::spawn(move || {
-            // The first connection only tries whether somebody serves.
+            // The first connection only checks whether a server is listening.
             drop(listener.accept().unwrap());
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = vec![0; 4096];
             let read = stream.read(&mut request).unwrap();
-            // A client that has heard enough closes.
+            // A client may close the connection before it has read everything.
             let _ = stream.write_all(answer);
             String::from_utf8_lossy(&request[..read]).into_owned()
         });

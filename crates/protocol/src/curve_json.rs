@@ -49,10 +49,10 @@ pub struct PointJson {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveJsonError {
-    /// A curve of another version.
+    /// The curve has another schema version.
     #[error("the curve has schema {found}; only schema {SCHEMA} is supported")]
     Schema {
-        /// Its version.
+        /// The schema version of the curve.
         found: u32,
     },
     /// An invalid page size.
@@ -64,7 +64,7 @@ pub enum CurveJsonError {
 }
 
 impl CurveJson {
-    /// Describes the curve of the VM called `vm`, which had `baseline` memory if that is known.
+    /// Converts the curve of the VM called `vm`, which had `baseline` memory if that is known.
     #[must_use]
     pub fn new(
         vm: impl Into<String>,
@@ -82,7 +82,7 @@ impl CurveJson {
         }
     }
 
-    /// Reads the curve, whose sizes are pages of [`page_bytes`](Self::page_bytes).
+    /// Converts to a curve whose sizes are pages of [`page_bytes`](Self::page_bytes).
     ///
     /// # Errors
     ///

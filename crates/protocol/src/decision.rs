@@ -1,4 +1,4 @@
-//! What the daemon decided, why, and what came of it.
+//! The daemon's decisions, their reasons and their results.
 
 use plimsoll_policy::Relative;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
-//! The admin socket of a disk daemon, from its clients' side.
+//! Client of the admin socket of a disk daemon.
 //!
-//! A request and its answer are lines of JSON; what there is to ask is [`Request`]. Who answers is `plimsoll disk serve`.
+//! A request and its answer are lines of JSON; [`Request`] lists the requests. The server is `plimsoll disk serve`.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,27 +15,27 @@ use serde_json::Value;
 
 use crate::curve_json::{CurveJson, SCHEMA};
 
-/// Longest answer taken.
+/// Limit on the size of an answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Requests.
+/// A request to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Request {
-    /// Statistics of the VM's disks.
+    /// Return statistics of the VM's disks.
     Stat,
-    /// The curve.
+    /// Return the curve.
     Curve,
     /// Change the memory of the cache.
     Resize {
-        /// To so many bytes.
+        /// The new size in bytes.
         cache_bytes: u64,
     },
-    /// Let a cache that switched itself off begin again.
+    /// Enable a cache that has disabled itself.
     Enable,
 }
 
-/// An answer as it is written.
+/// An answer as it is transmitted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// [`SCHEMA`].
@@ -73,10 +73,10 @@ pub enum DiskAdminError {
     /// The daemon refused; nothing was changed.
     #[error("the daemon refuses: {why}")]
     Refused {
-        /// Its words.
+        /// The daemon's message.
         why: String,
     },
-    /// The answer is not understood: the request may or may not have been carried out.
+    /// The answer could not be parsed: the request may or may not have been carried out.
     #[error("unexpected answer of the daemon: {what}")]
     Unknown {
         /// The error.
@@ -84,7 +84,7 @@ pub enum DiskAdminError {
     },
 }
 
-/// Queries a daemon, which answers within `timeout`.
+/// Sends a request to a daemon and returns its answer; takes at most `timeout`.
 ///
 /// # Errors
 ///
@@ -102,7 +102,7 @@ pub fn ask<T: DeserializeOwned>(
     ask_over(stream, socket, request, deadline)
 }
 
-/// Asks a daemon over a connection to it, which was made at `socket`; the answer is there by `deadline`.
+/// Sends a request over a connection that was opened at `socket`, and returns the answer; waits until `deadline`.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub fn ask_over<T: DeserializeOwned>(
     };
     let mut line = serde_json::to_vec(&request).map_err(unknown)?;
     line.push(b'\n');
-    // Who is refused at once may find the connection closed already, with the reason in it.
+    // If the daemon refuses a client at once, the connection may already be closed, with the reason still to be read.
     let left = deadline.saturating_duration_since(Instant::now());
     let _ = stream.set_write_timeout(Some(left.max(Duration::from_millis(1))));
     let _ = stream.write_all(&line);
@@ -157,7 +157,7 @@ pub fn curve(socket: &Path, timeout: Duration) -> Result<Option<CurveJson>, Disk
     ask(socket, Request::Curve, timeout)
 }
 
-/// Changes the memory of a daemon's cache, which is done when this returns; dirty pages in the way take up to 10 s.
+/// Changes the memory of a daemon's cache; complete when this returns. Writing back dirty pages may take up to 10 s.
 ///
 /// # Errors
 ///
@@ -166,8 +166,8 @@ pub fn resize(socket: &Path, cache_bytes: u64, timeout: Duration) -> Result<(), 
     ask(socket, Request::Resize { cache_bytes }, timeout)
 }
 
-/// The fields of a daemon's report that are needed to follow and move a VM's memory. Counts since the daemon's start; pages and
-/// blocks of 4 KiB. A report without one of them is refused: a missing counter must not read as 0.
+/// The fields of a daemon's report that are needed to observe and move a VM's memory. Counts start with the daemon;
+/// pages and blocks are 4 KiB. A report without one of them is refused, because a missing counter must not read as 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Report")]
 pub struct DiskStat {
@@ -181,7 +181,7 @@ pub struct DiskStat {
     pub cached_pages: u64,
     /// Of them, not on storage yet.
     pub dirty_pages: u64,
-    /// Why the cache switched itself off, if it did.
+    /// Why the cache has disabled itself, if it has.
     pub disabled: Option<String>,
     /// Whole blocks read by the guest.
     pub read_blocks: u64,
@@ -197,7 +197,7 @@ pub struct DiskStat {
     pub evictions: u64,
     /// Of them, pages admitted to the cache.
     pub admitted: u64,
-    /// Not admitted: the contents were not those of the last transfer.
+    /// Pages not admitted because their contents differed from the last transfer.
     pub mismatches: u64,
     /// Notifications that the guest lost.
     pub lost_notices: u64,
@@ -207,7 +207,7 @@ pub struct DiskStat {
     pub module_attached: bool,
 }
 
-/// A daemon's report, as far as it is read.
+/// The parts of a daemon's report that are used.
 #[derive(Deserialize)]
 struct Report {
     vm: String,
@@ -322,7 +322,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// A daemon that answers its only client so, in two pieces, and falls silent if that is no line.
+    /// A daemon that sends `answer` to its only client, in two pieces, and then stops if that is not a complete line.
     fn daemon(answer: &str) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("admin");

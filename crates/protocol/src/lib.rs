@@ -1,4 +1,4 @@
-//! Wire forms: what Plimsoll's programs exchange, each written and read by one type.
+//! Wire formats: the data that Plimsoll's programs exchange, with one type for writing and reading each.
 //!
 //! | module | what |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
-//! | [`curve_size`] | sizes in pages or bytes, in a person's spelling |
-//! | [`size`] | sizes, rates and times in a person's spelling |
+//! | [`curve_size`] | sizes in pages or bytes, as users write them |
+//! | [`size`] | sizes, rates and times as users write them |
 #![forbid(unsafe_code)]
 
 pub mod answer;
@@ -32,10 +32,10 @@ pub mod size;
 pub mod tracer;
 pub mod vm;
 
-/// Version of all forms; a reader refuses any other.
+/// Version of all formats; a reader refuses any other.
 pub use curve_json::SCHEMA;
 
-/// Socket for clients that may change something.
+/// Socket for clients with write access.
 pub const SOCKET: &str = "/run/plimsoll/plimsolld.sock";
-/// Socket for clients that may only read.
+/// Socket for clients with read-only access.
 pub const SOCKET_READ_ONLY: &str = "/run/plimsoll/plimsolld-ro.sock";

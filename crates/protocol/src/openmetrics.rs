@@ -1,17 +1,17 @@
-//! OpenMetrics text, the format in which Prometheus reads metrics: the one writer of all servers.
+//! OpenMetrics text, the format in which Prometheus reads metrics; used by all servers.
 //!
-//! The text is families of samples, each after its type, unit and help, and ends with `# EOF`
-//! (OpenMetrics 1.0). A family of which there is no sample is left out: what is unknown is absent,
+//! The text consists of families of samples, each preceded by its type, unit and help, and ends with `# EOF`
+//! (OpenMetrics 1.0). A family without samples is left out: an unknown value is absent,
 //! never zero.
 
 use std::fmt::{self, Display, Write};
 
-/// The type of a family, which decides how the names of its samples end.
+/// The type of a family, which determines the suffix of its samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A value that rises and falls.
     Gauge,
-    /// A count since a start; samples end in `_total`.
+    /// A cumulative count; samples end in `_total`.
     Counter,
     /// Text in labels; samples end in `_info` and have the value 1.
     Info,
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type's name, and the ending of samples.
+    /// The type's name, and the suffix of samples.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Gauge => ("gauge", ""),
@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// Families of equal shape, one to a row `name: value, "help";`, as a slice of `(name, help, |of| value)`.
+/// Families of one type, one per row `name: value, "help";`, as a slice of `(name, help, |of| value)`.
 #[macro_export]
 macro_rules! families {
     ($of:ident => $($name:ident: $value:expr, $help:literal;)*) => {
@@ -50,7 +50,7 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// An empty text whose families' names begin with `prefix`.
+    /// An empty text whose family names begin with `prefix`.
     #[must_use]
     pub fn new(prefix: &'static str) -> Self {
         Self {
@@ -59,11 +59,11 @@ impl Exposition {
         }
     }
 
-    /// Begins a family. If its name ends in a unit, that is its unit.
+    /// Begins a family. If its name ends in a unit, that unit is declared.
     ///
     /// # Panics
     ///
-    /// If the text has the family already, in builds with debug assertions.
+    /// If the text already has the family, in builds with debug assertions.
     pub fn family<'a>(&'a mut self, kind: Kind, name: &'a str, help: &'a str) -> Family<'a> {
         debug_assert!(
             !self
@@ -80,7 +80,7 @@ impl Exposition {
         }
     }
 
-    /// A family of one sample.
+    /// Adds a family with one sample.
     pub fn single(
         &mut self,
         kind: Kind,
@@ -91,7 +91,7 @@ impl Exposition {
         self.family(kind, name, help).sample(labels, value);
     }
 
-    /// The whole text.
+    /// The complete text.
     #[must_use]
     pub fn finish(mut self) -> String {
         self.text.push_str("# EOF\n");
@@ -112,7 +112,7 @@ pub struct Family<'a> {
 impl Family<'_> {
     /// Adds a sample.
     pub fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
-        // A string accepts everything that is written to it.
+        // Writing to a string cannot fail.
         let _ = self.write(labels, value);
     }
 

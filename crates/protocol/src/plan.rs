@@ -1,7 +1,7 @@
 //! Recorded inputs and results of a policy as JSON, schema 1; decisions are replayed from them.
 //!
 //! Sizes are bytes here and pages of [`PlanInputs::page_bytes`] in the policy. [`PlanInputs::plan`] is pure: recorded
-//! inputs, read back, give the same [`PlanJson`] bit by bit.
+//! inputs, read back, give the same [`PlanJson`] bit for bit.
 
 use std::fmt;
 
@@ -146,10 +146,10 @@ pub struct LeastJson {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Inputs of another version.
+    /// The inputs have another schema version.
     #[error("the inputs have schema {found}; only schema {SCHEMA} is supported")]
     Schema {
-        /// Their version.
+        /// The schema version of the inputs.
         found: u32,
     },
     /// An invalid page size.
@@ -181,7 +181,7 @@ pub enum PlanError {
     Policy(PolicyError),
 }
 
-/// How many VMs a shortfall lists by name.
+/// Maximum number of VMs that a shortfall lists by name.
 const LEAST_NAMED: usize = 16;
 
 impl fmt::Display for Shortfall {
@@ -212,7 +212,8 @@ impl fmt::Display for Shortfall {
 }
 
 impl PlanInputs {
-    /// Records the inputs of a policy. Sizes of 16 EiB and more become that, and a ceiling of so much `null`.
+    /// Records the inputs of a policy. Sizes of 16 EiB and more are recorded as `u64::MAX`, and such a ceiling as
+    /// `null`.
     #[must_use]
     pub fn new(demands: &[Demand], rules: &Rules, policy: Policy, page_size: PageSize) -> Self {
         let bytes = |pages: PageCount| pages.to_bytes(page_size);
@@ -245,7 +246,8 @@ impl PlanInputs {
         }
     }
 
-    /// Returns the inputs of the policy. Sizes are rounded down to whole pages, floors up; no ceiling is the largest size.
+    /// Returns the inputs of the policy. Sizes are rounded down to whole pages, floors up; no ceiling is the largest
+    /// size.
     ///
     /// # Errors
     ///
@@ -425,7 +427,7 @@ mod tests {
 
     const ISOLATED: Policy = Policy::isolated(Search::Optimal);
 
-    /// One that needs 16 of its 64 pages, and one that would like 96.
+    /// Two VMs: one that needs 16 of its 64 pages, and one that would use 96.
     fn inputs() -> PlanInputs {
         let demands = [
             demand("idle", &[(1, 0.5), (16, 0.1)], 64),
@@ -563,7 +565,7 @@ mod tests {
         }
     }
 
-    /// A demand as odd as the types let it be.
+    /// A demand with arbitrary values of its types.
     fn any_demand() -> impl Strategy<Value = Demand> {
         let steps = prop::collection::vec((1u64..500, 0.0f64..1.0, 0.0f64..0.2), 1..12);
         let curve = prop::option::weighted(0.9, (steps, 1u64..1_000_000));

@@ -1,4 +1,4 @@
-//! What clients ask for, and how they are refused.
+//! Requests of clients, and refusals.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Quantities as people write them: sizes, rates, intervals.
+//! Quantities as users write them: sizes, rates, intervals.
 //!
 //! | type | reads | writes |
 //! |---|---|---|
@@ -7,14 +7,14 @@
 //! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%` | the decimal number |
 //! | [`Interval`] | `5s`, `500ms`, `1.5m` | `500ms` |
 //!
-//! Units of memory are powers of 1024 with or without `iB`. `MB` is refused: to
-//! some it is 1000 squared, to others 1024 squared.
+//! Units of memory are powers of 1024 with or without `iB`. `MB` is refused because it is ambiguous:
+//! 1000 squared or 1024 squared.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A text that is not the quantity asked for; it names the text and says what is read.
+/// A text that is not the expected quantity; the error quotes the text and states the expected form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantityError {
@@ -64,10 +64,10 @@ const BINARY_UNITS: [(&str, u64); 4] = [
 ];
 
 impl ByteSize {
-    /// Returns the size for a reader rather than a parser: three digits and a unit, `1.46 GiB`.
+    /// Returns the size rounded for display: three digits and a unit, `1.46 GiB`.
     #[must_use]
     pub fn rounded(self) -> String {
-        // A number that rounds up to the next unit is written in it: 1 MiB, not 1024 KiB.
+        // A number that rounds up to the next unit is written in that unit: 1 MiB, not 1024 KiB.
         let unit = BINARY_UNITS
             .into_iter()
             .find(|(_, bytes)| self.0 as f64 / *bytes as f64 >= 1.0 - 0.5 / 1024.0);
@@ -123,10 +123,10 @@ impl FromStr for ByteSize {
 pub struct Rate(f64);
 
 impl Rate {
-    /// The whole: nothing is left out.
+    /// The share 1.
     pub const ONE: Self = Self(1.0);
 
-    /// Takes a share; `None` unless it lies above 0 and at most at 1.
+    /// Returns the share; `None` unless it is above 0 and at most 1.
     #[must_use]
     pub fn new(share: f64) -> Option<Self> {
         (share > 0.0 && share <= 1.0).then_some(Self(share))
@@ -193,7 +193,7 @@ impl FromStr for Share {
     }
 }
 
-/// Reads a decimal number, a fraction or percent; any number that `f64` has.
+/// Reads a decimal number, a fraction or a percentage; accepts any value of an `f64`.
 fn part(text: &str) -> Option<f64> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
     match (text.split_once('/'), text.strip_suffix('%')) {
@@ -264,7 +264,7 @@ fn scaled<'a>(text: &str, units: impl IntoIterator<Item = (&'a str, u128)>) -> O
         Some(_) => return None,
         None => (number, ""),
     };
-    // Ten decimals say more than a byte of a tebibyte; longer texts are mistakes.
+    // Ten decimals resolve less than a byte of a tebibyte; longer texts are considered mistakes.
     if whole.is_empty() || fraction.len() > 10 || fraction.contains('.') {
         return None;
     }

@@ -1,14 +1,14 @@
-//! What a tracer reports: the lines of `plimsoll attach -o json`, one for each period and a last one for the whole run.
+//! A tracer's reports: the lines of `plimsoll attach -o json`, one per period and a final one for the whole run.
 //!
-//! `attach` writes [`TracerLine`]s and the daemon reads them, so a field that is missing, renamed or of another unit is an
-//! error of the reader, never a zero.
+//! `attach` writes [`TracerLine`]s and the daemon reads them. A field that is missing, renamed or in another unit is
+//! therefore an error of the reader, never a zero.
 
 use plimsoll_flow::{TraceMethod, WorkingSetBound};
 use serde::{Deserialize, Serialize};
 
 use crate::curve_json::{CurveJson, SCHEMA};
 
-/// A line of a tracer.
+/// A line of a tracer's output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TracerLine {
@@ -18,7 +18,7 @@ pub enum TracerLine {
     Final(Box<FinalLine>),
 }
 
-/// A period.
+/// The report of one period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeriodLine {
     /// [`SCHEMA`].
@@ -33,11 +33,11 @@ pub struct PeriodLine {
     pub period: u64,
     /// Length of the period.
     pub seconds: f64,
-    /// How long of that pages were armed.
+    /// Part of the period in which pages were armed.
     pub window_seconds: f64,
     /// Working set; `null` if the VM was idle.
     pub working_set_pages: Option<u64>,
-    /// Whether that is an estimate or only a bound.
+    /// Whether the working set is an estimate or only a bound.
     pub working_set_bound: Option<WorkingSetBound>,
     /// Lower limit of its confidence band (95 %).
     pub working_set_low_pages: Option<u64>,
@@ -51,7 +51,7 @@ pub struct PeriodLine {
     /// With scans: armed pages touched between two scans, whose order is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan_resolution_pages: Option<u32>,
-    /// Pages of the VM that hold something.
+    /// Pages of the VM that have contents.
     pub populated_pages: u64,
     /// Armed pages.
     pub tracked_pages: u64,
@@ -106,7 +106,7 @@ pub struct PeriodLine {
     pub heat_pages: Option<Vec<u32>>,
 }
 
-/// Reads a field that is there, so that `null` differs from an absent one.
+/// Reads a field that must be present, so that `null` differs from an absent field.
 fn present<'de, T, D>(field: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -115,14 +115,14 @@ where
     T::deserialize(field).map(Some)
 }
 
-/// The whole run.
+/// The report of the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FinalLine {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Name of the VM.
     pub vm: String,
-    /// True.
+    /// Always true.
     #[serde(rename = "final")]
     pub is_final: bool,
     /// How pages were observed.
@@ -148,25 +148,25 @@ pub struct FinalLine {
     pub mean_absolute_error: Option<f64>,
 }
 
-/// Why a line is not one of a tracer.
+/// Why a line is not a valid tracer report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TracerLineError {
-    /// Another version wrote it.
+    /// The line has another schema version.
     #[error("schema {schema}; this program reads {SCHEMA}")]
     Schema {
-        /// The version it states.
+        /// The schema version of the line.
         schema: u32,
     },
     /// It is not JSON, or a field is missing or of another type.
     #[error("not a line of a tracer: {0}")]
     Form(#[from] serde_json::Error),
-    /// A number lies outside of its range.
+    /// A number is outside its range.
     #[error("{field} is {value}, which is out of range")]
     Range {
-        /// Its field.
+        /// The field's name.
         field: &'static str,
-        /// Its value.
+        /// The field's value.
         value: f64,
     },
 }
@@ -209,7 +209,7 @@ impl TracerLine {
 }
 
 impl PeriodLine {
-    /// Holds the numbers that others divide or multiply by against their ranges.
+    /// Checks the ranges of the numbers that readers divide or multiply by.
     fn check(&self) -> Result<(), TracerLineError> {
         let out = |field, value| Err(TracerLineError::Range { field, value });
         if !(self.seconds > 0.0 && self.seconds.is_finite()) {

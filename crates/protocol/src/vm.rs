@@ -1,6 +1,6 @@
-//! What the daemon says of the host and its VMs: the answers to `GET /v1/host` and `GET /v1/vms`.
+//! Views of the host and its VMs: the answers to `GET /v1/host` and `GET /v1/vms`.
 //!
-//! Sizes are bytes, times are milliseconds since 1970, ratios are shares of 1.0. `null` is "not known", never zero.
+//! Sizes are bytes, times are milliseconds since 1970, ratios are shares of 1.0. `null` means "unknown", never zero.
 
 use serde::{Deserialize, Serialize};
 
