@@ -1,10 +1,9 @@
-//! Detects the accelerator of a guest, and how far KVM works on this host.
+//! Detects the accelerator for guests, and how far KVM works on this host.
 //!
-//! A host can offer `/dev/kvm` and still boot no operating system: behind it may be a KVM that runs guests' programs
-//! on the processor and emulates their kernels. So a device that opens is believed only after a
-//! small guest has run to its end under KVM (crate `plimsoll-kvm-guest`), and its kernel was
-//! about as fast as its program. The verdict is kept in a file until the host or QEMU changes; one against KVM for
-//! an hour only, since a busy host can be the reason.
+//! A host can offer `/dev/kvm` and still boot no operating system: the KVM behind it may run guests' user code
+//! on the processor and emulate their kernels. KVM is therefore used only after a small test guest has run to its end
+//! under it (crate `plimsoll-kvm-guest`), with a kernel about as fast as its user code. The result is cached in a file
+//! until the host or QEMU changes; a negative one for an hour only, because a busy host can be the reason.
 
 use std::fmt;
 use std::fs;
@@ -18,23 +17,24 @@ use crate::{BareGuest, BareGuestEvent, ConsoleEvent};
 
 /// The emulator that runs guests.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// How long the guest may take under KVM: ten times what a slow host needs.
+/// Time limit of the test guest under KVM: ten times what a slow host needs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// RAM of the guest.
+/// RAM of the test guest.
 const MEMORY_MIB: u64 = 64;
-/// CPU models for QEMU under KVM, best first. Where the processor's capabilities cannot be set, QEMU 7.2 aborts with
-/// the first.
+/// CPU models for QEMU under KVM, best first. QEMU 7.2 aborts with the first one on hosts where the processor's
+/// capabilities cannot be set.
 const CPU_MODELS: [&str; 3] = ["host", "host,-arch-capabilities", "qemu64,-cx16"];
-/// How many times slower than its program a guest's kernel is if it is emulated: a thousand or more where that was seen.
+/// Slowdown of a guest's kernel relative to its user code from which the kernel counts as emulated; measured values
+/// were a thousand or more.
 const EMULATED_SLOWDOWN: u64 = 20;
-/// How long a verdict against KVM holds.
+/// Lifetime of a cached result against KVM.
 const VERDICT_AGAINST_HOLDS: Duration = Duration::from_secs(3600);
 
-/// What runs a guest's instructions.
+/// The accelerator that executes a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
-    /// The processor itself, by KVM.
+    /// The processor itself, through KVM.
     Kvm,
     /// QEMU's translator.
     Tcg,
@@ -55,7 +55,8 @@ impl fmt::Display for Accelerator {
 pub enum KvmSupport {
     /// No guest runs.
     None,
-    /// Guests' programs run on the processor, their kernels are emulated: operating systems do not boot, or too slowly.
+    /// Guests' user code runs on the processor, their kernels are emulated: operating systems do not boot, or too
+    /// slowly.
     Programs,
     /// Guests run.
     Full,
@@ -71,7 +72,7 @@ impl fmt::Display for KvmSupport {
     }
 }
 
-/// Which accelerator guests are to use here, and why.
+/// The accelerator for guests on this host, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detection {
     /// The accelerator of guests with an operating system.
@@ -80,12 +81,12 @@ pub struct Detection {
     pub kvm: KvmSupport,
     /// A CPU model with which QEMU starts under KVM; `host` if none was found.
     pub cpu_model: String,
-    /// Why that one, as a sentence for people.
+    /// The reason for this choice, in a sentence.
     pub reason: String,
 }
 
 impl Detection {
-    /// KVM works as far as `kvm` says.
+    /// The result for a given degree of KVM support.
     fn new(kvm: KvmSupport, cpu_model: &str, reason: String) -> Self {
         Self {
             accelerator: match kvm {
@@ -99,10 +100,11 @@ impl Detection {
     }
 }
 
-/// Returns which accelerator runs guests here: KVM if a small guest, kernel and program, runs by it within 3 s, else TCG.
+/// Returns the accelerator for guests on this host: KVM if a small test guest, kernel and user code, runs under it
+/// within 3 s, otherwise TCG.
 ///
-/// Takes no time if `/dev/kvm` cannot be opened or a verdict is kept, else up to 3 s for each of three CPU models.
-/// The trial's process is gone when this returns.
+/// Returns at once if `/dev/kvm` cannot be opened or a result is cached, otherwise takes up to 3 s for each of three
+/// CPU models. The process of the test guest has ended when this returns.
 #[must_use]
 pub fn detect() -> Detection {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
@@ -118,13 +120,13 @@ pub fn detect() -> Detection {
     }
     let detection = try_kvm();
     if let (Some(file), Some(key)) = (verdict_file, key) {
-        // Without a kept verdict the next call tries again, which costs only time.
+        // Without a cached result the next call repeats the test, which costs only time.
         let _ = keep(&file, key, detection.clone());
     }
     detection
 }
 
-/// Runs the small guest with each CPU model until it runs.
+/// Runs the test guest with each CPU model until one succeeds.
 fn try_kvm() -> Detection {
     let mut refusals = Vec::new();
     for model in CPU_MODELS {
@@ -140,7 +142,7 @@ fn try_kvm() -> Detection {
     Detection::new(KvmSupport::None, CPU_MODELS[0], reason)
 }
 
-/// The verdict on a KVM under which the guest ran, and its kernel `slowdown` times slower than its program.
+/// The result for a KVM under which the test guest ran, with a kernel `slowdown` times slower than its user code.
 fn judge(slowdown: u64, model: &str) -> Detection {
     if slowdown < EMULATED_SLOWDOWN {
         let reason = format!("a small guest ran under KVM (-cpu {model})");
@@ -153,7 +155,7 @@ fn judge(slowdown: u64, model: &str) -> Detection {
     Detection::new(KvmSupport::Programs, model, reason)
 }
 
-/// Runs the small guest by KVM; returns how many times slower its kernel was than its program.
+/// Runs the test guest under KVM; returns the slowdown of its kernel relative to its user code.
 fn run_guest_by_kvm(cpu_model: &str) -> Result<u64, String> {
     let name = format!("plimsoll-kvm-probe-{}", std::process::id());
     let on = (Accelerator::Kvm, cpu_model);
@@ -197,15 +199,15 @@ pub fn qemu_program() -> io::Result<PathBuf> {
         .ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// A verdict and what it was given on.
+/// A result and the data it depends on.
 #[derive(Serialize, Deserialize)]
 struct Verdict {
     key: String,
     detection: Detection,
 }
 
-/// A file that only this user, and no earlier boot, can have written; `None` if
-/// the system has no place for such.
+/// Path of the cache file. Only this user can have written the file, and only since the last boot; `None` if
+/// the system has no directory for such files.
 fn verdict_file() -> Option<PathBuf> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let folder = own.unwrap_or_else(|| PathBuf::from("/run"));
@@ -214,7 +216,7 @@ fn verdict_file() -> Option<PathBuf> {
         .then(|| folder.join("plimsoll").join("accelerator.json"))
 }
 
-/// What a verdict depends on: this boot, the host's kernel and QEMU.
+/// The data that a result depends on: this boot, the host's kernel and QEMU.
 fn key() -> Option<String> {
     let read = |file: &str| fs::read_to_string(file).ok();
     let version = |file: &Path| {

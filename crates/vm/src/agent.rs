@@ -1,6 +1,6 @@
 //! Reads files of a guest through the agent that runs in it (qemu-ga).
 //!
-//! An agent's answers come from inside the VM: waits end, lines and files are bounded, and the answers are hints.
+//! An agent's answers come from inside the VM and are not trusted: waits, lines and files are bounded.
 //! Agents of some distributions refuse to read files; the error repeats their message.
 //!
 //! Source: QEMU, docs/interop/qemu-ga-ref.
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use crate::identity::connect_within;
 use crate::{KernelMemory, VmError};
 
-/// Longest line taken; a chunk of a file has a third more than its bytes.
+/// Maximum length of a line; a chunk of a file takes a third more than its bytes.
 const LINE_BYTES_MAX: usize = 256 << 10;
-/// Bytes read of a file at once, and at all: files of `/proc` have a few KiB.
+/// Maximum bytes read of a file at once, and in all: files of `/proc` have a few KiB.
 const CHUNK_BYTES: usize = 64 << 10;
 const FILE_BYTES_MAX: usize = 1 << 20;
-/// Begins an answer after which nothing older comes.
+/// First byte of an answer to `guest-sync-delimited`; no earlier answer follows it.
 const SYNC: u8 = 0xff;
 
 /// A connection to the agent in a guest. It serves one client at a time.
@@ -30,13 +30,13 @@ const SYNC: u8 = 0xff;
 pub struct GuestAgent {
     stream: UnixStream,
     socket: PathBuf,
-    /// Bytes received that do not make a line yet.
+    /// Received bytes of an incomplete line.
     received: Vec<u8>,
     timeout: Duration,
 }
 
 impl GuestAgent {
-    /// Connects and waits until an agent answers; every later command is given `timeout` as well.
+    /// Connects and waits until an agent answers; `timeout` is the time limit of every later command, too.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl GuestAgent {
         Ok(agent)
     }
 
-    /// Returns memory as the guest's kernel reports it.
+    /// Returns the memory statistics of the guest's kernel.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl GuestAgent {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Makes sure that the next line answers the next command, whatever was sent before.
+    /// Ensures that the next line answers the next command, whatever was sent before.
     fn synchronize(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + self.timeout;
         let id = std::process::id();
@@ -144,7 +144,7 @@ impl GuestAgent {
             .map_err(|error| error.to_string())
     }
 
-    /// Waits for a whole line.
+    /// Waits for a complete line.
     fn line(&mut self, deadline: Instant) -> Result<Vec<u8>, String> {
         loop {
             if let Some(at) = self.received.iter().position(|&byte| byte == b'\n') {

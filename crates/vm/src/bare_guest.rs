@@ -1,7 +1,7 @@
-//! A guest without an operating system, started by us: the one by which this host is tried out.
+//! A guest without an operating system, with which the capabilities of this host are tested.
 //!
-//! Crate `plimsoll-kvm-guest` has its image. It never outlives its [`BareGuest`]; give it `seconds` or `visits`, so that it
-//! also ends if this process is killed.
+//! The crate `plimsoll-kvm-guest` contains its image. The guest is killed when its [`BareGuest`] is dropped; set
+//! `seconds` or `visits` so that it also ends if this process is killed.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -18,7 +18,7 @@ const COMPLAINT_BYTES_MAX: usize = 1024;
 /// Maximum bytes kept of a console line.
 const LINE_BYTES_MAX: u64 = 1024;
 
-/// A running guest. Dropped, it is killed.
+/// A running guest, which is killed on drop.
 #[derive(Debug)]
 pub struct BareGuest {
     child: Child,
@@ -27,12 +27,12 @@ pub struct BareGuest {
     folder: tempfile::TempDir,
 }
 
-/// What a guest printed next.
+/// The next output of a guest.
 #[derive(Debug)]
 pub enum BareGuestEvent {
-    /// A line of its console, and when it came.
+    /// A line of its console, and the time it arrived.
     Line(Instant, ConsoleEvent),
-    /// Nothing within the time.
+    /// No output within the time limit.
     Silence,
     /// It has ended; QEMU's status and error output.
     Ended(String),
@@ -43,7 +43,7 @@ impl BareGuest {
     ///
     /// # Errors
     ///
-    /// That QEMU is not installed or cannot be started. What QEMU refuses ends the guest.
+    /// QEMU is not installed or cannot be started. If QEMU refuses its arguments, the guest ends.
     pub fn start(
         name: &str,
         (accelerator, cpu_model): (Accelerator, &str),
@@ -68,7 +68,7 @@ impl BareGuest {
             .spawn()?;
         let (sender, events) = mpsc::channel();
         if let Some(output) = child.stdout.take() {
-            // It ends with the guest, or when nobody listens any more.
+            // The thread ends with the guest, or when the receiver is dropped.
             thread::spawn(move || {
                 let mut output = BufReader::new(output);
                 let mut line = String::new();
@@ -94,7 +94,7 @@ impl BareGuest {
         self.child.id()
     }
 
-    /// The next line of its console, waiting until `deadline` at most.
+    /// Returns the next line of its console; waits at most until `deadline`.
     pub fn next(&mut self, deadline: Instant) -> BareGuestEvent {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.events.recv_timeout(left) {
@@ -128,7 +128,7 @@ fn errors_of(folder: &Path) -> std::path::PathBuf {
 
 impl Drop for BareGuest {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

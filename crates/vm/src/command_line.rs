@@ -1,8 +1,8 @@
-//! A VM's description in its QEMU command line.
+//! Parses a VM's QEMU command line.
 //!
-//! Only what describes memory, name, accelerator and monitor is read, as written by hand and as
-//! written by libvirt (objects as JSON). The rest, and what cannot be understood, is passed
-//! over: QEMU itself has already accepted the line. Source: qemu-system-x86_64(1).
+//! Only options for memory, name, accelerator and monitor are read, in the forms used on the command line and by
+//! libvirt (objects as JSON). All others, and invalid ones, are ignored, because
+//! QEMU itself has already accepted the command line. Source: qemu-system-x86_64(1).
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::Accelerator;
 /// RAM that QEMU gives a VM without `-m`, in bytes.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;
 
-/// The port that leads to an agent in the guest.
+/// Name of the port that connects to an agent in the guest.
 const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
 /// The options of a QEMU command line that describe the VM.
@@ -25,17 +25,17 @@ pub struct CommandLine {
     pub uuid: Option<String>,
     /// `-m`, in bytes; without memory that is hot-plugged later.
     pub memory_bytes: Option<u64>,
-    /// `-m maxmem=`: how far memory may grow by hot-plugging, in bytes.
+    /// `-m maxmem=`: limit of memory after hot-plugging, in bytes.
     pub memory_max_bytes: Option<u64>,
-    /// `-accel`, `-machine accel=`, `-enable-kvm`: those known here, in order of preference.
+    /// `-accel`, `-machine accel=`, `-enable-kvm`: those supported here, in order of preference.
     pub accelerators: Vec<Accelerator>,
     /// `-object memory-backend-*`, in order.
     pub backends: Vec<RamBackend>,
     /// Path of a QMP Unix socket, as given; relative to QEMU's working directory.
     pub qmp_socket: Option<PathBuf>,
-    /// `-mem-path`: RAM of `-m` lies in files there.
+    /// `-mem-path`: the RAM of `-m` is backed by files in this directory.
     pub has_mem_path: bool,
-    /// Path of the Unix socket that leads to an agent in the guest, as given.
+    /// Path of the Unix socket that connects to an agent in the guest, as given.
     pub agent_socket: Option<PathBuf>,
     /// Paths of the Unix sockets that its character devices connect to or listen at, as given.
     pub sockets: Vec<PathBuf>,
@@ -46,13 +46,13 @@ pub struct CommandLine {
 pub struct RamBackend {
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// What it takes memory from.
+    /// Its type of memory.
     pub kind: BackendKind,
-    /// Whether its memfd is to have huge pages.
+    /// Whether its memfd uses huge pages.
     pub huge_pages: bool,
 }
 
-/// What a memory backend takes memory from.
+/// The type of memory that a backend allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendKind {
     /// `memory-backend-memfd`.
@@ -64,7 +64,7 @@ pub enum BackendKind {
 }
 
 impl CommandLine {
-    /// Reads the arguments of a QEMU process.
+    /// Parses the arguments of a QEMU process.
     #[must_use]
     pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
         let mut line = Self::default();
@@ -133,7 +133,7 @@ impl CommandLine {
         line
     }
 
-    /// The RAM the VM must have been given at start, backend by backend; at least one.
+    /// The RAM backends that the VM has at start; at least one.
     #[must_use]
     pub fn ram(&self) -> Vec<RamBackend> {
         if self.backends.is_empty() {
@@ -153,7 +153,7 @@ impl CommandLine {
     }
 }
 
-/// A UUID in its usual form, in lower case; `None` for other text, and for zeros alone.
+/// A UUID in its usual form, in lower case; `None` for other text, and for the all-zero UUID.
 #[must_use]
 pub fn parse_uuid(text: &str) -> Option<String> {
     let groups = text.split('-').map(str::len);
@@ -173,7 +173,7 @@ fn accelerator(name: &str) -> Option<Accelerator> {
     }
 }
 
-/// The words between commas; two commas are one within a word, as in QEMU's options.
+/// The words between commas; a doubled comma is one within a word, as in QEMU's options.
 #[must_use]
 pub fn comma_words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
@@ -188,7 +188,7 @@ pub fn comma_words(text: &str) -> Vec<String> {
     words
 }
 
-/// A text with its commas doubled, so that [`comma_words`] and QEMU read it as one word.
+/// A text with its commas doubled, so that [`comma_words`] and QEMU parse it as one word.
 #[must_use]
 pub fn escape_commas(text: &str) -> String {
     text.replace(',', ",,")
@@ -218,7 +218,7 @@ impl Values {
     }
 }
 
-/// A size as QEMU reads it: a number, maybe broken, and a suffix; `None` beyond 2^63.
+/// A size in QEMU's syntax: a number, possibly with a fraction, and a suffix; `None` beyond 2^63.
 fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -250,7 +250,7 @@ fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     (bytes < 1 << 63).then_some(bytes)
 }
 
-/// The character device of a port for the guest's agent, from a `-device` argument in either form.
+/// The character device of a port for the guest's agent, from a `-device` argument in either syntax.
 fn agent_chardev(text: &str) -> Option<String> {
     let (name, chardev) = if text.starts_with('{') {
         let device: Value = serde_json::from_str(text).ok()?;
@@ -264,7 +264,7 @@ fn agent_chardev(text: &str) -> Option<String> {
     (name == AGENT_PORT).then_some(chardev)
 }
 
-/// A memory backend from an `-object` argument in either form.
+/// A memory backend from an `-object` argument in either syntax.
 fn backend(text: &str) -> Option<RamBackend> {
     let (kind, size_bytes, huge_pages) = if text.starts_with('{') {
         let object: Value = serde_json::from_str(text).ok()?;

@@ -1,9 +1,9 @@
 //! Parses the console lines of a workload guest.
 //!
 //! The lines are described in guest/workload/README.md. They come from inside a
-//! VM: anything that is not exactly such a line is [`ConsoleEvent::parse`]'s `None`, as are
-//! all lines of the guest's kernel. Keys unknown here are passed over, so that a newer
-//! guest can say more.
+//! VM and are not trusted: [`ConsoleEvent::parse`] returns `None` for anything that is not exactly such a line, which
+//! includes all lines of the guest's kernel. Unknown keys are ignored, so that a newer
+//! guest can report more.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::KernelMemory;
 /// A line of a guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsoleLine {
-    /// When its end arrived here.
+    /// Time at which its end arrived.
     pub at: Instant,
-    /// The line without its end, at most 1024 bytes of it.
+    /// The line without its end, truncated to 1024 bytes.
     pub text: String,
     /// The workload's event; `None` for any other line.
     pub event: Option<ConsoleEvent>,
 }
 
-/// A line of a workload. Times are the guest's own, in milliseconds.
+/// An event reported by a workload. Times are the guest's own, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConsoleEvent {
@@ -35,24 +35,24 @@ pub enum ConsoleEvent {
         pages: PageCount,
         /// Time since the guest's kernel started.
         kernel_ms: u64,
-        /// Guests without an operating system: how many times slower ring 0 is than ring 3.
+        /// Guests without an operating system: slowdown of ring 0 relative to ring 3.
         kernel_slowdown: Option<u64>,
     },
     /// Every page of the array was written once.
     Populated {
-        /// How long that took.
+        /// Time that this took.
         ms: u64,
     },
-    /// A phase with a working set of its own begins.
+    /// A phase with a new working set begins.
     Step {
         /// Number of the phase, from 0.
         index: u64,
         /// Its working set.
         pages: PageCount,
-        /// When it began, since the guest's kernel started.
+        /// Time at which it began, since the guest's kernel started.
         start_ms: u64,
     },
-    /// What was done since the round before it, or since the array was populated.
+    /// Progress since the previous round, or since the array was populated.
     Round {
         /// Number of the round, from 0.
         index: u64,
@@ -60,43 +60,43 @@ pub enum ConsoleEvent {
         pages: PageCount,
         /// Visits to pages in this round.
         ops: u64,
-        /// How long they took.
+        /// Time that they took.
         ms: u64,
         /// Visits since the array was populated.
         total_ops: u64,
-        /// Pages found wrong since the array was populated.
+        /// Pages with wrong contents since the array was populated.
         mismatches: u64,
-        /// Guests without an operating system: what visits lost since the array was populated.
+        /// Guests without an operating system: time lost by visits since the array was populated.
         stalls: Option<Stalls>,
-        /// The longest time that 256 visits took; `None` from guests that do not measure it.
+        /// The longest time that 256 visits took; `None` if the guest does not measure it.
         longest_ms: Option<u64>,
     },
-    /// A page that did not hold what was written to it.
+    /// A page did not have the contents that were written to it.
     Mismatch {
         /// Its index in the array.
         page: u64,
-        /// What one of its words should have held.
+        /// Expected value of one of its words.
         expected: u64,
-        /// What that word held.
+        /// Value found in that word.
         found: u64,
     },
     /// Memory statistics of the guest's kernel.
     Memory(KernelMemory),
-    /// The workload ended; every page of the array is now read once more.
+    /// The workload ended; every page of the array is now read once more (the audit).
     Audit {
         /// Pages in the array.
         pages: PageCount,
     },
     /// The workload and its audit ended; the guest powers off.
     Done {
-        /// Visits to pages, without the audit's.
+        /// Visits to pages, excluding the audit's.
         ops: u64,
         /// Time since the array was populated.
         ms: u64,
-        /// Pages found wrong, the audit's among them.
+        /// Pages with wrong contents, including those found by the audit.
         mismatches: u64,
     },
-    /// A phase of a disk workload begins, after a pause in which nothing is done.
+    /// A phase of a disk workload begins, after an idle pause.
     Phase {
         /// Its name.
         name: String,
@@ -108,41 +108,41 @@ pub enum ConsoleEvent {
         /// Number of the last write, from 1.
         upto: u64,
     },
-    /// Something a disk workload measured or found.
+    /// A measurement or finding of a disk workload.
     Result {
-        /// Of what.
+        /// Its name.
         name: String,
         /// All other keys with their values; of a duplicate key, the last.
         fields: BTreeMap<String, String>,
     },
-    /// Something the guest's kernel complained of during a disk workload.
+    /// A message of the guest's kernel about an error during a disk workload.
     Kernel {
-        /// Its words.
+        /// The message.
         text: String,
     },
-    /// The workload gave up; the guest powers off.
+    /// The workload failed; the guest powers off.
     Error {
-        /// Why, in the workload's words.
+        /// The workload's error message.
         message: String,
     },
 }
 
-/// Visits that took 4 µs or more by the guest's time-stamp counter: they met a page that was absent on the host, or lost
-/// the processor.
+/// Visits that took 4 µs or more by the guest's time-stamp counter, because the page was absent on the host or the
+/// guest lost the processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stalls {
     /// Number of those that took up to 4 ms.
     pub count: u64,
-    /// Their time.
+    /// Their total time.
     pub time: Duration,
-    /// Time of the longer ones.
+    /// Total time of the longer ones.
     pub long_time: Duration,
     /// The longest of the round.
     pub longest: Duration,
 }
 
 impl ConsoleEvent {
-    /// Reads a console line, with or without its end.
+    /// Parses a console line, with or without its line end.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim_end_matches(['\r', '\n']);
@@ -244,7 +244,7 @@ impl<'line> Keys<'line> {
         self.number("pages").map(PageCount)
     }
 
-    /// All but the name; the key `text` is the last one and reaches to the end.
+    /// All keys except the name; the key `text` is the last one and extends to the end of the line.
     fn fields(&self) -> BTreeMap<String, String> {
         let (words, text) = match self.0.split_once(" text=") {
             Some((words, text)) => (words, Some(text)),

@@ -1,10 +1,10 @@
-//! Why something about a VM could not be found out or done.
+//! Errors of inspecting and controlling VMs.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Each variant says what the VM is left with; those without a word on it changed nothing.
+/// An error about a VM. Each variant states the effect on the VM; where none is stated, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
@@ -14,23 +14,23 @@ pub enum VmError {
         /// The process id.
         pid: u32,
     },
-    /// The process is something else.
+    /// The process is not QEMU.
     #[error("process {pid} is not a QEMU system emulator but {program}")]
     NotQemu {
         /// The process id.
         pid: u32,
-        /// The program it runs.
+        /// The program that it runs.
         program: String,
     },
-    /// The process is none that can be a VM of this host.
+    /// The process does not qualify as a VM of this host.
     #[error("process {pid} is not a VM of this host: {why}")]
     NotOfThisHost {
         /// The process id.
         pid: u32,
-        /// What is against it.
+        /// The reason.
         why: String,
     },
-    /// The process id was used again.
+    /// The process id was reused by another process.
     #[error("process {pid} has another start: the VM has ended, and its process id was used again")]
     OtherProcess {
         /// The process id.
@@ -41,7 +41,7 @@ pub enum VmError {
     NoSuchName {
         /// The requested name.
         name: String,
-        /// Names of the VMs that run.
+        /// Names of the running VMs.
         running: Vec<String>,
     },
     /// Several VMs have this name; use a process id.
@@ -49,10 +49,10 @@ pub enum VmError {
     AmbiguousName {
         /// The requested name.
         name: String,
-        /// Processes of the VMs so named.
+        /// Process ids of the VMs with this name.
         pids: Vec<u32>,
     },
-    /// The kernel hides a file of the process from this user.
+    /// This user is not permitted to read a file of the process.
     #[error("not permitted to read {}: run as root or as the VM's user", path.display())]
     NotPermitted {
         /// The file.
@@ -70,12 +70,12 @@ pub enum VmError {
         #[source]
         source: io::Error,
     },
-    /// A line of a process's maps that is not what the kernel writes.
+    /// A malformed line in a process's memory map.
     #[error("line {line} of the memory map is malformed: {text:?}")]
     Maps {
         /// Line number, from 1.
         line: usize,
-        /// The line, cut to 120 characters.
+        /// The line, truncated to 120 characters.
         text: String,
     },
     /// No mapping of the process can be its guest's RAM.
@@ -83,16 +83,16 @@ pub enum VmError {
     NoGuestRam {
         /// The process id.
         pid: u32,
-        /// Size of the guest's RAM by the command line, in MiB.
+        /// Size of the guest's RAM according to the command line, in MiB.
         expected_mib: u64,
     },
-    /// A VM without a monitor at a Unix socket of its own.
+    /// The VM has no monitor at a Unix socket of its own.
     #[error("VM {vm} has no monitor socket known by path")]
     NoMonitor {
         /// The VM.
         vm: String,
     },
-    /// A monitor that does not greet in time: it serves one client at a time.
+    /// The monitor sent no greeting in time: it serves one client at a time.
     #[error(
         "the monitor at {} sends no greeting: another client is connected to it, or QEMU hangs",
         socket.display()
@@ -101,7 +101,7 @@ pub enum VmError {
         /// The socket.
         socket: PathBuf,
     },
-    /// A monitor socket without an answer.
+    /// No monitor answers at the socket.
     #[error("no QMP monitor answers at {}", socket.display())]
     QmpConnect {
         /// The socket.
@@ -115,7 +115,7 @@ pub enum VmError {
     QmpTimeout {
         /// The command.
         command: String,
-        /// How long was waited.
+        /// The time limit.
         timeout: Duration,
     },
     /// The monitor's connection broke: the command may or may not have taken effect.
@@ -127,7 +127,7 @@ pub enum VmError {
         #[source]
         source: io::Error,
     },
-    /// What the monitor sent is not QMP; the connection is of no more use.
+    /// The monitor's output is not valid QMP; the connection can no longer be used.
     #[error("the monitor's answer is not valid QMP: {what}")]
     QmpProtocol {
         /// What is wrong with it.
@@ -140,21 +140,21 @@ pub enum VmError {
         command: String,
         /// QEMU's class of error.
         class: String,
-        /// QEMU's words.
+        /// QEMU's message.
         description: String,
     },
-    /// An agent in the guest did not carry out a request; nothing was changed.
+    /// The agent in the guest failed to carry out a request; nothing was changed.
     #[error("the guest's agent at {}: {what}", socket.display())]
     Agent {
-        /// The socket that leads to it.
+        /// The socket that connects to it.
         socket: PathBuf,
-        /// What went wrong, perhaps in its own words.
+        /// What went wrong; may contain the agent's message.
         what: String,
     },
 }
 
 impl VmError {
-    /// An error of reading `path`, classified by its meaning for the user.
+    /// Converts an error of reading `path` to the variant with its meaning for the user.
     pub(crate) fn of_file(path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
         match source.kind() {

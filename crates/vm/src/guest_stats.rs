@@ -1,6 +1,6 @@
 //! A guest's memory statistics, reported through its balloon.
 //!
-//! They are hints: the guest may report anything.
+//! They are not trusted: the guest may report anything.
 //!
 //! Source: Virtual I/O Device (VIRTIO) 1.2, §5.5.6.3; QEMU, docs/interop/virtio-balloon-stats.
 
@@ -10,27 +10,27 @@ use serde_json::Value;
 
 use crate::meminfo;
 
-/// Statistics older than so many intervals are stale: the guest hangs, is stopped, or has lost its driver.
+/// Age in intervals from which statistics are stale: the guest hangs, is stopped, or has lost its driver.
 const STALE_INTERVALS: u64 = 5;
 
 /// A guest's memory statistics; counts since it booted. `None` for values that it does not report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GuestStats {
-    /// How old this is, in s.
+    /// Age of these statistics, in s.
     pub age_s: u64,
     /// Interval of the requests, in s; 0 for never.
     pub interval_s: u64,
-    /// Memory it manages.
+    /// Memory that the guest manages.
     pub total_bytes: Option<u64>,
-    /// Of it, unused.
+    /// Unused memory.
     pub free_bytes: Option<u64>,
-    /// Of it, what could be had without swapping.
+    /// Memory available without swapping.
     pub available_bytes: Option<u64>,
-    /// Of it, contents of files.
+    /// Page cache.
     pub disk_caches_bytes: Option<u64>,
-    /// Page faults that needed the disk.
+    /// Page faults that required disk I/O.
     pub major_faults: Option<u64>,
-    /// Page faults that did not.
+    /// Page faults that required no disk I/O.
     pub minor_faults: Option<u64>,
     /// Read from its swap.
     pub swap_in_bytes: Option<u64>,
@@ -42,7 +42,7 @@ pub struct GuestStats {
     pub huge_failures: Option<u64>,
 }
 
-/// Memory as a guest's kernel reports it in its `/proc`; counts since it booted.
+/// Memory statistics of a guest's kernel from its `/proc`; counts since it booted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelMemory {
     /// Memory committed to processes (`Committed_AS`).
@@ -51,21 +51,21 @@ pub struct KernelMemory {
     pub available_bytes: u64,
     /// Free swap (`SwapFree`).
     pub swap_free_bytes: u64,
-    /// Pages of files that were evicted and soon needed again (`workingset_refault_file`).
+    /// File pages that were evicted and soon accessed again (`workingset_refault_file`).
     pub refaulted_pages: u64,
     /// Pages read from its swap (`pswpin`).
     pub swapped_in_pages: u64,
-    /// Page faults that needed the disk (`pgmajfault`).
+    /// Page faults that required disk I/O (`pgmajfault`).
     pub major_faults: u64,
 }
 
 impl KernelMemory {
-    /// Reads the texts of `/proc/meminfo` and `/proc/vmstat`; `None` if a line is missing. A kernel that does not count
-    /// refaults, or has no swap, has none.
+    /// Parses the contents of `/proc/meminfo` and `/proc/vmstat`; `None` if a line is missing. Refaults that a
+    /// kernel does not count, and the free swap of a guest without swap, are 0.
     #[must_use]
     pub fn of_proc(memory: &str, vmstat: &str) -> Option<Self> {
         let bytes = |name| meminfo::bytes(memory, name);
-        // Before Linux 5.9 there were refaults of files alone.
+        // Before Linux 5.9 only refaults of files were counted.
         let refaults = ["workingset_refault_file", "workingset_refault"]
             .map(|name| meminfo::count(vmstat, name));
         Some(Self {
@@ -80,13 +80,13 @@ impl KernelMemory {
 }
 
 impl GuestStats {
-    /// Whether the last report is older than it should be, or none is requested.
+    /// Whether the last report is overdue, or none is requested.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.age_s > self.interval_s.saturating_mul(STALE_INTERVALS)
     }
 
-    /// How long ago `unix_s` was, in s; 0 if the clock was set back since.
+    /// Age of `unix_s`, in s; 0 if the clock was set back since.
     #[must_use]
     pub fn age_s_of(unix_s: u64) -> u64 {
         let since = Duration::from_secs(unix_s);
@@ -94,8 +94,8 @@ impl GuestStats {
         now.unwrap_or_default().saturating_sub(since).as_secs()
     }
 
-    /// Reads a balloon's property `guest-stats`, whose `interval_s` is not in it; `Some(None)` if the guest never reported any,
-    /// `None` if it is no such property.
+    /// Parses a balloon's property `guest-stats`, which does not contain `interval_s`; `Some(None)` if the guest never
+    /// reported any statistics, `None` if the value has another form.
     pub(crate) fn of_qmp(property: &Value) -> Option<Option<Self>> {
         let told_unix_s = property["last-update"].as_u64()?;
         if told_unix_s == 0 {

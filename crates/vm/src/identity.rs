@@ -1,9 +1,9 @@
-//! Which processes are VMs of this host, and which of them listens at a socket.
+//! Determines which processes are VMs of this host, and which process listens at a socket.
 //!
-//! Any user can start a program called `qemu-system-x86_64`, with a command line that names another VM's monitor. What a
-//! process says of itself therefore decides nothing here; only what the kernel reports does: the owner of its executable,
-//! its user, its start, and who listens at a socket. An executable that was replaced or removed after the start, as by a
-//! package upgrade, still belongs to its owner, and its process stays a VM.
+//! Any user can start a program called `qemu-system-x86_64`, with a command line that names another VM's monitor. What
+//! a process claims is therefore not used here; only what the kernel reports is: the owner of its executable, its user,
+//! its start, and the process that listens at a socket. An executable that was replaced or removed after the start, as
+//! by a package upgrade, still has its owner, and its process remains a VM.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,25 +24,25 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::VmError;
 
-/// Bits of a mode by which others than the owner may write.
+/// Mode bits that permit users other than the owner to write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A process, distinguished from later ones of the same number. Written `PID@START`.
+/// A process, distinguished from later ones with the same process id. Displayed as `PID@START`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
-    /// Its number, which may be used again after its end.
+    /// Its process id, which may be reused after its end.
     pub pid: u32,
     /// Its start in clock ticks since boot, field 22 of `/proc/PID/stat`.
     pub start_ticks: u64,
 }
 
 impl ProcessId {
-    /// Identifies the process that has the number `pid` now.
+    /// Identifies the process that has the process id `pid` now.
     #[must_use]
     pub fn of_pid(pid: u32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
         let stat = String::from_utf8_lossy(&stat);
-        // The name in brackets may hold anything, brackets too.
+        // The name in parentheses may contain any characters, including parentheses.
         let (_, fields) = stat.rsplit_once(')')?;
         let start_ticks = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
         Some(Self { pid, start_ticks })
@@ -54,7 +54,7 @@ impl ProcessId {
         Self::of_pid(self.pid) == Some(self)
     }
 
-    /// Address space that it has mapped (`VmSize`), in bytes: a bound on the guest RAM that it can have. `None` if it has
+    /// Size of its mapped address space (`VmSize`), in bytes: an upper bound on its guest RAM. `None` if it has
     /// ended.
     #[must_use]
     pub fn mapped_bytes(self) -> Option<u64> {
@@ -91,15 +91,15 @@ pub struct AllowedUsers {
 }
 
 impl AllowedUsers {
-    /// Users that are allowed by default, as far as this host has them: root (also Proxmox's VMs), and the users under
-    /// which libvirt starts QEMU on Debian and on Fedora.
+    /// Users that are allowed by default, if they exist on this host: root (also for Proxmox's VMs), and the users
+    /// under which libvirt starts QEMU on Debian and on Fedora.
     pub const DEFAULT_NAMES: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
 
-    /// The users of these names or ids. A default name that this host does not have is passed over.
+    /// The users with these names or ids. A default name that does not exist on this host is ignored.
     ///
     /// # Errors
     ///
-    /// The first other name that no user of this host has.
+    /// The first other name that does not exist on this host.
     pub fn of_names<Name: AsRef<str>>(names: &[Name]) -> Result<Self, String> {
         let mut ids = BTreeSet::new();
         for name in names.iter().map(AsRef::as_ref) {
@@ -112,7 +112,7 @@ impl AllowedUsers {
         Ok(Self { ids })
     }
 
-    /// The users of these ids.
+    /// The users with these ids.
     #[must_use]
     pub fn of_ids(ids: impl IntoIterator<Item = u32>) -> Self {
         Self {
@@ -120,19 +120,19 @@ impl AllowedUsers {
         }
     }
 
-    /// Whether the user is allowed. The one who runs this process always is.
+    /// Whether the user is allowed. The user of this process always is.
     #[must_use]
     pub fn contains(&self, user_id: u32) -> bool {
         self.ids.contains(&user_id) || user_id == Uid::effective().as_raw()
     }
 
-    /// Checks whether a process can be a VM of this host: its user is allowed, and its executable belongs to root (or to
-    /// the user who runs this process) and nobody else may write it.
+    /// Checks whether a process qualifies as a VM of this host: its user is allowed, and its executable belongs to root
+    /// (or to the user of this process) and is not writable by others.
     ///
     /// # Errors
     ///
-    /// [`VmError::NotOfThisHost`] says what is against it; [`VmError::NoSuchProcess`]; [`VmError::NotPermitted`] if the
-    /// kernel hides the executable from this user.
+    /// [`VmError::NotOfThisHost`] with the reason; [`VmError::NoSuchProcess`]; [`VmError::NotPermitted`] if this user
+    /// may not inspect the executable.
     pub fn check(&self, pid: u32) -> Result<(), VmError> {
         let refused = |why: String| Err(VmError::NotOfThisHost { pid, why });
         for user_id in users_of(pid)? {
@@ -143,7 +143,7 @@ impl AllowedUsers {
                 ));
             }
         }
-        // The link leads to the executable's inode, whatever has its name now.
+        // The link leads to the executable's inode, even if its path has been reused.
         let path = format!("/proc/{pid}/exe");
         let executable = fs::metadata(&path).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => VmError::NoSuchProcess { pid },
@@ -170,7 +170,7 @@ impl Default for AllowedUsers {
     }
 }
 
-/// Real, effective and saved user of a process.
+/// Real, effective and saved user ids of a process.
 fn users_of(pid: u32) -> Result<Vec<u32>, VmError> {
     let path = format!("/proc/{pid}/status");
     let gone = || VmError::NoSuchProcess { pid };
@@ -191,28 +191,28 @@ fn name_of(user_id: u32) -> String {
     user.map_or_else(|| user_id.to_string(), |user| user.name)
 }
 
-/// Who may listen at a socket.
+/// The processes that may listen at a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listener {
-    /// This process alone.
+    /// Only this process.
     Process(ProcessId),
     /// Processes of these users.
     Users(AllowedUsers),
 }
 
-/// A Unix socket of which is known who may listen at it.
+/// A Unix socket with the processes that may listen at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerSocket {
-    /// Its path. An absolute one begins at the root directory of `root`.
+    /// Its path. An absolute path is relative to the root directory of `root`.
     pub path: PathBuf,
-    /// The process whose file system the path belongs to; `None` for that of this process.
+    /// The process in whose file system the path is resolved; `None` for this process.
     pub root: Option<ProcessId>,
-    /// Who may listen at it.
+    /// The processes that may listen at it.
     pub listener: Listener,
 }
 
 impl PeerSocket {
-    /// A socket at which the process itself listens, at a path of its own file system.
+    /// A socket at which the process itself listens, with a path in its own file system.
     #[must_use]
     pub fn of_process(process: ProcessId, path: PathBuf) -> Self {
         Self {
@@ -226,7 +226,7 @@ impl PeerSocket {
     ///
     /// # Errors
     ///
-    /// There is no socket at the path, or no way to it.
+    /// The socket does not exist or cannot be reached.
     pub fn owner(&self) -> io::Result<u32> {
         match self.root {
             Some(process) => Ok(fstat(&open_in_root(process, &self.path)?)?.st_uid),
@@ -244,8 +244,8 @@ impl PeerSocket {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::WouldBlock`] if the queue of the socket stays full, [`io::ErrorKind::PermissionDenied`] if somebody
-    /// else listens: nothing was sent.
+    /// [`io::ErrorKind::WouldBlock`] if the queue of the socket stays full, [`io::ErrorKind::PermissionDenied`] if
+    /// another process listens; nothing was sent.
     pub fn connect(&self, timeout: Duration) -> io::Result<(UnixStream, ProcessId)> {
         let stream = match self.root {
             Some(process) => connect_in_root(process, &self.path, timeout)?,
@@ -274,8 +274,8 @@ impl PeerSocket {
     }
 }
 
-/// Opens a socket's file, not the socket, by its path in the file system of `process`, where links lead nowhere outside of
-/// it.
+/// Opens a socket's file, not the socket, by its path in the file system of `process`; links are resolved within that
+/// file system.
 fn open_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = open(
@@ -307,13 +307,13 @@ fn no_socket() -> io::Error {
 /// Connects to a socket by its path in the file system of `process`.
 fn connect_in_root(process: ProcessId, path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = open_in_root(process, path)?;
-    // The very socket that was found, whatever has its name by now.
+    // Connects to exactly the socket that was found, even if its path has been reused.
     let link = format!("/proc/self/fd/{}", socket.as_raw_fd());
     connect_within(Path::new(&link), timeout)
 }
 
-/// Connects, or says [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: those who wait for a monitor that
-/// is taken fill its queue, after which the next one would wait for ever.
+/// Connects, or returns [`io::ErrorKind::WouldBlock`] if that takes longer than `timeout`: clients that wait for a
+/// monitor in use fill its queue, after which the next one would wait forever.
 pub(crate) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(

@@ -1,16 +1,16 @@
-//! The host's kernel as its files describe it: release, switches, and the capabilities of this process.
+//! The host's kernel: release, settings, and the capabilities of this process.
 //!
 //! A file that is absent means that the kernel was built without the feature; it is not an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Settings and features of a kernel that decide what can be observed of VMs.
+/// Settings and features of a kernel that determine how VMs can be observed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostKernel {
     /// Its release, such as `6.12.9-cloud-amd64`.
     pub release: Option<String>,
-    /// Effective capabilities of this process, a bit each, numbered as in capabilities(7).
+    /// Effective capabilities of this process, as a bit mask, numbered as in capabilities(7).
     pub capabilities: Option<u64>,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     pub ptrace_scope: Option<String>,
@@ -20,15 +20,15 @@ pub struct HostKernel {
     pub has_userfaultfd_device: bool,
     /// Swap areas in use.
     pub swap_areas: Vec<String>,
-    /// Use of huge pages for shared memory: the selected word, empty if none is selected; `None` without them.
+    /// Huge pages for shared memory: the selected setting, empty if none is selected; `None` if not supported.
     pub shared_huge_pages: Option<String>,
     /// Whether idle pages are tracked.
     pub has_idle_bitmap: bool,
     /// Whether DAMON has its directory in sysfs.
     pub has_damon: bool,
-    /// Switches of the multi-generational LRU, as the kernel prints them; `None` without it.
+    /// Settings of the multi-generational LRU, as the kernel prints them; `None` without it.
     pub lru_generations: Option<String>,
-    /// Whether memory pressure is reported.
+    /// Whether memory pressure is reported (PSI).
     pub has_pressure: bool,
     /// How control groups are mounted.
     pub cgroups: Cgroups,
@@ -41,7 +41,7 @@ pub enum Cgroups {
     V2,
     /// Version 2, without the memory controller.
     V2WithoutMemory,
-    /// Version 1, and a version 2 without controllers beside it.
+    /// Version 1, together with a version 2 without controllers.
     Hybrid,
     /// Version 1.
     V1,
@@ -82,7 +82,7 @@ impl HostKernel {
         }
     }
 
-    /// Major and minor number of the release; `None` if it has none.
+    /// Major and minor number of the release; `None` if it cannot be parsed.
     #[must_use]
     pub fn version(&self) -> Option<(u32, u32)> {
         let release = self.release.as_deref()?;
@@ -121,7 +121,7 @@ impl Files<'_> {
     }
 }
 
-/// The word in brackets of a switch that lists its choices; empty if there is none.
+/// The selected (bracketed) word of a setting that lists its choices; empty if there is none.
 fn selected(switch: &str) -> &str {
     let mut words = switch.split_whitespace();
     words

@@ -1,19 +1,20 @@
 //! Virtual machines of this host: discovery, description, QMP.
 //!
-//! - [`AllowedUsers`] decides which processes are VMs of this host; a [`PeerSocket`] is one at which only the right process may
-//!   listen.
+//! - [`AllowedUsers`] determines which processes are VMs of this host; a [`PeerSocket`] is a socket at which only the
+//!   right process may listen.
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
-//! - [`Transfer`] is what QEMU does with a VM's memory as a whole, as in a migration.
+//! - [`Transfer`] is an operation of QEMU on a VM's whole memory, such as a migration.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
-//! - [`detect`] determines whether KVM really runs guests here.
+//! - [`detect`] determines whether KVM can run guests here.
 //!
 //! Command lines, maps, monitor and console bytes come from other processes, some of
-//! them from inside guests: all parsers bound what they keep and none can panic.
+//! them from inside guests: all parsers bound the memory they use, and none can panic.
 //!
-//! Not here: touching a VM's memory (`trap`), changing its size (`actuator`), starting any other guest than the one of [`BareGuest`] (`lab/rig`).
+//! Not here: accessing a VM's memory (`trap`), changing its size (`actuator`), starting guests other than
+//! [`BareGuest`] (`lab/rig`).
 #![forbid(unsafe_code)]
 
 mod accelerator;

@@ -1,10 +1,10 @@
-//! A QEMU process's memory map, and which of its mappings are guest RAM.
+//! Parses a QEMU process's memory map and finds its mappings of guest RAM.
 //!
 //! The kernel's map lists the address and the backing of each mapping, but not its purpose. QEMU's command line has the
-//! size of each RAM backend. A mapping of exactly that length that is readable and writable but not executable is taken
-//! for it; of several, one whose backing fits the backend's kind, then the one whose file was created first. If no
-//! length agrees (huge pages round up, and the kernel joins neighbouring anonymous mappings), the largest mapping that
-//! is long enough is taken.
+//! size of each RAM backend. A mapping of exactly that length that is readable and writable but not executable is used;
+//! if there are several, one whose backing matches the backend's kind, then the one whose file was created first. If no
+//! length matches (huge pages round up, and the kernel merges adjacent anonymous mappings), the largest mapping that
+//! is long enough is used.
 //!
 //! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
 
@@ -15,7 +15,7 @@ use plimsoll_flow::{RamBacking, RamMapping};
 use crate::VmError;
 use crate::command_line::{BackendKind, CommandLine};
 
-/// Name of the mapping of a memfd backend, plugged ones among them.
+/// Name of the mapping of a memfd backend, including plugged ones.
 const PLUGGED: &str = "/memfd:memory-backend-memfd";
 
 /// One mapping of a process.
@@ -25,17 +25,17 @@ pub struct MapEntry {
     pub start: u64,
     /// First address after it; above `start`.
     pub end: u64,
-    /// Whether it can be read and written, but not executed: as guest RAM is.
+    /// Whether it is readable and writable but not executable, as guest RAM is.
     pub is_data: bool,
     /// Whether writes reach the file behind it.
     pub is_shared: bool,
-    /// Where in the file it begins, in bytes.
+    /// Offset of its start in the file, in bytes.
     pub offset_bytes: u64,
     /// Device of the file, major and minor number; 0, 0 if there is none.
     pub device: (u32, u32),
     /// Inode of the file; 0 if there is none.
     pub inode: u64,
-    /// Path of the file as the kernel shows it, or a name in brackets, or nothing.
+    /// Path of the file as the kernel reports it, or a name in brackets, or empty.
     pub path: String,
 }
 
@@ -46,7 +46,7 @@ impl MapEntry {
         self.end - self.start
     }
 
-    /// Reads a line of maps; `None` if it is none.
+    /// Parses a line of the map; `None` if it is malformed.
     fn parse(line: &str) -> Option<Self> {
         let mut rest = line;
         let mut field = || {
@@ -75,7 +75,7 @@ impl MapEntry {
         (entry.start < entry.end).then_some(entry)
     }
 
-    /// Whether `next` carries on where this one ends, in memory and in its file.
+    /// Whether `next` continues this mapping, both in memory and in its file.
     fn continues_in(&self, next: &Self) -> bool {
         self.end == next.start
             && self.inode != 0
@@ -89,7 +89,7 @@ impl MapEntry {
 ///
 /// # Errors
 ///
-/// [`VmError::Maps`] at the first line that is not one of such a file.
+/// [`VmError::Maps`] at the first malformed line.
 pub fn parse_maps(text: &str) -> Result<Vec<MapEntry>, VmError> {
     let entry = |(index, line): (usize, &str)| {
         MapEntry::parse(line).ok_or_else(|| VmError::Maps {
@@ -103,15 +103,15 @@ pub fn parse_maps(text: &str) -> Result<Vec<MapEntry>, VmError> {
 /// Properties of a RAM mapping that decide whether it can be traced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RamState {
-    /// Some of it is locked into memory (mlock): its pages cannot be taken away.
+    /// Some of it is locked into memory (mlock), so its pages cannot be unmapped.
     pub locked: bool,
-    /// Some of it is registered with a userfaultfd: another tracer, or a migration.
+    /// Some of it is registered with a userfaultfd, by another tracer or a migration.
     pub userfaultfd: bool,
 }
 
 /// Returns the state of a mapping from the text of `/proc/PID/smaps`.
 ///
-/// Lines that are neither a mapping nor its flags are passed over.
+/// Lines that are neither a mapping nor its flags are ignored.
 #[must_use]
 pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
     let ram_end = ram.address.saturating_add(ram.len_bytes);
@@ -139,7 +139,7 @@ pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
 pub struct FileSystems(BTreeMap<(u32, u32), String>);
 
 impl FileSystems {
-    /// Reads `/proc/PID/mountinfo`; lines that are not of such a file are passed over.
+    /// Parses `/proc/PID/mountinfo`; malformed lines are ignored.
     #[must_use]
     pub fn parse(mountinfo: &str) -> Self {
         let of_line = |line: &str| {
@@ -157,8 +157,8 @@ impl FileSystems {
 }
 
 /// Finds the mappings of a QEMU process that are guest RAM, one for each RAM backend,
-/// in the order of the command line; empty if none can be. Where the command line lets memory grow, memfd backends that
-/// were plugged later follow, in the order in which they were made.
+/// in the order of the command line; empty if there are no candidates. If the command line allows memory to grow, memfd
+/// backends that were plugged later follow, in the order of their creation.
 #[must_use]
 pub fn guest_ram(
     entries: &[MapEntry],
@@ -172,7 +172,7 @@ pub fn guest_ram(
             Some((entry, backing))
         })
         .collect();
-    // A file's inode number rises with the order of making, an address need not.
+    // Inode numbers rise in the order of creation; addresses need not.
     candidates.sort_by_key(|(entry, _)| (entry.inode, entry.start));
     let mut ram = Vec::new();
     for backend in command_line.ram() {
@@ -189,7 +189,7 @@ pub fn guest_ram(
         });
         if let Some(nth) = chosen {
             let (entry, mut backing) = candidates.remove(nth);
-            // Huge pages behind a memfd do not show in the map.
+            // Huge pages behind a memfd are not visible in the map.
             if backend.huge_pages && backing == RamBacking::SharedMemfd {
                 backing = RamBacking::HugeTlb;
             }
@@ -214,7 +214,7 @@ fn mapping(entry: &MapEntry, backing: RamBacking) -> RamMapping {
     }
 }
 
-/// Joins neighbouring mappings of one file, which the kernel split because their flags differed.
+/// Merges adjacent mappings of one file, which the kernel split because their flags differed.
 fn joined(entries: &[MapEntry]) -> Vec<MapEntry> {
     let mut joined: Vec<MapEntry> = Vec::new();
     for entry in entries {
@@ -226,7 +226,7 @@ fn joined(entries: &[MapEntry]) -> Vec<MapEntry> {
     joined
 }
 
-/// What stands behind a mapping that may be guest RAM; `None` if it cannot be.
+/// The backing of a mapping that may be guest RAM; `None` if it cannot be.
 fn backing(entry: &MapEntry, file_systems: &FileSystems) -> Option<RamBacking> {
     if !entry.is_data {
         return None;
@@ -251,7 +251,7 @@ fn backing(entry: &MapEntry, file_systems: &FileSystems) -> Option<RamBacking> {
     }
 }
 
-/// Whether a backend of this kind makes such mappings.
+/// Whether a backend of this kind creates such mappings.
 fn fits(entry: &MapEntry, kind: BackendKind) -> bool {
     let is_memfd = entry.path.starts_with("/memfd:");
     let is_anonymous = entry.inode == 0 || entry.path == "/dev/zero (deleted)";
@@ -324,7 +324,7 @@ mod tests {
             "-numa",
             "node,memdev=b",
         ]);
-        // The second of them is one mapping that the kernel shows in two parts.
+        // The second of them is one mapping that the kernel lists in two parts.
         let addresses: Vec<_> = found.iter().map(|(address, _)| *address).collect();
         assert_eq!(addresses, [0x7f00_6000_0000, 0x7f00_4800_0000]);
     }

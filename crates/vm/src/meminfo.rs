@@ -1,4 +1,4 @@
-//! Counts of `/proc/meminfo` and `/proc/vmstat`, of this host and of guests.
+//! Parses counters of `/proc/meminfo` and `/proc/vmstat`, of this host and of guests.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! QEMU processes of this host, as the kernel shows them under `/proc`.
+//! QEMU processes of this host, from `/proc`.
 //!
-//! Names, arguments and paths are bytes that the process chose, so they are read as bytes and need not be UTF-8.
+//! Names, arguments and paths are chosen by the process, so they are read as bytes and need not be UTF-8.
 
 use std::fs;
 use std::io;
@@ -30,15 +30,16 @@ pub struct Vcpu {
 pub struct QemuVm {
     /// The QEMU process.
     pub pid: u32,
-    /// Start of that process in clock ticks since boot, which distinguishes it from later ones of the same number.
+    /// Start of that process in clock ticks since boot, which distinguishes it from later ones with the same process
+    /// id.
     pub start_ticks: u64,
-    /// Its UUID, in lower case; `None` if it was given none.
+    /// Its UUID, in lower case; `None` if it has none.
     pub uuid: Option<String>,
-    /// The VM's name; `qemu-PID` if it was given none.
+    /// The VM's name; `qemu-PID` if it has none.
     pub id: VmId,
-    /// What runs its instructions; `None` if unknown.
+    /// Its accelerator; `None` if unknown.
     pub accelerator: Option<Accelerator>,
-    /// Its RAM by the command line, in bytes.
+    /// Its RAM according to the command line, in bytes.
     pub memory_bytes: u64,
     /// Its RAM in the process's address space, one mapping for each backend in the
     /// command line's order; empty if no mapping can be guest RAM.
@@ -50,21 +51,21 @@ pub struct QemuVm {
     pub qmp_socket: Option<PathBuf>,
     /// Unix socket of an agent in the guest, if its path is known.
     pub agent_socket: Option<PathBuf>,
-    /// Unix sockets that its character devices use: of its monitor, of daemons behind its devices.
+    /// Unix sockets that its character devices use: of its monitor, and of the daemons of its devices.
     pub sockets: Vec<PathBuf>,
 }
 
 impl QemuVm {
-    /// Describes a QEMU process. Reading its memory map takes the right to trace it
-    /// (same user, or `CAP_SYS_PTRACE`).
+    /// Describes a QEMU process. Reading its memory map requires permission to trace it (same user, or
+    /// `CAP_SYS_PTRACE`).
     ///
-    /// Any process of such a program's name is described, whoever's it is; [`AllowedUsers::check`] decides whether it is a
-    /// VM of this host.
+    /// Describes any process of a program with that name, regardless of its user; [`AllowedUsers::check`] determines
+    /// whether it is a VM of this host.
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchProcess`], [`VmError::NotQemu`], and [`VmError::NotPermitted`] if the
-    /// kernel hides the map from this user.
+    /// [`VmError::NoSuchProcess`], [`VmError::NotQemu`], and [`VmError::NotPermitted`] if
+    /// this user may not read the map.
     pub fn of_pid(pid: u32) -> Result<Self, VmError> {
         let program = program(pid)?;
         if !is_qemu(&program) {
@@ -77,11 +78,11 @@ impl QemuVm {
         let command_line = CommandLine::parse(&arguments);
         let entries = parse_maps(&process.read("maps")?)?;
         if entries.is_empty() {
-            // Its memory is already gone, and it will be.
+            // Its memory has already been freed, and the process is about to end.
             return Err(VmError::NoSuchProcess { pid });
         }
         let file_systems = FileSystems::parse(&process.read("mountinfo")?);
-        // Relative paths refer to the directory in which QEMU was started.
+        // Relative paths are relative to the directory in which QEMU was started.
         let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
         let absolute = |socket: &PathBuf| folder.join(socket);
         let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
@@ -126,19 +127,19 @@ impl QemuVm {
         }
     }
 
-    /// The socket of its monitor, at which the process itself must listen: one that another process made for it, as libvirt
-    /// does, is that process's to use.
+    /// The socket of its monitor, at which the process itself must listen. A socket that another process created for
+    /// it, as libvirt does, is reserved for that process.
     #[must_use]
     pub fn monitor_socket(&self) -> Option<PeerSocket> {
         let path = self.qmp_socket.clone()?;
         Some(PeerSocket::of_process(self.process(), path))
     }
 
-    /// Connects to its monitor; a monitor that another process listens at is refused.
+    /// Connects to its monitor; refuses a monitor at which another process listens.
     ///
     /// # Errors
     ///
-    /// Those of [`Qmp::connect_to`]; [`VmError::NoMonitor`] if it has none at a path.
+    /// Those of [`Qmp::connect_to`]; [`VmError::NoMonitor`] if it has no monitor with a path.
     pub fn monitor(&self, timeout: Duration) -> Result<Qmp, VmError> {
         let socket = self.monitor_socket();
         let socket = socket.ok_or_else(|| VmError::NoMonitor {
@@ -147,7 +148,7 @@ impl QemuVm {
         Qmp::connect_to(&socket, timeout)
     }
 
-    /// Returns the state of each mapping of [`ram`](Self::ram), read anew.
+    /// Returns the current state of each mapping of [`ram`](Self::ram).
     ///
     /// Costs a walk over the process's page tables: about 10 ms for each GiB of RAM.
     ///
@@ -160,7 +161,7 @@ impl QemuVm {
     }
 }
 
-/// Returns the QEMU system emulators that run on this host, by process id, rising.
+/// Returns the process ids of the QEMU system emulators that run on this host, in ascending order.
 ///
 /// # Errors
 ///
@@ -170,20 +171,20 @@ pub fn qemu_pids() -> Result<Vec<u32>, VmError> {
     let mut pids: Vec<u32> = listing
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        // A process that ends meanwhile is none.
+        // A process that has ended meanwhile is not listed.
         .filter(|&pid| program(pid).is_ok_and(|program| is_qemu(&program)))
         .collect();
     pids.sort_unstable();
     Ok(pids)
 }
 
-/// Describes all QEMU processes of this host, by process id, rising, whoever's they are. Those that end
+/// Describes all QEMU processes of this host, by ascending process id, regardless of their users. Those that end
 /// meanwhile are left out.
 ///
 /// # Errors
 ///
-/// [`VmError::NotPermitted`] at the first VM whose memory map the kernel hides
-/// from this user; [`qemu_pids`] and [`QemuVm::of_pid`] list the others.
+/// [`VmError::NotPermitted`] at the first VM whose memory map this user may not read;
+/// [`qemu_pids`] and [`QemuVm::of_pid`] list the others.
 pub fn running() -> Result<Vec<QemuVm>, VmError> {
     qemu_pids()?
         .into_iter()
@@ -198,12 +199,12 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
 /// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its
 /// UUID or name.
 ///
-/// By its id any QEMU process is found, whoever's it is. By UUID and name only VMs of the default [`AllowedUsers`] are, so that no
-/// other user can take a VM's name.
+/// A process id finds any QEMU process, regardless of its user. A UUID or name finds only VMs of the default
+/// [`AllowedUsers`], so that no other user can take over a VM's name.
 ///
 /// # Errors
 ///
-/// [`VmError::NoSuchName`] and [`VmError::AmbiguousName`], both of which list what there is;
+/// [`VmError::NoSuchName`] and [`VmError::AmbiguousName`], both of which list the candidates;
 /// [`VmError::OtherProcess`]; [`VmError::NoGuestRam`]; those of [`QemuVm::of_pid`].
 pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
     let vm = if let Ok(process) = pid_or_name.parse::<ProcessId>() {
@@ -229,7 +230,7 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
 }
 
 fn pid_of_name(name: &str) -> Result<u32, VmError> {
-    // Names are open to all users, so VMs of others do not stand in the way; nor do processes that only take a VM's name.
+    // Any user can choose a name, so VMs of other users, and processes that merely use a VM's name, are not considered.
     let users = AllowedUsers::default();
     let uuid = name.to_ascii_lowercase();
     let named: Vec<(u32, String, bool)> = qemu_pids()?
@@ -277,8 +278,8 @@ impl Process {
     }
 
     fn error(&self, path: PathBuf, source: io::Error) -> VmError {
-        // It ended while the file was open, or has ended but was not waited for yet: then
-        // the kernel has no mounts to show.
+        // The process ended while the file was open, or has ended but was not waited for yet; in that case
+        // the kernel has no mounts to list.
         const ENDED: [i32; 2] = [3, 22]; // ESRCH, EINVAL
         let code = source.raw_os_error().unwrap_or(0);
         if source.kind() == io::ErrorKind::NotFound || ENDED.contains(&code) {
@@ -310,8 +311,8 @@ impl Process {
         Ok(listing.flatten().filter_map(thread).collect())
     }
 
-    /// Determines the accelerator by the most reliable sign: an open KVM VM, then the names of the threads, and last the
-    /// command line, whose first choice may have failed.
+    /// Determines the accelerator by the most reliable indication: an open KVM VM, then the names of the threads, and
+    /// finally the command line, whose first choice may have failed.
     fn accelerator(&self, command_line: &CommandLine, threads: &[Thread]) -> Option<Accelerator> {
         if let Ok(files) = fs::read_dir(self.path("fd")) {
             let is_kvm = files.flatten().any(|file| {
@@ -351,7 +352,7 @@ fn program(pid: u32) -> Result<String, VmError> {
             let name = target.file_name().unwrap_or_default().to_string_lossy();
             Ok(name.trim_end_matches(" (deleted)").to_owned())
         }
-        // Another user's process still shows its arguments; a kernel thread, and a process
+        // Another user's process still lists its arguments; a kernel thread, and a process
         // that has ended but was not waited for, only a name.
         Err(_) => {
             let arguments = process.read("cmdline")?;
@@ -368,7 +369,7 @@ fn is_qemu(program: &str) -> bool {
     program.starts_with("qemu-system-") || program == "qemu-kvm"
 }
 
-/// Reads the names QEMU gives its threads under `debug-threads=on`.
+/// Parses the names that QEMU gives its threads under `debug-threads=on`.
 fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
     let index = match thread.name.strip_prefix("CPU ") {
         Some(rest) => rest.split_once('/')?.0.parse().ok()?,
@@ -381,7 +382,7 @@ fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
     })
 }
 
-/// Queries the monitor if it is free; threads that are not of the process are ignored.
+/// Queries the monitor if it is free; ignores threads that do not belong to the process.
 fn vcpus_by_monitor(socket: &PeerSocket, threads: &[Thread]) -> Vec<Vcpu> {
     let answer = Qmp::connect_to(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
     let mut vcpus = answer.unwrap_or_default();
@@ -423,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_is_said_not_to_be() {
-        // Process ids end at 2^22 on Linux.
+        // The largest process id on Linux is 2^22.
         let error = find("4194305").unwrap_err();
         assert!(matches!(error, VmError::NoSuchProcess { pid: 4_194_305 }));
     }

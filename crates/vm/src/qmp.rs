@@ -1,9 +1,9 @@
-//! A small client of QEMU's monitor protocol (QMP) over a Unix socket.
+//! A minimal client of QEMU's monitor protocol (QMP) over a Unix socket.
 //!
-//! A monitor sends JSON, one object a line: a greeting, then answers to commands, with
-//! events between them at any time. A monitor serves one client at a time: a second one
-//! connects but is not greeted, and once some more wait, cannot even connect. What it sends is untrusted (a VM may
-//! have taken its QEMU over): lines are bounded, waits end, and of events only the newest are kept.
+//! A monitor sends JSON, one object per line: a greeting, then answers to commands, with events between them at any
+//! time. A monitor serves one client at a time: a second one can connect but is not greeted, and once the queue is
+//! full, others cannot even connect. The monitor's output is untrusted, because a VM may have compromised its QEMU:
+//! lines and waits are bounded, and only the newest events are kept.
 //!
 //! Source: QEMU, docs/interop/qmp-spec.
 
@@ -18,23 +18,23 @@ use serde_json::{Value, json};
 use crate::identity::{PeerSocket, connect_within};
 use crate::{GuestStats, Vcpu, VmError};
 
-/// Longest line taken; QEMU's longest answers (its own schema) stay under 1 MiB.
+/// Maximum length of a line; QEMU's longest answers (its own schema) stay under 1 MiB.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Events kept until they are taken.
+/// Maximum number of events stored until they are taken.
 const EVENTS_MAX: usize = 256;
 /// Property of a balloon: interval of its guest's statistics, in s.
 const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 
-/// Something that happened in a VM.
+/// An event reported by QEMU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QmpEvent {
-    /// Its name, as `SHUTDOWN` or `BALLOON_CHANGE`.
+    /// Its name, such as `SHUTDOWN` or `BALLOON_CHANGE`.
     pub name: String,
-    /// Its details, as QEMU sends them; null if there are none.
+    /// Its data, as QEMU sends it; null if there is none.
     pub data: Value,
 }
 
-/// Whether a VM runs.
+/// The run state of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunState {
     /// Whether its virtual CPUs run.
@@ -47,17 +47,17 @@ pub struct RunState {
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
-    /// Bytes received that do not make a line yet.
+    /// Received bytes of an incomplete line.
     received: Vec<u8>,
     events: VecDeque<QmpEvent>,
-    /// Longest wait for an answer.
+    /// Time limit of an answer.
     timeout: Duration,
     /// Number of the next command, which its answer repeats.
     next_id: u64,
 }
 
 impl Qmp {
-    /// Connects and ends the negotiation within `timeout`; every later command is given as long.
+    /// Connects and completes the negotiation within `timeout`, which is also the time limit of every later command.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Qmp {
         Self::greet(connect_within(socket, timeout), socket, deadline, timeout)
     }
 
-    /// The same at the socket of a VM; what does not come from that VM's own process is refused.
+    /// As [`connect`](Self::connect) at the socket of a VM; refuses a peer that is not that VM's own process.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl Qmp {
                 Receive::Protocol(what) => VmError::QmpProtocol { what },
             })?;
             if self.keep_event(&mut answer) || answer["id"] != id {
-                // An event, or the late answer to a command whose time was over.
+                // An event, or the late answer to a command that has timed out.
                 continue;
             }
             if let Some(value) = answer.get_mut("return") {
@@ -172,7 +172,7 @@ impl Qmp {
         }
     }
 
-    /// Takes the events that came with the answers so far, oldest first, at most the last 256.
+    /// Returns the events received so far, oldest first, at most the last 256, and removes them.
     pub fn take_events(&mut self) -> Vec<QmpEvent> {
         self.events.drain(..).collect()
     }
@@ -181,7 +181,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// Those of [`execute`](Self::execute); so for all commands below.
+    /// Those of [`execute`](Self::execute), as for all commands below.
     pub fn stop(&mut self) -> Result<(), VmError> {
         self.execute("stop", Value::Null).map(drop)
     }
@@ -244,8 +244,8 @@ impl Qmp {
             })
     }
 
-    /// Sets how much memory the guest is to have; QEMU takes more than its RAM for all of it. The guest follows later, if
-    /// it has a driver.
+    /// Sets the balloon target as the memory left to the guest; QEMU limits it to the VM's RAM. The guest follows
+    /// later, if it has a driver.
     ///
     /// # Errors
     ///
@@ -255,14 +255,14 @@ impl Qmp {
             .map(drop)
     }
 
-    /// Returns the guest's memory: its RAM less the balloon's size as the guest reports it.
+    /// Returns the guest's memory: its RAM less the balloon's size as reported by the guest.
     ///
     /// # Errors
     ///
     /// Those of [`execute`](Self::execute); QEMU refuses if there is no balloon (class `DeviceNotActive`).
     pub fn balloon_actual_bytes(&mut self) -> Result<u64, VmError> {
         let answer = self.execute("query-balloon", Value::Null)?;
-        // A guest that claims a balloon larger than its RAM makes this negative.
+        // Negative if a guest claims a balloon larger than its RAM.
         answer["actual"]
             .as_u64()
             .ok_or_else(|| VmError::QmpProtocol {
@@ -270,7 +270,7 @@ impl Qmp {
             })
     }
 
-    /// Asks how much RAM the VM has, hot-plugged RAM included, in bytes.
+    /// Returns the VM's RAM, including hot-plugged RAM, in bytes.
     ///
     /// # Errors
     ///
@@ -329,8 +329,8 @@ impl Qmp {
         self.execute("qom-set", property).map(drop)
     }
 
-    /// Asks for the guest's newest statistics, told to the balloon at `path`; `None` if it never told any, as without a
-    /// driver.
+    /// Returns the newest statistics that the guest reported to the balloon at `path`; `None` if it never reported any,
+    /// as without a driver.
     ///
     /// # Errors
     ///
@@ -343,7 +343,7 @@ impl Qmp {
         })
     }
 
-    /// Keeps an event for [`take_events`](Self::take_events); false for another message.
+    /// Stores an event for [`take_events`](Self::take_events); returns false for another message.
     fn keep_event(&mut self, message: &mut Value) -> bool {
         let Some(name) = message["event"].as_str().map(str::to_owned) else {
             return false;
@@ -356,7 +356,7 @@ impl Qmp {
         true
     }
 
-    /// Waits for a whole line and reads it.
+    /// Waits for a complete line and parses it.
     fn receive(&mut self, deadline: Instant) -> Result<Value, Receive> {
         let mut searched = 0;
         loop {
@@ -394,7 +394,7 @@ impl Qmp {
     }
 }
 
-/// Why no line came.
+/// Why no line was received.
 enum Receive {
     Io(io::Error),
     Protocol(String),
@@ -416,8 +416,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// A monitor that sends `greeting`, then one of `answers` for each line it gets,
-    /// and then falls silent.
+    /// A monitor that sends `greeting`, then one of `answers` for each line it receives,
+    /// and then nothing more.
     fn monitor(greeting: &str, answers: &[&str]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("qmp");

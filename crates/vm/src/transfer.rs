@@ -1,8 +1,9 @@
-//! What QEMU does with a VM's memory as a whole: receives it, sends it, or saves it.
+//! Operations of QEMU on a VM's whole memory: receiving, sending or saving it.
 //!
-//! Meanwhile QEMU may need a userfaultfd on that memory itself, of which the kernel allows one, and reads all of it. Two
-//! places show it: the names that QEMU gives its threads (with `debug-threads=on`, which libvirt always sets), and its
-//! monitor, if it serves nobody else. A VM that was started to be migrated to has received its memory when its CPUs run.
+//! During these operations QEMU may need a userfaultfd on that memory itself, of which the kernel allows only one, and
+//! it reads all of the memory. There are two indications: the names that QEMU gives its threads (with
+//! `debug-threads=on`, which libvirt always sets), and its monitor, if it serves no other client. A VM that was started
+//! as the target of a migration has received its memory when its CPUs run.
 //!
 //! Source: QEMU, qapi/migration.json and migration/*.c, versions 7.2 to 10.
 
@@ -17,7 +18,7 @@ use crate::{QemuVm, Qmp, VmError};
 /// CPU time after which a VM's CPUs have run its guest: starting them and loading their state takes less.
 const STARTED_NS: u64 = 100_000_000;
 
-/// Why QEMU has a VM's memory to itself.
+/// Why QEMU has exclusive use of a VM's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transfer {
@@ -29,7 +30,7 @@ pub enum Transfer {
     Outgoing,
     /// A snapshot is taken while the VM runs.
     Snapshot,
-    /// Snapshots of the running VM are switched on, so one may begin at any time.
+    /// Snapshots of the running VM are enabled, so one may begin at any time.
     SnapshotEnabled,
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for Transfer {
 }
 
 impl Transfer {
-    /// What the names of a process's threads show; costs one small read per thread.
+    /// Determines the operation from the names of a process's threads; costs one small read per thread.
     #[must_use]
     pub fn of_threads(pid: u32) -> Option<Self> {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -73,7 +74,7 @@ impl Transfer {
         }
     }
 
-    /// What a monitor reports.
+    /// Determines the operation by querying a monitor.
     ///
     /// # Errors
     ///
@@ -109,13 +110,13 @@ impl Transfer {
 }
 
 impl QemuVm {
-    /// Why QEMU has the VM's memory to itself, if it does; `None` also where nothing shows it.
+    /// Why QEMU has exclusive use of the VM's memory, if it has; `None` also if there is no indication.
     ///
-    /// With `monitor`, its monitor is queried within that time.
+    /// With `monitor`, its monitor is also queried, within that time limit.
     ///
     /// # Errors
     ///
-    /// The monitor's, after what the kernel shows was found to be nothing.
+    /// Those of the monitor, if the kernel's data show no operation.
     pub fn transfer(&self, monitor: Option<Duration>) -> Result<Option<Transfer>, VmError> {
         if let Some(transfer) = Transfer::of_threads(self.pid) {
             return Ok(Some(transfer));
@@ -134,7 +135,7 @@ impl QemuVm {
         }
     }
 
-    /// Whether it was started to be migrated to, and its CPUs have not run.
+    /// Whether it was started as the target of a migration, and its CPUs have not run.
     fn waits_for_migration(&self) -> bool {
         let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         let mut arguments = arguments.split(|&byte| byte == 0);
