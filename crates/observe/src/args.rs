@@ -1,4 +1,4 @@
-//! How to trace: the options shared by all verbs that do, made of the backends' registry.
+//! Tracing options shared by all verbs that trace, derived from the registry of backends.
 
 use std::fmt;
 
@@ -58,14 +58,14 @@ pub struct TracingArgs {
     seed: u64,
 }
 
-/// Accepts the name of a backend.
+/// Parser of a backend's name.
 fn backends() -> impl TypedValueParser<Value = TraceMethod> {
     let rows = BACKENDS.iter();
     let names = rows.map(|row| PossibleValue::new(row.name()).help(row.sees));
     PossibleValuesParser::new(names).try_map(|name| name.parse::<TraceMethod>())
 }
 
-/// Accepts the name of an estimator of references in order.
+/// Parser of the name of an estimator of references in order.
 #[must_use]
 pub fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
     let rows = || LIVE_ESTIMATORS.iter().filter(|row| row.is_ordered);
@@ -89,7 +89,7 @@ enum Rule {
     Budget,
 }
 
-/// An upper bound of the time taken, or none.
+/// An upper bound on the tracing time, or none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget(Option<f64>);
 
@@ -118,8 +118,8 @@ impl TracingArgs {
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a rate that no whole number of pages stands for, and for
-    /// options that do not apply to the backend.
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a rate whose inverse is not a whole number of pages, and
+    /// for options that do not apply to the backend.
     pub fn watch(&self) -> anyhow::Result<(TraceMethod, TraceConfig)> {
         let row = BackendRow::of(self.backend);
         let given = [
@@ -206,7 +206,7 @@ impl TracingArgs {
     }
 }
 
-/// The backends that an option applies to, as an error.
+/// An error that lists the backends to which an option applies.
 fn goes_with(option: &str) -> String {
     let rows = BACKENDS.iter().filter(|row| row.options.contains(&option));
     let names: Vec<_> = rows.map(|row| row.name()).collect();

@@ -1,8 +1,9 @@
-//! A backend on a VM that changes while it is observed.
+//! A backend on a VM that may change while it is observed.
 //!
-//! RAM and virtual CPUs may come and go: the backend is attached anew, so that a period counts what there is at its
-//! beginning. While QEMU receives, sends or saves the VM's memory ([`Transfer`]) nobody is attached: a period ends when that
-//! begins, the backend detaches at once, and the next period is refused until it is over.
+//! RAM and virtual CPUs may be added and removed: the backend is then attached anew, so that a period covers the RAM
+//! and CPUs that exist at its beginning. While QEMU receives, sends or saves the VM's memory ([`Transfer`]) no backend
+//! is attached: a period ends when that begins, the backend detaches at once, and the next period is refused until it
+//! is over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,32 +17,32 @@ use plimsoll_vm::{QemuVm, Transfer, VmError};
 
 use crate::target_of;
 
-/// Longest exchange with a monitor.
+/// Time limit of an exchange with a monitor.
 pub const MONITOR_MAX: Duration = Duration::from_millis(300);
-/// Pause after a monitor that did not answer: it serves somebody else, as libvirt, or hangs.
+/// Pause after a monitor that did not answer, because it serves another client, such as libvirt, or hangs.
 const QUIET: Duration = Duration::from_secs(60);
 /// Interval at which the threads of a VM are inspected within a period.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// How long after a failed call a VM may take to end, or to show what changed.
+/// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);
 
-/// A backend that follows its VM.
+/// A backend that is attached anew when its VM changes.
 #[derive(Debug)]
 pub struct Follower {
     vm: QemuVm,
     row: &'static BackendRow,
     config: TraceConfig,
-    /// `None` while QEMU has the memory to itself.
+    /// `None` while QEMU has exclusive use of the memory.
     backend: Option<Box<dyn Backend>>,
     touch_cost: TouchCost,
     ram_pages: u64,
     periods: u64,
-    /// Until when the monitor is left alone.
+    /// Until this time the monitor is not queried.
     quiet: Option<Instant>,
 }
 
 impl Follower {
-    /// Attaches to a VM, unless QEMU has its memory to itself.
+    /// Attaches to a VM, unless QEMU has exclusive use of its memory.
     pub fn attach(
         vm: &QemuVm,
         row: &'static BackendRow,
@@ -68,7 +69,7 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Refuses while QEMU has the memory to itself; detaches first.
+    /// Refuses while QEMU has exclusive use of the memory; detaches first.
     fn check_transfer(&mut self) -> Result<(), TrapError> {
         let monitor = self.quiet.is_none_or(|until| Instant::now() >= until);
         let transfer = self.vm.transfer(monitor.then_some(MONITOR_MAX));
@@ -82,7 +83,7 @@ impl Follower {
             return Ok(());
         };
         let was_attached = self.ram_pages > 0;
-        // Dropped, a backend leaves nothing in the VM.
+        // Dropping a backend restores the VM.
         self.backend = None;
         let refusal = Refusal::MemoryTransfer {
             why: transfer.to_string(),
@@ -94,9 +95,9 @@ impl Follower {
         })
     }
 
-    /// Whether RAM or CPUs have come or gone; the VM is then as it is now.
+    /// Whether RAM or CPUs were added or removed; updates the VM's description.
     fn has_changed(&mut self) -> bool {
-        // One that has ended is noticed by its backend.
+        // The backend notices if the VM has ended.
         let Ok(now) = QemuVm::of_pid(self.vm.pid) else {
             return false;
         };
@@ -118,13 +119,14 @@ impl Follower {
         Ok(())
     }
 
-    /// What a failed call means: the VM has ended, or changed, or neither. Nobody is attached to it then.
+    /// Determines the cause of a failed call: the VM has ended, or changed, or neither. No backend is attached
+    /// afterwards.
     fn explain(&mut self, error: TrapError) -> TrapError {
         if !matches!(error, TrapError::Call { .. }) {
             return error;
         }
         let pid = self.vm.pid;
-        // First of all, so that the VM goes on.
+        // First, so that the VM can continue.
         self.backend = None;
         let deadline = Instant::now() + CHANGE_MAX;
         while Instant::now() < deadline {
@@ -147,7 +149,7 @@ impl Backend for Follower {
             let before = std::mem::take(&mut self.ram_pages);
             self.reattach()?;
             if self.ram_pages != before {
-                // Before a page is observed that estimators do not expect.
+                // Before a page is observed that the estimators do not expect.
                 return Err(TrapError::RamChanged { pid: self.vm.pid });
             }
         }

@@ -1,10 +1,10 @@
-//! Where in its RAM a VM is busy: pages touched in a period, counted in cells of equal size.
+//! Heatmap data of a VM's RAM: pages touched in a period, counted in cells of equal size.
 
 use std::collections::HashSet;
 
 use plimsoll_flow::{PageCount, PageNumber};
 
-/// Counts touched pages by their place.
+/// Counts touched pages by their position in RAM.
 #[derive(Debug)]
 pub struct Heat {
     ram: PageCount,
@@ -14,7 +14,7 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// Counts in `cells` cells, at least 1, of `ram`.
+    /// Counts in `cells` cells of `ram`; at least 1.
     pub fn new(ram: PageCount, cells: u32) -> Self {
         Self {
             ram,
@@ -23,12 +23,12 @@ impl Heat {
         }
     }
 
-    /// Counts pages, each once in a period.
+    /// Counts pages, each at most once per period.
     pub fn count(&mut self, pages: &[PageNumber]) {
         self.touched.extend(pages);
     }
 
-    /// Pages touched in each cell; begins anew. A tracked page stands for `scale`.
+    /// Returns the pages touched in each cell and starts the next period. A tracked page counts as `scale` pages.
     pub fn take(&mut self, scale: u32) -> Vec<u32> {
         let mut pages = vec![0_u32; self.cells as usize];
         for page in self.touched.drain() {

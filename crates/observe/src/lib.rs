@@ -1,19 +1,19 @@
-//! A running VM under observation: a tracing backend joined to live estimators, period by period.
+//! Observation of a running VM: connects a tracing backend to live estimators, period by period.
 //!
 //! ```text
 //! backend (crate trap) ──> references or scans ──> live estimator ──> curve ──> working set
 //! ```
 //!
-//! [`Observer`] is the library under `plimsoll attach`, and so under the daemon's tracers. Only the estimator
-//! that was chosen runs, unless two are to be compared.
+//! [`Observer`] is the library used by `plimsoll attach`, and therefore by the daemon's tracers. Only the selected
+//! estimator runs, unless two are compared.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`args`] | options of tracing, for every verb that traces |
 //! | [`page_log`] | recording of an emulated machine's page walks |
-//! | [`selftest`] | a known guest, traced by each backend and compared with the truth |
+//! | [`selftest`] | a guest with known accesses, traced by each backend and compared with the truth |
 //! | [`wss`] | working sets of page logs and traces by each estimator |
-//! | [`compare`] | working sets of one running VM by each method there is |
+//! | [`compare`] | working sets of one running VM by every available method |
 //!
 //! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
 #![forbid(unsafe_code)]
@@ -43,10 +43,10 @@ use plimsoll_vm::{QemuVm, VmError};
 use follow::Follower;
 use heat::Heat;
 
-/// How often RAM may come or go while a period begins.
+/// Maximum number of changes of the RAM while a period begins.
 const CHANGES_MAX: u32 = 5;
 
-/// Why a VM is not observed. It is as it was.
+/// Why a VM is not observed. The VM is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// Its process cannot be read.
@@ -69,20 +69,20 @@ pub enum ObserveError {
     },
 }
 
-/// What is computed of the observations, beyond the working set of each period.
+/// Computations on the observations, in addition to the working set of each period.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ObserverOptions {
-    /// The estimator of curves; `None`: the first that takes what the backend yields.
+    /// The estimator of curves; `None` for the first that accepts the backend's observations.
     pub estimator: Option<&'static LiveEstimatorRow>,
     /// Whether exact LRU and AET both run, on the same references, for [`Observer::curves`].
     pub is_compared: bool,
-    /// How far back a period's curve reaches; `None`: to the period's beginning.
+    /// Time span of a period's curve; `None` for the period alone.
     pub reach: Option<Duration>,
-    /// Number of cells in which touched pages are counted, by their place in the RAM; `None`: they are not.
+    /// Number of cells of RAM in which touched pages are counted; `None` to disable counting.
     pub heat_cells: Option<u32>,
 }
 
-/// A VM being observed, with what was seen of it so far.
+/// A VM being observed, with the observations so far.
 #[derive(Debug)]
 pub struct Observer {
     /// Name of the VM.
@@ -90,9 +90,9 @@ pub struct Observer {
     backend: Box<dyn Backend>,
     yields: Yield,
     options: ObserverOptions,
-    /// None where the backend's observations give no curve.
+    /// `None` if the backend's observations yield no curve.
     estimator: Option<Box<dyn LiveEstimator>>,
-    /// Exact LRU and AET, if they are compared; one of them beside the chosen one.
+    /// Exact LRU and AET, if they are compared; one of them is the selected estimator.
     compared: Option<Compared>,
     has_reach: bool,
     heat: Option<Heat>,
@@ -102,7 +102,7 @@ pub struct Observer {
 #[derive(Debug)]
 struct Compared {
     other: Box<dyn LiveEstimator>,
-    /// Whether the other is exact LRU, and so the chosen one AET.
+    /// Whether the second estimator is exact LRU, and therefore the selected one AET.
     is_other_lru: bool,
 }
 
@@ -124,17 +124,17 @@ impl Compared {
     }
 }
 
-/// What one period showed.
+/// Results of one period.
 #[derive(Debug)]
 pub struct ObservedPeriod {
-    /// What the backend did, saw, cost and lost.
+    /// Results, cost and losses of the backend.
     pub period: Period,
     /// The working set; `None` if nothing was touched.
     pub working_set: Option<WorkingSet>,
-    /// The 95 % confidence interval of the working set, by the band of the curve it was
-    /// read from; its upper limit may not have been seen.
+    /// The 95 % confidence interval of the working set, by the band of the curve from which it was
+    /// read; `None` as upper limit if the curve does not fall that far.
     pub working_set_band: Option<(PageCount, Option<PageCount>)>,
-    /// The period's curve, or that of the periods within reach; `None` if no reuse was seen.
+    /// The period's curve, or that of the periods within reach; `None` if no reuse was observed.
     pub curve: Option<MissRatioCurve>,
     /// Distance of AET from exact LRU on the period's references, if they are compared.
     pub distance: Option<CurveDistance>,
@@ -177,7 +177,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// Why it cannot be traced, and what to do; the VM is as it was.
+    /// Why it cannot be traced, and how to change that; the VM is unchanged.
     pub fn attach(
         vm: &QemuVm,
         method: TraceMethod,
@@ -204,7 +204,7 @@ impl Observer {
         observer
     }
 
-    /// Makes estimators for the RAM that there is now; those before are dropped.
+    /// Creates estimators for the present RAM and drops the previous ones.
     fn start_estimating(&mut self) {
         let (ram, options) = (PageCount(self.backend.ram_pages()), &self.options);
         let live = LiveOptions {
@@ -229,18 +229,18 @@ impl Observer {
         self.estimator = chosen.map(|row| (row.make)(&live));
     }
 
-    /// Time that an observed touch costs the VM on this host: a trap, or a minor fault.
+    /// Cost to the VM of an observed touch on this host: a trap, or a minor fault.
     #[must_use]
     pub fn touch_cost(&self) -> TouchCost {
         self.backend.touch_cost()
     }
 
-    /// Observes for one period. If RAM was plugged or unplugged, everything is estimated anew from there.
+    /// Observes for one period. If RAM was plugged or unplugged, all estimates start anew.
     ///
     /// # Errors
     ///
-    /// As [`Backend::run_period`], and [`TrapError::Interrupted`] while QEMU migrates or saves the VM; the periods before
-    /// count in [`curve`](Self::curve).
+    /// As [`Backend::run_period`], and [`TrapError::Interrupted`] while QEMU migrates or saves the VM;
+    /// [`curve`](Self::curve) still covers the periods before.
     pub fn period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
         for _ in 1..CHANGES_MAX {
             match self.try_period(stop) {
@@ -269,7 +269,7 @@ impl Observer {
         let period = match ran {
             Ok(period) => period,
             Err(error) => {
-                // What was seen of it is not whole.
+                // The observations of this period are incomplete.
                 if let Some(estimator) = estimator {
                     estimator.discard_window();
                 }
@@ -306,13 +306,13 @@ impl Observer {
         })
     }
 
-    /// The curve of all periods so far, each counted by its length; `None` if no page was used twice.
+    /// The curve of all periods so far, weighted by their lengths; `None` if no page was used twice.
     #[must_use]
     pub fn curve(&self) -> Option<MissRatioCurve> {
         self.estimator.as_ref()?.curve()
     }
 
-    /// The curves of all periods so far by both estimators; `None` if no page was used twice, or they are not
+    /// The curves of all periods so far by both estimators; `None` if no page was used twice, or if they are not
     /// compared.
     #[must_use]
     pub fn curves(&self) -> Option<Curves> {
@@ -320,7 +320,7 @@ impl Observer {
         compared.curves(self.curve(), compared.other.curve())
     }
 
-    /// Leaves the VM as it was and ends.
+    /// Restores the VM and ends the observation.
     ///
     /// # Errors
     ///
@@ -330,14 +330,14 @@ impl Observer {
     }
 }
 
-/// Assesses every backend for a VM, in the order of the registry. Changes nothing in the VM.
+/// Assesses every backend for a VM, in the order of the registry. Does not change the VM.
 ///
 /// # Errors
 ///
-/// Why its process cannot be read.
+/// Its process cannot be read.
 pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, ObserveError> {
     let mut assessments = plimsoll_trap::assess(&target_of(vm)?, config);
-    // As on attaching, a monitor that does not answer is not in the way.
+    // As on attaching, a monitor that does not answer is no obstacle.
     if let Ok(Some(transfer)) = vm.transfer(Some(follow::MONITOR_MAX)) {
         for assessment in &mut assessments {
             let why = transfer.to_string();
@@ -348,11 +348,11 @@ pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, Obse
     Ok(assessments)
 }
 
-/// A VM as a backend needs it.
+/// The description of a VM for a backend.
 ///
 /// # Errors
 ///
-/// Why its process cannot be read.
+/// Its process cannot be read.
 pub fn target_of(vm: &QemuVm) -> Result<TraceTarget, ObserveError> {
     let states = vm.ram_states().map_err(|source| ObserveError::Vm {
         vm: vm.id.clone(),
@@ -367,8 +367,8 @@ pub fn target_of(vm: &QemuVm) -> Result<TraceTarget, ObserveError> {
     })
 }
 
-/// The sizes between which a curve's band falls to the miss ratio of a working set; `None` if not even the lower
-/// limit does.
+/// The sizes at which the limits of a curve's band fall to the miss ratio of a working set; `None` if not even the
+/// lower limit does.
 #[must_use]
 pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<PageCount>)> {
     let first = |limit: fn(&CurvePoint) -> f64| {
@@ -388,13 +388,13 @@ fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<Wor
     let touched = PageCount(period.distinct_pages * u64::from(period.scale));
     let (size, bound) = match (period.method, curve.map(working_set)) {
         (TraceMethod::Traps, Some(set)) => (set.size, set.bound),
-        // All that was touched fits into the hot set, below which nothing is resolved.
+        // All touched pages fit into the hot set, below which nothing is resolved.
         (TraceMethod::Traps, None) => {
             let hot_set_pages = u64::from(period.traps.hot_set_pages);
             let is_resolved = period.distinct_pages > hot_set_pages || period.budget_exhausted;
             (touched, if is_resolved { AtLeast } else { AtMost })
         }
-        // A size below the resolution is only known to fit.
+        // For a size below the resolution, only an upper bound is known.
         (TraceMethod::AccessedPageScans, Some(set)) => {
             let is_resolved = set.size.0 > period.resolution_pages();
             let bound = match set.bound {

@@ -1,8 +1,9 @@
-//! A page log of an emulated machine: what `plimsoll run --page-log` adds to QEMU's command line, and the thread that
-//! takes the records out of the ring and into a file.
+//! Recording of a page log of an emulated machine: the arguments that `plimsoll run --page-log` adds to QEMU's command
+//! line, and the thread that moves the records from the ring into a file.
 //!
-//! The plugin (`qemu/pagelog`) reports walks and references; nothing is evaluated here. A full ring stops the machine until
-//! this thread has emptied it. If the thread fails (a full disk), it detaches, and the machine goes on unrecorded.
+//! The plugin (`qemu/pagelog`) reports walks and references; nothing is evaluated here. A full ring stops the machine
+//! until this thread has emptied it. If the thread fails (a full disk), it detaches, and the machine continues
+//! unrecorded.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -24,15 +25,15 @@ use plimsoll_vm::{Accelerator, CommandLine, comma_words, escape_commas};
 
 use plimsoll_output::bail_usage;
 
-/// Records that the ring holds: 8 MiB of them.
+/// Capacity of the ring in records: 8 MiB.
 const RING_RECORDS: u64 = 1 << 20;
-/// How long QEMU may take until it has loaded the plugin.
+/// Time limit for QEMU to load the plugin.
 const ATTACH_MAX: Duration = Duration::from_secs(60);
-/// Where the plugins are, under any directory above the current one or above this program.
+/// Directory of the plugins, below any directory above the current one or above this program.
 const DIRECTORY: &str = "target/guest";
-/// Where they are on a host on which Plimsoll is installed.
+/// Directory of the plugins on a host on which Plimsoll is installed.
 const INSTALLED: &str = "/usr/lib/plimsoll";
-/// Memory that a QEMU without `-m` gives its machine.
+/// Memory of a machine whose QEMU command line has no `-m`.
 const MEMORY_DEFAULT: u64 = 128 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -83,7 +84,7 @@ fn tlb_page(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads a number of instructions, as `10M`.
+/// Parses a number of instructions, such as `10M`.
 fn instructions(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("'{text}': expected a number of at least 1000, such as 50000, 500K, 10M or 1G");
@@ -106,7 +107,7 @@ fn instructions(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A page log that is about to be recorded.
+/// A page log prepared for recording.
 pub struct PageLog {
     ring: Ring,
     file: File,
@@ -115,12 +116,12 @@ pub struct PageLog {
 }
 
 impl PageLog {
-    /// Makes the ring and the file for a machine of QEMU's command line; `None` if none is requested.
+    /// Creates the ring and the file for a machine of QEMU's command line; `None` if no recording is requested.
     ///
     /// # Errors
     ///
-    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a machine that cannot be recorded, and why there is
-    /// no plugin, no ring or no file.
+    /// A [`UsageError`](plimsoll_output::exit::UsageError) for a machine that cannot be recorded; an error if the
+    /// plugin is missing, or if the ring or the file cannot be created.
     pub fn prepare(
         args: &PageLogArgs,
         qemu: &OsStr,
@@ -167,7 +168,7 @@ impl PageLog {
         if let Some(bytes) = args.tlb_page {
             option("tlb_page", &bytes);
         }
-        // An older file is overwritten when the machine runs, not before.
+        // An existing file is overwritten when the machine runs, not before.
         let file = File::options()
             .write(true)
             .create(true)
@@ -188,13 +189,13 @@ impl PageLog {
         ["-plugin".into(), self.argument.clone().into()]
     }
 
-    /// Begins to record what a QEMU with [`PageLog::arguments`] does, which is started now.
+    /// Starts recording a QEMU with [`PageLog::arguments`], which must be started now.
     #[must_use]
     pub fn record(self) -> Recording {
         self.record_and(|_| ())
     }
 
-    /// As [`PageLog::record`]; passes each batch of records to `inspect`, in the thread that records.
+    /// As [`PageLog::record`]; also passes each batch of records to `inspect`, in the recording thread.
     #[must_use]
     pub fn record_and(self, inspect: impl FnMut(&[Record]) + Send + 'static) -> Recording {
         let lives = Arc::new(AtomicBool::new(true));
@@ -219,7 +220,7 @@ impl PageLog {
     }
 }
 
-/// A page log that is being recorded by a thread.
+/// A page log being recorded by a thread.
 pub struct Recording {
     path: PathBuf,
     lives: Arc<AtomicBool>,
@@ -228,17 +229,17 @@ pub struct Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // The thread ends when nothing comes any more.
+        // The thread ends when no more records arrive.
         self.lives.store(false, Ordering::Release);
     }
 }
 
 impl Recording {
-    /// Takes the last records of a QEMU that has ended.
+    /// Stores the last records of a QEMU that has ended.
     ///
     /// # Errors
     ///
-    /// Why the log is cut short or was not begun; what came before is in the file.
+    /// Why the log is truncated or was not started; the records before are in the file.
     pub fn end(mut self) -> anyhow::Result<Recorded> {
         self.lives.store(false, Ordering::Release);
         let joined = self.thread.take().map(JoinHandle::join);
@@ -249,7 +250,7 @@ impl Recording {
     }
 }
 
-/// What was recorded.
+/// Results of a recording.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recorded {
     /// Records in the log.
@@ -260,15 +261,15 @@ pub struct Recorded {
     pub references: u64,
     /// Intervals that ended.
     pub intervals: u64,
-    /// Instructions that the vCPUs ran while they were recorded.
+    /// Instructions that the vCPUs executed while they were recorded.
     pub instructions: u64,
     /// Time from the first record to the end, in s.
     pub seconds: f64,
     /// Size of the file.
     pub bytes: u64,
-    /// Times that the machine waited for a full ring.
+    /// Times that the machine waited because the ring was full.
     pub waits: u64,
-    /// Records that the machine dropped because nobody took them.
+    /// Records that the machine dropped because the reader was gone.
     pub lost: u64,
 }
 
@@ -337,7 +338,7 @@ struct Counts {
     walks: u64,
     references: u64,
     intervals: u64,
-    /// Of each vCPU: its first and its last clock.
+    /// First and last clock of each vCPU.
     clocks: BTreeMap<u8, (u64, u64)>,
 }
 
@@ -354,7 +355,7 @@ impl Counts {
                     clock.1 = clock.1.saturating_add(walk.step_instructions.into());
                 }
                 Record::Clock { vcpu, instructions } => {
-                    // Without a record before it, a vCPU began to be recorded here.
+                    // The first record of a vCPU starts its recording.
                     let clock = self.clocks.entry(vcpu).or_insert((instructions, 0));
                     clock.1 = instructions.max(clock.0);
                 }
@@ -366,7 +367,7 @@ impl Counts {
     }
 }
 
-/// The memory of a machine, as the plugin needs it.
+/// The machine's memory layout, as required by the plugin.
 #[derive(Debug, PartialEq, Eq)]
 struct Memory {
     bytes: u64,
@@ -374,14 +375,14 @@ struct Memory {
 }
 
 impl Memory {
-    /// Reads QEMU's command line.
+    /// Parses QEMU's command line.
     fn of(line: &[String]) -> anyhow::Result<Self> {
         let parsed = CommandLine::parse(line);
         if parsed.accelerators.first() == Some(&Accelerator::Kvm) {
             bail_usage!("--page-log: QEMU must emulate the machine: -accel tcg, not KVM");
         }
         let bytes = match (parsed.memory_bytes, parsed.backends.as_slice()) {
-            // Where RAM begins among several is not known; the plugin counts from the first.
+            // With several backends, the start of RAM is not known; the plugin counts from the first.
             (_, [_, _, ..]) => bail_usage!(
                 "--page-log: a machine of several memory backends (-object memory-backend-..) cannot be recorded"
             ),
@@ -431,10 +432,10 @@ impl Memory {
     }
 }
 
-/// How much of a machine's RAM lies below 4 GiB, as QEMU divides it; `None` if that is not known.
+/// The part of a machine's RAM below 4 GiB, as QEMU splits it; `None` if that is not known.
 fn below_4g(machine: &str, bytes: u64) -> Option<u64> {
     let of_kind = |kind: &str| machine == kind || machine.starts_with(&format!("pc-{kind}-"));
-    // From the first size on, only the second lies below.
+    // For RAM of at least the first size, only the second lies below.
     let (from, below) = if of_kind("q35") {
         (0xb000_0000, 2 * GIB)
     } else if machine == "pc" || of_kind("i440fx") {
@@ -447,7 +448,7 @@ fn below_4g(machine: &str, bytes: u64) -> Option<u64> {
     Some(if bytes < from { bytes } else { below })
 }
 
-/// Queries a QEMU for its version, as `7.2.22`.
+/// Queries the version of a QEMU, such as `7.2.22`.
 fn version_of(qemu: &OsStr) -> anyhow::Result<String> {
     let output = Command::new(qemu)
         .arg("--version")
@@ -464,7 +465,7 @@ fn version_of(qemu: &OsStr) -> anyhow::Result<String> {
     }
 }
 
-/// The build of the plugin that a QEMU of a version loads.
+/// The build of the plugin for a version of QEMU.
 fn plugin_for(version: &str) -> anyhow::Result<&'static str> {
     let mut numbers = version
         .split('.')

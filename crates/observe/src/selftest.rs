@@ -1,7 +1,8 @@
-//! A guest whose accesses are known, traced by one backend after another: what a backend finds and what it costs, beside the truth.
+//! Traces a guest with known accesses by one backend after another and compares each backend's result and cost with the
+//! truth.
 //!
-//! The guest is part of `plimsoll-vm` (crate `plimsoll-kvm-guest`). It scans an array over and over, so its working set is
-//! the array, and it measures by its own clock how long it stalls.
+//! The guest is part of `plimsoll-vm` (crate `plimsoll-kvm-guest`). It scans an array repeatedly, so its working set is
+//! the array, and it measures its stalls by its own clock.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -20,16 +21,16 @@ use crate::{ObservedPeriod, Observer, ObserverOptions};
 const ARRAY_MIB: u64 = 64;
 const ARRAY_PAGES: u64 = ARRAY_MIB * 256;
 const MEMORY_MIB: u64 = 128;
-/// How long a guest may take to boot and populate its array.
+/// Time limit for a guest to boot and populate its array.
 const BOOT: Duration = Duration::from_secs(60);
-/// Traced periods of a backend; in the first ones it finds its rate.
+/// Traced periods of a backend; in the first ones its rate settles.
 const PERIODS: usize = 6;
 const PERIODS_SETTLING: usize = 2;
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long the guest is observed untraced, before each backend and after it.
+/// Time for which the guest is observed untraced, before and after each backend.
 const UNTRACED: Duration = Duration::from_secs(2);
 
-/// What a backend found, and what that cost.
+/// Result and cost of a backend.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     /// Median of the relative errors of the working set; `null` if no period had an estimate.
@@ -40,23 +41,24 @@ pub struct Outcome {
     pub periods: usize,
     /// Share of the vCPU's time that the tracer reports as taken.
     pub overhead_ratio: f64,
-    /// Share of its time that the guest stalled more than untraced, by its own clock. Noise may make it negative.
+    /// Increase of the guest's stall time over the untraced time, as a share, by its own clock. May be negative due to
+    /// noise.
     pub guest_overhead_ratio: f64,
     /// Share of its time that it stalled untraced: the noise of this host.
     pub untraced_stalled_ratio: f64,
-    /// Visits per second in the traced time over those in the untraced time.
+    /// Visits per second while traced, divided by those while untraced.
     pub speed_ratio: f64,
-    /// Pages or accesses lost.
+    /// Number of pages or accesses lost.
     pub lost: u64,
     /// Cost of a trap or fault, in µs.
     pub touch_cost_us: f64,
     /// Whether that cost was measured on a vCPU of KVM.
     pub touch_cost_by_kvm: bool,
-    /// Pages that the guest found wrong.
+    /// Pages that the guest found to have wrong contents.
     pub mismatches: u64,
 }
 
-/// The guest with what it reported last.
+/// The guest and its last report.
 #[derive(Debug)]
 pub struct Subject {
     guest: BareGuest,
@@ -64,7 +66,7 @@ pub struct Subject {
     latest: Reading,
 }
 
-/// What the guest had done and lost by the end of a round.
+/// Cumulative visits and stalls of the guest at the end of a round.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at: Instant,
@@ -73,7 +75,7 @@ struct Reading {
     mismatches: u64,
 }
 
-/// What the guest did and lost in a time, as shares of it.
+/// Visits and stalls of the guest within a time span.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     seconds: f64,
@@ -101,7 +103,7 @@ impl Pace {
 }
 
 impl Subject {
-    /// Boots a guest under an accelerator, with this CPU model, and waits until it runs.
+    /// Boots a guest with an accelerator and this CPU model, and waits until it runs.
     ///
     /// # Errors
     ///
@@ -121,7 +123,7 @@ impl Subject {
         })
     }
 
-    /// The end of the first round that ends from now on.
+    /// Returns the end of the next round.
     fn read(&mut self) -> anyhow::Result<Reading> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(30);
@@ -131,7 +133,7 @@ impl Subject {
         Ok(self.latest)
     }
 
-    /// What the guest does for a while.
+    /// Measures the guest untraced for a while.
     fn rest(&mut self) -> anyhow::Result<Pace> {
         let from = self.read()?;
         std::thread::sleep(UNTRACED);
@@ -139,7 +141,7 @@ impl Subject {
         Ok(Pace::between(&from, &to))
     }
 
-    /// Traces it by a backend.
+    /// Traces the guest by a backend.
     ///
     /// # Errors
     ///

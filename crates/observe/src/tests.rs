@@ -1,4 +1,4 @@
-//! Observers over a backend that replays what a test sets up.
+//! Observers with a backend that replays prepared data.
 
 use plimsoll_flow::{AccessKind, PageNumber, PeriodLosses, ReferenceBatch, ScanCounts, TrapCounts};
 use plimsoll_trap::{Observation, Refusal, Scan, Sink, TouchCost, Toucher};

@@ -1,6 +1,7 @@
 //! The guest's own statistics: Committed_AS, memory in use, refaults.
 //!
-//! From its console if it is a workload of ours, from an agent in it, or from its balloon. Not trusted: the guest may report anything.
+//! Sources: the console of one of our workload guests, an agent in the guest, or its balloon. Not trusted: the guest
+//! may report anything.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -13,14 +14,14 @@ use plimsoll_vm::{ConsoleEvent, GuestAgent, GuestStats, KernelMemory, PeerSocket
 
 use super::{Answer, Figure, Method, POLL, Subject};
 
-/// Longest wait for an agent, a monitor, a balloon's driver.
+/// Time limit for an agent, a monitor, or a balloon's driver to answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// Part at the end of a console's file in which the newest lines are searched.
+/// Length of the end of a console's file in which the newest lines are searched.
 const CONSOLE_BYTES: u64 = 64 << 10;
-/// Interval at which a balloon's driver reports.
+/// Interval at which a balloon's driver reports, in s.
 const STATS_INTERVAL_S: u64 = 1;
 
-/// Content of a console's file from byte `from` on, at most [`CONSOLE_BYTES`].
+/// Contents of a console's file from byte `from` on, at most [`CONSOLE_BYTES`].
 fn console_text(path: &Path, from: u64) -> anyhow::Result<String> {
     let read = || {
         let mut file = File::open(path)?;
@@ -47,7 +48,7 @@ fn console_events(path: &Path) -> anyhow::Result<impl Iterator<Item = ConsoleEve
     Ok(events.into_iter())
 }
 
-/// The working set that a workload guest reported last on its console, in bytes; `None` if it has reported none lately.
+/// The working set that a workload guest last reported on its console, in bytes; `None` if there is no recent report.
 ///
 /// # Errors
 ///
@@ -82,7 +83,7 @@ pub(super) fn kernel_memory(subject: &Subject<'_>) -> anyhow::Result<KernelMemor
     }
 }
 
-/// Length of the console's file; 0 where the guest is queried through its agent, whose answers are current.
+/// Length of the console's file; 0 if the guest is queried through its agent, whose answers are current.
 pub(super) fn console_end(subject: &Subject<'_>) -> anyhow::Result<u64> {
     let console = subject.options.console.as_deref();
     console.map_or(Ok(0), console_length)
@@ -100,7 +101,7 @@ pub(super) fn kernel_memory_past(
     let since = Instant::now();
     loop {
         let text = console_text(console, end)?;
-        // What follows the last line's end is a part of a line.
+        // The text after the last line end is an incomplete line.
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         let reported = whole
             .lines()
@@ -122,9 +123,9 @@ pub(super) fn kernel_memory_past(
     }
 }
 
-/// The statistics of a VM's balloon. Dropped, it restores the interval at which the guest reports them.
+/// The statistics of a VM's balloon. On drop, restores the interval at which the guest reports them.
 ///
-/// A monitor serves one client at a time, so no connection is kept between queries.
+/// A monitor serves one client at a time, so no connection is kept open between queries.
 pub(super) struct BalloonStats {
     socket: PeerSocket,
     path: String,
@@ -132,7 +133,7 @@ pub(super) struct BalloonStats {
 }
 
 impl BalloonStats {
-    /// Finds the balloon and has the guest report statistics often enough.
+    /// Finds the balloon and sets the interval of the guest's statistics.
     pub(super) fn of(vm: &QemuVm) -> anyhow::Result<Self> {
         let socket = monitor_of(vm)?;
         let mut qmp = Qmp::connect_to(&socket, PATIENCE)?;
@@ -172,7 +173,7 @@ impl BalloonStats {
 
 impl Drop for BalloonStats {
     fn drop(&mut self) {
-        // A monitor that is gone polls nobody any more.
+        // Nothing polls if the monitor has ended.
         let _ = Qmp::connect_to(&self.socket, PATIENCE)
             .and_then(|mut qmp| qmp.set_stats_interval_s(&self.path, self.interval_before_s));
     }
@@ -192,7 +193,7 @@ pub(super) fn committed(subject: &Subject<'_>) -> Answer {
         whole_vm: false,
     };
     subject.run(method, |answer| {
-        // What stands on a console may be older than the memory that is committed now.
+        // The last line on a console may be older than the memory committed now.
         let end = console_end(subject)?;
         kernel_memory(subject)?;
         let memory = kernel_memory_past(subject, end, PATIENCE)?;
@@ -214,7 +215,7 @@ pub(super) fn in_use(subject: &Subject<'_>) -> Answer {
         let available = stats
             .available_bytes
             .context("the guest does not report available memory")?;
-        // Its total is less than the VM's RAM by what its firmware and its kernel's image hold.
+        // Its total is smaller than the VM's RAM by the memory of its firmware and its kernel's image.
         let size = balloon.size()?;
         answer.working_set = Some(Figure::new(size.saturating_sub(available)));
         Ok(())

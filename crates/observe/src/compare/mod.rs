@@ -1,17 +1,17 @@
-//! The working set of one running VM by every method there is, with what each cost and how long it took.
+//! The working set of one running VM by every available method, with the cost and the duration of each.
 //!
-//! The methods that observe from outside would disturb each other, so they run one after another; a VM whose needs change
-//! meanwhile is judged unfairly. A method that is not available here reports why. Figures are of two kinds: pages that were
-//! used, and sizes of the whole VM, the guest's kernel included (ε of \[PRL\] §4.4).
+//! The methods that observe from outside would disturb each other, so they run one after another; results for a VM
+//! whose needs change meanwhile are not comparable. A method that is not available here reports the reason. Figures are
+//! of two kinds: pages that were used, and sizes of the whole VM, including the guest's kernel (ε of \[PRL\] §4.4).
 //!
 //! | method | observes | file |
 //! |---|---|---|
 //! | Committed_AS, memory in use | the guest's own statistics | `inside` |
 //! | curve at 5 %, accessed-page scan, write scan, sampling | pages, from outside | `outside` |
 //! | Zballoond | what the guest misses while its balloon grows | `shrink` |
-//! | Geiger, PRL, PML | what the disk's daemon and the page log recorded | `recorded` |
+//! | Geiger, PRL, PML | records of the disk's daemon and of the page log | `recorded` |
 //!
-//! Not here: any estimator; how the figures are written (`plimsoll report wss --compare`).
+//! Not here: the estimators; output of the figures (`plimsoll report wss --compare`).
 
 mod inside;
 mod outside;
@@ -37,39 +37,39 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct Options {
     /// Length of a round.
     pub interval: Duration,
-    /// Rounds of each method that has any, from 1.
+    /// Rounds of each method that works in rounds, from 1.
     pub rounds: u32,
-    /// Upper bound of the VM's CPU time that tracing or scanning may take, above 0.0 and at most 1.0.
+    /// Maximum share of the VM's CPU time that tracing or scanning may take, above 0.0 and at most 1.0.
     pub budget: f64,
-    /// Pages of a sample.
+    /// Number of pages in a sample.
     pub sample_pages: usize,
-    /// Whether memory may be taken from the VM, to find when it misses it.
+    /// Whether memory may be reclaimed from the VM, to find the size at which it begins to miss.
     pub shrink: Option<ShrinkOptions>,
     /// A file that receives the console of a workload guest.
     pub console: Option<PathBuf>,
     /// A page log of this VM.
     pub page_log: Option<PathBuf>,
-    /// The admin socket of the daemon under the VM's disk; `None`: the one beside the disk's socket.
+    /// The admin socket of the daemon under the VM's disk; `None` for the one beside the disk's socket.
     pub disk: Option<PathBuf>,
 }
 
-/// How memory is taken.
+/// How memory is reclaimed.
 #[derive(Debug, Clone)]
 pub struct ShrinkOptions {
-    /// How long the VM is watched at each size.
+    /// Observation time of the VM at each size.
     pub step: Duration,
-    /// The VM never gets a smaller size.
+    /// Minimum size of the VM.
     pub floor_bytes: u64,
 }
 
-/// A working set that a method found.
+/// A working set reported by a method.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Figure {
     /// The working set.
     pub bytes: u64,
-    /// Lower limit of its 95 % confidence interval, where the method states one.
+    /// Lower limit of its 95 % confidence interval, if the method has one.
     pub low_bytes: Option<u64>,
-    /// Upper limit.
+    /// Upper limit of the same interval.
     pub high_bytes: Option<u64>,
     /// Whether the size is an estimate or a bound.
     pub bound: WorkingSetBound,
@@ -97,19 +97,19 @@ pub struct Answer {
     pub estimator: &'static str,
     /// What it observes.
     pub sees: &'static str,
-    /// Whether its figure is a size of the whole VM, the guest's kernel included.
+    /// Whether its figure is a size of the whole VM, including the guest's kernel.
     pub whole_vm: bool,
     /// The figure.
     pub working_set: Option<Figure>,
-    /// Why there is none, or no better one.
+    /// Why there is no figure, or no better one.
     pub not_available: Option<String>,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// CPU time of this process that it took.
+    /// CPU time used by this process.
     pub cpu_seconds: f64,
-    /// Share of the VM's own time that it took; `None` where that is not measured.
+    /// Share of the VM's own time that was taken; `None` if that is not measured.
     pub overhead_ratio: Option<f64>,
-    /// The figure of each round alone, in order.
+    /// The figure of each single round, in order.
     pub rounds_bytes: Vec<u64>,
     /// Remarks.
     pub note: Option<String>,
@@ -123,13 +123,13 @@ struct Method {
     whole_vm: bool,
 }
 
-/// Fails if another program moves the memory of a VM, which is given by its name and process id.
+/// Fails if another program manages the memory of a VM, which is given by its name and process id.
 pub type ManagedCheck<'a> = &'a dyn Fn(&str, u32) -> anyhow::Result<()>;
 
 /// Runs every method in turn and passes each answer to `each`. Once `stop` is set, the remaining ones report that.
-/// `refuse_managed` is called before memory is taken from the VM.
+/// `refuse_managed` is called before memory is reclaimed from the VM.
 ///
-/// The VM is as it was when this returns: memory that was taken is given back, whatever went wrong.
+/// The VM is unchanged when this returns: reclaimed memory is given back, also after an error.
 pub fn compare(
     vm: &QemuVm,
     options: &Options,
@@ -160,7 +160,7 @@ pub fn compare(
     }
 }
 
-/// What all methods are given.
+/// The inputs of all methods.
 struct Subject<'a> {
     vm: &'a QemuVm,
     options: &'a Options,

@@ -1,4 +1,4 @@
-//! What is observed of a VM's pages from outside: the curve at 5 % by traps and by scans, pages written, pages sampled.
+//! Observation of a VM's pages from outside: the curve at 5 % by traps and by scans, written pages, sampled pages.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use plimsoll_trap::{BackendRow, TraceConfig};
 use super::{Answer, Figure, Method, Subject};
 use plimsoll_protocol::size::ByteSize;
 
-/// One page in so many is tracked in the first period; later ones follow the budget.
+/// One page in this number is tracked in the first period; later ones follow the budget.
 const SCALE: u32 = 16;
 
 fn bytes(pages: PageCount) -> u64 {
@@ -43,7 +43,7 @@ pub(super) fn accessed(subject: &Subject<'_>) -> Answer {
     observe(subject, method, TraceMethod::AccessedPageScans)
 }
 
-/// The settings of every backend: a round is a period.
+/// The settings of every backend; a round is one period.
 fn config(subject: &Subject<'_>) -> TraceConfig {
     TraceConfig {
         period: subject.options.interval,
@@ -89,9 +89,9 @@ fn observe(subject: &Subject<'_>, method: Method, by: TraceMethod) -> Answer {
         let Some(last) = last else {
             anyhow::bail!("no page was touched while the VM was observed");
         };
-        // Over all rounds if there is a curve of them, else what the last round was bounded by.
+        // From the curve over all rounds if there is one, otherwise the bound of the last round.
         let mut set = curve.as_ref().map_or(last, working_set);
-        // Nothing smaller is resolved than what is touched between two scans.
+        // Sizes below the number of pages touched between two scans cannot be resolved.
         if set.bound == WorkingSetBound::Estimate && set.size.0 <= resolution {
             set.bound = WorkingSetBound::AtMost;
         }
@@ -105,7 +105,7 @@ fn observe(subject: &Subject<'_>, method: Method, by: TraceMethod) -> Answer {
     })
 }
 
-/// Pages written, of all pages.
+/// Pages written, among all pages.
 pub(super) fn written(subject: &Subject<'_>) -> Answer {
     let method = Method {
         estimator: "write scan",
@@ -161,7 +161,7 @@ pub(super) fn sampled(subject: &Subject<'_>) -> Answer {
         ensure!(!subject.stopped(), "stopped");
         let config = TraceConfig {
             sample_pages: subject.options.sample_pages,
-            // Other pages in each run.
+            // Different pages in each run.
             seed: u64::from(std::process::id()) << 32,
             ..config(subject)
         };

@@ -1,4 +1,4 @@
-//! What others recorded of the VM: the daemon under its disk, and the page log of its emulator.
+//! Data recorded by other programs: the daemon under the VM's disk, and the page log of its emulator.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use crate::wss::{self, EstimatorArgs};
 
 /// The admin socket of a disk daemon beside its disks' sockets.
 const ADMIN_SOCKET: &str = "admin.sock";
-/// Longest wait for an answer.
+/// Time limit of an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Guest memory and the ghosts behind it, at which 5 % of the disk's reads would be left.
+/// Guest memory plus the ghost entries behind it at which 5 % of the disk's reads would remain.
 ///
-/// The daemon's own cache replaces the original's guesses: it receives or infers evictions, and keeps ghost entries of
-/// evicted pages.
+/// The daemon's own cache replaces the heuristics of the original: it receives or infers evictions, and keeps ghost
+/// entries of evicted pages.
 pub(super) fn geiger(subject: &Subject<'_>) -> Answer {
     let method = Method {
         estimator: "Geiger",
@@ -50,7 +50,7 @@ pub(super) fn geiger(subject: &Subject<'_>) -> Answer {
     })
 }
 
-/// The admin socket beside those that the VM's devices use, if it is the same user's.
+/// The admin socket beside those that the VM's devices use, if it belongs to the same user.
 fn admin_socket(subject: &Subject<'_>) -> Option<PathBuf> {
     let owner = std::fs::metadata(format!("/proc/{}", subject.vm.pid))
         .ok()?

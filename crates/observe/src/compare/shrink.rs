@@ -1,14 +1,17 @@
-//! Zballoond on a running VM: its balloon really takes memory, until the guest misses some; then the memory is given back.
+//! Zballoond on a running VM: its balloon reclaims memory until the guest begins to miss pages; then the memory is
+//! given back.
 //!
-//! The rule is [`Refault`]. What the guest misses is reported by its kernel (refaults of files, swap-ins), else by
-//! its balloon (major faults, swap-ins). The VM starts at the memory committed to its processes or in use, whichever is
-//! more. It never gets a target for which the guest, by its own statistics, has neither memory nor swap to make room: a guest
+//! The rule is [`Refault`]. Misses are reported by the guest's kernel (refaults of files, swap-ins), otherwise by its
+//! balloon (major faults, swap-ins). The VM starts at the memory committed to its processes or in use, whichever is
+//! larger. It never gets a target for which the guest, by its own statistics, has neither memory nor swap to make room:
+//! a guest without swap keeps its reserve, and its figure is an upper bound.
 //! without swap keeps its reserve, and its figure is an upper bound.
 //!
-//! The balloon is moved by the crate `plimsoll-actuator` alone, and never beside plimsolld: a VM whose memory it manages is
-//! refused ([`ManagedCheck`](super::ManagedCheck)).
+//! The balloon is changed only through the crate `plimsoll-actuator`, and never concurrently with plimsolld: a VM whose
+//! memory it manages is refused ([`ManagedCheck`](super::ManagedCheck)).
 //!
-//! The VM gets its former size back at the end, at an error, at a signal; not if this process is killed, or gets a second signal.
+//! The VM's former size is restored at the end, after an error and after a signal, but not if this process is killed or
+//! receives a second signal.
 
 use std::time::{Duration, Instant};
 
@@ -26,22 +29,22 @@ use plimsoll_protocol::size::ByteSize;
 
 /// Memory that a step leaves to the guest.
 const RESERVE_BYTES: u64 = 16 << 20;
-/// Misses in a step that count as none: a kernel never quite stops reading.
+/// Misses in a step that count as none, because a kernel never stops reading entirely.
 const QUIET_PAGES: u64 = 16;
-/// How long the guest may take to have its former size again.
+/// Time limit for the guest to return to its former size.
 const RETURN_MAX: Duration = Duration::from_secs(60);
-/// A balloon moves in blocks: a size is reached if it is missed by less than this share.
+/// Tolerance as a share of the size, because balloons move in blocks.
 const SLACK: f64 = 0.01;
-/// Attempts to give a VM its former size.
+/// Maximum number of attempts to restore a VM's size.
 const TRIES: u32 = 4;
-/// How long the guest may be silent after a step.
+/// Maximum time without a report of the guest after a step.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 fn pages(bytes: u64) -> PageCount {
     PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
 }
 
-/// A VM that is shrunk for a while, through its balloon. Dropped, it gets its former size as target again.
+/// A VM that is temporarily shrunk through its balloon. On drop, its former size is set as target again.
 struct ShrunkVm {
     vm: VmId,
     balloon: Balloon,
@@ -62,7 +65,7 @@ impl ShrunkVm {
             vm: vm.id.clone(),
             balloon: Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings),
             former_bytes: 0,
-            // Nothing is taken yet.
+            // No memory has been taken yet.
             returned: true,
         };
         shrunk.former_bytes = shrunk.size()?;
@@ -79,7 +82,7 @@ impl ShrunkVm {
         Ok(self.balloon.part().actual_bytes)
     }
 
-    /// Sets the former size as target. The monitor may be busy: it serves one client at a time.
+    /// Sets the former size as target. The monitor may be in use, because it serves one client at a time.
     fn return_memory(&mut self) -> anyhow::Result<()> {
         let mut tries = TRIES;
         loop {
@@ -97,7 +100,7 @@ impl ShrunkVm {
         }
     }
 
-    /// Returns all memory and waits until the VM has it; returns the size that it has then.
+    /// Gives all memory back and waits until the VM has it; returns the size reached.
     fn give_back(mut self) -> anyhow::Result<u64> {
         self.return_memory().with_context(|| {
             format!(
@@ -111,7 +114,7 @@ impl ShrunkVm {
                 Ok(size) if is_near(size, self.former_bytes) || Instant::now() >= deadline => {
                     return Ok(size);
                 }
-                // The monitor may be busy.
+                // The monitor may be in use.
                 Err(error) if Instant::now() >= deadline => return Err(error),
                 _ => std::thread::sleep(POLL),
             }
@@ -161,19 +164,19 @@ impl From<KernelMemory> for StepStats {
     }
 }
 
-/// Queries the guest: without `balloon` its console, past `end`, or its agent.
+/// Queries the guest's statistics: without `balloon` from its console after `end`, or from its agent.
 fn query(
     subject: &Subject<'_>,
     balloon: Option<&BalloonStats>,
     end: u64,
 ) -> anyhow::Result<StepStats> {
     let Some(balloon) = balloon else {
-        // What it reported while the step still lasted counts too few misses.
+        // A report from before the end of the step would count too few misses.
         return kernel_memory_past(subject, end, SILENCE_MAX).map(Into::into);
     };
     let stats = balloon.stats()?;
     let swapped_in = stats.swap_in_bytes.map(|bytes| pages(bytes).0);
-    // A swap-in is a major fault too.
+    // A swap-in also counts as a major fault.
     let missed = stats.major_faults.max(swapped_in);
     let available_bytes = stats.available_bytes;
     let available_bytes =
@@ -186,7 +189,7 @@ fn query(
     })
 }
 
-/// The next size: what the rule wants, but no more taken than the guest has to spare.
+/// The next size: the rule's target, limited by the memory that the guest can spare.
 fn allowed(wanted: u64, size: u64, spare: u64) -> u64 {
     wanted.max(size.saturating_sub(spare.saturating_sub(RESERVE_BYTES)))
 }
@@ -202,7 +205,7 @@ pub(super) fn zballoond(subject: &Subject<'_>) -> Answer {
         let options = subject.options.shrink.as_ref();
         let options = options.context("it takes memory from the VM, so it requires --shrink")?;
         ensure!(!subject.stopped(), "stopped");
-        // It may manage the VM by now.
+        // The daemon may have begun to manage the VM.
         (subject.refuse_managed)(&subject.vm.id.0, subject.vm.pid)?;
         let mut vm = ShrunkVm::of(subject.vm)?;
         let found = shrink(subject, &mut vm, options.step, options.floor_bytes, answer);
@@ -296,7 +299,7 @@ mod tests {
         assert_eq!(next(40, 50), 50 + reserve);
         assert_eq!(next(95, reserve), 100);
         assert_eq!(next(95, 0), 100);
-        // It wants more, and that is its to have.
+        // The rule wants to grow the VM, which is always allowed.
         assert_eq!(next(120, 0), 120);
     }
 }

@@ -1,4 +1,4 @@
-//! One pass over the records of a run, and the result of every estimator.
+//! Evaluates the records of a run in one pass by every estimator.
 
 use plimsoll_estimator::FilteredLru;
 use plimsoll_estimator::registry::{Feed, METHODS, Method, MethodOptions};
@@ -12,9 +12,9 @@ use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record};
 use super::options::{CURVE, EstimatorArgs};
 use super::steps::{Step, Steps};
 
-/// Where RAM goes on above the hole.
+/// Address at which RAM continues above the hole.
 const ABOVE_HOLE: u64 = 4 << 30;
-/// From a frame to its address.
+/// Shift from a frame number to its address.
 const FRAME_SHIFT: u32 = 12;
 
 /// When an estimator settled.
@@ -28,18 +28,18 @@ pub(super) struct Settling {
     pub truth: Option<PageCount>,
 }
 
-/// A method of the registry at work.
+/// A running method of the registry.
 struct RunningMethod {
     method: &'static Method,
     estimator: Box<dyn WorkingSetEstimator>,
-    /// The logging buffers in front of it, for those that are fed logged pages.
+    /// The logging buffers in front of it, for methods that are fed logged pages.
     machine: Option<Machine>,
     settled: Option<Settling>,
     /// Its columns of the last interval.
     columns: Vec<Option<u64>>,
 }
 
-/// Hands what a machine drains on to an estimator.
+/// Passes the pages that a machine drains to an estimator.
 struct DrainSink<'a> {
     estimator: &'a mut dyn WorkingSetEstimator,
     columns: &'a mut Vec<Option<u64>>,
@@ -67,7 +67,7 @@ impl RunningMethod {
             Feed::LoggedWrites => Some(Mode::Pml),
             Feed::Walks | Feed::RamPages => None,
         };
-        // What no QEMU wrote has no clock.
+        // A log that was not written by QEMU has no clock.
         let has_clock = description.plugin_api > 0;
         let machine = |mode| Machine::new(&args.machine(mode, has_clock), &[description.vcpus]);
         Some(Self {
@@ -102,12 +102,12 @@ impl RunningMethod {
     }
 }
 
-/// What logging did and cost.
+/// Effects and cost of logging.
 #[derive(Debug, Clone, Copy)]
 pub struct Logging {
-    /// To the VM.
+    /// For the VM.
     pub vm: VmOutcome,
-    /// To the host.
+    /// For the host.
     pub host: HostOutcome,
 }
 
@@ -117,7 +117,7 @@ pub(super) struct MethodResult {
     pub(super) method: &'static Method,
     pub(super) estimator: Box<dyn WorkingSetEstimator>,
     pub(super) settled: Option<Settling>,
-    /// For those that are fed logged pages.
+    /// For methods that are fed logged pages.
     pub(super) logging: Option<Logging>,
 }
 
@@ -126,12 +126,12 @@ pub(super) struct MethodResult {
 pub struct Results {
     /// Those that ran, in the order of the registry.
     pub(super) methods: Vec<MethodResult>,
-    /// Of all references, and of those past the filter that were not first ones.
+    /// The curve of all references, and that of the references past the filter without first ones.
     pub(super) curves: Option<(Result<MissRatioCurve, CurveError>, Option<MissRatioCurve>)>,
     /// In pages of 4 KiB, as the curves are.
     pub(super) filter: PageCount,
     pub(super) has_walks: bool,
-    /// Whether the records hold references.
+    /// Whether the records contain references.
     pub has_references: bool,
     /// State after each interval.
     pub steps: Steps,
@@ -147,19 +147,19 @@ pub struct Results {
     pub marked: bool,
     /// Of the recording, at its end.
     pub totals: Option<Totals>,
-    /// Why the log ends early, if it does.
+    /// Why the log is truncated, if it is.
     pub cut: Option<String>,
 }
 
 impl Results {
-    /// What logging did and cost, by method.
+    /// Effects and cost of logging, by method.
     pub fn logging(&self) -> impl Iterator<Item = (&'static str, &Logging)> {
         let methods = self.methods.iter();
         methods.filter_map(|result| Some((result.method.name, result.logging.as_ref()?)))
     }
 }
 
-/// The estimators at work.
+/// The running estimators.
 pub(super) struct Analysis<'a> {
     args: &'a EstimatorArgs,
     description: &'a Description,
@@ -172,11 +172,11 @@ pub(super) struct Analysis<'a> {
     ended: bool,
 }
 
-/// State that starts anew at the guest's mark.
+/// State that is reset at the guest's mark.
 struct Run {
-    /// The first one is the measure of the others.
+    /// The first one is the truth with which the others are compared.
     methods: Vec<RunningMethod>,
-    /// Pages walked to since they were last handed on, as the TLB has them.
+    /// Walked pages not yet passed on, as numbered by the TLB.
     walked: Vec<PageNumber>,
     lru: Option<FilteredLru>,
     steps: Steps,
@@ -185,7 +185,7 @@ struct Run {
     walks: u64,
 }
 
-/// Pages that are handed on at once.
+/// Number of pages that are passed on at once.
 const WALKED_MAX: usize = 4096;
 
 impl Run {
@@ -216,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Hands the pages walked to on to the methods that see them all.
+    /// Passes the walked pages to the methods that use all of them.
     fn hand_on(&mut self, description: &Description) {
         let mut ram_pages = Vec::new();
         for running in &mut self.methods {
@@ -234,7 +234,7 @@ impl Run {
         self.walked.clear();
     }
 
-    /// An interval ended at so many instructions; the machines have its record.
+    /// Ends an interval at this number of instructions; the machines have already received its record.
     fn interval(&mut self, at: u64, description: &Description) {
         self.hand_on(description);
         for running in &mut self.methods {
@@ -291,7 +291,8 @@ impl<'a> Analysis<'a> {
         self.run.accesses
     }
 
-    /// Takes the next records; where `by_marks`, only those between the guest's first mark of a begin and the end after it count.
+    /// Processes the next records. With `by_marks`, only those between the guest's first begin mark and the end mark
+    /// after it count.
     pub(super) fn take(&mut self, records: &[Record], by_marks: bool) {
         for record in records {
             if self.ended {
@@ -310,7 +311,7 @@ impl<'a> Analysis<'a> {
         if id == MARK_BEGIN && !self.marked {
             self.marked = true;
             self.started.clone_from(&self.clocks);
-            // What the filters hold, and the order of what lies below, goes on.
+            // The contents of the filters and the stack below them are kept.
             let lru = self.run.lru.take();
             self.run = Run::new(self.args, self.description, &self.options);
             self.run.lru = lru;
@@ -333,7 +334,7 @@ impl<'a> Analysis<'a> {
             Record::Clock { vcpu, instructions } => {
                 let vcpu = usize::from(*vcpu);
                 self.clocks[vcpu] = self.clocks[vcpu].max(*instructions);
-                // To the machines, the run began at the mark.
+                // For the machines, the run began at the mark.
                 *instructions = instructions.saturating_sub(self.started[vcpu]);
             }
             Record::Accesses { count, .. } => {
@@ -399,12 +400,12 @@ fn filter_of(description: &Description) -> PageCount {
     PageCount(u64::from(description.filter_pages) * u64::from(description.vcpus))
 }
 
-/// The page of the TLB that an address belongs to.
+/// The page of the TLB that contains an address.
 fn tlb_page(address: u64, description: &Description) -> PageNumber {
     description.tlb_page.page_of(address)
 }
 
-/// A page of the TLB as one of RAM, counted without the hole.
+/// Converts a page of the TLB to a page of RAM, numbered without the hole.
 fn ram_page(page: PageNumber, description: &Description) -> PageNumber {
     match page.0.checked_sub(tlb_page(ABOVE_HOLE, description).0) {
         Some(above) => PageNumber(tlb_page(description.below_4g_bytes, description).0 + above),

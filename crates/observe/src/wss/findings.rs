@@ -1,4 +1,4 @@
-//! What each estimator found in a run, beside the truth of the same run.
+//! The results of the estimators for a run, with the truth of the same run.
 
 use plimsoll_estimator::registry::{METHODS, Method};
 use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
@@ -13,7 +13,7 @@ const NO_REFERENCES: &str = "the log has no references: record with references=o
 const NO_MEMORY: &str = "give --memory, the size of the VM that made the trace";
 const NO_INTERVAL: &str = "the run is shorter than an interval";
 
-/// What an estimator found.
+/// Result of an estimator.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
     /// Name of the method.
@@ -29,17 +29,17 @@ pub struct Finding {
     pub low_pages: Option<u64>,
     /// Upper limit of the same.
     pub high_pages: Option<u64>,
-    /// The truth when it was found; for esx, that of the last interval alone.
+    /// The truth at the time of the estimate; for esx, that of the last interval alone.
     pub truth_pages: Option<u64>,
-    /// What was found over the truth, less 1; without ε.
+    /// Estimate divided by truth, minus 1; without ε.
     pub error_ratio: Option<f64>,
-    /// Step at which it settled, from 0.
+    /// Interval at which it settled, from 0.
     pub settled_step: Option<u64>,
-    /// Instructions or references until the end of that step.
+    /// Instructions or references until the end of that interval.
     pub settled_at: Option<u64>,
-    /// Why nothing was found.
+    /// Why there is no estimate.
     pub reason: Option<&'static str>,
-    /// At which size it reports, if it does not settle.
+    /// The time to which the size of a method that does not settle refers.
     #[serde(skip)]
     pub reported: Option<&'static str>,
 }
@@ -70,7 +70,7 @@ impl Finding {
         }
     }
 
-    /// With the truth, which `found` is compared with.
+    /// Adds the truth, with which `found` is compared.
     fn beside(self, truth: Option<PageCount>, found: PageCount) -> Self {
         Self {
             truth_pages: truth.map(|truth| truth.0),
@@ -83,7 +83,7 @@ impl Finding {
 }
 
 impl Results {
-    /// What every estimator found that was to run, in the order of the registry, those of curves last.
+    /// The results of all selected estimators, in the order of the registry; those of curves last.
     #[must_use]
     pub fn findings(&self, origin: &Origin, args: &EstimatorArgs) -> Vec<Finding> {
         let wanted = METHODS.iter().filter(|method| args.wants(method.name));
@@ -94,14 +94,14 @@ impl Results {
         findings
     }
 
-    /// The truth at the end of the run; or what was touched in its last interval.
+    /// The truth at the end of the run, or the pages touched in its last interval.
     fn last_truth(&self, of_last_interval: bool) -> Option<PageCount> {
         let columns = self.steps.last()?.columns.first()?;
         let column = if of_last_interval { 0 } else { 1 };
         columns[column].map(PageCount)
     }
 
-    /// A size, of which `assumed` was not measured, beside the truth at that time.
+    /// A size, of which `assumed` was not measured, with the truth at that time.
     fn found(
         origin: &Origin,
         estimator: &'static str,
@@ -122,7 +122,7 @@ impl Results {
         .beside(truth, PageCount(size.0.saturating_sub(assumed.0)))
     }
 
-    /// What a method of the registry found.
+    /// The result of a method of the registry.
     fn finding(&self, origin: &Origin, method: &Method) -> Finding {
         let mut results = self.methods.iter();
         let Some(result) = results.find(|result| result.method.name == method.name) else {
@@ -157,7 +157,7 @@ impl Results {
         }
     }
 
-    /// Where the miss-ratio curves reach 5 %.
+    /// The sizes at which the miss-ratio curves reach 5 %.
     fn curve_findings(&self, origin: &Origin) -> Vec<Finding> {
         let (all, past) = ("mrc", "mrc-past-filter");
         let Some((curve, past_filter)) = &self.curves else {
@@ -170,7 +170,7 @@ impl Results {
             let Some(size) = size else {
                 return Finding::none(name, none);
             };
-            // Smaller sizes are not distinguished.
+            // Smaller sizes are not resolved.
             let bound = if size <= self.filter {
                 WorkingSetBound::AtMost
             } else {

@@ -1,8 +1,8 @@
 //! The working set of a page log or a trace by each estimator, compared with the truth of the same run.
 //!
-//! A page log holds the walks of a machine and optionally its references (crate `plimsoll-pagelog`). A plain trace goes
-//! through a model of TLB and page tables first, one instruction per reference. The records are read once and passed to
-//! every chosen estimator; those of PRL and PML read them through a model of their logging buffers.
+//! A page log contains the page walks of a machine and optionally its references (crate `plimsoll-pagelog`). A plain
+//! trace is first converted by a model of TLB and page tables, with one instruction per reference. The records are read
+//! once and passed to every selected estimator; PRL and PML receive them through a model of their logging buffers.
 
 mod analysis;
 mod findings;
@@ -29,22 +29,22 @@ pub use steps::{Step, Steps};
 
 use analysis::Analysis;
 
-/// Where the records of a run come from.
+/// Origin of the records of a run.
 #[derive(Debug)]
 pub struct Origin {
     /// "page log" or "trace".
     pub kind: &'static str,
     /// What an interval counts: "instructions" or "references".
     pub unit: &'static str,
-    /// Size of what is counted: pages of the TLB.
+    /// Page size of the results: that of the TLB.
     pub page_size: PageSize,
-    /// The machine, as a phrase.
+    /// Description of the machine, as a phrase.
     pub machine: String,
     /// Length of an interval, in `unit`.
     pub interval: NonZeroU64,
     /// Memory that esx draws from, if known.
     pub memory: Option<PageCount>,
-    /// Pages of a curve that make one of these.
+    /// Number of the curves' pages in one page of the results.
     pub frames_per_page: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct Origin {
 ///
 /// # Errors
 ///
-/// Why the log cannot be read, and that it has no intervals. A log that was cut short is evaluated as far as it goes
+/// The log cannot be read, or has no intervals. A truncated log is evaluated up to its last valid record
 /// ([`Results::cut`]).
 pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<(Origin, Results)> {
     let mut log = LogReader::open(path)?;
@@ -92,7 +92,7 @@ pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<
     Ok((origin, results))
 }
 
-/// Evaluates a trace through a model of a machine with these TLBs, whose `interval` is in references. `progress` gets
+/// Evaluates a trace by a model of a machine with these TLBs, whose `interval` is in references. `progress` receives
 /// the number of references so far.
 ///
 /// # Errors
@@ -138,7 +138,7 @@ where
     Ok((origin, analysis.finish()))
 }
 
-/// Passes the records of a source to `take`. Returns why it ended early, if it was cut short.
+/// Passes the records of a source to `take`. Returns the reason if the log is truncated.
 fn read(
     source: &mut dyn RecordSource,
     mut take: impl FnMut(&[Record]),
@@ -148,7 +148,7 @@ fn read(
         match source.next_batch(&mut batch) {
             Ok(true) => take(&batch),
             Ok(false) => return Ok(None),
-            // A run that was killed leaves such a log; what it has is as good as that of any other.
+            // A run that was killed leaves such a log; its records are valid.
             Err(error @ PageLogError::Cut { .. }) => {
                 take(&batch);
                 return Ok(Some(error.to_string()));
@@ -158,7 +158,7 @@ fn read(
     }
 }
 
-/// Whether a regular file is a page log by its first bytes; a pipe is not read.
+/// Whether a regular file is a page log according to its first bytes; a pipe is not read.
 #[must_use]
 pub fn begins_as_page_log(path: &Path) -> bool {
     let mut head = [0; 8];

@@ -1,4 +1,4 @@
-//! Which estimators run, and their options.
+//! Selection of the estimators, and their options.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -11,7 +11,7 @@ use plimsoll_pagelog::machine::{Config, CostModel, Mode};
 
 use plimsoll_protocol::size::{ByteSize, Share};
 
-/// The size at which the miss-ratio curve reaches 5 %: the one method that needs a curve.
+/// The size at which the miss-ratio curve reaches 5 %: the only method that needs a curve.
 pub(super) const CURVE: &str = "mrc";
 /// All methods.
 const ALL: &str = "all";
@@ -67,11 +67,11 @@ pub struct EstimatorArgs {
     costs: CostArgs,
 }
 
-/// A cost of logging that can be set.
+/// A configurable cost of logging.
 struct CostOption {
     name: &'static str,
     help: &'static str,
-    /// Whether it takes time of a clock, which a trace has not: 0 there unless it is set.
+    /// Whether it is a duration. A trace has no clock, so the default there is 0.
     is_timed: bool,
     of: fn(&mut CostModel) -> &mut u32,
 }
@@ -109,7 +109,7 @@ const COSTS: [CostOption; 5] = [
     },
 ];
 
-/// Costs of logging that were set, in the order of [`COSTS`].
+/// Costs of logging that were given, in the order of [`COSTS`].
 #[derive(Debug, Clone, Default)]
 struct CostArgs([Option<u32>; COSTS.len()]);
 
@@ -146,7 +146,7 @@ impl FromArgMatches for CostArgs {
 }
 
 impl CostArgs {
-    /// A trace has no clock: its handlers take no time, unless it is set.
+    /// The cost model. A trace has no clock, so its handlers take no time by default.
     fn model(&self, has_clock: bool) -> CostModel {
         let mut model = CostModel::default();
         if !has_clock {
@@ -169,20 +169,20 @@ impl EstimatorArgs {
     ///
     /// # Errors
     ///
-    /// That there is no such method.
+    /// No method has this name.
     pub fn of(method: &str) -> Result<Self, clap::Error> {
         let given = ["wss", "--estimator", method];
         let command = Self::augment_args(Command::new("wss"));
         Self::from_arg_matches(&command.try_get_matches_from(given)?)
     }
 
-    /// Whether a method is to run, alone or with all.
+    /// Whether a method is selected, alone or with all.
     #[must_use]
     pub fn wants(&self, method: &str) -> bool {
         self.estimator == ALL || self.estimator == method
     }
 
-    /// ε, the part of prl's result that was not measured, in pages.
+    /// ε, the part of prl's result that is not measured, in pages.
     #[must_use]
     pub fn epsilon(&self, page_size: PageSize) -> PageCount {
         PageCount::from_bytes(self.epsilon.0, page_size)
@@ -197,7 +197,7 @@ impl EstimatorArgs {
         }
     }
 
-    /// The options of every method, for a VM with pages of that size and so much memory, if that is known.
+    /// The options of every method, for a VM with this page size and, if known, this amount of memory.
     pub(super) fn methods(&self, page_size: PageSize, memory: Option<PageCount>) -> MethodOptions {
         MethodOptions {
             truth: self.truth(),
@@ -221,7 +221,7 @@ impl EstimatorArgs {
         }
     }
 
-    /// The machine whose buffers are logged into.
+    /// The machine that contains the logging buffers.
     pub(super) fn machine(&self, mode: Mode, has_clock: bool) -> Config {
         Config {
             buffer_entries: self.buffer,

@@ -1,6 +1,6 @@
 //! State at the end of each interval of a run, in bounded memory.
 
-/// Intervals kept; of a longer run, every second, fourth, .. one.
+/// Maximum number of intervals kept; of a longer run, every second, fourth, .. one.
 const KEPT_MAX: usize = 4096;
 
 /// State at the end of an interval.
@@ -47,13 +47,13 @@ impl Steps {
         self.kept.push(step);
     }
 
-    /// One in so many intervals is kept.
+    /// The distance between kept intervals.
     #[must_use]
     pub fn every(&self) -> u64 {
         self.every
     }
 
-    /// Those kept, and the last.
+    /// The kept intervals, and the last one.
     pub fn iter(&self) -> impl Iterator<Item = &Step> {
         let newest = self.kept.last().map(|step| step.number);
         let last = self.last.as_ref();
