@@ -6,11 +6,11 @@ use crate::error::RecordFault;
 use crate::record::{Record, VCPUS_MAX};
 use crate::{Description, PageLogError};
 
-/// Reads words of one log in their order.
+/// Checks the words of one log in their order.
 #[derive(Debug)]
 pub(crate) struct Checker {
     name: String,
-    /// Instructions of each vCPU so far.
+    /// Instructions executed so far, by vCPU.
     instructions: [u64; VCPUS_MAX],
     intervals: u64,
     records: u64,
@@ -31,7 +31,7 @@ impl Checker {
         self.records
     }
 
-    /// Reads the next word.
+    /// Decodes and checks the next word.
     pub(crate) fn record(
         &mut self,
         word: u64,

@@ -1,6 +1,6 @@
-//! Description of the machine from which a page log was recorded.
+//! Description of the machine that a page log was recorded from.
 //!
-//! The same bytes at the same places in the head of a ring and of a file (`docs/formats.md`).
+//! It has the same layout and offset in the header of a ring and of a file (`docs/formats.md`).
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -11,13 +11,13 @@ use plimsoll_flow::{PageCount, PageNumber, PageSize};
 use crate::PageLogError;
 use crate::record::{FRAME_MAX, VCPUS_MAX};
 
-/// Bytes of a page of a log.
+/// Page size of a log, in bytes.
 pub(crate) const PAGE_BYTES: u32 = 4096;
-/// Version of ring and file.
+/// Format version of ring and file.
 pub(crate) const VERSION: u32 = 1;
-/// Guest-physical address from which RAM goes on above the PCI hole.
+/// Guest-physical address at which RAM continues above the PCI hole.
 const FOUR_GIB: u64 = 4 << 30;
-/// Pages a filter can have.
+/// Maximum number of pages in a filter.
 const FILTER_PAGES_MAX: u32 = 1 << 16;
 
 const WALKS: u32 = 1;
@@ -26,10 +26,10 @@ const ONLY_BETWEEN_MARKS: u32 = 1 << 2;
 
 const TWO_MIB: u64 = 2 << 20;
 
-/// Bytes of the head that describe the machine: from [`Description::AT`] on.
+/// Length of the description in the header, from [`Description::AT`] on.
 pub(crate) const DESCRIPTION_BYTES: usize = 72;
 
-/// Entries and ways of a translation lookaside buffer; least recently used replaced in each set.
+/// Number of entries and ways of a translation lookaside buffer, with LRU replacement in each set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TlbShape {
     entries: u32,
@@ -37,14 +37,15 @@ pub struct TlbShape {
 }
 
 impl TlbShape {
-    /// Entries a TLB can have.
+    /// Maximum number of entries of a TLB.
     pub const ENTRIES_MAX: u32 = 1 << 16;
 
-    /// Takes entries and ways: 64 and 4 are 16 sets of 4.
+    /// Creates a shape from entries and ways: 64 and 4 give 16 sets of 4.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Tlb`] unless the sets are a power of two and the entries from 1 to [`Self::ENTRIES_MAX`].
+    /// [`PageLogError::Tlb`] unless the number of sets is a power of two and that of entries 1 to
+    /// [`Self::ENTRIES_MAX`].
     pub fn new(entries: u32, ways: u32) -> Result<Self, PageLogError> {
         let possible = ways > 0
             && entries <= Self::ENTRIES_MAX
@@ -57,25 +58,25 @@ impl TlbShape {
         }
     }
 
-    /// Pages it holds.
+    /// Number of entries.
     #[must_use]
     pub fn entries(self) -> u32 {
         self.entries
     }
 
-    /// Entries that a page can be in.
+    /// Number of ways: the entries that can hold a given page.
     #[must_use]
     pub fn ways(self) -> u32 {
         self.ways
     }
 
-    /// Sets.
+    /// Number of sets.
     #[must_use]
     pub fn sets(self) -> u32 {
         self.entries / self.ways
     }
 
-    /// From the values in a header: 0 entries in 0 ways mean none.
+    /// The shape from the values in a header: 0 entries in 0 ways mean no TLB.
     fn of_head(entries: u32, ways: u32) -> Result<Option<Self>, PageLogError> {
         match (entries, ways) {
             (0, 0) => Ok(None),
@@ -100,7 +101,7 @@ impl fmt::Display for TlbShape {
     }
 }
 
-/// A text that is no shape of a TLB.
+/// A text that is not a valid TLB shape.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{text}' is not a TLB shape: expected ENTRIESxWAYS like 64x4, with at most {max} entries and a power of two of sets",
@@ -124,7 +125,7 @@ impl FromStr for TlbShape {
     }
 }
 
-/// The machine that a log was taken from, and what of it is logged.
+/// The machine that a log was recorded from, and the kinds of events in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// RAM, in bytes.
@@ -139,24 +140,24 @@ pub struct Description {
     pub references: bool,
     /// Whether only the part between the guest's marks is logged.
     pub only_between_marks: bool,
-    /// Instructions of all vCPUs together in an interval; without it there are no intervals.
+    /// Length of an interval in instructions of all vCPUs together; `None` if there are no intervals.
     pub interval_instructions: Option<NonZeroU64>,
-    /// Pages that the filter holds.
+    /// Number of pages in the filter.
     pub filter_pages: u32,
-    /// The TLB for data.
+    /// The data TLB.
     pub tlb: Option<TlbShape>,
-    /// The second level.
+    /// The second-level TLB.
     pub tlb2: Option<TlbShape>,
-    /// The TLB for instructions; without it fetches are not logged.
+    /// The instruction TLB; without it fetches are not logged.
     pub itlb: Option<TlbShape>,
-    /// Version of the plugin interface of the QEMU that wrote it; 0 if none did.
+    /// Plugin interface version of the QEMU that wrote the log; 0 if it was not written by QEMU.
     pub plugin_api: u32,
-    /// Page size of TLB entries and page-table flags: 4 KiB or 2 MiB. Frames always have 4 KiB.
+    /// Page size of TLB entries and page-table flags: 4 KiB or 2 MiB. Frames are always 4 KiB.
     pub tlb_page: PageSize,
 }
 
 impl Description {
-    /// Where the description stands in a head.
+    /// Offset of the description in a header.
     pub(crate) const AT: usize = 24;
 
     /// Whether a page is RAM.
@@ -208,7 +209,7 @@ impl Description {
         Err(PageLogError::Description { name, reason })
     }
 
-    /// The bytes of a head from [`Self::AT`] on.
+    /// The bytes of a header from [`Self::AT`] on.
     pub(crate) fn to_bytes(&self) -> [u8; DESCRIPTION_BYTES] {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         let flags = flag(self.walks, WALKS)
@@ -235,7 +236,7 @@ impl Description {
         bytes
     }
 
-    /// Reads the bytes of the head of a log called `name` from [`Self::AT`] on.
+    /// Parses the bytes of the header of a log called `name` from [`Self::AT`] on.
     pub(crate) fn of_bytes(
         bytes: &[u8; DESCRIPTION_BYTES],
         name: &str,

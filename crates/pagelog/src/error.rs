@@ -7,11 +7,11 @@ use plimsoll_flow::PageNumber;
 
 use crate::record::NotARecord;
 
-/// Why a record is invalid at its position.
+/// Why a record is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordFault {
-    /// Bits without a meaning are set.
+    /// Undefined bits are set.
     #[error(transparent)]
     NotARecord(#[from] NotARecord),
     /// A vCPU that the machine does not have.
@@ -19,7 +19,7 @@ pub enum RecordFault {
     Vcpu {
         /// The vCPU.
         vcpu: u8,
-        /// How many there are.
+        /// Number of the machine's vCPUs.
         vcpus: u32,
     },
     /// A page that is not RAM.
@@ -28,14 +28,14 @@ pub enum RecordFault {
         /// The page.
         frame: PageNumber,
     },
-    /// A clock that goes back.
+    /// A clock that runs backwards.
     #[error("vCPU {vcpu} has run {before} instructions, but its clock shows {instructions}")]
     Clock {
         /// The vCPU.
         vcpu: u8,
-        /// Instructions that the records before add up to.
+        /// Sum of the instructions in the records before.
         before: u64,
-        /// Instructions by the clock record.
+        /// Instructions according to the clock record.
         instructions: u64,
     },
     /// An interval out of sequence.
@@ -43,7 +43,7 @@ pub enum RecordFault {
     Interval {
         /// Its number.
         number: u64,
-        /// The number that is next.
+        /// The expected number.
         expected: u64,
     },
     /// Records after the end, or an end inside a block of a file.
@@ -51,7 +51,7 @@ pub enum RecordFault {
     End,
 }
 
-/// Why a page log cannot be read or written. Records before an error are returned; after it a source is at its end.
+/// Why a page log cannot be read or written. A source returns the records before the error and is then at its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageLogError {
@@ -71,17 +71,17 @@ pub enum PageLogError {
         /// The system's error.
         source: io::Error,
     },
-    /// Reading stopped.
+    /// Reading failed.
     #[error("{name}, byte {offset_bytes}: cannot continue reading: {source}")]
     Read {
         /// The log.
         name: String,
-        /// Bytes that were read before.
+        /// Bytes read before the error.
         offset_bytes: u64,
         /// The system's error.
         source: io::Error,
     },
-    /// Writing failed: the part written so far can be read, but is truncated.
+    /// Writing failed: the part written so far is readable, but truncated.
     #[error("cannot write the page log: {source}")]
     Write {
         /// The system's error.
@@ -92,7 +92,7 @@ pub enum PageLogError {
     NotAPageLog {
         /// The log.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A part of a file is damaged.
@@ -100,9 +100,9 @@ pub enum PageLogError {
     Damaged {
         /// The log.
         name: String,
-        /// Where the part begins.
+        /// Start of the damaged part, in bytes.
         offset_bytes: u64,
-        /// What should be there.
+        /// The expected contents.
         expected: String,
     },
     /// A log without its end mark: its writer died or was stopped.
@@ -120,7 +120,7 @@ pub enum PageLogError {
         name: String,
         /// Which record, from 1.
         number: u64,
-        /// What is wrong.
+        /// The reason.
         #[source]
         fault: RecordFault,
     },
@@ -129,24 +129,24 @@ pub enum PageLogError {
     Description {
         /// The log.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// An invalid TLB shape.
+    /// The TLB shape is invalid.
     #[error("a TLB cannot have {entries} entries in {ways} ways: the number of sets must be a power of two, and entries at most {max}", max = crate::TlbShape::ENTRIES_MAX)]
     Tlb {
-        /// Entries.
+        /// Requested number of entries.
         entries: u32,
-        /// Ways.
+        /// Requested number of ways.
         ways: u32,
     },
-    /// An invalid capacity of a ring.
+    /// The capacity of a ring is invalid.
     #[error("a ring cannot have a capacity of {capacity} records: it must be a power of two, at most {max}", max = crate::ring::CAPACITY_MAX)]
     Capacity {
-        /// Records.
+        /// Requested capacity in records.
         capacity: u64,
     },
-    /// The system refused the ring or access to it.
+    /// The system refused to create or open the ring.
     #[error("cannot set up the ring: {source}")]
     Ring {
         /// The system's error.
@@ -160,11 +160,11 @@ pub enum PageLogError {
         "the ring's writer is at record {head}, the reader at {tail}, and the capacity is {capacity}"
     )]
     Position {
-        /// Records written, according to the writer.
+        /// Number of records written, according to the writer.
         head: u64,
-        /// Records read.
+        /// Number of records read.
         tail: u64,
-        /// Records the ring holds.
+        /// Capacity of the ring in records.
         capacity: u64,
     },
     /// The source of the references failed.

@@ -1,10 +1,10 @@
-//! A source: the pages that a processor logs while a VM runs.
+//! Source of the pages that a processor logs while a VM runs.
 //!
-//! *PML* logs a page when a write sets its dirty flag, *PRL* at every page walk (\[PRL\] §2, §4). A QEMU
-//! plugin (`qemu/pagelog`) writes every walk of an emulated machine ([`record`]) into a ring in shared memory ([`ring`]),
-//! which can be stored in a file ([`log`]). A model ([`machine`]) computes which pages a processor's logging buffers would
-//! deliver to the host, and at what cost, so a file gives the same results as the run it was recorded from. A model of TLB
-//! and page tables ([`mmu`]) converts plain traces of references into records.
+//! *PML* logs a page when a write sets its dirty flag, *PRL* at every page walk (\[PRL\] §2, §4). A QEMU plugin
+//! (`qemu/pagelog`) writes every walk of an emulated machine ([`record`]) into a ring in shared memory ([`ring`]),
+//! which can be stored in a file ([`log`]). A model ([`machine`]) computes which pages a processor's logging buffers
+//! would deliver to the host, and at what cost, so a file gives the same results as the run it was recorded from. A
+//! model of TLB and page tables ([`mmu`]) converts plain traces of references into records.
 //!
 //! Rings and files are untrusted input: every word is checked ([`PageLogError`]).
 //!
@@ -35,7 +35,7 @@ pub trait RecordSource {
     /// Replaces the contents of `batch` with the next records, at most [`BATCH_RECORDS`].
     ///
     /// `Ok(true)` means at least one record; `Ok(false)` means the end and an empty batch, also at every later call.
-    /// [`Record::End`] is not among them.
+    /// [`Record::End`] is never returned.
     ///
     /// # Errors
     ///

@@ -23,9 +23,9 @@ const MAGIC: [u8; 8] = *b"\x89PLPG\r\n\x1a";
 const HEAD_BYTES: usize = 104;
 const BLOCK_HEAD_BYTES: usize = 16;
 const END_BYTES: usize = 24;
-/// Bytes of a word.
+/// Bytes in a word.
 const PLANES: usize = 8;
-/// Bytes of the largest block before it is compressed.
+/// Size of the largest block before compression.
 const WORDS_BYTES_MAX: usize = PLANES * BATCH_RECORDS;
 /// Compression level of zstd; higher ones save 3 % and take up to twice the time.
 const ZSTD_LEVEL: i32 = 1;
@@ -51,7 +51,7 @@ pub struct Totals {
 pub struct LogWriter<W: Write> {
     out: W,
     zstd: Compressor<'static>,
-    /// Words that are not in a block yet.
+    /// Words that are not yet part of a block.
     words: Vec<u64>,
     records: u64,
     bytes: u64,
@@ -103,7 +103,7 @@ impl<W: Write> LogWriter<W> {
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Write`]; the log is then truncated, and must not be continued.
+    /// [`PageLogError::Write`]; the log is then truncated, and nothing more may be written.
     pub fn write(&mut self, records: &[Record]) -> Result<(), PageLogError> {
         for &record in records {
             if record == Record::End {
@@ -188,7 +188,7 @@ fn low_half(word: u64) -> u32 {
     low
 }
 
-/// Low halves of the previous words (which hold page frames), by kind.
+/// Low halves of the previous words (which contain page frames), by kind.
 #[derive(Default)]
 struct Before([u32; 8]);
 
@@ -197,7 +197,7 @@ impl Before {
         &mut self.0[(word >> 61) as usize]
     }
 
-    /// A word whose low half is the distance from that of the word of its kind before.
+    /// Replaces the low half of a word by its difference from that of the previous word of the same kind.
     fn shrink(&mut self, word: u64) -> u64 {
         let before = self.of(word);
         let low = low_half(word);
@@ -207,7 +207,7 @@ impl Before {
         word >> 32 << 32 | u64::from(zigzag)
     }
 
-    /// The word that [`Self::shrink`] was given.
+    /// Reverses [`Self::shrink`].
     fn restore(&mut self, step: u64) -> u64 {
         let before = self.of(step);
         let zigzag = low_half(step);
@@ -237,7 +237,7 @@ pub struct LogReader<'a> {
     description: Description,
     checker: Checker,
     zstd: Decompressor<'static>,
-    /// A block as stored, and decompressed.
+    /// A block, as stored and decompressed.
     stored: Vec<u8>,
     planes: Box<[u8]>,
     offset_bytes: u64,
@@ -321,13 +321,13 @@ impl<'a> LogReader<'a> {
         })
     }
 
-    /// Losses when the log was written; available once it has been read to its end.
+    /// Losses during recording; available once the log has been read to its end.
     #[must_use]
     pub fn totals(&self) -> Option<Totals> {
         self.totals
     }
 
-    /// Reads a block: its records, or 0 for the end mark.
+    /// Reads a block; returns the number of its records, or 0 for the end mark.
     fn block(&mut self, batch: &mut Vec<Record>) -> Result<usize, PageLogError> {
         let mut head = [0; BLOCK_HEAD_BYTES];
         self.fill(&mut head)?;
@@ -493,7 +493,7 @@ mod tests {
         }
     }
 
-    /// Reads a log that is in order by the table of the format, one number at a time.
+    /// Decodes a valid log by the table of the format, one number at a time.
     fn naive(bytes: &[u8]) -> Vec<u64> {
         let number = |bytes: &[u8]| {
             let digits = bytes.iter().rev();

@@ -4,20 +4,22 @@
 //! into the entry at the index after it is decremented, so the last entry is filled first.
 //!
 //! - **PML** (\[PRL\] §2): a walk that sets a page's dirty flag logs it. If the index is 0, the VM first
-//!   exits: the hypervisor takes all entries, on the VM's own CPU, and resets the index; nothing is missed. Because the hypervisor
-//!   needs all pages before it clears the dirty flags, vCPUs with non-empty buffers also exit at the end of an interval.
+//!   exits: the hypervisor takes all entries, on the VM's own CPU, and resets the index; nothing is missed. Because the
+//!   hypervisor needs all pages before it clears the dirty flags, vCPUs with non-empty buffers also exit at the end of an
+//!   interval.
 //! - **PRL** (\[PRL\] §4.1, mode PAML): every walk logs its page, whatever its flags. If the index is 0,
-//!   it becomes -1 and a CPU of the host is interrupted; this page is missed, and so are all others until the index is reset. The VM
-//!   continues to run. The contents of buffers that are not full are not delivered.
+//!   it becomes -1 and a CPU of the host is interrupted; this page is missed, and so are all others until the index is
+//!   reset. The VM continues to run. The contents of buffers that are not full are not delivered.
 //!
 //! The host's handler (\[PRL\] §4.3) serves all VMs on one CPU. It starts after the interrupt's latency, masks the
-//! interrupt, and makes passes: it takes the entries of all full buffers, then resets their indices; if others have
-//! become full meanwhile, another pass follows, as in NAPI; otherwise it unmasks the interrupt and ends. Buffers that become full while the
-//! interrupt is masked cause no further interrupt.
+//! interrupt, and makes passes: it takes the entries of all full buffers, then resets their indices. If others have
+//! become full meanwhile, another pass follows, as in NAPI; otherwise it unmasks the interrupt and ends. Buffers that
+//! become full while the interrupt is masked cause no further interrupt.
 //!
 //! Time is in cycles of one clock. A vCPU's time is its instructions times the cycles per instruction, plus the cost of
-//! logging; it is never behind the previous records of its VM, so a vCPU that slept resumes at the time of the others.
-//! Records of several VMs are merged by time ([`run`]). The same records give the same results, live or from a file.
+//! logging. It is never earlier than the previous records of its VM, so a vCPU that slept resumes at the time of the
+//! others. Records of several VMs are merged by time ([`run`]). The same records give the same results, live or from a
+//! file.
 //!
 //! Departs from \[PRL\]: a full event is detected at the address that no longer fits, as in §4.1, and that address is counted as
 //! missed ([`VmOutcome::missed_at_full`]), separately from those missed while the handler works, the only ones that §5.2 counts.
@@ -38,7 +40,7 @@ pub use merge::run;
 /// Which pages are logged, and which CPU empties the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// PML: pages whose dirty flag a write sets; emptied by the VM's own CPU.
+    /// PML: pages whose dirty flag is set by a write; emptied by the VM's own CPU.
     Pml,
     /// PRL: pages of all walks; emptied by a CPU of the host.
     Prl,
@@ -49,17 +51,17 @@ pub enum Mode {
 pub struct Config {
     /// Mode of logging.
     pub mode: Mode,
-    /// Entries of each vCPU's buffer: 512 in a page of memory, at least 1.
+    /// Entries of each vCPU's buffer, at least 1; a page of memory has 512.
     pub buffer_entries: u32,
     /// Costs of logging.
     pub costs: CostModel,
 }
 
 impl Config {
-    /// Entries that fit into the page of a processor that logs.
+    /// Number of entries in a processor's logging page.
     pub const BUFFER_ENTRIES: u32 = 512;
 
-    /// A machine of a mode with the buffers of \[PRL\] and the default costs.
+    /// A machine with the given mode, the buffer size of \[PRL\] and the default costs.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self {
@@ -70,7 +72,7 @@ impl Config {
     }
 }
 
-/// Receiver of logged pages: on a host, the process that estimates a VM's working set from the VM's
+/// Receiver of logged pages. On a host, this is the process that estimates a VM's working set from the VM's
 /// large buffer, in which it counts each page.
 pub trait Sink {
     /// Receives the pages of a buffer of a VM, in the order in which they were logged.
@@ -81,7 +83,7 @@ pub trait Sink {
         let _ = (vm, number, instructions);
     }
 
-    /// A VM marked a place in its run.
+    /// A VM set a mark in its run.
     fn mark(&mut self, vm: usize, id: u8) {
         let _ = (vm, id);
     }
@@ -96,7 +98,7 @@ pub struct VmOutcome {
     pub walks: u64,
     /// Intervals that ended.
     pub intervals: u64,
-    /// Pages that were put into a buffer: those drained, and those left.
+    /// Pages written to a buffer: those drained, and those left.
     pub logged: u64,
     /// Times that a walk found a buffer full.
     pub full_events: u64,
@@ -108,11 +110,11 @@ pub struct VmOutcome {
     pub missed_in_handler: u64,
     /// Pages delivered to the sink.
     pub drained: u64,
-    /// Pages that were in the buffers at the end.
+    /// Pages left in the buffers at the end.
     pub left: u64,
-    /// Cycles of all vCPUs without logging.
+    /// Cycles of all vCPUs, excluding logging.
     pub base_cycles: u64,
-    /// Cycles that logging added to them.
+    /// Additional cycles caused by logging.
     pub logging_cycles: u64,
 }
 
@@ -123,7 +125,7 @@ impl VmOutcome {
         self.missed_at_full + self.missed_in_handler
     }
 
-    /// Time that logging added, as a share of the time without; 0 for a VM that never ran.
+    /// Time added by logging, as a share of the time without; 0 for a VM that never ran.
     #[must_use]
     pub fn slowdown(&self) -> f64 {
         share(self.logging_cycles, self.base_cycles)
@@ -133,9 +135,9 @@ impl VmOutcome {
 /// Results of the host CPU that serves full events of PRL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostOutcome {
-    /// Interrupts that it took.
+    /// Number of interrupts.
     pub interrupts: u64,
-    /// Passes over full buffers; in each, one or more.
+    /// Number of passes over full buffers; at least one per interrupt.
     pub passes: u64,
     /// Cycles that its handler ran.
     pub busy_cycles: u64,
@@ -205,13 +207,13 @@ struct Vcpu {
 #[derive(Debug)]
 struct Vm {
     vcpus: Vec<Vcpu>,
-    /// When its last record was.
+    /// Time of its last record.
     now: Time,
     outcome: VmOutcome,
 }
 
 impl Vm {
-    /// When the VM's next record is, if it is this one.
+    /// The time of the VM's next record, if it is this one.
     fn time_of(&self, record: &Record, costs: &CostModel) -> Time {
         let (vcpu, instructions) = match *record {
             Record::Walk(walk) => (walk.vcpu, u64::from(walk.step_instructions)),
@@ -225,7 +227,7 @@ impl Vm {
         time.after_instructions(instructions, costs).max(self.now)
     }
 
-    /// Lets the vCPU of a record run up to it.
+    /// Advances the vCPU of a record to the record's time.
     fn run_to(&mut self, record: &Record, at: Time) {
         self.now = at;
         let vcpu = match *record {
@@ -260,7 +262,7 @@ impl Vm {
         self.charge(vcpu, costs.exit(entries));
     }
 
-    /// Makes logging cost a vCPU time.
+    /// Adds a cost to a vCPU's time.
     fn charge(&mut self, vcpu: usize, cycles: u64) {
         let time = &mut self.vcpus[vcpu].time;
         *time = time.after_cycles(cycles);
@@ -303,7 +305,7 @@ impl Machine {
         }
     }
 
-    /// When a VM's next record is, if it is this one.
+    /// The time of a VM's next record, if it is this one.
     ///
     /// # Panics
     ///
@@ -313,11 +315,12 @@ impl Machine {
         self.vms[vm].time_of(record, &self.config.costs)
     }
 
-    /// Takes the next record of a VM. Those of several VMs are to come in the order of their times.
+    /// Processes the next record of a VM. Records of several VMs must be passed in the order of their times.
     ///
     /// # Panics
     ///
-    /// If there is no such VM or vCPU: records of a [`RecordSource`](crate::RecordSource) have those of its description.
+    /// If there is no such VM or vCPU. The records of a [`RecordSource`](crate::RecordSource) always match its
+    /// description.
     pub fn push(&mut self, vm: usize, record: &Record, sink: &mut dyn Sink) {
         let at = self.time_of(vm, record);
         self.work_until(at, sink);
@@ -377,7 +380,7 @@ impl Machine {
         sink.interval(number, interval, vm.instructions());
     }
 
-    /// Makes the vCPUs of a VM exit whose buffers are not empty.
+    /// Makes all vCPUs of a VM exit whose buffers are not empty.
     fn exit_all(&mut self, number: usize, sink: &mut dyn Sink) {
         let vm = &mut self.vms[number];
         for vcpu in 0..vm.vcpus.len() {
@@ -401,7 +404,7 @@ impl Machine {
         }
     }
 
-    /// Ends the run: the handler finishes its work; PML is switched off, which drains its buffers.
+    /// Ends the run: the handler completes its work; PML is disabled, which drains its buffers.
     pub fn finish(mut self, sink: &mut dyn Sink) -> Outcome {
         let ended = self.vms.iter().map(|vm| vm.now).max().unwrap_or_default();
         self.work_until(Time(u64::MAX), sink);

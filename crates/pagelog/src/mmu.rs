@@ -2,17 +2,18 @@
 //!
 //! It follows the same rules as the plugin (`qemu/pagelog`), and tests compare the two:
 //!
-//! - A TLB's set is the page's number modulo the sets; in a set the least recently used entry is replaced. An entry holds a page
-//!   and a dirty bit.
-//! - An access walks if no TLB holds the page, or if it is a write and the entry is clean; the walk makes the entry dirty if it was
-//!   for a write.
+//! - A TLB's set is the page's number modulo the number of sets; in a set the least recently used entry is replaced. An
+//!   entry has a page and a dirty bit.
+//! - An access walks if no TLB has the page, or if it is a write and the entry is clean; the walk makes the entry dirty if
+//!   it was for a write.
 //! - The second level is looked up after a miss in the first. A hit there that can serve the access copies the entry
 //!   into the first level, and is not a walk. A walk fills both.
 //! - A walk sets the page's accessed flag, and for a write the dirty flag, if they were clear.
-//! - The end of an interval clears all flags and empties all TLBs. The filter stays.
-//! - The filter holds the most recently used pages; its records precede the access's walk: the page that enters, then the one that leaves.
+//! - The end of an interval clears all flags and empties all TLBs. The filter is kept.
+//! - The filter contains the most recently used pages; its records precede the access's walk: the page that enters, then
+//!   the one that leaves.
 //!
-//! [`Emulated`] makes a plain trace of references usable as a page log.
+//! [`Emulated`] converts a plain trace of references into a page log.
 
 mod filter;
 mod tlb;
@@ -28,16 +29,16 @@ use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource, TlbShape};
 use filter::Filter;
 use tlb::Tlb;
 
-/// TLBs, filter and intervals of a machine.
+/// Configuration of a machine's TLBs, filter and intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// The TLB.
     pub tlb: TlbShape,
     /// Its second level.
     pub tlb2: Option<TlbShape>,
-    /// Pages that the filter holds, at most 65 536; without it the log has walks only.
+    /// Pages in the filter, at most 65 536; without it the log has walks only.
     pub filter_pages: Option<u32>,
-    /// References of an interval; without it there are none.
+    /// Length of an interval in references; `None` for no intervals.
     pub interval_references: Option<NonZeroU64>,
 }
 
@@ -53,7 +54,7 @@ impl Default for Config {
     }
 }
 
-/// A page's frame, and in which interval its flags were set last: they are clear in all others.
+/// A page's frame, and the interval in which its flags were last set; in all other intervals they are clear.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     number: u32,
@@ -61,7 +62,7 @@ struct Frame {
     dirty: Option<u64>,
 }
 
-/// The processor of one vCPU and its page tables.
+/// The MMU of one vCPU and its page tables.
 #[derive(Debug)]
 pub struct Mmu {
     tlb: Tlb,
@@ -91,12 +92,12 @@ impl Mmu {
         }
     }
 
-    /// Accesses a page with one instruction; appends at most four records. Pages get frames in the order of their
-    /// first access.
+    /// Accesses a page with one instruction; appends at most four records. Frames are assigned in the order of the
+    /// first accesses to pages.
     ///
     /// # Errors
     ///
-    /// [`PageLogError::TooManyPages`] if there is no frame for it.
+    /// [`PageLogError::TooManyPages`] if all frames are assigned.
     pub fn access(
         &mut self,
         page: PageNumber,
@@ -170,7 +171,7 @@ impl Mmu {
         }
     }
 
-    /// Writes clock and count.
+    /// Writes records of the clock and the count.
     pub fn count(&mut self, records: &mut Vec<Record>) {
         let (vcpu, instructions) = (0, self.accesses);
         let count = self.accesses - self.counted;
@@ -181,7 +182,7 @@ impl Mmu {
     }
 }
 
-/// The frame of a page, a new one if it has none.
+/// The frame of a page; assigns a new one on first access.
 fn frame_of(
     frames: &mut HashMap<PageNumber, Frame, RandomState>,
     page: PageNumber,
@@ -197,14 +198,14 @@ fn frame_of(
     }
 }
 
-/// References as the records of a machine with one vCPU, one per instruction. Unknown kinds count as reads.
+/// Converts references to the records of a machine with one vCPU, one instruction each. Unknown kinds count as reads.
 pub struct Emulated<S> {
     source: S,
     config: Config,
     mmu: Mmu,
     description: Description,
     batch: ReferenceBatch,
-    /// References of the batch that have been made.
+    /// Number of the batch's references already converted.
     made: usize,
     /// References left in the interval.
     left: u64,
@@ -212,9 +213,9 @@ pub struct Emulated<S> {
 }
 
 impl<S: Source> Emulated<S> {
-    /// Creates a machine that performs the references of a source.
+    /// Creates a machine that executes the references of a source.
     ///
-    /// The RAM in its description is the maximum that frames can number, not the memory used.
+    /// The RAM in its description is the maximum that frame numbers can address, not the memory used.
     ///
     /// # Errors
     ///
@@ -279,7 +280,7 @@ impl<S: Source> Emulated<S> {
         Ok(())
     }
 
-    /// The source.
+    /// Returns the source.
     pub fn into_inner(self) -> S {
         self.source
     }

@@ -1,6 +1,6 @@
 //! Records of a page log: one word of 64 bits per event.
 //!
-//! Lowest bit first; bits that are not named are 0. A page frame is a guest-physical address / 4096.
+//! Lowest bit first; unnamed bits are 0. A page frame is a guest-physical address / 4096.
 //!
 //! | kind, bits 61..64 | event | bits 0..32 | 32..52 | 52 | 53 | 54 | 55 | 56..61 |
 //! |---|---|---|---|---|---|---|---|---|
@@ -13,37 +13,37 @@
 //! | 6 | accesses since the vCPU's previous count | count, bits 0..56 | | | | | | vCPU |
 //! | 7 | end of the log | 0 | 0 | 0 | 0 | 0 | 0 | 0 |
 //!
-//! If a vCPU has run 2^20 instructions or more since its previous record, a clock precedes the walk.
+//! If a vCPU has executed 2^20 instructions or more since its previous record, a clock record precedes the walk.
 //! At the end of an interval every vCPU's clock and count precede its record; then the accessed and dirty
-//! flags of all pages are clear and all TLBs empty, as after INVEPT.
+//! flags of all pages are cleared and all TLBs emptied, as after INVEPT.
 //!
-//! The *filter* holds the pages that a vCPU used last, a fixed number of them in the order of their use: an access to
-//! one of them is no record. A page's entering and another's leaving make the references of all sizes above the
-//! filter's exactly known.
+//! The *filter* contains the pages that a vCPU used most recently, a fixed number of them in the order of their use. An
+//! access to one of them makes no record. The records of pages that enter and leave are sufficient for the exact misses
+//! at all sizes from the filter's up.
 
 use plimsoll_flow::PageNumber;
 
 /// Maximum number of vCPUs in a log.
 pub const VCPUS_MAX: usize = 32;
-/// Largest number of a page frame: 16 TiB of guest-physical addresses.
+/// Largest page frame number: 16 TiB of guest-physical addresses.
 pub const FRAME_MAX: u64 = u32::MAX as u64;
-/// Instructions that a walk can be after its vCPU's record before.
+/// Maximum number of instructions between a walk and its vCPU's previous record.
 pub const STEP_MAX: u32 = (1 << 20) - 1;
-/// Largest count, clock and number of an interval.
+/// Largest count, clock value and interval number.
 pub const COUNT_MAX: u64 = (1 << 56) - 1;
 
-/// A page walk: a TLB missed, or held the page as clean when it was written.
+/// A page walk, after a TLB miss or a write to a page whose entry is clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walk {
     /// The vCPU that walked, below [`VCPUS_MAX`].
     pub vcpu: u8,
     /// The page, at most [`FRAME_MAX`].
     pub frame: PageNumber,
-    /// Instructions of the vCPU since its record before, at most [`STEP_MAX`].
+    /// Instructions of the vCPU since its previous record, at most [`STEP_MAX`].
     pub step_instructions: u32,
-    /// Whether it was for a write.
+    /// Whether the access was a write.
     pub write: bool,
-    /// Whether it was for an instruction.
+    /// Whether the access was an instruction fetch.
     pub fetch: bool,
     /// Whether it set the page's accessed flag.
     pub sets_accessed: bool,
@@ -56,7 +56,7 @@ pub struct Walk {
 pub enum Record {
     /// A page walk.
     Walk(Walk),
-    /// What a vCPU has run since its start.
+    /// The number of instructions that a vCPU has executed since its start.
     Clock {
         /// The vCPU.
         vcpu: u8,
@@ -68,11 +68,11 @@ pub enum Record {
         /// Its number, from 0.
         number: u64,
     },
-    /// The guest marked a place in its run.
+    /// The guest set a mark in its run.
     Mark {
         /// The vCPU.
         vcpu: u8,
-        /// Which mark.
+        /// Number of the mark.
         id: u8,
     },
     /// A page entered a vCPU's filter: a reference.
@@ -84,25 +84,25 @@ pub enum Record {
         /// Whether the access was a write.
         write: bool,
     },
-    /// A page left a vCPU's filter: of all in it, it had not been used for longest.
+    /// A page left a vCPU's filter: the least recently used one.
     Leave {
         /// The vCPU.
         vcpu: u8,
         /// The page.
         frame: PageNumber,
     },
-    /// Accesses to memory.
+    /// Number of memory accesses.
     Accesses {
         /// The vCPU.
         vcpu: u8,
-        /// How many since its count before.
+        /// Accesses since the vCPU's previous count.
         count: u64,
     },
-    /// The end of a log that is whole.
+    /// The end of a complete log.
     End,
 }
 
-/// A word that is no record.
+/// A word that is not a valid record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{word:#018x} is no record of a page log: bits that must be 0 are not")]
 pub struct NotARecord {
@@ -118,17 +118,17 @@ const SETS_ACCESSED: u64 = 1 << 53;
 const SETS_DIRTY: u64 = 1 << 52;
 const STEP_SHIFT: u32 = 32;
 
-/// Mark of the test workload: the part to analyse begins.
+/// Mark of the test workload: start of the part to analyse.
 pub const MARK_BEGIN: u8 = 1;
-/// It ends.
+/// Mark of the test workload: end of the part to analyse.
 pub const MARK_END: u8 = 2;
 
 impl Record {
-    /// Reads a word.
+    /// Decodes a word.
     ///
     /// # Errors
     ///
-    /// [`NotARecord`] if bits without a meaning are set.
+    /// [`NotARecord`] if undefined bits are set.
     pub fn decode(word: u64) -> Result<Self, NotARecord> {
         let vcpu = (word >> VCPU_SHIFT) as u8 & 31;
         let frame = PageNumber(word & FRAME_MAX);
@@ -178,7 +178,7 @@ impl Record {
         }
     }
 
-    /// The record as a word; what is too large for its bits is cut to them.
+    /// Encodes the record as a word; values too large for their fields are truncated.
     #[must_use]
     pub fn encode(self) -> u64 {
         let of = |kind: u64, vcpu: u8| kind << KIND_SHIFT | (u64::from(vcpu) & 31) << VCPU_SHIFT;

@@ -1,12 +1,13 @@
 //! The ring in shared memory through which a running machine delivers its records.
 //!
-//! The reader creates it: a memory file of sealed size with a header of 4096 bytes, followed by the records (`docs/formats.md`).
-//! The writer, a QEMU plugin, opens it by its path. A full ring blocks the writer, so nothing is lost while the reader
-//! lives and holds its lock on the file. If the lock is free, the reader is dead, and the writer counts the records it drops.
+//! The reader creates it: a memory file of sealed size with a header of 4096 bytes, followed by the records
+//! (`docs/formats.md`). The writer, a QEMU plugin, opens it by its path. A full ring blocks the writer, so nothing is
+//! lost while the reader lives and holds its lock on the file. If the lock is free, the reader has died, and the writer
+//! counts the records it drops.
 //!
-//! Whatever the writer does to the memory, the reader returns records or an error.
+//! Whatever the writer does to the memory, the reader returns either records or an error.
 //!
-//! [`RingWriter`] is the writer's side for programs that create records without QEMU: measurements and tests.
+//! [`RingWriter`] is a writer for programs that create records without QEMU: measurements and tests.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -55,14 +56,14 @@ mod at {
 const WRITING: u32 = 1;
 const ENDED: u32 = 2;
 
-/// Shortest and longest sleep while the other side has nothing to do.
+/// Shortest and longest sleep while waiting for the other side.
 const SLEEP_MIN: Duration = Duration::from_micros(50);
 const SLEEP_MAX: Duration = Duration::from_millis(4);
 
 /// A ring without a writer.
 pub struct Ring {
     shared: Shared,
-    /// Locked as long as there is a reader.
+    /// Locked as long as the reader exists.
     memory: OwnedFd,
     capacity: u64,
     path: PathBuf,
@@ -114,7 +115,7 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// [`PageLogError::NoWriter`] if none came in time, [`PageLogError::Description`] for an invalid machine.
+    /// [`PageLogError::NoWriter`] if none attached in time, [`PageLogError::Description`] for an invalid machine.
     pub fn wait_for_writer(
         self,
         timeout: Duration,
@@ -154,7 +155,7 @@ impl Ring {
 pub struct RingReader {
     description: Description,
     shared: Shared,
-    /// Holds the lock.
+    /// Holds the lock on the file.
     _memory: OwnedFd,
     capacity: u64,
     tail: u64,
@@ -180,7 +181,7 @@ impl RingReader {
     fn wait(&mut self) -> Result<usize, PageLogError> {
         let mut sleep = Sleep::new();
         loop {
-            // In this order: a writer that reports its end has written its last record before.
+            // The order matters: a writer that reports its end has written its last record before.
             let more = (self.alive)() && self.shared.half(at::STATE).load(Acquire) != ENDED;
             let ready = self.ready()?;
             if ready > 0 || !more {
@@ -238,7 +239,7 @@ impl RecordSource for RingReader {
     ///
     /// # Errors
     ///
-    /// [`PageLogError::Cut`] if the writer has gone without ending its log; otherwise the error of the records.
+    /// [`PageLogError::Cut`] if the writer died before ending its log; otherwise the error of the records.
     fn next_batch(&mut self, batch: &mut Vec<Record>) -> Result<bool, PageLogError> {
         batch.clear();
         if self.ended {
@@ -275,7 +276,7 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    /// Time to wait for a full ring before trying the reader's lock.
+    /// Time to wait for a full ring before testing the reader's lock.
     const PATIENCE: Duration = Duration::from_secs(1);
 
     /// Opens a ring and stores the description of its machine.

@@ -1,6 +1,6 @@
-//! The plugin's model in C against its twin in Rust: the same accesses, the same records.
+//! Compares the plugin's model in C with its twin in Rust: the same accesses must give the same records.
 //!
-//! The C is built without QEMU, with what stands in `qemu/pagelog/test`. Where there is no C compiler nothing is tested.
+//! The C code is built without QEMU, with the stubs in `qemu/pagelog/test`. Without a C compiler nothing is tested.
 
 use plimsoll_skip::{Lack, skip};
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ proptest! {
         options.extend(filter_pages.map(|pages| format!("filter={pages}")));
         options.push(format!("references={}", if filter_pages.is_some() { "on" } else { "off" }));
 
-        // Pages get frames in the order of their first access, as the twin gives them.
+        // Frames are assigned in the order of the first accesses to pages, as in the twin.
         let (mut frames, mut lines) = (HashMap::new(), String::new());
         let (mut twin, mut expected) = (Mmu::new(&config), Vec::new());
         for &(page, write) in &accesses {

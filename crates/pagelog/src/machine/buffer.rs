@@ -2,23 +2,23 @@
 
 use plimsoll_flow::PageNumber;
 
-/// Pages in the order in which they were logged, and the entries that are free.
+/// The logged pages in order, and the number of free entries.
 #[derive(Debug)]
 pub(super) struct Buffer {
     entries: Vec<PageNumber>,
-    /// Entries that are free; -1 while logging is suspended.
+    /// Number of free entries; -1 while logging is suspended.
     index: i64,
     capacity: u32,
 }
 
-/// Outcome of logging a page.
+/// Result of logging a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It is in the buffer.
+    /// The page was stored.
     Logged,
     /// No entry is free.
     Full,
-    /// The buffer has been found full before.
+    /// Logging was already suspended.
     Suspended,
 }
 
@@ -32,7 +32,7 @@ impl Buffer {
         }
     }
 
-    /// Logs a page if there is room.
+    /// Logs a page if there is a free entry.
     pub(super) fn put(&mut self, page: PageNumber) -> Put {
         match self.index {
             ..0 => Put::Suspended,
@@ -45,7 +45,7 @@ impl Buffer {
         }
     }
 
-    /// Counts the index of a full buffer below 0: nothing is logged until it is reset.
+    /// Decrements the index of a full buffer below 0: nothing is logged until it is reset.
     pub(super) fn suspend(&mut self) {
         self.index = -1;
     }

@@ -6,11 +6,12 @@
 ///   KVM's handler and back some 1400 to 2500 (LKML, 4 Dec 2020, on AMD's `vmload` in `svm_vcpu_run`): 2000.
 /// - An interrupt between processors takes about a microsecond to arrive: 2000. Where it arrives, it makes the host's own
 ///   VM exit (\[PRL\] §4.2), and is masked and unmasked: 3000.
-/// - Taking an entry is a load, and a count in the VM's large buffer, which is out of the caches for large working sets: 10 to
-///   18 ns by `plimsoll-bench pagelog`: 40.
-/// - Logging a page is a store of 8 bytes by the processor; \[PRL\] §5.3.1 saw no cost (0.001 %): 1.
-/// - A page walk in two dimensions reads up to 24 entries, mostly from caches; it is a cost of the machine, not of logging: 50.
-/// - An instruction takes a cycle.
+/// - Taking an entry is a load, and an increment in the VM's large buffer, which exceeds the caches for large working sets:
+///   10 to 18 ns by `plimsoll-bench pagelog`: 40.
+/// - Logging a page is a store of 8 bytes by the processor; \[PRL\] §5.3.1 measured no cost (0.001 %): 1.
+/// - A two-dimensional page walk reads up to 24 entries, mostly from caches; it is a cost of the machine, not of
+///   logging: 50.
+/// - An instruction takes one cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CostModel {
     /// An instruction, in thousandths of a cycle.
@@ -19,15 +20,15 @@ pub struct CostModel {
     pub walk_cycles: u32,
     /// Putting a page into a buffer.
     pub logged_cycles: u32,
-    /// A VM exit, its handler without draining entries, and the VM entry.
+    /// A VM exit with its handler, excluding the draining of entries, and the VM entry.
     pub exit_cycles: u32,
     /// Taking an entry out of a buffer and counting it.
     pub entry_cycles: u32,
     /// Resetting the index of a buffer.
     pub reset_cycles: u32,
-    /// From a full event to the handler on the host's CPU.
+    /// Time from a full event to the start of the handler on the host's CPU.
     pub latency_cycles: u32,
-    /// Beginning and ending that handler.
+    /// Start and end of that handler.
     pub interrupt_cycles: u32,
 }
 
@@ -47,12 +48,12 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// Cycles of a VM exit that takes so many entries.
+    /// Cycles of a VM exit that drains this number of entries.
     pub(super) fn exit(&self, entries: u64) -> u64 {
         u64::from(self.exit_cycles) + self.taken(entries)
     }
 
-    /// Cycles of taking so many entries of a buffer and resetting its index.
+    /// Cycles of draining this number of entries of a buffer and resetting its index.
     pub(super) fn taken(&self, entries: u64) -> u64 {
         entries * u64::from(self.entry_cycles) + u64::from(self.reset_cycles)
     }

@@ -2,7 +2,7 @@
 
 use super::{CostModel, HostOutcome, Time};
 
-/// A buffer that was found full.
+/// A full buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Full {
     pub(super) vm: usize,
@@ -12,12 +12,12 @@ pub(super) struct Full {
 /// State of the CPU.
 #[derive(Debug, Default)]
 enum Phase {
-    /// Something else; the interrupt is not masked.
+    /// Other work; the interrupt is not masked.
     #[default]
     Idle,
-    /// An interrupt is on its way, and arrives then.
+    /// An interrupt is pending and arrives at this time.
     Called(Time),
-    /// The handler takes the entries of these buffers, until then.
+    /// The handler drains these buffers until this time.
     Pass(Vec<Full>, Time),
 }
 
@@ -25,15 +25,15 @@ enum Phase {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     phase: Phase,
-    /// Buffers that are full and in no pass, in the order in which they became so.
+    /// Full buffers that are not part of a pass, in the order in which they became full.
     waiting: Vec<Full>,
     outcome: HostOutcome,
-    /// When it last had something to do.
+    /// Time at which it last had work.
     worked: Time,
 }
 
 impl Host {
-    /// Reports a full buffer; an interrupt that is pending or masked covers all.
+    /// Reports a full buffer; a pending or masked interrupt covers it.
     pub(super) fn interrupt(&mut self, full: Full, now: Time, costs: &CostModel) {
         self.waiting.push(full);
         if matches!(self.phase, Phase::Idle) {
@@ -42,7 +42,7 @@ impl Host {
         }
     }
 
-    /// Returns the buffers of the next pass that has ended by a time; each has so many entries.
+    /// Returns the buffers of the next pass that has ended by a given time; each has this number of entries.
     pub(super) fn pass_ended_by(
         &mut self,
         now: Time,
@@ -68,7 +68,7 @@ impl Host {
         }
     }
 
-    /// Begins a pass over what is full.
+    /// Starts a pass over all full buffers.
     fn begin(&mut self, at: Time, cycles_before: u64, entries: u32, costs: &CostModel) {
         let buffers = std::mem::take(&mut self.waiting);
         let cycles = cycles_before + buffers.len() as u64 * costs.taken(entries.into());
@@ -78,7 +78,7 @@ impl Host {
         self.phase = Phase::Pass(buffers, self.worked);
     }
 
-    /// Results at the end of all VMs.
+    /// Results when all VMs have ended.
     pub(super) fn outcome(&self, ended: Time) -> HostOutcome {
         HostOutcome {
             elapsed_cycles: ended.max(self.worked).cycles(),

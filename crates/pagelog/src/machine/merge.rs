@@ -1,4 +1,4 @@
-//! Several VMs' records in the order of their times.
+//! Merges the records of several VMs by time.
 
 use super::{Config, Machine, Outcome, Sink};
 use crate::record::Record;
@@ -17,7 +17,7 @@ impl Ahead<'_> {
         if self.next == self.batch.len() {
             self.next = 0;
             let more = self.source.next_batch(&mut self.batch);
-            // What came before a fault is no result of a whole run.
+            // Records before an error do not make a complete run.
             if !more? {
                 return Ok(None);
             }
@@ -26,7 +26,7 @@ impl Ahead<'_> {
     }
 }
 
-/// Runs VMs, each by its records, to their ends under one host; VMs of equal time in their order.
+/// Runs VMs, each by its records, to their ends under one host; records of equal time in the order of the VMs.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ impl Ahead<'_> {
 ///
 /// # Panics
 ///
-/// If the buffers have no entries, or a source gives a vCPU that its description does not have.
+/// If the buffers have no entries, or a source returns a vCPU that its description does not have.
 pub fn run(
     config: &Config,
     sources: &mut [&mut dyn RecordSource],

@@ -1,4 +1,4 @@
-//! Known answers, and a twin that knows nothing but what \[PRL\] says.
+//! Known answers, and a naive twin that follows only the text of \[PRL\].
 
 use super::*;
 use crate::description::tests::machine as description;
@@ -6,7 +6,7 @@ use crate::log::{LogReader, LogWriter, Totals};
 use crate::{Description, PageLogError, RecordSource};
 use proptest::prelude::*;
 
-/// Nothing costs anything, but an instruction a cycle.
+/// All costs are zero, except one cycle per instruction.
 const FREE: CostModel = CostModel {
     instruction_thousandths: 1000,
     walk_cycles: 0,
@@ -18,7 +18,7 @@ const FREE: CostModel = CostModel {
     interrupt_cycles: 0,
 };
 
-/// What a sink was told.
+/// An event received by a sink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Told {
     Drained(usize, Vec<u64>),
@@ -73,7 +73,7 @@ fn played(config: &Config, vcpus: u32, records: &[Record]) -> (Outcome, Listener
     (machine.finish(&mut listener), listener)
 }
 
-/// Walks of frames from 0 on, so many instructions apart, that each set the dirty flag.
+/// Walks of frames from 0 on, at this distance in instructions, each of which sets the dirty flag.
 fn walks(count: u64, step_instructions: u32) -> Vec<Record> {
     let walk = |frame| walk_of(0, frame, step_instructions, true);
     (0..count).map(walk).collect()
@@ -91,7 +91,7 @@ fn pml_stops_the_vm_at_the_entry_after_the_last_and_misses_nothing() {
     };
     let config = config(Mode::Pml, 512, costs);
     let (outcome, listener) = played(&config, 1, &walks(512, 100));
-    // Switched off at the end, which takes what is there.
+    // Disabling PML at the end drains the buffer.
     assert_eq!(listener.0, [Told::Drained(0, (0..512).collect())]);
     assert_eq!((outcome.vms[0].full_events, outcome.vms[0].exits), (0, 1));
     let (outcome, listener) = played(&config, 1, &walks(513, 100));
@@ -242,7 +242,7 @@ fn a_vcpu_that_slept_takes_up_where_the_others_are() {
     assert_eq!(outcome.vms[0].instructions, 1100);
 }
 
-/// Records of a machine in memory, in batches of a size.
+/// Records of a machine in memory, returned in batches of a given size.
 struct Kept {
     description: Description,
     records: Vec<Record>,
@@ -278,7 +278,7 @@ impl RecordSource for Kept {
     }
 }
 
-/// What a cycle-by-cycle run of \[PRL\] §4.1-4.3 comes to.
+/// Results of a cycle-by-cycle run of \[PRL\] §4.1-4.3.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Played {
     told: Vec<Told>,
@@ -290,7 +290,7 @@ struct Played {
     elapsed: u64,
 }
 
-/// The twin: goes through all cycles, and asks in each whether the handler begins or ends something.
+/// The naive twin: steps through all cycles, and checks in each whether the handler starts or ends something.
 fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> Played {
     let mut result = Played {
         counts: vec![[0; 3]; vms.len()],
@@ -319,7 +319,7 @@ fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> Playe
         };
         let times = (0..vms.len()).filter_map(|vm| Some((time_of(vm)?, vm)));
         let event = times.min();
-        // After the last event, until the handler is done.
+        // After the last event, continue until the handler has finished.
         while event.map_or(called.is_some() || pass.is_some(), |event| cycle <= event.0) {
             let mut before = 0;
             let mut begins = false;
@@ -475,7 +475,7 @@ proptest! {
             }
             found.push(pages);
             if vcpus > 1 {
-                // Buffers of several vCPUs interleave.
+                // Buffers of several vCPUs are interleaved.
                 expected.iter_mut().chain(&mut found).for_each(|pages| pages.sort_unstable());
             }
             prop_assert_eq!(found, expected);

@@ -1,11 +1,11 @@
-//! The pages used last, in the order of their use.
+//! The most recently used pages, in the order of their use.
 
 use plimsoll_flow::PageNumber;
 
-/// An exact LRU list of few pages.
+/// An exact LRU list of a few pages.
 #[derive(Debug)]
 pub(super) struct Filter {
-    /// The page used last in front.
+    /// The pages, most recently used first.
     pages: Vec<PageNumber>,
     capacity: usize,
 }
@@ -18,7 +18,7 @@ impl Filter {
         }
     }
 
-    /// Uses a page: `None` if it was there, else the page that leaves for it, if one must.
+    /// Accesses a page: `None` if it was in the filter, otherwise the page that it displaces, if any.
     #[inline]
     pub(super) fn access(&mut self, page: PageNumber) -> Option<Option<PageNumber>> {
         if let Some(place) = self.pages.iter().position(|&there| there == page) {

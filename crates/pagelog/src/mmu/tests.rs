@@ -1,4 +1,4 @@
-//! Known answers, and a twin of lists.
+//! Known answers, and a naive twin made of lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -139,7 +139,7 @@ fn a_walk_after_a_long_time_stands_behind_a_clock() {
         })
         .collect();
     let long = (1 << 20) + 2;
-    // The second walk comes 2^20 instructions after the first, one more than fits.
+    // The second walk comes 2^20 instructions after the first, one more than the field can represent.
     let expected = [
         (1, "walk"),
         (long - 1, "clock"),
@@ -185,7 +185,7 @@ impl Lists {
     }
 }
 
-/// The records by the rules, with lists and sets.
+/// The records by the same rules, with lists and sets.
 fn naive(references: &[(u64, AccessKind)], config: &Config) -> Vec<Record> {
     let vcpu = 0;
     let (mut first, mut second) = (Lists::default(), Lists::default());

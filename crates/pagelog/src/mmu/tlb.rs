@@ -10,7 +10,7 @@ struct Entry {
     dirty: bool,
 }
 
-/// Sets of entries, each with those used last in front.
+/// Sets of entries, each with the most recently used first.
 #[derive(Debug)]
 pub(super) struct Tlb {
     entries: Vec<Option<Entry>>,
@@ -27,7 +27,7 @@ impl Tlb {
         }
     }
 
-    /// Whether an access finds what it needs; the entry, if there is one, has then been used.
+    /// Whether an access hits; the entry, if there is one, becomes the most recently used.
     #[inline]
     pub(super) fn serves(&mut self, page: PageNumber, write: bool) -> bool {
         let set = self.set(page);
@@ -46,7 +46,7 @@ impl Tlb {
         entries.any(|entry| entry.page == page && entry.dirty)
     }
 
-    /// Puts a page in front of its set, in place of its entry or of the one used longest ago.
+    /// Inserts a page as the most recently used of its set, in place of its own entry or of the least recently used.
     pub(super) fn fill(&mut self, page: PageNumber, dirty: bool) {
         let set = self.set(page);
         let found = set.iter().position(|entry| is_of(entry, page));
