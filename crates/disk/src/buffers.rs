@@ -1,10 +1,10 @@
-//! Buffers that are used again.
+//! A pool of reusable transfer buffers.
 
 use crate::{Buffer, PAGE_BYTES};
 
-/// Sizes are powers of two of pages.
+/// Number of size classes; sizes are powers of two of pages.
 const CLASSES: usize = 9;
-/// Buffers kept of each size: 16 MiB in all.
+/// Bytes of unused buffers kept in each size class: 16 MiB in all.
 const KEPT_BYTES: usize = 2 << 20;
 
 /// Unused buffers. Fresh memory costs a page fault for each 4 KiB, more than copying a page.
@@ -26,7 +26,7 @@ impl Buffers {
         buffer
     }
 
-    /// The buffer is used no more.
+    /// Returns a buffer that is no longer in use to the pool.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         let Some(class) = class(buffer.capacity()) else {
             return;
@@ -38,7 +38,7 @@ impl Buffers {
     }
 }
 
-/// The smallest class whose buffers hold so many bytes.
+/// The smallest class whose buffers hold `len` bytes.
 fn class(len: usize) -> Option<usize> {
     let pages = len.div_ceil(PAGE_BYTES).next_power_of_two();
     let class = pages.trailing_zeros() as usize;

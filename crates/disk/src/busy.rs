@@ -1,4 +1,4 @@
-//! Transfers to and from storage in flight, by block, and their collisions.
+//! In-flight transfers to and from storage, by block, and their collisions.
 //!
 //! The data of a transfer counts as a block's contents only if nothing else accessed the block meanwhile.
 
@@ -11,13 +11,13 @@ use crate::{DiskNumber, Location, SubmissionId};
 #[derive(Clone, Copy, Default)]
 struct Transfers {
     reads: u32,
-    /// Of them, reads into the cache.
+    /// How many of them are reads into the cache.
     fills: u32,
     writes: u32,
     raced: bool,
 }
 
-/// What a transfer of a block is for.
+/// The purpose of a block's transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -40,7 +40,7 @@ pub(crate) struct Busy {
 }
 
 impl Busy {
-    /// A transfer of the block begins.
+    /// Records that a transfer of the block begins.
     pub(crate) fn begin(&mut self, location: Location, what: Use) {
         let is_wide = self.is_wide(location);
         let block = self.blocks.entry(location).or_default();
@@ -61,7 +61,7 @@ impl Busy {
         }
     }
 
-    /// It ended. Returns whether nothing else touched the block meanwhile.
+    /// Records that a transfer ended. Returns whether nothing else accessed the block meanwhile.
     pub(crate) fn end(&mut self, location: Location, what: Use) -> bool {
         let Some(block) = self.blocks.get_mut(&location) else {
             return false;
@@ -81,14 +81,14 @@ impl Busy {
         alone
     }
 
-    /// The block's contents change without a transfer.
+    /// Records that the block's contents change without a transfer.
     pub(crate) fn disturb(&mut self, location: Location) {
         if let Some(block) = self.blocks.get_mut(&location) {
             block.raced = true;
         }
     }
 
-    /// Blocks from `first` to `last` change by this submission.
+    /// Records that this submission changes the blocks from `first` to `last`.
     pub(crate) fn begin_wide(
         &mut self,
         submission: SubmissionId,
@@ -121,7 +121,7 @@ impl Busy {
         });
     }
 
-    /// That submission ended.
+    /// Records that the submission ended.
     pub(crate) fn end_wide(&mut self, submission: SubmissionId) {
         self.wide.retain(|wide| wide.submission != submission);
     }

@@ -15,7 +15,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Makes a cache of at most so many bytes, metadata included, that can be resized up to `bytes_max`.
+    /// Makes a cache of at most `bytes` bytes, metadata included, that can be resized up to `bytes_max`.
     pub(crate) fn new(bytes: u64, bytes_max: u64) -> Result<Self, Error> {
         let store = Store::new(StoreOptions {
             capacity_bytes: bytes,
@@ -40,7 +40,7 @@ impl Cache {
         }
     }
 
-    /// Reads a page and takes it out, unless it is dirty. Returns whether it was there.
+    /// Reads a page and removes it, unless it is dirty. Returns whether it was there.
     pub(crate) fn take(&self, location: Location, read: impl FnOnce(&Page)) -> bool {
         self.client
             .get_with(self.handle(location), read)
@@ -68,13 +68,13 @@ impl Cache {
             .is_ok_and(plimsoll_hcache::PutOutcome::is_stored)
     }
 
-    /// A page that was there is the newest now.
+    /// Makes a page, if it is still cached, the most recently used one.
     pub(crate) fn move_to_tail(&self, location: Location) {
-        // It may be gone by now.
+        // It may have been dropped meanwhile.
         let _ = self.client.move_to_tail(self.handle(location));
     }
 
-    /// The page is on storage, if its contents are those of `version`.
+    /// Marks the page clean if its contents are still those of `version`.
     pub(crate) fn mark_clean(&self, location: Location, version: Version) -> bool {
         self.client
             .mark_clean(self.handle(location), version)

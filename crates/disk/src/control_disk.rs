@@ -1,8 +1,10 @@
-//! The control disk, with which a guest announces its ring, opens pools and gets pages. docs/disk-protocol.md documents every byte.
+//! The control disk, with which a guest announces its ring, opens pools and gets pages. docs/disk-protocol.md
+//! specifies every byte.
 //!
-//! A command is done when its request completes, in the order in which requests are popped; before each, on any disk
-//! of the VM, the whole ring is [drained](ControlDisk::drain). Any program in the guest that may read block devices can read this
-//! one (partition scans do): only a read with the length of a get, at the position of a pool, is a get; all others return zeros.
+//! A command takes effect when its request completes, in the order in which requests are popped; before each request,
+//! on any disk of the VM, the whole ring is [drained](ControlDisk::drain). Any program in the guest that may read block
+//! devices can read this one (partition scans do): only a read with the length of a get, at the position of a pool, is
+//! a get; all others return zeros.
 
 use std::sync::Arc;
 
@@ -32,7 +34,7 @@ impl ControlDisk {
     /// Size of the disk in bytes.
     pub const BYTES: u64 = control::SECTORS * SECTOR_BYTES as u64;
 
-    /// A control disk; `has_cache` shows the guest whether its notifications are useful.
+    /// Creates a control disk; the guest reads from `has_cache` whether its notifications are useful.
     #[must_use]
     pub fn new(has_cache: bool, victim_cache: Option<Box<dyn VictimCache>>) -> Self {
         let pools = Pools::new(victim_cache);
@@ -56,7 +58,7 @@ impl ControlDisk {
         }
     }
 
-    /// The guest's RAM is mapped, or mapped anew. A ring that is no longer in it is let go.
+    /// Replaces the mapping of the guest's RAM. A ring that is not in the new mapping is abandoned.
     pub fn set_ram(&mut self, ram: Arc<dyn RingMemory>, frames: &mut dyn FrameSink) {
         if !self.notices.remap(&ram) {
             frames.forget();
@@ -65,7 +67,7 @@ impl ControlDisk {
         self.ram = Some(ram);
     }
 
-    /// The guest was reset or is gone: its ring is not touched any more, its pools are closed.
+    /// Handles a guest that was reset or is gone: its ring is no longer accessed, and its pools are closed.
     pub fn guest_gone(&mut self, frames: &mut dyn FrameSink) {
         self.notices.abandon();
         self.ram = None;
@@ -74,18 +76,18 @@ impl ControlDisk {
         frames.forget();
     }
 
-    /// The daemon ends while the guest runs on: the ring is released and marked as released.
+    /// Releases the ring and marks it as released, because the daemon ends while the guest keeps running.
     pub fn close(&mut self) {
         self.notices.detach();
         self.pools.close_all();
     }
 
-    /// Applies all notices published so far. To be called after a request was popped from a queue of any disk and before it
-    /// is served, and now and then.
+    /// Applies all notifications published so far. To be called after a request was popped from a queue of any disk and
+    /// before it is served, and periodically.
     pub fn drain(&mut self, frames: &mut dyn FrameSink) -> Drained {
         let drained = self.notices.drain(frames, &mut self.pools);
         if drained == Drained::Fault {
-            // No flush comes any more.
+            // No flush will arrive any more.
             self.pools.close_all();
         }
         drained
@@ -96,8 +98,8 @@ impl ControlDisk {
         self.pools.turn();
     }
 
-    /// Serves a read of `bytes` bytes (a multiple of 512) at `offset` (in bytes, a multiple of 512): hands out pieces with
-    /// their place in the request. What is not handed out is to be left as it is.
+    /// Serves a read of `bytes` bytes (a multiple of 512) at `offset` (in bytes, a multiple of 512): passes pieces with
+    /// their position in the request to the caller, who leaves all other bytes unchanged.
     pub fn read(&mut self, offset: u64, bytes: usize, write: &mut dyn FnMut(usize, &[u8])) {
         match Get::of(offset, bytes) {
             Some(get) => self.get(&get, write),
@@ -139,7 +141,7 @@ impl ControlDisk {
     /// Serves a write at `offset` (in bytes): a command, whose answer can be read afterwards.
     ///
     /// # Errors
-    /// If it is none; the last answer stays.
+    /// If it is not a command; the last answer stays.
     pub fn write(
         &mut self,
         offset: u64,
@@ -165,7 +167,7 @@ impl ControlDisk {
         Ok(())
     }
 
-    /// Does a command; returns its value, or a number of `errno(3)`.
+    /// Executes a command; returns its value, or a number of `errno(3)`.
     fn command(&mut self, bytes: &[u8], frames: &mut dyn FrameSink) -> Result<u64, u32> {
         let errno = |errno: Errno| errno.raw_os_error().unsigned_abs();
         if u32_at(bytes, control::COMMAND_VERSION) != VERSION {
@@ -174,7 +176,7 @@ impl ControlDisk {
         let arg = |index: usize| u64_at(bytes, control::COMMAND_ARG + 8 * index);
         match u32_at(bytes, control::COMMAND_COMMAND) {
             control::ATTACH => {
-                // Another ring, or the same after a pause: there may have been notices in between.
+                // Another ring, or the same after a pause: there may have been notifications in between.
                 frames.forget();
                 self.pools.close_all();
                 self.notices.detach();
@@ -237,7 +239,7 @@ impl ControlDisk {
     }
 }
 
-/// A read that is a get.
+/// A read that is a get of pages.
 struct Get {
     pool: u32,
     block: u64,

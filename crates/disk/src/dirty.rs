@@ -1,8 +1,8 @@
 //! Dirty blocks: cached blocks not yet on storage, in the order in which they must be written.
 //!
-//! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the next
-//! turn. It has the number of the oldest write that storage lacks, which determines when a flush, which covers all writes up to a number,
-//! is complete: a block that is overwritten again and again cannot delay it forever.
+//! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the
+//! next turn. It carries the number of the oldest write that storage lacks. A flush covers all writes up to a number
+//! and is complete when no block has an older one, so a block that is overwritten repeatedly cannot delay it forever.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -24,7 +24,7 @@ enum Phase {
         /// The first write after it.
         after: Option<WriteNumber>,
     },
-    /// Writing it failed.
+    /// The write failed; it is retried at the next turn.
     Held,
 }
 
@@ -33,7 +33,7 @@ struct Block {
     /// The oldest write that storage lacks.
     since: WriteNumber,
     newest: WriteNumber,
-    /// When `since` was.
+    /// Time of the write `since`.
     born: Duration,
     phase: Phase,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Dirty {
     writing: usize,
 }
 
-/// What became of a block that was written.
+/// The state of a block after its write-back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     /// It is on storage.
@@ -73,12 +73,12 @@ impl Dirty {
         self.blocks.contains_key(&location)
     }
 
-    /// How many blocks are being written.
+    /// Number of blocks being written.
     pub(crate) fn writing(&self) -> usize {
         self.writing
     }
 
-    /// How many blocks of the disk are dirty.
+    /// Number of dirty blocks of the disk.
     pub(crate) fn of_disk(&self, disk: DiskNumber) -> usize {
         self.disks
             .get(&disk)
@@ -94,7 +94,7 @@ impl Dirty {
         self.last
     }
 
-    /// The block was written into the cache.
+    /// Records that the block was written into the cache.
     pub(crate) fn write(&mut self, location: Location, now: Duration) {
         self.last.0 += 1;
         let number = self.last;
@@ -154,7 +154,7 @@ impl Dirty {
             .is_some_and(|block| block.phase == Phase::Waiting)
     }
 
-    /// A waiting block is being written from now on.
+    /// Marks a waiting block as being written.
     pub(crate) fn start(&mut self, location: Location) {
         let Some(block) = self.blocks.get_mut(&location) else {
             return;
@@ -169,7 +169,7 @@ impl Dirty {
         disk.others.insert(block.since, location);
     }
 
-    /// The block was written, or not.
+    /// Records the result of writing the block.
     pub(crate) fn finish(&mut self, location: Location, written: bool, now: Duration) -> Written {
         let Some(block) = self.blocks.get_mut(&location) else {
             return Written::Clean;
@@ -200,7 +200,7 @@ impl Dirty {
         }
     }
 
-    /// Blocks whose writing failed are to be tried again.
+    /// Makes blocks whose write failed wait again.
     pub(crate) fn retry(&mut self) {
         for disk in self.disks.values_mut() {
             let held: Vec<(WriteNumber, Location)> = disk
@@ -219,7 +219,8 @@ impl Dirty {
         }
     }
 
-    /// The block's contents are of no use any more. Returns whether it is clean now: not while it is being written.
+    /// Drops a block whose contents are no longer needed. Returns whether it is clean now: not while it is being
+    /// written.
     pub(crate) fn drop_block(&mut self, location: Location) -> bool {
         let Some(block) = self.blocks.get(&location) else {
             return true;
@@ -235,7 +236,7 @@ impl Dirty {
         true
     }
 
-    /// Whether storage has all writes of the disk up to this one.
+    /// Whether storage has all writes of the disk up to `upto`.
     pub(crate) fn is_written(&self, disk: DiskNumber, upto: WriteNumber) -> bool {
         self.disks.get(&disk).is_none_or(|disk| {
             let first = |map: &BTreeMap<WriteNumber, Location>| {

@@ -1,7 +1,7 @@
-//! The dirty log: acknowledged pages that storage does not have yet, in a file, so that they survive the death of the daemon.
-//!
-//! The file is usually on tmpfs. It is written with `pwrite` and never synced: the next process reads what the previous one
-//! has written, however that one died. A crash of the host loses it, like a disk's volatile cache.
+//! The dirty log: acknowledged pages that storage does not have yet, in a file, so that they survive the death of the
+//! daemon.
+//! The file is usually on tmpfs. It is written with `pwrite` and never synced: the next process reads what the previous
+//! one has written, however that process ended. A crash of the host loses it, like a disk's volatile cache.
 //!
 //! ```text
 //! header   magic, version, slots, and which image each disk number means; one checksum over all
@@ -9,9 +9,10 @@
 //! pages    of 4 KiB, one a slot
 //! ```
 //!
-//! A page goes into a free slot, then its entry is written: from then on it is recorded. Only then the entry of the page
-//! it replaces is freed. Killed in between, two entries name one location: the higher sequence is the newer. An entry that was
-//! not wholly written has a wrong checksum and was never acknowledged. A slot is filled only while its entry is free.
+//! A page goes into a free slot, then its entry is written: from then on it is recorded. Only then the entry of the
+//! page it replaces is freed. Killed in between, two entries name one location: the higher sequence is the newer. An
+//! entry that was not wholly written has a wrong checksum and was never acknowledged. A slot is filled only while its
+//! entry is free.
 //!
 //! Cost: a record is two or three `pwrite`s and a hash of the page; 8 bytes a slot and about 24 a dirty page in memory.
 
@@ -34,9 +35,9 @@ use crate::{DirtyPages, DiskNumber, Location, PAGE_BYTES, Page};
 const MAGIC: u64 = u64::from_le_bytes(*b"PLMSDLG1");
 const VERSION: u32 = 1;
 
-/// Bytes of an entry; a divisor of the page, so that none lies in two.
+/// Bytes of an entry; a divisor of the page size, so that no entry crosses a page boundary.
 const ENTRY_BYTES: usize = 32;
-/// A [`Location`] is a number of so many bits.
+/// Bits of the number of a [`Location`].
 const LOCATION_BITS: u32 = 62;
 const ENTRY_LOCATION: usize = 0;
 const ENTRY_SEQUENCE: usize = 8;
@@ -52,7 +53,7 @@ const HEAD_JSON: usize = 40;
 /// Largest header: paths of 4 KiB for some hundred disks.
 const HEAD_BYTES_MAX: usize = 1 << 20;
 
-/// Most slots of a log: 4 TiB of pages.
+/// Maximum number of slots of a log: 4 TiB of pages.
 const SLOTS_MAX: u64 = 1 << 30;
 
 /// Why a dirty log cannot be used. It was not changed.
@@ -62,48 +63,48 @@ pub enum DirtyLogError {
     /// A system call failed.
     #[error("cannot {what} the dirty log {}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why not.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Another daemon holds it.
+    /// Another daemon has locked it.
     #[error("the dirty log {} is in use by another daemon: stop that one first", path.display())]
     InUse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// It is no dirty log, or not of this version.
+    /// The file is not a dirty log, or one of another version.
     #[error(
         "{} is not a dirty log that can be read ({reason}): if it is one of another version of plimsoll, run that version \
          once to write its pages to storage; otherwise move it away",
         path.display()
     )]
     Foreign {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong.
         reason: String,
     },
-    /// It holds pages of an image that is not the one given now.
+    /// It holds pages of an image that is not the one configured now.
     #[error(
         "the dirty log {} holds {pages} acknowledged pages of disk {}, {was}, but that disk is now {now}: serve the old image \
          again, or move the log away and lose them",
         path.display(), disk.0
     )]
     OtherImage {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which disk.
+        /// The disk whose image differs.
         disk: DiskNumber,
-        /// How many.
+        /// Number of these pages.
         pages: u64,
         /// The image they are of.
         was: String,
-        /// The image given.
+        /// The image configured now.
         now: String,
     },
     /// More slots than a log can have, or none.
@@ -117,13 +118,13 @@ pub enum DirtyLogError {
 pub struct DiskIdentity {
     /// The disk.
     pub disk: u16,
-    /// Path of the image, for people.
+    /// Path of the image, for messages.
     pub image: String,
-    /// Device its inode is on; 0 for a block device.
+    /// Device that holds its inode; 0 for a block device.
     pub device: u64,
     /// Its inode; for a block device, the device's number.
     pub inode: u64,
-    /// Its size. It may grow.
+    /// Its size in bytes. It may grow.
     pub size_bytes: u64,
 }
 
@@ -166,7 +167,7 @@ impl DiskIdentity {
     }
 }
 
-/// Where things are in a file.
+/// The layout of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
     head_bytes: u64,
@@ -189,7 +190,7 @@ impl Layout {
 
 /// The checksum of a recorded page.
 fn checksum(location: u64, sequence: u64, page: &Page) -> u64 {
-    // The seed tells a page from the same page elsewhere or at another time.
+    // The seed distinguishes the page from the same contents at another location or time.
     xxh3_64_with_seed(page, location.rotate_left(32) ^ sequence)
 }
 
@@ -268,13 +269,13 @@ pub struct LeftPages {
 }
 
 impl LeftPages {
-    /// How many pages there are.
+    /// Number of pages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
@@ -303,7 +304,7 @@ impl LeftPages {
         })
     }
 
-    /// Begins anew: all pages are on stable storage.
+    /// Creates a new, empty log; to be called when all pages are on stable storage.
     ///
     /// # Errors
     /// If the new log cannot be made; the old one then stays as it was.
@@ -333,7 +334,7 @@ impl LeftPages {
             };
             file.set_len(0)?;
             file.write_all_at(&header, 0)?;
-            // All of it now: a file system that is full later must not turn a guest's write into an error.
+            // Allocate all of it now: a file system that is full later must not turn a guest's write into an error.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.file_bytes())?;
             // Whoever saw none must not replace what another daemon has made since.
             let flags = match self.file {
@@ -370,7 +371,7 @@ fn open(path: &Path, create: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Whether the file is (still) what stands at this path.
+/// Whether the file is (still) the one at this path.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let ours = file.metadata()?;
     match fs::symlink_metadata(path) {
@@ -381,7 +382,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), DirtyLogError> {
-    // A process that was just forked holds it until it runs something else.
+    // A process that was just forked holds the lock until it executes another program.
     let locked =
         in_time(
             || match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -403,7 +404,7 @@ fn lock(file: &File, path: &Path) -> Result<(), DirtyLogError> {
     }
 }
 
-/// What a log is written to. In tests it can die.
+/// The medium of a log. Tests replace it by one that fails.
 trait Medium: Send {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
@@ -416,8 +417,8 @@ impl Medium for File {
 
 /// An open dirty log; locked against others until it is dropped.
 ///
-/// What it has of a location is written to storage by the next daemon. So a page must be [clean](DirtyPages::clean) before a
-/// later write of the block that goes past the log is acknowledged.
+/// The next daemon writes all pages in it to storage. So a page must be [clean](DirtyPages::clean) before a later write
+/// of the block that bypasses the log is acknowledged.
 pub struct DirtyLog {
     path: PathBuf,
     layout: Layout,
@@ -425,14 +426,14 @@ pub struct DirtyLog {
     /// Slots in use.
     places: HashMap<Location, u64, RandomState>,
     free: Vec<u64>,
-    /// Slots whose entries must be freed, but could not be written.
+    /// Slots whose entries must be freed, but could not be overwritten.
     doubtful: Vec<u64>,
     sequence: u64,
 }
 
 impl DirtyLog {
-    /// Locks the log at `path` and reads what a former daemon left in it; [`LeftPages::finish`] then makes it a log of `slots`
-    /// pages for these disks. There need not be one.
+    /// Locks the log at `path` and reads what the previous daemon left in it; [`LeftPages::finish`] then creates a log
+    /// of `slots` pages for these disks. The file need not exist.
     ///
     /// # Errors
     /// If it is in use, cannot be read, or holds pages of other images than `disks`.
@@ -482,13 +483,13 @@ impl DirtyLog {
         Ok(left)
     }
 
-    /// Pages recorded and not clean.
+    /// Number of pages recorded and not clean.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether all is clean.
+    /// Whether all pages are clean.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
@@ -507,7 +508,7 @@ impl DirtyLog {
         Ok(empty)
     }
 
-    /// Frees the entry of a slot, now or when it can be written.
+    /// Frees the entry of a slot, now or when it can be overwritten.
     fn release(&mut self, slot: u64) {
         match (self.file).write_at(&[0; ENTRY_BYTES], self.layout.entry(slot)) {
             Ok(()) => self.free.push(slot),
@@ -515,7 +516,7 @@ impl DirtyLog {
         }
     }
 
-    /// Tries again to free what could not be.
+    /// Retries freeing the entries that could not be overwritten.
     fn settle(&mut self) {
         for slot in std::mem::take(&mut self.doubtful) {
             self.release(slot);
@@ -588,7 +589,7 @@ impl LeftPages {
         Ok(())
     }
 
-    /// Whether the pages are of the disks there are now.
+    /// Checks that the pages belong to the disks configured now.
     fn check(&self, was: &[DiskIdentity]) -> Result<(), DirtyLogError> {
         let mut pages: HashMap<u16, (u64, u64)> = HashMap::new();
         for location in self.pages.keys() {
@@ -675,7 +676,7 @@ mod tests {
         pages.collect()
     }
 
-    /// Writes until its time has come: then a part of what it should, and nothing afterwards.
+    /// Accepts writes until its end: of the last write only a part is stored, and nothing afterwards.
     struct Mortal {
         file: File,
         writes_left: Arc<AtomicU64>,
@@ -702,8 +703,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        /// Killed at any write, or in the midst of it, a log has what was acknowledged, and of the operation under way all
-        /// or nothing.
+        /// Killed before or during any write, a log has all that was acknowledged, and all or nothing of the operation
+        /// in progress.
         #[test]
         fn what_was_acknowledged_is_recovered(
             steps in proptest::collection::vec((0u64..8, any::<u8>(), 0u8..4), 1..60),
@@ -727,7 +728,7 @@ mod tests {
                     let full = log.record(location, &page(byte)).unwrap_err();
                     prop_assert_eq!(full.kind(), io::ErrorKind::StorageFull);
                 } else if log.free.is_empty() {
-                    // A location in a full log cannot be overwritten: both pages are there for a moment.
+                    // A location in a full log cannot be overwritten, because both pages need a slot for a short time.
                     prop_assert!(log.record(location, &page(byte)).is_err());
                 } else {
                     let recorded = log.record(location, &page(byte));

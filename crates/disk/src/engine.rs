@@ -1,14 +1,15 @@
-//! Decisions about a VM's requests: which blocks the cache serves, which I/O storage must do, and which of the pages that
-//! the guest evicts are admitted.
+//! Decisions about a VM's requests: which blocks the cache serves, which I/O storage must do, and which of the pages
+//! that the guest evicts are admitted.
 //!
-//! The engine does no I/O and never blocks. Its inputs are requests and notifications, in the order in which the guest made
-//! them; its outputs are I/O submissions and completed requests. So it is one sequence of decisions, which a test can replay
-//! with storage that completes in any order.
+//! The engine does no I/O and never blocks. Its inputs are requests and notifications, in the order in which the guest
+//! made them; its outputs are I/O submissions and completed requests. So it is one sequence of decisions, which a test
+//! can replay with storage that completes in any order.
 //!
-//! **Admission.** A page that the guest evicts is stored under block s only if its frame's last I/O was with s (P2S), that frame was
-//! the last one of s (S2P), no other transfer used s meanwhile, and the page's hash is that of the data that the
-//! I/O moved. **Invalidation.** Every write, discard and zeroing of s replaces or drops the copy of s before it is carried out.
-//! \[LS07\] §3; the hash is an addition: guests that decrypt in place break the other rules without a notification.
+//! **Admission.** A page that the guest evicts is stored under block s only if its frame's last I/O was with s (P2S),
+//! that frame was the last one of s (S2P), no other transfer used s meanwhile, and the page's hash is that of the data
+//! that the I/O moved. **Invalidation.** Every write, discard and zeroing of s replaces or drops the copy of s before
+//! it is carried out. \[LS07\] §3; the hash is an addition: guests that decrypt in place break the other rules without
+//! a notification.
 //!
 //! **Delayed writes** stay in the cache as dirty pages and in the [dirty log](DirtyPages), which outlives the process.
 
@@ -43,7 +44,7 @@ use crate::{
     Status, Submission, SubmissionId, Tag,
 };
 
-/// Most bytes of one submission to storage.
+/// Maximum number of bytes of one submission to storage.
 const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
 /// The observer is not notified of ranges longer than this (256 MiB).
@@ -56,7 +57,7 @@ pub struct Engine {
     frames: Frames,
     cache: Option<Cache>,
     cache_bytes: u64,
-    /// What it is to be, while dirty pages are in the way.
+    /// The requested size, while dirty pages delay a resize.
     wanted_bytes: u64,
     dirty: Dirty,
     log: Option<Box<dyn DirtyPages>>,
@@ -65,8 +66,8 @@ pub struct Engine {
     requests: HashMap<RequestId, Running, FastState>,
     submissions: HashMap<SubmissionId, Outstanding, FastState>,
     flushes: Vec<Flush>,
-    /// Disks whose storage once failed to make writes stable. It tells only once, and may have dropped them: no flush of
-    /// such a disk can succeed any more.
+    /// Disks whose storage once failed to make writes stable. The kernel reports such a failure only once and may have
+    /// dropped the writes, so no flush of such a disk can succeed any more.
     unsynced: HashSet<DiskNumber>,
     fills: usize,
     ready: VecDeque<Submission>,
@@ -88,10 +89,10 @@ struct RequestId(u64);
 struct Running {
     disk: DiskNumber,
     tag: Tag,
-    /// Submissions it waits for, and 1 while it is being inspected.
+    /// Submissions it waits for, plus 1 while it is being inspected.
     left: u32,
     failed: bool,
-    /// Whether all that is dirty must be on storage before it completes.
+    /// Whether all dirty blocks must be on storage before it completes.
     flush: bool,
 }
 
@@ -102,7 +103,7 @@ struct Flush {
     upto: WriteNumber,
 }
 
-/// What a submission is for.
+/// The purpose of a submission.
 enum Outstanding {
     /// Part of a read.
     Read {
@@ -128,7 +129,7 @@ enum Outstanding {
     },
     /// A page for the cache ([`CacheMode::FromStorage`]).
     Fill { location: Location },
-    /// What a page served from the cache must be.
+    /// Compares a page served from the cache, of this hash, with storage.
     Verify { location: Location, hash: u64 },
 }
 
@@ -178,7 +179,7 @@ impl Engine {
         self.log = Some(log);
     }
 
-    /// Takes a request of a guest. All notices that the guest gave before must have been handed over.
+    /// Submits a guest's request. All notifications that the guest sent before it must have been passed on first.
     pub fn submit(&mut self, request: Request) {
         let Request {
             disk,
@@ -254,15 +255,14 @@ impl Engine {
         }
     }
 
-    /// Forgets which frame holds what: notices were lost, or another kernel runs in the guest.
+    /// Drops the frame tables, because notifications were lost or another kernel runs in the guest.
     pub fn forget_frames(&mut self) {
         self.frames.clear();
         self.stats.forgotten += 1;
     }
 
-    /// Drops everything cached of a disk and forgets its frames: the guest is gone, and others may write to its
-    /// storage. Returns how many blocks could not be dropped, because they are not on storage yet: a flush
-    /// before failed.
+    /// Drops everything cached of a disk and its frame entries: the guest is gone, and others may write to its storage.
+    /// Returns how many blocks could not be dropped because they are not on storage yet: an earlier flush failed.
     pub fn forget_disk(&mut self, disk: DiskNumber) -> u64 {
         self.frames.forget_where(|location| location.disk() == disk);
         let left = self.dirty.of_disk(disk) as u64;
@@ -277,7 +277,7 @@ impl Engine {
         left
     }
 
-    /// A submission was carried out, or failed. A transfer that moved fewer bytes than asked for has failed.
+    /// Processes the result of a submission. A transfer that moved fewer bytes than requested has failed.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the order is over, and so is its result"
@@ -341,7 +341,7 @@ impl Engine {
                 }
             }
             Outstanding::Verify { location, hash } => {
-                // Unless it was written meanwhile, or the guest has let go of it.
+                // Unless it was written meanwhile, or the guest has released it.
                 let newest = self.frames.newest(location);
                 let unchanged = newest.and_then(|frame| self.frames.held(frame))
                     == Some(Held::Contents(location, hash));
@@ -361,12 +361,12 @@ impl Engine {
         self.ready.pop_front()
     }
 
-    /// The next request that is done.
+    /// The next completed request.
     pub fn next_completed(&mut self) -> Option<Completed> {
         self.completed.pop_front()
     }
 
-    /// What it says of itself.
+    /// Statistics of the engine.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         let (cached_pages, dropped) = self.cache.as_ref().map_or((0, 0), Cache::pages);
@@ -384,11 +384,11 @@ impl Engine {
         }
     }
 
-    /// Changes the memory of the cache, in bytes. Smaller takes effect before the call returns.
+    /// Changes the memory of the cache, in bytes. A smaller size takes effect before the call returns.
     ///
     /// # Errors
-    /// If it is too small or too large, or dirty pages are in the way: these are being written back from now on, so
-    /// that it can be tried again. The cache is then as it was.
+    /// If it is too small or too large, or dirty pages prevent it: these are written back from now on, so that the call
+    /// can be repeated. The cache is then unchanged.
     pub fn resize(&mut self, cache_bytes: u64) -> Result<(), Error> {
         let Some(cache) = &self.cache else {
             return Err(Error::CapacityTooLarge {
@@ -402,7 +402,7 @@ impl Engine {
                 self.cache_bytes = cache_bytes;
                 self.wanted_bytes = cache_bytes;
             }
-            // From now on fewer may be dirty, so that it can be tried again.
+            // From now on fewer pages may be dirty, so that the call can be repeated.
             Err(Error::DirtyPages { .. }) => self.wanted_bytes = cache_bytes,
             Err(_) => {}
         }
@@ -418,14 +418,14 @@ impl Engine {
         resized
     }
 
-    /// Lets a cache that disabled itself begin again.
+    /// Restarts a cache that disabled itself.
     pub fn enable(&mut self) {
         self.disabled = None;
         self.looks = Looks::default();
     }
 
-    /// To be called now and then (every 100 ms): writes back what has been dirty for long. `now` counts from the
-    /// engine's start.
+    /// To be called periodically (every 100 ms): writes back blocks that have been dirty for too long. `now` counts
+    /// from the engine's start.
     pub fn turn(&mut self, now: Duration) {
         self.now = now;
         if let Some(cache) = &self.cache
@@ -447,7 +447,7 @@ impl Engine {
         xxh3_64_with_seed(bytes, self.seed)
     }
 
-    /// Whether it matters which frame holds what.
+    /// Whether the frame tables are needed.
     fn knows_frames(&self) -> bool {
         self.cache.is_some() && self.disabled.is_none()
     }
@@ -491,7 +491,7 @@ impl Engine {
         id
     }
 
-    /// Part of a request is done.
+    /// Records that part of a request completed.
     fn part_done(&mut self, request: RequestId, ok: bool) {
         let Some(running) = self.requests.get_mut(&request) else {
             return;

@@ -10,7 +10,7 @@ pub enum DiskError {
     /// The image cannot be opened or used.
     #[error("image {}", image.display())]
     Image {
-        /// Which.
+        /// The image.
         image: PathBuf,
         /// The system's error.
         #[source]
@@ -19,20 +19,20 @@ pub enum DiskError {
     /// Another process uses the image.
     #[error("image {} is in use: another process holds its lock (flock)", image.display())]
     Locked {
-        /// Which.
+        /// The image.
         image: PathBuf,
     },
-    /// The size of the image is no disk's.
+    /// The size of the image is not valid for a disk.
     #[error("image {} has {bytes} bytes: not a multiple of {block_bytes}, or none", image.display())]
     Size {
-        /// Which.
+        /// The image.
         image: PathBuf,
         /// Its size.
         bytes: u64,
         /// What it must be a multiple of.
         block_bytes: u32,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("socket {socket}")]
     Socket {
         /// Its path or descriptor.
@@ -41,19 +41,19 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
-    /// Somebody listens there already.
+    /// Another process listens on the socket already.
     #[error("socket {} is in use: another process listens on it", path.display())]
     SocketInUse {
-        /// Where.
+        /// Its path.
         path: PathBuf,
     },
-    /// Something else than a socket is there.
+    /// The path exists and is not a socket.
     #[error("{} is there and is no socket", path.display())]
     NoSocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
-    /// Options that do not fit together.
+    /// Options that contradict each other.
     #[error("{0}")]
     Options(&'static str),
     /// There is no memory for the cache, or it is too small.
@@ -68,19 +68,19 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
-    /// The dirty log cannot be used. Pages a former daemon left in it are still there.
+    /// The dirty log cannot be used. Pages that an earlier daemon left in it are still there.
     #[error("dirty log")]
     DirtyLog(#[source] crate::DirtyLogError),
-    /// The kernel gives no `io_uring`, or refuses its use. Requests under way are not completed.
+    /// The kernel has no `io_uring`, or refuses its use. Requests in flight are not completed.
     #[error("io_uring (needs Linux 5.13, and /proc/sys/kernel/io_uring_disabled 0)")]
     Ring(#[source] io::Error),
-    /// What was written last may not be on storage: the flush at the end failed.
+    /// The last writes may not be on storage, because the final flush failed.
     #[error("image {} could not be flushed; what was written since the last flush may be lost", image.display())]
     NotFlushed {
-        /// Which.
+        /// The image.
         image: PathBuf,
     },
-    /// The cache was not resized and is as it was.
+    /// The cache was not resized and is unchanged.
     #[error("cache not resized")]
     Resize(#[source] plimsoll_hcache::Error),
     /// The machine has ended.

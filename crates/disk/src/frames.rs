@@ -1,8 +1,8 @@
-//! Which guest page frame holds which block, and the other way round: P2S and S2P of \[LS07\] §3.
+//! Which guest page frame holds which block, and the reverse: P2S and S2P of \[LS07\] §3.
 //!
-//! Each I/O replaces the entries of both tables. A frame may hold a block's contents (P2S) although another frame is the
-//! block's newest one (S2P); the tables *agree* on a frame where both name each other. With a frame's block goes the hash of
-//! what the I/O moved, or, while the I/O is under way, its ticket.
+//! Each I/O replaces the entries of both tables. A frame may hold a block's contents (P2S) although another frame is
+//! the block's newest one (S2P); the tables *agree* on a frame where both name each other. With a frame's block goes
+//! the hash of what the I/O moved, or, while the I/O is under way, its ticket.
 //!
 //! Cost: 16 bytes a frame of guest RAM, allocated where used, in pieces of 16 MiB of guest RAM; and an entry of
 //! a hash table (about 20 bytes) for each block that has a newest frame.
@@ -19,7 +19,7 @@ pub(crate) const FRAMES_MAX: u64 = 1 << 32;
 /// Frames in a piece of the table.
 const PIECE: usize = 1 << 12;
 
-/// Says that `word` is a ticket.
+/// Marks `word` as a ticket.
 const PENDING: u64 = 1 << 63;
 
 /// Names the I/O that last filled a frame or was filled from it.
@@ -29,7 +29,7 @@ pub(crate) struct Ticket(pub u64);
 /// What a frame holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// What an I/O under way will have moved.
+    /// The contents that an I/O in flight will have moved.
     Pending(Location, Ticket),
     /// The block's contents, which have this hash.
     Contents(Location, u64),
@@ -43,7 +43,7 @@ impl Held {
     }
 }
 
-/// 0 where nothing is known; else the location + 1, with [`PENDING`], and the hash or ticket.
+/// 0 if nothing is recorded; else the location + 1, with [`PENDING`], and the hash or ticket.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     location: u64,
@@ -66,12 +66,12 @@ impl Frames {
         }
     }
 
-    /// How many frames have a block.
+    /// Number of frames that have a block.
     pub(crate) fn known(&self) -> u64 {
         self.known
     }
 
-    /// What the frame holds, as far as is known.
+    /// The recorded contents of the frame.
     pub(crate) fn held(&self, frame: u64) -> Option<Held> {
         let (piece, place) = place(frame)?;
         let entry = self.pieces.get(piece)?.as_ref()?[place];
@@ -102,7 +102,7 @@ impl Frames {
         self.known += 1;
     }
 
-    /// The I/O of that ticket has moved contents of this hash. Does nothing if the frame has been told of since.
+    /// Records that the I/O of that ticket moved contents of this hash. Does nothing if the entry has changed since.
     pub(crate) fn finish(&mut self, frame: u64, location: Location, ticket: Ticket, hash: u64) {
         if let Some(entry) = self.pending(frame, location, ticket) {
             entry.location &= !PENDING;
@@ -110,7 +110,7 @@ impl Frames {
         }
     }
 
-    /// What the I/O of that ticket moved is unknown. Does nothing if the frame has been told of since.
+    /// Records that it is unknown what the I/O of that ticket moved. Does nothing if the entry has changed since.
     pub(crate) fn abandon(&mut self, frame: u64, location: Location, ticket: Ticket) {
         if self.pending(frame, location, ticket).is_some() {
             self.release(frame);
@@ -123,7 +123,7 @@ impl Frames {
         (entry.held() == Some(Held::Pending(location, ticket))).then_some(entry)
     }
 
-    /// The frame holds nothing that is known any more.
+    /// Removes the frame's entry.
     pub(crate) fn release(&mut self, frame: u64) {
         let Some(held) = self.take(frame) else { return };
         if self.newest(held.location()) == Some(frame) {
@@ -131,7 +131,7 @@ impl Frames {
         }
     }
 
-    /// The contents of one frame are in another now.
+    /// Moves the entry of one frame to another.
     pub(crate) fn migrate(&mut self, from: u64, to: u64) {
         if from == to {
             return;
@@ -147,14 +147,14 @@ impl Frames {
         }
     }
 
-    /// No frame holds the block any more: it was freed, or written in part.
+    /// Removes the block's entries: it was freed, or written in part.
     pub(crate) fn forget(&mut self, location: Location) {
         if let Some(frame) = self.newest.remove(&location) {
             self.take(u64::from(frame));
         }
     }
 
-    /// No frame holds a block for which `gone` is true. As long as the table.
+    /// Removes the entries of all blocks for which `gone` is true. Time is linear in the size of the table.
     pub(crate) fn forget_where(&mut self, mut gone: impl FnMut(Location) -> bool) {
         let locations: Vec<Location> = self.newest.keys().copied().filter(|l| gone(*l)).collect();
         for location in locations {
@@ -162,12 +162,12 @@ impl Frames {
         }
     }
 
-    /// How many blocks have a newest frame.
+    /// Number of blocks that have a newest frame.
     pub(crate) fn blocks(&self) -> usize {
         self.newest.len()
     }
 
-    /// Nothing is known any more.
+    /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.newest.clear();
@@ -184,7 +184,7 @@ impl Frames {
     }
 }
 
-/// Where the frame's entry is.
+/// The position of the frame's entry.
 fn place(frame: u64) -> Option<(usize, usize)> {
     let frame = usize::try_from(frame).ok().filter(|_| frame < FRAMES_MAX)?;
     Some((frame / PIECE, frame % PIECE))
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        // Frames of three pieces, so that their borders are met.
+        // Frames of three pieces, so that their boundaries are tested.
         let frame = || (0..3u64, 0..4u64).prop_map(|(piece, at)| piece * PIECE as u64 + at);
         let block = || 0..6u64;
         prop_oneof![

@@ -1,9 +1,9 @@
-//! The inflight region: the requests of a disk in flight, in memory that outlives the daemon.
+//! The inflight region: a disk's requests in flight, in memory that outlives the daemon.
 //!
-//! The frontend keeps the region (a memfd created by [`Inflight::make`]) and passes it to the next daemon, which repeats the
-//! requests in flight, in the order in which they were fetched. Layout of a queue's part: `QueueRegionSplit` of QEMU's
-//! docs/interop/vhost-user.rst, each part a multiple of 64 bytes. After the last part stand 64 bytes of our own, with
-//! the cache mode the guest chose, which it does not tell again.
+//! The frontend keeps the region (a memfd created by [`Inflight::make`]) and passes it to the next daemon, which
+//! repeats the requests in flight, in the order in which they were fetched. Layout of a queue's part:
+//! `QueueRegionSplit` of QEMU's docs/interop/vhost-user.rst, each part a multiple of 64 bytes. The last part is
+//! followed by 64 bytes of our own, with the cache mode that the guest chose, because the guest does not send it again.
 //!
 //! The bytes are untrusted: any process with the file can write them.
 
@@ -54,7 +54,7 @@ fn part_bytes(entries: u16) -> usize {
 }
 
 impl Inflight {
-    /// Bytes of a region for so many queues of so many entries.
+    /// Bytes of a region for `queues` queues of `entries` entries.
     pub(crate) fn bytes(queues: u16, entries: u16) -> u64 {
         (part_bytes(entries) * usize::from(queues) + TRAILER_BYTES) as u64
     }
@@ -68,7 +68,7 @@ impl Inflight {
         Ok(file)
     }
 
-    /// Maps a region that a frontend gives.
+    /// Maps a region passed by a frontend.
     pub(crate) fn map(
         file: File,
         offset: u64,
@@ -95,12 +95,12 @@ impl Inflight {
         })
     }
 
-    /// Whether the guest chose that writes are to be stable when they complete.
+    /// Whether the guest requires writes to be stable when they complete.
     pub(crate) fn writes_through(&self) -> bool {
         self.trailer().read_obj::<u8>(0).is_ok_and(|byte| byte == 1)
     }
 
-    /// Notes what the guest chose.
+    /// Records the guest's choice.
     pub(crate) fn set_writes_through(&self, through: bool) {
         let written = self.trailer().write_obj(u8::from(through), 0);
         debug_assert!(written.is_ok());
@@ -163,7 +163,8 @@ impl InflightQueue {
             .expect("within a part");
     }
 
-    /// Takes the part over, `used` being the index in the guest's used ring: the heads in flight, oldest first.
+    /// Takes the part over, where `used` is the index of the guest's used ring. Returns the heads in flight, oldest
+    /// first.
     ///
     /// # Errors
     /// [`BadRegion::Contents`].
@@ -176,7 +177,7 @@ impl InflightQueue {
         if self.get(AT_VERSION) != VERSION || self.get(AT_LENGTH) != self.entries {
             return Err(BadRegion::Contents);
         }
-        // Killed between telling the guest and telling the region: the last batch is done.
+        // Killed after the guest was notified and before the region was updated: the last batch is complete.
         let batch = used.wrapping_sub(self.get(AT_USED_INDEX));
         if batch > self.size {
             return Err(BadRegion::Contents);
@@ -217,13 +218,13 @@ impl InflightQueue {
         self.set_in_flight(head, true);
     }
 
-    /// A request is about to be told to the guest: it joins the last batch.
+    /// Records that a request is about to be returned to the guest: it joins the last batch.
     pub(crate) fn completing(&self, head: u16) {
         self.set(Self::entry(head) + AT_NEXT, self.get(AT_LAST_BATCH));
         self.set(AT_LAST_BATCH, head);
     }
 
-    /// The guest was notified of the batch: the index of its used ring is `used`.
+    /// Records that the guest was notified of the batch: the index of its used ring is `used`.
     pub(crate) fn completed(&self, batch: impl Iterator<Item = u16>, used: u16) {
         // A kill at any instruction must find the stores made in this order.
         compiler_fence(Ordering::SeqCst);

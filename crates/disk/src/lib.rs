@@ -43,7 +43,7 @@ pub use types::{
 };
 pub use victim_cache::{PoolRequest, Pools, VictimCache};
 
-/// What fuzz targets of private code call.
+/// Entry points of private code for the fuzz targets.
 #[doc(hidden)]
 pub mod fuzz {
     pub use crate::queue::fuzz_request as request;

@@ -1,11 +1,11 @@
 //! A VM's disks: sockets, virtqueues, notices, cache and storage, in one thread around one `io_uring`.
 //!
-//! Order rule: a request is taken from its virtqueue, then the guest's ring of notifications is drained, then the request is
-//! served. So every notification sent before the request is applied before it is served.
+//! Order rule: a request is taken from its virtqueue, then the guest's ring of notifications is drained, then the
+//! request is served. So every notification sent before the request is applied before it is served.
 //!
-//! A frontend that closes its connection is gone: when its requests in flight have ended, its disk is flushed, its cached pages
-//! are dropped, and the next frontend may connect. Requests left unanswered are not completed in its rings: the inflight region
-//! still has them, and a frontend that connects with that region gets them served again.
+//! When a frontend closes its connection, its remaining requests in flight end, its disk is flushed, its cached pages
+//! are dropped, and the next frontend may connect. Requests left unanswered are not completed in its rings: the
+//! inflight region still has them, and a frontend that connects with that region gets them served again.
 //!
 //! Not here: decisions about requests (`engine`), the format of a ring (`queue`), the messages of a frontend (`vhost`).
 
@@ -41,13 +41,13 @@ use crate::{
 
 pub use self::handle::MachineHandle;
 
-/// Most queues of a disk.
+/// Maximum number of queues of a disk.
 const QUEUES_MAX: u16 = 64;
 
-/// Requests taken from a queue, and messages from a socket, before the others have their turn.
+/// Maximum number of requests taken from a queue, or messages from a socket, before the others are served.
 const TURN: usize = 64;
 
-/// How often notices are taken without a request, and the engine has its turn.
+/// Interval at which notifications are drained without a request, and the engine runs its periodic work.
 const ALARM: Duration = Duration::from_millis(100);
 
 /// Entries of the submission queue.
@@ -56,9 +56,9 @@ const RING_ENTRIES: u32 = 256;
 /// Where frontends connect.
 #[derive(Debug)]
 pub enum Socket {
-    /// A path to listen at. What a daemon that died left there is replaced.
+    /// A path to listen at. A stale socket of a daemon that died is replaced.
     Path(PathBuf),
-    /// A descriptor: a socket that listens, or one connected to the only frontend there will be.
+    /// A descriptor: a listening socket, or one connected to the only frontend.
     Fd(OwnedFd),
 }
 
@@ -67,47 +67,47 @@ pub enum Socket {
 pub struct DiskOptions {
     /// A raw image or a block device. Its size is a multiple of 512 bytes.
     pub image: PathBuf,
-    /// Where its frontend connects.
+    /// The socket of its frontend.
     pub socket: Socket,
-    /// Whether it cannot be written.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// Its serial number, at most 20 bytes.
     pub serial: String,
-    /// Most virtqueues, 1 to 64.
+    /// Maximum number of virtqueues, 1 to 64.
     pub queues: u16,
-    /// Whether the host's page cache is passed by.
+    /// Whether the host's page cache is bypassed.
     pub direct: Direct,
 }
 
-/// What to serve, and how.
+/// Options of a machine.
 pub struct MachineOptions {
     /// The disks.
     pub disks: Vec<DiskOptions>,
-    /// Where the control disk's frontend connects, if there is one.
+    /// The socket of the control disk's frontend, if there is a control disk.
     pub control: Option<Socket>,
     /// The cache.
     pub engine: EngineOptions,
     /// Receiver of references above the guest's memory.
     pub observer: Option<Box<dyn Observer>>,
-    /// Where the guest's device-mapper target keeps pages.
+    /// Page store of the guest's device-mapper target.
     pub victim_cache: Option<Box<dyn VictimCache>>,
     /// Directory of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
     pub state: Option<PathBuf>,
-    /// Whether page-table entries of the mapping of guest RAM are dropped now and then, so that the VM can be traced.
+    /// Whether page-table entries of the mapping of guest RAM are dropped periodically, so that the VM can be traced.
     pub sweep: bool,
 }
 
 /// A VM's disks. [`run`](Self::run) serves them.
 pub struct Machine {
     ring: Ring,
-    /// Listeners and connections. The ring watches this and not them: it would keep them open for a while after the daemon was
-    /// killed, and frontends would connect to nobody.
+    /// Polls listeners and connections. The ring watches this descriptor instead of the sockets themselves: it would
+    /// keep them open for a while after the daemon was killed, and frontends would connect to a dead process.
     sockets: OwnedFd,
     engine: Engine,
     devices: Vec<Device>,
     storages: Vec<Storage>,
     control: Option<ControlDisk>,
-    /// Whether the control disk's queue runs. While it does not (a reset guest), the ring may be anything.
+    /// Whether the control disk's queue runs. While it does not (a reset guest), the ring's memory is undefined.
     control_runs: bool,
     log: Option<SharedLog>,
     sweep: bool,
@@ -125,11 +125,11 @@ pub struct Machine {
     commands: Option<Receiver<Command>>,
     handle: MachineHandle,
     stopping: bool,
-    /// Images whose last flush failed.
+    /// Image whose last flush failed.
     not_flushed: Option<PathBuf>,
 }
 
-/// The dirty log, shared with the engine so that it can be closed in the end.
+/// The dirty log, shared with the engine so that it can be closed at the end.
 #[derive(Clone)]
 struct SharedLog(Arc<Mutex<Option<DirtyLog>>>);
 
@@ -155,7 +155,7 @@ impl DirtyPages for SharedLog {
 }
 
 impl Machine {
-    /// Opens images and sockets. Pages that a former daemon had not written to storage are written.
+    /// Opens images and sockets. Pages that an earlier daemon had not written to storage are written.
     ///
     /// # Errors
     /// See [`DiskError`].
@@ -263,19 +263,19 @@ impl Machine {
         Ok(machine)
     }
 
-    /// To ask the machine while it runs.
+    /// Returns a handle for queries and commands while the machine runs.
     #[must_use]
     pub fn handle(&self) -> MachineHandle {
         self.handle.clone()
     }
 
-    /// Serves the disks until [stopped](MachineHandle::stop), or until no frontend can come any more.
+    /// Serves the disks until [stopped](MachineHandle::stop), or until no frontend can connect any more.
     ///
     /// # Errors
-    /// [`DiskError::NotFlushed`] if a disk could not be flushed in the end, [`DiskError::Ring`].
+    /// [`DiskError::NotFlushed`] if the final flush of a disk failed, [`DiskError::Ring`].
     pub fn run(&mut self) -> Result<(), DiskError> {
         let ran = self.serve().map_err(DiskError::Ring);
-        // Whoever still asks learns that it has ended.
+        // Queries sent from now on return that the machine has ended.
         self.commands = None;
         self.devices.clear();
         ran?;
@@ -327,7 +327,7 @@ impl Machine {
         }
     }
 
-    /// Something ended in the ring.
+    /// Handles a completion of the ring.
     fn ended(&mut self, completion: RingCompletion) -> io::Result<()> {
         let token = Token::of(completion.token);
         match token {
@@ -367,7 +367,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Tells of a socket's input, once each time there is more.
+    /// Reports a socket's input, once each time more arrives.
     fn watch_socket(&self, socket: BorrowedFd<'_>, token: Token) -> io::Result<()> {
         use epoll::{EventData, EventFlags};
         let wanted = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
@@ -448,7 +448,7 @@ impl Machine {
         }
     }
 
-    /// Does what there is to do, each in its turn; whether there is more.
+    /// Serves all active queues and sockets once, in turn; returns whether there is more work.
     fn pass(&mut self) -> io::Result<bool> {
         let mut busy = false;
         for index in 0..self.devices.len() {
@@ -479,7 +479,7 @@ impl Machine {
         Ok(busy)
     }
 
-    /// Every 100 ms.
+    /// Periodic work, every 100 ms.
     fn tick(&mut self) {
         self.drain();
         if let Some(control) = &mut self.control {
@@ -497,7 +497,7 @@ impl Machine {
         }
     }
 
-    /// Takes the guest's notices.
+    /// Drains the guest's notifications.
     fn drain(&mut self) {
         if let Some(control) = &mut self.control
             && self.control_runs
@@ -512,7 +512,7 @@ impl Machine {
             .as_ref()
             .and_then(|commands| commands.try_recv().ok())
         {
-            // Who asked may have gone.
+            // The requester may have gone.
             match command {
                 Command::Stats(answer) => {
                     let _ = answer.send(self.stats());

@@ -1,9 +1,9 @@
 //! A guest's RAM, as its VM's vhost-user messages describe it.
 //!
-//! Data is copied with `pread` and `pwrite` on the file behind the RAM: a mapping that the daemon touches keeps page-table
-//! entries, and while there are any, the VM cannot be traced by `process_madvise(MADV_PAGEOUT)`. Rings, request headers and
-//! status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM that cannot be written
-//! as a file (hugetlbfs) goes by the mapping throughout.
+//! Data is copied with `pread` and `pwrite` on the file behind the RAM: a mapping that the daemon accesses keeps
+//! page-table entries, and while there are any, the VM cannot be traced by `process_madvise(MADV_PAGEOUT)`. Rings,
+//! request headers and status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM
+//! that cannot be written as a file (hugetlbfs) is accessed only through the mapping.
 //!
 //! If a mapped file shrinks, accessing it kills the process. So the file is sealed against shrinking if possible (memfd
 //! with sealing, as created by QEMU), and its length is checked. With a file that cannot be sealed, a VM's own QEMU
@@ -30,11 +30,11 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 pub struct RamRegion {
     /// Guest-physical address.
     pub address: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What holds it.
+    /// The file that holds it.
     pub file: Arc<File>,
-    /// Where in the file it begins.
+    /// Offset of its first byte in the file.
     pub offset: u64,
 }
 
@@ -42,12 +42,12 @@ pub struct RamRegion {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// The file does not hold it.
+    /// The file is too short.
     #[error("{bytes} bytes at {offset} are beyond the end of the file of RAM")]
     FileTooShort {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         bytes: u64,
     },
     /// Regions overlap, or there are none.
@@ -58,7 +58,7 @@ pub enum RamError {
     Map(#[source] io::Error),
 }
 
-/// A guest's RAM. A request in flight keeps it by an `Arc`.
+/// A guest's RAM. A request in flight keeps it alive by an `Arc`.
 #[derive(Debug)]
 pub struct GuestRam {
     mapped: GuestMemoryMmap<()>,
@@ -72,7 +72,7 @@ struct Region {
     end: u64,
     file: Arc<File>,
     offset: u64,
-    /// Whether data goes by the mapping.
+    /// Whether data is copied through the mapping.
     by_mapping: bool,
 }
 

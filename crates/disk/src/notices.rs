@@ -1,20 +1,19 @@
 //! Reader of the ring in which a guest reports events of its page frames.
 //!
-//! Nothing in the ring is trusted. Positions are stored here; each word that the guest may change is read once, a record is copied
-//! before it is validated, a page before it is used. A batch ends at the head that was read first, and has at most as many
-//! records and pages as the ring, so a guest that keeps writing cannot delay its end.
+//! Nothing in the ring is trusted. Positions are stored here; each word that the guest may change is read once, a
+//! record is copied before it is validated, a page before it is used. A batch ends at the head that was read first, and
+//! has at most as many records and pages as the ring, so a guest that keeps writing cannot delay its end.
 //!
 //! Two tables depend on the notifications, and a loss (no room, a missed probe, an invalid record) invalidates both:
 //!
-//! - *Frames*: the block that each frame holds. Only I/O adds entries, and no I/O is served during a batch. The table is cleared before the
-//!   first record, or at the invalid one: the rest of the batch then finds no entry that the lost notification
-//!   may have concerned.
-//! - *Blocks*: pages put into pools. Records themselves add entries, and a lost flush may concern a page put
-//!   anywhere before it, also in this batch. So the pools are emptied after the batch; no get is served before that.
-//!
-//! `lost` is read after `head`: then it covers all that was lost before any record below that head. It may already cover a loss
-//! behind it. That is early, not wrong: what is learnt between the two is learnt from requests that the guest made
-//! before the loss was counted, about frames it held for them.
+//! - *Frames*: the block that each frame holds. Only I/O adds entries, and no I/O is served during a batch. The table
+//!   is cleared before the first record, or at the invalid one: the rest of the batch then finds no entry that the lost
+//!   notification may have concerned.
+//! - *Blocks*: pages put into pools. Records themselves add entries, and a lost flush may concern a page put anywhere
+//!   before it, also in this batch. So the pools are emptied after the batch; no get is served before that.
+//! `lost` is read after `head`, so it covers all notifications lost before any record below that head. It may already
+//! include a loss after that head. The tables are then cleared early, which is correct: an entry added between the two
+//! losses comes from a request that the guest made before the loss was counted, about frames it held for that request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
@@ -24,11 +23,11 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMm
 use crate::protocol::{VERSION, control, record, ring, u16_at, u32_at, u64_at};
 use crate::{Contents, Engine, GuestData, GuestRam, Notice, PAGE_BYTES, Page, RingStats};
 
-/// Most records of a ring: bounds what one batch costs.
+/// Maximum number of records of a ring: bounds the cost of one batch.
 const RECORDS_MAX: u32 = 1 << 20;
-/// Most slots of a ring.
+/// Maximum number of slots of a ring.
 const SLOTS_MAX: u32 = 1 << 16;
-/// Positions a ring may begin at: far from where they would wrap.
+/// Limit on the first position of a ring: far from the point where positions would wrap.
 const POSITION_MAX: u64 = 1 << 62;
 
 /// Guest RAM that a ring can be read from.
@@ -43,11 +42,11 @@ impl RingMemory for GuestRam {
     }
 }
 
-/// Who wants to know what becomes of frames.
+/// Receiver of notifications about page frames.
 pub trait FrameSink {
-    /// Notices were lost: nothing that is known about any frame holds any more.
+    /// Notifications were lost: all information about frames is invalid.
     fn forget(&mut self);
-    /// The next notice. Contents come with an eviction, if at all.
+    /// The next notification. An eviction may come with contents.
     fn notice(&mut self, notice: Notice, contents: Option<Contents<'_>>);
 }
 
@@ -61,13 +60,13 @@ impl FrameSink for Engine {
     }
 }
 
-/// Who takes pages for pools. Pools are numbered 1 to 31, by the guest's word: one that is not open is to be ignored.
+/// Receiver of pages for pools. Pools are numbered 1 to 31 by the guest; calls for one that is not open are ignored.
 pub trait BlockSink {
-    /// A page to keep as a block of a pool.
+    /// Stores a page as a block of a pool.
     fn put(&mut self, pool: u32, block: u64, page: &Page);
-    /// `count` blocks, at least 1, are no longer valid.
+    /// Invalidates `count` blocks, at least 1.
     fn flush(&mut self, pool: u32, block: u64, count: u32);
-    /// Records were lost: nothing that was put may be found any more.
+    /// Records were lost: no page put so far may be returned any more.
     fn forget(&mut self);
 }
 
@@ -86,7 +85,7 @@ pub enum AttachError {
     /// Another nonce than announced, or 0.
     #[error("the ring's nonce is not the announced one")]
     Nonce,
-    /// Numbers of records, slots or chunks that cannot be, unknown flags, or addresses that are not whole pages.
+    /// Invalid numbers of records, slots or chunks, unknown flags, or addresses that are not page-aligned.
     #[error("the ring's sizes are invalid")]
     Sizes,
     /// More records between tail and head than the ring has.
@@ -116,11 +115,11 @@ pub enum Drained {
     Nothing,
     /// Records, or a loss.
     Records,
-    /// The ring makes no sense, and was let go: frames and blocks were forgotten, and no flush will come any more.
+    /// The ring is invalid and was released: frames and blocks were dropped, and no flush will arrive any more.
     Fault,
 }
 
-/// The ring makes no sense (any more).
+/// The ring is invalid.
 struct Fault;
 
 impl<E: std::error::Error> From<E> for Fault {
@@ -149,8 +148,8 @@ impl Default for Notices {
 }
 
 impl Notices {
-    /// Reads the ring at a guest-physical address from now on, from where its last reader stopped. A former one is let go,
-    /// whatever comes of this one. The caller forgets frames and blocks.
+    /// Reads the ring at a guest-physical address from now on, from where its last reader stopped. A previous ring is
+    /// released in any case. The caller drops its information about frames and blocks.
     ///
     /// # Errors
     /// If there is no such ring, or one that cannot be read.
@@ -174,12 +173,12 @@ impl Notices {
         if let Some(ring) = self.let_go()
             && ring.is_still_there().is_ok()
         {
-            // Nobody is left to be told that it failed.
+            // Nobody is left to receive an error.
             let _ = ring.store(ring::AT_ATTACHED, 0);
         }
     }
 
-    /// Lets the ring go without a word: its memory may be something else by now (the guest was reset).
+    /// Stops using the ring without writing to it: its memory may have another use by now (the guest was reset).
     pub fn abandon(&mut self) {
         self.let_go();
     }
@@ -196,7 +195,7 @@ impl Notices {
         self.ring.as_ref().map(|ring| ring.nonce)
     }
 
-    /// The guest's RAM is mapped anew. Returns whether the ring, if there is one, is in it; otherwise it was let go.
+    /// Replaces the mapping of RAM. Returns whether the ring, if there is one, is in it; otherwise it was released.
     pub fn remap(&mut self, ram: &Arc<dyn RingMemory>) -> bool {
         let Some(ring) = &mut self.ring else {
             return true;
@@ -210,7 +209,7 @@ impl Notices {
         false
     }
 
-    /// Hands on what is in the ring, in order, up to what was in it when called.
+    /// Passes on all records that were in the ring at the call, in order.
     pub fn drain(&mut self, frames: &mut dyn FrameSink, blocks: &mut dyn BlockSink) -> Drained {
         let Some(ring) = &mut self.ring else {
             return Drained::Nothing;
@@ -235,7 +234,7 @@ impl Notices {
         })
     }
 
-    /// What it says of itself.
+    /// Statistics of the ring.
     #[must_use]
     pub fn stats(&self) -> RingStats {
         self.stats.clone()
@@ -253,7 +252,7 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     fn forget(&mut self) {
-        // Once is enough: nothing in a batch adds to what is known of frames, and blocks come after it.
+        // Once is enough: no record of a batch adds information about frames, and blocks are handled after it.
         if !self.forgotten {
             self.frames.forget();
             self.forgotten = true;
@@ -261,7 +260,7 @@ impl Batch<'_> {
     }
 }
 
-/// A ring that was found right.
+/// A validated ring.
 struct Attached {
     ram: Arc<dyn RingMemory>,
     address: u64,
@@ -372,7 +371,8 @@ impl Attached {
         Ok(self.ram.mapped().store(value, address, Release)?)
     }
 
-    /// Whether the memory is still this ring, and may be written to. No proof, but a reset guest's memory is seldom its twin.
+    /// Whether the memory still appears to be this ring and may be written to. A heuristic: a reset guest's memory
+    /// could match.
     fn is_still_there(&self) -> Result<(), Fault> {
         let same = self.load(ring::AT_MAGIC, Relaxed)? == ring::MAGIC
             && self.load(ring::AT_NONCE, Relaxed)? == self.nonce;
@@ -441,7 +441,7 @@ impl Attached {
             }
             self.tail += count;
         }
-        // The tail first: whoever takes over from a reader that died in between finds no record whose slot is gone.
+        // The tail first: a later reader, if this one dies in between, then finds no record whose slot is gone.
         self.store(ring::AT_TAIL, self.tail)?;
         self.store(ring::AT_SLOT_TAIL, self.slot_tail)?;
         Ok(Drained::Records)
@@ -471,7 +471,7 @@ enum Event {
 }
 
 impl Event {
-    /// `None` if it makes no sense.
+    /// `None` if the record is invalid.
     fn of(raw: &[u8], frames_end: u64) -> Option<Self> {
         let flags = u16_at(raw, record::AT_FLAGS);
         let count = u32_at(raw, record::AT_COUNT);

@@ -1,5 +1,5 @@
-//! Constants and layouts of the protocol between a guest and its disk: `guest/module/plimsoll_protocol.h` in Rust, documented in
-//! docs/disk-protocol.md.
+//! Constants and layouts of the protocol between a guest and its disk: the Rust form of
+//! `guest/module/plimsoll_protocol.h`, documented in docs/disk-protocol.md.
 //!
 //! All numbers are little-endian.
 
@@ -7,17 +7,17 @@ use crate::PAGE_BYTES;
 
 const _: () = assert!(cfg!(target_endian = "little") && size_of::<usize>() == 8);
 
-/// Version of both; a host speaks this one only.
+/// Version of the ring and of the control disk; the host supports only this one.
 pub const VERSION: u32 = 1;
 
 /// Bytes of a sector, and of everything on the control disk that is no page.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The ring's header page: where things stand, in bytes from its beginning.
+/// The ring's header page: byte offsets of its fields.
 pub mod ring {
     /// First word of a ring: `PLMSRNG1`.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"PLMSRNG1");
-    /// Most chunks.
+    /// Maximum number of chunks.
     pub const CHUNKS_MAX: u32 = 480;
     /// Flag: evictions come without contents.
     pub const LAZY: u32 = 1;
@@ -40,7 +40,7 @@ pub mod ring {
     pub const AT_NONCE: usize = 32;
     /// u64, of the guest.
     pub const AT_HEAD: usize = 0x40;
-    /// u64, of the guest. The host has no use for it.
+    /// u64, of the guest. The host does not use it.
     pub const AT_SLOT_HEAD: usize = 0x48;
     /// u64, of the guest.
     pub const AT_LOST: usize = 0x50;
@@ -74,7 +74,7 @@ pub mod record {
     /// u64.
     pub const AT_SLOT: usize = 24;
 
-    /// Type: reclaim takes a frame.
+    /// Type: reclaim evicts a frame.
     pub const EVICT: u16 = 1;
     /// Type: a frame leaves the page cache otherwise.
     pub const RELEASE: u16 = 2;
@@ -97,9 +97,9 @@ pub mod record {
 pub mod control {
     use super::{PAGE_BYTES, SECTOR_BYTES};
 
-    /// First word of each sector that means something: `PLMSCTL1`.
+    /// First word of each valid sector: `PLMSCTL1`.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"PLMSCTL1");
-    /// Most blocks of a get.
+    /// Maximum number of blocks of a get.
     pub const GET_PAGES_MAX: usize = 64;
     /// Pools are numbered from 1 to this.
     pub const POOLS_MAX: u32 = 31;
@@ -118,16 +118,16 @@ pub mod control {
         pages * PAGE_BYTES + SECTOR_BYTES
     }
 
-    /// Feature: an exclusive cache stands under a disk.
+    /// Feature: a disk has an exclusive cache.
     pub const HAS_CACHE: u32 = 1;
     /// Feature: pools can be opened.
     pub const HAS_HCACHE: u32 = 2;
 
-    /// Command: here is a ring.
+    /// Command: announce a ring.
     pub const ATTACH: u32 = 1;
-    /// Command: a ring is to be let go.
+    /// Command: release a ring.
     pub const DETACH: u32 = 2;
-    /// Command: take what is in the ring.
+    /// Command: drain the ring.
     pub const KICK: u32 = 3;
     /// Command: open a pool.
     pub const POOL_OPEN: u32 = 4;
@@ -185,12 +185,12 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Puts a u32 at `at`.
+/// Stores a u32 at `at`.
 pub(crate) fn set_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Puts a u64 at `at`.
+/// Stores a u64 at `at`.
 pub(crate) fn set_u64(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }

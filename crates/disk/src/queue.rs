@@ -1,7 +1,7 @@
 //! A split virtqueue from the device's side, and the virtio-blk requests in it (virtio 1.2, sections 2.7 and 5.2).
 //!
-//! Everything in it was written by the guest. An invalid request is answered with an error or, if it has no
-//! room for a status, with a used length of 0; an invalid ring is not served until it is set up again.
+//! All of it is written by the guest and untrusted. An invalid request is answered with an error or, if it has no room
+//! for a status, with a used length of 0; an invalid ring is not served until it is set up again.
 
 mod request;
 #[cfg(test)]
@@ -30,13 +30,13 @@ pub(crate) use self::request::Shape;
 pub use self::request::fuzz_request;
 pub(crate) use self::request::parse_request;
 
-/// Most entries of a queue.
+/// Maximum number of entries of a queue.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
 
 /// Maximum number of descriptors of a request that are read.
 const CHAIN_MAX: usize = ENTRIES_MAX as usize + 2;
 
-/// Why a ring is served no more.
+/// Why a ring is no longer served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QueueFault {
     #[error("a ring is not in RAM, or not aligned")]
@@ -57,7 +57,7 @@ pub(crate) struct RingPlaces {
     pub(crate) used: u64,
 }
 
-/// A virtqueue that runs.
+/// A running virtqueue.
 #[derive(Debug)]
 pub(crate) struct Queue {
     ram: Arc<GuestRam>,
@@ -72,9 +72,9 @@ pub(crate) struct Queue {
     /// Taken and not yet published as used.
     in_flight: u16,
     inflight: Option<InflightQueue>,
-    /// Requests of a former daemon still to be done.
+    /// Requests of an earlier daemon that are to be repeated.
     again: VecDeque<u16>,
-    /// Used, not yet published.
+    /// Completed, but not yet published in the used ring.
     batch: Vec<(u16, u32)>,
     /// Whether the driver's notifications are suppressed.
     quiet: bool,
@@ -88,7 +88,7 @@ pub(crate) struct Piece {
     writable: bool,
 }
 
-/// A chain of descriptors makes no sense.
+/// An invalid chain of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadChain;
 
@@ -160,17 +160,17 @@ impl Queue {
         u64::from(index & (self.size - 1))
     }
 
-    /// The next request to take after those taken: what a frontend resumes from.
+    /// Index of the next request to take, from which a frontend resumes.
     pub(crate) fn next_available(&self) -> u16 {
         self.next_available
     }
 
-    /// The RAM it is in.
+    /// The RAM that holds it.
     pub(crate) fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
 
-    /// Takes the next request: its head, and whether a former daemon had taken it.
+    /// Takes the next request: its head, and whether an earlier daemon had taken it.
     pub(crate) fn pop(&mut self) -> Result<Option<(u16, bool)>, QueueFault> {
         if let Some(head) = self.again.pop_front() {
             self.in_flight += 1;
@@ -207,12 +207,12 @@ impl Queue {
         chain(&self.ram, self.places.table, self.size.into(), head, pieces)
     }
 
-    /// Notes that a request is done, `written` bytes of its buffers having been written.
+    /// Records that a request completed, with `written` bytes of its buffers written.
     pub(crate) fn done(&mut self, head: u16, written: u32) {
         self.batch.push((head, written));
     }
 
-    /// Tells the guest what is done; whether it wants to be signalled.
+    /// Publishes the completed requests to the guest; returns whether the guest is to be signalled.
     pub(crate) fn publish(&mut self) -> Result<bool, QueueFault> {
         let Ok(count) = u16::try_from(self.batch.len()) else {
             return Err(QueueFault::TooMany);
@@ -239,7 +239,7 @@ impl Queue {
         }
         self.batch.clear();
         self.in_flight -= count;
-        // The index must be visible before what the driver asks for is read.
+        // The index must be visible before the driver's notification setting is read.
         fence(Ordering::SeqCst);
         if self.event_index {
             let event =
@@ -254,7 +254,7 @@ impl Queue {
 
     /// Suppresses the driver's notifications while the ring is being polled anyway.
     pub(crate) fn disable_notifications(&mut self) -> Result<(), QueueFault> {
-        // By index it notifies once, and then not until it is asked to.
+        // With an event index, the driver notifies once, and then not until the index is changed.
         if !self.event_index && !self.quiet {
             #[expect(clippy::cast_possible_truncation, reason = "1")]
             self.store(VRING_USED_F_NO_NOTIFY as u16, self.places.used)?;
@@ -263,7 +263,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks the driver to notify of the next request; whether there is one already.
+    /// Enables the driver's notification of the next request; returns whether there is one already.
     pub(crate) fn enable_notifications(&mut self) -> Result<bool, QueueFault> {
         if self.event_index {
             let event = self.places.used + 4 + 8 * u64::from(self.size);

@@ -2,22 +2,22 @@
 
 use crate::{PAGE_BYTES, Segment};
 
-/// Walks over a stretch of a disk and the guest memory that belongs to it, one block at a time.
+/// Iterates over a range of a disk and the guest memory that belongs to it, one block at a time.
 pub(crate) struct Cursor<'a> {
     offset: u64,
     segments: &'a [Segment],
-    /// Bytes taken of the first of them.
+    /// Bytes consumed of the first of them.
     taken: u32,
 }
 
-/// What of a block a request is about.
+/// The part of a block that a request concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Within {
     /// Its number.
     pub block: u64,
     /// First byte in it.
     pub start: usize,
-    /// How many.
+    /// Its length in bytes.
     pub bytes: usize,
 }
 
@@ -33,7 +33,7 @@ impl Within {
 }
 
 impl<'a> Cursor<'a> {
-    /// `segments` are what belongs to the disk from `offset` on.
+    /// `segments` is the guest memory for the disk's bytes from `offset` on.
     pub(crate) fn new(offset: u64, segments: &'a [Segment]) -> Self {
         Self {
             offset,
@@ -42,7 +42,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Goes on to the next block, and sets `parts` to its memory.
+    /// Advances to the next block, and sets `parts` to its memory.
     pub(crate) fn next_block(&mut self, parts: &mut Vec<Segment>) -> Option<Within> {
         parts.clear();
         let block = self.offset / PAGE_BYTES as u64;

@@ -1,12 +1,12 @@
 //! The references of a VM above its own memory, as a [`Source`].
 //!
-//! A reference is a whole block that a guest reads because it does not hold it: of kind `Read`, its page the
-//! [number](Location::number) of its location. What a guest evicts, writes or frees is none. So LRU over these
+//! A reference is a whole block that a guest reads because its memory does not hold it: of kind `Read`, its page the
+//! [number](Location::number) of its location. Evictions, writes and frees are not references. So LRU over these
 //! references gives, exactly, the hits at each size of a cache that keeps what is read through it, as a host's page
 //! cache does. The curve of the *exclusive* cache follows from the order of evictions, which a trace of
 //! references does not hold: for it, put a ghost buffer behind an [`Observer`].
 //!
-//! What is observed never waits for who reads: references that find no room are lost, and counted.
+//! The observer never waits for the reader: references that find no room are lost, and counted.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const CHUNK: usize = 1024;
 /// Chunks that wait for the reader: 2 MiB.
 const CHUNKS_MAX: usize = 256;
 
-/// Returns an observer, and the references that it sees. They end when the observer is dropped.
+/// Returns an observer, and the references that it records. They end when the observer is dropped.
 #[must_use]
 pub fn misses() -> (MissObserver, Misses) {
     let (sender, receiver) = sync_channel(CHUNKS_MAX);
@@ -34,7 +34,7 @@ pub fn misses() -> (MissObserver, Misses) {
     (observer, Misses { receiver })
 }
 
-/// Hands references to [`Misses`], the last of them when it is dropped.
+/// Passes references to [`Misses`], the last of them when it is dropped.
 #[derive(Debug)]
 pub struct MissObserver {
     pages: Vec<PageNumber>,
@@ -75,7 +75,7 @@ impl Drop for MissObserver {
     fn drop(&mut self) {
         let rest = std::mem::take(&mut self.pages);
         let count = rest.len() as u64;
-        // Nothing is under way any more that could not wait.
+        // Nothing is in progress that could not wait.
         if count > 0 && self.sender.send(rest).is_err() {
             self.lost.fetch_add(count, Ordering::Relaxed);
         }

@@ -1,10 +1,10 @@
-//! What a VM's disks say of themselves.
+//! Statistics of a VM's disks.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{CacheMode, WriteMode};
 
-/// Counters of the engine since it began, and its state now. Pages and blocks are of 4 KiB.
+/// Counters of the engine since its start, and its current state. Pages and blocks are of 4 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineStats {
@@ -12,24 +12,24 @@ pub struct EngineStats {
     pub mode: CacheMode,
     /// When writes reach storage.
     pub write: WriteMode,
-    /// Why the cache switched itself off, if it did.
+    /// Why the cache disabled itself, if it did.
     pub disabled: Option<String>,
-    /// Bytes the cache may take.
+    /// Capacity of the cache in bytes.
     pub cache_bytes: u64,
     /// Pages in the cache now.
     pub cached_pages: u64,
-    /// Of them, not on storage yet.
+    /// How many of them are not on storage yet.
     pub dirty_pages: u64,
-    /// Most that may be.
+    /// Maximum number of dirty pages.
     pub dirty_pages_max: u64,
     /// Frames whose location is known now.
     pub mapped_frames: u64,
     /// Whole blocks read by guests.
     pub read_blocks: u64,
-    /// Of them, served from the cache.
+    /// How many of them were served from the cache.
     pub hits: u64,
-    /// Whole blocks read or written by memory that is not one page: such blocks are never cached. Many of them
-    /// are a file system whose blocks are smaller than 4 KiB.
+    /// Whole blocks whose data is not one whole page of guest memory: such blocks are never cached. A high count
+    /// suggests a file system whose blocks are smaller than 4 KiB.
     pub scattered_blocks: u64,
     /// Reads of parts of blocks.
     pub read_parts: u64,
@@ -57,17 +57,17 @@ pub struct EngineStats {
     pub storage_errors: u64,
     /// Evictions reported by the guest.
     pub evictions: u64,
-    /// Of them, pages admitted to the cache.
+    /// How many of them were admitted to the cache.
     pub admitted: u64,
     /// Not admitted: no location known for the frame.
     pub refused_unknown: u64,
     /// Not admitted: another frame holds the location's newest contents.
     pub refused_not_newest: u64,
-    /// Not admitted: the contents are not those of the last I/O. A copied page: the admission rule was broken.
+    /// Not admitted: a copied page whose contents are not those of the last I/O, a violation of the admission rule.
     pub refused_mismatch: u64,
     /// Not admitted: a page that was not copied had been used again.
     pub refused_stale: u64,
-    /// Not admitted: no contents came, or the store refused the page.
+    /// Not admitted: no contents were sent, or the store refused the page.
     pub refused_other: u64,
     /// Releases reported by the guest.
     pub releases: u64,
@@ -75,7 +75,7 @@ pub struct EngineStats {
     pub additions: u64,
     /// Migrations reported by the guest.
     pub migrations: u64,
-    /// Times all frames were forgotten (lost notices, a new ring, a new guest).
+    /// How often all frame entries were dropped (lost notifications, a new ring, a new guest).
     pub forgotten: u64,
     /// Pages dropped from the cache because it was full.
     pub dropped: u64,
@@ -95,17 +95,17 @@ pub struct DiskStats {
     pub size_bytes: u64,
     /// Whether a guest is connected now.
     pub connected: bool,
-    /// Whether it can be written.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// Whether the host's page cache is passed by.
+    /// Whether the host's page cache is bypassed.
     pub direct_io: bool,
     /// Queues in use.
     pub queues: u32,
-    /// Requests done since the start.
+    /// Requests completed since the start.
     pub requests: u64,
     /// Requests in flight now.
     pub in_flight: u64,
-    /// Requests of a former daemon or connection done again.
+    /// Requests of an earlier daemon or connection that were repeated.
     pub resubmitted: u64,
     /// Requests that were malformed or out of range.
     pub bad_requests: u64,
@@ -113,7 +113,7 @@ pub struct DiskStats {
     pub connections: u64,
 }
 
-/// The guest's ring of notices.
+/// The guest's ring of notifications.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RingStats {
@@ -123,9 +123,9 @@ pub struct RingStats {
     pub records: u64,
     /// Notifications that the guest reports as lost (no room, missed probes).
     pub lost: u64,
-    /// Records that made no sense.
+    /// Invalid records.
     pub bad_records: u64,
-    /// Times the ring itself made no sense and was let go.
+    /// How often the ring itself was invalid and was released.
     pub faults: u64,
     /// Current RAM of the guest in pages, as reported by the guest; 0 if unknown.
     pub guest_memory_pages: u64,
@@ -141,11 +141,11 @@ pub struct VictimCacheStats {
     pub pools: u64,
     /// Pages put.
     pub puts: u64,
-    /// Of them, stored.
+    /// How many of them were stored.
     pub stored: u64,
     /// Pages requested.
     pub gets: u64,
-    /// Of them, found.
+    /// How many of them were found.
     pub hits: u64,
     /// Blocks flushed.
     pub flushed_blocks: u64,

@@ -18,19 +18,19 @@ use crate::{
     Submission, SubmissionId,
 };
 
-/// Whether the host's page cache is passed by.
+/// Whether the host's page cache is bypassed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direct {
-    /// If the file system can.
+    /// If the file system supports it.
     #[default]
     Auto,
-    /// Or else an error.
+    /// Yes, or an error.
     On,
     /// No.
     Off,
 }
 
-/// Most bytes of zeros written at once where the storage has no better way.
+/// Maximum number of zero bytes written at once where the storage has no better way.
 const ZEROS_BYTES: u64 = 1 << 20;
 
 /// An image or device, locked.
@@ -45,11 +45,11 @@ pub(crate) struct Storage {
     file: Arc<File>,
 }
 
-/// A submission under way.
+/// A submission in progress.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) id: SubmissionId,
-    /// On which disk.
+    /// The disk.
     pub(crate) disk: usize,
     step: Step,
 }
@@ -81,7 +81,7 @@ enum Step {
     },
 }
 
-/// What became of a submission.
+/// The result of a submission.
 pub(crate) struct CarriedOut {
     pub(crate) result: io::Result<()>,
     pub(crate) buffer: Option<Buffer>,
@@ -135,7 +135,7 @@ impl Storage {
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        // A lock outlives a daemon that was killed until its transfers under way have ended.
+        // The lock of a daemon that was killed persists until its transfers in flight have ended.
         let locked = in_time(|| match flock(&file, lock) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK) => Ok(false),
@@ -167,13 +167,13 @@ impl Storage {
         DiskError::Image { image, source }
     }
 
-    /// Tells the image from others.
+    /// The identity of the image, by which it is distinguished from others.
     pub(crate) fn identity(&self, disk: DiskNumber) -> Result<DiskIdentity, DiskError> {
         DiskIdentity::of(disk, &self.path, &self.file, self.size_bytes)
             .map_err(|error| self.failed(error))
     }
 
-    /// Writes a page to a block at once; what is beyond the end of the image is left.
+    /// Writes a page to a block synchronously; the part beyond the end of the image is ignored.
     pub(crate) fn restore(&self, block: u64, page: &Buffer) -> Result<(), DiskError> {
         let offset = block.saturating_mul(page.len() as u64);
         let left = usize::try_from(self.size_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -183,15 +183,15 @@ impl Storage {
             .map_err(|error| self.failed(error))
     }
 
-    /// Waits until all that was written is on stable storage.
+    /// Waits until all writes are on stable storage.
     pub(crate) fn make_stable(&self) -> Result<(), DiskError> {
         self.file.sync_data().map_err(|error| self.failed(error))
     }
 
-    /// Begins a submission. What the ring says under `token` is to be given to [`proceed`](Self::proceed).
+    /// Begins a submission. The ring's completions under `token` are to be passed to [`proceed`](Self::proceed).
     ///
     /// # Errors
-    /// If the ring takes nothing.
+    /// If the ring accepts no submission.
     pub(crate) fn begin(
         &self,
         ring: &mut Ring,
@@ -245,7 +245,7 @@ impl Storage {
     /// Processes a completion of an I/O submission: continues it, or returns its outcome.
     ///
     /// # Errors
-    /// If the ring takes nothing.
+    /// If the ring accepts no submission.
     pub(crate) fn proceed(
         &self,
         ring: &mut Ring,
@@ -300,7 +300,7 @@ impl Storage {
                 running.step = Step::WriteZeros { range, done: 0 };
                 self.write_zeros(ring, range, 0, zeros, token)
             }
-            // What was not discarded keeps contents that nobody may rely on.
+            // Ranges that were not discarded keep contents on which nobody may rely.
             Step::Sync | Step::Discard | Step::Zero { .. } => {
                 return Ok(Some(carried_out(false, None)));
             }
@@ -320,7 +320,7 @@ impl Storage {
             .iter()
             .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
         match &mut running.step {
-            // Contents become arbitrary: what they were will do.
+            // Contents become arbitrary, so the old ones are valid.
             Step::Discard if unsupported => Ok(Some(carried_out(false, None))),
             Step::Zero { range, ways } if unsupported => {
                 let range = *range;
@@ -377,8 +377,8 @@ fn carried_out(ended: bool, buffer: Option<Buffer>) -> CarriedOut {
     CarriedOut { result, buffer }
 }
 
-/// Tries for two seconds, until it is so: the kernel takes down the `io_uring` of a process that was killed, and with it the
-/// files it holds, a while after the process.
+/// Retries for up to two seconds: the kernel tears down the `io_uring` of a process that was killed, and releases the
+/// files it holds, some time after the process.
 pub(crate) fn in_time<E>(mut attempt: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     for _ in 0..20 {
         if attempt()? {
@@ -389,9 +389,9 @@ pub(crate) fn in_time<E>(mut attempt: impl FnMut() -> Result<bool, E>) -> Result
     attempt()
 }
 
-/// What offsets and lengths of direct transfers must be multiples of: 512 or 4096.
+/// The alignment of offsets and lengths of direct transfers: 512 or 4096.
 fn transfer_unit(file: &File, device: bool) -> io::Result<u32> {
-    // A file system may take the flag and refuse the transfer.
+    // A file system may accept the flag and refuse the transfer.
     file.read_at(&mut Buffer::new(4096), 0)?;
     let unit = if device {
         ioctl_blksszget(file)?

@@ -1,4 +1,5 @@
-//! What Rust cannot check: page-aligned buffers, and an `io_uring` that owns what is in flight.
+//! The unsafe code of this crate: page-aligned buffers, and an `io_uring` that owns the resources of transfers in
+//! flight.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -57,7 +58,7 @@ impl Buffer {
         self.capacity
     }
 
-    /// Changes the length, up to the capacity. What new bytes hold is arbitrary, but initialised.
+    /// Changes the length, up to the capacity. New bytes are arbitrary, but initialised.
     ///
     /// # Panics
     /// Beyond the capacity.
@@ -94,9 +95,9 @@ impl Drop for Buffer {
     }
 }
 
-/// Something that ended in a [`Ring`].
+/// A completion of a [`Ring`].
 pub struct RingCompletion {
-    /// Number it was given.
+    /// Token of the submission.
     pub token: u64,
     /// Bytes transferred, or poll events, or an error.
     pub result: io::Result<u32>,
@@ -106,10 +107,10 @@ pub struct RingCompletion {
     pub more: bool,
 }
 
-/// Token of what ends a watch, of which nobody is told.
+/// Token of the removal of a watch, whose completion is not returned.
 const UNWATCH: u64 = u64::MAX;
 
-/// What is in flight: kept until the kernel is done with it.
+/// Resources of a submission in flight: kept until the kernel has finished with them.
 struct Flight {
     token: u64,
     buffer: Option<Buffer>,
@@ -147,7 +148,7 @@ impl Ring {
     /// Makes a ring whose submission queue has `entries` entries (a power of two).
     ///
     /// # Errors
-    /// What the kernel says: there is no `io_uring` before Linux 5.11, and it may be forbidden
+    /// The kernel's error: there is no `io_uring` before Linux 5.11, and it may be disabled
     /// (`/proc/sys/kernel/io_uring_disabled`).
     pub fn new(entries: u32) -> io::Result<Self> {
         let ring = IoUring::builder()
@@ -162,7 +163,7 @@ impl Ring {
         })
     }
 
-    /// Transfers and watches under way.
+    /// Number of transfers and watches in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
@@ -185,10 +186,10 @@ impl Ring {
         }
     }
 
-    /// Watches for input (or a hang-up), again and again until it is [no longer](Self::unwatch).
+    /// Watches for input (or a hang-up) repeatedly until the watch is [removed](Self::unwatch).
     ///
     /// # Errors
-    /// If the kernel takes no submissions.
+    /// If the kernel accepts no submissions.
     pub fn watch(&mut self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let events = u32::from((PollFlags::IN | PollFlags::RDHUP).bits());
         let entry = opcode::PollAdd::new(types::Fd(descriptor.as_raw_fd()), events)
@@ -197,10 +198,10 @@ impl Ring {
         self.push(entry, Flight::new(token))
     }
 
-    /// Ends a watch; its last completion comes with an error.
+    /// Removes a watch; its last completion is an error.
     ///
     /// # Errors
-    /// If the kernel takes no submissions.
+    /// If the kernel accepts no submissions.
     pub fn unwatch(&mut self, token: u64) -> io::Result<()> {
         let place = self
             .flights
@@ -214,7 +215,7 @@ impl Ring {
     /// Reads into the buffer from its byte `from` on; `offset` is that byte's place in the file.
     ///
     /// # Errors
-    /// If the kernel takes no submissions; the buffer is lost.
+    /// If the kernel accepts no submissions; the buffer is lost.
     ///
     /// # Panics
     /// If `from` is beyond the buffer.
@@ -238,11 +239,11 @@ impl Ring {
         self.push(entry, flight)
     }
 
-    /// Writes the buffer from its byte `from` on, whose place in the file is `offset`; `durable` asks for stable storage
-    /// (`RWF_DSYNC`).
+    /// Writes the buffer from its byte `from` on, whose position in the file is `offset`; `durable` requests stable
+    /// storage (`RWF_DSYNC`).
     ///
     /// # Errors
-    /// If the kernel takes no submissions; the buffer is lost.
+    /// If the kernel accepts no submissions; the buffer is lost.
     ///
     /// # Panics
     /// If `from` is beyond the buffer.
@@ -273,7 +274,7 @@ impl Ring {
     /// Makes the file's data stable.
     ///
     /// # Errors
-    /// If the kernel takes no submissions.
+    /// If the kernel accepts no submissions.
     pub fn sync(&mut self, file: &Arc<File>, token: u64) -> io::Result<()> {
         let entry = opcode::Fsync::new(types::Fd(file.as_raw_fd()))
             .flags(types::FsyncFlags::DATASYNC)
@@ -284,7 +285,7 @@ impl Ring {
     /// `fallocate(2)` with these mode bits.
     ///
     /// # Errors
-    /// If the kernel takes no submissions.
+    /// If the kernel accepts no submissions.
     pub fn allocate(
         &mut self,
         file: &Arc<File>,
@@ -300,10 +301,10 @@ impl Ring {
         self.push(entry, Flight::of(file, token))
     }
 
-    /// Completes under `token` after a while, once.
+    /// Completes under `token` after `after`, once.
     ///
     /// # Errors
-    /// If the kernel takes no submissions.
+    /// If the kernel accepts no submissions.
     pub fn alarm(&mut self, after: Duration, token: u64) -> io::Result<()> {
         let timeout = Box::new(types::Timespec::from(after));
         let entry = opcode::Timeout::new(&raw const *timeout).build();
@@ -317,7 +318,7 @@ impl Ring {
     /// Submits the queued I/O to the kernel.
     ///
     /// # Errors
-    /// The kernel's message.
+    /// The kernel's error.
     pub fn submit(&mut self) -> io::Result<()> {
         self.enter(0)
     }
@@ -325,7 +326,7 @@ impl Ring {
     /// Submits the queued I/O to the kernel and waits for a completion.
     ///
     /// # Errors
-    /// The kernel's message.
+    /// The kernel's error.
     pub fn wait(&mut self) -> io::Result<()> {
         self.enter(1)
     }
@@ -335,7 +336,7 @@ impl Ring {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The completion queue is full: what is there must be taken first.
+                // The completion queue is full: its entries must be consumed first.
                 Err(error)
                     if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
                 {
@@ -346,7 +347,7 @@ impl Ring {
         }
     }
 
-    /// What has ended, if anything.
+    /// The next completion, if there is one.
     #[expect(
         clippy::should_implement_trait,
         reason = "more may come after nothing has"
@@ -380,13 +381,14 @@ impl Ring {
     }
 }
 
-/// Drops the page-table entries of a mapping of guest RAM. What the RAM holds stays.
+/// Drops the page-table entries of a mapping of guest RAM. The contents of the RAM stay.
 pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
     if region.file_offset().is_none() {
         return; // Anonymous: its contents would go.
     }
-    // SAFETY: the range is a mapping that `region` owns, made with MAP_SHARED of a file (as all with a file offset are), so
-    // that its contents are the file's and are as they were afterwards. It is only accessed with volatile operations.
+    // SAFETY: the range is a mapping that `region` owns, made with MAP_SHARED of a file (as all with a file offset
+    // are), so that its contents are the file's and are as they were afterwards. It is only accessed with volatile
+    // operations.
     let dropped = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxDontNeed) };
     debug_assert!(dropped.is_ok(), "a mapping of ours: {dropped:?}");
 }

@@ -1,4 +1,4 @@
-//! What passes between a disk's queues, its cache and its storage.
+//! Types shared by a disk's queues, its cache and its storage.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// The contents of a page.
 pub type Page = [u8; PAGE_BYTES];
 
-/// Which disk of the VM.
+/// Number of a disk of the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DiskNumber(pub u16);
 
@@ -33,12 +33,12 @@ impl Location {
         Self((disk.0 as u64) << 50 | block)
     }
 
-    /// The location of that [`number`](Self::number).
+    /// The location with that [`number`](Self::number).
     pub(crate) fn from_number(number: u64) -> Self {
         Self(number)
     }
 
-    /// Which disk.
+    /// The disk.
     #[must_use]
     pub fn disk(self) -> DiskNumber {
         DiskNumber((self.0 >> 50) as u16)
@@ -50,7 +50,7 @@ impl Location {
         self.0 & (Self::BLOCKS_MAX - 1)
     }
 
-    /// Both in one number, below 2^62: the identity of the page in curves.
+    /// Disk and block in one number, below 2^62: the identity of the page in curves.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
@@ -86,9 +86,9 @@ pub trait GuestData: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes at guest-physical {address:#x} are not RAM")]
 pub struct OutsideRam {
-    /// Where the range begins.
+    /// First address of the range.
     pub address: u64,
-    /// How long it is.
+    /// Length of the range in bytes.
     pub bytes: usize,
 }
 
@@ -106,7 +106,7 @@ pub struct Segment {
 pub struct ByteRange {
     /// First byte.
     pub offset: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -117,29 +117,29 @@ pub struct Tag(pub u64);
 /// Request of a guest. Ranges are within the disk and multiples of 512 bytes, which the submitter has checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// Fill `segments` with what is stored from `offset` on.
+    /// Read the data from `offset` on into `segments`.
     Read {
         /// First byte.
         offset: u64,
-        /// Where to.
+        /// Destination of the data.
         segments: Vec<Segment>,
     },
-    /// Store `segments` from `offset` on.
+    /// Write `segments` to the disk from `offset` on.
     Write {
         /// First byte.
         offset: u64,
-        /// Where from.
+        /// Source of the data.
         segments: Vec<Segment>,
         /// Whether it must be on stable storage before it completes (the disk has no volatile cache for this guest).
         durable: bool,
     },
     /// All writes completed so far must be on stable storage before this completes.
     Flush,
-    /// The ranges' contents are of no use any more; what is read from them is arbitrary until written.
+    /// The ranges' contents are no longer needed; reads return arbitrary data until the next write.
     Discard(Vec<ByteRange>),
     /// The ranges read as zeros; with `unmap` their storage may be freed.
     WriteZeroes {
-        /// Which.
+        /// The ranges.
         ranges: Vec<ByteRange>,
         /// Whether their storage may be freed.
         unmap: bool,
@@ -150,13 +150,13 @@ pub enum Operation {
 
 /// A guest's request. Holds the guest's memory until it is completed.
 pub struct Request {
-    /// Of which disk.
+    /// The disk.
     pub disk: DiskNumber,
-    /// Its name.
+    /// Its identifier.
     pub tag: Tag,
     /// The operation.
     pub operation: Operation,
-    /// Where the segments are.
+    /// The memory that holds the segments.
     pub ram: Arc<dyn GuestData>,
 }
 
@@ -171,35 +171,35 @@ pub enum Status {
     Unsupported,
 }
 
-/// A request that is done.
+/// A completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
-    /// Of which disk.
+    /// The disk.
     pub disk: DiskNumber,
-    /// Its name.
+    /// Its identifier.
     pub tag: Tag,
-    /// How it ended.
+    /// Its result.
     pub status: Status,
 }
 
-/// Names a submission until it is carried out.
+/// Identifies a submission until it is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SubmissionId(pub u64);
 
 /// I/O submission to the storage of a disk.
 pub enum Action {
-    /// Fill the buffer from `offset` on.
+    /// Read into the buffer from `offset` on.
     Read {
         /// First byte.
         offset: u64,
-        /// Where to; as long as what is to be read.
+        /// Destination, of the length to be read.
         buffer: Buffer,
     },
-    /// Store the buffer from `offset` on.
+    /// Write the buffer to the storage from `offset` on.
     Write {
         /// First byte.
         offset: u64,
-        /// What.
+        /// The data.
         buffer: Buffer,
         /// Whether it must be on stable storage when it is carried out.
         durable: bool,
@@ -210,19 +210,19 @@ pub enum Action {
     Discard(ByteRange),
     /// Make the range read as zeros; with `unmap` by freeing it, where the storage can.
     Zero {
-        /// Which.
+        /// The range.
         range: ByteRange,
         /// Whether to free it.
         unmap: bool,
     },
 }
 
-/// A submission to the storage of a disk. Submissions may be carried out in any order and at once; those that must
-/// follow one another are not given before the first is carried out.
+/// A submission to the storage of a disk. Submissions may be carried out in any order and concurrently; a submission
+/// that must follow another is issued only after the first is carried out.
 pub struct Submission {
-    /// Its name.
+    /// Its identifier.
     pub id: SubmissionId,
-    /// Which disk's storage.
+    /// The disk.
     pub disk: DiskNumber,
     /// The operation.
     pub action: Action,
@@ -231,12 +231,12 @@ pub struct Submission {
 /// Notification of the guest about a page frame (`PLIMSOLL_EVICT` etc. in `guest/module/plimsoll_protocol.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// Reclaim takes the frame, whose contents are as they were last read or written.
+    /// Reclaim evicts the frame, whose contents are as they were last read or written.
     Evict {
         /// Page frame number.
         frame: u64,
     },
-    /// The frame leaves the page cache otherwise.
+    /// The frame leaves the page cache for another reason.
     Release {
         /// Page frame number.
         frame: u64,
@@ -250,7 +250,7 @@ pub enum Notice {
     Migrate {
         /// Page frame number.
         frame: u64,
-        /// That of the frame they move to.
+        /// Page frame number of the destination.
         to: u64,
     },
 }
@@ -260,7 +260,7 @@ pub enum Notice {
 pub enum Contents<'a> {
     /// A copy made by the guest when it evicted the page.
     Copied(&'a Page),
-    /// Whatever the frame holds now: it may have been used again since.
+    /// The current contents of the frame, which may have been used again since.
     Lazy(&'a dyn GuestData),
 }
 
@@ -284,7 +284,7 @@ pub enum WriteMode {
     /// Before it completes.
     #[default]
     Through,
-    /// Later: at a flush, when too much is dirty, or after a while.
+    /// Later: at a flush, when too many pages are dirty, or when they have been dirty for too long.
     Delayed,
 }
 
@@ -295,19 +295,20 @@ pub struct EngineOptions {
     pub mode: CacheMode,
     /// Bytes of memory for the cache, metadata included.
     pub cache_bytes: u64,
-    /// Most bytes the cache can be resized to.
+    /// Maximum capacity in bytes to which the cache can be resized.
     pub cache_bytes_max: u64,
     /// When writes reach storage.
     pub write: WriteMode,
     /// Maximum number of dirty pages.
     pub dirty_pages_max: u64,
-    /// Longest a page stays dirty.
+    /// Maximum time for which a page stays dirty.
     pub dirty_age_max: Duration,
     /// Whether contents are admitted only if they are those of the last I/O, by their hash. Off only for experiments.
     pub hash_check: bool,
-    /// Whether a page is admitted only if it is the newest one of its location. Off only for experiments.
+    /// Whether a page is admitted only if its frame is the newest one of its location. Off only for experiments.
     pub newest_check: bool,
-    /// Compare each page served from the cache with storage, and count those that differ. For experiments: costs a read.
+    /// Compare each page served from the cache with storage, and count those that differ. For experiments: costs a
+    /// read.
     pub verify: bool,
 }
 
@@ -323,14 +324,14 @@ pub trait Observer: Send {
     fn cleared(&mut self);
 }
 
-/// Keeps dirty pages where they outlive the process.
+/// Storage of dirty pages that outlives the process.
 pub trait DirtyPages: Send {
-    /// Keeps the page, in place of any it has of the location. When this returns, it survives the process.
+    /// Stores the page in place of an earlier one of the location. When this returns, it survives the process.
     ///
     /// # Errors
     /// If it could not be written. The page kept before, if any, is then still there.
     fn record(&mut self, location: Location, page: &Page) -> std::io::Result<()>;
 
-    /// The location's page is on storage, or of no use any more.
+    /// Removes the location's page: it is on storage, or no longer needed.
     fn clean(&mut self, location: Location);
 }

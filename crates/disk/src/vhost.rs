@@ -1,7 +1,7 @@
 //! Messages of a frontend (QEMU) on a disk's vhost-user socket, and the state they set up.
 //!
-//! Messages that change rings or RAM are handled only while no request of the disk is in flight
-//! ([`needs_quiet`]): whoever owns the [`Vhost`] sees to that.
+//! Messages that change rings or RAM are handled only while no request of the disk is in flight ([`needs_quiet`]): the
+//! owner of the [`Vhost`] ensures this.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::queue::{
 };
 use crate::{GuestRam, RamRegion};
 
-/// Most pieces of RAM taken.
+/// Maximum number of RAM regions accepted.
 const RAM_REGIONS_MAX: usize = 256;
 /// Bytes of the configuration space that can be read.
 const CONFIG_BYTES: usize = 256;
-/// Where the cache mode is in it.
+/// Offset of the cache mode in it.
 const AT_WRITEBACK: u32 = 32;
 
-/// What is fixed about a disk.
+/// Fixed properties of a disk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
     pub(crate) size_bytes: u64,
@@ -59,13 +59,13 @@ pub(crate) struct Vring {
     enabled: bool,
     /// While it runs.
     pub(crate) queue: Option<Queue>,
-    /// Whether it was found to make no sense and is not to be started again as it is.
+    /// Whether it was found invalid and must not be started again unchanged.
     pub(crate) faulty: bool,
-    /// Tells one run from the next.
+    /// Number of the current run, to distinguish it from earlier ones.
     pub(crate) run: u64,
 }
 
-/// What a connection has set up.
+/// State set up by a connection.
 #[derive(Debug)]
 pub(crate) struct Vhost {
     geometry: Geometry,
@@ -138,7 +138,7 @@ impl Vhost {
         self.features & (1 << feature) != 0
     }
 
-    /// What requests are compared with.
+    /// The limits against which requests are validated.
     pub(crate) fn shape(&self) -> Shape {
         let Geometry {
             size_bytes,
@@ -160,7 +160,7 @@ impl Vhost {
         self.ram.as_ref()
     }
 
-    /// Starts the virtqueues that can be and are not, `run` numbering them; the indices of those that began.
+    /// Starts the virtqueues that can run and do not, numbered by `run`; returns the indices of those started.
     pub(crate) fn start(&mut self, run: &mut u64) -> Vec<usize> {
         let mut begun = Vec::new();
         let Some(ram) = self.ram.clone() else {
@@ -224,7 +224,7 @@ impl Vhost {
             .ok_or(Error::InvalidParam)
     }
 
-    /// A virtqueue that is to change: it no longer runs, and may be started anew.
+    /// Stops a virtqueue that is to change; it may be started again afterwards.
     fn changing(&mut self, index: u32) -> Result<&mut Vring> {
         let vring = self.vring(index)?;
         if let Some(queue) = vring.queue.take() {
@@ -285,19 +285,19 @@ impl Vhost {
 }
 
 impl Vring {
-    /// It is invalid: it is not served until it is set up again, and the frontend is notified.
+    /// Marks it invalid: it is not served until it is set up again, and the frontend is notified.
     pub(crate) fn fail(&mut self) {
         self.queue = None;
         self.faulty = true;
         self.signal_error();
     }
 
-    /// Notifies the guest of its used ring.
+    /// Notifies the guest of new entries in its used ring.
     pub(crate) fn signal(&self) {
         signal(self.call.as_ref());
     }
 
-    /// Tells the frontend of a fault.
+    /// Notifies the frontend of a fault.
     pub(crate) fn signal_error(&self) {
         signal(self.error.as_ref());
     }
@@ -319,7 +319,7 @@ impl Vring {
 
 fn signal(file: Option<&File>) {
     if let Some(file) = file {
-        // A full counter wakes just as well; who closed its end need not know.
+        // A full counter wakes the reader as well; the reader may have closed its end.
         let _ = rustix::io::write(file, &1u64.to_ne_bytes());
     }
 }
@@ -436,7 +436,7 @@ impl VhostUserBackendReqHandlerMut for Vhost {
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let vring = self.vring(index.into())?;
         vring.call = unblocked(file)?;
-        // What was completed before went to nobody, and with event indices no later batch would make up for it.
+        // Notifications of earlier completions were lost, and with event indices no later batch would trigger them.
         vring.signal();
         Ok(())
     }

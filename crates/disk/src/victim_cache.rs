@@ -14,14 +14,14 @@ use crate::{BlockSink, Page, VictimCacheStats};
 pub enum PoolRequest {
     /// Of this VM alone; a get removes the page.
     Private,
-    /// Of all VMs that know its key; a get leaves the page. What a block holds must never change.
+    /// Of all VMs that have its key; a get leaves the page. The contents of a block must never change.
     Shared {
         /// Shared secret: clients that have it may put and get.
         key: u128,
     },
 }
 
-/// A page store with pools. Calls return soon: a store that does not answer has failed.
+/// A page store with pools. Calls return within a short time: a store that does not answer has failed.
 ///
 /// After an error it is unknown whether the call took effect; the pool is then only closed.
 pub trait VictimCache: Send {
@@ -32,11 +32,11 @@ pub trait VictimCache: Send {
     /// If the store is out of reach or refuses.
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32>;
 
-    /// Closes a pool, reachable or not. The pages of a private one are dropped.
+    /// Closes a pool, reachable or not. The pages of a private pool are dropped.
     fn close(&mut self, pool: u32);
 
-    /// Stores a page in place of what the pool had for the block; returns false if it is not stored, and then
-    /// the pool has nothing for the block.
+    /// Stores a page in place of the pool's earlier page of the block; returns false if it is not stored, and then the
+    /// pool has no page of the block.
     ///
     /// # Errors
     /// If the store is out of reach.
@@ -71,7 +71,7 @@ pub trait VictimCache: Send {
 /// A pool the guest has opened.
 struct Pool {
     request: PoolRequest,
-    /// Its number in the store; none after a failure.
+    /// Its number in the store; `None` after a failure.
     number: Option<u32>,
 }
 
@@ -83,7 +83,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Pools of a store, or of none.
+    /// Creates the pools, with a store or without.
     #[must_use]
     pub fn new(store: Option<Box<dyn VictimCache>>) -> Self {
         let stats = VictimCacheStats {
@@ -136,15 +136,15 @@ impl Pools {
         true
     }
 
-    /// Closes all.
+    /// Closes all pools.
     pub fn close_all(&mut self) {
         for pool in 1..=control::POOLS_MAX {
             self.close(pool);
         }
     }
 
-    /// Passes those of `count` blocks, at most 64, that are stored to `found` with their number from `block`. Returns a bit
-    /// for each of them.
+    /// Passes those of `count` blocks, at most 64, that are stored to `found` with their number from `block`. Returns a
+    /// bit for each of them.
     pub fn get(
         &mut self,
         pool: u32,
@@ -177,13 +177,13 @@ impl Pools {
         }
     }
 
-    /// What it says of itself.
+    /// Statistics of the pools.
     #[must_use]
     pub fn stats(&self) -> VictimCacheStats {
         self.stats.clone()
     }
 
-    /// Calls the store about a pool that is open and has not failed. After an error it has.
+    /// Calls the store for an open pool that has not failed. After an error the pool counts as failed.
     fn call<T>(
         &mut self,
         pool: u32,
@@ -218,8 +218,8 @@ impl BlockSink for Pools {
         self.call(pool, |store, number| store.flush(number, block, count));
     }
 
-    /// Empties the private pools. Shared ones stay: what a block of theirs holds never changes, and they are not this VM's
-    /// to empty.
+    /// Empties the private pools. Shared ones stay: the contents of their blocks never change, and other VMs use them
+    /// too.
     fn forget(&mut self) {
         for pool in 1..=control::POOLS_MAX {
             let private = self.pools[pool as usize - 1]

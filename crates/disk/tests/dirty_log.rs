@@ -57,7 +57,8 @@ fn operation(number: u64) -> (Location, bool) {
     (at(random % BLOCKS), !(random >> 32).is_multiple_of(4))
 }
 
-/// Where [`loads_a_log_until_it_is_killed`] finds its log and notes what is done, and its first operation.
+/// Directory in which [`loads_a_log_until_it_is_killed`] finds its log and records its progress, and its first
+/// operation.
 const LOG: &str = "PLIMSOLL_TEST_DIRTY_LOG";
 const DONE: &str = "PLIMSOLL_TEST_DONE";
 const FIRST: &str = "PLIMSOLL_TEST_FIRST";
@@ -249,7 +250,7 @@ fn pages_of_another_image_are_not_given_away() {
         ..identity(7, 2 << 30)
     };
     let left = DirtyLog::open(&path, SLOTS, &[grown]).unwrap();
-    // Once it is empty it is anybody's.
+    // Once it is empty, any set of disks may use it.
     drop(left.finish().unwrap());
     assert!(DirtyLog::open(&path, SLOTS, &[identity(8, 1)]).is_ok());
 }

@@ -1,5 +1,5 @@
-//! The engine against a model: a guest, storage that answers in any order or fails, and every value that a sector may
-//! have by what was acknowledged.
+//! The engine against a model: a guest, storage that completes in any order or fails, and every value that a sector may
+//! have according to the acknowledged writes.
 #![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
 #![allow(clippy::single_range_in_vec_init, reason = "one range of several")]
 
@@ -93,7 +93,7 @@ impl DirtyPages for Log {
 struct Change {
     stamp: Option<u64>,
     begun: u64,
-    /// `None` while under way. A change that failed may or may not have happened, for ever.
+    /// `None` while in progress. A change that failed may or may not have happened, and stays so.
     done: Option<u64>,
 }
 
@@ -103,7 +103,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether a read from `begun` to `ended` may give that stamp.
+    /// Whether a read from `begun` to `ended` may return that stamp.
     fn allows(&self, sector: u64, stamp: u64, begun: u64, ended: u64) -> bool {
         let changes = &self.sectors[sector as usize];
         changes.iter().any(|change| {
@@ -142,7 +142,7 @@ impl Model {
     }
 }
 
-/// A sector whose every word tells its stamp; zeros are stamp 0. `None` if it is a mixture.
+/// The stamp that every word of a sector contains; zeros are stamp 0. `None` if it is a mixture.
 fn stamp_of(bytes: &[u8]) -> Option<u64> {
     let mut words = bytes
         .chunks_exact(8)
@@ -171,15 +171,15 @@ struct Under {
     frames: Vec<u64>,
 }
 
-/// How the guest behaves.
+/// The guest's behaviour.
 #[derive(Clone, Copy)]
 struct Guest {
-    /// Tells of every frame that it uses anew.
+    /// Sends an addition for every frame that it uses anew.
     tells_additions: bool,
     tells_migrations: bool,
-    /// Changes pages behind the engine's back, as dm-crypt does, and loses notices.
+    /// Changes pages without notification, as dm-crypt does, and loses notifications.
     sly: bool,
-    /// Storage fails now and then.
+    /// Storage fails sometimes.
     failures: bool,
     lazy: bool,
 }
@@ -222,7 +222,7 @@ struct World {
     under: BTreeMap<u64, Under>,
     time: u64,
     stamp: u64,
-    /// Frames of the page cache, with what the guest knows of them: they hold what the last I/O moved.
+    /// Frames of the page cache, with the guest's record of them: they hold what the last I/O moved.
     cached: Vec<bool>,
     wrong: u64,
     clock: Duration,
@@ -332,7 +332,7 @@ impl World {
         self.settle();
     }
 
-    /// Takes what the engine gives out.
+    /// Takes the engine's submissions and completed requests.
     fn settle(&mut self) {
         while let Some(order) = self.engine.next_submission() {
             self.orders.push(order);
@@ -533,7 +533,7 @@ impl World {
         self.ram.read(frame * 4096, &mut page).unwrap();
         let ram = self.ram.clone();
         if self.guest.lazy && self.random.one_in(4) {
-            // Used again before the engine looks.
+            // Used again before the engine reads it.
             self.stamp += 64;
             let mut other = [0; PAGE_BYTES];
             stamped(&mut other, self.stamp);
@@ -581,7 +581,7 @@ impl World {
         self.cached[from as usize] = false;
     }
 
-    /// Storage does one of its orders.
+    /// Carries out one of the storage's submissions.
     fn carry_out(&mut self) {
         if self.orders.is_empty() {
             return;
@@ -668,7 +668,7 @@ impl World {
         self.time += 1;
     }
 
-    /// What a process that begins anew finds: storage, and the log's pages written over it.
+    /// State that a restarted process finds: storage, overwritten with the log's pages.
     fn recovered(&self) -> Vec<u8> {
         let mut storage = self.storage.clone();
         for (block, page) in self.log.0.lock().unwrap().iter() {
@@ -704,7 +704,7 @@ impl World {
                 assert_eq!(lost, 0, "flushed writes are lost with the host");
             }
         }
-        // Everything ends, whatever was under way.
+        // Everything in progress is completed.
         for _ in 0..100_000 {
             if self.under.is_empty() && self.orders.is_empty() {
                 break;

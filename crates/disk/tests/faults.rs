@@ -1,4 +1,4 @@
-//! Disks in use: what is read is what was written, whatever the guest does meanwhile.
+//! Disks in use: a read returns what was written, whatever the guest does meanwhile.
 
 mod faults_common;
 
@@ -153,7 +153,7 @@ fn a_second_guest_waits_until_the_first_is_gone() {
         second.read(0, &mut page)?;
         Ok::<_, FrontendError>(page[0])
     });
-    // It is there: its connection stands in the queue of the socket.
+    // The connection is in the queue of the socket.
     let deadline = Instant::now() + Duration::from_secs(60);
     while waiting_connections(&path) == 0 {
         assert!(Instant::now() < deadline, "the second never connected");

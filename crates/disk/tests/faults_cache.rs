@@ -1,4 +1,5 @@
-//! The exclusive cache as a guest with our module uses it, without the guest: frames are read into, told of and used again.
+//! The exclusive cache as a guest with our module uses it, without the guest: frames are filled by reads, reported and
+//! used again.
 
 mod faults_common;
 
@@ -45,7 +46,7 @@ impl Guest {
         }
     }
 
-    /// With blocks that tell their numbers.
+    /// Creates a guest with a disk whose blocks contain their own numbers.
     fn with_blocks(write: WriteMode, options: RingOptions) -> Self {
         let setup = Setup {
             write,
@@ -101,7 +102,7 @@ impl Guest {
         assert!(self.ring.evict(self.frame(at), Some(&page)));
     }
 
-    /// The counters, once all notices are taken.
+    /// The counters, after all notifications are drained.
     fn stats(&mut self) -> EngineStats {
         self.control.kick().unwrap();
         assert_eq!(self.ring.tail(), self.ring.head());
@@ -375,7 +376,7 @@ fn memory_and_cache_together_hit_as_memory_of_both_sizes_does() {
         let mut random = Random(write_ratio);
         let mut memory_hits = 0_u64;
         for number in 1..=20_000_u64 {
-            // Skewed, so that all sizes hit now and then.
+            // Skewed, so that all sizes have some hits.
             let bound = (0..2).fold(BLOCKS, |bound, _| 1 + random.below(bound));
             let block = random.below(bound);
             references.push(block);

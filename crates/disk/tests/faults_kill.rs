@@ -1,4 +1,4 @@
-//! Daemons that are killed at any time: no acknowledged write is lost, and what was in flight is done.
+//! Daemons killed at any time: no acknowledged write is lost, and requests in flight are completed.
 
 mod faults_common;
 
@@ -40,7 +40,7 @@ fn survives(setup: Setup, kills: usize) {
         process.restart();
         guest.disk.reconnect().unwrap();
     }
-    // What is written through is on storage when it is acknowledged, what is delayed is not, unless a flush came last.
+    // Written-through data is on storage when it is acknowledged; delayed data only after a later flush.
     match process.place.setup.write {
         WriteMode::Through => assert_eq!(stored, kills),
         WriteMode::Delayed => assert!(stored < kills, "nothing was delayed"),

@@ -1,4 +1,4 @@
-//! Guests that break rules: the daemon lives, counts it, serves the VM's other disk and whoever comes next.
+//! Guests that violate the protocol: the daemon survives, counts it, and serves the VM's other disk and the next guest.
 
 mod faults_common;
 
@@ -34,7 +34,7 @@ fn two_disks() -> Running {
     })
 }
 
-/// A disk that is driven well, to see that it still is.
+/// A disk that is used correctly, to check that it is still served.
 struct Witness(Driver);
 
 impl Witness {
@@ -450,7 +450,7 @@ fn requests_of_gigabytes_take_no_memory() {
     assert!(peak_kib() < before + (256 << 10));
 }
 
-/// Most memory that this process has had.
+/// Peak memory of this process in KiB.
 fn peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -472,7 +472,7 @@ fn ram_cannot_be_taken_from_under_the_daemon() {
     disk.write(0, &[4; 4096]).unwrap();
 }
 
-/// What is said on the socket, step by step.
+/// A connection whose messages are sent one by one.
 fn bare(running: &Running) -> (Frontend, u64) {
     let stream = UnixStream::connect(running.place.socket(0)).unwrap();
     let limit = Some(Duration::from_secs(20));
@@ -512,7 +512,7 @@ fn queues_that_are_nowhere_or_of_no_size_are_refused() {
     // RAM larger than its file, beyond its end, or past all addresses.
     for (bytes, offset) in [(2 << 20, 0), (4096, 1 << 30), (1 << 20, u64::MAX - 4095)] {
         let (frontend, features) = bare(&running);
-        // Who is refused may be hung up on.
+        // The daemon may disconnect a peer that it refuses.
         let _ = frontend.set_features(features);
         let _ = frontend.set_mem_table(&[region(bytes, offset)]);
         let _ = frontend.get_features();
@@ -547,7 +547,7 @@ fn queues_that_are_nowhere_or_of_no_size_are_refused() {
         let _ = frontend.set_vring_call(0, &kick);
         let _ = frontend.set_vring_enable(0, true);
         kick.write(1).unwrap();
-        // Once it answers, it has seen the kick or will not.
+        // Once it answers, it has read the kick or will not.
         let _ = frontend.get_vring_base(0);
         drop(frontend);
         serves_the_next(&running);
@@ -603,7 +603,7 @@ fn noise_on_the_socket_ends_the_connection_alone() {
                 bytes[..4].copy_from_slice(&[u8::try_from(random.below(44)).unwrap(), 0, 0, 0]);
                 bytes[4..8].copy_from_slice(&[1, 0, 0, 0]);
             }
-            // It may be hung up on before all is said.
+            // The daemon may disconnect before all messages are sent.
             let _ = stream.write_all(&bytes);
             if length >= 12 {
                 let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -662,7 +662,7 @@ fn rings_of_notices_that_break_rules_are_let_go() {
     assert!(running.stats().ring.bad_records >= 2);
     assert_eq!(running.stats().ring.faults, 0);
 
-    // Rings that make no sense are not read again.
+    // Invalid rings are not read again.
     type Break = fn(&mut NoticeRing);
     let breaks: [Break; 3] = [
         |ring| ring.raw_head(1 << 40),
@@ -688,7 +688,7 @@ fn rings_of_notices_that_break_rules_are_let_go() {
         assert!(ring.add(5));
         control.kick().unwrap();
         wild(&mut ring);
-        // Whatever it says of a kick.
+        // Whatever the answer to a kick.
         let _ = control.kick();
         let stats = running.stats();
         assert_eq!((stats.ring.faults, stats.ring.attached), (faults, false));

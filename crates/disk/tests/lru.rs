@@ -1,5 +1,5 @@
-//! A guest of X pages over a cache of Y pages hits as one of X + Y pages does (\[LS07\] §3), and a guest that changes
-//! pages in place loses its cache.
+//! A guest of X pages over a cache of Y pages has the hits of one of X + Y pages (\[LS07\] §3), and a guest that
+//! changes pages in place loses its cache.
 #![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -205,7 +205,7 @@ fn options(write: WriteMode) -> EngineOptions {
     }
 }
 
-/// References: sequential rounds and skewed ones, by turns.
+/// References: sequential and skewed rounds, alternating.
 fn references(count: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut state = 7_u64;
     (0..count).map(move |number| {
@@ -236,7 +236,7 @@ fn memory_and_cache_are_one_lru_memory() {
         (WriteMode::Delayed, 50, 0.02),
     ] {
         let mut guest = Guest::new(DIRECT, options(write), None);
-        // Fills the cache, to learn how many pages it holds.
+        // Fills the cache, to determine how many pages it holds.
         for block in 0..1000 {
             guest.reference(block, false);
         }

@@ -1,4 +1,4 @@
-//! Opening and closing a machine: images, locks, sockets, and what whoever asks is told.
+//! Opening and closing a machine: images, locks, sockets, and the errors returned.
 
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -90,7 +90,7 @@ fn a_frontend_that_says_nonsense_is_dropped_and_others_are_served() {
     }
     // A second one waits.
     let _second = UnixStream::connect(&socket).expect("a connection");
-    // Half a head of a message makes nobody wait; a whole one of nonsense ends the connection.
+    // Half of a message's header blocks nobody; a complete invalid message ends the connection.
     first.write_all(&[0xff; 6]).expect("to be taken");
     assert!(handle.stats().expect("an answer").disks[0].connected);
     first.write_all(&[0xff; 6]).expect("to be taken");

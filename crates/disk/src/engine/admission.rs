@@ -7,19 +7,19 @@ use crate::busy::Use;
 use crate::frames::Held;
 use crate::{Action, CacheMode, Contents, Location, PAGE_BYTES};
 
-/// A cache disables itself when this many pages did not have the contents of their last I/O, and they are more than
-/// one in so many of those inspected, of late.
+/// A cache disables itself when at least this many pages did not have the contents of their last I/O, and these are
+/// more than a given share of the pages inspected recently.
 const MISMATCHES_MAX: u64 = 64;
 
 const MISMATCH_ONE_IN: u64 = 20;
 
-/// Most pages read into the cache at a time ([`CacheMode::FromStorage`]).
+/// Maximum number of pages being read into the cache at a time ([`CacheMode::FromStorage`]).
 const FILLS_MAX: usize = 4096;
 
-/// Looks after which older ones count half.
+/// Number of inspections after which earlier ones count half.
 const LOOKS: u64 = 4096;
 
-/// How often pages were inspected and found other than they should be, of late.
+/// Recent numbers of inspected pages and of mismatches.
 #[derive(Default)]
 pub(super) struct Looks {
     pub(super) looks: u64,
@@ -27,7 +27,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// Counts a look. Returns whether too many did not match.
+    /// Counts an inspection. Returns whether too many pages did not match.
     fn look(&mut self, matches: bool) -> bool {
         if self.looks >= LOOKS {
             self.looks /= 2;
@@ -134,7 +134,7 @@ impl Engine {
         self.clear_if_clean();
     }
 
-    /// A disabled cache holds dirty pages alone, until they are written.
+    /// Clears a disabled cache, which holds only dirty pages, when these are written.
     pub(super) fn clear_if_clean(&mut self) {
         if let Some(cache) = &self.cache
             && self.disabled.is_some()

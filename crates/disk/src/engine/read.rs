@@ -98,7 +98,7 @@ impl Engine {
         Some(copied)
     }
 
-    /// Serves part of a block from the cache, if storage does not have it yet.
+    /// Serves part of a block from the cache, if storage does not have its contents yet.
     fn serve_part(
         &mut self,
         location: Location,
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Submits the read of what has gathered, and starts again at `next`.
+    /// Submits the read of the collected blocks, and starts a new run at `next`.
     fn read_run(
         &mut self,
         request: RequestId,
@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Hands what was read to the guest, `None` if reading failed. Returns whether all is well.
+    /// Copies the data read to the guest; `None` if reading failed. Returns whether all copies succeeded.
     pub(super) fn was_read(
         &mut self,
         ram: &dyn GuestData,

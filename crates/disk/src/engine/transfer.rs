@@ -1,4 +1,4 @@
-//! Transfers between guest memory and storage: which blocks they touch, and the pieces they are made of.
+//! Transfers between guest memory and storage: the blocks they cover, and the pieces they consist of.
 
 use crate::{ByteRange, GuestData, Location, OutsideRam, PAGE_BYTES, Segment};
 
@@ -9,16 +9,16 @@ pub(super) const BLOCK: u64 = PAGE_BYTES as u64;
 pub(super) struct Piece {
     pub(super) address: u64,
     pub(super) bytes: u32,
-    /// Whether it is the first of its block.
+    /// Whether it is the first piece of its block.
     pub(super) begins: bool,
     pub(super) location: Location,
-    /// The frame that holds the block, if it is all of the block and all of the frame.
+    /// The frame that holds the block, if block and frame coincide.
     pub(super) frame: Option<u64>,
     /// Of a write: the hash of the block.
     pub(super) hash: u64,
 }
 
-/// A stretch of blocks to be transferred by one submission.
+/// A range of blocks to be transferred by one submission.
 pub(super) struct Run {
     pub(super) offset: u64,
     pub(super) bytes: usize,
@@ -58,7 +58,7 @@ impl Piece {
     }
 }
 
-/// Blocks of a disk from `first` to before `end`.
+/// Blocks of a disk from `first` up to, but excluding, `end`.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     pub(super) first: u64,
@@ -66,7 +66,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Those of which the range has any byte.
+    /// The blocks of which the range has at least one byte.
     pub(super) fn touched(range: ByteRange) -> Self {
         Self {
             first: range.offset / BLOCK,
@@ -74,7 +74,7 @@ impl Blocks {
         }
     }
 
-    /// Those of which the range has all bytes.
+    /// The blocks that lie wholly in the range.
     pub(super) fn within(range: ByteRange) -> Self {
         Self {
             first: range.offset.div_ceil(BLOCK),
@@ -91,7 +91,7 @@ impl Blocks {
     }
 }
 
-/// The frame that is all of a block's bytes in guest memory, if one is.
+/// The frame that holds all bytes of a block, if there is one.
 pub(super) fn frame_of(parts: &[Segment], whole: bool, frames_end: u64) -> Option<u64> {
     match parts {
         [part] if whole && part.address % BLOCK == 0 => {
@@ -136,7 +136,7 @@ pub(super) fn copy_from(
     Ok(())
 }
 
-/// The pieces, those that follow each other in guest memory as one.
+/// The pieces, with those adjacent in guest memory merged.
 fn stretches(pieces: &[Piece]) -> impl Iterator<Item = Segment> {
     let mut pieces = pieces.iter().map(Piece::segment).peekable();
     std::iter::from_fn(move || {

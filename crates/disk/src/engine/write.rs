@@ -128,7 +128,7 @@ impl Engine {
             };
         }
         if !cache.put_dirty(location, page) {
-            // A page that is there is replaced, never refused: this one was not.
+            // A page that is there is replaced, never refused, so there is none.
             if let Some(log) = &mut self.log {
                 log.clean(location);
             }
@@ -143,7 +143,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Submits the write of what has gathered, and starts again at `next`.
+    /// Submits the write of the collected blocks, and starts a new run at `next`.
     fn write_run(
         &mut self,
         request: RequestId,
@@ -166,7 +166,7 @@ impl Engine {
         let ticket = Ticket(self.number());
         self.begin_pieces(&run.pieces, ticket, Use::Write);
         if self.knows_frames() {
-            // Of what is being written, which the guest may change meanwhile.
+            // Hash the buffer that is written, because the guest may change its memory meanwhile.
             let mut at = 0;
             for piece in &mut run.pieces {
                 let end = at + piece.bytes as usize;
@@ -239,7 +239,7 @@ impl Engine {
             let touched = Blocks::touched(range);
             self.forget_blocks(disk, touched);
             for location in self.dirty_in(disk, touched) {
-                // Whatever is being written for it now, zeros are written after it.
+                // Zeros are written after any write of it in progress.
                 if self.zero_cached(location, range).is_err() {
                     self.fail(request);
                     return;
@@ -250,7 +250,7 @@ impl Engine {
         self.change(request, disk, range, Action::Zero { range, unmap });
     }
 
-    /// Overwrites by zeros what of a dirty block is in the range.
+    /// Zeroes the part of a dirty block that lies in the range.
     fn zero_cached(&mut self, location: Location, range: ByteRange) -> Result<(), CannotWrite> {
         let begin = location.block() * BLOCK;
         let from = range.offset.saturating_sub(begin).min(BLOCK);
@@ -273,7 +273,7 @@ impl Engine {
         }
     }
 
-    /// No frame holds these blocks any more.
+    /// Removes the frame entries of these blocks.
     fn forget_blocks(&mut self, disk: DiskNumber, blocks: Blocks) {
         if blocks.count() <= self.frames.blocks() as u64 {
             for number in blocks.first..blocks.end {

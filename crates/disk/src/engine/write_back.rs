@@ -8,13 +8,13 @@ use super::{Engine, Flush, Outstanding};
 use crate::dirty::Written;
 use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
 
-/// Most blocks written back by one submission, and most being written back at a time.
+/// Maximum number of blocks written back by one submission, and of blocks being written back at a time.
 const WRITE_BACK_BLOCKS: usize = 64;
 
 pub(super) const WRITING_BLOCKS_MAX: usize = 16 * WRITE_BACK_BLOCKS;
 
 impl Engine {
-    /// A dirty block became clean by being dropped.
+    /// Records that a dirty block became clean by being dropped.
     pub(super) fn was_cleaned(&mut self, location: Location) {
         if let Some(cache) = &self.cache {
             cache.drop_page(location);
@@ -24,7 +24,7 @@ impl Engine {
         }
     }
 
-    /// Begins what can begin: flushes whose blocks are written, and write-backs.
+    /// Starts everything that can start: flushes whose blocks are written, and write-backs.
     pub(super) fn pump(&mut self) {
         let mut at = 0;
         while at < self.flushes.len() {
@@ -48,7 +48,7 @@ impl Engine {
         }
     }
 
-    /// The block to be written back next, if one is to.
+    /// The block to be written back next, if any.
     fn next_to_write(&self) -> Option<Location> {
         if self.dirty.len() == self.dirty.writing() {
             return None;
@@ -113,7 +113,7 @@ impl Engine {
             if let Some(cache) = &self.cache {
                 cache.mark_clean(location, version);
                 if self.frames.newest(location).is_some() {
-                    // The guest holds it, and will tell when it does no more.
+                    // The guest holds it, and will report when it evicts it.
                     cache.drop_page(location);
                 }
             }

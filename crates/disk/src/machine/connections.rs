@@ -1,4 +1,4 @@
-//! Frontends that connect, send messages and leave.
+//! Frontends: connections, messages and disconnection.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
@@ -23,13 +23,13 @@ use crate::{
     RingMemory, Status, Tag, WriteMode,
 };
 
-/// How long the rest of a message may take once it has begun.
+/// Maximum time to receive the rest of a message once it has begun.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Bytes of the head of a vhost-user message: code, flags, size.
 const MESSAGE_HEAD_BYTES: usize = 12;
 
-/// Opens the dirty log and writes what a former daemon left in it to storage.
+/// Opens the dirty log and writes the pages that an earlier daemon left in it to storage.
 pub(super) fn recover(
     folder: &Path,
     options: &EngineOptions,
@@ -44,7 +44,7 @@ pub(super) fn recover(
     for (number, storage) in (0..).zip(storages) {
         identities.push(storage.identity(DiskNumber(number))?);
     }
-    // A page's new contents are there before its old ones go.
+    // A page's new contents are stored before its old ones are removed.
     let slots = options.dirty_pages_max.saturating_add(64);
     let left = DirtyLog::open(&path, slots, &identities).map_err(DiskError::DirtyLog)?;
     let mut buffer = Buffer::new(PAGE_BYTES);
@@ -86,7 +86,7 @@ fn writable(stream: &UnixStream) -> bool {
 }
 
 impl Machine {
-    /// Takes a frontend that waits, if there is none: the others wait until it is gone.
+    /// Accepts a waiting frontend, if none is connected: the others wait until it is gone.
     pub(super) fn accept(&mut self, index: usize) -> io::Result<()> {
         let device = &mut self.devices[index];
         let (Some(listener), Link::Idle, false) = (&device.listener, &device.link, self.stopping)
@@ -95,7 +95,8 @@ impl Machine {
         };
         match listener.listener.accept() {
             Ok((stream, _)) => self.open(index, stream),
-            // Nobody, or one who left again, or no descriptors: who waits is taken when another comes.
+            // No frontend, one that disconnected again, or no free descriptors: a waiting one is accepted with the
+            // next.
             Err(_) => Ok(()),
         }
     }
@@ -167,7 +168,7 @@ impl Machine {
             if connection.held {
                 return Ok(false);
             }
-            // One that takes no answers would make us wait.
+            // A peer that reads no answers would block us.
             if !writable(&connection.stream) || connection.handler.handle_request().is_err() {
                 self.leave(index)?;
                 return Ok(false);
@@ -177,7 +178,7 @@ impl Machine {
         Ok(true)
     }
 
-    /// Starts and stops queues as the frontend's last message wants.
+    /// Starts and stops queues according to the frontend's last message.
     fn follow(&mut self, index: usize) -> io::Result<()> {
         let device = &mut self.devices[index];
         let is_control = device.disk.is_none();
@@ -208,7 +209,7 @@ impl Machine {
                 device.stats.bad_requests += 1;
                 vring.signal_error();
             } else {
-                // A daemon before us may have died between its used ring and its signal.
+                // An earlier daemon may have died between updating its used ring and signalling it.
                 vring.signal();
             }
         }
@@ -217,7 +218,7 @@ impl Machine {
             self.control_runs = running.is_some();
             if let (Some(queue), false) = (running, begun.is_empty()) {
                 if queue.next_available() == 0 {
-                    // A driver that begins anew: of another kernel than the ring, if there is one.
+                    // A driver that is initialised anew: of another kernel than the ring, if there is one.
                     control.guest_gone(&mut self.engine);
                 }
                 control.set_ram(
@@ -233,7 +234,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The frontend is gone.
+    /// Handles the disconnection of the frontend.
     fn leave(&mut self, index: usize) -> io::Result<()> {
         if self.devices[index].disk.is_none() {
             self.control_runs = false;
@@ -244,7 +245,7 @@ impl Machine {
             for token in connection.kicks.iter().flatten() {
                 self.ring.unwatch(*token)?;
             }
-            // Watches must be taken back before their descriptors are closed.
+            // Watches must be removed before their descriptors are closed.
             self.ring.submit()?;
         }
         self.active.retain(|&(device, _)| device != index);
@@ -252,7 +253,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Flushes the disk of a frontend that is gone when nothing of it is under way any more.
+    /// Flushes the disk of a disconnected frontend when none of its requests is in flight any more.
     pub(super) fn take_leave(&mut self, index: usize) -> io::Result<()> {
         let device = &mut self.devices[index];
         match &mut device.link {
@@ -304,7 +305,7 @@ impl Machine {
                 self.not_flushed = None;
             }
         } else {
-            // Its pages are still right: nobody else writes to an image that is locked.
+            // Its pages are still valid: nobody else writes to an image that is locked.
             self.engine.forget_frames();
             self.not_flushed = Some(image.clone());
         }

@@ -22,7 +22,7 @@ const SERIAL_BYTES: usize = 20;
 pub(super) struct Device {
     pub(super) socket: String,
     pub(super) listener: Option<Listener>,
-    /// Which storage; none for the control disk.
+    /// Its storage; `None` for the control disk.
     pub(super) disk: Option<DiskNumber>,
     pub(super) geometry: Geometry,
     pub(super) serial: [u8; SERIAL_BYTES],
@@ -35,9 +35,9 @@ pub(super) enum Link {
     /// No frontend.
     Idle,
     Open(Box<Connection>),
-    /// The frontend is gone.
+    /// The frontend has disconnected.
     Leaving {
-        /// Whether the last flush is under way.
+        /// Whether the last flush is in progress.
         flushing: bool,
     },
     /// There will be no other frontend.
@@ -49,7 +49,7 @@ pub(super) struct Connection {
     pub(super) handler: BackendReqHandler<Mutex<Vhost>>,
     pub(super) vhost: Arc<Mutex<Vhost>>,
     pub(super) serial: u64,
-    /// Whether there may be a message.
+    /// Whether a message may be waiting.
     pub(super) message: bool,
     /// Whether a message waits until no request is in flight.
     pub(super) held: bool,
@@ -61,11 +61,11 @@ pub(super) struct Connection {
 
 pub(super) struct Listener {
     pub(super) listener: UnixListener,
-    /// What to remove at the end, and its inode.
+    /// The socket's path, to be removed at the end, and its inode.
     pub(super) path: Option<(PathBuf, u64)>,
 }
 
-/// A request under way.
+/// A request in progress.
 pub(super) struct InFlight {
     pub(super) device: usize,
     pub(super) queue: usize,

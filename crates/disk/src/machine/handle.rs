@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::{DiskError, MachineStats};
 
-/// Asks a [`Machine`](super::Machine) that runs in another thread.
+/// Sends queries and commands to a [`Machine`](super::Machine) that runs in another thread.
 #[derive(Clone)]
 pub struct MachineHandle {
     pub(super) commands: Sender<Command>,
@@ -45,10 +45,10 @@ impl MachineHandle {
         self.ask(Command::Stats)
     }
 
-    /// Changes the memory of the cache, in bytes. Waits up to 10 s for dirty pages that are in the way to be written back.
+    /// Changes the memory of the cache, in bytes. Waits up to 10 s for the write-back of dirty pages that prevent it.
     ///
     /// # Errors
-    /// [`DiskError::Resize`] if it cannot be so, [`DiskError::Ended`].
+    /// [`DiskError::Resize`] if the size is not possible, [`DiskError::Ended`].
     pub fn resize(&self, cache_bytes: u64) -> Result<(), DiskError> {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -62,7 +62,7 @@ impl MachineHandle {
         }
     }
 
-    /// Lets a cache that disabled itself begin again.
+    /// Restarts a cache that disabled itself.
     ///
     /// # Errors
     /// [`DiskError::Ended`].
@@ -70,7 +70,8 @@ impl MachineHandle {
         self.ask(Command::Enable)
     }
 
-    /// Ends the machine: when the requests under way have ended and the disks are flushed, [`Machine::run`](super::Machine::run) returns.
+    /// Ends the machine: [`Machine::run`](super::Machine::run) returns when the requests in flight have ended and the
+    /// disks are flushed.
     ///
     /// # Errors
     /// [`DiskError::Ended`].

@@ -1,4 +1,4 @@
-//! Requests of a virtqueue: taken, given to the engine or the control disk, carried out and completed.
+//! Requests of a virtqueue: taken, passed to the engine or the control disk, carried out and completed.
 
 use std::io;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::{
     ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, Segment, Status, Tag,
 };
 
-/// No more requests are taken while those under way move so many bytes.
+/// No more requests are taken while those in flight move this many bytes.
 const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 
-/// How far a queue was served.
+/// The result of serving a queue.
 pub(super) enum Served {
-    /// There is more.
+    /// The queue has more requests.
     More,
-    /// Until something ends, or the frontend's message is handled.
+    /// Suspended until a request completes, or the frontend's message is handled.
     Waiting,
-    /// The driver notifies when there is more.
+    /// The queue is empty; the driver notifies of new requests.
     All,
 }
 
@@ -47,7 +47,7 @@ impl GuestData for NoRam {
     }
 }
 
-/// Serves a request of the control disk; whether it could be.
+/// Serves a request of the control disk; returns whether it succeeded.
 fn serve_control(
     control: &mut ControlDisk,
     engine: &mut Engine,
@@ -86,7 +86,7 @@ fn serve_control(
     }
 }
 
-/// Copies bytes to where byte `at` of the segments is and following; what does not fit is left. Whether all is RAM.
+/// Copies bytes to the segments from their byte `at` on; excess bytes are dropped. Returns whether all of it is RAM.
 fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -> bool {
     let mut skip = at;
     let mut rest = bytes;
@@ -104,7 +104,7 @@ fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -
 }
 
 impl Machine {
-    /// Serves what is in a queue.
+    /// Serves the requests in a queue.
     pub(super) fn serve_queue(&mut self, index: usize, number: usize) -> Served {
         let device = &mut self.devices[index];
         let Link::Open(connection) = &mut device.link else {
@@ -125,7 +125,7 @@ impl Machine {
         let served = (|| -> Result<Served, QueueFault> {
             queue.disable_notifications()?;
             for _ in 0..TURN {
-                // A disk with nothing under way may always begin something.
+                // A disk without requests in flight may always begin one.
                 if self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && device.in_flight > 0 {
                     return Ok(Served::Waiting);
                 }
@@ -223,7 +223,7 @@ impl Machine {
         })
     }
 
-    /// Submits I/O to storage, and gives completed requests to the queues.
+    /// Submits I/O to storage, and returns completed requests to the queues.
     pub(super) fn carry_out(&mut self) -> io::Result<()> {
         loop {
             let mut any = false;
@@ -286,7 +286,7 @@ impl Machine {
         }
     }
 
-    /// Tells the guest what is done.
+    /// Publishes completed requests to the guest.
     pub(super) fn publish(&mut self) {
         for (index, number) in self.touched.drain(..) {
             let device = &mut self.devices[index];

@@ -1,4 +1,4 @@
-//! What a completion of the system's ring belongs to, as the number that it carries.
+//! Tokens that identify the origin of a completion of the `io_uring`.
 
 /// Contents of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Token {
 /// [`Machine::requests`].
 pub(super) const LAST_FLUSH: u64 = 1 << 63;
 
-/// Things by small numbers.
+/// Items addressed by small numbers.
 pub(super) struct Slab<T> {
     pub(super) places: Vec<Option<T>>,
     pub(super) free: Vec<usize>,
@@ -64,7 +64,7 @@ impl<T> Slab<T> {
         Self { places, free }
     }
 
-    /// The place of the next thing to be put.
+    /// The position of the next item to be inserted.
     pub(super) fn next(&self) -> usize {
         self.free.last().copied().unwrap_or(self.places.len())
     }

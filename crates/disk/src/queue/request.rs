@@ -1,6 +1,7 @@
 //! Requests of virtio-blk, parsed from a chain of descriptors (virtio 1.2, section 5.2).
 //!
-//! Everything in them was written by the guest. An invalid one is refused with a status, if it has room for one.
+//! All of it is written by the guest and untrusted. An invalid request is refused with a status, if it has room for
+//! one.
 
 use std::sync::Arc;
 
@@ -20,13 +21,13 @@ pub(crate) const SEGMENTS_MAX: u32 = 126;
 /// Maximum bytes of a segment announced to drivers.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 128 << 10;
 
-/// Most ranges of a discard or a zeroing.
+/// Maximum number of ranges of a discard or a zeroing.
 pub(crate) const RANGES_MAX: u32 = 32;
 
-/// Most sectors of such a range.
+/// Maximum number of sectors of such a range.
 pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 
-/// Most bytes of a request's data.
+/// Maximum number of bytes of a request's data.
 const DATA_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
 
 #[expect(clippy::cast_possible_truncation, reason = "1")]
@@ -48,13 +49,13 @@ pub(crate) struct Shape {
     /// Unit of transfers, 512 or 4096.
     pub(crate) block_bytes: u32,
     pub(crate) read_only: bool,
-    /// Whether it can be flushed only (the control disk): neither discarded nor zeroed.
+    /// Whether it supports only flushes, no discards or zeroing (the control disk).
     pub(crate) plain: bool,
     /// Whether writes must be stable when they complete.
     pub(crate) durable: bool,
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Disk(Operation),
@@ -68,7 +69,7 @@ pub(crate) enum RequestKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ParsedRequest {
     pub(crate) kind: RequestKind,
-    /// Where its status byte goes.
+    /// Address of its status byte.
     pub(crate) status: u64,
     /// Bytes of data it moves.
     pub(crate) data_bytes: u32,
@@ -79,7 +80,7 @@ pub(crate) struct ParsedRequest {
 /// A request that is invalid, or that this disk does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// Where its status byte goes, if it has one.
+    /// Address of its status byte, if it has one.
     pub(crate) status: Option<u64>,
     /// The status.
     pub(crate) answer: u8,
@@ -126,7 +127,7 @@ fn read_segments(ram: &GuestRam, segments: &[Segment], bytes: &mut [u8]) -> Opti
     (at == bytes.len()).then_some(())
 }
 
-/// Reads a request out of its descriptors, which may be cut anywhere.
+/// Parses a request from its descriptors, which may be split anywhere.
 pub(crate) fn parse_request(
     ram: &GuestRam,
     pieces: &[Piece],
@@ -232,10 +233,10 @@ pub(crate) fn parse_request(
     }
 }
 
-/// Bytes in flight that a range counts as: its cost does not depend on its length.
+/// Bytes in flight charged for a range: its cost does not depend on its length.
 const RANGE_CHARGE_BYTES: u64 = 1 << 20;
 
-/// A discard or a zeroing; the error shows whether flags are the reason.
+/// Parses a discard or a zeroing; the error shows whether flags are the reason.
 fn ranges_request(bytes: &[u8], zeroes: bool, shape: &Shape) -> Result<RequestKind, bool> {
     const UNMAP: u32 = 1;
     let mut ranges = Vec::new();
@@ -274,8 +275,8 @@ fn ranges_request(bytes: &[u8], zeroes: bool, shape: &Shape) -> Result<RequestKi
     })
 }
 
-/// Reads a request out of arbitrary guest memory: `bytes` are its first 64 KiB, a table of 16 descriptors first. What is
-/// read must be within the disk and within RAM.
+/// Parses a request from arbitrary guest memory: `bytes` are its first 64 KiB, beginning with a table of 16
+/// descriptors. The request must be within the disk and within RAM.
 ///
 /// # Panics
 /// If it is not.
@@ -315,7 +316,7 @@ pub fn fuzz_request(bytes: &[u8]) {
 }
 
 impl ParsedRequest {
-    /// Asserts what the code that carries a request out relies on.
+    /// Asserts the properties on which the code that carries a request out relies.
     pub(super) fn check(&self, ram: &GuestRam, shape: &Shape) {
         assert!(ram.contains(self.status, 1), "a status outside RAM");
         let (offset, segments) = match &self.kind {

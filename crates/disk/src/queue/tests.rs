@@ -372,7 +372,7 @@ fn requests_are_taken_once_and_told_in_batches() {
     assert_eq!(queue.pop(), Ok(None));
     queue.done(1, 7);
     queue.done(3, 1);
-    // The driver wants to hear of the first one.
+    // The driver requests a notification of the first one.
     assert_eq!(queue.publish(), Ok(true));
     assert_eq!(used(&ram), 2);
     let element: Vec<u8> = [1u32, 7]
@@ -380,7 +380,7 @@ fn requests_are_taken_once_and_told_in_batches() {
         .flat_map(|word| word.to_le_bytes())
         .collect();
     assert_eq!(ram_bytes(&ram, USED + 4, 8), element);
-    // And not again before it asks.
+    // And no other before it requests one.
     queue.done(2, 1);
     assert_eq!(queue.publish(), Ok(false));
     ram.write(AVAILABLE + 4 + 2 * 4, &3u16.to_le_bytes())
@@ -470,7 +470,7 @@ fn a_queue_takes_up_where_a_former_daemon_was_killed() {
     first.done(0, 1);
     first.publish().expect("told");
     drop(first);
-    // Heads 2 and 3 again, oldest first, then what comes after all three; the base told is of no use.
+    // Heads 2 and 3 again, oldest first, then the requests after all three; the base given is ignored.
     let mut second = start(1);
     offer(&ram, 3, &[0], 4);
     assert_eq!(second.pop(), Ok(Some((2, true))));

@@ -1,4 +1,4 @@
-//! Daemons for tests, guests that drive them, and what a disk should hold.
+//! Daemons for tests, guests that drive them, and the expected contents of a disk.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::env;
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 pub const IMAGE_BYTES: u64 = 8 << 20;
 const SECTORS: u64 = IMAGE_BYTES / 512;
 
-/// How a machine is made.
+/// Configuration of a machine.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Setup {
     pub disks: usize,
@@ -169,7 +169,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A test that fails says why itself.
+            // A failed test reports the reason itself.
             let _ = self.handle.stop();
             let _ = thread.join();
         }
@@ -242,7 +242,7 @@ impl Random {
     }
 }
 
-/// What a sector holds that was written with this seed; 0 is zeros.
+/// Contents of a sector written with this seed; 0 is zeros.
 pub fn sector_of(seed: u64, sector: u64) -> [u8; 512] {
     let mut bytes = [0; 512];
     if seed != 0 {
@@ -254,7 +254,7 @@ pub fn sector_of(seed: u64, sector: u64) -> [u8; 512] {
     bytes
 }
 
-/// What a disk holds, as far as it was acknowledged: the seed of each sector, none if it is arbitrary.
+/// Expected contents of a disk by the acknowledged writes: the seed of each sector, `None` if it is arbitrary.
 pub struct Model(Vec<Option<u64>>);
 
 impl Model {
@@ -267,7 +267,7 @@ impl Model {
         self.0[range].fill(seed);
     }
 
-    /// Asserts that these bytes, from sector `first` on, are what the disk holds.
+    /// Asserts that these bytes, from sector `first` on, are the disk's expected contents.
     pub fn check(&self, first: u64, bytes: &[u8], what: &str) {
         for (sector, bytes) in (first..).zip(bytes.chunks(512)) {
             let seed = self.0[usize::try_from(sector).unwrap()];
@@ -304,7 +304,7 @@ struct Flight {
     segments: Vec<Segment>,
 }
 
-/// A guest that does random things and knows what must come of them.
+/// A guest that submits random requests and checks their results.
 pub struct Guest {
     pub disk: Driver,
     pub model: Model,
@@ -315,11 +315,11 @@ pub struct Guest {
     next_seed: u64,
 }
 
-/// Most sectors of a request.
+/// Maximum number of sectors of a request.
 const COUNT_MAX: u64 = 128;
 
 impl Guest {
-    /// With so many requests in flight over so many queues.
+    /// Creates a guest with `depth` requests in flight over `queues` queues.
     pub fn new(disk: Driver, queues: usize, depth: usize, seed: u64) -> Self {
         let ram = Arc::clone(disk.ram());
         let buffers = (0..depth).map(|at| {
@@ -432,10 +432,10 @@ impl Guest {
         segments
     }
 
-    /// Does so many requests, and leaves others in flight.
+    /// Completes `requests` requests, and leaves others in flight.
     ///
     /// # Errors
-    /// If the daemon goes away.
+    /// If the daemon ends.
     pub fn run(&mut self, requests: usize) -> Result<(), FrontendError> {
         let mut done = 0;
         while done < requests {
@@ -449,10 +449,10 @@ impl Guest {
         Ok(())
     }
 
-    /// Waits for all in flight.
+    /// Waits for all requests in flight.
     ///
     /// # Errors
-    /// If the daemon goes away.
+    /// If the daemon ends.
     pub fn settle(&mut self) -> Result<(), FrontendError> {
         while self.flights.iter().any(Option::is_some) {
             self.complete()?;
@@ -511,7 +511,7 @@ impl Guest {
         })
     }
 
-    /// Reads the whole disk, which must be as it should.
+    /// Reads the whole disk and checks its contents.
     pub fn check(&mut self) {
         let mut bytes = vec![0; usize::try_from(IMAGE_BYTES).unwrap()];
         self.disk.read(0, &mut bytes).unwrap();

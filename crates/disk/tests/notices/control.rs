@@ -63,7 +63,7 @@ impl Machine {
         u64::from_le_bytes(sector[at..at + 8].try_into().unwrap())
     }
 
-    /// Does a command; returns its value or status.
+    /// Executes a command; returns its value or status.
     fn command(&mut self, number: u32, arguments: &[u64]) -> Result<u64, u64> {
         self.sequence += 1;
         self.write(&command(number, self.sequence, arguments))
@@ -307,7 +307,7 @@ fn without_a_ring_there_are_no_pools() {
             "{name}"
         );
     }
-    // A ring of which another nonce is let go stays.
+    // A detach with another nonce leaves the ring attached.
     let mut machine = Machine::attached(None);
     assert_eq!(machine.command(control::DETACH, &[1]), Ok(0));
     machine.guest.post(Record::new(record::ADD, 1));

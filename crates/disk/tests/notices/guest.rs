@@ -1,4 +1,4 @@
-//! A guest as its host sees it: RAM, and what its module writes into it.
+//! A guest as its host sees it: RAM, and the ring that its module writes.
 #![allow(
     dead_code,
     missing_docs,
@@ -126,7 +126,7 @@ impl Guest {
         self.head - self.get(ring::AT_TAIL) < self.records
     }
 
-    /// Whether a page has.
+    /// Whether a slot is free for a page.
     pub fn has_slot(&self) -> bool {
         self.slot_head - self.get(ring::AT_SLOT_TAIL) < self.slots
     }
@@ -186,7 +186,7 @@ pub fn command(command: u32, sequence: u64, arguments: &[u64]) -> [u8; 512] {
     bytes
 }
 
-/// Where a get is read, in bytes.
+/// Offset at which a get is read, in bytes.
 pub fn get_offset(pool: u64, block: u64) -> u64 {
     (pool << control::POOL_SHIFT | block << control::BLOCK_SHIFT) * 512
 }

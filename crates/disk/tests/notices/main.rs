@@ -1,4 +1,4 @@
-//! The ring and the control disk, with a guest that does right and one that does not.
+//! The ring and the control disk, with a guest that follows the protocol and one that does not.
 #![allow(clippy::cast_possible_truncation, reason = "of small test data")]
 
 mod control;
@@ -18,7 +18,7 @@ use plimsoll_disk::{
 };
 use proptest::prelude::*;
 
-/// What a sink was told. Of a page, the first byte.
+/// A call that a sink received. Of a page, the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     ForgetFrames,
@@ -101,7 +101,7 @@ impl Pair {
         (drained, self.notebook.take())
     }
 
-    /// Drains, and sees the ring let go.
+    /// Drains, and checks that the ring was released.
     fn fault(&mut self) -> Vec<Told> {
         let (drained, told) = self.drain();
         assert_eq!(drained, Drained::Fault);
@@ -604,7 +604,7 @@ fn ram_that_is_mapped_anew_keeps_its_ring_if_it_has_it() {
 }
 
 proptest! {
-    /// Whatever is posted between which drains, it comes out as it went in.
+    /// In whatever way posts and drains alternate, records come out in the order in which they went in.
     #[test]
     fn a_ring_is_a_queue(steps in proptest::collection::vec((0u8..8, 0u64..100), 1..1500)) {
         let mut pair = Pair::new();

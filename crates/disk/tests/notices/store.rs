@@ -1,4 +1,4 @@
-//! A page store in this process, which can be made to go away.
+//! A page store in this process, which can be made unreachable.
 
 use std::io;
 use std::sync::Arc;
