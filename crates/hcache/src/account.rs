@@ -3,13 +3,13 @@
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordering, lock};
 use crate::{ClientId, ClientOptions, PoolId};
 
-/// Stamp of the oldest page where there is none.
+/// Stamp of the oldest page where there is no page.
 pub(crate) const NONE_OLD: u64 = u64::MAX;
 
 /// No limit.
 const UNLIMITED: u64 = u64::MAX;
 
-/// A client, as the one who is charged.
+/// A client, as the owner to whom memory is charged.
 #[repr(align(128))] // a line of its own: all threads of the client write `used_bytes`
 pub(crate) struct Account {
     used_bytes: AtomicI64,
@@ -19,7 +19,7 @@ pub(crate) struct Account {
     floor_bytes: AtomicU64,
     target_bytes: AtomicU64,
     pub(crate) options: Mutex<ClientOptions>,
-    /// Pools whose pages are charged to it.
+    /// Number of pools whose pages are charged to it.
     pub(crate) pools: Mutex<Vec<Arc<PoolTotals>>>,
 }
 
@@ -64,25 +64,25 @@ impl Account {
         self.target_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether it holds more than it may.
+    /// Whether it uses more than its limit.
     pub(crate) fn is_above_ceiling(&self) -> bool {
         self.used_bytes() > self.ceiling_bytes.load(Ordering::Relaxed)
     }
 
-    /// Where the oldest page that is charged to it and not dirty is.
+    /// Location of the oldest clean page that is charged to it.
     pub(crate) fn oldest(&self) -> Option<Oldest> {
         let pools = lock(&self.pools);
         let oldest = pools.iter().filter_map(|pool| Oldest::of(pool, true));
         oldest.min_by_key(|oldest| oldest.stamp)
     }
 
-    /// Charges, or gives back where `bytes` is negative.
+    /// Charges `bytes`, or refunds them if negative.
     #[inline(always)]
     pub(crate) fn charge(&self, bytes: i64) {
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Charges if that stays below the ceiling.
+    /// Charges `bytes` if the total stays below the ceiling.
     #[inline(always)]
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
         let ceiling = self.ceiling_bytes.load(Ordering::Relaxed);
@@ -101,11 +101,11 @@ impl Account {
     }
 }
 
-/// Stamps of one shard's oldest pages, on a line of their own.
+/// Stamps of one shard's oldest pages, on a cache line of their own.
 #[repr(align(64))]
 struct Stamps([AtomicU64; 2]);
 
-/// A pool, all shards together.
+/// A pool, over all shards.
 #[repr(align(128))] // as above: each put and get counts its page
 pub(crate) struct PoolTotals {
     pub(crate) id: PoolId,
@@ -130,7 +130,7 @@ impl PoolTotals {
         }
     }
 
-    /// Bytes it takes.
+    /// Bytes of memory it takes.
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of::<Self>() + self.oldest.len() * size_of::<Stamps>()
     }
@@ -149,7 +149,7 @@ impl PoolTotals {
             .store(pages.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
-    /// Counts a page, if the pool may have it.
+    /// Counts a page, if the pool's capacity allows it.
     #[inline(always)]
     pub(crate) fn try_add_page(&self) -> bool {
         let capacity = self.capacity_pages.load(Ordering::Relaxed);
@@ -181,14 +181,14 @@ impl PoolTotals {
         self.large.store(true, Ordering::Release);
     }
 
-    /// Tells the stamps of a shard's oldest page and of its oldest clean one.
+    /// Publishes the stamps of a shard's oldest page and of its oldest clean one.
     pub(crate) fn publish(&self, shard: usize, any: u64, clean: u64) {
         self.oldest[shard].0[0].store(any, Ordering::Relaxed);
         self.oldest[shard].0[1].store(clean, Ordering::Relaxed);
     }
 }
 
-/// Where the oldest page of a pool is.
+/// Location of a pool's oldest page.
 pub(crate) struct Oldest {
     pub(crate) pool: Arc<PoolTotals>,
     pub(crate) shard: usize,

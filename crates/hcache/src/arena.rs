@@ -9,25 +9,25 @@ use crate::sys::{Block, Slab};
 /// No item.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// Where frames come from and go to.
+/// The source of frames.
 pub(crate) trait Frames {
-    /// The slab they are of.
+    /// The slab that holds them.
     fn slab(&self) -> &Arc<Slab>;
     /// Takes a frame, if there is one.
     fn take(&mut self) -> Option<u32>;
-    /// Gives a frame up.
+    /// Returns a frame.
     fn give(&mut self, frame: u32);
 }
 
-/// There was no frame.
+/// No frame was available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoFrame;
 
-/// What an arena can hold: items that can name the next free one.
+/// An item of an arena, which can store the number of the next free one.
 pub(crate) trait Slot: Copy {
-    /// What a block is filled with.
+    /// The value with which a new block is filled.
     const EMPTY: Self;
-    /// In a free item, the next free one.
+    /// The next free item, in a free item.
     fn next_free(&self) -> u32;
     /// Makes the item a free one.
     fn set_free(&mut self, next: u32);
@@ -36,7 +36,7 @@ pub(crate) trait Slot: Copy {
 /// Items of one type, numbered from 0.
 pub(crate) struct Arena<T: Slot> {
     blocks: Vec<Block<T>>,
-    /// Number behind the highest one ever given out.
+    /// One above the highest number ever assigned.
     end: u32,
     /// First of the free items below `end`.
     free: u32,
@@ -57,17 +57,17 @@ impl<T: Slot> Arena<T> {
         }
     }
 
-    /// Items in use.
+    /// Number of items in use.
     pub(crate) fn live(&self) -> u32 {
         self.live
     }
 
-    /// Frames it holds.
+    /// Number of frames it holds.
     pub(crate) fn frames(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Frames it would hold if none were wasted.
+    /// Number of frames it would hold without fragmentation.
     pub(crate) fn frames_needed(&self) -> usize {
         self.live.div_ceil(Self::ITEMS) as usize
     }
@@ -77,7 +77,7 @@ impl<T: Slot> Arena<T> {
         self.blocks.capacity() * size_of::<Block<T>>()
     }
 
-    /// Sees to it that `count` items can be inserted.
+    /// Ensures that `count` items can be inserted.
     #[inline(always)]
     pub(crate) fn ensure(&mut self, count: u32, frames: &mut impl Frames) -> Result<(), NoFrame> {
         while self.blocks.len() as u64 * u64::from(Self::ITEMS)
@@ -115,14 +115,14 @@ impl<T: Slot> Arena<T> {
         self.live -= 1;
     }
 
-    /// The item of a number that may have been one's in the past; it may be a free one now.
+    /// The item of a number that was valid at some time; the item may be free now.
     #[inline(always)]
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
         let block = self.blocks.get((id / Self::ITEMS) as usize)?;
         Some(&block[(id % Self::ITEMS) as usize])
     }
 
-    /// Asks for an item ahead of its use.
+    /// Prefetches an item.
     #[inline(always)]
     pub(crate) fn prefetch(&self, id: u32) {
         if let Some(block) = self.blocks.get((id / Self::ITEMS) as usize) {
@@ -130,7 +130,7 @@ impl<T: Slot> Arena<T> {
         }
     }
 
-    /// Asks for a line within an item, so many bytes from its beginning, ahead of its use.
+    /// Prefetches a cache line of an item, at this offset in bytes from its beginning.
     #[inline(always)]
     pub(crate) fn prefetch_within(&self, id: u32, offset_bytes: usize) {
         if let Some(block) = self.blocks.get((id / Self::ITEMS) as usize) {
@@ -138,7 +138,7 @@ impl<T: Slot> Arena<T> {
         }
     }
 
-    /// Moves blocks out of frames from `top` on. If frames run out, what was moved stays moved.
+    /// Moves blocks out of frames from `top` on. If frames run out, the blocks already moved stay moved.
     pub(crate) fn relocate(
         &mut self,
         top: u32,
@@ -150,7 +150,7 @@ impl<T: Slot> Arena<T> {
         Ok(())
     }
 
-    /// Gives all frames up; the items are gone.
+    /// Releases all frames; the items are gone.
     pub(crate) fn clear(&mut self, frames: &mut impl Frames) {
         for block in self.blocks.drain(..) {
             frames.give(block.into_frame());

@@ -1,19 +1,18 @@
 //! Pages of equal content, stored once.
 //!
 //! An entry is a frame, the domain in which it is shared, and its reference count. Frames are found by a hash of their
-//! content (XXH3 with a secret seed) and compared byte for byte: the hash alone is never trusted. Pages of
-//! different content and the same hash both live, but only the first of them is found, so that one comparison
-//! is sufficient. The seed alone is not: XXH3 does not resist a search
-//! for pages with equal hashes. Such pages are merely not shared.
-//! (36 bits of the hash are kept: by chance this keeps about 8 pages of a million from being shared, and 2000 of
-//! 16 million.)
+//! content (XXH3 with a secret seed) and compared byte for byte: the hash alone is never trusted. Pages of different
+//! content and the same hash may both be stored, but only the first of them is found, so that one comparison is
+//! sufficient. A secret seed does not prevent a search for pages with equal hashes, because XXH3 does not resist it;
+//! such pages are merely not shared. (36 bits of the hash are kept: by chance this keeps about 8 pages of a million
+//! from being shared, and 2000 of 16 million.)
 //!
 //! The table is in shards by hash, each with its lock, which is held while pages are compared. An entry takes
 //! 16 bytes (18 where the shard has just grown), and 5 to 11 in the index (open addressing, linear probing;
 //! up to 32 while entries go).
 //! An entry never changes its slot, so the memory of slots is given back from the end: those in the lower half
 //! are used first, and the higher ones become free in time.
-//! Not here: which pages may be shared, and whom they are charged to.
+//! Not here: the choice of pages that may be shared, and the accounts to which they are charged.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -24,11 +23,11 @@ use crate::sys::Slab;
 
 const SHARDS: usize = 16;
 const SHARD_BITS: u32 = SHARDS.trailing_zeros();
-/// Slots of a shard that can be named.
+/// Maximum number of slots of a shard.
 const SLOTS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
 /// No slot.
 const NIL: u32 = u32::MAX;
-/// Slots, and places of the index, that are not worth giving back.
+/// Number of slots, and of index positions, below which memory is not released.
 const SPARE: usize = 64;
 
 /// Names an entry, until its last reference is released.
@@ -50,10 +49,10 @@ impl EntryId {
     }
 }
 
-/// What became of a frame that was offered for sharing.
+/// The result of offering a frame for sharing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shared {
-    /// Its content is there already: the entry has one more reference, and the frame is still the caller's.
+    /// The content is stored already: the entry has one more reference, and the frame still belongs to the caller.
     Existing(EntryId),
     /// The frame is that of a new entry with one reference.
     New(EntryId),
@@ -63,12 +62,12 @@ pub(crate) enum Shared {
 pub(crate) struct Contents {
     seed: u64,
     shards: [Mutex<TableShard>; SHARDS],
-    /// What the shards have on the heap.
+    /// Heap memory of the shards.
     heap_bytes: AtomicU64,
 }
 
 impl Contents {
-    /// Returns an empty table; `seed` is to be random and no client's to know.
+    /// Returns an empty table; `seed` must be random and unknown to clients.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -77,7 +76,7 @@ impl Contents {
         }
     }
 
-    /// Entries there are.
+    /// Number of entries.
     pub(crate) fn entries(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).live).sum()
     }
@@ -121,15 +120,15 @@ impl Contents {
         })
     }
 
-    /// Reads an entry that the caller has a reference to.
+    /// Reads an entry to which the caller has a reference.
     pub(crate) fn read<R>(&self, slab: &Slab, entry: EntryId, read: impl FnOnce(&Page) -> R) -> R {
-        // Under the lock, so that nobody moves it meanwhile.
+        // Under the lock, so that no other thread moves it meanwhile.
         self.with(entry.shard(), |entries| {
             slab.read(entries.get(entry).frame, read)
         })
     }
 
-    /// Takes a reference back. The last one ends the entry, and its frame is the caller's.
+    /// Releases a reference. The last one removes the entry, and its frame then belongs to the caller.
     pub(crate) fn release(&self, entry: EntryId) -> Option<u32> {
         self.with(entry.shard(), |entries| {
             let held = entries.get(entry);
@@ -143,8 +142,8 @@ impl Contents {
         })
     }
 
-    /// Takes the frame of an entry that nobody else has a reference to, if it is below `top`; the entry is gone then.
-    /// (One beyond is about to be moved, which is done to contents after it was done to shards.)
+    /// Takes the frame of an entry to which nobody else has a reference, if it is below `top`; the entry is then
+    /// removed. (A frame beyond `top` is about to be moved, which is done for contents after it was done for shards.)
     pub(crate) fn take_only(&self, entry: EntryId, top: u32) -> Option<u32> {
         self.with(entry.shard(), |entries| {
             let Entry {
@@ -183,7 +182,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Works on a shard under its lock.
+    /// Calls a closure with a shard under its lock.
     fn with<R>(&self, shard: usize, work: impl FnOnce(&mut TableShard) -> R) -> R {
         let mut shard = lock(&self.shards[shard]);
         let before = shard.heap_bytes();
@@ -209,7 +208,7 @@ struct Entry {
     frame: u32,
     references: u32,
     domain: u32,
-    /// The bits of its hash that the shard does not tell.
+    /// The bits of its hash that the shard does not imply.
     tag: u32,
 }
 
@@ -250,7 +249,7 @@ impl TableShard {
         held
     }
 
-    /// Puts an entry into a slot.
+    /// Writes an entry to a slot.
     fn insert(&mut self, entry: Entry) -> u32 {
         self.live += 1;
         if self.first_free != NIL {
@@ -268,7 +267,7 @@ impl TableShard {
         u32::try_from(len).expect("below SLOTS_MAX")
     }
 
-    /// Frees an entry's slot, and takes it out of the index if it is there.
+    /// Frees an entry's slot, and removes it from the index if it is there.
     fn remove(&mut self, slot: usize) {
         let Entry { domain, tag, .. } = self.slots[slot];
         if let Some(at) = self.find(domain, tag)
@@ -335,7 +334,7 @@ impl TableShard {
         self.index.len() - 1
     }
 
-    /// Where in the index the entry of a tag is.
+    /// The index position of the entry with a tag.
     fn find(&self, domain: u32, tag: u32) -> Option<usize> {
         if self.index.is_empty() {
             return None;
@@ -359,7 +358,7 @@ impl TableShard {
         self.write_to_index(slot);
     }
 
-    /// Writes a slot to the first place that does for it.
+    /// Writes a slot to the first suitable index position.
     fn write_to_index(&mut self, slot: u32) {
         let mut at = self.slots[slot as usize].tag as usize & self.mask();
         while self.index[at] != NIL {
@@ -368,7 +367,7 @@ impl TableShard {
         self.index[at] = slot;
     }
 
-    /// Empties a place, and moves those behind it up that would not be found beyond the gap.
+    /// Empties a position, and moves those entries after it that would not be found beyond the gap.
     fn remove_from_index(&mut self, at: usize) {
         let mask = self.mask();
         let (mut gap, mut at) = (at, (at + 1) & mask);
@@ -395,7 +394,7 @@ impl TableShard {
     }
 }
 
-/// Returns the word that a page repeats, if it is nothing else.
+/// Returns the word that the page consists of, if all its words are equal.
 pub(crate) fn repeated_word(page: &Page) -> Option<u32> {
     let (&word, rest) = page.split_first_chunk()?;
     // Each word equals the one before it.
@@ -447,7 +446,7 @@ mod tests {
         ]
     }
 
-    /// What a twin knows of an entry.
+    /// The twin's record of an entry.
     #[derive(Clone, Copy)]
     struct Known {
         domain: u32,
@@ -457,7 +456,7 @@ mod tests {
         frame: u32,
     }
 
-    /// Compares a table with a twin that remembers everything, step by step.
+    /// Compares a table with a twin that stores everything, step by step.
     fn agrees_with_twin(steps: &[Step], hash_of: impl Fn(u32) -> u64) {
         let frames = 2 + u32::try_from(steps.len()).unwrap();
         let slab = Slab::reserve(frames, false).unwrap();
@@ -548,7 +547,7 @@ mod tests {
         assert!(free.into_iter().eq(0..frames), "each frame came back once");
     }
 
-    /// Hashes as a good function gives them.
+    /// Hashes as a good hash function would produce them.
     fn scattered(number: u32) -> u64 {
         u64::from(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }

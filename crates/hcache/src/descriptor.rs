@@ -2,7 +2,7 @@
 
 use crate::arena::{NIL, Slot};
 
-/// Where a page's contents are.
+/// The location of a page's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In a frame of its own.
@@ -11,7 +11,7 @@ pub(crate) enum Place {
     Packed(u32),
     /// In a frame that several pages share: an entry of the table of contents.
     Shared(u32),
-    /// Nowhere: it is this word repeated.
+    /// Nowhere: the contents are this word repeated.
     Word(u32),
 }
 
@@ -25,9 +25,9 @@ pub(crate) struct Descriptor {
     pub(crate) object: u32,
     /// Its index in the object.
     pub(crate) index: u32,
-    /// Frame, packed place, entry or word, as the flags say.
+    /// Frame, packed place, entry or word, depending on the flags.
     place: u32,
-    /// Tells these contents from others put under the handle, before or after.
+    /// Distinguishes these contents from others put under the handle before or after.
     pub(crate) version: u32,
     /// Bits 0..2 kind of place, bit 2 dirty, bit 3 incompressible, bit 4 cold, bits 8.. the stamp.
     bits: u64,
@@ -55,7 +55,7 @@ impl Descriptor {
         new
     }
 
-    /// Where its contents are.
+    /// The location of its contents.
     #[inline(always)]
     pub(crate) fn place(&self) -> Place {
         match self.bits & KIND {
@@ -66,7 +66,7 @@ impl Descriptor {
         }
     }
 
-    /// Changes where its contents are.
+    /// Changes the location of its contents.
     #[inline(always)]
     pub(crate) fn set_place(&mut self, place: Place) {
         let (kind, number) = match place {
@@ -91,7 +91,7 @@ impl Descriptor {
         self.bits = self.bits & ((1 << STAMP_SHIFT) - 1) | stamp << STAMP_SHIFT;
     }
 
-    /// Whether it may not be dropped.
+    /// Whether it is dirty and may not be dropped.
     #[inline(always)]
     pub(crate) fn is_dirty(&self) -> bool {
         self.bits & DIRTY != 0
@@ -108,17 +108,17 @@ impl Descriptor {
         self.bits & COLD != 0
     }
 
-    /// Remembers which list it is in.
+    /// Records which list it is in.
     pub(crate) fn set_cold(&mut self, cold: bool) {
         self.bits = self.bits & !COLD | if cold { COLD } else { 0 };
     }
 
-    /// Whether compressing its contents was tried and did not pay.
+    /// Whether compression of its contents was tried and saved too little.
     pub(crate) fn is_incompressible(&self) -> bool {
         self.bits & INCOMPRESSIBLE != 0
     }
 
-    /// Remembers that compressing did not pay, or forgets it.
+    /// Records or clears that compression saved too little.
     pub(crate) fn set_incompressible(&mut self, incompressible: bool) {
         self.bits = self.bits & !INCOMPRESSIBLE | if incompressible { INCOMPRESSIBLE } else { 0 };
     }

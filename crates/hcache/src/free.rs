@@ -1,7 +1,8 @@
 //! The free frames.
 //!
-//! Their list is stored in the frames themselves: a *trunk* is a free frame that lists up to 1023 others and the next trunk. So the
-//! list takes no memory, and allocating a frame reads the trunk, which is cached, and not the frame.
+//! Their list is stored in the frames themselves: a *trunk* is a free frame that lists up to 1023 others and the next
+//! trunk. So the list takes no extra memory, and allocating a frame reads the trunk, which is in the CPU's cache, and
+//! not the frame.
 
 use std::ops::Range;
 
@@ -10,22 +11,22 @@ use crate::arena::NIL;
 use crate::sync::Arc;
 use crate::sys::Slab;
 
-/// Frames a trunk names: what is left of its words after the number of the next trunk.
+/// Number of frames that a trunk lists: its words, less that of the next trunk's number.
 const TRUNK_FRAMES: u32 = 1023;
 const _: () = assert!(TRUNK_FRAMES as usize + 1 == PAGE_BYTES / 4);
 
 /// Free frames below `top`.
 pub(crate) struct FreeFrames {
     slab: Arc<Slab>,
-    /// Newest trunk, or NIL; all trunks behind it are full.
+    /// Newest trunk, or NIL; all trunks after it are full.
     trunk: u32,
-    /// Frames that `trunk` names.
+    /// Number of frames that `trunk` lists.
     named: u32,
-    /// Frames in trunks, the trunks among them.
+    /// Number of frames in trunks, including the trunks.
     listed: u32,
-    /// Frames never used since the store grew to have them.
+    /// Frames never used since the store grew to include them.
     fresh: Range<u32>,
-    /// Frames from here on are not the store's to use.
+    /// Frames from here on may not be used.
     top: u32,
 }
 
@@ -42,12 +43,12 @@ impl FreeFrames {
         }
     }
 
-    /// How many there are.
+    /// Number of free frames.
     pub(crate) fn len(&self) -> u32 {
         self.listed + (self.fresh.end - self.fresh.start)
     }
 
-    /// Takes a frame: one that has memory already, if there is one.
+    /// Takes a frame: preferably one that already has memory.
     pub(crate) fn pop(&mut self) -> Option<u32> {
         self.pop_listed().or_else(|| self.fresh.next())
     }
@@ -68,7 +69,7 @@ impl FreeFrames {
         Some(frame)
     }
 
-    /// Gives a frame back. One that is no longer the store's is forgotten.
+    /// Returns a frame. One that no longer belongs to the store is dropped.
     pub(crate) fn push(&mut self, frame: u32) {
         if frame >= self.top {
             return;

@@ -3,13 +3,13 @@
 //! **The guarantee.** A get returns the page last put under its handle that was not flushed since, or misses.
 //!
 //! Everything else is left to the store: a put may be refused, a page may be dropped at any time, and no client
-//! knows the capacity. Each operation takes effect at one point in time between its call and its return,
+//! can rely on a capacity. Each operation takes effect at one point in time between its call and its return,
 //! for each handle (it is linearizable per handle; `flush_object`, `flush_range` and `flush_pool` are one such
 //! operation for each page they cover, not one for all of them).
 //!
 //! A handle is a pool, a 64-bit object and a 32-bit index of a page in it. A *private* pool is exclusive: a get
 //! takes the page out. A *shared* pool is inclusive: several clients hold it, a get leaves the page there and
-//! makes it the most recently used. A put under a handle that is there replaces the page, or,
+//! makes it the most recently used. A put under a handle that has a page replaces the page, or,
 //! if it is refused, flushes it: in no case is the older page left.
 //!
 //! ```

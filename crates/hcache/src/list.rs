@@ -2,13 +2,13 @@
 //!
 //! Its *cursor* marks where pages that may be dropped begin: every page older than the cursor is dirty. Marking a
 //! page dirty does not change the list: `oldest_clean` advances the cursor past pages that
-//! became dirty. A page that becomes clean before the cursor moves the cursor back, and the stretch from there to the old position
-//! is stored as a *gap* of dirty pages, so that it is not walked again when that page has gone.
+//! became dirty. A page that becomes clean before the cursor moves the cursor back, and the stretch from there to the
+//! old position is stored as a *gap* of dirty pages, so that it is not walked again when that page has gone.
 //!
 //! Cost: O(1), but for `oldest_clean`, which walks dirty pages. Where pages become clean, or leave, in
-//! their order, it walks each once. Of gaps only the latest is remembered: pages that become clean in another
-//! order can make it walk what lies between them again.
-//! Not here: who marks pages, and stamps, which never fall from the oldest to the newest.
+//! their order, it walks each once. Only the latest gap is stored: pages that become clean in another
+//! order can make it walk the pages between them again.
+//! Not here: marking pages dirty, and stamps, which never decrease from the oldest to the newest.
 
 use crate::arena::{Arena, NIL};
 use crate::descriptor::Descriptor;
@@ -38,7 +38,7 @@ impl List {
         }
     }
 
-    /// Pages in it.
+    /// Number of pages in it.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -120,7 +120,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Called when a page of this list is no longer dirty.
+    /// Updates the cursor; called when a page of this list is no longer dirty.
     pub(crate) fn mark_clean(&mut self, pages: &Arena<Descriptor>, id: u32) {
         let at = |id: u32| match id {
             NIL => u64::MAX,
@@ -133,8 +133,8 @@ impl List {
             return;
         }
         if self.gap.0 != NIL && at(self.gap.0) <= stamp && stamp <= at(self.gap.1) {
-            // What lies behind it in the gap is the longer part where pages become clean in order. Among equal
-            // stamps nobody can say whether it is in the gap.
+            // The part of the gap after it is the longer one where pages become clean in order. Among equal stamps it
+            // is unknown whether the page is in the gap.
             let within = at(self.gap.0) < stamp && stamp < at(self.gap.1);
             self.gap = if within { (id, self.gap.1) } else { (NIL, NIL) };
         }

@@ -14,7 +14,7 @@
 //! Frames that become empty are freed, so the only other memory is that of the list heads.
 //!
 //! Cost of an insertion or a removal: at most one frame moved within itself, and the headers of four neighbours.
-//! Not here: which pages are worth it to the store, locks (a `Packed` belongs to one shard).
+//! Not here: the decision which pages to compress; locks (a `Packed` belongs to one shard).
 
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
@@ -23,7 +23,7 @@ use lz4_flex::block::{
 use crate::sys::Slab;
 use crate::{PAGE_BYTES, Page};
 
-/// Most bytes of a compressed page. Of the pages of files on a Linux system a limit of 3/4 of a page saves 41 %
+/// Maximum bytes of a compressed page. Of the pages of files on a Linux system a limit of 3/4 of a page saves 41 %
 /// of the frames, 1/2 saves 29 %, and 7/8 no more than 41 % either: such a page hardly leaves room for another,
 /// and costs a decompression for each get.
 pub(crate) const COMPRESSED_BYTES_MAX: usize = PAGE_BYTES * 3 / 4;
@@ -44,7 +44,7 @@ const _: () = assert!(CLASSES <= 64, "a bit of a word for each class");
 /// No frame.
 const NIL: u32 = u32::MAX;
 
-/// Where a compressed page is: frame number and slot. It stays there while others come and go.
+/// The location of a compressed page: frame number and slot. It stays the same while other pages come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Place(pub(crate) u32);
 
@@ -84,7 +84,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Returns one without a frame.
+    /// Returns a `Packed` without a frame.
     pub(crate) fn new() -> Self {
         Self {
             heads: [NIL; CLASSES],
@@ -94,19 +94,19 @@ impl Packed {
         }
     }
 
-    /// Frames it holds.
+    /// Number of frames it holds.
     pub(crate) fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// Compressed bytes in them, headers and free space not counted.
+    /// Compressed bytes in them, excluding headers and free space.
     #[cfg(test)]
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.stored_bytes
     }
 
-    /// Stores 1 to [`COMPRESSED_BYTES_MAX`] bytes. Asks for a frame if no frame has room, and gives
-    /// `None`, with nothing changed, if there is none to be had.
+    /// Stores 1 to [`COMPRESSED_BYTES_MAX`] bytes. Takes a frame if no frame has room; returns `None`, with nothing
+    /// changed, if none is available.
     pub(crate) fn insert(
         &mut self,
         slab: &Slab,
@@ -142,7 +142,7 @@ impl Packed {
         })
     }
 
-    /// Removes the bytes at a place. Gives the frame to the caller if it is empty now.
+    /// Removes the bytes at a place. Passes the frame to the caller if it is now empty.
     pub(crate) fn remove(&mut self, slab: &Slab, place: Place) -> Option<u32> {
         let frame = place.frame();
         self.unlink(slab, frame);
@@ -156,7 +156,7 @@ impl Packed {
         None
     }
 
-    /// Moves a packed frame to another one, which the caller held; the caller holds the old one then.
+    /// Moves a packed frame to another one, held by the caller; the caller then holds the old one.
     /// Its pages are at their [places moved](Place::moved_to).
     pub(crate) fn relocate(&mut self, slab: &Slab, from_frame: u32, to_frame: u32) {
         self.unlink(slab, from_frame);
@@ -207,7 +207,7 @@ impl Lengths {
         }))
     }
 
-    /// Where the page of a slot begins (or would).
+    /// The offset at which the page of a slot begins (or would).
     fn start(&self, slot: usize) -> usize {
         HEADER_BYTES
             + self.0[..slot]
@@ -217,7 +217,7 @@ impl Lengths {
                 .sum::<usize>()
     }
 
-    /// Where the free space begins.
+    /// The offset at which the free space begins.
     fn end(&self) -> usize {
         self.start(SLOTS)
     }

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 use crate::arena::{Arena, Frames, NIL, NoFrame, Slot};
 use crate::descriptor::Descriptor;
 
-/// Bits of an index that a node parts by.
+/// Bits of an index that a node distinguishes.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 
@@ -25,7 +25,7 @@ const IDS: u32 = 1 << 28;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link(u32);
 
-/// What a link leads to.
+/// The target of a link.
 enum To {
     Nothing,
     Page(u32),
@@ -57,13 +57,13 @@ impl Link {
         }
     }
 
-    /// Whether there is no page.
+    /// Whether the tree is empty.
     pub(crate) fn is_empty(self) -> bool {
         self == Self::EMPTY
     }
 }
 
-/// Where indices part: two slots or more are taken.
+/// A node, at which indices differ: two or more of its slots are taken.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node {
     /// A bit for each slot that is taken.
@@ -103,7 +103,7 @@ impl Node {
     }
 }
 
-/// The bits of an index that a node of level `shift` and those below it part by.
+/// The bits of an index that a node of level `shift` and those below it distinguish.
 #[inline(always)]
 fn below(shift: u32) -> u32 {
     1_u32
@@ -127,7 +127,7 @@ impl Slot for Node {
     }
 }
 
-/// A place that holds a link.
+/// A location that holds a link.
 #[derive(Clone, Copy)]
 enum Holder {
     Root,
@@ -140,24 +140,24 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Returns no tree.
+    /// Returns an empty set of trees.
     pub(crate) fn new() -> Self {
         Self {
             nodes: Arena::new(),
         }
     }
 
-    /// Frames it holds.
+    /// Number of frames it holds.
     pub(crate) fn frames(&self) -> usize {
         self.nodes.frames()
     }
 
-    /// Frames it would hold if none were wasted.
+    /// Number of frames it would hold without fragmentation.
     pub(crate) fn frames_needed(&self) -> usize {
         self.nodes.frames_needed()
     }
 
-    /// Gives all frames up; the trees are gone.
+    /// Releases all frames; the trees are gone.
     pub(crate) fn clear(&mut self, frames: &mut impl Frames) {
         self.nodes.clear(frames);
     }
@@ -167,7 +167,7 @@ impl Tree {
         self.nodes.heap_bytes()
     }
 
-    /// Moves nodes out of frames from `top` on. If frames run out, what was moved stays moved.
+    /// Moves nodes out of frames from `top` on. If frames run out, the nodes already moved stay moved.
     pub(crate) fn relocate(
         &mut self,
         top: u32,
@@ -190,7 +190,7 @@ impl Tree {
         }
     }
 
-    /// The page to which an index leads, which may be of another index.
+    /// The page to which an index leads, which may have another index.
     #[inline(always)]
     pub(crate) fn candidate(&self, root: Link, index: u32) -> u32 {
         let mut link = root;
@@ -203,7 +203,7 @@ impl Tree {
         }
     }
 
-    /// Asks for the lowest node on the way to an index, ahead of its use.
+    /// Prefetches the lowest node on the way to an index.
     #[inline(always)]
     pub(crate) fn prefetch(&self, root: Link, index: u32) {
         let mut link = root;
@@ -236,7 +236,7 @@ impl Tree {
         }
         let page = Link(id);
         let (mut holder, mut link) = (Holder::Root, *root);
-        // Goes down to where the index parts from what is there, which starts with `there`.
+        // Descends to the level at which the index differs from the subtree there, which starts with `there`.
         let there = loop {
             match link.to() {
                 To::Nothing => {
@@ -294,7 +294,7 @@ impl Tree {
         found
     }
 
-    /// Removes up to `most` pages of a range of indices, in order, and names each to `removed`.
+    /// Removes up to `most` pages of a range of indices, in order, and passes each to `removed`.
     ///
     /// Cost: O(pages removed + 1), however wide the range.
     pub(crate) fn drain_range(
@@ -309,7 +309,7 @@ impl Tree {
         *root = self.drain(*root, &range, &mut left, pages, &mut removed);
     }
 
-    /// Drains a subtree and returns what becomes of it.
+    /// Drains a subtree and returns the link that replaces it.
     fn drain(
         &mut self,
         link: Link,
@@ -347,7 +347,7 @@ impl Tree {
         }
     }
 
-    /// Frees a node that fewer than two slots are taken of, and returns what takes its place.
+    /// Frees a node with fewer than two slots taken, and returns the link that replaces it.
     fn dissolve(&mut self, id: u32) -> Option<Link> {
         let node = &self.nodes[id];
         if node.taken.count_ones() > 1 {
@@ -375,7 +375,7 @@ pub(crate) mod testing {
     use crate::sync::Arc;
     use crate::sys::Slab;
 
-    /// Frames of a slab of their own, of which no more than `left` are given out.
+    /// Frames of a slab of their own, of which at most `left` are handed out.
     pub(crate) struct Budget {
         slab: Arc<Slab>,
         free: Vec<u32>,
@@ -419,7 +419,7 @@ mod tests {
     use super::*;
     use crate::descriptor::Place;
 
-    /// Tree, the pages in them, and what should be in one.
+    /// Tree, its pages, and the expected contents.
     struct Fixture {
         frames: Budget,
         pages: Arena<Descriptor>,
@@ -490,7 +490,7 @@ mod tests {
             }
         }
 
-        /// The tree holds what it should, and in no more nodes than the indices part at.
+        /// Asserts that the tree has its expected contents, and no more nodes than levels at which indices differ.
         fn check(&self) {
             for (index, id) in &self.twin {
                 assert_eq!(self.tree.find(self.root, *index, &self.pages), *id);
@@ -517,7 +517,7 @@ mod tests {
         Drain(u32, u32, usize),
     }
 
-    /// Indices that often part late, at every level, and at both ends.
+    /// Indices that often differ late, at every level, and at both ends.
     fn index() -> impl Strategy<Value = u32> {
         prop_oneof![
             0_u32..200,

@@ -11,22 +11,21 @@
 //! capacity unless all clients are at their ceilings. A floor above the ceiling counts as the ceiling.
 //! Floors that exceed the capacity together are scaled down in proportion.
 //!
-//! **What follows.** Where all are equally busy, or all idle, weights alone decide. Where one falls idle, its
-//! factor `a / (a + c)` goes to 0, and its part to the others. To be busier than others pays less and less:
-//! no factor exceeds 1, and that of a client of `a` gets a second is at least `a / (a + BUSY)`, whatever
-//! the others do. So beside one of `BUSY` gets a second or more, nobody has more than twice as much for its
-//! weight beyond the floors, not even one that scans a million pages a second and finds none. (Against the
-//! bare mean there would be no such bound: the scanner alone would raise it, and so press the factors of the
-//! others towards 0.) Clients of few gets are protected less, at one a second 1 % of the weight; they have
-//! their floors.
+//! **Consequences.** If all are equally busy, or all idle, the weights alone decide. If a client becomes idle, its
+//! factor `a / (a + c)` goes to 0, and its share goes to the others. Being busier than others has a diminishing effect:
+//! no factor exceeds 1, and that of a client of `a` gets a second is at least `a / (a + BUSY)`, whatever the others do.
+//! So beside a client of `BUSY` gets a second or more, no client has more than twice as much for its weight beyond the
+//! floors, not even one that scans a million pages a second and finds none. (If `c` were the mean without the limit,
+//! there would be no such bound: the scanner alone would raise it and so reduce the factors of the others towards 0.)
+//! Clients of few gets are protected less, at one a second 1 % of the weight; they have their floors.
 //!
-//! **Eviction.** From the client furthest above its target relative to the target. While nobody is above,
-//! targets bind nobody, and the oldest page of all goes.
+//! **Eviction.** From the client furthest above its target relative to the target. If no client is above its target,
+//! the oldest page of all clients is evicted.
 //!
-//! Source: \[M08\] §2 for dividing by activity and an administrator's parameters, §3 for evicting from one
+//! Source: \[M08\] §2 for allocation by activity and an administrator's parameters, §3 for eviction from one
 //! client or from all. It gives no formula; this one is ours.
 //! Cost: O(n log n) for the targets of n clients, O(n) for a victim. Allocates only to make `targets` longer.
-//! Not here: clock, locks, LRU lists, the evicting itself; hits and misses beyond their number (an observer
+//! Not here: clock, locks, LRU lists, the eviction itself; hits and misses beyond their number (an observer
 //! makes curves of them).
 
 use std::f64::consts::LN_2;
@@ -35,14 +34,14 @@ use std::time::Duration;
 /// Gets a second from which a client counts as busy.
 const BUSY: f64 = 100.0;
 
-/// Gets a second that every client is taken to make besides its own: so few that thousands of idle clients
-/// take next to nothing from a busy one, but all that is left, and equal, once nobody got for half an hour.
+/// Gets a second added to each client's activity: so few that thousands of idle clients take next to nothing from a
+/// busy one, but they share all that is left equally once no client had a get for half an hour.
 const IDLE: f64 = 1e-9;
 
-/// Time in which the activity of a client that stops halves, in seconds.
+/// Half-life of the activity of a client that stops, in seconds.
 const HALF_LIFE_S: f64 = 30.0;
 
-/// How often a client gets.
+/// The rate of a client's gets.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Activity {
     /// Gets a second, decayed with a half-life of 30 s.
@@ -50,7 +49,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// Takes in the gets since the last turn, as if evenly spread over the time elapsed since. With no time
+    /// Adds the gets since the last turn, as if spread evenly over the time elapsed since. With no time
     /// elapsed they count as made at this time.
     pub(crate) fn update(&mut self, gets_since_last_turn: u64, elapsed: Duration) {
         let elapsed_s = elapsed.as_secs_f64();
@@ -64,14 +63,14 @@ impl Activity {
     }
 }
 
-/// What one client may ask for.
+/// A client's inputs to the division of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Claim {
-    /// Its part relative to the others'; 0 counts as 1.
+    /// Its weight relative to the others'; 0 counts as 1.
     pub(crate) weight: u32,
-    /// Bytes it has even if idle.
+    /// Minimum in bytes, even if idle.
     pub(crate) floor_bytes: u64,
-    /// Bytes it never has more than, `None` for no limit.
+    /// Maximum in bytes, `None` for no limit.
     pub(crate) ceiling_bytes: Option<u64>,
     /// Gets a second, decayed ([`Activity::rate`]).
     pub(crate) activity: f64,
@@ -99,7 +98,7 @@ impl Claim {
     }
 }
 
-/// Fills `targets` with the bytes each client should have. They add up to `capacity_bytes`, or to the
+/// Fills `targets` with each client's target in bytes. They add up to `capacity_bytes`, or to the
 /// sum of the ceilings if that is less. Exact to a byte, with factors in steps of 2^-32.
 pub(crate) fn targets(capacity_bytes: u64, claims: &[Claim], targets: &mut Vec<u64>) {
     targets.clear();
@@ -155,7 +154,7 @@ pub(crate) fn targets(capacity_bytes: u64, claims: &[Claim], targets: &mut Vec<u
     hand_out_rest(capacity_bytes, targets, claims.iter().map(Claim::ceiling));
 }
 
-/// Gives what rounding down left, less than a byte for each target below its limit, to the first of them.
+/// Gives the rounding remainder, less than a byte for each target below its limit, to the first of them.
 fn hand_out_rest(capacity_bytes: u64, targets: &mut [u64], limits: impl Iterator<Item = u64>) {
     let mut rest = capacity_bytes - targets.iter().sum::<u64>();
     for (target, limit) in targets.iter_mut().zip(limits) {
@@ -166,13 +165,13 @@ fn hand_out_rest(capacity_bytes: u64, targets: &mut [u64], limits: impl Iterator
     }
 }
 
-/// Chooses the client to evict from, by position: of those above their target and their floor with a page
-/// that may go, the one that uses most for each byte of its target (then, that uses most). `None` if there is
-/// none: the oldest page of all clients above their floors is to go.
+/// Chooses the client to evict from, by position: of those above their target and their floor with an evictable
+/// page, the one that uses most for each byte of its target (if equal, the one that uses most). `None` if there is
+/// none: then the oldest page of all clients above their floors is to be evicted.
 ///
-/// A client is (used bytes, target bytes, floor bytes, whether it has a page that may go). Where the floors
+/// A client is (used bytes, target bytes, floor bytes, whether it has an evictable page). Where the floors
 /// together exceed the capacity the targets are below them, and the lesser of both is to be given as the
-/// floor: else all may stay below their floors and nobody can be chosen.
+/// floor: else all may stay below their floors and no client can be chosen.
 pub(crate) fn victim(clients: impl Iterator<Item = (u64, u64, u64, bool)>) -> Option<usize> {
     clients
         .enumerate()

@@ -43,52 +43,52 @@ pub(crate) use self::pool::Member;
 pub(crate) use self::pool::Pool;
 pub(crate) use self::put::Put;
 
-/// What a page is charged for its metadata, in bytes: close to what it takes where objects are dense.
+/// Bytes charged for a page's metadata: close to its actual size where objects are dense.
 pub(crate) const DESCRIPTION_BYTES: u64 = 40;
 
-/// What a page in a frame of its own is charged, in bytes.
+/// Bytes charged for a page in a frame of its own.
 pub(crate) const PAGE_CHARGE_BYTES: u64 = DESCRIPTION_BYTES + PAGE_BYTES as u64;
 
-/// What a page that is one word repeated is charged, in bytes: its metadata is all it takes, so that is charged
-/// as where pages lie far apart, two to a node of the tree.
+/// Bytes charged for a page that is one word repeated: it takes only metadata, charged as where pages lie far apart,
+/// two to a node of the tree.
 const WORD_BYTES: u64 = 216;
 
-/// What a raw page's contents take, in bytes.
+/// Bytes charged for a raw page's contents.
 const RAW_BYTES: i64 = (PAGE_BYTES as u64).cast_signed();
 
-/// Pages dropped under one lock when many are flushed, so that other threads do not wait for long.
+/// Pages dropped under one lock when many are flushed, to bound the time for which other threads wait.
 const DRAIN_PAGES: usize = 1024;
 
-/// What all shards use.
+/// State shared by all shards.
 pub(crate) struct Common {
     pub(crate) slab: Arc<Slab>,
     pub(crate) free: Mutex<FreeFrames>,
     pub(crate) contents: Contents,
     /// Secret, so that no client can choose objects whose hashes collide.
     pub(crate) seeds: [u64; 3],
-    /// How many shards there are.
+    /// Number of shards.
     pub(crate) shards: usize,
     pub(crate) compression: bool,
     pub(crate) sharing: Sharing,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// A page is observed if its hash has none of these bits.
     pub(crate) observe_mask: u64,
-    /// Operations that gave a stamp, to within `stamp_step` a shard.
+    /// Number of operations that assigned a stamp, to within `stamp_step` a shard.
     pub(crate) clock: AtomicU64,
     pub(crate) stamp_step: u64,
-    /// Where the store's frames end.
+    /// End of the store's frames.
     pub(crate) top: AtomicU32,
-    /// Held by those who have frames outside of any lock; a resize waits for them.
+    /// Shared by threads that hold frames outside of any lock; a resize waits for them.
     pub(crate) in_flight: RwLock<()>,
     pub(crate) dirty_pages: AtomicU64,
-    /// Most pages that may be dirty.
+    /// Maximum number of dirty pages.
     pub(crate) dirty_limit: AtomicU64,
-    /// Most frames a shard keeps at hand.
+    /// Maximum number of frames that a shard keeps in reserve.
     pub(crate) magazine_frames: AtomicUsize,
 }
 
 impl Common {
-    /// Hash of an object, which tells its place in a table of objects, and with an index's chunk its shard.
+    /// Hash of an object, which determines its position in a table of objects and, with an index's chunk, its shard.
     #[inline(always)]
     pub(crate) fn object_hash(&self, pool: u32, object: u64) -> u64 {
         fold(object ^ self.seeds[0], u64::from(pool) ^ self.seeds[1])
@@ -99,7 +99,7 @@ impl Common {
     }
 }
 
-/// Both halves of a product: a hash of two words, one of them a secret.
+/// Both halves of a product combined: a hash of two words, one of them a secret.
 #[inline(always)]
 pub(crate) fn fold(left: u64, right: u64) -> u64 {
     let product = u128::from(left) * u128::from(right);
@@ -108,15 +108,15 @@ pub(crate) fn fold(left: u64, right: u64) -> u64 {
     low ^ (product >> 64) as u64
 }
 
-/// What a put needs that another shard, or another's pages, must give up first.
+/// What a put needs freed in another shard, or by another's pages, before it can proceed.
 pub(crate) enum Need {
     /// Frames.
     Frames,
-    /// This client, whom the pool is charged to, is at its ceiling.
+    /// Memory of this client, to whom the pool is charged and who is at its ceiling.
     Ceiling(Arc<Account>),
     /// The pool is at its capacity.
     PoolCapacity(Arc<PoolTotals>),
-    /// Too many pages are dirty: nothing will help.
+    /// Too many pages are dirty: eviction does not help.
     Clean,
 }
 
@@ -131,7 +131,7 @@ pub(crate) enum Step {
     Contents,
 }
 
-/// Most handles that go through the store together.
+/// Maximum number of handles that are processed together.
 pub(crate) const RUN: usize = 64;
 
 /// One of many gets or puts.
@@ -142,13 +142,13 @@ pub(crate) struct Request {
     pub(crate) shard: usize,
     pub(crate) hash: u64,
     pub(crate) handle: Handle,
-    /// The object's record when that was looked up ahead, or `NIL`.
+    /// The object's record found by the prefetch, or `NIL`.
     pub(crate) object: u32,
-    /// The page the tree led to when that was looked up ahead, or `NIL`.
+    /// The page found by the prefetch, or `NIL`.
     pub(crate) candidate: u32,
 }
 
-/// What eviction is to win.
+/// The goal of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// Memory: a page may be compressed instead of dropped.
@@ -157,16 +157,16 @@ pub(crate) enum Goal {
     Pages,
 }
 
-/// What eviction won.
+/// The result of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Won {
     /// Pages dropped or compressed.
     pub(crate) pages: u64,
-    /// Frames that came free.
+    /// Frames freed.
     pub(crate) frames: u64,
 }
 
-/// What a flush of an object's range dropped in one shard.
+/// The result of flushing an object's range in one shard.
 pub(crate) struct Flushed {
     pub(crate) pages: u64,
     /// From this index on there may be more.
@@ -184,13 +184,13 @@ pub(crate) struct Shard {
     tree: Tree,
     descriptors: Arena<Descriptor>,
     packed: Packed,
-    /// If the store compresses.
+    /// Set if the store compresses.
     compressor: Option<Compressor>,
-    /// By the slot in a pool's number.
+    /// Pools by the slot in their number.
     pub(crate) pools: Vec<Option<Box<Pool>>>,
     stamp: u64,
     versions: u32,
-    /// Where a page is restored that is not raw in a frame.
+    /// Buffer into which a page is decompressed.
     restored: Box<Page>,
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn slot(pool: PoolId) -> usize {
     (pool.0 % POOLS) as usize
 }
 
-/// Most pools a store has.
+/// Maximum number of pools of a store.
 pub(crate) const POOLS: u32 = 4096;
 
 impl Shard {
@@ -259,14 +259,14 @@ impl Shard {
         self.pools[slot] = Some(Box::new(pool));
     }
 
-    /// From now on the pool cannot be found.
+    /// Makes the pool impossible to find from now on.
     pub(crate) fn close_pool(&mut self, id: PoolId) {
         if let Some(pool) = self.any_pool(id) {
             pool.leaving = true;
         }
     }
 
-    /// Removes a pool without pages; returns what happened in it.
+    /// Removes a pool without pages; returns its counters.
     pub(crate) fn remove_pool(&mut self, id: PoolId) -> Counters {
         let pool = self.pools.get_mut(slot(id)).and_then(Option::take);
         while self.pools.pop_if(|last| last.is_none()).is_some() {}
@@ -276,15 +276,15 @@ impl Shard {
         pool.map(|pool| pool.counters()).unwrap_or_default()
     }
 
-    /// Takes a client into a pool.
+    /// Adds a client to a pool.
     pub(crate) fn join(&mut self, id: PoolId, client: ClientId) {
         if let Some(pool) = self.any_pool(id) {
             pool.members.push(Member::new(client));
         }
     }
 
-    /// Takes a client out of a pool that others are in, and charges it to the next one if it was charged to
-    /// that client. Returns what the client did in it.
+    /// Removes a client from a pool that has other members, and charges it to the next one if it was charged to
+    /// that client. Returns the client's counters in it.
     pub(crate) fn leave(
         &mut self,
         id: PoolId,
@@ -307,7 +307,7 @@ impl Shard {
         left
     }
 
-    /// What is known of a pool of the client's in all shards.
+    /// The state of a pool of the client's that all shards share.
     pub(crate) fn totals(
         &mut self,
         client: ClientId,
@@ -317,7 +317,7 @@ impl Shard {
         Ok(self.pool(found.slot).totals.clone())
     }
 
-    /// Refuses a put: no older page is left either. Returns whether there was one.
+    /// Refuses a put: an older page is dropped too. Returns whether there was one.
     pub(crate) fn refuse(
         &mut self,
         client: ClientId,
@@ -336,13 +336,13 @@ impl Shard {
         Ok(older.is_some())
     }
 
-    /// The pool of that number, whoever asks.
+    /// The pool of that number, without an ownership check.
     fn any_pool(&mut self, id: PoolId) -> Option<&mut Pool> {
         let pool = self.pools.get_mut(slot(id))?.as_mut()?;
         (pool.id == id).then_some(pool)
     }
 
-    /// Finds a pool that is the client's.
+    /// Finds a pool of which the client is a member.
     #[inline(always)]
     fn find_pool(&self, client: ClientId, id: PoolId) -> Result<Found, Error> {
         let slot = slot(id);
@@ -377,14 +377,14 @@ impl Shard {
         )
     }
 
-    /// Next stamp: later than all others here, and than most elsewhere that were given before.
+    /// Next stamp: above all others of this shard, and above most that other shards assigned before.
     #[inline(always)]
     fn next_stamp(&mut self) -> u64 {
         let step = self.common.stamp_step;
         self.stamp += 1;
         if self.stamp.is_multiple_of(step) || step == 1 {
             let before = self.common.clock.fetch_add(step, Ordering::Relaxed);
-            // A multiple of the step, and after all stamps this shard has given.
+            // A multiple of the step, and above all stamps that this shard has assigned.
             self.stamp = self.stamp.max((before / step + 1) * step);
         }
         self.stamp
@@ -413,7 +413,7 @@ impl Shard {
         pool.objects -= 1;
     }
 
-    /// What a page's contents are charged now, without its description.
+    /// Bytes charged for a page's contents now, without its descriptor.
     #[inline]
     fn content_bytes(&self, place: Place) -> u64 {
         match place {
@@ -427,7 +427,7 @@ impl Shard {
         }
     }
 
-    /// Gives up what holds a page's contents; returns what that was charged.
+    /// Releases the memory of a page's contents; returns the bytes that were charged for it.
     #[inline]
     fn release(&mut self, place: Place) -> u64 {
         let bytes = self.content_bytes(place);
@@ -448,14 +448,14 @@ impl Shard {
         bytes
     }
 
-    /// Takes a page out: of its list, its tree, its frame.
+    /// Removes a page from its list and its tree, and frees its frame.
     #[inline(always)]
     fn remove_page(&mut self, slot: usize, id: u32) {
         self.detach(slot, id);
         self.forget(slot, id);
     }
 
-    /// Takes a page out of its list and its tree.
+    /// Removes a page from its list and its tree.
     #[inline(always)]
     fn detach(&mut self, slot: usize, id: u32) {
         self.set_dirty(slot, id, false);
@@ -479,7 +479,7 @@ impl Shard {
         pool.totals.remove_page();
     }
 
-    /// Gives up what holds a page's contents; its place is void then.
+    /// Releases the memory of a page's contents; its place is then invalid.
     #[inline(always)]
     fn vacate(&mut self, slot: usize, id: u32) {
         let place = self.descriptors[id].place();
@@ -490,7 +490,7 @@ impl Shard {
         pool.charge(-released.cast_signed());
     }
 
-    /// Takes a page out of its list.
+    /// Removes a page from its list.
     #[inline(always)]
     fn unlink(&mut self, slot: usize, id: u32) {
         let cold_bytes = if self.descriptors[id].is_cold() {
@@ -509,7 +509,7 @@ impl Shard {
         } else {
             pool.warm.remove(descriptors, id);
         }
-        // Its number may come back, with another stamp.
+        // Its number may be reused, with another stamp.
         if pool
             .published
             .is_some_and(|heads| heads.contains(&Some(id)))
@@ -692,7 +692,7 @@ fn some(id: u32) -> Option<u32> {
     (id != NIL).then_some(id)
 }
 
-/// The pool of a slot that was found under the lock still held.
+/// The pool of a slot that was found under the lock that is still held.
 #[inline(always)]
 fn pool_in(pools: &mut [Option<Box<Pool>>], slot: usize) -> &mut Pool {
     pools[slot]
@@ -705,7 +705,7 @@ fn ids(list: &List, descriptors: &Arena<Descriptor>) -> impl Iterator<Item = u32
     std::iter::successors(some(list.oldest()), |&id| some(descriptors[id].newer))
 }
 
-/// All pages of a shard, in no order; what changes in them must leave their lists alone.
+/// All pages of a shard, in no order; changes to them must not affect their lists.
 fn pages(pools: &[Option<Box<Pool>>], descriptors: &Arena<Descriptor>) -> Vec<u32> {
     let lists = pools
         .iter()
@@ -714,5 +714,5 @@ fn pages(pools: &[Option<Box<Pool>>], descriptors: &Arena<Descriptor>) -> Vec<u3
     lists.flat_map(|list| ids(list, descriptors)).collect()
 }
 
-/// Pages of a chunk: pages that lie together stay in one shard.
+/// Pages of a chunk: adjacent pages stay in one shard.
 pub(crate) const CHUNK_PAGES: u32 = 256;

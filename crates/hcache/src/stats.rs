@@ -25,13 +25,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Share of gets that hit; `None` without gets.
+    /// Fraction of gets that hit; `None` without gets.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.gets > 0).then(|| self.hits as f64 / self.gets as f64)
     }
 
-    /// Adds another's counts to these.
+    /// Adds another's counters to these.
     pub fn add(&mut self, other: &Self) {
         self.puts += other.puts;
         self.puts_replaced += other.puts_replaced;
@@ -53,23 +53,23 @@ impl Counters {
 pub struct PoolStats {
     /// Its number.
     pub id: PoolId,
-    /// Who sees it.
+    /// Its kind.
     pub kind: PoolKind,
-    /// Clients that use it; it is charged to the first one.
+    /// Number of clients that use it; it is charged to the one that joined first.
     pub members: Vec<ClientId>,
     /// Capacity in pages.
     pub capacity_pages: Option<u64>,
-    /// Pages in it.
+    /// Number of pages in it.
     pub pages: u64,
-    /// Of them dirty.
+    /// How many of them are dirty.
     pub dirty_pages: u64,
-    /// Of them compressed.
+    /// How many of them are compressed.
     pub compressed_pages: u64,
-    /// Objects with a page in it.
+    /// Number of objects with a page in it.
     pub objects: u64,
-    /// How long ago its oldest page was last used, to a turn.
+    /// Time since its oldest page was last used, to the precision of a turn.
     pub oldest_age: Option<Duration>,
-    /// When it was made, since the store began.
+    /// Time of its creation, since the store began.
     pub created: Duration,
     /// Its counters.
     pub counters: Counters,
@@ -98,9 +98,9 @@ pub struct ClientStats {
     pub pages: u64,
     /// Gets a second, decayed.
     pub activity: f64,
-    /// When it came, since the store began.
+    /// Time of its creation, since the store began.
     pub created: Duration,
-    /// When it last put or got, since the store began, to a turn.
+    /// Time of its last put or get, since the store began, to the precision of a turn.
     pub last_active: Duration,
     /// Its counters.
     pub counters: Counters,
@@ -108,24 +108,24 @@ pub struct ClientStats {
     pub pools: Vec<PoolStats>,
 }
 
-/// What the store says of itself. Sums over shards that are read one after the other: exact when nothing runs.
+/// Statistics of a store. Sums over shards that are read one after the other: exact when no operation is running.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoreStats {
-    /// Its bound, in bytes.
+    /// Its current capacity, in bytes.
     pub capacity_bytes: u64,
     /// Maximum capacity, in bytes.
     pub max_capacity_bytes: u64,
     /// Memory in use, in bytes, metadata included; never above `capacity_bytes`.
     pub used_bytes: u64,
-    /// Of it metadata, in bytes.
+    /// Memory of metadata, in bytes.
     pub metadata_bytes: u64,
-    /// Of it frames of compressed pages, in bytes.
+    /// Memory of frames of compressed pages, in bytes.
     pub compressed_frame_bytes: u64,
     /// Uncompressed size of those pages, in bytes.
     pub compressed_raw_bytes: u64,
-    /// Pages in the store, by handle.
+    /// Number of pages in the store, by handle.
     pub pages: u64,
-    /// Of them dirty.
+    /// How many of them are dirty.
     pub dirty_pages: u64,
     /// Pages without a frame of their own, because their content is shared or is one word repeated.
     pub deduplicated_pages: u64,

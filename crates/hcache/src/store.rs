@@ -1,8 +1,8 @@
 //! The store: its shards, clients and pools, and the choice of the client that gives up memory.
 //!
-//! **Locks.** The registry's lock is taken first, then that of one shard, then that of shared contents or of the free list;
-//! no thread holds two shards. So a put that needs a frame releases its shard, evicts in the shard with the oldest
-//! page, and retries.
+//! **Locks.** The registry's lock is taken first, then that of one shard, then that of shared contents or of the free
+//! list; no thread holds two shards. So a put that needs a frame releases its shard, evicts in the shard with the
+//! oldest page, and retries.
 //!
 //! **Eviction.** From the client furthest above its target ([`schedule`]), or if none is above, from the owner of
 //! the oldest page. Within the client the oldest page, found by the timestamps that shards publish: exactly in a
@@ -41,16 +41,16 @@ pub use self::client::Client;
 /// Capacity from which huge pages are requested for frames.
 const HUGE_FROM_BYTES: u64 = 256 << 20;
 
-/// Most frames a store has: what the place of a compressed page can name.
+/// Maximum number of frames of a store: as many as the place of a compressed page can address.
 const MOST_FRAMES: u32 = packed::Place::FRAMES_MAX;
 
-/// Frames below which a shard is not worth its metadata.
+/// Number of frames below which a shard is not worth its metadata.
 const LEAST_SHARD_FRAMES: u64 = 256;
 
-/// Frames without which a shard can hold no page.
+/// Number of frames without which a shard can hold no page.
 const FEWEST_SHARD_FRAMES: u64 = 5;
 
-/// Kept off the capacity for what is outside the frames, besides a share of the capacity, in bytes.
+/// Bytes reserved for memory outside the frames, in addition to a share of the capacity.
 const HEAP_RESERVE_BYTES: u64 = 64 << 10;
 
 /// A page store. Cheap to clone; all clones are the same store.
@@ -68,9 +68,9 @@ struct Inner {
     shards: Box<[LockedShard]>,
     options: StoreOptions,
     registry: Mutex<Registry>,
-    /// Clients, for choosing a victim. Locked only briefly.
+    /// Clients, for choosing a victim. Locked only for a short time.
     accounts: Mutex<Vec<Arc<Account>>>,
-    /// One resize at a time.
+    /// Allows one resize at a time.
     bound: Mutex<Bound>,
 }
 
@@ -137,7 +137,8 @@ impl Store {
     /// Makes a client.
     ///
     /// # Errors
-    /// [`Error::TooManyClients`]; [`Error::OutOfRange`] for a weight outside 1 to 1 000 000 or a floor above the ceiling.
+    /// [`Error::TooManyClients`]; [`Error::OutOfRange`] for a weight outside 1 to 1 000 000 or a floor above the
+    /// ceiling.
     pub fn create_client(&self, options: ClientOptions) -> Result<Client, Error> {
         check_client(&options)?;
         let mut registry = lock(&self.inner.registry);
@@ -187,12 +188,12 @@ impl Store {
         Ok(())
     }
 
-    /// Changes the capacity. Down takes effect before the call returns: pages are dropped, the others moved together,
-    /// and the memory beyond is given back to the kernel.
+    /// Changes the capacity. A reduction takes effect before the call returns: pages are dropped, the others are
+    /// compacted, and the memory beyond is returned to the kernel.
     ///
     /// # Errors
     /// [`Error::CapacityTooSmall`] and [`Error::CapacityTooLarge`]; [`Error::DirtyPages`] if more are dirty than
-    /// three quarters of the new capacity. The capacity is then as it was.
+    /// three quarters of the new capacity. The capacity is then unchanged.
     pub fn resize(&self, capacity_bytes: u64) -> Result<(), Error> {
         let most_bytes = self.inner.options.max_capacity_bytes;
         if capacity_bytes > most_bytes {
@@ -207,7 +208,7 @@ impl Store {
             .set_bound(&mut bound, capacity_bytes, outside_bytes)
     }
 
-    /// Sets how much memory outside the store is to be counted in its bound (an observer's), in bytes.
+    /// Sets how much memory outside the store counts towards its capacity (an observer's), in bytes.
     ///
     /// # Errors
     /// As [`resize`](Self::resize).
@@ -229,7 +230,7 @@ impl Store {
     }
 }
 
-/// What is taken off a capacity for what is outside the frames: more than there is, so that a few pools more do not
+/// Bytes subtracted from a capacity for memory outside the frames: more than is used, so that a few more pools do not
 /// move the end of the frames.
 fn allowed_heap_bytes(heap_bytes: u64, capacity_bytes: u64, sharing: Sharing) -> u64 {
     // The table of shared contents grows between turns: at most an entry of 28 bytes a frame.
@@ -295,7 +296,7 @@ impl Inner {
         lock(&self.shards[number].0)
     }
 
-    /// Shard that a chunk of an object's pages is in.
+    /// The shard of a chunk of an object's pages.
     #[inline(always)]
     fn shard_of(&self, hash: u64, index: u32) -> usize {
         let mixed = fold(hash ^ u64::from(index / CHUNK_PAGES), self.common.seeds[2]);

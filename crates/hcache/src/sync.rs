@@ -12,7 +12,7 @@ pub(crate) use shuttle::sync::{
     atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// Locks; a lock poisoned by a panic in a caller's closure is taken all the same, because what it guards
+/// Locks; a lock poisoned by a panic in a caller's closure is acquired all the same, because the data it guards
 /// is consistent before such a closure is called.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
@@ -20,14 +20,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Shares a lock.
+/// Acquires a lock for shared use.
 pub(crate) fn read(guard: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
     guard
         .read()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits until nobody shares a lock who did when this was called.
+/// Waits until all who shared a lock at the call have released it.
 pub(crate) fn wait_for_readers(guard: &RwLock<()>) {
     drop(
         guard

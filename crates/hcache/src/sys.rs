@@ -1,5 +1,5 @@
-//! The memory of a store: one reserved mapping, divided into frames of a page each.
-//! One safe function for each thing done to it; elsewhere in this crate there is no unsafe code.
+//! The memory of a store: one reserved mapping, divided into frames of a page each, with one safe function for each
+//! operation on it; elsewhere in this crate there is no unsafe code.
 //!
 //! What makes these functions safe is an invariant of the crate: **a frame has one holder.** A frame's number
 //! comes from the free list, and from then on one shard (under its lock), one table of shared contents (under
@@ -21,7 +21,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Frames of a huge page.
 pub(crate) const HUGE_PAGE_FRAMES: u32 = 512;
 
-/// Frames in one private mapping. Reserving takes no memory; a frame takes its 4 KiB when first written.
+/// Frames in one private mapping. Reserving uses no memory; a frame takes its 4 KiB when first written.
 pub(crate) struct Slab {
     /// Start of the mapping.
     mapping: NonNull<u8>,
@@ -98,7 +98,7 @@ impl Slab {
         unsafe { std::ptr::copy_nonoverlapping(self.page(from), self.page(to), 1) };
     }
 
-    /// Asks for the first lines of a frame ahead of its use.
+    /// Prefetches the first lines of a frame.
     #[inline(always)]
     pub(crate) fn prefetch(&self, frame: u32) {
         let page = self.page(frame).cast::<u8>();
@@ -155,13 +155,13 @@ unsafe impl<T: Copy + Send> Send for Block<T> {}
 unsafe impl<T: Copy + Sync> Sync for Block<T> {}
 
 impl<T: Copy> Block<T> {
-    /// Items of a block.
+    /// Number of items of a block.
     pub(crate) const ITEMS: usize = {
         assert!(size_of::<T>() > 0 && align_of::<T>() <= PAGE_BYTES);
         PAGE_BYTES / size_of::<T>()
     };
 
-    /// Makes a block of a frame that the caller held, all its items `value`.
+    /// Makes a block of a frame that the caller held, with all its items set to `value`.
     pub(crate) fn new(slab: &Arc<Slab>, frame: u32, value: T) -> Self {
         let items = NonNull::new(slab.page(frame).cast::<T>()).expect("a mapping is not at zero");
         for i in 0..Self::ITEMS {
@@ -175,17 +175,17 @@ impl<T: Copy> Block<T> {
         }
     }
 
-    /// The frame it stands in.
+    /// The frame it occupies.
     pub(crate) fn frame(&self) -> u32 {
         self.frame
     }
 
-    /// Gives its frame up.
+    /// Releases its frame.
     pub(crate) fn into_frame(self) -> u32 {
         self.frame
     }
 
-    /// Moves it to another frame, which the caller held; returns the one it stood in.
+    /// Moves it to another frame, which the caller held; returns the old one.
     pub(crate) fn relocate(&mut self, to: u32) -> u32 {
         self.slab.copy(self.frame, to);
         self.items =
@@ -193,7 +193,7 @@ impl<T: Copy> Block<T> {
         std::mem::replace(&mut self.frame, to)
     }
 
-    /// Asks for the cache line so many bytes from an item's beginning ahead of its use.
+    /// Prefetches the cache line at this offset in bytes from an item's beginning.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: usize, offset_bytes: usize) {
         let item = self.items.as_ptr().wrapping_add(index).cast::<u8>();

@@ -13,7 +13,7 @@
 //! Source: the hash of objects of \[M08\]; linear hashing (Litwin, 1980); a line as a bucket that overflows into the
 //! next, and removal (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
 //! Cost: 10.7 bytes an object in slots, 24 in its record.
-//! Not here: the hash function, which must be keyed where objects are named by somebody who wants them to meet;
+//! Not here: the hash function, which must be keyed where clients could choose objects whose hashes collide;
 //! an object's pages (`radix`).
 
 use std::ops::{Index, IndexMut};
@@ -22,10 +22,10 @@ use crate::arena::{Arena, Frames, NIL, NoFrame, Slot};
 use crate::radix::Link;
 use crate::sys::Block;
 
-/// Bits of a slot that are a record's number; the others are its tag.
+/// Bits of a slot that hold a record's number; the others are its tag.
 const ID_BITS: u32 = 24;
 
-/// Most objects of a shard; the number of one more, under a tag of ones, would be `NIL`.
+/// Maximum number of objects of a shard; one more, under a tag of ones, would be `NIL`.
 const MOST_OBJECTS: u32 = (1 << ID_BITS) - 1;
 
 const LINE_SLOTS: usize = 16;
@@ -35,10 +35,10 @@ const LINES: usize = Block::<Line>::ITEMS;
 
 const BLOCK_SLOTS: usize = LINES * LINE_SLOTS;
 
-/// Objects a block, on average, above which one is split: 3/8. A block that waits for its turn has up to twice as many.
+/// Mean number of objects a block above which one is split: 3/8. A block not yet split has up to twice as many.
 const SPLIT_ABOVE: usize = BLOCK_SLOTS / 8 * 3;
 
-/// Objects a block, on average, below which two are joined.
+/// Mean number of objects a block below which two are joined.
 const JOIN_BELOW: usize = BLOCK_SLOTS / 8;
 
 /// Slots of one cache line; a free one is `NIL`.
@@ -49,10 +49,10 @@ struct Line([u32; LINE_SLOTS]);
 impl Line {
     const EMPTY: Self = Self([NIL; LINE_SLOTS]);
 
-    /// Says, a bit for each slot, which ones `is` of.
+    /// Returns a bit for each slot: whether `is` holds for it.
     #[inline(always)]
     fn which(&self, is: impl Fn(u32) -> bool) -> u32 {
-        // Masks, not shifts by the place: this the compiler does for several slots at once.
+        // Masks, not shifts by the position, because the compiler vectorises these.
         const BITS: [u32; LINE_SLOTS] = {
             let mut bits = [1; LINE_SLOTS];
             let mut at = 1;
@@ -80,7 +80,7 @@ impl Line {
     }
 }
 
-/// The places of the bits that are set.
+/// The positions of the bits that are set.
 #[inline(always)]
 fn ones(mut bits: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -92,7 +92,7 @@ fn ones(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The half of a hash that is used: from its top the tag, from its bottom the home.
+/// The half of a hash that is used: the tag from its highest bits, the home from its lowest.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
 fn half(hash: u64) -> u32 {
@@ -115,7 +115,7 @@ fn home(half: u32) -> usize {
     half as usize % LINES
 }
 
-/// The slot of its line that an object takes if it is free, so that finding it there needs one look.
+/// The preferred slot of an object in its line, so that finding it there needs one probe.
 #[inline(always)]
 fn preferred(half: u32) -> usize {
     (half >> 20) as usize % LINE_SLOTS
@@ -134,7 +134,7 @@ fn free_slot(block: &Block<Line>, half: u32) -> Option<(usize, usize)> {
     })
 }
 
-/// How many lines `line` is behind `from`, going round.
+/// Distance from line `from` to `line`, wrapping around.
 fn behind(from: usize, line: usize) -> usize {
     (line + LINES - from) % LINES
 }
@@ -147,13 +147,13 @@ fn parent(block: usize) -> usize {
 /// An object with pages in the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Object {
-    /// Number its client gave it.
+    /// Number that the client assigned to it.
     pub(crate) object: u64,
-    /// Pool it is in.
+    /// Its pool.
     pub(crate) pool: u32,
-    /// Root of its pages' tree.
+    /// Root of the tree of its pages.
     pub(crate) root: Link,
-    /// Pages it has.
+    /// Number of its pages.
     pub(crate) pages: u32,
     /// Lower half of its hash; of a free record, the next free one.
     half: u32,
@@ -175,7 +175,7 @@ impl Slot for Object {
     }
 
     fn set_free(&mut self, next: u32) {
-        // Of no pool: nobody takes it for an object's.
+        // Of no pool, so that it matches no object.
         *self = Self {
             half: next,
             ..Self::EMPTY
@@ -198,24 +198,24 @@ impl Table {
         }
     }
 
-    /// Whether a number that may have been an object's in the past is this one's.
+    /// Whether a number that was valid at some time is this object's now.
     #[inline(always)]
     pub(crate) fn is(&self, id: u32, pool: u32, object: u64) -> bool {
         let record = self.records.get(id);
         record.is_some_and(|record| record.object == object && record.pool == pool)
     }
 
-    /// Frames it holds.
+    /// Number of frames it holds.
     pub(crate) fn frames(&self) -> usize {
         self.records.frames() + self.blocks.len()
     }
 
-    /// Frames it would hold if none were wasted.
+    /// Number of frames it would hold without fragmentation.
     pub(crate) fn frames_needed(&self) -> usize {
         self.records.frames_needed() + self.blocks.len()
     }
 
-    /// Gives all frames up; everything in it is gone.
+    /// Releases all frames; all objects are gone.
     pub(crate) fn clear(&mut self, frames: &mut impl Frames) {
         self.records.clear(frames);
         for block in self.blocks.drain(..) {
@@ -228,12 +228,12 @@ impl Table {
         self.records.heap_bytes() + self.blocks.capacity() * size_of::<Block<Line>>()
     }
 
-    /// The block an object is in; there is one.
+    /// The block in which an object is or would be.
     #[inline(always)]
     fn block(&self, half: u32) -> usize {
         let mask = self.blocks.len().next_power_of_two() - 1;
         let block = (half as usize / LINES) & mask;
-        // A block that is not there yet is still part of its parent.
+        // The objects of a block that does not exist yet are in its parent.
         if block < self.blocks.len() {
             block
         } else {
@@ -241,7 +241,7 @@ impl Table {
         }
     }
 
-    /// Finds an object, or says `NIL`. Of `hash`, the same at each call for an object, the lower 32 bits are used.
+    /// Finds an object, or returns `NIL`. The lower 32 bits of `hash`, which must be the same at each call, are used.
     #[inline(always)]
     pub(crate) fn find(&self, hash: u64, pool: u32, object: u64) -> u32 {
         if self.blocks.is_empty() {
@@ -257,7 +257,7 @@ impl Table {
             let line = &block[(home(half) + step) % LINES];
             for at in ones(line.which(|slot| slot >> ID_BITS == half >> ID_BITS)) {
                 let slot = line.0[at];
-                // A free slot looks like a tag of ones.
+                // A free slot matches a tag of ones.
                 if slot != NIL {
                     let record = &self.records[id_of(slot)];
                     if record.object == object && record.pool == pool {
@@ -276,8 +276,8 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// [`NoFrame`] if there is none of the two frames it may need, if there are 2^24 - 1 objects, or if so many hashes are alike that
-    /// their block is full. The objects are as they were.
+    /// [`NoFrame`] if there is none of the two frames it may need, if there are 2^24 - 1 objects, or if so many hashes
+    /// are alike that their block is full. The objects are as they were.
     pub(crate) fn insert(
         &mut self,
         hash: u64,
@@ -317,7 +317,7 @@ impl Table {
         }
     }
 
-    /// Empties an object's slot, and fetches others back so that none stands behind a line that is not full.
+    /// Empties an object's slot, and moves others back so that none remains after a line that is not full.
     fn take_out(&mut self, half: u32, id: u32) {
         let number = self.block(half);
         let block = &mut self.blocks[number];
@@ -330,7 +330,7 @@ impl Table {
         let mut was_full = block[hole].is_full();
         block[hole].0[at] = NIL;
         for step in 1..LINES {
-            // What went past a line went past it because it was full.
+            // An object is after a line only because that line was full.
             if !was_full {
                 break;
             }
@@ -348,7 +348,7 @@ impl Table {
         }
     }
 
-    /// Adds a block, and moves to it what its parent has of it.
+    /// Adds a block, and moves to it the objects of its parent that belong to it.
     fn split(&mut self, frames: &mut impl Frames) -> Result<(), NoFrame> {
         let frame = frames.take().ok_or(NoFrame)?;
         let new = self.blocks.len();
@@ -366,7 +366,7 @@ impl Table {
         Ok(())
     }
 
-    /// Moves what is in the last block to its parent, if that has room, and gives its frame up.
+    /// Moves the objects of the last block to its parent, if that has room, and releases its frame.
     fn join(&mut self, frames: &mut impl Frames) {
         let last = self.blocks.len() - 1;
         let count = |block: usize| -> usize {
@@ -385,7 +385,7 @@ impl Table {
         }
     }
 
-    /// Places an object that was in another block; there is room.
+    /// Inserts an object that was in another block; there is room.
     fn place(&mut self, slot: u32) {
         let half = self.records[id_of(slot)].half;
         let block = self.block(half);
@@ -394,7 +394,7 @@ impl Table {
         block[line].0[at] = slot;
     }
 
-    /// Moves what stands in frames from `top` on elsewhere. If frames run out, what was moved stays moved.
+    /// Moves everything in frames from `top` on elsewhere. If frames run out, the blocks already moved stay moved.
     pub(crate) fn relocate(
         &mut self,
         top: u32,
@@ -435,7 +435,7 @@ mod tests {
 
     const POOLS: u32 = 3;
 
-    /// A table, and what should be in it.
+    /// A table, and its expected contents.
     struct Fixture {
         frames: Budget,
         table: Table,
@@ -443,7 +443,7 @@ mod tests {
         hashes: Hashes,
     }
 
-    /// Which bits of a hash vary, and which are ones. Few that vary make objects meet.
+    /// Which bits of a hash vary, and which are ones. If few vary, objects collide.
     #[derive(Debug, Clone, Copy)]
     struct Hashes {
         varied: u64,
@@ -507,7 +507,7 @@ mod tests {
         Insert(u32, u64),
         Remove(prop::sample::Index),
         Miss(u32, u64),
-        /// How many frames can be had from now on.
+        /// Number of frames available from now on.
         Frames(u32),
     }
 
@@ -527,7 +527,7 @@ mod tests {
     };
 
     /// Hashes that spread, that share a tag, that share a block, and whose homes are the last lines, so that
-    /// searches go on at the first.
+    /// searches wrap around to the first.
     fn hashes() -> impl Strategy<Value = Hashes> {
         let few = |varied, ones| Just(Hashes { varied, ones });
         prop_oneof![

@@ -1,4 +1,4 @@
-//! What callers of the store hand in and get back.
+//! Arguments and results of the store's operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ pub const PAGE_BYTES: usize = 4096;
 /// The contents of a page.
 pub type Page = [u8; PAGE_BYTES];
 
-/// Number of a client; no two have the same at one time.
+/// Number of a client; unique among the clients that exist at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u32);
 
-/// Number of a pool; that of a pool that is gone is not used again soon.
+/// Number of a pool; that of a closed pool is not reused soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(pub u32);
 
@@ -36,13 +36,13 @@ impl fmt::Display for PoolId {
 pub struct Handle {
     /// Pool the page is in.
     pub pool: PoolId,
-    /// Number the client gave the object.
+    /// Number that the client assigned to the object.
     pub object: u64,
-    /// Which page of the object.
+    /// Index of the page in the object.
     pub index: u32,
 }
 
-/// Who sees a pool, and what a get does to its pages.
+/// Which clients use a pool, and what a get does to its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
     /// One client's own; a get takes the page out.
@@ -59,7 +59,7 @@ pub enum PoolKind {
 /// Options of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Who sees it.
+    /// Its kind.
     pub kind: PoolKind,
     /// Capacity in pages; a put beyond it drops the pool's oldest page that is not dirty.
     pub capacity_pages: Option<u64>,
@@ -92,11 +92,11 @@ pub struct ClientOptions {
     pub name: String,
     /// Its share of the capacity relative to the others', 1 to 1 000 000.
     pub weight: u32,
-    /// Minimum in bytes that other clients cannot take from it.
+    /// Minimum in bytes, which other clients cannot take from it.
     pub floor_bytes: u64,
     /// Maximum in bytes; `None` for no limit.
     pub ceiling_bytes: Option<u64>,
-    /// Only clients of one group meet in a shared pool (the server gives each user its own).
+    /// Only clients of one group can share a pool (the server has one group for each user).
     pub group: u64,
 }
 
@@ -127,8 +127,8 @@ pub enum Sharing {
     /// Those of one client.
     #[serde(rename = "client")]
     WithinClient,
-    /// Those of all clients; each is charged in full. A client can then find out, by the time a put takes or by
-    /// what it counts as shared, that another holds a page of the same content: a side channel. Only where all
+    /// Those of all clients; each is charged in full. A client can then find out, by the duration of a put or by its
+    /// count of shared pages, that another holds a page of the same content: a side channel. Only where all
     /// clients trust each other.
     #[serde(rename = "all")]
     AcrossClients,
@@ -139,26 +139,26 @@ pub enum Sharing {
 pub struct StoreOptions {
     /// Maximum memory of the store, metadata included, in bytes.
     pub capacity_bytes: u64,
-    /// Largest capacity it can be resized to, in bytes: so much address space is reserved (not memory).
+    /// Maximum capacity to which it can be resized, in bytes: this much address space is reserved (not memory).
     pub max_capacity_bytes: u64,
-    /// Independent parts, a power of two from 1 to 1024. With 1, pages leave in exact LRU order; with more,
-    /// almost, and operations on different parts run at once.
+    /// Number of shards, a power of two from 1 to 1024. With 1, pages leave in exact LRU order; with more,
+    /// almost, and operations on different shards run concurrently.
     pub shards: usize,
-    /// Whether cold pages are kept compressed.
+    /// Whether cold pages are compressed.
     pub compression: bool,
-    /// Which pages of the same content are kept once.
+    /// Which pages of the same content are stored once.
     pub sharing: Sharing,
-    /// Told of what happens to pages, for curves.
+    /// Receives events of pages, for curves.
     pub observer: Option<Arc<dyn Observer>>,
-    /// The observer sees one in so many handles (chosen by hash), a power of two.
+    /// The observer receives the events of one in this many handles (chosen by hash), a power of two.
     pub observe_one_in: u32,
 }
 
 impl StoreOptions {
-    /// Smallest capacity a store can have.
+    /// Minimum capacity of a store.
     pub const MIN_CAPACITY_BYTES: u64 = 1 << 20;
 
-    /// Most shards a store can have.
+    /// Maximum number of shards of a store.
     pub const MOST_SHARDS: usize = 1024;
 
     /// Returns a store of a fixed capacity, four shards a processor, nothing compressed, nothing shared.
@@ -168,7 +168,7 @@ impl StoreOptions {
         Self {
             capacity_bytes,
             max_capacity_bytes: capacity_bytes,
-            // Enough that threads rarely meet, few enough that what each holds stays in the cache.
+            // Enough that threads rarely contend, few enough that each shard's data stays in the cache.
             shards: (4 * processors).next_power_of_two().min(Self::MOST_SHARDS),
             compression: false,
             sharing: Sharing::Off,
@@ -183,12 +183,12 @@ impl StoreOptions {
 pub enum PutOutcome {
     /// The page is in the store.
     Stored {
-        /// Whether another page was there under the handle.
+        /// Whether another page was stored under the handle.
         replaced: bool,
     },
-    /// It is not; nor is any older page under the handle.
+    /// The page is not stored; nor is any older page under the handle.
     Refused {
-        /// Whether another page was there and was flushed.
+        /// Whether another page was stored and was flushed.
         flushed: bool,
     },
 }
@@ -201,14 +201,14 @@ impl PutOutcome {
     }
 }
 
-/// Tells a page's contents from those put later under the same handle.
+/// Distinguishes a page's contents from those put later under the same handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version(pub u64);
 
 /// A page that [`Client::take_head`](crate::Client::take_head) took out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// Name it had.
+    /// Its handle.
     pub handle: Handle,
     /// Whether it was dirty.
     pub dirty: bool,
@@ -217,9 +217,9 @@ pub struct Taken {
 /// Kind of event of an observed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// A get found it and took it out.
+    /// A get found it and removed it.
     Hit,
-    /// A get found it and left it there (a shared pool's, or dirty).
+    /// A get found it and left it in place (a shared pool's, or dirty).
     Kept,
     /// A get did not find it.
     Missed,
@@ -232,18 +232,18 @@ pub enum EventKind {
 /// Event of an observed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Client that did it.
+    /// Client that caused it.
     pub client: ClientId,
     /// Identity of the page: a hash of its handle.
     pub page: u64,
-    /// What it was.
+    /// Its kind.
     pub kind: EventKind,
 }
 
-/// Receives events as they happen: gathered by the store's shards they would come in another order, and of
-/// the order curves are made.
+/// Receives events as they happen: events collected by each shard would arrive in another order, and curves depend on
+/// the order.
 pub trait Observer: Send + Sync {
-    /// Takes events. Called with a part of the store locked: it must not call the store.
+    /// Receives events. Called with a shard of the store locked: it must not call the store.
     fn observe(&self, events: &[Event]);
 }
 
@@ -257,28 +257,28 @@ pub enum Error {
     /// The client does not exist any more.
     #[error("there is no client {0}")]
     NoSuchClient(ClientId),
-    /// There is no room for another client.
+    /// The maximum number of clients is reached.
     #[error("the store already has its maximum of {0} clients")]
     TooManyClients(usize),
-    /// There is no room for another pool.
+    /// The maximum number of pools is reached.
     #[error("the client already has its maximum of {0} pools")]
     TooManyPools(usize),
-    /// A capacity below the smallest one.
+    /// A capacity below the minimum.
     #[error("a capacity of {asked_bytes} bytes is too small: the minimum is {least_bytes} bytes")]
     CapacityTooSmall {
         /// The requested value.
         asked_bytes: u64,
-        /// Least capacity that does.
+        /// Minimum capacity.
         least_bytes: u64,
     },
-    /// A capacity beyond what was reserved.
+    /// A capacity above the reserved maximum.
     #[error(
         "a capacity of {asked_bytes} bytes is too large: the store was created for at most {most_bytes} bytes"
     )]
     CapacityTooLarge {
         /// The requested value.
         asked_bytes: u64,
-        /// Most it can be.
+        /// Maximum capacity.
         most_bytes: u64,
     },
     /// The address space for the largest capacity could not be reserved.
@@ -296,10 +296,10 @@ pub enum Error {
     DirtyPages {
         /// The requested value.
         asked_bytes: u64,
-        /// Pages that may not be dropped.
+        /// Number of dirty pages, which may not be dropped.
         dirty_pages: u64,
     },
-    /// Three quarters of the store's pages are dirty already.
+    /// Three quarters of the store's pages are already dirty.
     #[error("{0} pages are dirty, which is the maximum")]
     TooManyDirtyPages(u64),
     /// The kernel refused to free memory.
@@ -311,11 +311,11 @@ pub enum Error {
     /// A number outside its range.
     #[error("{what} is {value}, but must be {range}")]
     OutOfRange {
-        /// Which option.
+        /// The option.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
-        /// What would do.
+        /// The accepted range.
         range: &'static str,
     },
 }

@@ -62,7 +62,7 @@ fn options(roomy: bool, shards: usize, compression: bool, sharing: Sharing) -> S
     }
 }
 
-/// Runs long in a store of each sharing and number of shards.
+/// Runs a long sequence in a store of each sharing and number of shards.
 fn run_long(roomy: bool, compression: bool) {
     for (seed, sharing) in (0..).zip(SHARINGS) {
         for shards in [1, 64] {

@@ -1,4 +1,4 @@
-//! The store stays within its bounds, clients within theirs, and bad options have an answer.
+//! The store stays within its capacity, clients within their limits, and invalid options are refused.
 
 #[path = "common/content.rs"]
 mod content;
@@ -48,7 +48,7 @@ fn fill(client: &Client, pool: PoolId, pages: std::ops::Range<u64>) {
     }
 }
 
-/// Reads a page as a cache is used: gets it, or else puts it.
+/// Reads a page as a cache's user does: gets it, or else puts it.
 fn read(client: &Client, pool: PoolId, number: u64) {
     let (handle, expected) = (handle(pool, number), Content::Noise(number).page());
     let mut page = [0; PAGE_BYTES];
@@ -66,7 +66,7 @@ fn stats_of(store: &Store, id: ClientId) -> ClientStats {
 /// Runs `load` in three threads, each called with its number and a count, until `main` is done.
 fn under_load(load: impl Fn(u64, u64) + Sync, main: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
-    /// Says that it is over even if `main` panics: the threads would run for ever.
+    /// Sets the end flag even if `main` panics: the threads would run for ever.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {
@@ -86,7 +86,7 @@ fn under_load(load: impl Fn(u64, u64) + Sync, main: impl FnOnce()) {
     });
 }
 
-/// Options of each configuration that treats memory in its own way.
+/// Options of each configuration that handles memory differently.
 fn configurations(capacity_bytes: u64) -> impl Iterator<Item = StoreOptions> {
     let configurations = [
         (1, false, Sharing::Off),
@@ -637,7 +637,7 @@ fn a_panic_among_many_pages_loses_and_leaks_nothing() {
             });
             assert_eq!(left.pages, hits);
 
-            // One is told of each put that was made.
+            // `done` is called for each put that was made.
             let mut told = 0;
             let put = || {
                 let done = |number, outcome: Result<PutOutcome, Error>| {
@@ -656,7 +656,7 @@ fn a_panic_among_many_pages_loses_and_leaks_nothing() {
             assert_eq!(stats.used_bytes, stats.metadata_bytes);
             assert!(stats.used_bytes <= empty + MIB / 4, "{stats:?}");
         }
-        // No frame was lost either: as many find room as ever.
+        // No frame was lost either: as many pages find room as before.
         fill(&client, pool, 0..16 * PAGES_IN_MIB);
         let full = store.stats();
         let free_bytes = full.capacity_bytes - full.used_bytes;

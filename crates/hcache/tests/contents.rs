@@ -1,4 +1,4 @@
-//! Pages that are compressed or share a frame: their contents, what they are charged, and what is left of them.
+//! Pages that are compressed or share a frame: their contents, their charges, and their removal.
 
 #[path = "common/content.rs"]
 mod content;
@@ -70,7 +70,7 @@ fn put(client: &Client, pool: PoolId, pages: std::ops::Range<u64>, content: fn(u
     }
 }
 
-/// Looks at pages, which must be right if they are there; returns how many were.
+/// Peeks at pages, which must be correct if they are there; returns how many were.
 fn look(
     client: &Client,
     pool: PoolId,
@@ -89,12 +89,12 @@ fn look(
     looks.count() as u64
 }
 
-/// Bytes that the store's clients are charged.
+/// Bytes charged to the store's clients.
 fn charged_bytes(stats: &StoreStats) -> u64 {
     stats.clients.iter().map(|client| client.used_bytes).sum()
 }
 
-/// Makes sure that neither pages nor charges are left, and that all the store holds is metadata.
+/// Asserts that neither pages nor charges are left, and that the store holds only metadata.
 fn check_empty(store: &Store) {
     let stats = store.stats();
     assert_eq!((stats.pages, stats.dirty_pages), (0, 0));

@@ -1,4 +1,5 @@
-//! Memory that a store gives back, the kernel has back. The only test of its process: others would move the figures.
+//! Memory that a store releases is returned to the kernel. The only test of its process: others would change the
+//! figures.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Schedules of a few threads, thousands of each, explored by shuttle: whatever the order of their steps, answers are
-//! linearizable for each handle and the store stays within its bounds.
+//! Schedules of a few threads, thousands of each, explored by shuttle: in any order of their steps, answers are
+//! linearizable for each handle and the store stays within its capacity.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p plimsoll-hcache --release --test shuttle`
 #![cfg(shuttle)]
@@ -40,7 +40,7 @@ fn explore(scenario: fn()) {
     shuttle::check_pct(scenario, longer(SCHEDULES), 3);
 }
 
-/// A store of two parts and a client's pool in it.
+/// A store of two shards and a client's pool in it.
 struct Scene {
     clock: Arc<Clock>,
     client: Arc<Client>,
@@ -95,7 +95,7 @@ impl Scene {
         })
     }
 
-    /// Waits for threads, looks at pages once more, and checks it all.
+    /// Waits for threads, peeks at the pages once more, and checks all records.
     fn check<const N: usize>(
         self,
         rules: Rules,
@@ -506,7 +506,7 @@ fn a_replacing_put_in_a_full_store_beside_peeks() {
     });
 }
 
-/// A full store that compresses, and shares or not, beside whatever is done in it.
+/// A full store that compresses, with or without sharing, under concurrent operations.
 fn explore_full(sharing: Sharing, shared: bool) {
     let scenario = move || {
         let options = StoreOptions {

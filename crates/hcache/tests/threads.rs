@@ -32,7 +32,7 @@ const HANDLES: u32 = 3;
 /// A pool without clients.
 const FOREIGN: PoolId = PoolId(0);
 
-/// Handles that only one thread uses, in a call beside those of the history: more than go through a store together.
+/// Handles that only one thread uses, in a call beside those of the history: more than are processed together.
 const OTHERS: u32 = 20;
 
 const ROOMY_BYTES: u64 = 128 << 20;

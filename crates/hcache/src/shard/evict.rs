@@ -9,7 +9,7 @@ use crate::descriptor::Place;
 use crate::sync::Ordering;
 
 impl Shard {
-    /// Wins `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the
+    /// Frees `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the
     /// oldest first.
     pub(crate) fn evict(&mut self, pool: PoolId, until: u64, count: usize, goal: Goal) -> Won {
         let slot = slot(pool);
@@ -18,7 +18,7 @@ impl Shard {
         }
         let before = self.magazine.balance;
         let mut won = Won::default();
-        // A page whose content is kept once for several, or nowhere, or does not shrink, wins no frame.
+        // A page that shares its content, has none stored, or does not shrink frees no frame.
         for _ in 0..count.saturating_mul(8).max(256) {
             let enough = match goal {
                 Goal::Memory => won.frames,
@@ -48,7 +48,7 @@ impl Shard {
         let stamp = |id: &u32| descriptors[*id].stamp();
         if common.compression && goal == Goal::Memory {
             let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
-            // One that was dirty when younger ones were cooled is too late for a place among them.
+            // A page that was dirty when younger ones became cold is too late for a position among them.
             let newest_cold = some(pool.cold.newest()).map_or(0, |id| stamp(&id));
             let [cold, warm] = oldest;
             let in_order = warm.filter(|id| stamp(id) > newest_cold);
@@ -77,7 +77,7 @@ impl Shard {
         let Some(id) = old.min_by_key(stamp) else {
             return false;
         };
-        // The next one's way through the tree, ahead of its turn.
+        // Prefetches the path through the tree of the next page.
         if let Some(next) = some(descriptors[id].newer) {
             let next = &descriptors[next];
             tree.prefetch(table[next.object].root, next.index);
@@ -88,7 +88,7 @@ impl Shard {
         true
     }
 
-    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that pays. Returns
+    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that saves memory. Returns
     /// whether it did.
     fn cool(&mut self, slot: usize, id: u32) -> bool {
         self.unlink(slot, id);
@@ -132,7 +132,7 @@ impl Shard {
             return;
         };
         let saved = RAW_BYTES - (bytes.len() as u64).cast_signed();
-        // Where no packed frame has room, the page's own becomes one: the compressed bytes are in a buffer.
+        // If no packed frame has room, the page's own frame becomes one: the compressed bytes are in a buffer.
         let mut becomes_packed = false;
         let own_frame = || {
             becomes_packed = true;

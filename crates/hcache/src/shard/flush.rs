@@ -82,7 +82,7 @@ impl Shard {
     }
 
     /// Drops all pages of a pool; returns how many. All under one lock, so that no page that is there now is
-    /// left, however it is used meanwhile.
+    /// left, even if it is used meanwhile.
     pub(crate) fn flush_pool(
         &mut self,
         client: ClientId,

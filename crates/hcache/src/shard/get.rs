@@ -1,4 +1,4 @@
-//! Gets: pages read, taken out, found ahead of need, and inspected without being used.
+//! Gets: pages read, removed, prefetched, and inspected without being used.
 
 use super::{PAGE_CHARGE_BYTES, RAW_BYTES, Request, Shard, Step};
 
@@ -8,7 +8,7 @@ use crate::descriptor::{Descriptor, Place};
 use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, Version, contents, packed};
 
 impl Shard {
-    /// Lets `read` see a page's contents.
+    /// Calls `read` with a page's contents.
     #[inline(always)]
     pub(super) fn read<R>(&mut self, id: u32, read: impl FnOnce(&Page) -> R) -> R {
         match self.descriptors[id].place() {
@@ -87,8 +87,8 @@ impl Shard {
         Ok(true)
     }
 
-    /// Gets pages, one after the other. One that stands in a frame of its own and is taken out by a get comes
-    /// with its frame, which is the caller's then; any other is read by `read`, which is also told of those
+    /// Gets pages, one after the other. A page in a frame of its own that the get removes is returned with its
+    /// frame, which then belongs to the caller; any other is passed to `read`, which is also called for those
     /// that are not there.
     pub(crate) fn get_frames(
         &mut self,
@@ -97,7 +97,7 @@ impl Shard {
         mut taken: impl FnMut(usize, u32),
         mut read: impl FnMut(usize, Result<Option<&Page>, Error>),
     ) {
-        // Pages taken out of one pool and not yet given back to its client.
+        // Pages removed from one pool and not yet refunded to its client.
         let mut credit = (usize::MAX, 0);
         for request in run {
             match self.take_frame(client, request) {
@@ -130,7 +130,7 @@ impl Shard {
         self.give_credit(credit);
     }
 
-    /// Takes a page out with its frame, if a get takes it out and it stands in a frame of its own.
+    /// Removes a page with its frame, if the get removes it and it is in a frame of its own.
     #[inline(always)]
     fn take_frame(
         &mut self,
@@ -159,7 +159,7 @@ impl Shard {
         Ok(Some((slot, frame)))
     }
 
-    /// Gives back what pages taken out were charged.
+    /// Refunds the charges of the pages removed.
     fn give_credit(&mut self, (slot, pages): (usize, u64)) {
         if pages > 0 {
             let pool = self.pool(slot);
@@ -168,7 +168,7 @@ impl Shard {
         }
     }
 
-    /// Takes one step towards the pages of a run: asks for what the step after it reads.
+    /// Takes one step towards the pages of a batch: prefetches what the next step reads.
     #[inline(always)]
     pub(crate) fn prefetch(&self, client: ClientId, run: &mut [Request], step: Step) {
         for request in run {
@@ -188,7 +188,7 @@ impl Shard {
                 }
                 continue;
             }
-            // In others' pools nothing is looked up: the time it takes would tell what is there.
+            // In pools of other clients nothing is looked up, because the time taken would reveal what is there.
             if step == Step::Link && self.find_pool(client, pool).is_ok() {
                 request.object = self.table.find(request.hash, pool.0, object);
             }
@@ -205,7 +205,7 @@ impl Shard {
         }
     }
 
-    /// Finds the page of a request: its candidate, if that still is the one.
+    /// Finds the page of a request: its candidate, if that is still valid.
     #[inline(always)]
     fn find_requested(&self, request: &Request) -> Option<u32> {
         let Handle {
@@ -221,7 +221,7 @@ impl Shard {
         }
     }
 
-    /// Keeps a compressed page raw again, if a frame is at hand; its contents stand in the buffer.
+    /// Stores a compressed page raw again, if a frame is in reserve; its contents are in the buffer.
     fn unpack(&mut self, slot: usize, id: u32) {
         let place = self.descriptors[id].place();
         if !matches!(place, Place::Packed(_)) {
@@ -243,7 +243,7 @@ impl Shard {
         self.pool(slot).charged_bytes += RAW_BYTES;
     }
 
-    /// Copies a page, changing nothing.
+    /// Copies a page without any change to the store.
     pub(crate) fn peek(
         &mut self,
         client: ClientId,

@@ -1,4 +1,4 @@
-//! Frames that a shard holds ready, so that it need not ask the whole store for each.
+//! Frames that a shard keeps in reserve, so that it need not access the store's free list for each.
 
 use super::Common;
 
@@ -6,11 +6,11 @@ use crate::arena::Frames;
 use crate::sync::{Arc, Ordering, lock};
 use crate::sys::Slab;
 
-/// Frames that a shard keeps at hand, so that it rarely goes to the store's list.
+/// A shard's reserve of frames, which makes access to the store's list rare.
 pub(crate) struct Magazine {
     pub(super) common: Arc<Common>,
     pub(super) frames: Vec<u32>,
-    /// Frames given to it less those taken.
+    /// Number of frames added to it less those taken.
     pub(super) balance: i64,
 }
 
@@ -26,12 +26,12 @@ impl Magazine {
         }
     }
 
-    /// How many are at hand.
+    /// Number of frames in reserve.
     pub(crate) fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Gives all to the store's list, where other shards find them.
+    /// Returns all to the store's list, where other shards find them.
     pub(crate) fn spill(&mut self) {
         self.spill_to(0);
     }
@@ -43,7 +43,7 @@ impl Magazine {
         }
     }
 
-    /// Frame that the next put would take.
+    /// The frame that the next put would use.
     pub(super) fn next(&self) -> Option<u32> {
         self.frames.last().copied()
     }
@@ -70,7 +70,7 @@ impl Frames for Magazine {
     #[inline(always)]
     fn give(&mut self, frame: u32) {
         self.balance += 1;
-        // A frame beyond the end is on its way out of the store.
+        // A frame beyond the end is about to leave the store.
         if frame < self.common.top.load(Ordering::Relaxed) {
             self.frames.push(frame);
             let most = self.common.magazine_frames();

@@ -1,4 +1,4 @@
-//! Memory that a shard gives back: frames that move below a limit, and metadata that shrinks.
+//! Memory that a shard releases: frames that move below a limit, and metadata that shrinks.
 
 use std::collections::HashMap;
 
@@ -34,8 +34,8 @@ impl Frames for Reserve {
 }
 
 impl Shard {
-    /// Moves everything here out of frames from `top` on, but for shared contents. On failure some was moved,
-    /// and the rest stands where it was.
+    /// Moves everything in this shard out of frames from `top` on, except shared contents. On failure some was moved,
+    /// and the rest stays in place.
     pub(crate) fn relocate(&mut self, top: u32) -> Result<(), NoFrame> {
         self.magazine.spill();
         let Self {
@@ -91,7 +91,7 @@ impl Shard {
         outcome
     }
 
-    /// Rebuilds the metadata if much of what it takes is unused.
+    /// Rebuilds the metadata if much of its memory is unused.
     pub(crate) fn trim(&mut self) -> Result<(), NoFrame> {
         let needed = self.table.frames_needed()
             + self.tree.frames_needed()
@@ -146,7 +146,7 @@ impl Shard {
         }
     }
 
-    /// Enters all pages into new tables. Returns each pool's lists in them, the warm one first.
+    /// Inserts all pages into new tables. Returns each pool's lists in them, the warm one first.
     fn copy_metadata(
         &self,
         table: &mut Table,
@@ -183,7 +183,7 @@ impl Shard {
         Ok(all)
     }
 
-    /// Gives all metadata up where no page is left.
+    /// Releases all metadata if no page is left.
     pub(super) fn clear_if_empty(&mut self) {
         if self.descriptors.live() == 0 {
             self.table.clear(&mut self.magazine);

@@ -1,4 +1,4 @@
-//! What one shard has of a pool.
+//! The state of a pool in one shard.
 
 use super::some;
 
@@ -9,11 +9,11 @@ use crate::list::List;
 use crate::sync::Arc;
 use crate::{ClientId, Counters, PoolId};
 
-/// A client that is in a pool.
+/// A client that uses a pool.
 #[repr(align(64))] // the next shard's must not share its lines
 pub(crate) struct Member {
     pub(crate) id: ClientId,
-    /// What it did in one shard.
+    /// Its counters in one shard.
     pub(crate) counters: Counters,
 }
 
@@ -24,34 +24,34 @@ impl Member {
     }
 }
 
-/// A pool that was found, and who asked.
+/// A pool that was found, and the member that requested it.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     pub(super) slot: usize,
     pub(super) member: usize,
 }
 
-/// What a pool has in one shard.
+/// The state of a pool in one shard.
 #[repr(align(64))] // as above
 pub(crate) struct Pool {
     pub(crate) id: PoolId,
-    /// A get leaves the page.
+    /// Whether a get leaves the page.
     pub(super) inclusive: bool,
-    /// It is being destroyed and cannot be found.
+    /// Whether it is being destroyed and cannot be found.
     pub(super) leaving: bool,
     pub(super) members: Vec<Member>,
-    /// What members that left did, and what happened without any.
+    /// Counters of members that left, and of events without a member.
     pub(super) others: Counters,
-    /// Contents are shared with pages of the same domain only.
+    /// Sharing domain: contents are shared only with pages of the same domain.
     pub(super) domain: u32,
-    /// Whom its pages are charged to.
+    /// The client to whom its pages are charged.
     pub(super) account: Arc<Account>,
     pub(super) totals: Arc<PoolTotals>,
     pub(super) warm: List,
     pub(super) cold: List,
-    /// What pages in the cold list are charged, in bytes.
+    /// Bytes charged for the pages in the cold list.
     pub(super) cold_bytes: u64,
-    /// What its pages here are charged, in bytes. Below zero where contents shared with other shards were charged
+    /// Bytes charged for its pages here. Below zero if contents shared with other shards were charged
     /// there.
     pub(super) charged_bytes: i64,
     pub(crate) dirty: u64,
@@ -59,12 +59,12 @@ pub(crate) struct Pool {
     /// Pages that share a frame or need none.
     pub(crate) frameless: u64,
     pub(crate) objects: u64,
-    /// The lists' oldest pages when their stamps were last published; `None` if that must be done anew.
+    /// The lists' oldest pages when their stamps were last published; `None` if they must be published again.
     pub(super) published: Option<[Option<u32>; 4]>,
 }
 
 impl Pool {
-    /// Returns what a new pool has in a shard: nothing.
+    /// Returns the state of a new pool in a shard: empty.
     pub(crate) fn new(
         id: PoolId,
         inclusive: bool,
@@ -103,12 +103,12 @@ impl Pool {
         .map(some)
     }
 
-    /// Pages it has here.
+    /// Number of pages it has in this shard.
     pub(crate) fn pages(&self) -> u64 {
         u64::from(self.warm.len()) + u64::from(self.cold.len())
     }
 
-    /// Who is in it.
+    /// Its members.
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }

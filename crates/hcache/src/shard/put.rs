@@ -1,4 +1,4 @@
-//! Puts: pages stored under new handles, replaced, and kept once where contents are equal.
+//! Puts: pages stored under new handles, replaced, and stored once where contents are equal.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,14 +11,14 @@ use crate::descriptor::{Descriptor, Place};
 use crate::sync::Ordering;
 use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sharing};
 
-/// A put on its way.
+/// A put in progress.
 pub(crate) struct Put<F> {
     pub(crate) hash: u64,
     pub(crate) handle: Handle,
     pub(crate) dirty: bool,
-    /// Writes the page, if no frame brings it.
+    /// Writes the page, if it does not come in a frame.
     pub(crate) fill: Option<F>,
-    /// The object's record if it was looked up ahead, or `NIL`.
+    /// The object's record found by the prefetch, or `NIL`.
     pub(crate) object: u32,
     /// A frame with the page, until the store takes it.
     pub(crate) frame: Option<u32>,
@@ -26,7 +26,7 @@ pub(crate) struct Put<F> {
 }
 
 impl Shard {
-    /// Puts a page, or returns what it needs first. As long as it needs something, an older page stays.
+    /// Puts a page, or returns what it needs first. In that case an older page stays.
     pub(crate) fn put<F: FnOnce(&mut Page)>(
         &mut self,
         client: ClientId,
@@ -65,7 +65,7 @@ impl Shard {
             < self.common.dirty_limit.load(Ordering::Relaxed)
     }
 
-    /// Replaces a page's contents. As long as it needs something, the older ones stay.
+    /// Replaces a page's contents. If it needs something first, the older contents stay.
     pub(super) fn replace<F: FnOnce(&mut Page)>(
         &mut self,
         found: Found,
@@ -107,7 +107,7 @@ impl Shard {
         Ok(PutOutcome::Stored { replaced: true })
     }
 
-    /// Lets the caller write a page's frame. If he panics, the page goes and the panic goes on.
+    /// Calls the caller's function to write a page's frame. If it panics, the page is dropped and the panic continues.
     pub(super) fn fill<F: FnOnce(&mut Page)>(&mut self, slot: usize, id: u32, put: &mut Put<F>) {
         let Place::Frame(frame) = self.descriptors[id].place() else {
             unreachable!("pages are filled in frames")
@@ -161,7 +161,7 @@ impl Shard {
         }
     }
 
-    /// Enters a page with an empty frame. On failure all is as it was.
+    /// Inserts a page with an empty frame. On failure nothing is changed.
     fn insert_descriptor<F>(&mut self, slot: usize, put: &mut Put<F>) -> Result<u32, NoFrame> {
         let index = put.handle.index;
         self.descriptors.ensure(1, &mut self.magazine)?;
@@ -212,7 +212,7 @@ impl Shard {
         Ok(id)
     }
 
-    /// Gives a frame back, unless the caller brought it.
+    /// Releases a frame, unless it is the caller's.
     fn give_unless(&mut self, brought: Option<u32>, frame: u32) {
         if brought.is_none() {
             self.magazine.give(frame);
@@ -235,7 +235,7 @@ impl Shard {
         Ok(record)
     }
 
-    /// Keeps a page that was just filled without a frame of its own, if its content allows.
+    /// Removes the frame of a page that was just filled, if its content allows it to be stored without one.
     fn share(&mut self, found: Found, id: u32) {
         let slot = found.slot;
         let Place::Frame(frame) = self.descriptors[id].place() else {
@@ -244,7 +244,7 @@ impl Shard {
         let across = self.common.sharing == Sharing::AcrossClients;
         let pool = self.pool(slot);
         let domain = if across { 0 } else { pool.domain };
-        // Pages without frames may not fill the store with metadata alone.
+        // Pages without frames must not fill the store with metadata alone.
         let shards_metadata = self.metadata_frames() * self.common.shards;
         if shards_metadata * 8 > self.common.top.load(Ordering::Relaxed) as usize {
             return;
@@ -266,7 +266,7 @@ impl Shard {
         if let Shared::Existing(_) = shared {
             self.magazine.give(frame);
             self.counters(found).shared_pages += 1;
-            // Across clients nobody can say whose the frame is: each is charged for it.
+            // If clients share it, the frame has no single owner: each is charged for it.
             if !across {
                 self.pool(slot).charge(-RAW_BYTES);
             }

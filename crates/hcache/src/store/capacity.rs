@@ -1,4 +1,4 @@
-//! The store's bound: how it is set, kept and shared out, and whose pages make room.
+//! The store's capacity: how it is set, maintained and divided, and whose pages are evicted.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use crate::sync::{Arc, Ordering, lock};
 use crate::sys::HUGE_PAGE_FRAMES;
 use crate::{ClientId, Error, PAGE_BYTES, StoreOptions, schedule, sync};
 
-/// How often a put makes room before it is refused.
+/// How often a put tries to make room before it is refused.
 pub(super) const TRIES: usize = 16;
 
-/// Frames or pages won under one lock, at most.
+/// Maximum number of frames or pages freed under one lock.
 const BATCH: usize = 16;
 
-/// What the capacity is, and what is taken off it.
+/// The capacity, and what is subtracted from it.
 #[derive(Default)]
 pub(super) struct Bound {
     pub(super) capacity_bytes: u64,
     pub(super) outside_bytes: u64,
-    /// Taken off for what is outside the frames; a resize sets it anew.
+    /// Subtracted for memory outside the frames; a resize sets it anew.
     pub(super) allowed_heap_bytes: u64,
-    /// Where frames end.
+    /// End of the frames.
     pub(super) top: u32,
-    /// Up to here frames may have memory: `top`, unless a shrink is [unfinished](Self::unfinished).
+    /// Frames up to here may have memory: `top`, unless a shrink is [unfinished](Self::unfinished).
     pub(super) given_back_to: u32,
-    /// A shrink met more dirty pages than it could move: something may stand beyond `top` still.
+    /// A shrink met more dirty pages than it could move: some may still be beyond `top`.
     pub(super) unfinished: bool,
 }
 
@@ -52,7 +52,7 @@ impl Inner {
         (shards + pools.sum::<usize>() + clients + ages) as u64 + self.common.contents.bytes()
     }
 
-    /// Sees to it that what is held outside the slab is taken off the capacity.
+    /// Ensures that memory held outside the slab is subtracted from the capacity.
     pub(super) fn settle(&self) -> Result<(), Error> {
         let heap_bytes = self.heap_bytes();
         let mut bound = lock(&self.bound);
@@ -69,7 +69,7 @@ impl Inner {
         self.set_bound(&mut bound, capacity_bytes, outside_bytes)
     }
 
-    /// Changes capacity and what is taken off it.
+    /// Changes the capacity and what is subtracted from it.
     pub(super) fn set_bound(
         &self,
         bound: &mut Bound,
@@ -112,10 +112,10 @@ impl Inner {
             .magazine_frames
             .store(magazine_frames, Ordering::Relaxed);
         let held = bound.top - lock(&common.free).len();
-        // In this order, so that a frame given back meanwhile is not handed out beyond the end, nor lost below it.
+        // In this order, so that a frame released meanwhile is neither handed out beyond the end nor lost below it.
         common.top.store(top, Ordering::SeqCst);
         lock(&common.free).set_top(top);
-        // Who took frames before that has put them in by then.
+        // Threads that took frames before that have inserted them by then.
         sync::wait_for_readers(&common.in_flight);
         let old_top = std::mem::replace(&mut bound.top, top);
         bound.capacity_bytes = bound.capacity_bytes.max(capacity_bytes);
@@ -144,7 +144,7 @@ impl Inner {
     }
 
     fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
-        // Nothing stands beyond the end, but somebody may be reading what he took out of there.
+        // Nothing remains beyond the end, but a thread may still be reading a frame that it took from there.
         sync::wait_for_readers(&self.common.in_flight);
         let given = self.common.slab.give_back(bound.top..bound.given_back_to);
         given.map_err(|error| Error::CannotGiveBack {
@@ -155,7 +155,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops pages until so many frames are won, or nothing can be dropped.
+    /// Drops pages until this many frames are freed, or nothing can be dropped.
     fn drop_frames(&self, mut frames: u64) {
         while frames > 0 {
             let won = self.evict_somebody(256, Goal::Pages);
@@ -181,10 +181,10 @@ impl Inner {
         })
     }
 
-    /// Tries until there are frames enough, as long as something can be dropped.
+    /// Retries until there are enough frames, as long as something can be dropped.
     fn with_room(&self, mut attempt: impl FnMut() -> Result<(), NoFrame>) -> Result<(), NoFrame> {
-        /// How often nothing could be dropped before that is believed: frames may be on their way through other
-        /// threads.
+        /// Consecutive attempts in which nothing could be dropped before giving up: frames may be in transit through
+        /// other threads.
         const FUTILE: usize = 64;
         let mut futile = 0;
         loop {
@@ -203,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// Computes targets anew.
+    /// Recomputes the targets.
     pub(super) fn retarget(&self, registry: &mut Registry) {
         let capacity_bytes = u64::from(self.common.top.load(Ordering::Relaxed)) * PAGE_BYTES as u64;
         let claims: Vec<Claim> = registry.clients.values().map(ClientRecord::claim).collect();
@@ -218,7 +218,7 @@ impl Inner {
         let mut activity: HashMap<ClientId, (u64, u64)> = HashMap::new();
         for shard in 0..self.shards.len() {
             let mut shard = self.shard(shard);
-            // Without frames to do it with, it waits for a later turn.
+            // Without the frames to do it, it waits for a later turn.
             let _ = shard.trim();
             for member in shard.pools.iter().flatten().flat_map(|pool| pool.members()) {
                 let (gets, operations) = activity.entry(member.id).or_default();
@@ -248,7 +248,7 @@ impl Inner {
         let _ = self.settle();
     }
 
-    /// Frees frames (or drops pages) of the clients that must give them up.
+    /// Frees frames (or drops pages) of the clients chosen for eviction.
     pub(super) fn evict_somebody(&self, count: usize, goal: Goal) -> Won {
         let mut without: Vec<ClientId> = Vec::new();
         loop {
@@ -263,7 +263,7 @@ impl Inner {
         }
     }
 
-    /// Who is to give up memory, but for some.
+    /// The client to evict from, excluding some.
     fn victim(&self, without: &[ClientId]) -> Option<Arc<Account>> {
         let accounts = lock(&self.accounts);
         let evictable =
@@ -296,20 +296,20 @@ impl Inner {
         }
     }
 
-    /// Wins frames (or drops pages) of one client, its oldest first.
+    /// Frees frames (or drops pages) of one client, oldest pages first.
     pub(super) fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> Won {
         self.evict_oldest(|| account.oldest(), count, goal)
     }
 
-    /// Drops pages of one pool, its oldest first.
+    /// Drops pages of one pool, oldest first.
     pub(super) fn evict_from_pool(&self, pool: &Arc<PoolTotals>, count: usize) -> Won {
         self.evict_oldest(|| Oldest::of(pool, true), count, Goal::Pages)
     }
 
-    /// Evicts where the oldest page is.
+    /// Evicts from the shard with the oldest page.
     fn evict_oldest(&self, oldest: impl Fn() -> Option<Oldest>, count: usize, goal: Goal) -> Won {
-        // What is published may be out of date by the time the shard is locked: the page may be gone or young.
-        // Then any page of that shard will do.
+        // The published stamps may be out of date when the shard is locked: the page may be gone or young.
+        // Then any page of that shard is evicted.
         for attempt in 0..=self.shards.len() {
             let Some(oldest) = oldest() else { break };
             let clock = self.common.clock.load(Ordering::Relaxed);
@@ -329,7 +329,7 @@ impl Inner {
         Won::default()
     }
 
-    /// How many frames to win at once: few in a small store, where each counts.
+    /// Number of frames to free at once: few in a small store, where each counts.
     pub(super) fn batch(&self) -> usize {
         (self.common.top.load(Ordering::Relaxed) as usize / 8192).clamp(1, BATCH)
     }

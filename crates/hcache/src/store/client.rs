@@ -1,4 +1,4 @@
-//! A client of a store: what a caller may do.
+//! A client of a store: the operations available to a caller.
 
 use std::ops::RangeInclusive;
 
@@ -10,7 +10,7 @@ use crate::sync::{Arc, MutexGuard};
 use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome, Taken, Version};
 
 /// A client of a store. Its operations may be called from several threads. When it is dropped,
-/// everything that only it held is given back at once.
+/// everything that only it held is released at once.
 pub struct Client {
     pub(super) store: Store,
     pub(super) account: Arc<Account>,
@@ -23,7 +23,7 @@ impl Client {
         self.account.id
     }
 
-    /// The store it is a client of.
+    /// The store to which it belongs.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
@@ -33,7 +33,7 @@ impl Client {
         &self.store.inner
     }
 
-    /// Shard that a page is in, and the hash of its object.
+    /// The shard of a page, and the hash of its object.
     #[inline(always)]
     fn locate(&self, handle: &Handle) -> (MutexGuard<'_, Shard>, u64) {
         let inner = self.inner();
@@ -44,8 +44,8 @@ impl Client {
     /// Makes a pool, or joins the shared pool of that key in the client's group (whose capacity then stays as it is).
     ///
     /// # Errors
-    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for what the store
-    /// keeps of a pool.
+    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for the
+    /// pool's metadata.
     pub fn create_pool(&self, options: PoolOptions) -> Result<PoolId, Error> {
         let id = self.inner().create_pool(&self.account, options)?;
         self.inner().settle().inspect_err(|_| {
@@ -63,7 +63,8 @@ impl Client {
         self.inner().leave_pool(&self.account, pool)
     }
 
-    /// Changes the most pages a pool may hold. Down takes effect before the call returns, but for dirty pages.
+    /// Changes the maximum number of pages of a pool. A reduction takes effect before the call returns, except for
+    /// dirty pages.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -93,7 +94,7 @@ impl Client {
     }
 
     /// Puts the page that `fill` writes. `fill` is called at most once, with a frame of arbitrary former
-    /// contents, of which it must leave nothing, and with a shard of the store locked: it must not call the
+    /// contents, all of which it must overwrite, and with a shard of the store locked: it must not call the
     /// store. If it panics, no page is left.
     ///
     /// # Errors
@@ -107,7 +108,7 @@ impl Client {
     }
 
     /// Puts a page that is not on storage yet: it is not dropped before it is [marked clean](Self::mark_clean), and a
-    /// get leaves it there. Refused if three quarters of the store are dirty.
+    /// get leaves it in place. Refused if three quarters of the store are dirty.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -116,7 +117,7 @@ impl Client {
             .put(self.id(), handle, true, |frame| frame.copy_from_slice(page))
     }
 
-    /// Gets a page into `page`, which is left alone if there is none. Returns whether there was.
+    /// Gets a page into `page`, which is unchanged if there is none. Returns whether there was one.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -124,7 +125,8 @@ impl Client {
         self.get_with(handle, |frame| page.copy_from_slice(frame))
     }
 
-    /// Gets a page by `read`, called if there is one, with a shard of the store locked: it must not call the store.
+    /// Gets a page through `read`, called if there is one, with a shard of the store locked: it must not call the
+    /// store.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -134,8 +136,8 @@ impl Client {
         shard.get(self.id(), hash, &handle, read)
     }
 
-    /// Gets pages, as [`get`](Self::get) would one after the other, but waiting for memory for many of them
-    /// together: where handles are at random, several times as fast. `read` is told each one's number in
+    /// Gets pages, as [`get`](Self::get) would one after the other, but with the memory accesses of many of them
+    /// overlapped: for random handles, several times as fast. `read` receives each one's number in
     /// `handles`, in no order; it may run with a shard of the store locked: it must not call the store.
     pub fn get_each(
         &self,
@@ -149,9 +151,9 @@ impl Client {
         }
     }
 
-    /// Puts pages, as [`put_with`](Self::put_with) would one after the other, but waiting for memory for many
-    /// of them together. `fill` writes the page of that number in `handles`, at most once, and must leave
-    /// nothing of what was there; `done` is told what became of it, in order. `fill` may run with a shard of the
+    /// Puts pages, as [`put_with`](Self::put_with) would one after the other, but with the memory accesses of many of
+    /// them overlapped. `fill` writes the page of that number in `handles`, at most once, and must overwrite
+    /// all former contents; `done` receives each outcome, in order. `fill` may run with a shard of the
     /// store locked: it must not call the store.
     pub fn put_each(
         &self,
@@ -168,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Copies a page, without taking it out or making it recently used.
+    /// Copies a page, without removing it or making it recently used.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -231,8 +233,8 @@ impl Client {
         shard.move_to_tail(self.id(), hash, &handle)
     }
 
-    /// Takes out the least recently used page of a pool, dirty or not, into `page`: in a store of one shard
-    /// exactly that, with more to within a few operations.
+    /// Removes the least recently used page of a pool, dirty or not, into `page`: exactly that page in a store of one
+    /// shard; with more shards, accurate to within a few operations.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].

@@ -14,7 +14,7 @@ fn same_shard(left: &Request, right: &Request) -> bool {
     left.shard == right.shard
 }
 
-/// Frames held outside of any lock, to be copied from or to. A resize waits for them.
+/// Frames held outside of any lock, as source or target of a copy. A resize waits for them.
 struct Flight<'a> {
     common: &'a Common,
     frames: [u32; RUN],
@@ -41,7 +41,7 @@ impl<'a> Flight<'a> {
         self.len += 1;
     }
 
-    /// Takes free frames until it has `count`, or there are none.
+    /// Takes free frames until it has `count`, or none are left.
     fn take(&mut self, count: usize) {
         let mut free = lock(&self.common.free);
         while self.len < count {
@@ -85,7 +85,7 @@ impl Inner {
         self.put_at(client, shard, &mut put)
     }
 
-    /// Puts, as often as room has to be made for it.
+    /// Puts a page, making room as often as necessary.
     fn put_at<F: FnOnce(&mut Page)>(
         &self,
         client: ClientId,
@@ -210,8 +210,8 @@ impl Inner {
         }
     }
 
-    /// Asks for what stands between handles and their pages ahead of its use: one step for all of them before the
-    /// next step for any, so that they wait for memory together.
+    /// Prefetches everything between handles and their pages: one step for all of them before the
+    /// next step for any, so that their memory accesses overlap.
     fn prefetch(&self, client: ClientId, requests: &mut [Request], steps: &[Step]) {
         if requests.len() < 2 {
             return;
@@ -223,9 +223,10 @@ impl Inner {
         }
     }
 
-    /// Requests for handles, those of a shard one behind the other, and otherwise in their order.
+    /// Requests for handles, grouped by shard, and otherwise in their order.
     fn requests(&self, handles: &[Handle]) -> [Request; RUN] {
-        /// Shards distinguished; with more of them, those of one shard are not all together, which costs a lock more.
+        /// Number of shards distinguished; with more of them, a shard's requests may be in several groups, at one more
+        /// lock each.
         const SHARDS: usize = 64;
         let mut places = [(0, 0); RUN];
         let mut starts = [0; SHARDS + 1];

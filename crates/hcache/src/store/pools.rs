@@ -1,4 +1,4 @@
-//! Pools that are opened and closed, and clients that leave.
+//! Opening and closing of pools, and removal of clients.
 
 use super::Inner;
 use super::registry::{POOLS_PER_CLIENT, PoolRecord};
@@ -132,7 +132,7 @@ impl Inner {
         lock(&self.accounts).retain(|other| other.id != account.id);
         self.retarget(&mut registry);
         drop(registry);
-        // To have more room again is not urgent: where it fails, the next turn does it.
+        // Regaining the room is not urgent: if it fails, the next turn does it.
         let _ = self.settle();
     }
 }

@@ -9,22 +9,22 @@ use crate::shard::POOLS;
 use crate::sync::{Arc, lock};
 use crate::{ClientId, Counters, PoolId, PoolKind};
 
-/// Most clients a store has.
+/// Maximum number of clients of a store.
 pub(super) const CLIENTS: usize = 4096;
 
-/// Most pools a client has.
+/// Maximum number of pools of a client.
 pub(super) const POOLS_PER_CLIENT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Registry {
     pub(super) clients: BTreeMap<ClientId, ClientRecord>,
     pub(super) pools: BTreeMap<PoolId, PoolRecord>,
-    /// Numbers given to clients and shared pools.
+    /// Numbers assigned to clients and shared pools.
     pub(super) numbers: u32,
-    /// For each slot the last generation used.
+    /// The last generation used of each slot.
     pub(super) generations: Vec<u32>,
     pub(super) free_slots: BTreeSet<u32>,
-    /// What happened in pools that are gone.
+    /// Counters of pools that are gone.
     pub(super) departed: Counters,
     pub(super) now: Duration,
     /// Clock and time at past turns.
@@ -45,9 +45,9 @@ pub(super) struct PoolRecord {
     pub(super) totals: Arc<PoolTotals>,
     pub(super) kind: PoolKind,
     pub(super) group: u64,
-    /// Contents are shared within it.
+    /// Sharing domain of its contents.
     pub(super) domain: u32,
-    /// The one it is charged to first.
+    /// The client to whom it is charged first.
     pub(super) members: Vec<ClientId>,
     pub(super) created: Duration,
 }
@@ -65,7 +65,7 @@ impl ClientRecord {
 }
 
 impl Registry {
-    /// A number that no client and no pool's domain has.
+    /// A number that differs from all clients' numbers and all pools' domains.
     pub(super) fn next_number(&mut self) -> u32 {
         loop {
             self.numbers = self.numbers.checked_add(1).unwrap_or(1);
@@ -106,7 +106,7 @@ impl Registry {
         mine.map(|(id, _)| *id)
     }
 
-    /// How long ago a page of that stamp was last used, to a turn.
+    /// Time since a page of that stamp was last used, to the precision of a turn.
     pub(super) fn age(&self, stamp: u64) -> Duration {
         let after = self.ages.partition_point(|&(clock, _)| clock < stamp);
         let used = self.ages.get(after).map_or(self.now, |&(_, at)| at);
@@ -116,7 +116,7 @@ impl Registry {
     pub(super) fn remember_age(&mut self, clock: u64) {
         const AGES: usize = 4096;
         if self.ages.len() == AGES {
-            // Older times are kept more coarsely.
+            // Older times are stored with less precision.
             let mut n = 0;
             self.ages.retain(|_| {
                 n += 1;

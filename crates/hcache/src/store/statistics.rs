@@ -14,7 +14,7 @@ use crate::{ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, Stor
 #[derive(Default)]
 struct ShardTotals {
     pools: HashMap<PoolId, Counted>,
-    /// What each client did in the pools it is in.
+    /// Each client's counters in the pools it uses.
     clients: HashMap<ClientId, Counters>,
     metadata_frames: u64,
     packed_frames: u64,

@@ -1,10 +1,10 @@
-//! Contents of pages: each kind that a store may treat in a way of its own, and no two alike unless meant to be.
+//! Contents of pages: each kind that a store may handle differently, and no two alike unless intended.
 
 use plimsoll_hcache::{PAGE_BYTES, Page};
 
 use crate::random::mixed;
 
-/// What a page is filled with.
+/// The kind of a page's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// Zeros.
@@ -15,7 +15,7 @@ pub enum Content {
     Common(u8),
     /// Lines that differ little: shrinks to a part.
     Lines(u64),
-    /// Noise for a length that the number decides, then zeros: shrinks by any amount, or none.
+    /// Noise for a length that the number determines, then zeros: shrinks by any amount, or none.
     Part(u64),
     /// Noise: does not shrink.
     Noise(u64),

@@ -1,12 +1,12 @@
-//! Histories of calls that overlap, and whether an order explains them.
+//! Histories of overlapping calls, and whether a sequential order explains them.
 //!
-//! A history of one handle is *linearizable* if each call can be given a moment between its invocation and its response
-//! so that the answers are those of calls made one after another at these moments, on a place that holds a page or
-//! none: a put fills it, a get empties it (a private pool, the page clean) or leaves it, a flush empties it. In a store
-//! that is short of room the place may also lose a clean page at any time, and a put may empty it instead.
+//! A history of one handle is *linearizable* if each call can be given a point in time between its invocation and its
+//! response so that the answers are those of calls made one after another at these times, on a place that holds a page
+//! or none: a put fills it, a get empties it (a private pool, the page clean) or leaves it, a flush empties it. In a
+//! store that is short of room the place may also lose a clean page at any time, and a put may empty it instead.
 //!
-//! The search for such an order is that of Wing and Gong (1993), with Lowe's memory of what was seen (2017): try each
-//! call that no other one precedes wholly, next. It is complete: it finds an order if there is one.
+//! The search for such an order is that of Wing and Gong (1993), with Lowe's cache of visited states (2017): try each
+//! call next that no other one precedes wholly. It is complete: it finds an order if there is one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use plimsoll_hcache::{Client, Error, Handle, PAGE_BYTES, Page, PoolId, PutOutcom
 
 use crate::random::mixed;
 
-/// What was called, and the answer. A page is known by its number, told from its contents.
+/// A call and its answer. A page is identified by its number, which its contents contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// A put, of a dirty page or a clean one.
@@ -42,7 +42,7 @@ pub enum Call {
     Take { page: u64, dirty: bool },
 }
 
-/// A call, and its place in time.
+/// A call, and its interval in time.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation {
     pub start: u64,
@@ -52,7 +52,7 @@ pub struct Operation {
     pub after: Option<u64>,
 }
 
-/// Returns a call that nothing orders but time.
+/// Returns a call that is ordered by time only.
 pub fn operation(start: u64, end: u64, call: Call) -> Operation {
     Operation {
         start,
@@ -75,7 +75,7 @@ pub struct Rules {
 type State = Option<(u64, bool)>;
 
 impl Rules {
-    /// Returns what a call with its answer leaves of a state, `None` if it cannot give that answer.
+    /// Returns the state after a call with its answer, `None` if that answer is impossible.
     fn after(self, state: State, call: Call) -> Option<State> {
         let page = state.map(|(page, _)| page);
         match call {
@@ -172,14 +172,14 @@ fn page_of(number: u64) -> Page {
 ///
 /// # Panics
 ///
-/// If the page is no one number's, because it is torn.
+/// If the page has the contents of no number, because it is torn.
 fn number_of(page: &Page) -> u64 {
     let number = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
     assert!(*page == page_of(number), "page {number} is torn");
     number
 }
 
-/// The order of moments in all threads, and numbers for pages.
+/// The clock of all threads, and numbers for pages.
 #[derive(Debug, Default)]
 pub struct Clock(AtomicU64);
 
@@ -189,7 +189,7 @@ impl Clock {
     }
 }
 
-/// Calls a client and writes down what it answers; one for each thread.
+/// Calls a client and records its answers; one for each thread.
 pub struct Recorder<'a> {
     clock: &'a Clock,
     client: &'a Client,
@@ -198,7 +198,7 @@ pub struct Recorder<'a> {
     versions: Vec<(Handle, Version, u64)>,
 }
 
-/// What was written down in one thread.
+/// The records of one thread.
 #[derive(Debug, Default)]
 pub struct Record {
     operations: Vec<(Handle, Operation)>,
@@ -217,7 +217,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Returns what was written down.
+    /// Returns the records.
     pub fn finish(self) -> Record {
         Record {
             operations: self.operations,
@@ -368,7 +368,7 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// Makes sure that the records of all threads are linearizable for each handle, and that no version stands for
+/// Asserts that the records of all threads are linearizable for each handle, and that no version identifies
 /// two pages.
 ///
 /// # Panics

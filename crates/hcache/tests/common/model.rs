@@ -1,15 +1,15 @@
-//! The naive twin of the store: what was last put under each handle, in maps, and which answers that allows.
+//! The naive twin of the store: the last page put under each handle, in maps, and the answers that this allows.
 //!
 //! A store may refuse puts and drop clean pages, so most of its answers are not determined; but each must be one that
 //! *some* such store gives:
 //!
-//! - A hit is the page last put under the handle, every byte of it, not flushed, got out or missed since. A miss is
-//!   remembered: what missed once does not come back.
+//! - A hit is the page last put under the handle, every byte of it, not flushed, removed or missed since. A miss is
+//!   recorded: a page that missed once does not come back.
 //! - A dirty page is never missed.
-//! - Counts and outcomes that tell of a page's presence agree with that.
+//! - Counts and outcomes that reveal a page's presence agree with that.
 //! - With one shard, pages leave a pool in LRU order: whatever is found older than a page that left is an error.
 //!   (Not so with compression, where a page that shares its frame may leave with another.)
-//! - Counters are the sums of the answers given, and account for each page: what came in is there or went out, by a
+//! - Counters are the sums of the answers given, and account for each page: a page that was put is there or left in a
 //!   way that is counted.
 //!
 //! Where nothing can push a page out (`Rules::roomy`), answers are determined, and must be those.
@@ -32,16 +32,16 @@ const CLIENTS: usize = 4;
 /// Pools in existence, at most.
 const POOLS: usize = 8;
 
-/// Handles of one call, at most: some more than go through a store together.
+/// Maximum number of handles of one call: some more than are processed together.
 const EACH: u8 = 40;
 
-/// What a store charges a page beside its contents, in bytes.
+/// Bytes that a store charges for a page beside its contents.
 const DESCRIPTION_BYTES: u64 = 40;
 
 /// What it may charge a page of one word more than that, in bytes: such pages may lie far apart.
 const WORD_BYTES: u64 = 216;
 
-/// Dirty pages in existence, at most: a few short of 1 MiB of them.
+/// Maximum number of dirty pages in existence: a few short of 1 MiB of them.
 const DIRTY_PAGES: u64 = 100;
 
 const OBJECTS: [u64; 8] = [0, 1, 2, 255, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX];
@@ -68,10 +68,10 @@ fn index_of(byte: u8) -> u32 {
     }
 }
 
-/// What the twin may take for granted.
+/// The assumptions that the twin may make.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// All pages fit, so that none leaves unasked and no put is refused but for its pool's capacity.
+    /// All pages fit, so that none is evicted and no put is refused except for its pool's capacity.
     pub roomy: bool,
     /// There is one shard.
     pub one_shard: bool,
@@ -143,7 +143,7 @@ pub const EVEN: &Weights = &[
     (Kind::Stats, 2),
 ];
 
-/// One thing to do, and to what.
+/// An operation and its target.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     kind: Kind,
@@ -155,7 +155,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns the step that 64 bits stand for.
+    /// Returns the step that 64 bits encode.
     pub fn new(bits: u64, weights: &Weights) -> Self {
         let [low, high, client, pool, object, index, content, _] = bits.to_le_bytes();
         let sum: u16 = weights.iter().map(|weight| weight.1).sum();
@@ -202,11 +202,11 @@ struct Pool {
     entries: BTreeMap<Key, Entry>,
     order: BTreeMap<u64, Key>,
     dirty_pages: u64,
-    /// Most that were: so many may be above a capacity even when they are clean, until a put.
+    /// Maximum number of dirty pages so far: so many may be above a capacity even when they are clean, until a put.
     most_dirty_pages: u64,
     /// Versions of pages that are no more.
     stale: HashMap<Key, Version>,
-    /// What it should have counted; `evicted_pages` only if `exact`.
+    /// Its expected counters; `evicted_pages` only if `exact`.
     counters: Counters,
     /// Pages put where there was none, less those known to have gone.
     balance: u64,
@@ -261,7 +261,7 @@ impl Pool {
         keys.find(|key| !self.entries[key].dirty).copied()
     }
 
-    /// Takes note of whether a page is there, and makes sure that it may be.
+    /// Records whether a page is there, and asserts that it may be.
     fn found(&mut self, key: Key, there: bool) {
         let Some(entry) = self.entries.get(&key) else {
             assert!(!there, "{key:?} is there, but was not put, or is gone");
@@ -274,7 +274,7 @@ impl Pool {
         }
     }
 
-    /// As many pages as there can be, and as there must be.
+    /// Asserts that there are as many pages as possible and necessary.
     fn bounds(&self) -> RangeInclusive<u64> {
         let most = self.entries.len() as u64;
         if self.exact {
@@ -284,7 +284,7 @@ impl Pool {
         }
     }
 
-    /// Removes what is there, according to a flush, and makes sure of the number it gave.
+    /// Removes the pages that a flush covers, and asserts the number it returned.
     fn flushed(&mut self, keys: &[Key], count: u64) {
         let most = keys.len() as u64;
         let dirty = keys.iter().filter(|key| self.entries[key].dirty);
@@ -321,13 +321,13 @@ impl Pool {
 struct Slot {
     client: Client,
     options: ClientOptions,
-    /// What it should have counted.
+    /// Its expected counters.
     counters: Counters,
     /// It was never in a shared pool, which counts for all its clients together.
     alone: bool,
 }
 
-/// A store and what it should be.
+/// A store and its expected state.
 pub struct Twin {
     store: Store,
     rules: Rules,
@@ -342,7 +342,7 @@ pub struct Twin {
     capacity_bytes: u64,
     /// Of pools that are no more.
     past: Counters,
-    /// Handed to gets; holds what the last one left.
+    /// Buffer of gets; holds the result of the last one.
     page: Page,
 }
 
@@ -376,7 +376,7 @@ impl Twin {
     ///
     /// # Panics
     ///
-    /// If the store's answer is none that it may give.
+    /// If the store's answer is not allowed.
     pub fn step(&mut self, step: Step) {
         self.now += 1;
         let slot = usize::from(step.client) % CLIENTS;
@@ -464,11 +464,11 @@ impl Twin {
         }
     }
 
-    /// Reads all there should be, and makes sure that the store holds nothing else. Returns all that happened.
+    /// Reads all expected pages, and asserts that the store holds nothing else. Returns all counters.
     ///
     /// # Panics
     ///
-    /// If it is not so.
+    /// If that fails.
     pub fn finish(mut self) -> Counters {
         self.check_stats();
         for at in 0..self.pools.len() {
@@ -477,7 +477,7 @@ impl Twin {
             for key in keys {
                 self.peek(slot, at, key);
             }
-            // Each was inspected, so what is left is there; unless a look made room to decompress into.
+            // Each was inspected, so the rest is there, unless an inspection made room to decompress into.
             let pages = self.pools[at].entries.len();
             let mut taken = 0;
             while self.take(slot, at) {
@@ -670,7 +670,7 @@ impl Twin {
         assert!(stats.used_bytes <= self.capacity_bytes);
     }
 
-    /// Does as the step says in a pool that is not the client's, or not any more.
+    /// Executes the step in a pool that does not, or no longer, belong to the client.
     fn foreign(&mut self, slot: usize, step: Step) {
         let of_others = self
             .pools
@@ -738,7 +738,7 @@ impl Twin {
         self.was_put(slot, at, key, content, dirty, outcome.unwrap());
     }
 
-    /// Takes note of what became of a put, and makes sure that it may.
+    /// Records the outcome of a put, and asserts that it is allowed.
     fn was_put(
         &mut self,
         slot: usize,
@@ -791,7 +791,7 @@ impl Twin {
         });
     }
 
-    /// Makes sure that the page in hand is the one under `key`.
+    /// Asserts that the page in the buffer is the one under `key`.
     fn check_page(&self, at: usize, key: Key) {
         let Some(entry) = self.pools[at].entries.get(&key) else {
             panic!("{key:?} is there, but was not put, or is gone");
@@ -830,7 +830,7 @@ impl Twin {
         self.was_got(slot, at, key, hit);
     }
 
-    /// Takes note of a get, whose page is in hand if it hit, and makes sure that it may.
+    /// Records the result of a get, whose page is in the buffer if it hit, and asserts that it is allowed.
     fn was_got(&mut self, slot: usize, at: usize, key: Key, hit: bool) {
         if hit {
             self.check_page(at, key);
@@ -928,7 +928,7 @@ impl Twin {
         numbers.extend(others.iter().map(|(number, _)| *number));
         numbers.sort_unstable();
         assert!(numbers.into_iter().eq(0..each.len()), "each is read once");
-        // A handle that is there twice may be told of its miss before its hit.
+        // A handle that occurs twice may miss before it hits.
         for (number, page) in hits {
             self.now += 1;
             let (at, key) = each[number].1.expect("no hit in a foreign pool");
@@ -1122,7 +1122,7 @@ impl Twin {
         assert_eq!(self.pools[at].dirty_pages, 0);
     }
 
-    /// Pages that left a pool unasked, as the store counts them, less those the twin knows of.
+    /// Pages evicted from a pool, as the store counts them, less those that the twin has recorded.
     fn uncounted(&self, at: usize) -> u64 {
         let pool = &self.pools[at];
         let stats = self.store.stats();
@@ -1216,7 +1216,7 @@ impl Twin {
     }
 }
 
-/// Makes sure that clients are charged for what the store holds, all of it: frames of their pages to the byte,
+/// Asserts that clients are charged for all that the store holds: frames of their pages to the byte,
 /// compressed pages for no more than their frames, pages of one word for no more than their metadata.
 pub fn check_charges(stats: &StoreStats, charged_each: bool) {
     let used = stats.clients.iter().map(|client| client.used_bytes);

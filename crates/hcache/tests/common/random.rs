@@ -1,4 +1,4 @@
-//! Numbers that look random.
+//! Pseudo-random numbers.
 
 /// Returns a pseudo-random number, different for each input (SplitMix64).
 pub fn mixed(number: u64) -> u64 {
