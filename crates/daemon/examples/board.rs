@@ -1,4 +1,4 @@
-//! Serves an example host, for looking at the page and trying clients: `board [PORT] [SOCKET]`.
+//! Serves an example host, to view the web page and to try clients: `board [PORT] [SOCKET]`.
 //!
 //! The page is at http://127.0.0.1:PORT/#token=TOKEN (port 7070 by default), the API at SOCKET too.
 
@@ -14,7 +14,7 @@ use plimsoll_daemon::http;
 #[path = "../tests/common/example.rs"]
 mod example;
 
-/// Long enough for a daemon, and no secret: an example moves nothing.
+/// Long enough for a daemon, and not secret: the example moves no real memory.
 const TOKEN: &str = "example-example-example";
 
 fn main() -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! What a day of history takes on disk: 100 VMs, a turn every 30 s, a division every 10 min.
+//! Measures the disk space of a day of history: 100 VMs, a turn every 30 s, a reallocation every 10 min.
 //!
 //! `cargo run --release -p plimsoll-daemon --example history_day`
 #![forbid(unsafe_code)]
@@ -125,7 +125,7 @@ impl Noise {
         let references = self.next() >> 40;
         let points = (0..STEPS).map(|at| {
             let miss_ratio = (1.0 - (f64::from(at) + self.share()) / f64::from(STEPS + 1)).max(0.0);
-            // As many digits as the daemon gives to what it decides by.
+            // As many digits as the daemon records of the inputs of a decision.
             let rounded = |ratio: f64| (ratio * 1e5).round() / 1e5;
             PointJson {
                 size_pages: u64::from(at) * 4096 + (self.next() >> 54),

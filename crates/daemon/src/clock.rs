@@ -11,11 +11,11 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Time {
     /// Since the host booted, suspension included: it never steps, so ages are differences of it.
     pub since_boot: Duration,
-    /// Milliseconds since 1970, for people: it steps when the clock is set.
+    /// Milliseconds since 1970, for display: it steps when the clock is set.
     pub unix_ms: u64,
 }
 
-/// Where the time comes from.
+/// The source of the time.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Time + Send + Sync>);
 

@@ -1,7 +1,7 @@
 //! The daemon's configuration, `/etc/plimsoll/plimsoll.toml` and `plimsoll.toml.d/*.toml`.
 //!
-//! The file itself is read first, then those of the drop-in directory in order of their names. If a key is set in several
-//! files, the last one wins; rules for VMs are appended. docs/configuration.md describes all keys.
+//! The file itself is read first, then those of the drop-in directory in order of their names. If a key is set in
+//! several files, the last one wins; rules for VMs are appended. docs/configuration.md describes all keys.
 
 mod error;
 mod file;
@@ -27,13 +27,13 @@ pub const PATH: &str = "/etc/plimsoll/plimsoll.toml";
 /// All settings, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// What the daemon may do; `observe` by default.
+    /// Whether the daemon only observes, proposes or moves memory; `observe` by default.
     pub mode: Mode,
     /// Interval between turns, 1 s to an hour; 30 s by default.
     pub turn_interval: Duration,
     /// Memory to allocate; `None` for the sum of the VMs' sizes when they were discovered.
     pub total_bytes: Option<u64>,
-    /// How it is allocated; isolated sharing by default.
+    /// The allocation policy; isolated sharing by default.
     pub policy: Policy,
     /// Sizes are multiples of this; 4 MiB by default.
     pub unit_bytes: u64,
@@ -45,7 +45,8 @@ pub struct Config {
     pub cooldown: Duration,
     /// How long a VM is measured after a move before it is compared with its bound; 60 s by default.
     pub check_after: Duration,
-    /// How far above its bound a VM may be measured before the move is rolled back, as a share; 0.03 by default.
+    /// How far a VM's measured misses may be above its bound before the move is rolled back, as a share; 0.03 by
+    /// default.
     pub tolerance: f64,
     /// Time without progress after which a balloon is stuck; 30 s by default.
     pub balloon_patience: Duration,
@@ -57,7 +58,7 @@ pub struct Config {
     pub history: Option<PathBuf>,
     /// Its maximum size in bytes; 256 MiB by default.
     pub history_bytes_max: u64,
-    /// How long it is kept; a week by default.
+    /// Maximum age of its records; a week by default.
     pub history_keep: Duration,
     /// Sockets of the API.
     pub serve: ServeSettings,
@@ -78,7 +79,7 @@ pub enum Workflow {
     Trap,
     /// VMs are shrunk into the caches under their disks (fig. 6).
     Cache {
-        /// Share of a VM's size that stays its own while it is traced, above 0.0 and below 1.0; 0.25 by default.
+        /// Share of a VM's size that it keeps while it is traced, above 0.0 and below 1.0; 0.25 by default.
         direct_ratio: f64,
         /// How long the VMs are traced before memory is allocated; 10 min by default.
         trace_for: Duration,
@@ -106,7 +107,7 @@ pub struct TraceSettings {
     pub window: Duration,
 }
 
-/// Sockets of the API, and who may use them.
+/// Sockets of the API, and their permissions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeSettings {
     /// The control socket.
@@ -150,7 +151,7 @@ pub struct TlsSettings {
 pub struct VmRule {
     /// Glob over names: `web-*`.
     pub name: String,
-    /// UUID of the one VM that it is for, in lower case; `None` for VMs of any.
+    /// UUID of the one VM to which the rule applies, in lower case; `None` for VMs of any.
     pub uuid: Option<String>,
     /// Whether the daemon may change their memory.
     pub managed: Option<bool>,

@@ -1,8 +1,8 @@
 //! Finds the VMs of this host in a thread of its own, so that no turn waits for a process.
 //!
-//! A process is inspected only after the kernel's account of it was checked ([`AllowedUsers::check`]). One that turns out to
-//! be no VM (yet) is inspected again after a pause that doubles, and a round takes up no process after its budget: hundreds
-//! of monitors that never answer delay the discovery of others by seconds, and turns not at all.
+//! A process is inspected only after the kernel's record of it was checked ([`AllowedUsers::check`]). One that turns
+//! out not to be a VM (yet) is inspected again after a pause that doubles, and a round inspects no process after its
+//! budget: hundreds of monitors that never answer delay the discovery of others by seconds, and do not delay turns.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -20,38 +20,38 @@ const PAUSE: Duration = Duration::from_secs(1);
 const BUDGET: Duration = Duration::from_secs(2);
 /// Processes inspected at a time: one whose monitor is silent delays few others.
 const INSPECTED_AT_ONCE: usize = 16;
-/// Time until a process is inspected again, first and at last.
+/// Minimum and maximum time until a process is inspected again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(900), Duration::from_mins(1));
 /// Age at which an assessment of a VM is renewed.
 const ASSESSED_AGAIN: Duration = Duration::from_secs(30);
 /// Longest wait of the first turn for the first round.
 const FIRST_ROUND_MAX: Duration = Duration::from_millis(1500);
-/// Age of the last round from which discovery counts as hanging.
+/// Age of the last round from which discovery counts as stuck.
 const HANGS_AFTER: Duration = Duration::from_mins(1);
-/// Processes of one kind that are described singly; others are counted.
+/// Maximum number of processes of one kind that are reported one by one; the others are counted.
 const DESCRIBED: usize = 5;
 
 /// The processes of a host, as far as discovery needs them.
 pub trait Processes: Sync + Send + 'static {
-    /// Those that run a system emulator by their name.
+    /// Processes that run a system emulator, judged by their name.
     ///
     /// # Errors
     ///
-    /// Why they cannot be listed.
+    /// The reason why they cannot be listed.
     fn list(&self) -> Result<Vec<ProcessId>, VmError>;
 
-    /// Checks by the kernel's account alone whether it can be a VM.
+    /// Checks by the kernel's record alone whether the process can be a VM.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason why it cannot.
     fn check(&self, process: ProcessId) -> Result<(), VmError>;
 
-    /// Describes it, which may take as long as its monitor takes.
+    /// Describes it. Takes as long as its monitor.
     ///
     /// # Errors
     ///
-    /// Why it is no VM.
+    /// The reason why it is not a VM.
     fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError>;
 
     /// Assesses which tracing backends can observe a VM.
@@ -91,7 +91,7 @@ impl Processes for HostProcesses {
             pid: vm.pid,
             ram: vm.ram.clone(),
             locked: is_locked,
-            // Our own tracer's would be among them.
+            // Our own tracers would be among them.
             userfault: false,
             vcpu_threads: Vec::new(),
         };
@@ -124,13 +124,13 @@ pub struct Discovered {
     pub vms: Vec<Arc<QemuVm>>,
     /// Which tracing backends can observe each of them.
     pub backends: BTreeMap<ProcessId, Vec<BackendView>>,
-    /// What an operator should see.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
     /// End of the round; `None` before the first.
     pub at: Option<Instant>,
 }
 
-/// The thread that discovers. Ends when dropped.
+/// The discovery thread. Ends when dropped.
 #[derive(Debug)]
 pub struct Discovery {
     shared: Arc<(Mutex<Discovered>, Condvar)>,
@@ -139,7 +139,7 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Begins to discover.
+    /// Starts the thread.
     #[must_use]
     pub fn begin(processes: impl Processes) -> Self {
         let shared = Arc::new((Mutex::new(Discovered::default()), Condvar::new()));
@@ -190,7 +190,7 @@ impl Discovery {
 }
 
 fn lock(discovered: &Mutex<Discovered>) -> MutexGuard<'_, Discovered> {
-    // It is replaced as a whole.
+    // It is only ever replaced as a whole, so it is consistent.
     discovered.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -202,7 +202,7 @@ struct Pending {
     pause: Duration,
 }
 
-/// Which tracing backends can observe a VM, and when that was found out.
+/// Which tracing backends can observe a VM, and the time of the assessment.
 #[derive(Debug)]
 struct Assessed {
     at: Instant,
@@ -210,7 +210,7 @@ struct Assessed {
     backends: Vec<BackendView>,
 }
 
-/// What is kept from one round to the next.
+/// State kept from one round to the next.
 #[derive(Debug, Default)]
 struct Rounds {
     known: BTreeMap<ProcessId, Arc<QemuVm>>,
@@ -237,7 +237,7 @@ impl Rounds {
                 self.pending.retain(|process, _| here.contains(process));
                 self.inspect(processes, &here, began);
             }
-            // Those that are known and still run have not ended by that.
+            // VMs found earlier that still run have not ended just because the list failed.
             Err(error) => warnings.push(format!("VMs cannot be discovered: {error}")),
         }
         self.assess(processes, began);
@@ -317,7 +317,7 @@ impl Rounds {
         for (process, pause, result) in described.unwrap_or_else(PoisonError::into_inner) {
             self.pending.remove(&process);
             let why = match result {
-                // One that has just been started has not mapped its RAM yet.
+                // A process that has just been started has not mapped its RAM yet.
                 Ok(vm) if vm.ram.is_empty() || vm.vcpus.is_empty() => format!(
                     "process {} ({}) has no guest RAM that could be watched, or no vCPUs (yet)",
                     process.pid, vm.id
@@ -340,7 +340,7 @@ impl Rounds {
     }
 }
 
-/// The first of these warnings, and how many more there are.
+/// The first of these warnings, and the number of the others.
 fn some_of(warnings: &[String], what: &str) -> Vec<String> {
     let (first, rest) = warnings.split_at(warnings.len().min(DESCRIBED));
     let mut some = first.to_vec();
@@ -357,7 +357,7 @@ mod tests {
     use plimsoll_vm::Vcpu;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A host with one VM behind `silent` processes whose monitors answer nothing for so long.
+    /// A host with one VM behind `silent` processes whose monitors do not answer for this long.
     struct Hostile {
         silent: u32,
         silence: Duration,

@@ -20,24 +20,24 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Age after which a curve that could not be renewed is discarded.
 const STALE: Duration = Duration::from_mins(1);
 
-/// Asks a disk daemon for its curve.
+/// Queries a disk daemon for its curve.
 #[derive(Debug)]
 pub struct DiskFeed {
     read: Arc<Mutex<Read>>,
-    /// Dropped, the thread ends.
+    /// Ends the thread when dropped.
     _end: Option<Sender<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Read {
     curve: Option<ObservedCurve>,
-    /// When the last answer came, since boot.
+    /// Time of the last answer, since boot.
     answered: Duration,
     error: Option<String>,
 }
 
 impl DiskFeed {
-    /// Asks at `socket` from one `interval` to the next; `clock` measures the age of answers.
+    /// Queries the daemon at `socket` once per `interval`; `clock` measures the age of answers.
     #[must_use]
     pub fn new(socket: PeerSocket, interval: Duration, clock: Clock) -> Self {
         let read = Arc::new(Mutex::new(Read::default()));
@@ -49,7 +49,7 @@ impl DiskFeed {
                     ask_disk_daemon::<Option<CurveJson>>(&socket, Request::Curve, ANSWER_MAX);
                 let mut read = its.lock().unwrap_or_else(PoisonError::into_inner);
                 match answer {
-                    // Its counts begin anew when the guest's memory changes: what was true before is not any more.
+                    // Its counts restart when the guest's memory changes: earlier values are no longer valid.
                     Ok((curve, _)) => {
                         let curve = curve.as_ref().map(ObservedCurve::read).transpose();
                         read.error = curve
@@ -152,7 +152,7 @@ mod tests {
         let curve = CurveJson::new("a", PageSize::FOUR_KIB, None, &curve);
         let answer = serde_json::json!({ "schema": SCHEMA, "result": curve });
         thread::spawn(move || {
-            // Its first client is the last that it answers.
+            // Its first client is the last one that it answers.
             let (mut stream, _) = listener.accept().unwrap();
             BufReader::new(&stream)
                 .read_line(&mut String::new())
@@ -173,7 +173,7 @@ mod tests {
         unix_ms.fetch_add(3_600_000, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(100));
         assert!(feed.seen().curve.is_some());
-        // Two hours back, while the curve grows old.
+        // Two hours back, while the curve ages.
         unix_ms.fetch_sub(7_200_000, Ordering::SeqCst);
         boot_s.fetch_add(61, Ordering::SeqCst);
         until(&mut feed, "no curve", |seen| seen.curve.is_none());

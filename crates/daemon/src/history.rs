@@ -3,10 +3,10 @@
 //! Samples are kept turn by turn for two hours, as means of five minutes after that; heat every five minutes, curves
 //! every ten, thinned. All are bounded in age and together in bytes, the oldest going first.
 //!
-//! What is asked to be durable (decisions, settings, flags) is on disk when the call returns; samples are at most five
-//! minutes later. Nothing here fails for the one who writes: what cannot go to disk is kept in memory, up to a bound,
-//! told by [`History::warnings`] and brought to disk once that works again. A file that is not what was written is set
-//! aside, never deleted.
+//! Records that must be durable (decisions, settings, flags) are on disk when the call returns; samples follow within
+//! five minutes. No call fails for the caller: what cannot be written to disk is kept in memory, up to a bound,
+//! reported by [`History::warnings`] and written to disk once that works again. A damaged file is set aside, never
+//! deleted.
 
 mod form;
 mod store;
@@ -33,44 +33,44 @@ use crate::config::Config;
 use form::{Heat, KeptVm, Turn};
 use store::{Failure, Store};
 
-/// What a mean stands for, and how often heat is kept.
+/// Time span of a mean, and the interval at which heat is kept.
 const SPAN_MS: u64 = 5 * 60 * 1000;
-/// Bytes that the history in memory may take.
+/// Maximum bytes of the history in memory.
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
-/// From one try to write to disk again to the next.
+/// Interval between attempts to write to disk again.
 const RETRY_AFTER: Duration = Duration::from_mins(1);
 /// Maximum number of points returned at once.
 const POINTS_MAX: usize = 10_000;
-/// Most decisions given at once.
+/// Maximum number of decisions returned at once.
 const DECISIONS_MAX: usize = 1000;
-/// Most cells of a heatmap that are kept; larger ones are not.
+/// Maximum number of cells of a heatmap that is kept; larger ones are not.
 const CELLS_MAX: usize = 4096;
 
-/// Why history could not be opened. The file is untouched.
+/// Why history could not be opened. The file is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// Another process has it.
+    /// Another process has locked it.
     #[error(
         "{}: another plimsolld has this history open; stop it, or configure another history.file", path.display()
     )]
     Held {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
 }
 
-/// What bounds a history.
+/// Limits of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes on disk.
+    /// Maximum bytes on disk.
     pub bytes_max: u64,
-    /// How long anything is kept.
+    /// Maximum age of a record.
     pub keep: Duration,
 }
 
 impl Limits {
-    /// Those that are configured.
+    /// The configured limits.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         Self {
@@ -80,12 +80,12 @@ impl Limits {
     }
 }
 
-/// Where something that was to be durable is.
+/// Where a record that must be durable is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// On disk.
     Durably,
-    /// In memory alone, for now or for good.
+    /// Only in memory, for now or permanently.
     InMemory,
 }
 
@@ -94,15 +94,15 @@ pub enum Kept {
 pub struct Moment<'a> {
     /// Its name.
     pub vm: &'a str,
-    /// How it stands.
+    /// Its memory and misses.
     pub sample: Sample,
-    /// Where it is busy: bytes of a cell, and the newest period.
+    /// Its heatmap: bytes of a cell, and the newest period.
     pub heat: Option<(u64, &'a HeatRow)>,
     /// Its curve.
     pub curve: Option<&'a CurveJson>,
 }
 
-/// The past of a host. Any thread may ask and write.
+/// The past of a host. May be used from any thread.
 #[derive(Debug)]
 pub struct History {
     state: Mutex<State>,
@@ -110,13 +110,13 @@ pub struct History {
 
 #[derive(Debug)]
 struct State {
-    /// Where the file is to be; `None` if there is to be none.
+    /// Path of the file; `None` if there is to be none.
     place: Option<(PathBuf, Limits)>,
     /// The file, while it can be read.
     file: Option<Arc<Store>>,
-    /// What the file does not have; writes go here while there is one.
+    /// Records that the file does not have; writes go here while there is one.
     memory: Option<Arc<Store>>,
-    /// Whether `flags` and `vms` include what the file has.
+    /// Whether `flags` and `vms` include the contents of the file.
     loaded: bool,
     began_anew: bool,
     paused: bool,
@@ -124,9 +124,9 @@ struct State {
     /// The next decision's number.
     next_id: u64,
     vms: BTreeMap<String, KeptVm>,
-    /// Heat since it was last kept.
+    /// Heat since it was last stored.
     heat: HashMap<u64, Heat>,
-    /// The span in which heat and curves were last kept.
+    /// The span in which heat and curves were last stored.
     span: Option<u64>,
     problem: Option<String>,
     retry_at: Instant,
@@ -135,8 +135,8 @@ struct State {
 impl History {
     /// Opens or creates the history at `path`; also returns warnings for the operator.
     ///
-    /// A file that is torn or not understood is renamed, and a new one begun. If none can be opened or begun, history
-    /// is kept in memory and the disk tried again later.
+    /// A file that is damaged or of an unknown format is renamed, and a new one created. If none can be opened or
+    /// created, history is kept in memory and the disk retried later.
     ///
     /// # Errors
     ///
@@ -171,14 +171,14 @@ impl History {
         }
     }
 
-    /// Why history is not on disk although it should be, and what becomes of it.
+    /// Why history is not on disk although it should be, and how the daemon proceeds.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.state().problem.iter().cloned().collect()
     }
 
-    /// Whether a file was there at the start that could not be read: flags, settings and moves under way of the
-    /// time before are not known.
+    /// Whether a file was present at the start that could not be read: earlier flags, settings and moves in progress
+    /// are then unknown.
     #[must_use]
     pub fn began_anew(&self) -> bool {
         self.state().began_anew
@@ -192,19 +192,19 @@ impl History {
         bytes_on_disk(path)
     }
 
-    /// Keeps how all VMs stand at the end of a turn, in one transaction.
+    /// Stores the state of all VMs at the end of a turn, in one transaction.
     pub fn record_turn(&self, vms: &[Moment<'_>]) {
         if let Some(unix_ms) = vms.iter().map(|vm| vm.sample.unix_ms).max() {
             self.state().record_turn(unix_ms, vms);
         }
     }
 
-    /// Brings all turns to disk.
+    /// Writes all turns to disk.
     pub fn flush(&self) -> Kept {
         self.state().write(true, &|_| Ok(()))
     }
 
-    /// Keeps a decision, or what has become of it. Inputs that it once had stay although it comes without.
+    /// Stores a decision or its new state. Inputs stored earlier are kept if it comes without.
     pub fn put_decision(&self, decision: &Decision) -> Kept {
         let mut state = self.state();
         let next_id = state.next_id.max(decision.id.saturating_add(1));
@@ -215,7 +215,7 @@ impl History {
         })
     }
 
-    /// A number for a decision: rising, and never given twice while the file lives.
+    /// A number for a decision: increasing, and never repeated while the file exists.
     #[must_use]
     pub fn next_id(&self) -> u64 {
         let mut state = self.state();
@@ -226,7 +226,7 @@ impl History {
         id
     }
 
-    /// A decision in full.
+    /// A decision with its inputs.
     #[must_use]
     pub fn decision(&self, id: u64) -> Option<Decision> {
         let stores = self.stores();
@@ -251,7 +251,7 @@ impl History {
         let limit = limit.min(DECISIONS_MAX);
         let vm = vm.map(key_of);
         let mut found = BTreeMap::new();
-        // What is in memory is newer than what the file says of the same decision.
+        // The version in memory is newer than the one in the file.
         for store in self.stores() {
             for decision in told(store.decisions(vm, before, limit)).unwrap_or_default() {
                 found.entry(decision.id).or_insert(decision);
@@ -260,7 +260,7 @@ impl History {
         found.into_values().rev().take(limit).collect()
     }
 
-    /// Decisions that have not ended, in full, oldest first: after a crash, what was begun.
+    /// Decisions that have not ended, in full, oldest first: after a crash, those that were in progress.
     #[must_use]
     pub fn unfinished(&self) -> Vec<Decision> {
         let mut ids: Vec<u64> = Vec::new();
@@ -273,7 +273,7 @@ impl History {
         all.filter(|decision| !decision.state.has_ended()).collect()
     }
 
-    /// A VM's moments from `since_ms` until before `until_ms`, rising in time; more than `points` are put together.
+    /// A VM's samples from `since_ms` until before `until_ms`, in ascending time; more than `points` are combined.
     #[must_use]
     pub fn samples(&self, vm: &str, since_ms: u64, until_ms: u64, points: usize) -> Vec<Sample> {
         let mut samples = Vec::new();
@@ -284,7 +284,7 @@ impl History {
         thinned(&samples, points.clamp(1, POINTS_MAX))
     }
 
-    /// A VM's newest curve at or before `unix_ms`, and when it was made.
+    /// A VM's newest curve at or before `unix_ms`, and its time.
     #[must_use]
     pub fn curve_at(&self, vm: &str, unix_ms: u64) -> Option<(u64, CurveJson)> {
         let curves = self.stores().into_iter();
@@ -293,7 +293,7 @@ impl History {
         Some((made, curve.into_json(vm)))
     }
 
-    /// Where a VM was busy from `since_ms` until before `until_ms`, as far as its cells have the newest's size.
+    /// A VM's heatmap from `since_ms` until before `until_ms`, of the rows whose cells have the newest row's size.
     #[must_use]
     pub fn heat(&self, vm: &str, since_ms: u64, until_ms: u64) -> Option<HeatmapView> {
         let mut rows: Vec<(u64, Heat)> = Vec::new();
@@ -324,27 +324,27 @@ impl History {
         self.state().paused
     }
 
-    /// Keeps whether moving is paused.
+    /// Stores whether moving is paused.
     pub fn put_paused(&self, paused: bool) -> Kept {
         let mut state = self.state();
         state.paused = paused;
         state.write(true, &|txn| store::put_paused(txn, paused))
     }
 
-    /// Where in the workflow the host was, if that was ever kept.
+    /// The host's phase in the workflow, if one was ever stored.
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.state().phase
     }
 
-    /// Keeps where in the workflow the host is.
+    /// Stores the host's phase in the workflow.
     pub fn put_phase(&self, phase: Phase) -> Kept {
         let mut state = self.state();
         state.phase = Some(phase);
         state.write(true, &|txn| store::put_phase(txn, phase))
     }
 
-    /// What was changed by hand for a VM.
+    /// The settings changed by hand for a VM.
     #[must_use]
     pub fn settings(&self, vm: &str) -> SettingsChange {
         let state = self.state();
@@ -352,19 +352,19 @@ impl History {
         settings.map(form::Settings::to_change).unwrap_or_default()
     }
 
-    /// Keeps all that is changed by hand for a VM, in the place of what was kept before; an empty change forgets it.
+    /// Stores all settings changed by hand for a VM in place of the earlier ones; an empty change deletes them.
     pub fn put_settings(&self, vm: &str, change: &SettingsChange) -> Kept {
         let settings = form::Settings::of(change);
         self.state().change_vm(vm, |kept| kept.settings = settings)
     }
 
-    /// What a VM was first found with, in bytes, as far as that is kept.
+    /// A VM's size when it was first discovered, in bytes, if it is still stored.
     #[must_use]
     pub fn baseline(&self, vm: &str) -> Option<u64> {
         self.state().vms.get(vm)?.baseline_bytes
     }
 
-    /// Keeps what a VM was first found with. It is forgotten when the VM was away for longer than history is kept.
+    /// Stores a VM's size at discovery. It is deleted when the VM was absent for longer than history is kept.
     pub fn put_baseline(&self, vm: &str, bytes: u64) -> Kept {
         self.state()
             .change_vm(vm, |kept| kept.baseline_bytes = Some(bytes))
@@ -374,7 +374,7 @@ impl History {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What can be read, the newer first.
+    /// The readable stores, the newer first.
     fn stores(&self) -> Vec<Arc<Store>> {
         let state = self.state();
         state.memory.iter().chain(&state.file).cloned().collect()
@@ -400,7 +400,7 @@ impl State {
         }
     }
 
-    /// Opens the file, or sets it aside and begins another.
+    /// Opens the file, or sets it aside and creates another.
     fn open_file(
         &mut self,
         path: &Path,
@@ -432,7 +432,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes to the file, or to memory while that cannot be.
+    /// Writes to the file, or to memory while that fails.
     fn write(
         &mut self,
         durable: bool,
@@ -463,7 +463,7 @@ impl State {
         Kept::InMemory
     }
 
-    /// Goes on in memory because of `failure`.
+    /// Continues in memory because of `failure`.
     fn keep_in_memory(&mut self, failure: &Failure) {
         let Some((path, limits)) = &self.place else {
             return;
@@ -476,13 +476,13 @@ impl State {
         if self.memory.is_none() {
             self.memory = Store::in_memory().ok().map(Arc::new);
         }
-        // A store that failed to write stays shut; opened anew it may well be read.
+        // A store that failed to write stays closed; it may be readable when opened again.
         if self.loaded && self.file.is_none() && !matches!(failure, Failure::Broken(_)) {
             self.file = Store::open(path, limits.bytes_max).ok().map(Arc::new);
         }
     }
 
-    /// Brings to disk what is in memory.
+    /// Writes the contents of memory to disk.
     fn retry(&mut self) {
         let Some((path, limits)) = self.place.clone() else {
             return;
@@ -504,7 +504,7 @@ impl State {
         let file = match self.file.take() {
             Some(file) => file,
             None => match Store::open(path, limits.bytes_max) {
-                // Its decisions have numbers that were given again since.
+                // The numbers of its decisions were assigned again since.
                 Ok(store) if !self.loaded && !store.is_empty()? => {
                     drop(store);
                     self.renew(path, limits, "could not be read when the daemon started")?
@@ -530,7 +530,7 @@ impl State {
         Ok(())
     }
 
-    /// Sets the file aside and begins another.
+    /// Sets the file aside and creates another.
     fn renew(&self, path: &Path, limits: Limits, why: &str) -> Result<Arc<Store>, Failure> {
         let aside = set_aside(path)?;
         warn!(
@@ -579,7 +579,7 @@ impl State {
         if closes {
             self.span = Some(span);
             let forgotten = |vm: &KeptVm| vm.settings.is_none() && vm.seen_unix_ms < oldest_ms;
-            // A VM that was never seen was set just now.
+            // A VM without an earlier record was set just now.
             self.vms
                 .retain(|_, vm| vm.seen_unix_ms == 0 || !forgotten(vm));
         }
@@ -600,7 +600,7 @@ impl State {
         }
     }
 
-    /// Drops the oldest until the bounds hold.
+    /// Drops the oldest records until the limits hold.
     fn keep_small(&mut self) {
         if let Some(memory) = &self.memory
             && let Err(failure) = memory.keep_below(MEMORY_BYTES_MAX)
@@ -612,7 +612,7 @@ impl State {
         else {
             return;
         };
-        // Blocks are only ever added, so that a file below the bound has never been above it.
+        // Blocks are only ever added, so a file below the limit has never been above it.
         let near = limits.bytes_max - limits.bytes_max / 4;
         if bytes_on_disk(path).is_some_and(|bytes| bytes < near) {
             return;
@@ -637,7 +637,7 @@ impl State {
     }
 }
 
-/// A VM in keys: names may be long. Names are the host's, not a guest's, so that nobody makes two of them meet.
+/// A VM's key: names may be long. Names are assigned by the host, not a guest, so that nobody can provoke a collision.
 fn key_of(vm: &str) -> u64 {
     xxh3_64(vm.as_bytes())
 }
@@ -656,7 +656,7 @@ fn bytes_on_disk(path: &Path) -> Option<u64> {
     Some(blocks.saturating_mul(512))
 }
 
-/// Renames a file so that nothing is overwritten, and gives its new name.
+/// Renames a file without overwriting another, and returns its new name.
 fn set_aside(path: &Path) -> Result<PathBuf, io::Error> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let mut unix_s = now.unwrap_or_default().as_secs();

@@ -1,6 +1,6 @@
 //! The control loop's view of a host: its VMs, their actuators and the sources of their curves.
 //!
-//! The loop is written against these traits alone, so that it runs on a simulated host as on a real one.
+//! The loop depends only on these traits, so that it runs on a simulated host as on a real one.
 
 use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
@@ -11,14 +11,14 @@ use plimsoll_vm::ProcessId;
 use crate::clock::unix_ms;
 use crate::config::{Config, VmRule};
 
-/// A VM that runs.
+/// A running VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveredVm {
     /// Its name, unique on the host.
     pub vm: String,
     /// Its process.
     pub pid: u32,
-    /// Start of that process, in clock ticks since boot: a number may be used again.
+    /// Start of that process, in clock ticks since boot, because process numbers are reused.
     pub start_ticks: u64,
     /// Its UUID, if it has one.
     pub uuid: Option<String>,
@@ -26,9 +26,9 @@ pub struct DiscoveredVm {
     pub accelerator: Option<String>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
-    /// Its RAM as it was started.
+    /// Its RAM at its start.
     pub ram_bytes: u64,
-    /// Which tracing backends can observe it; empty while that is not known.
+    /// Which tracing backends can observe it; empty while that is unknown.
     pub backends: Vec<BackendView>,
 }
 
@@ -43,9 +43,9 @@ impl DiscoveredVm {
     }
 }
 
-/// What a VM is moved and known by.
+/// The actuator and the curve source of a VM.
 pub struct VmHandles {
-    /// What moves it.
+    /// Its actuator.
     pub actuator: VmMemory,
     /// Source of its curve.
     pub feeds: Vec<Box<dyn Feed>>,
@@ -56,10 +56,10 @@ pub trait Feed: Send {
     /// Where its curves come from.
     fn source(&self) -> CurveSource;
 
-    /// What is known now; never waits.
+    /// The latest results; never waits.
     fn seen(&mut self) -> FeedReport;
 
-    /// What was seen until now is of another time: the VM's memory was moved.
+    /// Discards all observations, because the VM's memory was moved.
     fn forget(&mut self) {}
 }
 
@@ -70,7 +70,7 @@ pub struct ObservedCurve {
     pub curve: MissRatioCurve,
     /// Size of those pages.
     pub page_size: PageSize,
-    /// When it was made.
+    /// Time of the curve.
     pub unix_ms: u64,
 }
 
@@ -79,7 +79,7 @@ impl ObservedCurve {
     ///
     /// # Errors
     ///
-    /// Why it is not valid.
+    /// The reason why it is not valid.
     pub fn read(json: &CurveJson) -> Result<Self, CurveJsonError> {
         Ok(Self {
             curve: json.to_curve()?,
@@ -102,46 +102,46 @@ pub struct FeedReport {
     pub heat: Vec<HeatRow>,
     /// Bytes of RAM that a cell of them stands for.
     pub heat_cell_bytes: u64,
-    /// What is wrong, for the operator.
+    /// Warnings for the operator.
     pub warning: Option<String>,
 }
 
 /// A host.
 pub trait Host: Send {
-    /// The VMs that run now, and what hindered looking.
+    /// The VMs that run now, and errors of discovery.
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>);
 
-    /// Prepares to move and to trace a VM.
+    /// Creates the actuator and the curve source of a VM.
     fn open(&mut self, found: &DiscoveredVm, rule: &VmRule, config: &Config) -> VmHandles;
 
-    /// All RAM of the host, and what of it the kernel could give without swapping, in bytes.
+    /// All RAM of the host, and the part that the kernel could provide without swapping, in bytes.
     fn ram(&mut self) -> (u64, u64);
 
-    /// The shared page store, if there is one: what its capacity is, in bytes.
+    /// The capacity of the shared page store in bytes, if there is one.
     fn store(&mut self) -> Option<Result<u64, ActuatorError>>;
 
     /// Changes the capacity of the shared page store.
     ///
     /// # Errors
     ///
-    /// Why it has its old one, as far as is known.
+    /// The reason why it keeps its old capacity, as far as is known.
     fn resize_store(&mut self, capacity_bytes: u64) -> Result<(), ActuatorError>;
 }
 
-/// A count that rises with every miss of a VM, and what it is a count of.
+/// A counter that rises with every miss of a VM, and the kind of misses that it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Misses {
     /// Misses since some time.
     pub count: u64,
     /// References that could have missed, if they are counted.
     pub of: Option<u64>,
-    /// What is counted.
+    /// The kind of misses counted.
     pub by: &'static str,
 }
 
 impl Misses {
-    /// Reads the counts off what a VM's actuator saw: reads of its storage where its disk is ours, else what its guest
-    /// says of pages that it had to read.
+    /// Reads the counters from a poll of a VM's actuator: reads of its storage where its disk is served by us, else the
+    /// guest's own report of pages that it had to read.
     #[must_use]
     pub fn of(status: &MemoryStatus) -> Option<Self> {
         if let Some(disk) = &status.disk {

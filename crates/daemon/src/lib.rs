@@ -25,6 +25,6 @@ pub mod tracer;
 pub mod turn;
 pub mod vm;
 
-/// The host that unit tests serve states its types by the crate's name, as every user of it does.
+/// Lets the example host of the unit tests refer to types by the crate's name, as its other users do.
 #[cfg(test)]
 extern crate self as plimsoll_daemon;

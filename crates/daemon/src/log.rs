@@ -1,6 +1,6 @@
-//! Where the daemon's log goes: to the journal with fields if systemd started it, else to stderr as lines.
+//! The daemon's log: to the journal with fields if systemd started it, else to stderr as lines.
 //!
-//! What concerns a VM or a decision is logged with `vm` and `decision`, which the journal has as `PLIMSOLL_VM` and
+//! Messages about a VM or a decision have the fields `vm` and `decision`, which the journal stores as `PLIMSOLL_VM` and
 //! `PLIMSOLL_DECISION`: `journalctl -u plimsolld PLIMSOLL_VM=web`.
 
 use std::fs::{self, Metadata};
@@ -14,14 +14,14 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-/// What is put before the names of fields in the journal.
+/// Prefix of field names in the journal.
 const PREFIX: &str = "PLIMSOLL";
 
-/// Logs what is as grave as `level` or graver, from now to the end of the process.
+/// Starts the log for messages of `level` or more severe, until the end of the process.
 ///
 /// # Errors
 ///
-/// If a log was started before, which goes on.
+/// If a log was started before, which continues.
 pub fn begin(level: Level) -> Result<(), TryInitError> {
     let level = LevelFilter::from_level(level);
     let registry = tracing_subscriber::registry();
@@ -59,7 +59,7 @@ fn journal() -> io::Result<tracing_journald::Layer> {
     Ok(layer)
 }
 
-/// Whether stderr goes to the journal: the variable alone is inherited by whatever a service starts.
+/// Whether stderr goes to the journal: the variable alone is inherited by every child of a service.
 fn stderr_is_journal() -> bool {
     let stream = std::env::var("JOURNAL_STREAM").ok();
     let stderr = fs::metadata("/proc/self/fd/2").ok();

@@ -18,7 +18,7 @@ use plimsoll_daemon::{http, log};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 
-/// Commands that may wait for the turn loop.
+/// Maximum number of commands that wait for the turn loop.
 const COMMANDS: usize = 64;
 
 /// Trace this host's VMs, store their miss-ratio curves, and allocate its memory within each VM's limits.
@@ -117,7 +117,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
             notify(&[NotifyState::Watchdog]);
         }
         if hang_up.swap(false, Ordering::Relaxed) {
-            // Nobody waits for the answer: what it says is in the log.
+            // Nobody waits for the answer; the result is in the log.
             let _ = sender.try_send(Command::Reload(oneshot::channel().0));
         }
     };
@@ -128,7 +128,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells systemd, if it listens.
+/// Notifies systemd, if it listens.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!("systemd could not be notified: {error}");

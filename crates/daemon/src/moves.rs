@@ -1,8 +1,9 @@
 //! A move: VMs are resized from their current sizes to those of a decision.
 //!
-//! VMs that shrink go first, and memory is reassigned only after it has been observed to be free: the VMs never have more
-//! together than the total, even if a balloon is stuck, a monitor hangs or a VM dies during the move. A part that cannot
-//! be resized is requested to stay at its size, so that a guest that reacts later does not lose memory unexpectedly.
+//! VMs that shrink go first, and memory is reassigned only after it has been observed to be free: the VMs together
+//! never have more than the total, even if a balloon is stuck, a monitor hangs or a VM dies during the move. A part
+//! that cannot be resized is requested to stay at its size, so that a guest that reacts later does not lose memory
+//! unexpectedly.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,13 +11,13 @@ use std::time::{Duration, Instant};
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
-/// Most time that a move may take, however slowly its VMs follow.
+/// Maximum duration of a move, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
-/// Least memory worth telling a VM of before the rest is free.
+/// Minimum amount of free memory for which a VM gets a new target before the rest is free.
 const GRANT_MIN_BYTES: u64 = 4 << 20;
-/// A cache so near to what it was told is there: it is made of whole pages.
+/// Difference to its target at which a cache counts as resized: it consists of whole pages.
 const CACHE_SLACK_BYTES: u64 = 64 << 10;
-/// Times that telling a VM may fail before its part is given up.
+/// Number of failed requests to a VM after which its part is abandoned.
 const FAILURES_MAX: u32 = 5;
 
 /// One VM's part.
@@ -33,34 +34,34 @@ struct Part {
     error: Option<String>,
 }
 
-/// A move under way.
+/// A move in progress.
 #[derive(Debug)]
 pub struct Move {
     parts: Vec<Part>,
     began: Instant,
 }
 
-/// How far a move is.
+/// The progress of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoveProgress {
-    /// Not at its end.
+    /// In progress.
     InProgress,
-    /// Every VM has what it is to have.
+    /// Every VM has its new size.
     Done,
-    /// Nothing more can be moved, and some VM has not what it is to have.
+    /// Nothing more can be moved, and some VM does not have its new size.
     Partly,
 }
 
 /// Inputs of a move: a VM, and all memory.
 pub struct MovableVm<'a> {
-    /// What moves it.
+    /// Its actuator.
     pub actuator: &'a mut VmMemory,
     /// Its status when last polled; a move polls again.
     pub status: &'a mut MemoryStatus,
 }
 
 impl Move {
-    /// Begins to give each VM what stands beside its name, from what it holds.
+    /// Begins to give each VM the holding paired with its name, starting from its present one.
     #[must_use]
     pub fn begin(vms: Vec<(String, Holding, Holding)>, now: Instant) -> Self {
         let part = |(vm, from, to)| Part {
@@ -85,7 +86,7 @@ impl Move {
         self.parts.iter().any(|part| part.vm == vm)
     }
 
-    /// Does what can be done now; `free` is memory that nobody may have. Call it about once a second.
+    /// Does what can be done now; `free` is memory that belongs to no VM. To be called about once a second.
     pub fn advance(
         &mut self,
         vms: &mut BTreeMap<String, MovableVm<'_>>,
@@ -111,7 +112,7 @@ impl Move {
                 part.shrink(held);
             }
         }
-        // What is free is what nobody can have without being told anything more.
+        // Free memory is what no VM can take without a new target.
         let reserved = vms
             .values()
             .map(|held| held.status.reserved().bytes())
@@ -148,7 +149,7 @@ impl Move {
         MoveProgress::Partly
     }
 
-    /// Tells every VM that is not there yet to stay where it is.
+    /// Sets the target of every VM that has not arrived to its present size.
     pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>) {
         for part in &mut self.parts {
             if matches!(part.state, StepState::Done | StepState::Gone) {
@@ -160,7 +161,7 @@ impl Move {
         }
     }
 
-    /// What has become of each VM's part.
+    /// The result of each VM's part.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         let step = |part: &Part| Step {
@@ -175,7 +176,7 @@ impl Move {
     }
 }
 
-/// An error and what is behind it, in one line.
+/// An error and its sources, in one line.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -188,7 +189,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A holding as it is told.
+/// A holding, as reported to the operator.
 #[must_use]
 pub fn view(holding: Holding) -> HoldingView {
     HoldingView {
@@ -198,7 +199,7 @@ pub fn view(holding: Holding) -> HoldingView {
 }
 
 impl Part {
-    /// Looks whether its balloon follows.
+    /// Checks whether its balloon follows.
     fn watch(&mut self, status: &MemoryStatus) {
         if self.state.has_ended() {
             return;
@@ -208,7 +209,7 @@ impl Part {
         }
         let told = self.told.direct_bytes != self.from.direct_bytes;
         if !told && matches!(status.direct.progress, Progress::Stuck { .. }) {
-            // That is about a target of an earlier move.
+            // That concerns a target of an earlier move.
             return;
         }
         let why = match status.direct.progress {
@@ -258,7 +259,7 @@ impl Part {
                 .is_none_or(|cache| there(&cache.progress))
     }
 
-    /// Gives what it has too much of.
+    /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
         let direct = self.to.direct_bytes < self.told.direct_bytes;
         let cache = self.to.cache_bytes < self.told.cache_bytes;
@@ -280,13 +281,13 @@ impl Part {
         }
     }
 
-    /// Takes of what is free, never beyond its new size.
+    /// Takes from the free memory, never beyond its new size.
     fn grow(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
         if held.status.direct.in_doubt
             && self.told.direct_bytes < self.to.direct_bytes
             && let Some(target) = held.status.direct.target_bytes
         {
-            // What may have been told already is told again, and no more until that is settled.
+            // A target that may have been set is set again, and nothing more until that is settled.
             match held.actuator.set_direct(target) {
                 Ok(()) => self.told.direct_bytes = target,
                 Err(error) => self.failed(&error),
@@ -311,7 +312,7 @@ impl Part {
         let direct = grant(self.told.direct_bytes, self.to.direct_bytes);
         let cache = grant(self.told.cache_bytes, self.to.cache_bytes);
         if let Some(bytes) = direct {
-            // Whatever the answer: it may have arrived.
+            // Whatever the answer: the request may have arrived.
             *free_bytes -= bytes - self.told.direct_bytes;
             match held.actuator.set_direct(bytes) {
                 Ok(()) => self.told.direct_bytes = bytes,
@@ -327,12 +328,12 @@ impl Part {
             }
         }
         if direct.is_some() || cache.is_some() {
-            // What was true before it was told says nothing of what it was told.
+            // Its status before the request is no evidence of the new target.
             *held.status = held.actuator.poll();
         }
     }
 
-    /// Says where it is now.
+    /// Reports its present size.
     fn name(&mut self, status: &MemoryStatus) {
         if self.state.has_ended() {
             return;
@@ -363,9 +364,10 @@ impl Part {
         self.error = Some(chain(error));
     }
 
-    /// Tells it to stay as it is.
+    /// Sets its target to its present size.
     ///
-    /// What it freed for its own cache, and did not get there, goes back: a VM that was to keep its size keeps it.
+    /// Memory that it freed for its own cache, and that did not get there, is returned: a VM that was to keep its size
+    /// does.
     fn hold(&mut self, held: &mut MovableVm<'_>) {
         *held.status = held.actuator.poll();
         let has = held.status.holding();

@@ -1,4 +1,4 @@
-//! The host that this daemon runs on: QEMU processes, those that libvirt manages among them.
+//! The host that this daemon runs on: QEMU processes, including those managed by libvirt.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,11 +27,12 @@ use crate::tracer::Tracer;
 const FOLDER: &str = "/run/plimsoll";
 /// The admin socket of a disk daemon beside its disks' sockets.
 const ADMIN_SOCKET: &str = "admin.sock";
-/// Longest exchange with a monitor. With that of a disk daemon it bounds what a turn waits for VMs that do not answer.
+/// Maximum duration of an exchange with a monitor. With that of a disk daemon it bounds the wait of a turn for VMs that
+/// do not answer.
 const MONITOR_MAX: Duration = Duration::from_secs(1);
-/// Longest exchange with libvirt or the page store.
+/// Maximum duration of an exchange with libvirt or the page store.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// Maximum interval of querying a disk daemon's curve.
+/// Maximum interval between queries for a disk daemon's curve.
 const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
 
 /// QEMU processes of this host.
@@ -46,8 +47,8 @@ pub struct QemuHost {
 }
 
 impl QemuHost {
-    /// Begins to discover the VMs of this host, with the page store of the configuration. With `dry_run` nothing is ever
-    /// moved.
+    /// Starts to discover the VMs of this host, with the page store of the configuration. With `dry_run` no memory is
+    /// ever moved.
     #[must_use]
     pub fn new(config: &Config, dry_run: bool) -> Self {
         let endpoints = Endpoints {
@@ -79,7 +80,7 @@ impl Host for QemuHost {
         } = self.discovery.last();
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
-        // A name is the process's own word: who had it first keeps it.
+        // A process chooses its own name, so the VM that had it first keeps it.
         let mut taken = BTreeSet::new();
         let found = self.known.iter().map(|vm| {
             let first = taken.insert(vm.id.0.as_str());
@@ -139,7 +140,7 @@ impl Host for QemuHost {
         };
         let mut failures = Vec::new();
         let mut actuator = VmMemory::open(&endpoints, &mut failures);
-        // An observer changes nothing in a VM.
+        // In observe mode nothing in a VM is changed.
         failures.extend(actuator.want_statistics(config.mode != Mode::Observe).err());
         for failure in &failures {
             tracing::warn!("VM {}: {}", found.vm, chain(failure));
@@ -190,8 +191,8 @@ fn is_libvirts(vm: &QemuVm) -> bool {
 
 /// The admin socket of the daemon under a VM's disk: where `plimsoll run` puts it, or beside the disks' sockets.
 ///
-/// What a process says of its name and its sockets is its own word: a socket counts only if it is the user's whose the process
-/// is, and only processes of that user may listen at it.
+/// A process states its name and its sockets itself, so neither is trusted: a socket counts only if the process's user
+/// owns it, and only processes of that user may listen on it.
 fn admin_socket(name: &str, vm: &QemuVm) -> Option<PeerSocket> {
     let owner = fs::metadata(format!("/proc/{}", vm.pid)).ok()?.uid();
     let beside = |folder: &Path, root| PeerSocket {

@@ -20,18 +20,18 @@ use crate::history::History;
 pub struct Snapshot {
     /// The host and its VMs.
     pub host: HostView,
-    /// The curves that are known.
+    /// The curves of the VMs.
     pub curves: BTreeMap<String, CurveJson>,
-    /// Where the VMs are busy, newest periods last.
+    /// The heatmaps of the VMs, newest periods last.
     pub heat: BTreeMap<String, Arc<HeatmapView>>,
-    /// What the policy was given in the last turn; `None` before the first VM.
+    /// The policy's input in the last turn; `None` before the first VM.
     pub inputs: Option<PlanInputs>,
     /// The proposal that `apply` would carry out.
     pub proposal: Option<Decision>,
 }
 
 impl Snapshot {
-    /// What is shown until the first turn has ended.
+    /// The snapshot shown until the first turn has ended.
     #[must_use]
     pub fn before_the_first_turn(config: &Config) -> Self {
         let now = unix_ms();
@@ -64,24 +64,24 @@ impl Snapshot {
     }
 }
 
-/// The host's name, as its kernel has it.
+/// The host's name, as reported by its kernel.
 #[must_use]
 pub fn host_name() -> String {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().into_owned()
 }
 
-/// A refusal, with what is wrong and what state things are left in.
+/// A refusal, with its reason and the resulting state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What kind.
+    /// Its kind.
     pub kind: RefusalKind,
     /// The message for the client.
     pub message: String,
 }
 
 impl Refused {
-    /// Refuses.
+    /// Makes a refusal.
     pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -90,19 +90,19 @@ impl Refused {
     }
 }
 
-/// Where the answer to a command goes.
+/// Receiver of the answer to a command.
 pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
 
-/// What clients may want changed. The turn loop answers within a tick (a second).
+/// Commands of clients. The turn loop answers within a tick (a second).
 #[derive(Debug)]
 pub enum Command {
     /// Carry out a proposal.
     Apply(Choice, Reply<Decision>),
-    /// Take a decision back.
+    /// Roll a decision back.
     Rollback(Choice, Reply<Decision>),
-    /// Move nothing from now on; a move under way is stopped where it is.
+    /// Pause: move nothing from now on; a move in progress is stopped.
     Pause(Reply<()>),
-    /// Move again.
+    /// Resume moving.
     Resume(Reply<()>),
     /// Change a VM's limits.
     Set(String, SettingsChange, Reply<VmSummary>),
@@ -110,22 +110,22 @@ pub enum Command {
     Reload(Reply<()>),
 }
 
-/// What both sides hold.
+/// State held by both sides.
 #[derive(Debug)]
 pub struct Shared {
     snapshot: RwLock<Arc<Snapshot>>,
     commands: SyncSender<Command>,
     /// Curves, samples and decisions of the past.
     pub history: Arc<History>,
-    /// What happens, for those who listen.
+    /// Events, for subscribers.
     pub events: broadcast::Sender<Event>,
 }
 
-/// Events kept for a listener that is slow.
+/// Maximum number of events kept for a slow subscriber.
 const EVENTS: usize = 64;
 
 impl Shared {
-    /// Shares `snapshot` until the first turn, and takes commands for the other end of `commands`.
+    /// Shares `snapshot` until the first turn, and passes commands to the other end of `commands`.
     #[must_use]
     pub fn new(snapshot: Snapshot, commands: SyncSender<Command>, history: Arc<History>) -> Self {
         Self {
@@ -152,16 +152,16 @@ impl Shared {
         self.tell(Event::Turn { turn });
     }
 
-    /// Notifies subscribers; having none is not an error.
+    /// Notifies subscribers; it is no error if there are none.
     pub fn tell(&self, event: Event) {
         let _ = self.events.send(event);
     }
 
-    /// Hands a command to the turn loop.
+    /// Passes a command to the turn loop.
     ///
     /// # Errors
     ///
-    /// [`RefusalKind::Busy`] if it is behind or gone; nothing was changed.
+    /// [`RefusalKind::Busy`] if the loop is behind or has ended; nothing was changed.
     pub fn command(&self, command: Command) -> Result<(), Refused> {
         self.commands.try_send(command).map_err(|error| {
             let why = match error {

@@ -1,7 +1,7 @@
-//! A VM's tracer: `plimsoll attach` as a child process, whose JSON lines are read.
+//! A VM's tracer: `plimsoll attach` as a child process, whose output is JSON lines.
 //!
-//! A trap is answered by the tracer, so the tracer is a process of its own: should this daemon hang or die, the guest's accesses are
-//! still answered, and the tracer ends at the next line that nobody reads, taking its traps with it.
+//! A trap is answered by the tracer, so the tracer is a process of its own: should this daemon hang or die, the guest's
+//! accesses are still answered, and the tracer ends at the next line that nobody reads, which removes its traps.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -22,26 +22,27 @@ use crate::config::TraceSettings;
 use crate::host::{Feed, FeedReport, ObservedCurve};
 use crate::vm::pages;
 
-/// Longest line of a tracer: a curve of a thousand points is a tenth of it.
+/// Maximum length of a tracer's line: a curve of a thousand points takes a tenth of it.
 const LINE_BYTES_MAX: u64 = 4 << 20;
-/// Rows of a heatmap kept until they are taken.
+/// Maximum number of rows of a heatmap kept until they are polled.
 const HEAT_ROWS_MAX: usize = 64;
 /// Cells of a heatmap.
 const HEAT_CELLS: u32 = 128;
 /// Maximum bytes kept of a tracer's standard error.
 const SAID_BYTES_MAX: u64 = 4096;
-/// Time before a tracer that ended is started again, first and at last.
+/// Minimum and maximum time before a tracer that ended is restarted.
 const RESTART: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
-/// Periods without a line after which a tracer is replaced, the time that is always granted, and what attaching may take.
+/// Periods without a line after which a tracer is replaced, the minimum of that time, and the time allowed for
+/// attaching.
 const SILENT_PERIODS: u32 = 3;
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 const ATTACH_MAX: Duration = Duration::from_secs(10);
-/// How long what a tracer said may take to arrive after its end; its watchdog writes last.
+/// How long a tracer's output may take to arrive after its end; its watchdog writes last.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
-/// How long a tracer has to take its traps with it.
+/// Time granted to a tracer to remove its traps.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// What the reading thread has seen.
+/// The results of the reading thread.
 #[derive(Debug, Default)]
 struct Read {
     curve: Option<ObservedCurve>,
@@ -55,19 +56,19 @@ struct Read {
     overhead_ratio: f64,
     lost: u64,
     last_unix_ms: Option<u64>,
-    /// When the last line came, for the supervision of the tracer.
+    /// Time of the last line, for the supervision of the tracer.
     last: Option<Instant>,
-    /// The same since boot, for the age of what it printed.
+    /// The same since boot, for the age of its results.
     last_since_boot: Option<Duration>,
     /// The beginning of the tracer's standard error.
     errors: String,
-    /// Lines that could not be read.
+    /// Number of invalid lines.
     lost_lines: u64,
-    /// Why the last of them could not be.
+    /// The error of the last of them.
     lost_line_error: String,
 }
 
-/// A tracer, started again when it ends.
+/// A tracer, restarted when it ends.
 #[derive(Debug)]
 pub struct Tracer {
     process: ProcessId,
@@ -77,11 +78,11 @@ pub struct Tracer {
     clock: Clock,
     read: Arc<Mutex<Read>>,
     child: Option<Child>,
-    /// Reads its standard error to the end.
+    /// The thread that reads its standard error to the end.
     errors: Option<JoinHandle<()>>,
-    /// When it was seen to have ended.
+    /// Time at which it was found to have ended.
     ended: Option<Instant>,
-    /// How long it has printed nothing, the last line before that, and when that was counted last.
+    /// How long it has printed nothing, the last line before that, and when that was last counted.
     silence: Duration,
     heard: Option<Instant>,
     counted: Instant,
@@ -161,7 +162,7 @@ impl Tracer {
     }
 
     /// Whether it has printed nothing for too long. One interval between two polls never counts as more than half of
-    /// that: where this daemon itself was stopped, lines may wait to be read.
+    /// that limit: if this daemon itself was stopped, lines may be waiting to be read.
     fn is_silent(&mut self, now: Instant) -> bool {
         let last = lock(&self.read).last.filter(|&at| at >= self.started);
         let allowed = (self.settings.period * SILENT_PERIODS).max(SILENCE_MIN)
@@ -176,14 +177,14 @@ impl Tracer {
         self.silence >= allowed
     }
 
-    /// Starts it if it should run, and sees whether it still does.
+    /// Starts the tracer if it should run, and checks whether it still does.
     fn tend(&mut self) {
         let now = Instant::now();
         let is_silent = self.is_silent(now);
         if let Some(child) = &mut self.child {
             match child.try_wait() {
                 Ok(None) if is_silent => {
-                    // It would not hear a request to end, and its VM may be waiting for it.
+                    // It would not react to a request to end, and its VM may be waiting for it.
                     let _ = child.kill();
                     self.error = Some(format!(
                         "its tracer was silent for more than {SILENT_PERIODS} periods and was ended"
@@ -202,7 +203,7 @@ impl Tracer {
                         return;
                     }
                     if status.success() {
-                        // It gave the VM up, as when QEMU moves its memory; that is no failure.
+                        // It detached by itself, as when QEMU moves its memory; that is not a failure.
                         self.wait = RESTART.0;
                     }
                     let said = lock(&self.read).errors.clone();
@@ -218,7 +219,7 @@ impl Tracer {
                 }
             }
             if let Some(mut child) = self.child.take() {
-                // One that the kernel holds, as in a frozen control group, ends later; no turn waits for that.
+                // One that the kernel blocks, as in a frozen control group, ends later; no turn waits for that.
                 let wait = move || child.wait();
                 let _ = thread::Builder::new().name("tracer-end".into()).spawn(wait);
             }
@@ -252,7 +253,7 @@ impl Tracer {
         if let Some(pid) = pid {
             let _ = kill_process(pid, Signal::TERM);
         }
-        // It takes its traps with it; whoever ends it does not wait.
+        // It removes its traps at its end; the caller does not wait for that.
         let wait = move || {
             let deadline = Instant::now() + END_MAX;
             while Instant::now() < deadline {
@@ -295,7 +296,7 @@ impl Feed for Tracer {
             )),
             _ => None,
         };
-        // What a tracer said that has long been silent is not true any more.
+        // Results of a tracer that has long been silent are out of date.
         let reach = self.settings.window.max(self.settings.period * 3);
         let now = self.clock.now().since_boot;
         let fresh = read
@@ -328,11 +329,11 @@ impl Feed for Tracer {
 }
 
 fn lock(read: &Mutex<Read>) -> MutexGuard<'_, Read> {
-    // What it guards is whole at every point where a holder could panic.
+    // The data it guards is consistent at every point where a holder could panic.
     read.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads until the tracer ends; a line that cannot be read is counted.
+/// Reads until the tracer ends; an invalid line is counted.
 fn read_lines(mut lines: impl io::BufRead, read: &Mutex<Read>, clock: &Clock) {
     loop {
         let mut line = Vec::new();
@@ -554,7 +555,7 @@ mod tests {
         assert_eq!((trace.tracking_rate, trace.tracked_pages), (0.25, 8));
         assert!((trace.traps_per_second - 2.0).abs() < 1e-9);
         assert_eq!(trace.lost_lines, 3);
-        // The newest curve stands until there is a newer one.
+        // The newest curve stays until there is a newer one.
         assert_eq!(seen.curve.unwrap().curve.references(), 9);
         assert_eq!(seen.working_set, None);
         assert_eq!(seen.heat_cell_bytes, 1 << 20);

@@ -12,84 +12,84 @@ use crate::config::{VmRule, Workflow};
 use crate::host::{DiscoveredVm, Feed, FeedReport, Misses, ObservedCurve, VmHandles};
 use crate::moves::chain;
 
-/// Least memory of a VM by default, as a share of its baseline, and in bytes.
+/// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
-/// Most rise of a VM's misses by default.
+/// Default bound on the rise of a VM's misses.
 const MAX_LOSS: f64 = 0.05;
-/// A VM's shares by default.
+/// Default weight of a VM.
 const SHARES: u32 = 100;
-/// References behind a curve below which nothing is decided by it.
+/// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 100;
-/// Points of a curve that is shown.
+/// Number of points of a curve that is displayed.
 const SHOWN_POINTS: usize = 400;
-/// Rows of a heatmap that are kept.
+/// Number of rows of a heatmap that are kept.
 const HEAT_ROWS: usize = 240;
-/// Duration of a poll of a VM whose monitor and disk daemon answer.
+/// Maximum duration of a poll of a VM whose monitor and disk daemon answer.
 const QUICK: Duration = Duration::from_millis(500);
 /// How long miss counts are kept.
 const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
-/// A curve that is known, in sizes as the host counts them.
+/// A VM's curve, over sizes as the host counts them.
 #[derive(Debug, Clone)]
 pub struct KnownCurve {
     /// The curve.
     pub curve: MissRatioCurve,
-    /// The same in few points, as it is shown and kept.
+    /// The same with few points, for display and history.
     pub shown: MissRatioCurve,
-    /// Where it comes from.
+    /// Its source.
     pub source: CurveSource,
-    /// When it was made.
+    /// Its time.
     pub unix_ms: u64,
 }
 
 /// A VM.
 pub struct Vm {
-    /// What runs.
+    /// Its identity and process.
     pub found: DiscoveredVm,
-    /// What moves it.
+    /// Its actuator.
     pub actuator: VmMemory,
     /// Its status when last polled.
     pub status: MemoryStatus,
-    /// What it had when it was first found.
+    /// Its size when it was first discovered.
     pub first_bytes: u64,
-    /// Whether that is known and kept for later daemons.
+    /// Whether that size is known and stored for later daemons.
     pub first_is_kept: bool,
-    /// Settings of its name's rules.
+    /// Settings of the rules that match its name.
     pub rule: VmRule,
-    /// What was changed by hand.
+    /// Settings changed by hand.
     pub change: SettingsChange,
     /// Its curve.
     pub known: Option<KnownCurve>,
-    /// What it uses.
+    /// Its working set.
     pub working_set: Option<WorkingSet>,
     /// How it is traced.
     pub trace: Option<TraceView>,
-    /// Where it is busy, newest last.
+    /// Rows of its heatmap, newest last.
     pub heat: VecDeque<HeatRow>,
-    /// Bytes of RAM that a cell of that stands for.
+    /// Bytes of RAM that a cell of the heatmap covers.
     pub heat_cell_bytes: u64,
-    /// Rows of it since the turn before.
+    /// Rows added since the turn before.
     heat_is_new: bool,
-    /// What is wrong with it.
+    /// Warnings about it.
     pub warnings: Vec<String>,
     /// The last check that found it above its limit.
     pub broken: Option<String>,
-    /// The size that a decision gave it.
+    /// The size allocated by a decision.
     pub target_bytes: Option<u64>,
-    /// Sizes that were reported and are impossible.
+    /// Number of reported sizes that are impossible.
     pub refused_claims: u64,
-    /// Its RAM that the baseline accounts for.
+    /// The part of its RAM that the baseline accounts for.
     followed_ram_bytes: Option<u64>,
-    /// When a turn polled it last, and how long that took.
+    /// Time and duration of its last poll in a turn.
     polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
-    /// Losses of its tracer that history has seen.
+    /// Losses of its tracer that were already stored in the history.
     lost_before: u64,
 }
 
 impl Vm {
-    /// Keeps a VM that was found; `first_bytes` is what it is known to have had when it was first found, if it is known.
+    /// Creates the state of a discovered VM; `first_bytes` is its size when it was first discovered, if that is known.
     #[must_use]
     pub fn new(
         found: DiscoveredVm,
@@ -127,27 +127,27 @@ impl Vm {
         }
     }
 
-    /// Queries its memory.
+    /// Polls its memory.
     pub fn poll(&mut self) {
         let began = Instant::now();
         self.status = self.actuator.poll();
         self.polled = Some((began, began.elapsed()));
     }
 
-    /// Whether its last poll took so little time that the next one may be waited for.
+    /// Whether its last poll was so short that the next one may be waited for.
     #[must_use]
     pub fn answers_quickly(&self) -> bool {
-        // A pause after a monitor that did not answer is over in no time, and then the monitor is queried again.
+        // The pause after an unanswered poll ends soon, and then the monitor is queried again.
         self.status.failures.is_empty() && self.polled.is_some_and(|(_, took)| took < QUICK)
     }
 
-    /// When it was last polled.
+    /// Time of its last poll.
     #[must_use]
     pub fn polled_at(&self) -> Option<Instant> {
         self.polled.map(|(at, _)| at)
     }
 
-    /// Whether what it has was ever told by itself, not assumed.
+    /// Whether its size was ever reported by the VM, not assumed.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.status.direct.age_ms.is_some()
@@ -157,20 +157,20 @@ impl Vm {
             )
     }
 
-    /// What it has: its own memory and its cache.
+    /// Its size: its own memory and its cache.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.status.holding().bytes()
     }
 
-    /// Its RAM, with what was plugged since its start.
+    /// Its RAM, including memory plugged since its start.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
         let now = self.status.direct.max_bytes.unwrap_or(0);
         self.found.ram_bytes.max(now)
     }
 
-    /// Follows RAM that was plugged or unplugged: the baseline changes with it. Returns whether it did.
+    /// Updates the baseline for RAM that was plugged or unplugged. Returns whether it changed.
     pub fn follow_ram(&mut self) -> bool {
         let ram_bytes = self.ram_bytes();
         let before = self.followed_ram_bytes.replace(ram_bytes);
@@ -184,19 +184,19 @@ impl Vm {
         true
     }
 
-    /// Whether its own memory can be changed.
+    /// Whether the VM's own memory can be changed.
     #[must_use]
     pub fn is_resizable(&self) -> bool {
         self.status.direct.is_resizable()
     }
 
-    /// Its limits: set by hand, by the rules, by default.
+    /// Its limits: set by hand, by the rules, or by default.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.settings_with(&self.change)
     }
 
-    /// The same if `change` were what was changed by hand.
+    /// The limits that would result from `change` as the settings changed by hand.
     #[must_use]
     pub fn settings_with(&self, change: &SettingsChange) -> Settings {
         let baseline_bytes = change
@@ -224,7 +224,7 @@ impl Vm {
             && (self.is_resizable() || self.status.cache.is_some())
     }
 
-    /// Takes the results of its feeds, after it was polled.
+    /// Takes the results of its feeds after a poll.
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
         self.count(now);
         let failures = self.status.failures.iter();
@@ -286,10 +286,10 @@ impl Vm {
         self.known = newest;
     }
 
-    /// Counts its misses, to be called at every tick that looked at it.
+    /// Counts its misses; to be called at every tick that polled it.
     pub fn count(&mut self, now: Instant) {
         if let Some(misses) = Misses::of(&self.status) {
-            // A count that fell began anew, with another guest or daemon.
+            // A counter that decreased was restarted by another guest or daemon.
             if self.counts.back().is_some_and(|(_, last)| {
                 last.count > misses.count || last.of > misses.of || last.by != misses.by
             }) {
@@ -328,7 +328,7 @@ impl Vm {
         (seconds > 0.0).then(|| (last.count - first.count) as f64 / seconds)
     }
 
-    /// The newest row of its heatmap, if it came since the turn before.
+    /// The newest row of its heatmap, if it was added since the turn before.
     #[must_use]
     pub fn new_heat(&self) -> Option<&HeatRow> {
         self.heat.back().filter(|_| self.heat_is_new)
@@ -342,15 +342,15 @@ impl Vm {
         new
     }
 
-    /// Its memory was moved: what feeds saw before is of another time.
+    /// Discards observations made before its memory was moved.
     pub fn moved(&mut self) {
         for feed in &mut self.feeds {
             feed.forget();
         }
     }
 
-    /// A feed's curve in sizes as the host counts them: a disk's begins at the pages that the guest's kernel manages, which
-    /// are fewer than those the guest has.
+    /// A feed's curve over sizes as the host counts them: a disk's curve begins at the pages that the guest's kernel
+    /// manages, which are fewer than those the guest has.
     fn in_host_sizes(
         &self,
         observed: &ObservedCurve,
@@ -375,26 +375,26 @@ impl Vm {
     }
 }
 
-/// Misses within a time.
+/// Misses within an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MissCount {
     /// Misses.
     pub misses: u64,
     /// References that could have missed, if they are counted.
     pub references: Option<u64>,
-    /// The time.
+    /// Length of the interval.
     pub seconds: f64,
-    /// What is counted.
+    /// The kind of misses counted.
     pub by: &'static str,
 }
 
-/// Pages of 4 KiB in so many bytes.
+/// Number of pages of 4 KiB in `bytes`.
 #[must_use]
 pub fn pages(bytes: u64) -> PageCount {
     PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
 }
 
-/// Bytes of so many pages.
+/// Bytes of this many pages.
 #[must_use]
 pub fn bytes(pages: PageCount) -> u64 {
     pages.to_bytes(PageSize::FOUR_KIB)

@@ -1,4 +1,4 @@
-//! A daemon that is killed while it writes leaves a history in which all that was confirmed is there.
+//! A daemon that is killed while it writes leaves a history that contains everything confirmed.
 
 use plimsoll_skip::longer;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use plimsoll_daemon::history::{History, Kept, Limits, Moment};
 use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step, StepState};
 use plimsoll_protocol::vm::Sample;
 
-/// Says to this program where it is to write until it is killed.
+/// Environment variable with the path to which this program writes until it is killed.
 const FILE: &str = "PLIMSOLL_TEST_HISTORY";
 const KILLS: usize = 30;
 const LIMITS: Limits = Limits {

@@ -1,4 +1,4 @@
-//! The whole loop on a host that is computed: what is decided, moved, checked and taken back, and what faults leave behind.
+//! The whole loop on a simulated host: decisions, moves, checks and rollbacks, and the state after faults.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -39,17 +39,17 @@ fn curve(points: &[(u64, f64)]) -> MissRatioCurve {
     MissRatioCurve::new(steps, 100_000).unwrap()
 }
 
-/// It loses a little by the megabyte.
+/// Its misses rise a little with every megabyte less.
 fn web() -> MissRatioCurve {
     curve(&[(16, 0.9), (512, 0.3), (1024, 0.25)])
 }
 
-/// More memory helps it a lot.
+/// More memory reduces its misses a lot.
 fn search() -> MissRatioCurve {
     curve(&[(16, 0.95), (512, 0.6), (900, 0.05), (1024, 0.04)])
 }
 
-/// It reads on and on: beyond its hot set memory does not help.
+/// It reads sequentially: beyond its hot set memory does not help.
 fn scan() -> MissRatioCurve {
     curve(&[(16, 0.9), (160, 0.5), (1024, 0.5)])
 }
@@ -195,7 +195,7 @@ fn memory_goes_from_who_needs_it_least_to_who_gains_most_and_promises_are_kept()
         assert!(measured <= 1.28, "{check:?}");
     }
     assert!(rig.host.most_bytes() <= 1536 * MIB);
-    // What was decided follows from what was recorded of it.
+    // The decision follows from its records.
     let recorded = rig.shared.history.decision(decision.id).unwrap();
     assert_eq!(
         recorded.inputs.unwrap().plan().unwrap(),
@@ -274,7 +274,7 @@ fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
         step.error.as_ref().unwrap().contains("has not changed"),
         "{step:?}"
     );
-    // Were it to come round now, it would lose nothing: it was told to stay.
+    // If it reacted now, it would lose nothing: its target is its present size.
     rig.host
         .change("scan", |vm| vm.follows = Follows::Pace(MIB));
     rig.pass(30);
@@ -316,7 +316,7 @@ fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
     rig.until("it ends", |rig| rig.newest().state.has_ended());
     rig.pass(200);
     assert!(rig.host.most_bytes() <= 1536 * MIB);
-    // Two VMs are left, and what they were found with is what is divided.
+    // Two VMs are left, and their sizes at discovery are allocated.
     assert!(
         rig.mib("web") + rig.mib("search") <= 1024,
         "{} {}",
@@ -354,7 +354,7 @@ fn pause_stops_a_move_where_it_is() {
 #[test]
 fn a_promise_found_broken_is_made_good() {
     let mut rig = Rig::of_three(config(Mode::Act));
-    // It is seen to need nothing, and needs it all.
+    // Its curve shows no need, although it needs all its memory.
     rig.host.change("scan", |vm| {
         vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.1)]);
     });
@@ -380,7 +380,7 @@ fn a_promise_found_broken_is_made_good() {
     let snapshot = rig.snapshot();
     let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
     assert_eq!(scan.standing, Standing::Violating);
-    // It is not done at once again.
+    // It is not repeated at once.
     rig.pass(60);
     assert_eq!(rig.decisions().len(), decisions.len());
 }
@@ -388,7 +388,7 @@ fn a_promise_found_broken_is_made_good() {
 #[test]
 fn a_vm_that_exaggerates_costs_others_no_more_than_their_bound() {
     let mut rig = Rig::of_three(config(Mode::Act));
-    // As if all it has were never enough.
+    // As if all its memory were never enough.
     let greedy = curve(&[(16, 1.0), (1000, 0.9), (1024, 0.0001)]);
     rig.host.change("scan", |vm| vm.claimed = Some(greedy));
     rig.pass(600);
@@ -459,7 +459,7 @@ fn a_daemon_that_was_killed_in_the_middle_is_followed_by_one_that_knows() {
     let decision = later.shared.history.decision(id).unwrap();
     assert_eq!(decision.state, State::Stopped);
     assert!(decision.reason.contains("what was moved stays"));
-    // Baselines are those of the beginning, not what was found half moved.
+    // Baselines are those of the beginning, not the half-moved sizes.
     let snapshot = later.snapshot();
     for vm in &snapshot.host.vms {
         assert_eq!(vm.settings.baseline_bytes, 512 * MIB, "{}", vm.vm);
@@ -594,7 +594,7 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
 
 #[test]
 fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
-    // The longest turn, and VMs whose curves are known in the end.
+    // The longest turn, and the VMs that have curves at the end.
     let measured = |silence| {
         let mut rig = Rig::of_three(config(Mode::Observe));
         for number in 0..500 {
@@ -621,7 +621,7 @@ fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
         "500 monitors: longest turn {answered_ms:.0} ms if they answer, {silent_ms:.0} ms if not"
     );
     assert!(silent_ms < answered_ms + 2000.0, "{silent_ms} ms");
-    // Those that answer are as well known as ever.
+    // Those that answer have curves as before.
     assert_eq!(known, 3);
 }
 
@@ -703,7 +703,7 @@ fn a_lower_bound_of_a_working_set_takes_nothing_from_a_self_ballooning_vm() {
     let mut rig = self_ballooning(160, WorkingSetBound::AtLeast, Some(small()));
     rig.pass(300);
     assert_eq!((rig.mib("web"), rig.decisions()), (512, Vec::new()));
-    // It is no estimate for the policy that divides by working sets either.
+    // It is not an estimate for the policy that allocates by working sets either.
     let mut config = config(Mode::Act);
     config.policy = Policy::by_name("esx-sampling", GivenOptions::default()).unwrap();
     let sizes = |bound| {

@@ -1,4 +1,4 @@
-//! Configuration files, and where in them an error is.
+//! Configuration files, and the position of errors in them.
 
 use std::fs;
 use std::io::{self, Read};
@@ -9,9 +9,9 @@ use serde_path_to_error::Segment;
 
 use super::ConfigError;
 
-/// Largest file.
+/// Maximum size of a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Characters of a value that an error repeats.
+/// Maximum number of characters of a value that an error repeats.
 const SHOWN: usize = 60;
 
 /// A file's text.
@@ -66,7 +66,7 @@ impl File {
             path: path.to_owned(),
             bytes_max: FILE_BYTES_MAX,
         };
-        // A pipe would wait for a writer when opened.
+        // Opening a pipe would wait for a writer.
         if !fs::metadata(path).map_err(error)?.is_file() {
             return Err(no_file());
         }
@@ -81,7 +81,7 @@ impl File {
         Ok(Self::new(path, text))
     }
 
-    /// A file of this text.
+    /// A file with this text.
     pub(super) fn new(path: &Path, text: String) -> Self {
         Self {
             path: path.to_owned(),

@@ -23,17 +23,17 @@ use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 const PAGE: u64 = 4 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// More than any host has.
+/// More than the memory of any host.
 const SIZE_MAX: u64 = 1 << 50;
 const SECOND: u64 = 1000;
 const HOUR: u64 = 3600 * SECOND;
 const WEEK: u64 = 7 * 24 * HOUR;
 const YEAR: u64 = 365 * 24 * HOUR;
 
-/// A key that need not be there, with its place in the file.
+/// An optional key, with its position in the file.
 type Key<K> = Option<Spanned<Checked<K>>>;
 
-/// Declares the keys of each section, and stores those of a file, with their places, in the setting beside them.
+/// Declares the keys of each section, and stores those of a file, with their positions, in the setting beside them.
 macro_rules! keys {
     (
         $merge:ident;
@@ -160,7 +160,7 @@ struct VmKeys {
     disk_admin: Option<Checked<SocketPath>>,
 }
 
-/// The settings of all files so far, with those that only make a setting together.
+/// The settings of all files so far, with those keys that form a setting only in combination.
 struct Merge {
     config: Config,
     policy: &'static str,
@@ -210,7 +210,7 @@ pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
 }
 
 impl Merge {
-    /// The first of `keys` contradicts the others; the place is that of the first that is set.
+    /// Reports that the first of `keys` contradicts the others; the place is that of the first that is set.
     fn contradiction(&self, keys: &[&'static str], message: &str) -> ConfigError {
         let place = keys.iter().find_map(|key| self.places.get(key));
         contradiction(place.map_or("by default", String::as_str), keys[0], message)
@@ -262,7 +262,7 @@ impl Merge {
     }
 
     fn chosen_policy(&self) -> Result<Policy, ConfigError> {
-        // The default search goes with every policy, and a preset's own with it.
+        // The default search works with every policy, and a preset's own search with that preset.
         let search =
             Some(self.search).filter(|&search| search != SEARCHES[0].name && search != self.policy);
         let seeded = SEARCHES
@@ -340,7 +340,7 @@ fn contradiction(place: &str, key: &str, message: &str) -> ConfigError {
 }
 
 impl VmKeys {
-    /// The rule that these keys of the table at `place` make.
+    /// The rule defined by these keys of the table at `place`.
     fn rule(self, place: &str) -> Result<VmRule, ConfigError> {
         let name = self.name.map(|value| value.0);
         let uuid = self.uuid.map(|value| value.0);

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::file::File;
 use super::*;
 
-/// Every key, as it is shipped.
+/// Every key, as in the shipped file.
 const EXAMPLE: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../packaging/plimsoll.toml"
@@ -437,7 +437,7 @@ fn the_first_rule_that_has_a_setting_decides_it() {
         assert_eq!(rule.name, name);
         (rule.shares, rule.max_loss, rule.managed, rule.max_bytes)
     };
-    // The floor of the first rule lifts the ceiling of the last.
+    // The minimum of the first rule raises the maximum of the last.
     assert_eq!(
         of("web-1"),
         (Some(9), Some(0.05), Some(true), Some(4 << 30))

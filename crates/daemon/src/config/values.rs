@@ -15,7 +15,7 @@ use plimsoll_trap::BACKENDS;
 use plimsoll_vm::AllowedUsers;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
-/// A value as it is written.
+/// A value as it is written in the file.
 #[derive(Clone, Copy)]
 pub(super) enum Written<'a> {
     Text(&'a str),
@@ -37,10 +37,10 @@ impl<'a> Written<'a> {
 
 /// A kind of value.
 pub(super) trait Kind {
-    /// The value in memory.
+    /// The type of the value in memory.
     type Value;
 
-    /// What is accepted, as the end of "expected".
+    /// The accepted values, as the end of "expected".
     fn expected() -> String;
 
     /// The value, if it is accepted.
@@ -367,7 +367,7 @@ impl Words for Mode {
 impl Words for TraceMethod {
     type Value = Self;
 
-    /// Those of the backends whose curves the daemon can decide by.
+    /// The backends whose curves are suitable for decisions.
     fn words() -> Vec<(&'static str, Self)> {
         let rows = BACKENDS.iter().filter(|row| row.gives_curve());
         rows.map(|row| (row.name(), row.method)).collect()

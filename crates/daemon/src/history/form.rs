@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Version of all forms in the store.
 pub(super) const SCHEMA: u32 = 1;
 
-/// Most steps that a kept curve has.
+/// Maximum number of steps of a stored curve.
 const POINTS_MAX: usize = 48;
 
 /// All VMs at the end of a turn, by key.
@@ -94,7 +94,7 @@ pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
     })
 }
 
-/// The most pages seen in each cell over a span.
+/// The maximum number of pages touched in each cell over a span.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Heat {
     pub(super) cell_bytes: u64,
@@ -102,7 +102,7 @@ pub(super) struct Heat {
 }
 
 impl Heat {
-    /// Adds a period; one of other cells begins anew.
+    /// Adds a period; if its cells differ, the heat restarts with it.
     pub(super) fn add(&mut self, cell_bytes: u64, row: &HeatRow) {
         if self.cell_bytes != cell_bytes || self.pages.len() != row.pages.len() {
             self.cell_bytes = cell_bytes;
@@ -125,7 +125,7 @@ pub(super) struct Curve {
 }
 
 impl Curve {
-    /// The steps at which the ratio has fallen by another part of its whole fall, and the ends.
+    /// The steps at which the ratio has fallen by another part of its total fall, and the ends.
     pub(super) fn thinned(curve: &CurveJson) -> Self {
         let points = &curve.points;
         let ratio = |point: Option<&PointJson>| point.map_or(0.0, |point| point.miss_ratio);
@@ -181,16 +181,16 @@ impl Curve {
     }
 }
 
-/// What is kept of a VM beside its past.
+/// A VM's record besides its samples.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct KeptVm {
     pub(super) baseline_bytes: Option<u64>,
     pub(super) settings: Option<Settings>,
-    /// When it was last there; 0 until it was.
+    /// Time at which it was last present; 0 if never.
     pub(super) seen_unix_ms: u64,
 }
 
-/// [`SettingsChange`], but for `reset`.
+/// [`SettingsChange`], without `reset`.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
     min_bytes: Option<u64>,
@@ -202,7 +202,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// What is set; `None` if nothing is.
+    /// The settings that are set; `None` if there are none.
     pub(super) fn of(change: &SettingsChange) -> Option<Self> {
         let settings = Self {
             min_bytes: change.min_bytes,

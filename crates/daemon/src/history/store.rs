@@ -23,29 +23,29 @@ use tracing::warn;
 use super::form::{Curve, Heat, KeptVm, Moment, SCHEMA, Turn, together};
 use super::{SPAN_MS, key_of};
 
-/// Of a VM, by its key and the time.
+/// Key: a VM's key and the time.
 type ByVm = Pairs;
-/// Bytes by two numbers.
+/// Key: two numbers. Value: bytes.
 type Pairs = TableDefinition<'static, (u64, u64), &'static [u8]>;
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// Turns of the last hours, by time.
 const TURNS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("turns");
-/// Moments of [`SPAN_MS`], by their beginning.
+/// Means over [`SPAN_MS`], by their beginning.
 const MEANS: ByVm = TableDefinition::new("means");
 const HEAT: ByVm = TableDefinition::new("heat");
 const CURVES: ByVm = TableDefinition::new("curves");
 /// Decisions without inputs, by number.
 const DECISIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("decisions");
-/// In parts, numbered: redb gives a long value room for the next power of two.
+/// In numbered parts, because redb rounds a long value up to the next power of two.
 const INPUTS: Pairs = TableDefinition::new("inputs");
 /// Decisions that have not ended.
 const OPEN: TableDefinition<'_, u64, ()> = TableDefinition::new("open");
-/// Decisions by the VMs that they touch.
+/// Decisions by the VMs that they affect.
 const TOUCHES: TableDefinition<'_, (u64, u64), ()> = TableDefinition::new("touches");
 const VMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("vms");
 
-/// The numbers that phases have in the store.
+/// The numbers of phases in the store.
 const PHASES: [Phase; 6] = [
     Phase::Whole,
     Phase::Shrinking,
@@ -55,29 +55,29 @@ const PHASES: [Phase; 6] = [
     Phase::GivingBack,
 ];
 
-/// How long turns are kept one by one.
+/// How long turns are kept individually.
 const FINE_MS: u64 = 2 * 60 * 60 * 1000;
-/// Most spans put together at a time.
+/// Maximum number of spans combined at a time.
 const SPANS_MAX: usize = 24;
-/// Bytes of a part, so that it fills four pages with what redb adds.
+/// Bytes of a part, so that it fills four pages with redb's overhead.
 const PART_BYTES: usize = 16_000;
-/// redb's own page.
+/// Page size of redb.
 const PAGE_BYTES: u64 = 4096;
-/// What redb keeps in memory.
+/// Cache size of redb.
 const CACHE_BYTES: usize = 4 << 20;
-/// Most bytes that a packed text is unpacked to.
+/// Maximum bytes to which a compressed text is decompressed.
 const UNPACKED_MAX: u64 = 256 << 20;
 
-/// Why a store does not work.
+/// Why a store fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    /// Another process has it.
+    /// Another process has locked it.
     #[error("another process holds it")]
     Held,
-    /// It is not what was written.
+    /// Its contents are damaged.
     #[error("{0}")]
     Broken(String),
-    /// The disk refuses.
+    /// An I/O error of the disk.
     #[error("{0}")]
     Io(String),
 }
@@ -102,7 +102,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Flags, and what is kept of VMs.
+/// Flags, and the records of VMs.
 pub(super) struct Loaded {
     pub(super) paused: bool,
     pub(super) phase: Option<Phase>,
@@ -117,7 +117,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens or begins a file, checks all of it, and makes it smaller if it is above `bytes_max`.
+    /// Opens or creates a file, checks all of it, and compacts it if it is above `bytes_max`.
     pub(super) fn open(path: &Path, bytes_max: u64) -> Result<Self, Failure> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -148,7 +148,7 @@ impl Store {
         })
     }
 
-    /// Begins one in memory.
+    /// Creates one in memory.
     pub(super) fn in_memory() -> Result<Self, Failure> {
         guarded(|| {
             let mut builder = Database::builder();
@@ -157,7 +157,7 @@ impl Store {
         })
     }
 
-    /// Makes the tables, or refuses those of another schema.
+    /// Creates the tables, or refuses those of another schema.
     fn begun(database: Database) -> Result<Self, redb::Error> {
         let schema = match database.begin_read()?.open_table(META) {
             Ok(meta) => meta.get("schema")?.map(|schema| schema.value()),
@@ -191,7 +191,7 @@ impl Store {
         Ok(Self { database })
     }
 
-    /// One transaction; if it fails, nothing of it was done.
+    /// One transaction; if it fails, none of its changes take effect.
     pub(super) fn write(
         &self,
         durable: bool,
@@ -223,7 +223,7 @@ impl Store {
         guarded(|| read(&self.database.begin_read()?))
     }
 
-    /// Whether it has neither decisions nor anything of VMs.
+    /// Whether it has neither decisions nor records of VMs.
     pub(super) fn is_empty(&self) -> Result<bool, Failure> {
         self.read(|txn| {
             Ok(txn.open_table(DECISIONS)?.is_empty()?
@@ -301,7 +301,7 @@ impl Store {
         })
     }
 
-    /// Rising in time.
+    /// In ascending time.
     pub(super) fn samples(
         &self,
         vm: u64,
@@ -321,7 +321,7 @@ impl Store {
                 found.push(moment.into());
             }
             let turns = txn.open_table(TURNS)?;
-            // A moment may be somewhat older than its turn.
+            // A mean may be somewhat older than its turn.
             for entry in turns.range(since_ms..=until_ms.saturating_add(SPAN_MS))? {
                 let turn: Turn = unpacked(entry?.1.value())?;
                 let own = turn.0.into_iter().filter(|(key, _)| *key == vm);
@@ -363,7 +363,7 @@ impl Store {
         })
     }
 
-    /// Puts all that is here into another store, but for flags and what is kept of VMs.
+    /// Copies everything into another store, except flags and records of VMs.
     pub(super) fn copy_to(&self, to: &WriteTransaction) -> Result<(), redb::Error> {
         let txn = self.database.begin_read()?;
         {
@@ -392,7 +392,7 @@ impl Store {
         Ok(())
     }
 
-    /// Drops the oldest until the rest takes fewer bytes.
+    /// Drops the oldest records until the rest takes fewer bytes.
     pub(super) fn keep_below(&self, bytes: u64) -> Result<(), Failure> {
         guarded(|| self.shrink_below(bytes))
     }
@@ -413,7 +413,7 @@ impl Store {
 
     /// Bytes of pages in use.
     pub(super) fn bytes_taken(&self) -> Result<u64, redb::Error> {
-        // What a transaction freed is free once two more have ended.
+        // The pages freed by a transaction are available once two more have ended.
         for _ in 0..2 {
             self.database.begin_write()?.commit()?;
         }
@@ -424,7 +424,7 @@ impl Store {
     }
 }
 
-/// What redb does, or that it gave up: bytes that it did not write may end in a panic.
+/// Runs an operation of redb and catches its panics, which can follow from bytes that it did not write.
 fn guarded<T>(run: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, Failure> {
     let done = catch_unwind(AssertUnwindSafe(run));
     let gave_up = |_| Err(redb::Error::Corrupted("the store gave up".to_owned()));
@@ -443,7 +443,7 @@ fn unpacked<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, redb::Error> {
     postcard::from_bytes(bytes).map_err(|error| damaged(&error))
 }
 
-/// JSON, compressed: decisions are long and alike.
+/// Compressed JSON: decisions are long and similar to each other.
 fn zipped(value: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
     let text = serde_json::to_vec(value).map_err(|error| damaged(&error))?;
     Ok(zstd::bulk::compress(&text, 3)?)
@@ -457,14 +457,14 @@ fn unzipped<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, redb::Error> {
     serde_json::from_slice(&text).map_err(|error| damaged(&error))
 }
 
-/// A decision, or its inputs, if this version knows their form: redb vouches for the bytes.
+/// A decision, or its inputs, if this version supports their form: redb guarantees the bytes.
 fn understood<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     unzipped(bytes)
         .inspect_err(|error| warn!("history: a decision is left out: {error}"))
         .ok()
 }
 
-/// The parts of a value in their order; `None` if there are none.
+/// The parts of a value in order; `None` if there are none.
 fn joined(
     table: &impl ReadableTable<(u64, u64), &'static [u8]>,
     id: u64,
@@ -498,7 +498,7 @@ pub(super) fn put_next_id(txn: &WriteTransaction, next_id: u64) -> Result<(), re
     Ok(())
 }
 
-/// What is kept of a VM; `None` for nothing.
+/// A VM's record; `None` if there is none.
 pub(super) fn put_vm(
     txn: &WriteTransaction,
     name: &str,
@@ -512,7 +512,7 @@ pub(super) fn put_vm(
     Ok(())
 }
 
-/// What is kept of all VMs, and of no other.
+/// The records of all VMs, replacing all others.
 pub(super) fn put_all_vms(
     txn: &WriteTransaction,
     all: &BTreeMap<String, KeptVm>,
@@ -530,7 +530,7 @@ pub(super) fn put_decision(txn: &WriteTransaction, decision: &Decision) -> Resul
     if let Some(given) = &decision.inputs {
         let given = zipped(given)?;
         let mut inputs = txn.open_table(INPUTS)?;
-        // They do not change with what becomes of the decision.
+        // They do not change with the state of the decision.
         if joined(&inputs, id)?.as_ref() != Some(&given) {
             inputs.retain_in((id, 0)..=(id, u64::MAX), |_, _| false)?;
             for (part, bytes) in (0..).zip(given.chunks(PART_BYTES)) {
@@ -593,7 +593,7 @@ pub(super) fn put_curves(
     Ok(())
 }
 
-/// Puts old turns together, a span at a time.
+/// Combines old turns, a span at a time.
 pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), redb::Error> {
     let mut turns = txn.open_table(TURNS)?;
     let mut means = txn.open_table(MEANS)?;
@@ -623,7 +623,7 @@ pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), red
     Ok(())
 }
 
-/// Drops what is older than `oldest_ms`, but for decisions that have not ended.
+/// Drops records older than `oldest_ms`, except decisions that have not ended.
 pub(super) fn forget_before(txn: &WriteTransaction, oldest_ms: u64) -> Result<(), redb::Error> {
     forget_moments(txn, oldest_ms)?;
     let mut old = Vec::new();
@@ -657,7 +657,7 @@ fn forget_moments(txn: &WriteTransaction, oldest_ms: u64) -> Result<bool, redb::
     Ok(dropped)
 }
 
-/// Each VM of a table, and its oldest time.
+/// Each VM of a table, with its oldest time.
 fn firsts(
     table: &impl ReadableTable<(u64, u64), &'static [u8]>,
 ) -> Result<Vec<(u64, u64)>, redb::Error> {
@@ -693,7 +693,7 @@ fn drop_decisions(txn: &WriteTransaction, ids: &[u64]) -> Result<(), redb::Error
     Ok(())
 }
 
-/// Drops an eighth of the time and of the ended decisions; `false` if there is nothing to drop.
+/// Drops the oldest eighth of the time and of the ended decisions; `false` if there is nothing to drop.
 fn drop_oldest(txn: &WriteTransaction) -> Result<bool, redb::Error> {
     let (mut oldest, mut newest) = (u64::MAX, 0);
     {

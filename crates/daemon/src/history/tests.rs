@@ -13,7 +13,7 @@ const LIMITS: Limits = Limits {
     bytes_max: 16 << 20,
     keep: Duration::from_hours(24),
 };
-/// A time that divides by spans.
+/// A time that is a multiple of the span.
 const NOON_MS: u64 = 6_000_000 * SPAN_MS;
 const TURN_MS: u64 = 30_000;
 
@@ -197,7 +197,7 @@ fn old_turns_become_means_and_very_old_ones_go() {
     assert!(all.is_sorted_by(|a, b| a.unix_ms < b.unix_ms));
     let fine = all.iter().filter(|sample| sample.lost == 1).count();
     assert!((240..=250).contains(&fine), "{fine}");
-    // Each mean stands for ten turns.
+    // Each mean covers ten turns.
     let coarse: Vec<_> = all.iter().filter(|sample| sample.lost == 10).collect();
     assert_eq!(coarse.len() + fine, all.len());
     assert!((260..=265).contains(&coarse.len()), "{}", coarse.len());
@@ -276,7 +276,7 @@ fn curves_and_heat_of_the_past_are_found() {
     assert!(history.heat("db", 0, u64::MAX).is_none());
 }
 
-/// A decision of so many random letters.
+/// A decision with this many random characters.
 fn large(id: u64, letters: usize) -> Decision {
     let mut noise = id;
     let mut one = decision(id, "web", Became::Kept);
@@ -463,7 +463,7 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
         history.state().retry_at = Instant::now();
     }
     id += 3;
-    // What is on the disk and what is in memory are seen as one.
+    // Records on disk and in memory are returned together.
     let expected: Vec<u64> = (1..=id).rev().take(1000).collect();
     assert_eq!(ids(&history.decisions(None, None, 1000)), expected);
     assert_eq!(history.baseline("web"), Some(5));
@@ -481,7 +481,7 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     drop(history);
 }
 
-/// A file system of few bytes, until dropped.
+/// A file system of limited size, until dropped.
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {

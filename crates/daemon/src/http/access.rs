@@ -1,9 +1,9 @@
 //! Access control of a socket.
 //!
-//! A Unix socket's permissions say who may come in. Over TCP a token or a client's certificate does, and a browser must
-//! not be led here by a foreign page: a loopback door answers to names of the loopback alone (a foreign name that was
-//! made to point here is refused), changes are taken from pages of this daemon alone, and no foreign page is told
-//! that it may read an answer.
+//! The permissions of a Unix socket determine who may connect. Over TCP a token or a client's certificate is required,
+//! and requests that a foreign web page makes through a browser are refused: a loopback listener accepts only host
+//! names of the loopback interface (a foreign name that resolves to it is refused), changes are accepted only from
+//! pages of this daemon, and no foreign page gets permission to read an answer (CORS).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tokio::time;
 
 use crate::shared::Refused;
 
-/// How long a request may take; longer than the turn loop may.
+/// Maximum duration of a request; longer than that of the turn loop.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 
 /// Headers for browsers in every answer.
@@ -39,29 +39,29 @@ const HEADERS: [(HeaderName, &str); 5] = [
     ),
 ];
 
-/// The rules of a door.
+/// The access rules of a listener.
 #[derive(Debug, Clone)]
 pub(super) struct Access {
     /// Changes are refused.
     pub read_only: bool,
-    /// What clients must show.
+    /// The credentials that clients must present.
     pub token: Option<Arc<str>>,
-    /// What kind of door.
+    /// The kind of listener.
     pub way: Way,
 }
 
-/// Ways to a door.
+/// Kinds of listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// A Unix socket.
     Unix,
-    /// TCP from this host alone.
+    /// TCP on the loopback interface.
     Loopback,
     /// TCP.
     Network,
 }
 
-/// Lets those requests through that may come in.
+/// Passes on the requests that are permitted.
 pub(super) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let mut response = match access.check(&request) {
         Ok(()) => time::timeout(REQUEST_MAX, next.run(request))
@@ -124,7 +124,7 @@ impl Access {
     }
 }
 
-/// What is served without a token: the page, which holds nothing but itself, and whether the daemon works.
+/// Paths served without a token: the page, which contains no data of the host, and the health check.
 fn is_public(path: &str) -> bool {
     matches!(path, "/" | "/healthz") || path.starts_with("/assets/")
 }
@@ -142,7 +142,7 @@ fn shows(headers: &HeaderMap, token: &str) -> bool {
         && bool::from(shown.trim().as_bytes().ct_eq(token.as_bytes()))
 }
 
-/// The one host that a request names.
+/// The single host name of a request.
 fn host(headers: &HeaderMap) -> Option<Authority> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next()?.to_str().ok()?.parse().ok()?;
@@ -158,7 +158,7 @@ fn is_loopback(host: &Authority) -> bool {
             .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Whether a browser sends this for a page of somebody else's.
+/// Whether a browser sends the request for a page of another origin.
 fn is_foreign(headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return false;

@@ -18,7 +18,7 @@ use super::params::{Body, Named, NoParams, Params, find};
 use super::{Answer, Desk};
 use crate::shared::{Command, Refused, Reply};
 
-/// The body of what needs none.
+/// The body of a request without parameters.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Nothing {}
@@ -90,7 +90,7 @@ pub(super) async fn set(
 
 const DONE: Json<Done> = Json(Done { schema: SCHEMA });
 
-/// Hands a command to the turn loop and waits for its answer.
+/// Passes a command to the turn loop and waits for its answer.
 async fn order<T>(desk: &Desk, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
     let (reply, answer) = oneshot::channel();
     desk.shared.command(command(reply))?;

@@ -35,7 +35,7 @@ pub(super) async fn events(
                     Err(RecvError::Lagged(_)) => last_turn(&desk),
                     Err(RecvError::Closed) => return None,
                 },
-                // That the server is gone is an end, too.
+                // The end of the server ends the stream, too.
                 _ = stop.wait_for(|stop| *stop) => return None,
             },
         };

@@ -22,27 +22,27 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use super::access::{Access, Way};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Shortest token.
+/// Minimum length of a token.
 const TOKEN_BYTES_MIN: usize = 16;
-/// Longest file of a token.
+/// Maximum length of a token file.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
-/// Why the daemon does not serve. Nothing is served anywhere, and no other's socket was touched.
+/// Why the daemon does not serve. No socket is open, and no socket of another process was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Two daemons at one socket.
+    /// Another daemon has the socket.
     #[error("another plimsolld serves there: {}", path.display())]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// A file that is not ours to remove.
+    /// The path is a file that we must not remove.
     #[error("{} is there already and is no socket; it was left alone", path.display())]
     NoSocket {
-        /// What was to be the socket.
+        /// The path of the socket.
         path: PathBuf,
     },
     /// A group that does not exist.
@@ -53,16 +53,16 @@ pub enum ServeError {
         /// The group.
         group: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot serve at {at}")]
     Listen {
         /// Path or address.
         at: String,
-        /// Why.
+        /// The error.
         #[source]
         source: io::Error,
     },
-    /// TCP for everybody.
+    /// TCP open to everybody.
     #[error(
         "TCP at {listen} requires a token (token_file) or client certificates (client_ca), except on a loopback address \
          with read_only = true"
@@ -76,19 +76,19 @@ pub enum ServeError {
     Secret {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
 }
 
-/// Where clients come in, and what they may do.
+/// A listener, and the permissions of its clients.
 #[derive(Debug)]
 pub(super) struct Door {
     pub listener: Listener,
     pub access: Access,
 }
 
-/// What is listened at.
+/// The listening socket.
 pub(super) enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener, Option<TlsAcceptor>),
@@ -103,8 +103,8 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// A path that is ours until this is dropped: its socket then goes. The lock beside it stays, so that nobody can take
-/// one that another has removed.
+/// A path that we own until this is dropped, which removes its socket. The lock file beside it stays, so that nobody
+/// can lock one that another process has removed.
 #[derive(Debug)]
 pub(super) struct Claim {
     path: PathBuf,
@@ -113,14 +113,14 @@ pub(super) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // That it is gone already, or cannot be removed, hinders nobody: the next daemon takes it over.
+        // If it is gone already, or cannot be removed, the next daemon takes it over.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Opens all doors that `settings` ask for.
+/// Opens all listeners of `settings`.
 pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), ServeError> {
-    // First what is easily wrong, then what others see.
+    // First the checks that fail most easily, then what is visible to others.
     let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
     let mut doors = Vec::new();
     let mut claims = Vec::new();
@@ -152,7 +152,7 @@ pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), 
 
 /// Permissions of a socket: for root and its group.
 const MODE: u32 = 0o660;
-/// In the place of a group: the read-only socket is for all users.
+/// Used in place of a group: the read-only socket is for all users.
 const EVERYBODY: &str = "everybody";
 /// Permissions of such a socket.
 const EVERYBODY_MODE: u32 = 0o666;
@@ -181,7 +181,7 @@ fn open_unix(
         fs::create_dir_all(folder).map_err(failed)?;
     }
     let claim = claim(path)?;
-    // Permissions come before the first connection can.
+    // Permissions are set before the first connection is possible.
     let listener = || -> io::Result<UnixListener> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
@@ -195,7 +195,7 @@ fn open_unix(
     Ok((listener().map_err(failed)?, claim))
 }
 
-/// Makes `path` ours, and removes the socket of a daemon that is dead.
+/// Takes `path` over, and removes the socket of a daemon that has ended.
 fn claim(path: &Path) -> Result<Claim, ServeError> {
     let failed = |source| ServeError::Listen {
         at: path.display().to_string(),
@@ -227,7 +227,7 @@ fn claim(path: &Path) -> Result<Claim, ServeError> {
         TryLockError::WouldBlock => taken(),
         TryLockError::Error(error) => failed(error),
     })?;
-    // Somebody else's server takes no lock.
+    // A server of another program takes no lock.
     match UnixStream::connect(path) {
         Ok(_) => return Err(taken()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -276,7 +276,7 @@ fn open_tcp(settings: &TcpSettings) -> Result<Door, ServeError> {
     })
 }
 
-/// The token in a file that others may not read.
+/// The token in a file that other users must not be able to read.
 fn token(path: &Path) -> Result<Arc<str>, ServeError> {
     let wrong = |why: String| secret(path, why);
     check_private(path)?;
@@ -342,7 +342,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServeError>
     Ok(certificates)
 }
 
-/// Refuses a secret that everybody may read.
+/// Refuses a secret that all users can read.
 fn check_private(path: &Path) -> Result<(), ServeError> {
     let found = fs::metadata(path).map_err(|error| secret(path, error))?;
     if found.permissions().mode() & 0o007 != 0 {

@@ -26,7 +26,7 @@ const POINTS_MAX: usize = 2000;
 /// Default and maximum number of decisions in a list.
 const DECISIONS: usize = 20;
 const DECISIONS_MAX: usize = 100;
-/// How long after the turn that should have come the loop counts as hanging, in ms.
+/// How late a turn may be, in ms, before the loop counts as stuck.
 const LATE_MS: u64 = 120_000;
 
 /// The host and its VMs.

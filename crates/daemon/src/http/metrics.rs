@@ -1,7 +1,7 @@
-//! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and its kin.
+//! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and compatible systems.
 //!
-//! Names begin with `plimsoll_`, are in base units, and end in `_total` where they count. What is a VM's has the label
-//! `vm`. What is unknown is absent, never zero.
+//! Names begin with `plimsoll_`, are in base units, and end in `_total` for counters. Metrics of a VM have the label
+//! `vm`. An unknown value is absent, never zero.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -20,19 +20,19 @@ use super::{Desk, beside};
 use crate::history::History;
 use crate::shared::{Refused, Snapshot};
 
-/// Most buckets of a curve.
+/// Maximum number of buckets of a curve.
 const BUCKETS_MAX: u32 = 40;
-/// The first bucket's bound. From one to the next but one it doubles.
+/// Upper bound of the first bucket. The bound doubles every two buckets.
 const BUCKET_BYTES: u64 = 4 << 20;
-/// Decisions that are read at a time to be counted, and at most.
+/// Number of decisions read at a time to be counted, and in total.
 const DECISIONS: usize = 100;
 const DECISIONS_MAX: usize = 10_000;
 
-/// A number of the host: name, meaning, value.
+/// A metric of the host: name, meaning, value.
 type OfHost = (&'static str, &'static str, fn(&HostView) -> Option<f64>);
-/// A number of a VM.
+/// A metric of a VM.
 type OfVm = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
-/// A number of a tracer.
+/// A metric of a tracer.
 type OfTrace = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
 
 const HOST_GAUGES: &[OfHost] = families! { h =>
@@ -141,7 +141,7 @@ const STANDINGS: [(Standing, &str); 4] = [
     (Standing::Unknown, "unknown"),
 ];
 
-/// How decisions end.
+/// The results of decisions.
 const FATES: [(Fate, &str); 6] = [
     (Fate::Superseded, "superseded"),
     (Fate::Kept, "kept"),
@@ -151,18 +151,18 @@ const FATES: [(Fate, &str); 6] = [
     (Fate::Stopped, "stopped"),
 ];
 
-/// Decisions since the server's start, counted by how they ended.
+/// Decisions since the server's start, counted by their result.
 #[derive(Debug)]
 pub(super) struct Tally {
     ended: [u64; FATES.len()],
-    /// The newest that was seen.
+    /// The newest decision read so far.
     newest: u64,
-    /// Those that had not ended when they were seen.
+    /// Decisions that had not ended when they were last read.
     open: BTreeSet<u64>,
 }
 
 impl Tally {
-    /// Counts those that end from now on.
+    /// Counts decisions that end from now on.
     pub fn from_now_on(history: &History) -> Self {
         let recent = history.decisions(None, None, DECISIONS);
         let open = recent.iter().filter(|decision| !decision.state.has_ended());
@@ -173,7 +173,7 @@ impl Tally {
         }
     }
 
-    /// Counts what has ended since the last time.
+    /// Counts decisions that ended since the last call.
     fn update(&mut self, history: &History) {
         let open = std::mem::take(&mut self.open);
         let seen = open.into_iter().filter_map(|id| history.decision(id));
@@ -225,7 +225,7 @@ pub(super) async fn metrics(
     Ok(([(header::CONTENT_TYPE, kind)], text))
 }
 
-/// The whole exposition.
+/// The complete exposition.
 pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> String {
     let mut text = Exposition::new("plimsoll_");
     of_host(&mut text, &snapshot.host, ended);
@@ -324,7 +324,7 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
         vms.iter()
             .filter_map(|vm| Some((vm, snapshot.curves.get(&vm.vm)?)))
     };
-    // A window's references may fall as well as rise, so this is a gauge's histogram.
+    // The number of references in a window may rise and fall, so this is a gauge histogram.
     let help = "References behind its curve by reuse distance; first references, and those beyond the curve, in +Inf.";
     let mut family = text.family(Kind::GaugeHistogram, "vm_reuse_distance_bytes", help);
     for (vm, curve) in curves() {
@@ -356,7 +356,7 @@ fn buckets(family: &mut Family<'_>, vm: &VmSummary, curve: &CurveJson) {
     family.sample(&[("vm", &vm.vm), ("le", &"+Inf")], curve.references);
 }
 
-/// References that hit in a memory of `bytes`.
+/// The number of references that hit in a memory of `bytes`.
 fn hits(curve: &CurveJson, bytes: u64) -> f64 {
     let pages = bytes / curve.page_bytes.max(1);
     let below = curve

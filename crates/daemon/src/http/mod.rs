@@ -2,20 +2,20 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `listen` | sockets: whose they are, taking them over, TLS |
-//! | `access` | who may do what: tokens, read-only doors, foreign pages of a browser |
-//! | `look` | the host, its VMs, what was decided |
-//! | `what_if` | what would be, and whether a decision follows from its records |
-//! | `change` | what is handed to the turn loop |
-//! | `events` | what happens, as it happens |
-//! | `metrics` | all of it for Prometheus |
+//! | `listen` | sockets: ownership, takeover, TLS |
+//! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
+//! | `look` | the host, its VMs, past decisions |
+//! | `what_if` | what-if queries, and whether a decision follows from its records |
+//! | `change` | commands passed to the turn loop |
+//! | `events` | server-sent events |
+//! | `metrics` | metrics for Prometheus |
 //! | `page` | the page's files |
 //!
-//! Everything is served in one thread by its own tokio runtime; what computes or reads the store is done in a few
-//! others beside it. Clients are bounded in number, in what they send, and in the time that they take, at every door by
-//! itself, so that those who only look cannot shut out those who act.
+//! One thread serves all listeners by its own tokio runtime; a few other threads do computations and read the store.
+//! Clients are limited in number, in the size of requests and in time, separately at every listener, so that clients
+//! that only read cannot lock out those that change something.
 //!
-//! [docs/api.md] tells clients the same.
+//! [docs/api.md] documents the API for clients.
 //!
 //! [docs/api.md]: https://github.com/plimsoll-vm/plimsoll/blob/main/docs/api.md
 
@@ -55,31 +55,31 @@ use tokio::task;
 use crate::shared::{Refused, Shared};
 use metrics::Tally;
 
-/// What a request gets: an answer or a refusal.
+/// The response to a request: an answer or a refusal.
 type Answer<T> = Result<Json<T>, Refused>;
 
-/// Computations at a time that ask for an allocation anew.
+/// Maximum number of concurrent computations of an allocation.
 const WHAT_IFS_MAX: usize = 2;
-/// Those at a time that read the store.
+/// Maximum number of concurrent reads of the store.
 const READS_MAX: usize = 4;
-/// How long one waits for its turn among them.
+/// Maximum time that a request waits for one of these.
 const READ_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long the turn loop may take to answer.
+/// Maximum time of the turn loop for an answer.
 const COMMAND_MAX: Duration = Duration::from_secs(15);
 
-/// What every request is answered from.
+/// State used to answer requests.
 #[derive(Debug)]
 struct Desk {
     shared: Arc<Shared>,
-    /// Decisions counted by how they ended.
+    /// Decisions counted by their result.
     tally: Mutex<Tally>,
-    /// Permits of those that compute.
+    /// Permits for computations.
     what_ifs: Arc<Semaphore>,
-    /// Permits of those that read the store or compute.
+    /// Permits for computations and reads of the store.
     reads: Arc<Semaphore>,
-    /// Turns true when the server shuts down.
+    /// Becomes true when the server shuts down.
     stop: watch::Receiver<bool>,
-    /// How long the turn loop may take to answer.
+    /// Maximum time of the turn loop for an answer.
     command_max: Duration,
 }
 
@@ -110,8 +110,8 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Runs what computes or reads the store beside the thread that serves, a few at a time: who asks and leaves must not
-/// leave work behind without end.
+/// Runs a computation or a read of the store outside the serving thread, a few at a time: clients that disconnect must
+/// not leave unbounded work behind.
 async fn beside<T: Send + 'static>(
     reads: Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -63,7 +63,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Desk>> {
         .routes(routes!(change::reload))
 }
 
-/// The API by OpenAPI.
+/// The OpenAPI description of the API.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut document = routes().into_openapi();

@@ -1,4 +1,4 @@
-//! The page's files, held in the program. (A build for debugging reads them from the checkout.)
+//! The page's files, embedded in the program. (A debug build reads them from the checkout.)
 
 use std::fmt::Write;
 
@@ -49,7 +49,7 @@ fn file(path: &str, headers: &HeaderMap) -> Result<Response, Refused> {
     if let Ok(tag) = tag.parse() {
         headers.insert(header::ETAG, tag);
     }
-    // Asked for again each time, so that a new daemon's page is seen at once.
+    // Revalidated each time, so that a new daemon's page is used at once.
     headers.insert(
         header::CACHE_CONTROL,
         header::HeaderValue::from_static("no-cache"),

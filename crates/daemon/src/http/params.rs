@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 
 use crate::shared::{Refused, Snapshot};
 
-/// Longest body.
+/// Maximum length of a body.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
-/// How alike two names are, 0.0 to 1.0, of which one is taken for the other's misspelling.
+/// Similarity, 0.0 to 1.0, above which a name is suggested as the correction of another.
 const ALIKE: f64 = 0.8;
 
 fn bad(message: impl Into<String>) -> Refused {
@@ -23,7 +23,7 @@ fn bad(message: impl Into<String>) -> Refused {
 #[derive(Debug)]
 pub(super) struct Params<T>(pub T);
 
-/// The query of what takes none.
+/// The query of a request without parameters.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NoParams {}

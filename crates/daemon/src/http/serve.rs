@@ -1,4 +1,4 @@
-//! The server: all doors, in one thread.
+//! The server: all listeners, in one thread.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,25 +31,25 @@ use super::{COMMAND_MAX, Desk, openapi, page};
 use crate::config::ServeSettings;
 use crate::shared::{Refused, Shared};
 
-/// Threads beside the one that serves.
+/// Number of threads beside the one that serves.
 const BESIDE_MAX: usize = 4;
-/// Bytes of a connection's buffer: the longest head of a request.
+/// Bytes of a connection's buffer: the maximum length of a request's head.
 const BUFFER_BYTES: usize = 16 << 10;
-/// How long a shutdown waits for answers under way.
+/// How long a shutdown waits for answers in progress.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long after a failed accept the next one is tried: as a rule, files have run out.
+/// Pause after a failed accept: as a rule, file descriptors have run out.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// What bounds clients.
+/// Limits of clients.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Connections at a door at a time; more wait to be accepted.
+    /// Maximum number of connections of a listener; more wait to be accepted.
     pub connections: usize,
-    /// How long a connection may be silent before a request, and a request's head may take.
+    /// Maximum time without a request, and for a request's head.
     pub head: Duration,
-    /// How long a client may take nothing of what it is sent.
+    /// Maximum time for which a client may accept no data.
     pub write: Duration,
-    /// How long the turn loop may take to answer.
+    /// Maximum time of the turn loop for an answer.
     pub command: Duration,
 }
 
@@ -74,13 +74,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where TCP is served, if it is.
+    /// The address served over TCP, if any.
     #[must_use]
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
     }
 
-    /// Takes no more requests, waits a few seconds for answers under way, and ends.
+    /// Accepts no more requests, waits a few seconds for answers in progress, and ends.
     pub fn stop(self) {}
 }
 
@@ -97,7 +97,7 @@ impl Drop for Server {
 ///
 /// # Errors
 ///
-/// Every [`ServeError`]; nothing is then served.
+/// Any [`ServeError`]; nothing is then served.
 pub fn serve(shared: Arc<Shared>, settings: &ServeSettings) -> Result<Server, ServeError> {
     serve_within(shared, settings, Limits::default())
 }
@@ -147,7 +147,7 @@ pub(super) fn serve_within(
     })
 }
 
-/// All that is served at a door.
+/// The routes of a listener.
 fn router(desk: &Arc<Desk>, access: Access) -> Router {
     openapi::routes()
         .split_for_parts()
@@ -205,7 +205,7 @@ impl Accepting {
     }
 }
 
-/// What bytes come and go by.
+/// The stream of a connection.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
@@ -235,7 +235,7 @@ async fn admit(
         let watcher = graceful.watcher();
         tokio::spawn(async move {
             let _slot = slot;
-            // A connection that breaks is its client's loss alone.
+            // An error of a connection affects only its client.
             match tls {
                 None => converse(stream, router, watcher, limits).await,
                 Some(tls) => {

@@ -1,4 +1,4 @@
-//! The example host, served, asked by the client and by what is none.
+//! The example host, served, queried by the client and by invalid requests.
 
 use plimsoll_skip::{Lack, skip};
 use std::collections::BTreeSet;
@@ -111,9 +111,9 @@ fn secret(path: PathBuf, text: &str) -> PathBuf {
     path
 }
 
-/// Says `request`, and takes all that comes until the other end closes.
+/// Sends `request`, and reads until the other end closes.
 fn exchange(mut stream: impl Read + Write, request: &[u8]) -> String {
-    // The other end may have closed before it has heard all.
+    // The other end may have closed before it has read all.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -396,7 +396,7 @@ fn a_crowd_at_one_door_does_not_shut_the_other() {
         ..Limits::default()
     };
     let (folder, _server, _commands) = without_turns(limits);
-    // They say nothing, or never finish.
+    // They send nothing, or never finish.
     let crowd: Vec<_> = (0..3)
         .map(|at| {
             let mut stream = UnixStream::connect(read_only(folder.path())).unwrap();
@@ -410,7 +410,7 @@ fn a_crowd_at_one_door_does_not_shut_the_other() {
             .host()
             .is_ok()
     );
-    // Cut off in time, they make room.
+    // Disconnected after the time limit, they make room.
     for mut stream in crowd {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
@@ -445,7 +445,7 @@ fn sockets_have_their_permissions_and_are_taken_over_only_from_the_dead() {
     );
     assert_eq!(served.client().host().unwrap().vms.len(), 4);
 
-    // A stranger's server is nobody's to remove, a dead one's socket is.
+    // The socket of a running server must not be removed; that of a dead one is.
     let elsewhere = tempfile::tempdir().unwrap();
     fs::create_dir(elsewhere.path().join("run")).unwrap();
     let stranger = UnixListener::bind(socket(elsewhere.path())).unwrap();
@@ -571,7 +571,7 @@ fn over_tcp_a_token_is_needed_and_foreign_pages_are_kept_out() {
     assert!(served.client().host().unwrap().paused);
 }
 
-/// An authority, and what it signed: certificate and key in PEM.
+/// A certificate authority and a certificate signed by it: certificate and key in PEM.
 fn signed(name: &str) -> (String, String, String) {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -776,7 +776,7 @@ fn promtool_reads_the_metrics() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Only with a time does it take samples from a file.
+    // Only with a timestamp would it take samples from a file.
     let timed = metrics().lines().fold(String::new(), |text, line| {
         let time = if line.starts_with('#') {
             ""
@@ -821,7 +821,7 @@ fn packaging(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Names of ours in a text.
+/// Our metric names in a text.
 fn names(text: &str) -> BTreeSet<&str> {
     text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'))
         .filter(|word| word.starts_with("plimsoll_"))

@@ -91,7 +91,8 @@ pub(super) async fn replay(
         .map(Json)
 }
 
-/// Computes when fewer than the most do; a client that goes leaves its place only when its computation has ended.
+/// Computes when fewer than the maximum are in progress; a client that disconnects frees its permit only when its
+/// computation has ended.
 async fn computed<T: Send + 'static>(
     desk: &Desk,
     work: impl FnOnce() -> T + Send + 'static,
@@ -123,7 +124,7 @@ fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> V
     }
 }
 
-/// A VM's misses at a size over those at its baseline; `None` if its curve is none.
+/// A VM's misses at a size relative to those at its baseline; `None` if it has no curve.
 fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option<Relative> {
     let curve = json.to_curve().ok()?;
     let pages = |bytes: u64| PageCount(bytes / json.page_bytes);
@@ -132,7 +133,7 @@ fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option
     Some(relative(&curve, baseline, pages(size_bytes), &rules))
 }
 
-/// How a VM would stand at a size, and why.
+/// A VM's prediction at a size, and its source.
 fn standing(
     summary: &VmSummary,
     relative: Option<Relative>,

@@ -66,8 +66,8 @@ impl<H: Host> Turns<H> {
         self.advance(now);
     }
 
-    /// Tells balloons that nobody told anything since this daemon began to stay as they are: a target that an earlier one left
-    /// unfinished must not be followed behind our back.
+    /// Sets the targets of balloons that have had no command since this daemon began to their present size: a target
+    /// left unfinished by an earlier daemon must not be followed unnoticed.
     pub(super) fn forget_earlier_targets(&mut self) {
         for vm in self.vms.values_mut() {
             let untold = matches!(vm.status.direct.progress, Progress::NoTarget);
@@ -81,7 +81,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Carries what is under way one tick further.
+    /// Advances a move in progress by one tick.
     pub(super) fn advance(&mut self, now: Instant) {
         let divided = self.divided_bytes().saturating_sub(self.store_bytes);
         let Some(active) = &mut self.active else {
@@ -124,7 +124,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// A move has come to its end.
+    /// Handles the end of a move.
     pub(super) fn moved(&mut self, progressed: MoveProgress, now: Instant) {
         let Some(mut active) = self.active.take() else {
             return;
@@ -179,8 +179,8 @@ impl<H: Host> Turns<H> {
         self.end(active.decision, state, None);
     }
 
-    /// What self-ballooning VMs gave up backs the page store, once a check found that they can do without it: memory that
-    /// the store has taken could not go back to them.
+    /// Adds the memory released by self-ballooning VMs to the page store, once a check found that they can do without
+    /// it: memory that the store has taken could not be returned to them.
     pub(super) fn back_store(&mut self) {
         let Some(first) = self.store_first_bytes else {
             return;
@@ -226,7 +226,7 @@ impl<H: Host> Turns<H> {
         self.shared.tell(Event::Decision { id: decision.id });
     }
 
-    /// A move back to what a decision found; `None` if there is nothing to move.
+    /// A move back to the sizes before a decision; `None` if there is nothing to move.
     pub(super) fn rollback_move(&self, decision: &Decision, why: &str) -> Option<PendingMove> {
         let moves: Vec<_> = decision
             .steps
@@ -238,14 +238,14 @@ impl<H: Host> Turns<H> {
                     return None;
                 }
                 let from = vm.status.holding();
-                // What was promised since holds.
+                // Guarantees given since then hold.
                 let most = settings
                     .max_bytes
                     .min(self.most(vm))
                     .max(settings.min_bytes);
                 let size = step.from.size_bytes().clamp(settings.min_bytes, most);
                 let to = match decision.kind {
-                    // Sizes are rolled back; how they are held is the phase's.
+                    // Sizes are rolled back; how they are split depends on the phase.
                     Kind::Divide => self.split(vm, size),
                     _ if size != step.from.size_bytes() => self.split(vm, size),
                     _ => Holding {
@@ -269,7 +269,7 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// Whole where no cache holds more than its least.
+    /// The phase is `Whole` if no cache holds more than its minimum.
     pub(super) fn phase_by_holdings(&self) -> Phase {
         let empty = |vm: &Vm| vm.status.holding().cache_bytes <= CACHE_LEAST_BYTES;
         if self
@@ -284,7 +284,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Stops a move where it is; a check is given up.
+    /// Stops a move where it is; a check is abandoned.
     pub(super) fn stop(&mut self, why: &str) {
         let Some(mut active) = self.active.take() else {
             return;
@@ -312,7 +312,7 @@ impl<H: Host> Turns<H> {
 }
 
 impl<H: Host> Turns<H> {
-    /// Has guests report statistics, or restores what was before. VMs are asked at once: a monitor may hang.
+    /// Enables guest statistics, or restores the earlier setting. VMs are queried concurrently: a monitor may hang.
     pub(super) fn want_statistics(&mut self, wanted: bool) {
         std::thread::scope(|scope| {
             for vm in self.vms.values_mut() {
@@ -326,7 +326,7 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// What a move may take hold of.
+/// The actuators that a move may use.
 pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::MovableVm<'_>> {
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::MovableVm {

@@ -10,9 +10,9 @@ use crate::config::Workflow;
 use crate::host::Host;
 use crate::vm::MissCount;
 
-/// Minimum references, or misses if references are not counted, for a statement.
+/// Minimum references, or misses if references are not counted, for a statistical statement.
 const COUNT_MIN: u64 = 50;
-/// Standard errors that a measure must be above its bound to count as broken.
+/// Number of standard errors by which a measurement must exceed its bound to count as a violation.
 const CERTAIN: f64 = 2.0;
 
 /// Limit and prediction of a VM.
@@ -20,26 +20,26 @@ const CERTAIN: f64 = 2.0;
 pub struct Promise {
     /// The VM.
     pub vm: String,
-    /// Misses at its new size over those at the baseline.
+    /// Misses at its new size relative to those at the baseline.
     pub predicted: Option<Relative>,
     /// The same at its size before.
     pub before: Option<f64>,
-    /// Predicted share of references that miss at the baseline; not below the rules' least.
+    /// Predicted share of references that miss at the baseline; not below the minimum of the rules.
     pub baseline_ratio: f64,
     /// Minimum miss ratio distinguished from zero.
     pub ratio_min: f64,
-    /// Most rise over the baseline.
+    /// Bound on the rise over the baseline.
     pub max_loss: f64,
-    /// Whether the curve is one of the references that are counted: a disk's. A traps' curve is of others, so that the rates before
-    /// and after are what can be compared.
+    /// Whether the curve covers the references that are counted, as a disk's does. A curve from traps covers others, so
+    /// that only the rates before and after can be compared.
     pub by_ratio: bool,
 }
 
-/// Judges what was counted after a move, beside what was counted `before` it.
+/// Compares the counts after a move with those `before` it.
 ///
-/// Where references are counted, misses over references are set against the curve's ratio at the baseline. Where they are not,
-/// the misses' rate is set against the rate before the move, which is taken to be what the curve said of the old size: a VM
-/// that does other work than before is then judged by that. `tolerance` is how far above its bound a VM may be.
+/// If references are counted, misses over references are compared with the curve's ratio at the baseline. If they are
+/// not, the miss rate is compared with the rate before the move, which is assumed to be the curve's prediction for the
+/// old size; a VM whose workload changed is then judged by that. `tolerance` is how far above its bound a VM may be.
 #[must_use]
 pub fn judge(
     promise: &Promise,
@@ -119,7 +119,7 @@ pub fn judge(
 }
 
 impl<H: Host> Turns<H> {
-    /// Judges an allocation by what was measured since.
+    /// Judges an allocation by the measurements since.
     pub(super) fn check(&mut self, since: Instant, now: Instant) {
         let Some(mut active) = self.active.take() else {
             return;
@@ -190,7 +190,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// What follows a check in the workflow; a move that no policy decided leaves the phase to what the caches hold.
+    /// The phase that follows a check; a move without a policy decision leaves it to be derived from the caches' sizes.
     pub(super) fn after_check(&mut self, by_policy: bool, now: Instant) {
         let Workflow::Cache { keep, .. } = self.config.workflow else {
             return;
@@ -277,16 +277,16 @@ mod tests {
         };
         let check = judge(&half, before, counted(2000, None, 10.0), 0.03);
         assert_eq!((check.verdict, check.measured), (Verdict::Kept, Some(1.0)));
-        // Nearly no misses before: few after are no harm, many are not understood.
+        // Nearly no misses before: few after are harmless, many are significant.
         let idle = counted(3, None, 10.0);
         let verdict = |misses| judge(&promise(), idle, counted(misses, None, 10.0), 0.03).verdict;
         assert_eq!(verdict(20), Verdict::Kept);
         assert_eq!(verdict(500), Verdict::Unknown);
-        // A count that stands still says nothing.
+        // A counter that does not change is no evidence.
         let still = counted(0, None, 10.0);
         let check = judge(&promise(), still, still, 0.0);
         assert_eq!(check.verdict, Verdict::Unknown);
-        // References that are not those of the curve are no measure of it.
+        // References that the curve does not cover are no measure of it.
         let traps = Promise {
             by_ratio: false,
             ..promise()

@@ -14,11 +14,11 @@ use crate::host::Host;
 use crate::shared::{Command, Refused};
 use crate::vm::Vm;
 
-/// Largest size that may be set by hand.
+/// Maximum size that may be set by hand.
 const SIZE_MAX: u64 = 1 << 50;
 
 impl<H: Host> Turns<H> {
-    /// Answers a command. The client may be gone.
+    /// Answers a command. The client may have disconnected.
     pub fn answer(&mut self, command: Command, now: Instant) {
         match command {
             Command::Apply(choice, reply) => drop(reply.send(self.apply(choice, now))),
@@ -163,7 +163,7 @@ impl<H: Host> Turns<H> {
         };
         self.begin(pending, By::Operator, None, now);
         self.mark_taken_back(decision.id);
-        // The daemon does not do at once again what was just rolled back.
+        // The daemon must not repeat at once what was just rolled back.
         self.cooldown_until = Some(now + self.config.cooldown);
         self.under_way()
     }
@@ -220,7 +220,7 @@ impl<H: Host> Turns<H> {
             return Err(bad(format!("there is no VM {name}")));
         };
         vm.change = new;
-        // A promise is given only if all can be kept together.
+        // A guarantee is given only if all can be kept together.
         let demands = self.demands();
         let refused = match allocate(&demands, &self.rules(), self.config.policy) {
             Err(error @ PolicyError::Infeasible { needed, .. })

@@ -21,20 +21,20 @@ use crate::host::Host;
 use crate::moves::Move;
 use crate::vm::{Vm, bytes, pages};
 
-/// Points of a curve that a decision is made by.
+/// Number of points of a curve used in a decision.
 const RECORDED_POINTS: usize = 200;
-/// Miss ratios are recorded in steps of one part of so many.
+/// Miss ratios are recorded in steps of 1 over this number.
 const RECORDED_STEPS: f64 = 1e5;
-/// Room above its working set that a self-ballooning VM keeps, as a share.
+/// Share of memory above its working set that a self-ballooning VM keeps.
 const SELF_BALLOON_ROOM: f64 = 0.1;
 
 impl<H: Host> Turns<H> {
-    /// All memory that is divided.
+    /// The total memory to allocate.
     pub(super) fn divided_bytes(&self) -> u64 {
         let found = || {
             let vms = self.vms.values().map(|vm| vm.first_bytes);
             let store = self.store_first_bytes.unwrap_or_default();
-            // What VMs say of themselves cannot make a host larger than it is.
+            // VMs' own reports cannot make a host larger than it is.
             vms.fold(store, u64::saturating_add).min(self.host_ram.0)
         };
         self.config.total_bytes.unwrap_or_else(found)
@@ -84,7 +84,7 @@ impl<H: Host> Turns<H> {
         self.vms.iter().map(demand).collect()
     }
 
-    /// The most that a VM can hold, whatever it may.
+    /// The maximum that a VM can hold, regardless of its limits.
     pub(super) fn most(&self, vm: &Vm) -> u64 {
         match &self.config.workflow {
             Workflow::Cache { keep: true, .. } => u64::MAX,
@@ -168,12 +168,12 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// an allocation by the policy.
+    /// An allocation by the policy.
     pub(super) fn divide(&mut self) -> Option<PendingMove> {
         let inputs = self.inputs.clone()?;
         let (demands, rules) = (self.demands(), self.rules());
         if demands.iter().all(|demand| demand.curve.is_none()) {
-            // Nobody knows what a move would cost.
+            // The cost of a move is unknown.
             return None;
         }
         let allocation = match allocate(&demands, &rules, self.config.policy) {
@@ -247,7 +247,7 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// How a VM holds so much memory in the present phase.
+    /// How a VM's memory is split in the present phase.
     pub(super) fn split(&self, vm: &Vm, size_bytes: u64) -> Holding {
         let has = vm.status.holding();
         let direct_bytes = if self.is_cached() && self.phase != Phase::Whole {
@@ -327,7 +327,7 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// VMs that shrink to what they use, \[M08\] §7.
+    /// VMs that shrink to their working set, \[M08\] §7.
     pub(super) fn self_balloon(&self) -> Option<PendingMove> {
         let moves: Vec<_> = self
             .vms
@@ -343,7 +343,7 @@ impl<H: Host> Turns<H> {
                     direct_bytes: wanted,
                     ..from
                 };
-                // Small steps back and forth help nobody.
+                // Small steps back and forth are useless.
                 let step = (settings.baseline_bytes / 20).max(unit);
                 (wanted.abs_diff(from.direct_bytes) >= step).then(|| (name.clone(), from, to))
             })
@@ -364,8 +364,8 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// What a self-ballooning VM's new size is checked against. Where it has no curve nothing is predicted: its misses are
-    /// then compared with those before the move.
+    /// The prediction against which a self-ballooning VM's new size is checked. Without a curve nothing is predicted:
+    /// its misses are then compared with those before the move.
     pub(super) fn self_balloon_promise(&self, name: &str, to: Holding) -> Option<Promise> {
         let vm = self.vms.get(name)?;
         let (rules, settings) = (self.rules(), vm.settings());
@@ -385,8 +385,8 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// The size of a self-ballooning VM: its working set and a tenth, within its limits. A working set that is only a lower
-    /// bound takes nothing from it.
+    /// The size of a self-ballooning VM: its working set and a tenth, within its limits. A working set that is only a
+    /// lower bound takes nothing from it.
     pub(super) fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
         let set = vm.working_set.as_ref()?;
         let settings = vm.settings();
@@ -406,7 +406,7 @@ impl<H: Host> Turns<H> {
         })
     }
 
-    /// Puts a pending forward, in the place of the one before.
+    /// Makes a proposal pending, in place of the earlier one.
     pub(super) fn propose(&mut self, pending: Option<PendingMove>) {
         let Some(pending) = pending else {
             self.withdraw();
@@ -465,8 +465,8 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// How much of its memory a VM uses, as far as a policy may rely on it: a working set that is only a lower bound gives no
-/// memory away, so the VM then counts as using at least all that it holds.
+/// How much of its memory a VM uses, as far as a policy may rely on it. A working set that is only a lower bound frees
+/// no memory: the VM then counts as using at least all that it holds.
 pub(super) fn used(set: WorkingSet, holding: Holding) -> PageCount {
     match set.bound {
         WorkingSetBound::Estimate | WorkingSetBound::AtMost => set.size,
@@ -474,8 +474,8 @@ pub(super) fn used(set: WorkingSet, holding: Holding) -> PageCount {
     }
 }
 
-/// A curve as decisions are made by it and recorded with it: few points and digits, so that a year of decisions has room. What is
-/// rounded off is nothing beside a band.
+/// A curve as used in decisions and recorded with them: few points and digits, to limit the space of a year of
+/// decisions. The rounding error is far smaller than a confidence band.
 pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
     let thinned = curve.thinned(RECORDED_POINTS);
     let rounded = |ratio: f64| (ratio * RECORDED_STEPS).round() / RECORDED_STEPS;
@@ -485,6 +485,6 @@ pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
         low: rounded(point.low),
         high: rounded(point.high),
     });
-    // Rounding keeps every order that makes points a curve.
+    // Rounding keeps the monotonicity of a curve.
     MissRatioCurve::new(points.collect(), curve.references()).unwrap_or(thinned)
 }

@@ -1,4 +1,4 @@
-//! The first part of a turn: which VMs run, and how much memory each of them and the page store hold.
+//! The first part of a turn: the running VMs, and how much memory each of them and the page store hold.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::vm::Vm;
 
 /// VMs polled at a time: one whose monitor hangs delays few others.
 const POLLS_AT_ONCE: usize = 64;
-/// Time in which polls of VMs begin that are new, or did not answer quickly the last time.
+/// Time within which polls are started of VMs that are new, or did not answer quickly the last time.
 const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
 
 impl<H: Host> Turns<H> {
@@ -70,9 +70,10 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// Polls VMs, several at once: those that answered quickly the last time, and then of the others, of which new VMs are,
-/// those whose last poll is longest ago, until the time for beginning is over. Whoever is left keeps its status until the
-/// next turn, so that monitors that never answer lengthen a turn by one time limit, however many they are.
+/// Polls VMs concurrently: first those that answered quickly the last time, then the others (including new VMs) in the
+/// order of their last poll, oldest first, until the time for starting polls is over. The remaining VMs keep their
+/// status until the next turn, so that monitors that never answer lengthen a turn by one time limit, however many they
+/// are.
 pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
     let (quick, mut slow): (Vec<_>, Vec<_>) = vms.partition(|vm| vm.answers_quickly());
     poll_until(quick, None);
@@ -80,7 +81,7 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
     poll_until(slow, Some(Instant::now() + SLOW_POLLS_BEGIN_MAX));
 }
 
-/// Polls VMs in this order; none is begun after `deadline`.
+/// Polls VMs in this order; no poll is started after `deadline`.
 fn poll_until(vms: Vec<&mut Vm>, deadline: Option<Instant>) {
     let workers = vms.len().min(POLLS_AT_ONCE);
     let vms = Mutex::new(vms.into_iter());

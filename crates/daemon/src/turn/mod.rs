@@ -1,7 +1,8 @@
 //! The control loop: discover VMs, take their curves, allocate, move, check, roll back.
 //!
 //! A *turn* reads all inputs and decides; between turns, once a second, a *tick* advances a move in progress and
-//! answers commands. One thread does all of it. Nothing here waits for a guest: a balloon gets its target and is polled later.
+//! answers commands. One thread does all of it. Nothing here waits for a guest: a balloon gets its target and is polled
+//! later.
 //!
 //! ```text
 //!  trap curves:   Whole ── divide ──> Moving ──> Checking ──> Whole
@@ -41,20 +42,20 @@ use crate::moves::Move;
 use crate::shared::{Command, Shared, host_name};
 use crate::vm::{Vm, bytes};
 
-/// From one tick to the next.
+/// Interval between ticks.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Sizes of one VM nearer to each other than this are the same.
+/// Differences between sizes of one VM below this are ignored.
 const SAME_BYTES: u64 = 1 << 20;
-/// What a cache under a disk keeps when its memory goes back: its daemon refuses to do with less than its books need.
+/// Memory that a cache under a disk keeps: the disk daemon needs at least this much for its metadata.
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
-/// The first turn in which something is moved: what was before it is what a check compares with.
+/// The first turn in which memory is moved: a check compares with the turns before.
 const FIRST_MOVE_TURN: u64 = 4;
-/// Cooldown doubles with every allocation rolled back, up to so many times.
+/// Number of times that the cooldown doubles at most: once for every allocation rolled back.
 const BACK_OFF_MAX: u32 = 5;
-/// What history knows the page store by; no VM has such a name.
+/// The page store's name in the history; no VM can have it.
 const STORE: &str = "\0store";
 
-/// A move that could be begun.
+/// A move that could be started.
 #[derive(Debug, Clone, PartialEq)]
 struct PendingMove {
     kind: Kind,
@@ -66,18 +67,18 @@ struct PendingMove {
     takes_back: Option<u64>,
 }
 
-/// A decision under way.
+/// A decision in progress.
 struct ActiveDecision {
     decision: Decision,
     promises: Vec<Promise>,
     stage: Stage,
-    /// When it began.
+    /// Time of its start.
     began: Instant,
 }
 
 enum Stage {
     Moving(Move),
-    /// Measured since.
+    /// Start of the measurement.
     Checking(Instant),
 }
 
@@ -103,17 +104,17 @@ pub struct Turns<H: Host> {
     warnings: Vec<String>,
     /// The policy's reason against an allocation.
     infeasible: Option<String>,
-    /// Whether the reason is that limits do not fit.
+    /// Whether the reason is that the limits exceed the memory.
     guarantee: bool,
     inputs: Option<PlanInputs>,
     store_bytes: u64,
-    /// RAM of the host: all, and what the kernel could give without swapping.
+    /// RAM of the host: total, and what the kernel could provide without swapping.
     host_ram: (u64, u64),
-    /// Whether the last pending was one of self-ballooning: others come in between.
+    /// Whether the last pending decision was one of self-ballooning: others may come in between.
     self_ballooned: bool,
-    /// When the last memory was given back from caches.
+    /// Time at which memory was last returned from caches.
     gave_back: Option<Instant>,
-    /// The page store's capacity when it was first seen: memory that is not the VMs'.
+    /// The page store's initial capacity, which is memory that does not belong to the VMs.
     store_first_bytes: Option<u64>,
     hostname: String,
 }
@@ -187,7 +188,7 @@ impl<H: Host> Turns<H> {
             decision.ended_unix_ms = Some(unix_ms());
             self.keep(&decision);
         }
-        // VMs that were shrunk into their caches are traced on.
+        // VMs that were shrunk into their caches are still traced.
         if self.is_cached()
             && self
                 .history
@@ -203,7 +204,7 @@ impl<H: Host> Turns<H> {
         let _ = self.history.put_decision(decision);
     }
 
-    /// Runs until every [`Shared`] is gone or `stop` says so; `alive` is called at every tick.
+    /// Runs until every [`Shared`] is dropped or `stop` is set; `alive` is called at every tick.
     pub fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -230,7 +231,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Carries a move forward, and takes a turn if it is time.
+    /// Advances a move, and runs a turn if it is due.
     pub fn tick(&mut self, now: Instant) {
         self.advance(now);
         if now >= self.next_turn {

@@ -202,7 +202,7 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// A VM's curve as it is shown.
+/// A VM's curve as displayed.
 pub(super) fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
     let known = vm.known.as_ref()?;
     let baseline = Some(pages(vm.settings().baseline_bytes));

@@ -1,6 +1,7 @@
-//! An example host that answers as a daemon does: for tests of clients and of the page, and for looking at both without VMs.
+//! An example host that answers as a daemon does: for tests of clients and of the page, and for viewing both without
+//! VMs.
 //!
-//! Its four VMs have invented curves. Sizes, promises and decisions follow from them by the policy, as a daemon's do.
+//! Its four VMs have invented curves. The policy derives sizes, bounds and decisions from them, as in a daemon.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,9 +31,9 @@ use plimsoll_daemon::shared::{Command, Refused, Shared, Snapshot};
 
 const MIB: u64 = 1 << 20;
 const PAGE: PageSize = PageSize::FOUR_KIB;
-/// Commands that may wait.
+/// Maximum number of commands that may wait.
 const COMMANDS: usize = 16;
-/// Past of the example, and from one of its moments to the next.
+/// Length of the example's past, and interval between its samples.
 const PAST_MS: u64 = 3_600_000;
 const MOMENT_MS: u64 = 30_000;
 /// Cells and rows of a heatmap.
@@ -47,7 +48,7 @@ struct Guest {
     cache_mib: u32,
     max_loss: f64,
     working_set_mib: u32,
-    /// Its miss ratio at so many MiB; `None` where the curve is not known yet.
+    /// Its miss ratio at this many MiB; `None` while it has no curve.
     misses: Option<fn(f64) -> f64>,
 }
 
@@ -93,7 +94,7 @@ const GUESTS: [Guest; 4] = [
     },
 ];
 
-/// An example's daemon: what it shares, and the commands that it is to answer.
+/// An example's daemon: its shared state, and the commands that it answers.
 #[must_use]
 pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
     let now_ms = clock::unix_ms();
@@ -115,7 +116,7 @@ pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
 
 /// Answers commands, with a turn every `interval`, until all others that hold `shared` are gone.
 ///
-/// An applied proposal is under way for a turn and then kept. A rollback is done at once.
+/// An applied proposal is in progress for a turn and then kept. A rollback is done at once.
 pub fn run(shared: &Arc<Shared>, commands: &Receiver<Command>, interval: Duration) {
     let mut next_turn = Instant::now() + interval;
     while Arc::strong_count(shared) > 1 {
@@ -342,7 +343,7 @@ impl Guest {
             unix_ms: now_unix_ms.saturating_sub(u64::from(ROWS - row) * 5000),
             pages: (0..CELLS)
                 .map(|at| {
-                    // A region that is used ever less from its begin on, and a place that moves through it.
+                    // A region whose use declines from its beginning on, and a spot that moves through it.
                     let moving = u32::from(at == row * busy_cells.max(1) / ROWS);
                     let still = busy_cells.saturating_sub(at) * 3000 / CELLS;
                     (still + moving * 4096).min(4096)
@@ -366,7 +367,7 @@ fn rules() -> Rules {
     }
 }
 
-/// What the policy is given.
+/// The policy's input.
 fn inputs() -> Option<PlanInputs> {
     let demands = GUESTS.map(|guest| Demand {
         vm: VmId(guest.vm.to_owned()),
@@ -413,7 +414,7 @@ fn proposal(now_unix_ms: u64) -> Decision {
     }
 }
 
-/// A past in which a division was kept and another was taken back, and a proposal.
+/// A past in which one reallocation was kept and another was rolled back, and a proposal.
 fn decisions(now_unix_ms: u64) -> Vec<Decision> {
     let [web, search, ..] = &GUESTS;
     let whole = |direct_mib| HoldingView {
@@ -507,7 +508,7 @@ fn step(vm: &str, from: HoldingView, to: HoldingView, state: StepState) -> Step 
 /// Records a sample of all VMs.
 fn record(history: &History, unix_ms: u64, moment: u64) {
     let moments = GUESTS.each_ref().map(|guest| {
-        // Up and down by an eighth, in 16 moments.
+        // Up and down by an eighth, in 16 samples.
         let wave = moment.abs_diff(moment / 16 * 16 + 8) * u64::from(guest.working_set_mib) / 64;
         let known = guest.misses.is_some();
         let relative = guest.relative(guest.size());
@@ -531,7 +532,7 @@ fn record(history: &History, unix_ms: u64, moment: u64) {
     history.record_turn(&moments);
 }
 
-/// Another turn: nothing but the time has changed, and a move under way is done.
+/// Another turn: only the time has changed, and a move in progress is completed.
 fn turn(shared: &Shared) {
     let mut next = (*shared.snapshot()).clone();
     next.host.turn += 1;
@@ -557,7 +558,7 @@ fn turn(shared: &Shared) {
 
 fn answer(shared: &Shared, command: Command) {
     let mut next = (*shared.snapshot()).clone();
-    // Whoever asked may have gone.
+    // The requester may have gone.
     match command {
         Command::Apply(choice, reply) => drop(reply.send(apply(shared, &mut next, choice))),
         Command::Rollback(choice, reply) => drop(reply.send(roll_back(shared, &mut next, choice))),

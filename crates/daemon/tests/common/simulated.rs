@@ -1,6 +1,7 @@
-//! A host that is computed: VMs that miss by curves, with balloons that follow, lag, stand still or lie.
+//! A simulated host: VMs that miss by curves, with balloons that follow, lag, get stuck or report false values.
 //!
-//! The turn loop runs on it in tests and benchmarks as it does on a real one. Its time is the caller's: [`SimulatedHost::pass`].
+//! The turn loop runs on it in tests and benchmarks as on a real one. The caller advances its time:
+//! [`SimulatedHost::pass`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,25 +20,25 @@ use plimsoll_daemon::vm::pages;
 /// Time without progress after which a simulated balloon reports it.
 const STUCK_MS: u64 = 10_000;
 
-/// How a balloon follows.
+/// How a balloon follows its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follows {
-    /// By so many bytes a second.
+    /// By this many bytes a second.
     Pace(u64),
     /// Not at all.
     Never,
-    /// There is none.
+    /// There is no balloon.
     Absent,
     /// Its monitor fails: commands may or may not arrive.
     Broken,
 }
 
-/// A VM that is computed.
+/// A simulated VM.
 #[derive(Debug, Clone)]
 pub struct SimulatedVm {
     /// Its process, which distinguishes it from an earlier VM of the same name.
     pub pid: u32,
-    /// Start of that process: a number may be used again.
+    /// Start of that process, because process numbers are reused.
     pub start_ticks: u64,
     /// Its RAM.
     pub ram_bytes: u64,
@@ -45,15 +46,15 @@ pub struct SimulatedVm {
     pub direct_bytes: u64,
     /// Capacity of its cache; `None` if it has none.
     pub cache_bytes: Option<u64>,
-    /// How it really misses.
+    /// Its true miss-ratio curve.
     pub truth: MissRatioCurve,
-    /// How it is seen to miss.
+    /// Its observed miss-ratio curve.
     pub claimed: Option<MissRatioCurve>,
     /// References a second.
     pub references_per_second: u64,
-    /// How its balloon follows.
+    /// How its balloon follows its target.
     pub follows: Follows,
-    /// How long its monitor keeps whoever queries it, in vain.
+    /// How long its monitor blocks a query without an answer.
     pub silence: Duration,
     /// Its working set as its tracer reports it.
     pub working_set: Option<WorkingSet>,
@@ -64,7 +65,8 @@ pub struct SimulatedVm {
 }
 
 impl SimulatedVm {
-    /// A VM of so much RAM, all its own, that misses by `truth` and is seen to; its balloon moves 64 MiB a second.
+    /// A VM with this much RAM, all its own, whose true and observed curve is `truth`; its balloon moves 64 MiB a
+    /// second.
     #[must_use]
     pub fn new(pid: u32, ram_bytes: u64, truth: MissRatioCurve) -> Self {
         Self {
@@ -86,7 +88,7 @@ impl SimulatedVm {
         }
     }
 
-    /// What it has.
+    /// Its present size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.direct_bytes + self.cache_bytes.unwrap_or(0)
@@ -163,12 +165,12 @@ impl SimulatedVm {
     }
 }
 
-/// What all parts of the simulation hold.
+/// State shared by all parts of the simulation.
 #[derive(Debug, Default)]
 struct Inner {
     now_ms: u64,
     vms: BTreeMap<String, SimulatedVm>,
-    /// The most that all VMs together ever had, with what they could still have taken.
+    /// Maximum total of all VMs' memory so far, with what they could still have taken.
     most_bytes: u64,
 }
 
@@ -182,7 +184,7 @@ impl Inner {
     }
 }
 
-/// A host that is computed. Clones are the same one.
+/// A simulated host. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct SimulatedHost {
     inner: Arc<Mutex<Inner>>,
@@ -205,7 +207,7 @@ impl SimulatedHost {
         self.lock().vms.remove(name);
     }
 
-    /// A VM as it is.
+    /// The state of a VM.
     #[must_use]
     pub fn vm(&self, name: &str) -> Option<SimulatedVm> {
         self.lock().vms.get(name).cloned()
@@ -218,7 +220,7 @@ impl SimulatedHost {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn pass(&self, time: Duration) {
         let mut inner = self.lock();
         inner.now_ms += u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
