@@ -32,14 +32,14 @@ use crate::server::default_spin;
 use crate::sys::{Region, Word};
 use crate::worker::ring;
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
-    /// Name for people, a line of up to 64 bytes.
+    /// Name for display, a line of up to 64 bytes.
     pub name: String,
-    /// Operations that can be under way, a power of two.
+    /// Maximum number of operations in flight, a power of two.
     pub entries: u32,
-    /// Slots for batches.
+    /// Number of slots for batches.
     pub slots: u32,
     /// How long to poll for completions before sleeping.
     pub spin: Duration,
@@ -61,32 +61,32 @@ impl ConnectOptions {
     }
 }
 
-/// A page of the ring that is the caller's until it is handed in with a get or put, and comes back with the completion.
+/// A page of the ring that belongs to the caller until it is submitted with a get or put; the completion returns it.
 /// Calls of another connection than its own panic on it.
 #[derive(Debug)]
 pub struct Slot {
     number: u32,
-    /// Which connection it is of.
+    /// The connection to which it belongs.
     of: u32,
 }
 
-/// What became of an operation of a batch.
+/// The result of an operation of a batch.
 #[derive(Debug)]
 pub struct Completion {
-    /// What was handed in with the operation.
+    /// The value submitted with the operation.
     pub user_data: u64,
-    /// What became of it. A get that is [`Status::Ok`] has the page in its slot.
+    /// Its status. A get that is [`Status::Ok`] has the page in its slot.
     pub status: Status,
     /// A put: 1 if it replaced or flushed a page. A flush: how many pages there were.
     pub value: u64,
-    /// The slot handed in.
+    /// The slot submitted.
     pub slot: Option<Slot>,
 }
 
 /// A client of a server. All its pages are freed when it is dropped, and when its process ends.
 ///
-/// Each call of the simple ones ([`put`](Self::put), [`get`](Self::get), ...) waits for its answer. Batches
-/// take the slots of the ring directly:
+/// Each of the simple calls ([`put`](Self::put), [`get`](Self::get), ...) waits for its answer. Batches
+/// use the slots of the ring directly:
 ///
 /// ```no_run
 /// # use plimsoll_hcache::*; use plimsoll_ring::*;
@@ -113,20 +113,20 @@ pub struct Connection {
     socket: OwnedFd,
     bell: OwnedFd,
     client: ClientId,
-    /// Tells its slots from those of other connections.
+    /// Distinguishes its slots from those of other connections.
     serial: u32,
     spin: Duration,
-    /// Entries written.
+    /// Number of entries written.
     written: u32,
-    /// Of them published.
+    /// Number of entries published.
     published: u32,
-    /// Completions read.
+    /// Number of completions read.
     reaped: u32,
-    /// Slots of the operations under way, each in its place of the ring.
+    /// Slots of the operations in flight, each at its position of the ring.
     pending: Box<[Option<Slot>]>,
-    /// Slots for batches that nobody has.
+    /// Free slots for batches.
     free: Vec<u32>,
-    /// Completions of batches that came while a simple call waited.
+    /// Completions of batches that arrived while a simple call waited.
     stash: VecDeque<Completion>,
 }
 
@@ -135,7 +135,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it does not want us, or others.
+    /// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it refuses the client, or others.
     pub fn connect(path: impl AsRef<Path>, options: &ConnectOptions) -> Result<Self, Error> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
 
@@ -178,13 +178,13 @@ impl Connection {
         })
     }
 
-    /// The number the store gave this client.
+    /// The number that the store assigned to this client.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.client
     }
 
-    /// Makes a pool, or joins the shared pool of that key.
+    /// Creates a pool, or joins the shared pool of that key.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl Connection {
         })
     }
 
-    /// Gets a page into `page`, which is left alone if there is none. Returns whether there was.
+    /// Gets a page into `page`, which is unchanged if there is none. Returns whether there was one.
     ///
     /// # Errors
     ///
@@ -303,19 +303,19 @@ impl Connection {
         Ok(done.value)
     }
 
-    /// Slots that can be reserved now.
+    /// Number of slots that can be reserved now.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
-    /// Operations that can be submitted now without waiting.
+    /// Number of operations that can be submitted now without waiting.
     #[must_use]
     pub fn room(&self) -> u32 {
         self.region.geometry().entries() - self.under_way()
     }
 
-    /// Operations submitted whose completions have not been reaped.
+    /// Number of operations submitted whose completions have not been reaped.
     #[must_use]
     pub fn under_way(&self) -> u32 {
         self.written.wrapping_sub(self.reaped)
@@ -330,20 +330,20 @@ impl Connection {
         })
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     pub fn release(&mut self, slot: impl Into<Option<Slot>>) {
         if let Some(slot) = slot.into() {
             self.free.push(self.number_of(&slot));
         }
     }
 
-    /// The page in a slot. A new slot holds what was last there.
+    /// The page in a slot. A new slot holds its previous contents.
     pub fn page(&mut self, slot: &mut Slot) -> &mut Page {
         let number = self.number_of(slot);
         self.region.slot_mut(number)
     }
 
-    /// Submits a put of the page in `slot`. `user_data` comes back with the completion.
+    /// Submits a put of the page in `slot`. `user_data` is returned with the completion.
     ///
     /// Like every `submit`: the server may not see it before [`publish`](Self::publish) or
     /// [`wait`](Self::wait). If there is no [`room`](Self::room), waits for some.
@@ -377,20 +377,20 @@ impl Connection {
         self.submit(entry, None)
     }
 
-    /// Lets the server see what was submitted, and wakes it if it sleeps.
+    /// Publishes the entries submitted, and wakes the server if it sleeps.
     pub fn publish(&mut self) {
         if self.published == self.written {
             return;
         }
         self.published = self.written;
-        // Told before the entries are published, so that none of them waits for room for its completion.
+        // Before the entries are published, so that none of them waits for room for its completion.
         self.region
             .word(Word::CompletionHead)
             .store(self.reaped, Release);
         self.region
             .word(Word::SubmissionTail)
             .store(self.written, Release);
-        // The server stores "sleeping", then looks for entries; we publish those, then look whether it sleeps.
+        // The server stores "sleeping", then checks for entries; we publish those, then check whether it sleeps.
         fence(SeqCst);
         let sleeping = self.region.word(Word::ServerSleeping);
         if sleeping.load(Relaxed) != 0 && sleeping.swap(0, Relaxed) != 0 {
@@ -398,7 +398,7 @@ impl Connection {
         }
     }
 
-    /// Returns the next completion that is there, in the order of submission; `None` if none is yet.
+    /// Returns the next completion, in the order of submission; `None` if there is none yet.
     ///
     /// # Errors
     ///
@@ -410,7 +410,7 @@ impl Connection {
         }
     }
 
-    /// Publishes, and waits until a completion is there to be reaped. Returns at once if nothing is under way.
+    /// Publishes, and waits until a completion can be reaped. Returns at once if nothing is in flight.
     ///
     /// # Errors
     ///
@@ -428,12 +428,12 @@ impl Connection {
                 }
                 std::hint::spin_loop();
             }
-            // The server may wait for this very processor.
+            // The server may be waiting for this processor.
             std::thread::yield_now();
         }
         loop {
             self.region.word(Word::ClientSleeping).store(1, Relaxed);
-            // As in `publish`, with the sides changed.
+            // As in `publish`, with the roles exchanged.
             fence(SeqCst);
             let woken = if self.has_completion() {
                 Ok(())
@@ -448,7 +448,7 @@ impl Connection {
         }
     }
 
-    /// Waits for a byte of the server's, or its end.
+    /// Waits for a byte from the server, or its end.
     fn sleep(&self) -> Result<(), Error> {
         let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
         match poll(&mut socket, None) {
@@ -523,7 +523,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for a completion in the ring, whatever is stashed.
+    /// Waits for a completion in the ring, regardless of those stored earlier.
     fn wait_past_stash(&mut self) -> Result<(), Error> {
         let stash = std::mem::take(&mut self.stash);
         let waited = self.wait();
@@ -531,7 +531,7 @@ impl Connection {
         waited
     }
 
-    /// Does one operation and waits for its completion.
+    /// Executes one operation and waits for its completion.
     fn call(&mut self, entry: Submission) -> Result<Completion, Error> {
         self.submit(entry, None)?;
         let position = self.written.wrapping_sub(1);
@@ -584,11 +584,11 @@ fn page_submission(op: Op, handle: Handle) -> Submission {
     submission(op, handle.pool, handle.object, handle.index..=0)
 }
 
-/// Asks the server at `path` how it does.
+/// Requests the statistics of the server at `path`.
 ///
 /// # Errors
 ///
-/// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it does not tell us, or others.
+/// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it refuses them, or others.
 pub fn stats(path: impl AsRef<Path>, timeout: Duration) -> Result<String, Error> {
     match ask(path.as_ref(), timeout, &Request::Stats)?.1 {
         Reply::Stats(text) => Ok(text),
@@ -596,12 +596,12 @@ pub fn stats(path: impl AsRef<Path>, timeout: Duration) -> Result<String, Error>
     }
 }
 
-/// Changes the capacity of the store of the server at `path`, which is done when this returns. Only root and
-/// the user the server runs as may.
+/// Changes the capacity of the store of the server at `path`; complete when this returns. Only root and
+/// the server's own user may do so.
 ///
 /// # Errors
 ///
-/// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it may not be, or others.
+/// [`Error::Unreachable`] if no server is there, [`Error::Refused`] if it is not permitted, or others.
 pub fn resize(path: impl AsRef<Path>, capacity_bytes: u64, timeout: Duration) -> Result<(), Error> {
     match ask(path.as_ref(), timeout, &Request::Resize { capacity_bytes })?.1 {
         Reply::Resized { .. } => Ok(()),
@@ -630,7 +630,7 @@ fn ask(
     set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
     connect(&socket, &address).map_err(unreachable)?;
     let mut socket = UnixStream::from(socket);
-    // Who is refused at once may find the connection closed already, with the reason in it.
+    // A client that is refused at once may find the connection closed already, with the reason in it.
     let _ = socket.write_all(&request.to_bytes());
 
     let mut descriptors = Vec::new();
@@ -675,7 +675,7 @@ fn receive(
     Ok(length)
 }
 
-/// What the end of the stream in the middle of an answer means.
+/// The error for the end of the stream in the middle of an answer.
 fn ended(error: std::io::Error) -> Error {
     use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
     match error.kind() {

@@ -1,4 +1,4 @@
-//! The control thread: connections, requests on them, the store's turns. No ring is touched here.
+//! The control thread: connections, their requests, and the store's turns. It accesses no ring.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -31,30 +31,30 @@ use crate::{Refusal, Server};
 
 /// Time between turns of the store.
 const TURN: Duration = Duration::from_secs(1);
-/// Connections beside those of clients.
+/// Number of connections in addition to those of clients.
 const SPARE_CONNECTIONS: usize = 64;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
-/// A refusal and its reason in words.
+/// A refusal and its reason as text.
 type Refused = (Refusal, String);
 
-/// One peer.
+/// A connection.
 struct Connection {
     socket: Arc<OwnedFd>,
     uid: u32,
-    /// What came of requests that are not whole yet.
+    /// Received bytes of an incomplete request.
     input: Vec<u8>,
-    /// What of replies could not be sent yet; nothing more is read before it is.
+    /// Bytes of replies not sent yet; nothing more is read before they are.
     output: Vec<u8>,
-    /// Whether the epoll tells when more can be sent, not when more has come.
+    /// Whether the epoll reports when more can be sent, instead of when more has arrived.
     waits_to_send: bool,
-    /// Whether it is closed when all is sent.
+    /// Whether it is closed when everything is sent.
     closing: bool,
     /// When it is closed if nothing happens, unless it has a ring.
     deadline: Instant,
-    /// The ring, if it has one: how to tell its worker of the end.
+    /// The ring, if it has one: how to notify its worker of the end.
     ring: Option<(Arc<AtomicBool>, usize)>,
 }
 
@@ -66,7 +66,7 @@ pub struct Control<'a> {
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next: u64,
-    /// Whether accepting waits for the next turn, for want of descriptors.
+    /// Whether accepting is suspended until the next turn, because descriptors have run out.
     accept_paused: bool,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Takes up a connection, if its user may connect.
+    /// Accepts a connection, if its user may connect.
     fn admit(&mut self, socket: OwnedFd) {
         let server = self.server;
         server.counts.connections.fetch_add(1, Relaxed);
@@ -208,7 +208,7 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Does what can be done with a connection that is ready.
+    /// Processes a connection that is ready.
     fn attend(&mut self, token: u64, flags: epoll::EventFlags) {
         let Some(peer) = self.connections.get_mut(&token) else {
             return;
@@ -241,7 +241,7 @@ impl<'a> Control<'a> {
         self.answer(token);
     }
 
-    /// Answers the requests that have come, as long as the answers can be sent.
+    /// Answers the requests received, as long as the answers can be sent.
     fn answer(&mut self, token: u64) {
         while let Some(peer) = self.connections.get_mut(&token) {
             if !peer.output.is_empty() || peer.closing {
@@ -392,7 +392,7 @@ impl<'a> Control<'a> {
         Ok(())
     }
 
-    /// Says no, counts it and closes.
+    /// Sends a refusal, counts it and closes.
     fn refuse(&mut self, token: u64, (refusal, text): Refused) {
         self.server.counts.refused(refusal);
         if let Some(peer) = self.connections.get_mut(&token) {
@@ -457,7 +457,7 @@ impl<'a> Control<'a> {
         let Some(peer) = self.connections.remove(&token) else {
             return;
         };
-        // The worker may hold the socket for a moment yet.
+        // The worker may hold the socket for a short time yet.
         let _ = epoll::delete(&self.epoll, &peer.socket);
         if let Some((gone, worker)) = peer.ring {
             gone.store(true, Release);
@@ -466,7 +466,7 @@ impl<'a> Control<'a> {
     }
 }
 
-/// Root, and the user the server runs as.
+/// Root, and the server's own user.
 fn is_privileged(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }

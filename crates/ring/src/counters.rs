@@ -1,4 +1,4 @@
-//! What a server did, counted.
+//! Counters of a server.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,14 +22,14 @@ macro_rules! counters {
             }
         }
 
-        /// The counts behind [`ServerCounters`], for all threads.
+        /// The counters behind [`ServerCounters`], for all threads.
         #[derive(Default)]
         pub struct Counts {
             $(pub $name: AtomicU64,)*
         }
 
         impl Counts {
-            /// Reads all counts, one after the other.
+            /// Reads all counters, one after the other.
             pub fn read(&self) -> ServerCounters {
                 ServerCounters { $($name: self.$name.load(Relaxed),)* }
             }
@@ -42,7 +42,7 @@ counters! {
     connections,
     /// Clients that got a ring.
     clients_joined,
-    /// Of these, clients that have left.
+    /// Clients that have left.
     clients_left,
     /// Memory of rings and slots, in bytes, assuming that clients have accessed all of it.
     ring_bytes,
@@ -56,9 +56,9 @@ counters! {
     refused_version,
     /// Refused: too many entries or slots, or numbers that make no ring.
     refused_geometry,
-    /// Refused: a name too long, or not a line of text.
+    /// Refused: a name that is too long, or not a line of text.
     refused_name,
-    /// Refused: too many clients, or connections that are none yet.
+    /// Refused: too many clients, or connections that are not clients yet.
     refused_too_many_clients,
     /// Refused: too many clients of one user.
     refused_too_many_of_user,
@@ -74,13 +74,13 @@ counters! {
     closed_unknown,
     /// Closed: a payload that does not fit its type.
     closed_malformed,
-    /// Closed: a message after the welcome, where none may come.
+    /// Closed: a message after the welcome, where none is permitted.
     closed_unexpected,
     /// Closed: silent, or not reading, for too long.
     closed_timeout,
     /// Closed: a ring with an invalid tail or head.
     closed_corrupt_ring,
-    /// Entries served, bad ones included.
+    /// Entries served, invalid ones included.
     entries,
     /// Turns in which a client had entries.
     turns,
@@ -96,7 +96,7 @@ counters! {
     bad_range,
     /// Entries with a pool that is not the client's.
     bad_no_such_pool,
-    /// Entries for a pool too many.
+    /// Entries that would open more pools than permitted.
     bad_too_many_pools,
     /// Entries that failed in the store.
     bad_failed,
@@ -107,7 +107,7 @@ counters! {
 }
 
 impl Counts {
-    /// Adds what a turn did.
+    /// Adds the counts of a turn.
     pub fn add(&self, tally: &Tally) {
         self.turns.fetch_add(1, Relaxed);
         self.entries.fetch_add(tally.entries, Relaxed);

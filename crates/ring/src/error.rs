@@ -12,11 +12,11 @@ use crate::protocol::Status;
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A reason this version does not know.
+    /// A reason unknown to this version.
     Other = 0,
-    /// This user may not use the server, or not do this.
+    /// This user may not use the server, or not request this.
     NotAllowed = 1,
-    /// The server speaks another version.
+    /// The server uses another version.
     Version = 2,
     /// More entries or slots than the server permits, or invalid numbers.
     Geometry = 3,
@@ -26,14 +26,14 @@ pub enum Refusal {
     TooManyClients = 5,
     /// The user has reached the maximum number of clients.
     TooManyOfUser = 6,
-    /// The store refused; the text is its reason.
+    /// The store refused; the text states its reason.
     Store = 7,
     /// The server lacks memory or descriptors.
     Resources = 8,
 }
 
 impl Refusal {
-    /// Returns the refusal of a number.
+    /// Returns the refusal with this number.
     #[must_use]
     pub fn from_number(number: u32) -> Self {
         let all = [
@@ -52,7 +52,7 @@ impl Refusal {
     }
 }
 
-/// Why a call of a client failed. Except for `Disconnected`, `Protocol` and `Io` the connection goes on.
+/// Why a call of a client failed. Except after `Disconnected`, `Protocol` and `Io` the connection remains usable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -68,16 +68,16 @@ pub enum Error {
     /// The server refused.
     #[error("the hcache server refuses: {text}")]
     Refused {
-        /// Why.
+        /// The reason.
         refusal: Refusal,
-        /// The same in words.
+        /// The reason as text.
         text: String,
     },
-    /// The server has gone, or has closed this client. What was put is gone with it; operations
-    /// without a completion may or may not have been done.
+    /// The server has ended, or has closed this client. Stored pages are lost; operations
+    /// without a completion may or may not have been executed.
     #[error("the hcache server has closed the connection")]
     Disconnected,
-    /// The server breaks the protocol.
+    /// The server violates the protocol.
     #[error("the hcache server violates the protocol: {0}")]
     Protocol(&'static str),
     /// A system call failed.
@@ -86,10 +86,10 @@ pub enum Error {
     /// The pool does not exist, or is not this client's (the answer is the same for both).
     #[error("this client has no pool {0}")]
     NoSuchPool(PoolId),
-    /// The client has all the pools it gets.
+    /// The client has the maximum number of pools.
     #[error("this client has its maximum number of pools")]
     TooManyPools,
-    /// The server found the entry bad; nothing was done.
+    /// The server found the entry invalid; nothing was done.
     #[error("the hcache server rejects the entry: {0:?}")]
     Bad(Status),
 }

@@ -1,7 +1,7 @@
 //! The server's end of one ring: takes entries, validates them, executes them on the store, completes them.
 //!
 //! Nothing from a client is trusted. Positions are stored here, not in the shared memory; each word that the client
-//! publishes is read once and checked; an entry is copied before it is inspected. A bad entry gets a completion
+//! publishes is read once and checked; an entry is copied before it is inspected. An invalid entry gets a completion
 //! with an error status; an impossible position ends the client.
 
 use std::collections::BTreeSet;
@@ -15,13 +15,13 @@ use plimsoll_hcache::{Client, Error, Handle, Page, PoolId, PoolOptions, PutOutco
 use crate::protocol::{CREATE_CAPACITY, CREATE_SHARED, Op, RawCompletion, Status, Submission};
 use crate::sys::{Region, Word};
 
-/// Most puts, or gets, in a row that go to the store together; their completions are published together as well.
+/// Maximum number of consecutive puts, or gets, executed together; their completions are published together as well.
 const RUN_ENTRIES: usize = 16;
 
-/// Completions of other entries are published at least after so many, that the client can go on meanwhile.
+/// Maximum number of completions of other entries before they are published, so that the client can proceed meanwhile.
 const PUBLISH_EVERY: u32 = 8;
 
-/// A client's end of a ring holds positions that cannot be. The ring is of no use any more.
+/// The client's positions in its ring are impossible. The ring is no longer usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// More entries published than the ring holds.
@@ -32,21 +32,21 @@ pub enum RingFault {
     CompletionHead,
 }
 
-/// What turns did.
+/// Counters of turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// Entries served, bad ones included.
+    /// Entries served, invalid ones included.
     pub entries: u64,
-    /// Of them answered with each of [`Status::BAD`].
+    /// Entries answered with each of [`Status::BAD`].
     pub bad: [u64; Status::BAD.len()],
 }
 
-/// What a turn leaves to do.
+/// The result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
     /// Entries served.
     pub entries: u32,
-    /// Whether the client sleeps and has completions to see.
+    /// Whether the client sleeps and has completions to read.
     pub wake: bool,
 }
 
@@ -54,12 +54,12 @@ pub struct Turn {
 pub struct Executor {
     region: Region,
     client: Client,
-    /// Pools it has made or joined, at most `max_pools`: the store has only so many for all clients.
+    /// Pools it has created or joined, at most `max_pools`, because the store limits their total number.
     pools: BTreeSet<PoolId>,
     max_pools: usize,
-    /// Entries taken, which are also the completions published: each entry has one, in order.
+    /// Number of entries taken, and of completions published: each entry has one, in order.
     position: u32,
-    /// Completions the client has taken, when last looked.
+    /// Number of completions the client had taken when last read.
     reaped: u32,
 }
 
@@ -83,11 +83,11 @@ impl Executor {
         &self.region
     }
 
-    /// Returns how many entries wait and have room for their completion.
+    /// Returns how many entries wait and have room for their completions.
     ///
     /// # Errors
     ///
-    /// [`RingFault`] if the client's positions cannot be.
+    /// [`RingFault`] if the client's positions are impossible.
     pub fn ready(&mut self) -> Result<u32, RingFault> {
         let entries = self.region.geometry().entries();
         let tail = self.region.word(Word::SubmissionTail).load(Acquire);
@@ -107,11 +107,11 @@ impl Executor {
         Ok(waiting.min(entries - unreaped))
     }
 
-    /// Serves up to `budget` entries and adds to `tally` what they were.
+    /// Serves up to `budget` entries and adds their counts to `tally`.
     ///
     /// # Errors
     ///
-    /// [`RingFault`] if the client's positions cannot be; nothing was served then.
+    /// [`RingFault`] if the client's positions are impossible; nothing was served then.
     pub fn serve(&mut self, budget: u32, tally: &mut Tally) -> Result<Turn, RingFault> {
         let entries = self.ready()?.min(budget);
         if entries == 0 {
@@ -134,7 +134,7 @@ impl Executor {
         self.region
             .word(Word::SubmissionHead)
             .store(self.position, Release);
-        // The client stores "sleeping", then looks for completions; we publish those, then look whether it sleeps.
+        // The client stores "sleeping", then checks for completions; we publish those, then check whether it sleeps.
         fence(SeqCst);
         let sleeping = self.region.word(Word::ClientSleeping);
         let wake = sleeping.load(Relaxed) != 0;
@@ -144,14 +144,14 @@ impl Executor {
         Ok(Turn { entries, wake })
     }
 
-    /// Says in the ring whether the server must be woken.
+    /// Publishes in the ring whether the server must be woken.
     pub fn set_sleeping(&self, sleeping: bool) {
         self.region
             .word(Word::ServerSleeping)
             .store(sleeping.into(), Relaxed);
     }
 
-    /// Serves the next entry, or as many puts or gets in a row as there are up to `most`. Returns how many.
+    /// Serves the next entry, or up to `most` consecutive puts or gets. Returns how many.
     fn serve_run(&mut self, most: u32, tally: &mut Tally) -> u32 {
         let (first, op) = self.entry(0);
         let mut entries = [first; RUN_ENTRIES];
@@ -163,7 +163,7 @@ impl Executor {
                 for (ahead, place) in (1..most).zip(&mut entries[1..]) {
                     let (entry, same) = self.entry(ahead);
                     if same != Ok(op) {
-                        // It is copied and judged anew as the first of what follows.
+                        // It is copied and validated again as the first of the next run.
                         break;
                     }
                     *place = entry;
@@ -199,7 +199,7 @@ impl Executor {
         u32::try_from(length).expect("at most a run")
     }
 
-    /// Copies the entry so many after the next, and judges it.
+    /// Copies and validates the entry at this distance after the next.
     fn entry(&self, ahead: u32) -> (Submission, Result<Op, Status>) {
         let position = self.position.wrapping_add(ahead);
         let entry = Submission::from_words(&self.region.submission(position));
@@ -207,7 +207,7 @@ impl Executor {
         (entry, op)
     }
 
-    /// Returns what the entry asks for, if it is of any form.
+    /// Returns the operation that the entry requests, if it is valid.
     fn judge(&self, entry: &Submission, sequence: u32) -> Result<Op, Status> {
         if entry.sequence != sequence {
             return Err(Status::Torn);
@@ -255,7 +255,7 @@ impl Executor {
         });
     }
 
-    /// Does an entry that is neither a put nor a get. Returns its status and value.
+    /// Executes an entry that is neither a put nor a get. Returns its status and value.
     fn execute(&mut self, op: Op, entry: &Submission) -> Result<(Status, u64), Error> {
         let handle = handle(entry);
         let pool = handle.pool;
@@ -303,7 +303,7 @@ fn handle(entry: &Submission) -> Handle {
     }
 }
 
-/// The handles of a run; those past its end are its first.
+/// The handles of a run; positions past its end repeat its first.
 fn handles(run: &[Submission]) -> [Handle; RUN_ENTRIES] {
     let mut handles = [handle(&run[0]); RUN_ENTRIES];
     for (place, entry) in handles.iter_mut().zip(run) {

@@ -7,7 +7,7 @@ use crate::Refusal;
 
 const _: () = assert!(cfg!(target_endian = "little") && size_of::<usize>() == 8);
 
-/// Version of the protocol; a server speaks this one only.
+/// Version of the protocol; a server supports only this one.
 pub const VERSION: u32 = 1;
 
 /// First word of a ring: `HCRG`.
@@ -39,7 +39,7 @@ pub mod message {
 
 /// Flag of [`Op::CreatePool`]: shared by its key, not private.
 pub const CREATE_SHARED: u8 = 1;
-/// Flag of [`Op::CreatePool`]: the capacity given is meant.
+/// Flag of [`Op::CreatePool`]: the pool has the capacity given.
 pub const CREATE_CAPACITY: u8 = 2;
 
 /// Operation of an entry.
@@ -73,7 +73,7 @@ impl Op {
     ];
 }
 
-/// What became of an entry.
+/// The result of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Status {
@@ -102,7 +102,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// All that say that an entry was bad, from -1 down.
+    /// All statuses of invalid entries, from -1 down.
     pub const BAD: [Self; 8] = [
         Self::Torn,
         Self::BadOp,
@@ -114,7 +114,7 @@ impl Status {
         Self::Failed,
     ];
 
-    /// Returns the status of a number.
+    /// Returns the status with this number.
     #[must_use]
     pub fn from_number(number: i32) -> Option<Self> {
         let good = [Self::Ok, Self::Miss, Self::Refused];
@@ -126,7 +126,7 @@ impl Status {
 /// One entry of the submission ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Submission {
-    /// Position of the entry plus one, wrapping: tells a written entry from an older one in its place.
+    /// Position of the entry plus one, wrapping: distinguishes a written entry from an older one at its position.
     pub sequence: u32,
     /// An [`Op`].
     pub op: u8,
@@ -134,29 +134,29 @@ pub struct Submission {
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
-    /// Pool meant.
+    /// The pool.
     pub pool: u32,
     /// Index of the page, or the first of a range.
     pub index: u32,
-    /// Object meant.
+    /// The object.
     pub object: u64,
-    /// Slot a page is put from or got into.
+    /// Slot from which a page is put or into which it is got.
     pub slot: u32,
     /// Last index of a range.
     pub last: u32,
-    /// Comes back in the completion.
+    /// Returned with the completion.
     pub user_data: u64,
-    /// Most pages of a pool to be made.
+    /// Maximum number of pages of a new pool.
     pub capacity_pages: u64,
     /// Key of a shared pool.
     pub key: u128,
 }
 
-/// Words of a submission.
+/// Number of words of a submission.
 pub const SUBMISSION_WORDS: usize = 8;
 
 impl Submission {
-    /// Returns the submission that the words of an entry are.
+    /// Returns the submission that the words of an entry encode.
     #[must_use]
     pub fn from_words(words: &[u64; SUBMISSION_WORDS]) -> Self {
         let [
@@ -213,15 +213,15 @@ pub struct RawCompletion {
     pub sequence: u32,
     /// A [`Status`].
     pub status: i32,
-    /// What the operation counts, or the pool made.
+    /// The count returned by the operation, or the new pool's number.
     pub value: u64,
 }
 
-/// Words of a completion.
+/// Number of words of a completion.
 pub const COMPLETION_WORDS: usize = 4;
 
 impl RawCompletion {
-    /// Returns the completion that the words of an entry are.
+    /// Returns the completion that the words of an entry encode.
     #[must_use]
     pub fn from_words(words: &[u64; COMPLETION_WORDS]) -> Self {
         Self {
@@ -260,11 +260,11 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Most entries of a ring.
+    /// Maximum number of entries of a ring.
     pub const ENTRIES_MAX: u32 = 1 << 15;
-    /// Most slots of a ring (1 GiB of pages).
+    /// Maximum number of slots of a ring (1 GiB of pages).
     pub const SLOTS_MAX: u32 = 1 << 18;
-    /// Where the entries of the submission ring begin, in bytes.
+    /// Offset of the entries of the submission ring, in bytes.
     pub const SUBMISSIONS_AT: usize = 4096;
 
     /// Returns the geometry of a ring of `entries`, a power of two up to [`ENTRIES_MAX`](Self::ENTRIES_MAX), and
@@ -289,20 +289,20 @@ impl Geometry {
         self.slots
     }
 
-    /// Where the entries of the completion ring begin, in bytes.
+    /// Offset of the entries of the completion ring, in bytes.
     #[must_use]
     pub fn completions_at(self) -> usize {
         Self::SUBMISSIONS_AT + (self.entries as usize * 8 * SUBMISSION_WORDS).next_multiple_of(4096)
     }
 
-    /// Where the first slot begins, in bytes.
+    /// Offset of the first slot, in bytes.
     #[must_use]
     pub fn slots_at(self) -> usize {
         self.completions_at()
             + (self.entries as usize * 8 * COMPLETION_WORDS).next_multiple_of(4096)
     }
 
-    /// Length of the whole, in bytes.
+    /// Total length, in bytes.
     #[must_use]
     pub fn region_bytes(self) -> usize {
         self.slots_at() + self.slots as usize * 4096
@@ -312,29 +312,29 @@ impl Geometry {
 /// Request of a client on the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// To become a client with a ring.
+    /// Become a client with a ring.
     Hello {
-        /// Version it speaks.
+        /// Version that the client uses.
         version: u32,
-        /// Entries it would like.
+        /// Number of entries wanted.
         entries: u32,
-        /// Slots it would like.
+        /// Number of slots wanted.
         slots: u32,
         /// Zero.
         flags: u32,
-        /// Name for people.
+        /// Name for display.
         name: Vec<u8>,
     },
     /// Request for statistics.
     Stats,
-    /// To change the store's capacity.
+    /// Change the store's capacity.
     Resize {
         /// Capacity wanted, in bytes.
         capacity_bytes: u64,
     },
 }
 
-/// What is wrong with a stream of requests; nothing after it can be understood.
+/// The error of a stream of requests; nothing after it can be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestFault {
     /// A message longer than [`REQUEST_BYTES_MAX`].
@@ -346,11 +346,11 @@ pub enum RequestFault {
 }
 
 impl Request {
-    /// Takes one request off the front of `stream`; `None` if its end has not come yet.
+    /// Removes one request from the front of `stream`; `None` if it is not complete yet.
     ///
     /// # Errors
     ///
-    /// [`RequestFault`], as soon as it shows.
+    /// [`RequestFault`], as soon as it is detected.
     pub fn take(stream: &mut Vec<u8>) -> Result<Option<Self>, RequestFault> {
         let (Some(length), Some(kind)) = (word(stream, 0), word(stream, 4)) else {
             return Ok(None);
@@ -408,10 +408,10 @@ impl Request {
     }
 }
 
-/// What a server answers on the socket.
+/// Reply of a server on the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The client has a ring; its descriptors come with the message.
+    /// The client has a ring; its descriptors are sent with the message.
     Welcome {
         /// Number of the client.
         client: u32,
@@ -420,14 +420,14 @@ pub enum Reply {
         /// Slots of its ring.
         slots: u32,
     },
-    /// How the store does, a text the server's embedder makes.
+    /// Statistics of the store, as text made by the embedding program.
     Stats(String),
     /// The store's capacity was changed.
     Resized {
         /// Capacity now, in bytes.
         capacity_bytes: u64,
     },
-    /// No.
+    /// A refusal.
     Refused(Refusal, String),
 }
 
@@ -455,7 +455,7 @@ impl Reply {
         }
     }
 
-    /// Returns the reply of a type and payload, `None` if it is none.
+    /// Returns the reply of a type and payload, `None` if it is invalid.
     #[must_use]
     pub fn parse(kind: u32, payload: &[u8]) -> Option<Self> {
         match kind {
@@ -481,7 +481,7 @@ impl Reply {
     }
 }
 
-/// Returns the little-endian word at a place, if the bytes reach so far.
+/// Returns the little-endian word at an offset, if the bytes extend that far.
 #[must_use]
 pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at + 4)?;

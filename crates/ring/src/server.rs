@@ -22,18 +22,18 @@ use crate::control::Control;
 use crate::counters::{Counts, ServerCounters};
 use crate::worker::{Worker, new_bell, ring};
 
-/// What each client of a user may take.
+/// Limits of each client of a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Its weight in the store, 1 to 1 000 000.
     pub weight: u32,
-    /// Bytes of the store that others cannot take from it.
+    /// Minimum of the store in bytes that others cannot take from it.
     pub floor_bytes: u64,
-    /// Bytes of the store it never holds more than, `None` for no limit.
+    /// Maximum of the store in bytes, `None` for no limit.
     pub ceiling_bytes: Option<u64>,
-    /// Clients of the user at the same time.
+    /// Maximum number of concurrent clients of the user.
     pub max_clients: usize,
-    /// Pools it is in at the same time.
+    /// Maximum number of pools that it uses at a time.
     pub max_pools: usize,
 }
 
@@ -49,24 +49,24 @@ impl Default for ClientLimits {
     }
 }
 
-/// How a server is to serve.
+/// Options of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     /// Mode of the socket's file.
     pub mode: u32,
-    /// Users who may connect, by number. Root and the server's own may in any case.
+    /// Users who may connect, by number. Root and the server's own user always may.
     pub allowed_uids: Vec<u32>,
-    /// What each client may take.
+    /// Limits of each client.
     pub limits: ClientLimits,
-    /// The same for clients of certain users.
+    /// Limits of each client of certain users.
     pub user_limits: BTreeMap<u32, ClientLimits>,
-    /// Clients at the same time.
+    /// Maximum number of concurrent clients.
     pub max_clients: usize,
-    /// Most entries of a ring, a power of two.
+    /// Maximum number of entries of a ring, a power of two.
     pub max_entries: u32,
-    /// Most slots of a ring, each 4 KiB of memory beside the store's.
+    /// Maximum number of slots of a ring, each 4 KiB of memory in addition to the store's.
     pub max_slots: u32,
-    /// Threads that serve rings, at least 1.
+    /// Number of threads that serve rings, at least 1.
     pub workers: usize,
     /// How long a worker polls idle rings before it sleeps.
     pub spin: Duration,
@@ -75,7 +75,7 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// The own user and root, 256 clients, 4096 entries and slots, one worker for two processors.
+    /// Root and the own user, 256 clients, 4096 entries and slots, one worker for two processors.
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
@@ -99,7 +99,7 @@ pub(crate) fn default_spin() -> Duration {
     Duration::from_micros(if processors > 1 { 50 } else { 0 })
 }
 
-/// Serves a store to other processes. Dropped, it removes its socket.
+/// Serves a store to other processes. Removes its socket when dropped.
 pub struct Server {
     path: PathBuf,
     /// Device and inode of the socket's file, to remove no other.
@@ -120,7 +120,7 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes [`Server::run`] return. Does nothing the second time.
+    /// Makes [`Server::run`] return. Later calls have no effect.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         ring(&self.bell);
@@ -128,11 +128,11 @@ impl StopHandle {
 }
 
 impl Server {
-    /// Listens at `path`, taking the place of a socket where nobody listens any more.
+    /// Listens at `path`, replacing a socket at which nobody listens any more.
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if a server listens there, `AlreadyExists` if something else than a socket is there; else
+    /// `AddrInUse` if a server listens there, `AlreadyExists` if the path exists and is not a socket; else
     /// the kernel's.
     pub fn bind(path: impl AsRef<Path>, store: Store, options: ServerOptions) -> io::Result<Self> {
         let path = path.as_ref().to_owned();
@@ -149,7 +149,7 @@ impl Server {
             }
             bound => bound?,
         }
-        // Nobody connects before `listen`, hence none by the mode that the umask left.
+        // Nobody can connect before `listen`, so the mode that the umask left is harmless.
         let entry = fs::symlink_metadata(&path)?;
         let server = Self {
             file: (entry.dev(), entry.ino()),
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// Serves until it is stopped, on this thread and those of its workers; then every client is closed.
-    /// `stats` makes the text that is sent to who asks for statistics. Once a second the store takes its turn.
+    /// `stats` makes the text that is sent in reply to requests for statistics. Once a second the store runs its turn.
     ///
     /// # Errors
     ///
@@ -195,25 +195,25 @@ impl Server {
         })
     }
 
-    /// Stops it from elsewhere.
+    /// Returns a handle that stops it from elsewhere.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
-    /// What it did so far.
+    /// Its counters so far.
     #[must_use]
     pub fn counters(&self) -> ServerCounters {
         self.counts.read()
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What clients of a user may take.
+    /// The limits of a user's clients.
     pub(crate) fn limits_of(&self, uid: u32) -> &ClientLimits {
         let own = self.options.user_limits.get(&uid);
         own.unwrap_or(&self.options.limits)
@@ -225,7 +225,7 @@ impl Drop for Server {
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|entry| (entry.dev(), entry.ino()) == self.file);
         if ours {
-            // Left behind, it would be replaced by the next server.
+            // If it stayed, it would be replaced by the next server.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,8 +1,8 @@
 //! The memory a server and a client share: mapping it, and every access to it.
 //!
-//! Whoever maps a region can write all of it at any moment. So words are atomics, each load a copy to be judged, and
-//! pages are copied; no reference to shared bytes is formed, but for the slots a client has to itself
-//! ([`Region::slot_mut`]).
+//! Each side that maps a region can write all of it at any time. So words are atomics, each load is a copy to be
+//! validated, and pages are copied; no reference to shared bytes is formed, except for the slots that belong to the
+//! client ([`Region::slot_mut`]).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -49,7 +49,7 @@ pub enum Word {
 pub struct Region {
     base: NonNull<u8>,
     geometry: Geometry,
-    /// Made here, not only mapped.
+    /// Whether it was created here, not only mapped.
     made: bool,
 }
 
@@ -61,12 +61,12 @@ impl Region {
         .union(SealFlags::GROW)
         .union(SealFlags::SEAL);
 
-    /// Makes a region of zeroes behind its head, of a size that nobody can change any more, and the descriptor
-    /// to share it by.
+    /// Creates a region of zeroes after its head, of a size that nobody can change any more, and the descriptor
+    /// by which it is shared.
     ///
     /// # Errors
     ///
-    /// The kernel's, for want of memory or descriptors.
+    /// The kernel's, if memory or descriptors have run out.
     pub fn create(geometry: Geometry) -> io::Result<(Self, OwnedFd)> {
         let memory = memfd_create(
             "hcache-ring",
@@ -87,7 +87,7 @@ impl Region {
         Ok((region, memory))
     }
 
-    /// Maps a region that another process made.
+    /// Maps a region that another process created.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Region {
         })
     }
 
-    /// Its geometry, as it was made; whatever its head says by now.
+    /// Its geometry at its creation, whatever its head contains now.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
@@ -244,8 +244,8 @@ impl Drop for Region {
     fn drop(&mut self) {
         let bytes = self.geometry.region_bytes();
         if self.made {
-            // Who keeps the descriptor keeps none of the slots' memory with it. The rings stay: they tell the client
-            // what was done.
+            // A process that keeps the descriptor does not keep the slots' memory. The rings stay: they report to the
+            // client which operations were executed.
             let slots_at = self.geometry.slots_at();
             // SAFETY: pages inside a mapping that is ours, of which nobody here reads any more.
             let slots = unsafe { self.base.add(slots_at) };

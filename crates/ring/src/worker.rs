@@ -2,7 +2,7 @@
 //!
 //! Asleep, a worker waits for events of the clients' eventfds. They are edge-triggered and never read: a client
 //! holds the same file, and could make a read of it block. For the same reason clients are woken by a byte on
-//! their socket, whose other end is theirs alone, and not by an eventfd.
+//! their socket, whose other end only they have, and not by an eventfd.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,20 +21,20 @@ use crate::StopHandle;
 use crate::counters::Counts;
 use crate::executor::{Executor, Tally};
 
-/// Entries of one client that are served before the next client's turn.
+/// Maximum number of entries of one client that are served before the next client's turn.
 const TURN_ENTRIES: u32 = 64;
 
-/// A client with a ring, in the hands of its worker. Dropped, it gives back its share and closes its socket.
+/// A client with a ring, owned by its worker. Dropped, it returns its share of the limits and closes its socket.
 pub struct Served {
     executor: Executor,
-    /// What the client rings when the server sleeps.
+    /// The eventfd that the client writes when the server sleeps.
     bell: OwnedFd,
     /// Set when the client is to be dropped.
     gone: Arc<AtomicBool>,
     end: End,
 }
 
-/// What is done when all else of a client has been dropped.
+/// Cleanup after everything else of a client has been dropped.
 struct End {
     socket: Arc<OwnedFd>,
     counts: Arc<Counts>,
@@ -43,7 +43,7 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // Fails only if the client has gone already, which is as well.
+        // Fails only if the client has already gone, which is harmless.
         let _ = shutdown(&self.socket, Shutdown::Both);
         self.counts.ring_bytes.fetch_sub(self.region_bytes, Relaxed);
         self.counts.clients_left.fetch_add(1, Release);
@@ -51,7 +51,7 @@ impl Drop for End {
 }
 
 impl Served {
-    /// Takes up a client.
+    /// Adds a client.
     pub fn new(
         executor: Executor,
         bell: OwnedFd,
@@ -75,7 +75,7 @@ impl Served {
         }
     }
 
-    /// Serves a turn. Returns whether there was anything to serve, `None` if the ring cannot be served any more.
+    /// Serves a turn. Returns whether there was work, `None` if the ring cannot be served any more.
     fn turn(&mut self) -> Option<bool> {
         let mut tally = Tally::default();
         let counts = &self.end.counts;
@@ -88,7 +88,7 @@ impl Served {
         }
         if turn.wake {
             counts.client_wakes.fetch_add(1, Relaxed);
-            // A full socket holds a byte that will wake the client; a closed one is seen by the control thread.
+            // A full socket holds a byte that will wake the client; a closed one is noticed by the control thread.
             let _ = send(
                 &self.end.socket,
                 &[0],
@@ -99,15 +99,15 @@ impl Served {
     }
 }
 
-/// What the control thread and one worker share.
+/// State shared by the control thread and one worker.
 pub struct Worker {
-    /// Clients it is to take up.
+    /// Clients that it is to add.
     inbox: Mutex<Vec<Served>>,
-    /// Set when there is something in the inbox, a client gone, or the end has come.
+    /// Set when the inbox has entries, a client is gone, or the worker must end.
     rung: AtomicBool,
-    /// Rung to wake it.
+    /// The eventfd that wakes it.
     bell: OwnedFd,
-    /// Clients it has or will have.
+    /// Number of clients that it has or will have.
     clients: AtomicUsize,
     stop: AtomicBool,
 }
@@ -124,12 +124,12 @@ impl Worker {
         })
     }
 
-    /// Clients it has or will have.
+    /// Number of clients that it has or will have.
     pub fn clients(&self) -> usize {
         self.clients.load(Relaxed)
     }
 
-    /// Hands it a client.
+    /// Passes a client to it.
     pub fn take(&self, served: Served) {
         self.clients.fetch_add(1, Relaxed);
         self.lock_inbox().push(served);
@@ -200,7 +200,7 @@ impl Worker {
                 std::hint::spin_loop();
                 idle_rounds = idle_rounds.wrapping_add(1);
                 if idle_rounds.is_multiple_of(64) {
-                    // A client may wait for this very processor.
+                    // A client may be waiting for this processor.
                     std::thread::yield_now();
                 }
             } else {
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Waits for a bell, unless a client published something just now.
+    /// Waits for an eventfd, unless a client published something in the meantime.
     fn sleep(&self, epoll: &OwnedFd, clients: &mut [Served], sleeps: &AtomicU64) {
         let say = |clients: &[Served], sleeping| {
             for client in clients {
@@ -218,7 +218,7 @@ impl Worker {
             }
         };
         say(clients, true);
-        // A client publishes, then looks whether we sleep; we say so, then look for what it published.
+        // A client publishes, then checks whether we sleep; we publish that, then check for its entries.
         fence(SeqCst);
         let idle = |client: &mut Served| client.executor.ready() == Ok(0);
         if !self.rung.load(Acquire) && clients.iter_mut().all(idle) {
@@ -233,7 +233,7 @@ impl Worker {
     }
 }
 
-/// Stops the server if its worker panics, so that the panic is seen and no client waits for ever.
+/// Stops the server if its worker panics, so that the panic is reported and no client waits for ever.
 struct StopOnPanic(StopHandle);
 
 impl Drop for StopOnPanic {
@@ -249,7 +249,7 @@ pub fn new_bell() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Rings an eventfd. It can only fail when it is full, that is, rung already.
+/// Signals an eventfd. It can only fail if its counter is full, that is, already signalled.
 pub fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }

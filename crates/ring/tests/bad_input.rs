@@ -1,4 +1,4 @@
-//! Each bad input has its answer, is counted, and harms nobody but who sends it.
+//! Each invalid input gets its answer, is counted, and affects only its sender.
 
 mod common;
 
@@ -148,7 +148,7 @@ fn what_a_client_writes_over_the_head_of_its_ring_changes_nothing() {
         slot: 1,
         ..entry(Op::Put, pool)
     };
-    // The server's own word is right again with the next completion, and the ring has as many places as before.
+    // The server's own word is correct again with the next completion, and the ring has as many places as before.
     for _ in 0..6 {
         raw.write(slot);
         raw.publish();
@@ -291,7 +291,7 @@ fn bad_messages_close_their_connection_and_no_other() {
     // Half a message and then silence; silence from the beginning.
     closed(&bytes_of(100, message::HELLO, 99));
     closed(&[]);
-    // A message where none may come.
+    // A message where none is permitted.
     let mut raw = Raw::connect(running.path(), 4, 1);
     raw.socket.write_all(&Request::Stats.to_bytes()).unwrap();
     wait_for_end(&mut raw.socket);

@@ -22,7 +22,7 @@ use plimsoll_ring::{
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Socket that [`loads_a_server_until_it_is_killed`] shall use.
+/// Environment variable with the socket for [`loads_a_server_until_it_is_killed`].
 const SOCKET: &str = "PLIMSOLL_TEST_SOCKET";
 
 fn connect(running: &Running) -> Connection {
@@ -200,7 +200,7 @@ fn many_clients_join_and_leave_and_see_only_their_own_pages() {
     running.wait_until_empty();
 }
 
-/// No test of its own: the child of the next one.
+/// Not a test of its own: the child of the next one.
 #[test]
 #[ignore = "run by a_killed_client_gives_everything_back"]
 fn loads_a_server_until_it_is_killed() {
@@ -384,7 +384,7 @@ fn a_server_that_does_not_answer_is_given_up() {
     assert!(matches!(result, Err(Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut));
 }
 
-/// Compiles tests/client.c with the header, as strictly as can be.
+/// Compiles tests/client.c with the header, with the strictest warnings.
 fn c_client(folder: &std::path::Path) -> PathBuf {
     let program = folder.join("client");
     let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -469,8 +469,8 @@ fn the_c_header_has_the_layout_of_this_crate() {
             .chain(Status::BAD)
             .map(|status| status as i64),
     );
-    // Offsets in entries, as docs/hcache-protocol.md has them and the words of `Submission` and `RawCompletion`
-    // are made.
+    // Offsets in entries, as in docs/hcache-protocol.md, and as the words of `Submission` and `RawCompletion`
+    // are assembled.
     expected.extend([0, 4, 5, 6, 8, 12, 16, 24, 28, 32, 40, 48, 56]);
     expected.extend([0, 8, 12, 16]);
     assert_eq!(numbers, expected, "{text}");

@@ -1,14 +1,15 @@
-//! What traps cost a VM: the time of the handler, and what passes outside it.
+//! The cost of traps to a VM: the time of the handler, and the time outside it.
 //!
-//! From outside only the handler can be timed. The rest (the fault itself, wake-ups, under KVM a kernel thread that resolves the
-//! fault while the vCPU halts) was measured on a toucher of our own (`trial`), but other hosts, loads and accelerators make
-//! it larger. So it is learned from the vCPU threads: time in which they slept, by the
-//! kernel's account (`/proc/PID/task/TID/schedstat`), is compared inside and outside of the windows in which pages trap. What they
-//! lost more inside, over the traps of the window, is what a trap costs. Time in which they waited for a CPU counts up to the time
-//! that this thread used one: the rest was taken by others. The trial's figure is the lower limit.
+//! From outside only the handler can be timed. The rest (the fault itself, wake-ups, under KVM a kernel thread that
+//! resolves the fault while the vCPU halts) was measured on accesses of our own (`trial`), but other hosts, loads and
+//! accelerators make it larger. So it is learned from the vCPU threads: the time for which they slept, by the kernel's
+//! account (`/proc/PID/task/TID/schedstat`), is compared inside and outside of the windows in which pages trap. The
+//! additional loss inside, divided by the traps of the window, is the cost of a trap. Time in which they waited for a
+//! CPU counts up to the time that this thread used one: the rest was taken by others. The trial's figure is the lower
+//! limit.
 //!
-//! Only vCPUs that hardly halt by themselves are compared; a VM without such keeps the cost learned last. An estimate is a mean
-//! over some periods: the kernel's account may be late by a tick.
+//! Only vCPUs that hardly halt by themselves are compared; a VM without such keeps the cost learned last. An estimate
+//! is a mean over some periods: the kernel's account may be late by a tick.
 
 use std::fs;
 use std::thread;
@@ -24,14 +25,14 @@ const HALTS_MAX: f64 = 0.2;
 const TRAPS_MIN: u64 = 50;
 /// How long the vCPUs are observed before anything is changed in the VM.
 const FIRST_REST: Duration = Duration::from_millis(100);
-/// Weight that the past keeps from one period to the next.
+/// Weight of earlier periods, from one period to the next.
 const MEMORY: f64 = 0.75;
-/// Number of traps that the trial counts for: few traps of the VM show little.
+/// Number of traps that the trial counts for: a few traps of the VM are weak evidence.
 const TRIAL_TRAPS: f64 = 500.0;
-/// Largest cost that is believed, as a multiple of the trial's.
+/// Largest accepted cost, as a multiple of the trial's.
 const COST_MAX: u32 = 50;
 
-/// What a vCPU thread did since some time in the past.
+/// Times of a vCPU thread since some earlier time.
 #[derive(Debug, Clone, Copy, Default)]
 struct VcpuTime {
     slept: Duration,
@@ -39,7 +40,7 @@ struct VcpuTime {
     waited: Duration,
 }
 
-/// What the vCPU threads did, and the CPU time of this thread.
+/// The times of the vCPU threads, and the CPU time of this thread.
 #[derive(Debug, Clone)]
 struct Sample {
     at: Instant,
@@ -47,7 +48,7 @@ struct Sample {
     own: Duration,
 }
 
-/// Reads it, by the difference to a first reading.
+/// Reads them, as differences to a first reading.
 #[derive(Debug)]
 struct VcpuTimes {
     paths: Vec<String>,
@@ -95,7 +96,7 @@ impl VcpuTimes {
     }
 }
 
-/// Time that a thread ran and that it waited for a CPU, of the line of its schedstat.
+/// Time that a thread ran and time that it waited for a CPU, from the line of its schedstat.
 fn parse_schedstat(line: &str) -> Option<[Duration; 2]> {
     let mut words = line.split_ascii_whitespace();
     let mut next = || words.next()?.parse().ok().map(Duration::from_nanos);
@@ -110,7 +111,7 @@ struct Rest {
     waited: f64,
 }
 
-/// What a period showed of the vCPUs.
+/// Observations of the vCPUs in a period.
 #[derive(Debug, Clone, Copy, Default)]
 struct WindowLoss {
     /// Time that compared vCPUs lost inside the window beyond what they sleep and wait outside.
@@ -127,7 +128,7 @@ struct WindowLoss {
 pub struct TrapAccount {
     cost: TrapCost,
     times: VcpuTimes,
-    /// What is added to the handler's time of a trap.
+    /// Added to the handler's time of a trap.
     outside: Duration,
     /// Traps of the period and the handler's time for them.
     traps: u64,
@@ -142,8 +143,8 @@ pub struct TrapAccount {
 }
 
 impl TrapAccount {
-    /// Begins an account for a VM in which nothing was changed yet: observes its vCPUs for a while, during which `measure` runs
-    /// a trial.
+    /// Begins an account for a VM in which nothing was changed yet: observes its vCPUs for a while, during which
+    /// `measure` runs a trial.
     ///
     /// # Errors
     ///
@@ -179,19 +180,19 @@ impl TrapAccount {
         }
     }
 
-    /// What a trap costs the VM, as far as it is known.
+    /// The cost of a trap to the VM, as far as it is known.
     pub fn trap_cost(&self) -> Duration {
         self.cost.whole.saturating_sub(self.cost.outside_handler) + self.outside
     }
 
-    /// Enters a trap whose handler took `handler`; returns what it cost.
+    /// Adds a trap whose handler took `handler`; returns its cost.
     pub fn charge(&mut self, handler: Duration) -> Duration {
         self.traps += 1;
         self.handler += handler;
         handler + self.outside
     }
 
-    /// All sampled pages are inaccessible from now on.
+    /// Records that all sampled pages are inaccessible from now on.
     pub fn window_begins(&mut self) {
         let sample = self.times.sample();
         if let (Some(rested), Some(sample)) = (self.rested.take(), &sample) {
@@ -200,7 +201,7 @@ impl TrapAccount {
         self.begun = sample.map(|sample| (sample, self.traps, self.handler));
     }
 
-    /// They are made accessible from now on.
+    /// Records that they are made accessible from now on.
     pub fn window_ends(&mut self) {
         let begun = self.begun.take();
         self.rested = self.times.sample();
@@ -215,7 +216,7 @@ impl TrapAccount {
         }
     }
 
-    /// Ends a period; returns what all its traps cost by what was learned up to now.
+    /// Ends a period; returns the cost of all its traps by the estimate so far.
     pub fn settle(&mut self) -> Duration {
         let traps = u32::try_from(std::mem::take(&mut self.traps)).unwrap_or(u32::MAX);
         std::mem::take(&mut self.handler) + self.outside * traps
@@ -338,12 +339,13 @@ mod tests {
     fn what_vcpus_lose_in_windows_is_what_traps_cost() {
         let (start, mut account) = (Instant::now(), account());
         account.rests = vec![Rest::default(); 3];
-        // The first is busy, sleeps a twentieth of the time and waits as much; the second sleeps; the third does now and then.
+        // The first is busy, sleeps a twentieth of the time and waits as much; the second sleeps; the third does now
+        // and then.
         let from = sample(start, 0, 0, &[(0, 0); 3]);
         let rest = sample(start, 1000, 10, &[(50, 50), (1000, 0), (300, 0)]);
         account.observe_rest(&from, &rest);
-        // A window of 2 s in which the first stands still for 0.9 s more than it would, and waits for 0.6 s more, of which
-        // this thread had the CPU for 0.1 s.
+        // A window of 2 s in which the first stands still for 0.9 s more than it would, and waits for 0.6 s more, of
+        // which this thread had the CPU for 0.1 s.
         let window = sample(start, 3000, 110, &[(1050, 750), (3000, 0), (2000, 0)]);
         let lost = account.lost(&rest, &window);
         assert!((lost - 1.0).abs() < 1e-6, "{lost}");

@@ -1,4 +1,4 @@
-//! What a backend is: the trait, what it passes on, and the row by which it is chosen.
+//! The definition of a backend: the trait, its observations, and the row by which it is chosen.
 //!
 //! Not here: the list of the rows (`registry`).
 
@@ -37,14 +37,14 @@ pub trait Backend: fmt::Debug + Send {
     /// all the same, has the same effect.
     fn detach(self: Box<Self>) -> Result<(), TrapError>;
 
-    /// What one observed touch costs the VM on this host: as measured before attaching, or learned since.
+    /// The cost to the VM of one observed touch on this host: as measured before attaching, or learned since.
     fn touch_cost(&self) -> TouchCost;
 
     /// Pages of the VM's RAM.
     fn ram_pages(&self) -> u64;
 }
 
-/// What a backend passes on.
+/// An observation of a backend.
 #[derive(Debug)]
 pub enum Observation<'a> {
     /// References in the order in which they happened.
@@ -83,7 +83,7 @@ pub struct Scan<'a> {
     pub touched: &'a ReferenceBatch,
 }
 
-/// Takes the observations of a period.
+/// Receives the observations of a period.
 pub type Sink<'a> = &'a mut dyn FnMut(&Observation<'_>);
 
 /// What a backend's observations amount to.
@@ -100,7 +100,7 @@ pub enum Yield {
 /// A backend as users choose it.
 #[derive(Debug)]
 pub struct BackendRow {
-    /// What it does; gives its name.
+    /// Its method, which determines its name.
     pub method: TraceMethod,
     /// What it observes, as a sentence for help.
     pub sees: &'static str,
@@ -118,9 +118,9 @@ pub struct BackendRow {
     pub options: &'static [&'static str],
     /// Rules by which its tracking rate can follow the VM.
     pub rate_rules: &'static [RateRule],
-    /// What VM and caller must have, by the settings, in the order in which refusals are reported.
+    /// Requirements on VM and caller, depending on the settings, in the order in which refusals are reported.
     pub(crate) requirements: fn(&TraceConfig) -> &'static [Requirement],
-    /// Tries it on memory of this process; returns the time that an observed touch costs on this host.
+    /// Tries it on memory of this process; returns the time that an observed touch takes on this host.
     pub trial: fn() -> Result<Duration, TrapError>,
     /// Attaches to a VM.
     pub(crate) attach: Attach,
@@ -156,8 +156,8 @@ impl BackendRow {
     ///
     /// # Errors
     ///
-    /// [`TrapError::Refused`] with the first refusal of [`assess`](crate::assess), before anything is changed in the VM;
-    /// every other [`TrapError`], and the VM is left as it was.
+    /// [`TrapError::Refused`] with the first refusal of [`assess`](crate::assess), before anything is changed in the
+    /// VM; every other [`TrapError`], and the VM is left as it was.
     pub fn attach(
         &self,
         target: &TraceTarget,

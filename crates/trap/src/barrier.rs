@@ -1,10 +1,10 @@
 //! Making pages inaccessible, and accessible again.
 //!
-//! There are several ways to do that to a running VM; the backends use only this trait. Remote `MADV_PAGEOUT` ([`RemotePageout`]) needs no code in the target.
-//! A tracer inside the target can use `MADV_DONTNEED`, which is cheaper and does not mind
-//! a second mapping of the RAM; userfaultfd's read-write protection, once kernels have it,
-//! needs neither. An accessed-page scan raises the barrier in the same way and later checks which pages
-//! were mapped again, instead of waiting for the accesses.
+//! There are several ways to do that to a running VM; the backends use only this trait. Remote `MADV_PAGEOUT`
+//! ([`RemotePageout`]) needs no code in the target. A tracer inside the target can use `MADV_DONTNEED`, which is
+//! cheaper and works with a second mapping of the RAM; userfaultfd's read-write protection, once kernels have it, needs
+//! neither. An accessed-page scan raises the barrier in the same way and later checks which pages were mapped again,
+//! instead of waiting for the accesses.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ pub trait PageBarrier {
     /// Makes the pages of `ranges` (at most [`RANGES_MAX`]) inaccessible: the next access to each
     /// waits in `userfault`.
     ///
-    /// This is a request: a page in use by the kernel at that moment can stay accessible
+    /// This is a request: a page in use by the kernel at that time can stay accessible
     /// without an error. [`for_each_down`](Self::for_each_down) lists those.
     ///
     /// # Errors
@@ -36,10 +36,10 @@ pub trait PageBarrier {
     /// The system call's; `visit` has been called for the pages before.
     fn for_each_down(&mut self, range: AddressRange, visit: &mut dyn FnMut(u64)) -> io::Result<()>;
 
-    /// Called on a CPU that the tracer is about to leave, which may hold things of the barrier's.
+    /// Called on a CPU that the tracer is about to leave, whose queues may hold pages of the barrier.
     fn leave_cpu(&mut self) {}
 
-    /// Makes the pages of `range` accessible again and lets waiting accesses go on.
+    /// Makes the pages of `range` accessible again and wakes waiting accesses.
     ///
     /// # Errors
     ///
@@ -50,10 +50,10 @@ pub trait PageBarrier {
 /// Page-table entries dropped from outside by `process_madvise(MADV_PAGEOUT)`; for shared
 /// memory of a process without swap.
 ///
-/// The kernel takes a page off its list of pages while it drops the entries, puts it back by
-/// way of a short queue of the CPU it runs on, and cannot take a page that is still in such a
-/// queue. Each call empties the queue of its own CPU first. So a tracer that changes CPUs
-/// must make one more call before it goes, lest pages stay behind that nobody can make inaccessible.
+/// The kernel takes a page off its LRU list while it drops the entries, puts it back through a short queue of the
+/// CPU it runs on, and cannot take a page that is still in such a queue. Each call empties the queue of its own CPU
+/// first. So a tracer that changes CPUs must make one more call before it moves, or pages stay in the queue that cannot
+/// be made inaccessible.
 #[derive(Debug)]
 pub struct RemotePageout {
     pidfd: OwnedFd,
@@ -71,8 +71,8 @@ impl RemotePageout {
         }
     }
 
-    /// Calls `visit` with the index, from 0, of each page of `range` that is mapped, and what the
-    /// page-table entry's state.
+    /// Calls `visit` with the index, from 0, of each page of `range` that is mapped, and its page-table entry's
+    /// state.
     ///
     /// # Errors
     ///

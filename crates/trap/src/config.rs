@@ -37,7 +37,7 @@ pub struct TraceConfig {
     pub writes: bool,
     /// Sampled pages: pages drawn in a period, 1 to 1,000,000; 100 by default, as in \[Waldspurger02\] §5.3.
     pub sample_pages: usize,
-    /// Whether a process in a user namespace of its own is attached to, where that takes calls made in it.
+    /// Whether to attach to a process in a user namespace of its own, where attaching requires calls made in it.
     pub allow_namespaced: bool,
 }
 

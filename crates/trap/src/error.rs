@@ -1,18 +1,18 @@
-//! Why tracing a VM was refused or ended. Each variant says what to do and what the VM is left with.
+//! Why tracing a VM was refused or ended. Each variant states what to do and the resulting state of the VM.
 
 use std::io;
 
 use crate::refusal::Refusal;
 
-/// Why a VM could not be traced, or no longer. Whatever it says, the VM runs on
-/// with its memory as it was: a tracer that gives up takes its traps with it.
+/// Why a VM could not be traced, or no longer. In every case the VM continues to run
+/// with its memory unchanged: a tracer that ends removes its traps.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrapError {
     /// The VM cannot be traced as it is.
     #[error("{0}; {change}; nothing was changed in the VM", change = .0.change())]
     Refused(Refusal),
-    /// While it was traced, the VM became one that cannot be.
+    /// While it was traced, the VM changed so that it cannot be traced.
     #[error("tracing was ended, because {0}; {change}; the traps were removed", change = .0.change())]
     Interrupted(Refusal),
     /// Pages were made inaccessible and stayed accessible.
@@ -38,7 +38,7 @@ pub enum TrapError {
         /// Process of the VM.
         pid: u32,
     },
-    /// The kind of a setting does not matter here: its value does.
+    /// A setting is out of range.
     #[error("{setting} of {value} is outside {accepted}; nothing was changed in the VM")]
     Setting {
         /// Name of the setting.
@@ -48,7 +48,7 @@ pub enum TrapError {
         /// What is accepted.
         accepted: &'static str,
     },
-    /// The call could not be put into the VM's process. Its thread was set back.
+    /// The call could not be injected into the VM's process. Its thread was restored.
     #[error(
         "cannot inject userfaultfd() into process {pid}: {step} failed; its thread continues unchanged"
     )]

@@ -1,4 +1,4 @@
-//! The hot page set: pages that trapped lately and are left accessible, [AET] §3.2.
+//! The hot page set: pages that trapped recently and are left accessible, [AET] §3.2.
 //!
 //! A queue, first in first out: a trapped page enters at the tail; when more than
 //! `capacity` are in, the head leaves and is made inaccessible again.
@@ -33,12 +33,12 @@ impl HotSet {
         self.capacity = pages as usize;
     }
 
-    /// Whether `page` is in.
+    /// Whether `page` is in the set.
     pub fn contains(&self, page: u64) -> bool {
         self.member.get(page)
     }
 
-    /// Lets `page`, which is not in, enter at the tail; returns the page that must leave for it.
+    /// Adds `page`, which is not in the set, at the tail; returns the page that must leave for it.
     pub fn enter(&mut self, page: u64) -> Option<u64> {
         self.member.set(page, true);
         self.queue.push_back(page);

@@ -1,17 +1,17 @@
 //! One descriptor out of a running process: a userfaultfd on *its* address space.
 //!
-//! A userfaultfd belongs to the address space of the process that asks for it, and one that sees the kernel's own accesses
-//! (KVM's are) takes a privilege that a QEMU of its own user does not have. So a descriptor of `/dev/userfaultfd`, opened
-//! here, is lent to the target: a thread of it is stopped and made to call `socketpair()`, to receive the descriptor from us
-//! over that, and to ask the device for a userfaultfd. pidfd_getfd(2) copies that out, and all that was opened is closed
-//! in the target. Nothing is made in any file system, no name is looked up in the target's, and no code is left behind.
-//! Where the device cannot be opened here, the target calls `userfaultfd()` itself, which takes privilege there.
+//! A userfaultfd belongs to the address space of the process that creates it, and one that handles the kernel's own
+//! accesses (as KVM's) requires a privilege that a QEMU of an ordinary user does not have. So a descriptor of
+//! `/dev/userfaultfd`, opened here, is lent to the target: a thread of it is stopped and made to call `socketpair()`,
+//! to receive the descriptor from us over that, and to request a userfaultfd from the device. pidfd_getfd(2) copies
+//! that out, and all that was opened is closed in the target. Nothing is created in any file system, no path is
+//! resolved in the target, and no code is left behind. Where the device cannot be opened here, the target calls
+//! `userfaultfd()` itself, which requires privilege there.
 //!
-//! The thread stands still for about a millisecond. For that time another thread of the target could
-//! copy the descriptors (docs/decisions/0001).
-//! Were the one who stopped it killed within that time, it would go on with
-//! borrowed registers. So a child process does it, which outlives us and sets the thread back
-//! whatever becomes of us; only what kills every process of ours at once can come between.
+//! The thread is stopped for about a millisecond. During that time another thread of the target could
+//! copy the descriptors (docs/decisions/0001). If the process that stopped it were killed within that time, the thread
+//! would continue with borrowed registers. So a child process does it, which outlives us and restores the thread
+//! whatever happens to us; only an event that kills every process of ours at once can prevent that.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -35,7 +35,7 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
     let (ours, mut theirs) = UnixStream::pair().map_err(failed("making a pair of sockets"))?;
     let mut ours = Some(ours);
     let child = sys::fork(|| {
-        // The child's copy, which would keep it from hearing that ours is closed.
+        // The child's copy, which would keep it from detecting that ours is closed.
         ours.take();
         let taken = take_as_tracer(pid, pidfd);
         // If nobody reads, there is nobody to take the descriptor: it goes with this process.
@@ -73,12 +73,12 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
     })
 }
 
-/// What the child process tells.
+/// The message of the child process.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     /// The number of the descriptor, in the child.
     Taken(u64),
-    /// The step that failed and how.
+    /// The step that failed, and its error.
     Failed { errno: i32, step: String },
 }
 
@@ -117,7 +117,7 @@ impl Answer {
     }
 }
 
-/// Takes the descriptor as the tracer of the target's main thread; names the step that failed.
+/// Takes the descriptor as the tracer of the target's main thread; the error names the step that failed.
 fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
     let device = open_device();
     // The VM waits for this process alone. Without the right to it, it waits as long as others run.
@@ -168,7 +168,7 @@ fn open_device() -> io::Result<OwnedFd> {
     Ok(open(DEVICE, flags, Mode::empty())?)
 }
 
-/// What the target's stack is lent for: two descriptors, a message for recvmsg(2), and what it points to.
+/// Layout of the memory borrowed on the target's stack: two descriptors, a message for recvmsg(2), and its buffers.
 const LENT_BYTES: usize = 144;
 const MESSAGE_AT: u64 = 16;
 const VECTOR_AT: u64 = 80;
@@ -217,7 +217,7 @@ fn open_by_device(
         .map_err(at("ioctl(USERFAULTFD_IOC_NEW)"))
 }
 
-/// The descriptor that stands at an offset of what the kernel wrote into the target's memory.
+/// The descriptor at an offset of what the kernel wrote into the target's memory.
 fn descriptor_in(bytes: &[u8], offset: usize, step: &'static str) -> Result<u64, StepError> {
     let number = bytes.get(offset..offset + 4).and_then(|bytes| {
         let number = i32::from_le_bytes(bytes.try_into().ok()?);
@@ -272,12 +272,13 @@ fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Refuses a process to which no calls should be added: one in a user namespace of its own, unless `allow_namespaced`, and one whose
-/// filter of system calls might end it. Changes nothing in it.
+/// Refuses a process into which no calls should be injected: one in a user namespace of its own, unless
+/// `allow_namespaced`, and one whose filter of system calls might end it. Changes nothing in it.
 ///
 /// # Errors
 ///
-/// [`Refusal::ForeignUserNamespace`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides these.
+/// [`Refusal::ForeignUserNamespace`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides
+/// these.
 pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user"));
     let theirs = namespace(&pid.to_string()).map_err(|source| Refusal::NoPrivilege {
@@ -291,7 +292,8 @@ pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal>
     seccomp::check(pid)
 }
 
-/// Refuses a process in which no userfaultfd can be opened, neither by the device nor by its own privilege. Changes nothing.
+/// Refuses a process in which no userfaultfd can be opened, neither by the device nor by its own privilege. Changes
+/// nothing.
 pub fn check_userfaultfd(pid: u32) -> Result<(), Refusal> {
     const CAP_SYS_PTRACE: u32 = 19;
     let Err(source) = open_device() else {
@@ -310,7 +312,7 @@ pub fn check_userfaultfd(pid: u32) -> Result<(), Refusal> {
     Err(Refusal::NoUserfaultfd { pid, source })
 }
 
-/// What a failed step means to the one who wants to trace.
+/// The error that a failed step means for the caller.
 fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
     match source.raw_os_error() {
         _ if step == SECCOMP => Refusal::SeccompFilter { pid }.into(),
@@ -331,7 +333,7 @@ fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
     }
 }
 
-/// Opens a pidfd, by which a process cannot be mistaken for a later one of its number.
+/// Opens a pidfd, so that a process cannot be confused with a later one of its number.
 pub fn open_pidfd(pid: u32) -> Result<OwnedFd, TrapError> {
     let gone = TrapError::VmGone { pid };
     let Some(number) = i32::try_from(pid)

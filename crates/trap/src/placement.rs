@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How often the vCPU's CPU is looked up.
+/// Interval at which the vCPU's CPU is read.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Where the trap handler runs.
@@ -54,7 +54,7 @@ impl Placement {
         }
     }
 
-    /// Moves the calling thread to the busiest thread's CPU; looks at most every 50 ms.
+    /// Moves the calling thread to the busiest thread's CPU; checks at most every 50 ms.
     ///
     /// Calls `leave` while still on a CPU that is about to be left.
     pub fn follow(&mut self, leave: impl FnOnce()) {
@@ -83,7 +83,7 @@ impl Placement {
         let Some((_, cpu)) = busiest.filter(|&(_, cpu)| cpu < CpuSet::MAX_CPU) else {
             return;
         };
-        // Not where an administrator does not want us.
+        // Not on CPUs that an administrator excludes for us.
         if before.is_set(cpu) {
             if self.cpu.replace(cpu) == Some(cpu) {
                 return;
@@ -91,7 +91,7 @@ impl Placement {
             leave();
             let mut only = CpuSet::new();
             only.set(cpu);
-            // A CPU that just went offline: stay where we are until the next look.
+            // A CPU that just went offline: stay on the present one until the next check.
             let _ = sched_setaffinity(None, &only);
         }
     }
@@ -108,7 +108,7 @@ impl Drop for Placement {
 
 /// Reads CPU time (ticks) and last CPU of a thread from its stat line.
 fn parse_stat(stat: &str) -> Option<(u64, usize)> {
-    // The name in parentheses may hold anything; fields count from behind it, state first.
+    // The name in parentheses may hold anything; fields count from its end, state first.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..]
         .split_ascii_whitespace()
         .collect();

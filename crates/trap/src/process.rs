@@ -1,6 +1,6 @@
-//! The process of a traced VM, and what it and its pages are reached by.
+//! The process of a traced VM, and the descriptors by which it and its pages are accessed.
 //!
-//! [`TracedProcess`] is what every backend holds; [`Session`] adds what those need that make pages inaccessible.
+//! Every backend holds a [`TracedProcess`]; a [`Session`] adds what backends that make pages inaccessible need.
 //!
 //! **Neighbours.** A minor fault by a read maps, along with its own page, those of the same aligned
 //! [`WINDOW_PAGES`] that are in the page cache (fault-around). A backend that detects touches by their mapping must
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Pages that one fault may map: the kernel's `fault_around_bytes` of 64 KiB.
 pub const WINDOW_PAGES: u32 = 16;
 
-/// The process of a VM. A pidfd keeps it from being mistaken for a later one of the same number.
+/// The process of a VM. A pidfd keeps it from being confused with a later one of the same number.
 #[derive(Debug)]
 pub struct TracedProcess {
     pub pid: u32,
@@ -64,7 +64,7 @@ impl TracedProcess {
             let pid = self.pid;
             // The wait below is not a hang.
             self.watchdog.iter().for_each(Watchdog::disarm);
-            // Calls on an ending process find no memory, or read none; after others the VM would wait with us.
+            // Calls on an ending process find no memory, or read none; after other errors the VM would end with us.
             let may_end = source.raw_os_error().is_none_or(|code| code == libc::ESRCH);
             let pidfd = self.pidfd.as_fd();
             if has_ended(pidfd) || may_end && ends_soon(pidfd) {
@@ -136,7 +136,7 @@ impl TracedProcess {
         process_cpu_time(self.pid).map_err(self.failed("reading its CPU time"))
     }
 
-    /// Share of the vCPUs' time over `length` that `taken` is.
+    /// `taken` as a share of the vCPUs' time over `length`.
     pub fn overhead_ratio(&self, taken: Duration, length: Duration) -> f64 {
         taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64)
     }
@@ -153,7 +153,7 @@ pub struct Population {
     pub pages: u64,
     /// Populated since the period before: their first touches were not observed.
     pub new_pages: u64,
-    /// How long it took to find them.
+    /// How long finding them took.
     pub time: Duration,
 }
 
@@ -171,11 +171,11 @@ pub struct Session<B: PageBarrier = RemotePageout> {
 }
 
 impl Session {
-    /// Refuses a VM whose pages cannot be made inaccessible and opens what shows them; changes nothing in it.
+    /// Refuses a VM whose pages cannot be made inaccessible and opens the files that list them; changes nothing in it.
     pub fn open(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let process = TracedProcess::open(target)?;
         let swap = SwapWatch::new(target.pid);
-        // The watch has begun, so no change of swap goes unnoticed between the two.
+        // The watch has begun, so no change of swap goes undetected between the two.
         target.check_swap()?;
         let layout = target.layout();
         let populated = target.populated()?;
@@ -204,7 +204,7 @@ impl Session {
         read.map_err(self.process.failed("reading pagemap"))
     }
 
-    /// Unmaps `pages`; those in use by the kernel at the moment stay mapped.
+    /// Unmaps `pages`; those in use by the kernel at that time stay mapped.
     pub fn unmap(&mut self, pages: &[u64]) -> Result<(), TrapError> {
         let runs: Vec<_> = pages.iter().map(|&page| page..page + 1).collect();
         self.raise(&runs)?;
@@ -228,7 +228,7 @@ impl Session {
 }
 
 impl<B: PageBarrier> Session<B> {
-    /// Puts a session together.
+    /// Creates a session from its parts.
     pub fn assemble(
         process: TracedProcess,
         layout: RamLayout,
@@ -271,8 +271,8 @@ impl<B: PageBarrier> Session<B> {
         })
     }
 
-    /// Makes the pages of `runs` inaccessible; those in use by the kernel at the moment stay accessible. Fails, before any
-    /// page could reach it, if swap was turned on.
+    /// Makes the pages of `runs` inaccessible; those in use by the kernel at that time stay accessible. Fails, before
+    /// any page could be written to it, if swap was turned on.
     pub fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
         let ranges: Vec<_> = runs
             .iter()
@@ -319,8 +319,8 @@ pub fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Binds a test's thread to its current CPU: pages unmapped just before the thread is moved may wait in the queue of the
-/// CPU that it left, and stay mapped.
+/// Binds a test's thread to its current CPU: pages unmapped just before the thread is moved may wait in the queue of
+/// the CPU that it left, and stay mapped.
 #[cfg(test)]
 pub fn stay_on_this_cpu() {
     let mut cpus = rustix::thread::CpuSet::new();

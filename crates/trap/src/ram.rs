@@ -1,4 +1,4 @@
-//! Where a VM's pages lie: page numbers to addresses and back, populated pages, presence.
+//! The location of a VM's pages: page numbers to addresses and back, populated pages, presence.
 
 use std::fs::{self, File};
 use std::io;
@@ -49,7 +49,7 @@ impl RamLayout {
         }
     }
 
-    /// Pages in all.
+    /// Total number of pages.
     pub fn pages(&self) -> u64 {
         self.regions.last().map_or(0, |region| region.pages().end)
     }
@@ -87,20 +87,19 @@ impl RamLayout {
 
 /// Which pages the files behind a VM's RAM hold; the others were never touched.
 ///
-/// Listing them takes the kernel a walk over all (12 ms a GiB), so it is done anew only
-/// when the files' number of blocks has changed, and now and then in case that a page came
-/// for one that went.
+/// Listing them requires a kernel walk over all (12 ms a GiB), so it is repeated only when the files' number of blocks
+/// has changed, and periodically in case a page was added while another was removed.
 #[derive(Debug)]
 pub struct Populated {
     files: Vec<(PageRange, u64, File)>,
     /// Blocks of each file when the runs were listed.
     blocks: Vec<u64>,
     runs: Vec<PageRange>,
-    /// How often the runs have been given since.
+    /// How often the runs have been returned since.
     uses: u32,
 }
 
-/// How often runs are given before they are listed anew: five minutes of the usual periods.
+/// How often runs are returned before they are listed again: five minutes of the usual periods.
 const USES_MAX: u32 = 60;
 
 impl Populated {
@@ -140,7 +139,7 @@ impl Populated {
         }
     }
 
-    /// The runs of populated pages, rising.
+    /// The runs of populated pages, in ascending order.
     pub fn runs(&mut self) -> io::Result<&[PageRange]> {
         let blocks = self
             .files
@@ -185,7 +184,7 @@ impl Populated {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
     /// Whether the page is free of userfaultfd's write protection: it was written since it was
-    /// protected, or never was.
+    /// protected, or never was protected.
     pub unprotected: bool,
 }
 

@@ -1,12 +1,12 @@
-//! The tracking rate: how many pages stand for one that is watched.
+//! The tracking rate: how many pages each watched page represents.
 //!
 //! At a tracking rate of 1/T ([`scale`](RateControl::scale) T), one page in T is watched. Once a
 //! period T is set anew from what the period cost and saw:
 //!
 //! * [`RateRule::Fixed`] leaves it.
-//! * [`RateRule::Linear`] adds 128 when the period was too dear, takes 64 away when it saw too few
+//! * [`RateRule::Linear`] adds 128 when the period cost too much, subtracts 64 when it observed too few
 //!   pages ([AET] §3.4, equations 3 and 5).
-//! * [`RateRule::Log`] adds `128 (ln(r / Sr) + 1)` instead, so that a rate far off is mended in a
+//! * [`RateRule::Log`] adds `128 (ln(r / Sr) + 1)` instead, so that a rate far off is corrected in a
 //!   few periods (equation 4). The natural logarithm reproduces the paper's 4 periods from 1/128 to 1/1280.
 //! * [`RateRule::Budget`] sets T in one step so that a stated share of the traps that the time budget
 //!   pays for falls on first touches, which leaves the rest for the reuses that a curve is made of.
@@ -23,7 +23,7 @@ const STEP_DOWN: u32 = 64;
 const FIRST_TOUCH_SHARE: f64 = 0.2;
 /// How much the budget rule widens the rate when a window closed before any reuse was seen.
 const WIDEN: u32 = 4;
-/// Largest T: beyond it a page stands for a GiB.
+/// Largest T: beyond it a page represents a GiB.
 pub const SCALE_MAX: u32 = 1 << 18;
 
 /// How the tracking rate follows the VM.
@@ -40,7 +40,7 @@ pub enum RateRule {
     Budget,
 }
 
-/// What a period showed of the VM, as far as the tracking rate goes.
+/// Observations of a period that the tracking rate depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct PeriodCost {
     /// Time that traps took over the time they may take, had the whole period been watched.
@@ -53,7 +53,7 @@ pub struct PeriodCost {
     pub distinct_pages: u64,
     /// Whether the budget ran out before the period did.
     pub budget_ran_out: bool,
-    /// The least T at which making the sample inaccessible stays within its part of the budget.
+    /// Minimum T at which making the sample inaccessible stays within its part of the budget.
     pub scale_min: u32,
 }
 
@@ -76,7 +76,7 @@ impl RateControl {
         }
     }
 
-    /// T: one page in so many is watched.
+    /// T: one page in this many is watched.
     #[must_use]
     pub fn scale(&self) -> u32 {
         self.scale
@@ -113,7 +113,7 @@ impl RateControl {
         let wanted = (cost.affordable_traps * FIRST_TOUCH_SHARE).max(self.least_pages as f64);
         let reuses = cost.traps - cost.distinct_pages.min(cost.traps);
         if cost.budget_ran_out && reuses * 8 < cost.traps {
-            // The window closed on first touches alone: the VM touches more than it showed.
+            // The window closed on first touches alone: the VM touches more than was observed.
             return scale * f64::from(WIDEN);
         }
         let touched_pages = cost.distinct_pages as f64 * scale;

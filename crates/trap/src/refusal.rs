@@ -1,7 +1,7 @@
-//! Why a VM cannot be traced as it is, found before anything is changed in it.
+//! Why a VM cannot be traced in its present state, found before anything is changed in it.
 //!
-//! A refusal has two parts: one sentence on what is in the way (its `Display`), and one line on what to change
-//! ([`Refusal::change`]). `attach` reports both, and whoever only assesses a VM reports the same.
+//! A refusal has two parts: one sentence on the obstacle (its `Display`), and one line on what to change
+//! ([`Refusal::change`]). `attach` reports both, and an assessment of a VM reports the same.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! The backends: what each observes of a running VM, what it needs, costs and loses, and how it is started.
+//! The backends: what each observes of a running VM, its requirements, costs and losses, and how it is started.
 //!
-//! A backend is one file with an implementation of [`Backend`](crate::Backend) and a [`BackendRow`], and its row's entry in
-//! [`BACKENDS`]. The command line's choices and help, and `doctor`, are made of the rows.
+//! A backend is one file with an implementation of [`Backend`](crate::Backend) and a [`BackendRow`], and its row's
+//! entry in [`BACKENDS`]. The command line's choices and help, and `doctor`, are generated from the rows.
 
 use plimsoll_flow::TraceMethod;
 

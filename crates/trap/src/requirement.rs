@@ -1,4 +1,4 @@
-//! What a backend needs of a VM and of the caller, each with its check.
+//! The requirements of a backend on a VM and on the caller, each with its check.
 //!
 //! The checks only read files under `/proc`, and open descriptors that are closed again.
 
@@ -15,7 +15,7 @@ use crate::refusal::Refusal;
 use crate::sys;
 use crate::target::TraceTarget;
 
-/// What a VM and the caller must have so that a backend can attach.
+/// A property that VM or caller must have so that a backend can attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
     /// All RAM is shared memory.
@@ -82,7 +82,7 @@ fn check_backing(
     }
 }
 
-/// Opens what lists and shows the VM's pages, and makes none of them inaccessible.
+/// Opens the files that list and show the VM's pages, and makes none of the pages inaccessible.
 fn check_page_access(target: &TraceTarget) -> Result<(), Refusal> {
     target.populated()?;
     target.presence()?;

@@ -33,7 +33,7 @@ impl Sample {
         Self::new(scale, group_pages, mix(seed ^ mix(index + 1)))
     }
 
-    /// The group that stands for its stratum.
+    /// The group that represents its stratum.
     fn group_of(&self, stratum: u64) -> u64 {
         stratum * self.scale + mix(stratum ^ self.salt) % self.scale
     }

@@ -80,8 +80,8 @@ impl PageSampler {
         })
     }
 
-    /// Draws random populated pages and unmaps them. There are fewer than configured where the VM has not as
-    /// many in 64 KiB of their own.
+    /// Draws random populated pages and unmaps them. There are fewer than configured if the VM does not have as
+    /// many in different 64 KiB.
     fn draw(&mut self) -> Result<Draw, TrapError> {
         // Each run with the rank of its first page among all populated ones.
         let (mut runs, mut ranks, mut populated) = (Vec::new(), Vec::new(), 0);
@@ -242,7 +242,7 @@ mod tests {
                 all.unwrap();
                 mapped
             };
-            // The host may unmap a page by itself, or hold one for a moment.
+            // The host may unmap a page by itself, or hold one for a short time.
             assert!(
                 mapped(&mut sampler).len() <= 2 && draw.stayed <= 2,
                 "{draw:?}"
@@ -277,7 +277,7 @@ mod tests {
             found += seen.pages().len() as u64;
         };
         let period = sampler.run_period(&stop, &mut sink).unwrap();
-        // One more where the memory does not begin at a window's edge.
+        // One more where the memory does not begin at a window's boundary.
         assert!((90..=101).contains(&period.tracked_pages), "{period:?}");
         assert_eq!(period.distinct_pages, found);
         // Nobody touched the memory.

@@ -1,14 +1,15 @@
 //! Whether a process's filter of system calls lets a tracer attach, or would end the process for it.
 //!
-//! A filter runs before an injected system call as before any other, and may kill the process for it. Two cases are safe:
+//! A filter runs before an injected system call as before any other, and may kill the process for it. Two cases are
+//! safe:
 //!
 //! - The kernel suspends the filter for the injected calls. It does so for a tracer with `CAP_SYS_ADMIN` and no filter
 //!   of its own, which excludes a daemon under its systemd unit.
-//! - The only filter is the one that QEMU sets for itself (`-sandbox on`). It is a list of calls that QEMU does without, and
-//!   QEMU itself makes those by which a tracer attaches. QEMU sets it before it has any RAM to trace, so in a VM with one
-//!   filter, that one is QEMU's. A process that says so wrongly can only end itself.
+//! - The only filter is the one that QEMU sets for itself (`-sandbox on`). It is a list of calls that QEMU does not
+//!   need, and QEMU itself makes the calls by which a tracer attaches. QEMU sets it before it has any RAM to trace, so
+//!   in a VM with one filter, that one is QEMU's. A process that claims so falsely can only end itself.
 //!
-//! In any other case the filter is unknown: only who may suspend it may read it.
+//! In any other case the filter is unknown: only a process that may suspend it may read it.
 
 use std::fs;
 use std::io;

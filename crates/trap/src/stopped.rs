@@ -1,9 +1,9 @@
 //! The main thread of a process, stopped, through which system calls are made in that process.
 //!
-//! The thread is made to step over a `syscall` instruction that its vDSO or C library already has. Whatever happens, it
-//! goes on with its registers, its signal mask, its stack and its process's descriptors as they were. Other
-//! threads of the process run on meanwhile: what they can reach (descriptors, memory) may have changed between
-//! two calls, so nothing that is read back is trusted.
+//! The thread is made to step over a `syscall` instruction that its vDSO or C library already has. In every case it
+//! continues with its registers, its signal mask, its stack and its process's descriptors unchanged. Other threads of
+//! the process run meanwhile: what they can access (descriptors, memory) may have changed between two calls, so nothing
+//! that is read back is trusted.
 //!
 //! Signals other than those it cannot block wait until it goes on.
 
@@ -20,18 +20,18 @@ const RED_ZONE_BYTES: u64 = 128;
 /// How often a process may be stopped by others within one instruction.
 const STOPS_MAX: u32 = 100;
 
-/// An error and the step it belongs to.
+/// An error and the step in which it occurred.
 pub struct StepError {
     pub step: &'static str,
     pub source: io::Error,
 }
 
-/// Names the step that an error belongs to.
+/// Adds the step to an error.
 pub fn at(step: &'static str) -> impl FnOnce(io::Error) -> StepError + Copy {
     move |source| StepError { step, source }
 }
 
-/// The main thread of a process, stopped; dropped, it goes on as if nothing had been.
+/// The main thread of a process, stopped; when dropped, it continues as before.
 pub struct StoppedThread {
     tid: libc::pid_t,
     saved: Registers,
@@ -42,7 +42,7 @@ pub struct StoppedThread {
     lent: Option<(u64, Vec<u8>)>,
     /// Descriptors that were opened in its process.
     open: Vec<u64>,
-    /// The signal that it is to have when it goes on; 0 for none.
+    /// The signal to be delivered when it continues; 0 for none.
     signal: libc::c_int,
     stopped: bool,
 }
@@ -82,7 +82,7 @@ impl StoppedThread {
                 stopped: true,
             }),
             Err(source) => {
-                // Nothing was set yet, so letting go restores all. Fails if the thread is gone.
+                // Nothing was set yet, so detaching restores everything. Fails if the thread is gone.
                 let _ = sys::ptrace_detach(tid, 0);
                 Err(at("stopping its main thread")(source))
             }
@@ -113,7 +113,7 @@ impl StoppedThread {
         let mut registers = self.saved;
         registers.0.rip = self.syscall_address;
         registers.0.rax = number.cast_unsigned();
-        // No call to restart: the one that was interrupted is, once all is set back.
+        // No system call to restart: the interrupted one is restarted once everything is restored.
         registers.0.orig_rax = u64::MAX;
         [
             registers.0.rdi,
@@ -137,8 +137,8 @@ impl StoppedThread {
         })
     }
 
-    /// Executes one instruction. Somebody may stop the process meanwhile, which cannot be blocked: the thread goes on
-    /// all the same, and is stopped as it should be when we let it go.
+    /// Executes one instruction. Another process may stop the process meanwhile, which cannot be blocked: the thread
+    /// continues all the same, and is stopped as it should be when we detach.
     fn step(&mut self) -> io::Result<libc::c_int> {
         for _ in 0..STOPS_MAX {
             sys::ptrace_step(self.tid)?;
@@ -151,7 +151,7 @@ impl StoppedThread {
             if !is_of_group && libc::WSTOPSIG(status) != libc::SIGSTOP {
                 return Ok(status);
             }
-            // The kernel itself remembers that the group is stopped.
+            // The kernel itself records that the group is stopped.
             if !is_of_group {
                 self.signal = libc::SIGSTOP;
             }
@@ -224,7 +224,7 @@ impl Drop for StoppedThread {
     }
 }
 
-/// Brings a seized thread to the stop that PTRACE_INTERRUPT asks for.
+/// Brings a seized thread to the stop that PTRACE_INTERRUPT requests.
 fn stop_seized(tid: libc::pid_t) -> io::Result<()> {
     sys::ptrace_interrupt(tid)?;
     loop {

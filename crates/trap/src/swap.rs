@@ -1,8 +1,9 @@
 //! Whether a VM may swap, now and while it is traced.
 //!
-//! Making a page inaccessible with swap on would write it to disk. So a VM that may swap is not traced, and tracing ends
-//! as soon as it may. The kernel marks an open `/proc/swaps` as changed when swap is turned on or off; a check of that
-//! mark costs one poll(2), so each call that makes pages inaccessible can begin with it. What the control groups allow is read once a period.
+//! Making a page inaccessible with swap on would write it to disk. So a VM that may swap is not traced, and tracing
+//! ends as soon as it may. The kernel marks an open `/proc/swaps` as changed when swap is turned on or off; a check of
+//! that mark costs one poll(2), so each call that makes pages inaccessible can begin with it. The limits of the control
+//! groups are read once a period.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -14,7 +15,7 @@ use crate::refusal::Refusal;
 
 const SWAPS: &str = "/proc/swaps";
 
-/// Notices when a VM may swap that could not before.
+/// Detects that a VM may swap that could not before.
 #[derive(Debug)]
 pub struct SwapWatch {
     pid: u32,
@@ -45,7 +46,7 @@ impl SwapWatch {
     }
 }
 
-/// Whether the list of swap areas has changed since this was last asked of the same file; an error counts as a change.
+/// Whether the list of swap areas has changed since the last check of the same file; an error counts as a change.
 fn has_changed(swaps: &File) -> bool {
     let swaps = swaps.as_fd();
     let mut fds = [PollFd::new(&swaps, PollFlags::PRI)];

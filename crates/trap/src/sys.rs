@@ -121,7 +121,7 @@ const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
-/// What a userfaultfd is for.
+/// The purpose of a userfaultfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UserfaultPurpose {
     /// Accesses to pages that are in the page cache but not mapped wait for us.
@@ -133,7 +133,7 @@ pub enum UserfaultPurpose {
 }
 
 impl UserfaultPurpose {
-    /// What a kernel lacks that refuses it.
+    /// The missing feature of a kernel that refuses it.
     pub(crate) fn kernel_feature(self) -> &'static str {
         match self {
             Self::Minor => "minor faults on shared memory",
@@ -188,7 +188,7 @@ pub fn userfaultfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Agrees with the kernel on the userfaultfd interface, with what `purpose` needs of it.
+/// Negotiates the userfaultfd interface with the kernel, with the features that `purpose` needs.
 pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UserfaultPurpose) -> io::Result<()> {
     let mut api = UffdioApi {
         api: UFFD_API,
@@ -200,7 +200,7 @@ pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UserfaultPurpose) -> io::Result<(
     Ok(())
 }
 
-/// Puts `uffd` to its use on `range`, which lies in the address space that it was opened on.
+/// Registers `range`, which lies in the address space on which `uffd` was opened, with `uffd`.
 pub fn uffd_register(
     uffd: BorrowedFd<'_>,
     range: AddressRange,
@@ -253,7 +253,7 @@ pub fn uffd_write_protect(
 
 /// Lists the runs of `range` written since they were protected, and protects them again.
 ///
-/// Returns how many of `regions` were filled, and the address up to which the kernel got: short
+/// Returns how many of `regions` were filled, and the address that the kernel reached: short
 /// of the end when `regions` was too small.
 ///
 /// # Errors
@@ -309,7 +309,7 @@ pub fn uffd_continue(uffd: BorrowedFd<'_>, range: AddressRange) -> (u64, io::Res
 /// Drops the page-table entries of another process for `ranges` (at most 1024).
 ///
 /// On shared memory without swap the contents stay in the page cache. Returns the
-/// bytes the kernel went through; fewer than asked for when it stopped early.
+/// bytes that the kernel processed; fewer than requested if it stopped early.
 pub fn process_pageout(pidfd: BorrowedFd<'_>, ranges: &[AddressRange]) -> io::Result<u64> {
     // SAFETY: process_madvise(2) reads `ranges.len()` iovecs from `ranges`, which has the
     // layout of an iovec array (asserted above). The addresses belong to the other
@@ -327,7 +327,7 @@ pub fn process_pageout(pidfd: BorrowedFd<'_>, ranges: &[AddressRange]) -> io::Re
     u64::try_from(advised).map_err(|_| io::Error::last_os_error())
 }
 
-/// CPU time that all threads of a process have had, exact to the moment.
+/// CPU time that all threads of a process have used, up to the present.
 pub fn process_cpu_time(pid: u32) -> io::Result<Duration> {
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     let (mut clock, mut time) = (
@@ -389,12 +389,12 @@ pub fn ptrace_suspend_seccomp(tid: libc::pid_t) -> io::Result<()> {
     )
 }
 
-/// Asks a seized thread to stop.
+/// Requests a seized thread to stop.
 pub fn ptrace_interrupt(tid: libc::pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_INTERRUPT, tid, 0, ptr::null_mut())
 }
 
-/// Lets a stopped thread go on, with `signal` (0 for none).
+/// Lets a stopped thread continue, with `signal` (0 for none).
 pub fn ptrace_continue(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
     ptrace(libc::PTRACE_CONT, tid, 0, as_data(signal))
 }
@@ -409,7 +409,7 @@ pub fn ptrace_step(tid: libc::pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SINGLESTEP, tid, 0, ptr::null_mut())
 }
 
-/// Lets a stopped thread go on, with `signal` (0 for none), and is its tracer no more.
+/// Lets a stopped thread continue, with `signal` (0 for none), and detaches from it.
 pub fn ptrace_detach(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
     ptrace(libc::PTRACE_DETACH, tid, 0, as_data(signal))
 }
@@ -437,7 +437,7 @@ pub fn ptrace_set_registers(tid: libc::pid_t, registers: &Registers) -> io::Resu
 /// Reads which signals a stopped thread blocks, bit `n - 1` for signal `n`.
 pub fn ptrace_signal_mask(tid: libc::pid_t) -> io::Result<u64> {
     let mut mask = 0u64;
-    // PTRACE_GETSIGMASK writes as many bytes as its address argument says.
+    // PTRACE_GETSIGMASK writes as many bytes as its address argument states.
     ptrace(
         PTRACE_GETSIGMASK,
         tid,
@@ -449,7 +449,7 @@ pub fn ptrace_signal_mask(tid: libc::pid_t) -> io::Result<u64> {
 
 /// Sets which signals a stopped thread blocks.
 pub fn ptrace_set_signal_mask(tid: libc::pid_t, mask: u64) -> io::Result<()> {
-    // PTRACE_SETSIGMASK reads as many bytes as its address argument says.
+    // PTRACE_SETSIGMASK reads as many bytes as its address argument states.
     ptrace(
         PTRACE_SETSIGMASK,
         tid,
@@ -489,7 +489,7 @@ pub fn fork(work: impl FnOnce()) -> io::Result<libc::pid_t> {
     forked
 }
 
-/// Closes all descriptors but `kept`, which are in ascending order. For a child process that only needs those.
+/// Closes all descriptors but `kept`, which are in ascending order. For a child process that needs only those.
 pub fn close_all_but(kept: &[std::os::fd::RawFd]) {
     let mut first = 0;
     for end in kept
@@ -498,8 +498,8 @@ pub fn close_all_but(kept: &[std::os::fd::RawFd]) {
         .chain([libc::c_uint::MAX])
     {
         if first < end {
-            // SAFETY: close_range(2) touches no memory of ours. Descriptors that others own are closed, but this process is a
-            // copy in which nobody goes on to use them.
+            // SAFETY: close_range(2) touches no memory of ours. Descriptors that others own are closed, but this
+            // process is a copy in which nobody goes on to use them.
             unsafe { libc::close_range(first, end - 1, 0) };
         }
         first = end.saturating_add(1);
@@ -571,7 +571,7 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Where the memory lies in our address space.
+    /// The address of the memory in our address space.
     pub fn range(&self) -> AddressRange {
         AddressRange {
             start: self.address.addr() as u64,
@@ -585,7 +585,7 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// It as the RAM of a VM, which is this process.
+    /// The memory described as the RAM of a VM, which is this process.
     #[cfg(test)]
     pub fn as_target(&self) -> crate::target::TraceTarget {
         let AddressRange { start, len_bytes } = self.range();

@@ -1,4 +1,4 @@
-//! What is traced: a VM's process, its RAM and its vCPU threads.
+//! The target of tracing: a VM's process, its RAM and its vCPU threads.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub struct TraceTarget {
 }
 
 impl TraceTarget {
-    /// How its pages are numbered.
+    /// The numbering of its pages.
     pub(crate) fn layout(&self) -> RamLayout {
         RamLayout::new(self.ram.iter().map(|mapping| AddressRange {
             start: mapping.address,
@@ -42,7 +42,7 @@ impl TraceTarget {
         })
     }
 
-    /// vCPUs whose time the budget is a share of.
+    /// Number of vCPUs of whose time the budget is a share.
     pub(crate) fn vcpus(&self) -> usize {
         self.vcpu_threads.len().max(1)
     }

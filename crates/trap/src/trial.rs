@@ -1,10 +1,9 @@
-//! A trap tried out on memory of our own: does this host trap, and what does one cost?
+//! A trial of traps on memory of our own: whether this host traps, and the cost of a trap.
 //!
-//! A thread, or a vCPU of a KVM machine of our own, touches pages that were made inaccessible, and the
-//! caller serves it exactly as the tracer does. Between the toucher's clock
-//! readings lies all that an access loses: fault, wake-up of the handler, evicting and
-//! mapping a page, wake-up of the toucher. From outside a VM only the middle part
-//! can be measured; the difference found here is the least that is added to it.
+//! A thread, or a vCPU of a KVM machine of our own, touches pages that were made inaccessible, and the caller serves it
+//! exactly as the tracer does. The time between the readings of the toucher's clock is the total loss of an access:
+//! fault, wake-up of the handler, evicting and mapping a page, wake-up of the toucher. From outside a VM only the
+//! middle part can be measured; the difference found here is the minimum that is added to it.
 
 use std::fs;
 use std::io;
@@ -40,7 +39,7 @@ pub enum Toucher {
     KvmVcpu,
 }
 
-/// What an observed touch costs a VM.
+/// The cost of an observed touch to a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TouchCost {
     /// From the access to its completion.
@@ -74,12 +73,12 @@ fn has_vcpus(pid: u32) -> bool {
     })
 }
 
-/// What a trap costs here, medians over a trial.
+/// The cost of a trap on this host, medians over a trial.
 #[derive(Debug, Clone, Copy)]
 pub struct TrapCost {
     /// From the access to its completion.
     pub whole: Duration,
-    /// Of that, what passes outside the handler: fault and wake-ups.
+    /// The part of it outside the handler: fault and wake-ups.
     pub outside_handler: Duration,
     /// The same of the fastest quarter, which a busy host disturbs less.
     pub outside_handler_min: Duration,
@@ -87,7 +86,7 @@ pub struct TrapCost {
     pub running: Duration,
 }
 
-/// What touches took, and the CPU time of their toucher.
+/// Durations of touches, and the CPU time of their toucher.
 #[derive(Debug, Default)]
 struct Touches {
     whole: Vec<Duration>,
@@ -114,7 +113,7 @@ fn touch(toucher: Toucher, memory: &SharedMemory, stride: usize) -> io::Result<T
                 machine.touch(first, RUN_PAGES as u64, stride)?;
                 Ok((start.elapsed(), cpu_time().saturating_sub(running)))
             };
-            // What a run takes where every page is present.
+            // Duration of a run where every page is present.
             let present = (0..16).map(|_| run(PRESENT_PAGE, 1));
             let present = present.collect::<io::Result<Vec<_>>>()?;
             let (mut whole, mut running): (Vec<_>, Vec<_>) = present.into_iter().unzip();
@@ -136,7 +135,8 @@ fn touch(toucher: Toucher, memory: &SharedMemory, stride: usize) -> io::Result<T
 ///
 /// # Errors
 ///
-/// What is missing, as [`TrapError::Refused`] or [`TrapError::StayedAccessible`]; [`TrapError::Call`] where KVM cannot be used.
+/// What is missing, as [`TrapError::Refused`] or [`TrapError::StayedAccessible`]; [`TrapError::Call`] where KVM cannot
+/// be used.
 pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
@@ -221,7 +221,7 @@ pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, 
     })
 }
 
-/// Measures what an access costs that finds its page absent from the page table and in the page cache.
+/// Measures the cost of an access to a page that is absent from the page table and present in the page cache.
 ///
 /// # Errors
 ///
@@ -252,7 +252,7 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     Ok(median(&mut touches.whole))
 }
 
-/// Measures what the first write to a page costs that is protected asynchronously.
+/// Measures the cost of the first write to a page that is protected asynchronously.
 ///
 /// # Errors
 ///

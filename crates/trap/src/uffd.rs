@@ -1,8 +1,8 @@
 //! userfaultfd and `PAGEMAP_SCAN`: the safe interface to both, and their only one in this workspace.
 //!
 //! Two calls can fail although nothing is wrong. `UFFDIO_WRITEPROTECT` and `UFFDIO_CONTINUE` return EAGAIN while
-//! the mappings of the process change, and are repeated. `PAGEMAP_SCAN` stops early when its vector is full, and is continued
-//! where it stopped. A kernel that reports more regions than the vector holds, or no progress, is an error.
+//! the mappings of the process change, and are repeated. `PAGEMAP_SCAN` stops early when its vector is full, and is
+//! continued where it stopped. A kernel that reports more regions than the vector holds, or no progress, is an error.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,9 +12,9 @@ use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
 pub use crate::sys::{AddressRange, UserfaultPurpose};
 
-/// Messages taken by one read: usually more than a VM has CPUs that wait at once.
+/// Number of messages taken by one read: usually more than a VM has CPUs that wait at once.
 const MESSAGES: usize = 64;
-/// Regions of written pages taken from the kernel by one call.
+/// Number of regions of written pages taken from the kernel by one call.
 const REGIONS: usize = 4096;
 
 /// An access that waits until its page is mapped.
@@ -46,7 +46,8 @@ impl Userfault {
         Self::register(sys::userfaultfd()?, purpose, ranges)
     }
 
-    /// Agrees on the interface and registers `ranges`, which lie in the address space that `descriptor` was opened on.
+    /// Negotiates the interface and registers `ranges`, which lie in the address space on which `descriptor` was
+    /// opened.
     ///
     /// A failure part of the way gives back what was registered before it.
     ///
@@ -71,7 +72,7 @@ impl Userfault {
         Ok(userfault)
     }
 
-    /// Takes the accesses that began to wait; never waits itself.
+    /// Returns the accesses that began to wait; never waits itself.
     ///
     /// # Errors
     ///
@@ -89,7 +90,7 @@ impl Userfault {
         Ok(())
     }
 
-    /// Maps the pages of `range` again and lets whoever waits for them go on.
+    /// Maps the pages of `range` again and wakes the accesses that wait for them.
     ///
     /// Pages that are mapped already, and pages that the file no longer holds, are passed
     /// over; accesses to those are tried again and then served by the kernel.
@@ -133,7 +134,7 @@ impl Userfault {
         self.set_write_protection(range, true)
     }
 
-    /// Lifts the protection against writes and lets whoever waits for a page of `range` go on.
+    /// Lifts the protection against writes and wakes the accesses that wait for a page of `range`.
     ///
     /// # Errors
     ///
@@ -156,7 +157,7 @@ impl Userfault {
         sys::uffd_wake(self.descriptor.as_fd(), range)
     }
 
-    /// Gives all ranges back to the kernel; whoever waits goes on.
+    /// Unregisters all ranges; waiting accesses continue.
     ///
     /// # Errors
     ///
@@ -185,7 +186,7 @@ pub struct WrittenPages {
 }
 
 impl WrittenPages {
-    /// Makes room for the kernel's answers.
+    /// Allocates the buffer for the kernel's results.
     #[must_use]
     pub fn new() -> Self {
         Self {

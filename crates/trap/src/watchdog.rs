@@ -1,16 +1,17 @@
 //! Ends a tracer that no longer serves its VM, so that the VM goes on.
 //!
-//! An access to a page that is armed waits for the tracer. A tracer that is stopped (SIGSTOP, a debugger, a frozen control
-//! group) or gets no CPU would hold the VM for as long. So a child process counts the heartbeats of the thread that serves
-//! the accesses, and kills the tracer when there is none for [`SILENCE_MAX`] while pages are armed: the userfaultfd closes
-//! with the tracer, and the kernel serves all accesses that wait.
+//! An access to a page that is armed waits for the tracer. A tracer that is stopped (SIGSTOP, a debugger, a frozen
+//! control group) or gets no CPU would hold the VM for as long. So a child process counts the heartbeats of the thread
+//! that serves the accesses, and kills the tracer when there is none for [`SILENCE_MAX`] while pages are armed: the
+//! userfaultfd closes with the tracer, and the kernel serves all accesses that wait.
 //!
-//! Silence is counted in intervals that the watchdog itself was awake for. A host that gave neither of the two any time
-//! does not add to it, and the heartbeat is read once more before each decision.
+//! Silence is counted in intervals in which the watchdog itself was awake. If the host gave neither of the two any
+//! time, the interval does not count, and the heartbeat is read once more before each decision.
 //!
-//! The child has a session of its own (no Ctrl-Z reaches it), its memory locked and, where it may, the root control group,
-//! so that freezing the tracer's group leaves it running. It cannot leave the group without the right to write to the
-//! root's `cgroup.procs`; and a group frozen by version 1 of control groups ends nothing that is in it, not even by SIGKILL.
+//! The child has a session of its own (no Ctrl-Z reaches it), its memory locked and, where it may, the root control
+//! group, so that freezing the tracer's group leaves it running. It cannot leave the group without the right to write
+//! to the root's `cgroup.procs`; and a group frozen by version 1 of control groups ends nothing that is in it, not even
+//! by SIGKILL.
 //!
 //! Cost: 40 wake-ups a second while pages are armed, none otherwise.
 
@@ -36,7 +37,8 @@ const NICE: i32 = -10;
 /// Pages of the shared memory: heartbeats, and whether pages are armed.
 const BEATS: usize = 0;
 const ARMED: usize = 1;
-/// Where a process enters the root control group: of version 2, of version 2 beside version 1, and of version 1's freezer.
+/// Where a process enters the root control group: of version 2, of version 2 beside version 1, and of version 1's
+/// freezer.
 const ROOT_GROUPS: [&str; 3] = [
     "/sys/fs/cgroup/cgroup.procs",
     "/sys/fs/cgroup/unified/cgroup.procs",
@@ -70,7 +72,7 @@ impl Watchdog {
         let child = sys::fork(|| {
             settle(&[bell.as_fd(), tracer.as_fd()]);
             if watch(&words, tracer.as_fd(), bell.as_fd()) {
-                // First, as nobody may be reading our standard error.
+                // First, because nobody may be reading our standard error.
                 let _ = rustix::process::pidfd_send_signal(&tracer, Signal::KILL);
                 report(&epitaph);
             }
@@ -79,11 +81,11 @@ impl Watchdog {
         Ok(Self { words, bell, child })
     }
 
-    /// From now on the heartbeat must not fail.
+    /// Starts to require the heartbeat.
     ///
     /// # Errors
     ///
-    /// That the child has ended: nobody would end us.
+    /// That the child has ended: nothing would end us.
     pub fn arm(&self) -> io::Result<()> {
         let ended =
             rustix::process::waitpid(Some(self.child), rustix::process::WaitOptions::NOHANG);
@@ -96,12 +98,12 @@ impl Watchdog {
         Ok(())
     }
 
-    /// No page is armed any more.
+    /// Records that no page is armed any more.
     pub fn disarm(&self) {
         self.words.word(ARMED).store(0, Ordering::Release);
     }
 
-    /// The thread that serves accesses is at work.
+    /// Records that the thread that serves accesses is running.
     pub fn beat(&self) {
         self.words.word(BEATS).fetch_add(1, Ordering::Relaxed);
     }
@@ -115,7 +117,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Makes the child independent of what can happen to the tracer. Whatever is refused, it works without.
+/// Makes the child independent of the tracer's fate. It works even where some of this is refused.
 fn settle(kept: &[BorrowedFd<'_>; 2]) {
     let _ = rustix::thread::set_name(c"plimsoll-watch");
     let mut kept = [
@@ -153,7 +155,7 @@ fn watch(words: &SharedMemory, tracer: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> 
             (silence, heard) = (Duration::ZERO, beats);
             continue;
         }
-        // What a tick took too long, nobody had a CPU for.
+        // Where a tick took too long, neither process had a CPU.
         silence += begin.elapsed().min(TICK);
         if silence >= SILENCE_MAX {
             return true;
@@ -174,13 +176,13 @@ fn report(text: &str) {
     }
 }
 
-/// Makes the calling thread and the memory of its process ready at any time, because a VM waits for it: a higher priority
-/// than that of ordinary processes, and no page that is in use, now or later, is reclaimed.
+/// Makes the calling thread and the memory of its process ready at any time, because a VM waits for it: a higher
+/// priority than that of ordinary processes, and no page that is in use, now or later, is reclaimed.
 ///
 /// # Errors
 ///
-/// `EACCES` without CAP_SYS_NICE; `EPERM` where `RLIMIT_MEMLOCK` bounds what may be locked and CAP_IPC_LOCK is missing, and
-/// the system call's; what was not refused is done.
+/// `EACCES` without CAP_SYS_NICE; `EPERM` where `RLIMIT_MEMLOCK` bounds what may be locked and CAP_IPC_LOCK is missing,
+/// and the system call's; what was not refused is done.
 pub fn stay_ready() -> io::Result<()> {
     let raised = rustix::process::setpriority_process(None, NICE);
     let limit = rustix::process::getrlimit(Resource::Memlock);
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// What becomes of a process that arms pages and then does `work`: the signal that ended it.
+    /// The result of a process that arms pages and then does `work`: the signal that ended it.
     fn ended_by(work: impl FnOnce(&Watchdog)) -> Option<i32> {
         let child = sys::fork(|| {
             let watchdog = Watchdog::start(1).unwrap();

@@ -2,17 +2,17 @@
 //!
 //! A userfaultfd protects all RAM against writes, asynchronously: the first write to a page takes a short fault in
 //! which the kernel itself lifts the protection and records that in the page table. `PAGEMAP_SCAN` lists the
-//! pages recorded and protects them again in one step, so that no write falls between two scans. A page that is unmapped, or
-//! was never present, keeps its record in a marker.
+//! pages recorded and protects them again in one step, so that no write falls between two scans. A page that is
+//! unmapped, or was never present, keeps its record in a marker.
 //!
 //! Each window begins with a scan whose pages are discarded: they were written before it. Of the pages found, one in
 //! `scale` is passed on; at a scale of 1 all are. When the time budget is used up, the window closes: without another
-//! scan nothing is protected again, and the VM pays for each page once at most until the next period.
+//! scan nothing is protected again, and the VM pays at most once for each page until the next period.
 //!
 //! Works on private RAM as well, locked or not, with swap or without. Needs Linux 6.7.
 //!
-//! Cost: 1.3 to 1.9 µs of the VM for the first write to a page after a scan; a scan of 1 GiB about a millisecond; tables
-//! for all RAM, 2 MiB a GiB, made when it attaches.
+//! Cost: 1.3 to 1.9 µs of the VM for the first write to a page after a scan; a scan of 1 GiB about a millisecond;
+//! tables for all RAM, 2 MiB a GiB, made when it attaches.
 //!
 //! Not here: reads, and how often a page was written.
 

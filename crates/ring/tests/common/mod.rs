@@ -1,4 +1,4 @@
-//! A server in this process, and a client made by hand that can do all that is forbidden.
+//! A server in this process, and a handwritten client that can violate every rule of the protocol.
 #![allow(dead_code, missing_docs, reason = "each test file uses a part of it")]
 
 use std::io::{IoSliceMut, Read, Write};
@@ -18,7 +18,7 @@ use plimsoll_ring::protocol::{
 use plimsoll_ring::{Region, Server, ServerCounters, ServerOptions, Word};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// How long something that must happen may take on a busy machine.
+/// Time limit for events that must happen, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that runs; dropped, it is stopped.
@@ -78,7 +78,7 @@ impl Running {
         wait_until(what, || reached(&self.counters()));
     }
 
-    /// Waits until all clients have left, and makes sure that nothing of theirs is left.
+    /// Waits until all clients have left, and checks that none of their data is left.
     pub fn wait_until_empty(&self) {
         self.wait_for("all clients gone", |counters| {
             counters.clients_left == counters.clients_joined
@@ -103,7 +103,7 @@ pub fn wait_until(what: &str, reached: impl Fn() -> bool) {
     }
 }
 
-/// A page that tells whose it is, all over.
+/// A page that contains its owner in every word.
 pub fn signed(handle: Handle, of: u64) -> Page {
     let mut page = [0; 4096];
     let words = [
@@ -119,7 +119,7 @@ pub fn signed(handle: Handle, of: u64) -> Page {
     page
 }
 
-/// A socket that speaks for itself.
+/// A socket on which messages are sent by hand.
 pub fn dial(path: &Path) -> UnixStream {
     let socket = UnixStream::connect(path).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -165,7 +165,7 @@ pub fn wait_for_end(socket: &mut UnixStream) {
     }
 }
 
-/// A client without manners.
+/// A client that need not follow the protocol.
 pub struct Raw {
     pub region: Region,
     pub socket: UnixStream,
@@ -203,14 +203,14 @@ impl Raw {
         self.write_torn(Submission { sequence, ..entry });
     }
 
-    /// Writes an entry as it stands.
+    /// Writes an entry unchanged.
     pub fn write_torn(&mut self, entry: Submission) {
         self.region
             .write_submission(self.written, &entry.to_words());
         self.written = self.written.wrapping_add(1);
     }
 
-    /// Publishes what was written and rings.
+    /// Publishes what was written and wakes the server.
     pub fn publish(&self) {
         self.publish_tail(self.written);
     }
@@ -230,7 +230,7 @@ impl Raw {
         tail.wrapping_sub(self.reaped)
     }
 
-    /// Waits for the next completion, and reads it without telling.
+    /// Waits for the next completion, and reads it without publishing that.
     pub fn completion(&mut self) -> RawCompletion {
         wait_until("a completion", || self.ready() > 0);
         let completion = RawCompletion::from_words(&self.region.completion(self.reaped));
@@ -239,13 +239,13 @@ impl Raw {
         completion
     }
 
-    /// Tells how far completions were read.
+    /// Publishes how far completions were read.
     pub fn tell_head(&self, head: u32) {
         self.region.word(Word::CompletionHead).store(head, Release);
         self.ring();
     }
 
-    /// Does one entry. Returns what became of it.
+    /// Executes one entry. Returns its result.
     pub fn call(&mut self, entry: Submission) -> (Status, u64) {
         self.write(entry);
         self.publish();

@@ -1,7 +1,7 @@
 //! How dense accessed-page scans are, in pages and in time. Pure: the same costs give the same settings.
 //!
-//! Two numbers follow the VM from period to period. The *interval* is right when an eighth of the pages in use are found
-//! touched by one scan: a longer one hides the curve's lower part, a shorter one pays for scans that see nothing.
+//! Two numbers follow the VM from period to period. The *interval* is right when an eighth of the pages in use are
+//! found touched by one scan: a longer one hides the curve's lower part, a shorter one pays for scans that see nothing.
 //! It is corrected by how far that share is off, at most fourfold. The *scale* is set so that four
 //! fifths of the time budget pay for [`SCANS_WANTED`] scans, of which everything but the faults themselves grows with
 //! the pages tracked; while fewer than [`LEAST_PAGES`] tracked pages would be in use it is not coarsened further.
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::process::WINDOW_PAGES;
 use crate::rate::{RateRule, SCALE_MAX};
 
-/// Scans that a window should have: eight times through the pages in use.
+/// Number of scans wanted in a window: each page in use is found touched about eight times.
 pub const SCANS_WANTED: u64 = 64;
 /// Minimum number of tracked pages in use for a sample to be representative.
 const LEAST_PAGES: u64 = 128;
@@ -30,7 +30,7 @@ const STEP_MAX: f64 = 4.0;
 /// Share of the budget that the scans wanted may take.
 const BUDGET_SHARE: f64 = 0.8;
 
-/// What a window cost and showed.
+/// Costs and observations of a window.
 #[derive(Debug, Clone, Copy)]
 pub struct WindowCost {
     /// Scans.
@@ -43,7 +43,7 @@ pub struct WindowCost {
     pub arm_seconds: f64,
     /// Time for scans and faults.
     pub scan_seconds: f64,
-    /// What a period may take; `None` for no bound.
+    /// Time budget of a period; `None` for no bound.
     pub budget_seconds: Option<f64>,
 }
 
@@ -71,7 +71,7 @@ impl ScanControl {
         }
     }
 
-    /// T: one page in so many is tracked; a multiple of 16.
+    /// T: one page in this many is tracked; a multiple of 16.
     pub fn scale(&self) -> u32 {
         self.scale
     }
@@ -87,7 +87,7 @@ impl ScanControl {
             return;
         }
         let scans = cost.scans as f64;
-        // A scan or two of an idle VM do not show how often to scan.
+        // One or two scans of an idle VM do not show how often to scan.
         if !self.is_interval_fixed && cost.scans >= SCANS_TELLING {
             let share = cost.touches as f64 / (scans * cost.distinct_pages.max(1) as f64);
             let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);

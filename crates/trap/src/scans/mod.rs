@@ -9,16 +9,17 @@
 //!
 //! No trap, no userfaultfd, no injection, no stop: a touch costs the VM one ordinary minor fault, a tenth of a
 //! trap. The result is not a sequence of references; of each page it is known between which scans it was
-//! touched: *interval-censored* reuse times. One sample is kept for the whole window, so that a page is met
-//! again and again; the next period draws another.
+//! touched: *interval-censored* reuse times. One sample is kept for the whole window, so that a page is observed
+//! repeatedly; the next period draws another.
 //!
 //! One page in `scale` is tracked, in strata as the traps' sample (`sample.rs`). The scale is a
 //! multiple of 16 pages, so that no two tracked pages lie in one window of fault-around (`process.rs`), and only
 //! its own access maps a page.
 //!
-//! **Interval.** Within an interval nothing is ordered, so it must be short beside the time in which the VM comes back to
-//! its pages. It follows the VM: about an eighth of the pages that a window sees at all should be found touched by one scan.
-//! It is measured in CPU time of the VM's process: a VM that waits, or for which its host has no time, touches nothing.
+//! **Interval.** The order of touches within an interval is unknown, so it must be short compared to the time in which
+//! the VM returns to its pages. It follows the VM: about an eighth of the pages that a window observes in total should
+//! be found touched by one scan. It is measured in CPU time of the VM's process: a VM that waits, or for which its host
+//! has no time, touches nothing.
 //! **Rate.** The time budget closes a window, as with traps; the rate is set so that the budget
 //! pays for [`control::SCANS_WANTED`] scans.
 //! **Writes** are distinguished on request by asynchronous write protection of the tracked pages
@@ -58,9 +59,9 @@ use control::{ScanControl, WindowCost};
 
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Shortest wait for the VM to get on.
+/// Shortest wait for the VM to make progress.
 const NAP_MIN: Duration = Duration::from_micros(200);
-/// Pages scanned before those found are unmapped again: what is touched between the two is missed.
+/// Number of pages scanned before those found are unmapped again: touches between the two are missed.
 const CHUNK_PAGES: usize = 64;
 /// Minimum number of scans in a window, whatever they cost: one alone sees no reuse.
 const SCANS_MIN: u64 = 3;
@@ -96,7 +97,7 @@ pub const ROW: BackendRow = BackendRow {
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
 };
 
-/// A VM whose pages are scanned. Dropped, it leaves nothing but pages that the VM maps again when it needs them.
+/// A VM whose pages are scanned. Dropped, it leaves only unmapped pages, which the VM maps again when it needs them.
 #[derive(Debug)]
 struct AccessedPageScanner {
     session: Session,
@@ -323,7 +324,7 @@ impl AccessedPageScanner {
         self.session.unmap(&mapped_pages)
     }
 
-    /// Time that the VM spent in faults, with those that it will take for pages left unmapped.
+    /// Time that the VM spent in faults, plus the time it will spend on pages left unmapped.
     fn fault_time(&self, window: &Window) -> Duration {
         let to_come = window.distinct_pages - window.last_touches.min(window.distinct_pages);
         let faults = window.touches + window.writes + to_come;
@@ -343,7 +344,7 @@ impl Backend for AccessedPageScanner {
         self.touched.clear();
         let stayed_accessible = self.arm(&mut window)?;
         match self.watch(stop, end, &mut window, sink) {
-            // What was seen of it stands; the next period reports that it is gone.
+            // The observations stay valid; the next period reports that the VM is gone.
             Err(TrapError::VmGone { .. }) if window.touches > 0 => {}
             other => other?,
         }
@@ -451,7 +452,7 @@ mod tests {
         };
         let mut touched_before = Vec::new();
         let mut scans = 0;
-        // The host may unmap a page by itself, or hold one for a moment.
+        // The host may unmap a page by itself, or hold one for a short time.
         let (mut compared, mut strange) = (0, 0);
         let stop = AtomicBool::new(false);
         // All of the first scan's, a part of the second's, and so on.

@@ -37,7 +37,7 @@ impl<B: PageBarrier> Tracer<B> {
             self.raise(&chunk)?;
             self.serve(Duration::ZERO, sink)?;
         }
-        // A page in use by the kernel at that moment stays accessible: once more for those.
+        // A page in use by the kernel at that time stays accessible: once more for those.
         let missed = self.accessible_of(runs, sink)?;
         for chunk in chunks(&missed) {
             self.raise(&chunk)?;
@@ -104,7 +104,7 @@ impl<B: PageBarrier> Tracer<B> {
     /// Makes the page that leaves the hot set inaccessible.
     pub(super) fn rearm_head(&mut self, head: u64) -> Result<(), TrapError> {
         self.counts.rearmed_pages += 1;
-        // A page in use by the kernel at that moment stays accessible: once more, then later.
+        // A page in use by the kernel at that time stays accessible: once more, then later.
         if !self.try_rearm(head)? && !self.try_rearm(head)? {
             self.counts.losses.left_hot_set_accessible += 1;
             self.stuck.push(head);
@@ -112,7 +112,7 @@ impl<B: PageBarrier> Tracer<B> {
         Ok(())
     }
 
-    /// Tries again with pages that could not be made inaccessible when they left the hot set: with [`RANGES_MAX`] of them, as
+    /// Retries pages that could not be made inaccessible when they left the hot set: [`RANGES_MAX`] of them, because
     /// accesses wait meanwhile.
     pub(super) fn rearm_stuck(&mut self) -> Result<(), TrapError> {
         let start = cpu_time();

@@ -95,12 +95,12 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     rate: RateControl,
     account: TrapAccount,
     toucher: Toucher,
-    /// The pages of the current sample that hold something, as runs.
+    /// The populated pages of the current sample, as runs.
     watched: Vec<PageRange>,
     sample: Sample,
     recording: bool,
     hot: HotSet,
-    /// Pages made inaccessible and not known to be accessible again.
+    /// Number of pages made inaccessible and not known to be accessible again.
     raised: PageBits,
     /// Pages that left the hot set and could not be made inaccessible yet.
     stuck: Vec<u64>,
@@ -109,9 +109,9 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     batch: ReferenceBatch,
     faults: Vec<Fault>,
     periods: u64,
-    /// Pages that trapped in the last period that saw any.
+    /// Number of pages that trapped in the last period with any traps.
     distinct_pages_before: Option<u64>,
-    /// Running mean of what arming and disarming one page takes.
+    /// Running mean of the time for arming and disarming one page.
     arming_seconds_per_page: f64,
     counts: Counts,
 }
@@ -213,7 +213,7 @@ impl<B: PageBarrier> Tracer<B> {
             Ok(budget_exhausted)
         });
         let budget_exhausted = match rested {
-            // What was seen of it stands; the next period reports that it is gone.
+            // The observations stay valid; the next period reports that the VM is gone.
             Err(TrapError::VmGone { .. }) if self.counts.traps.taken > 0 => false,
             other => other?,
         };
@@ -278,7 +278,7 @@ impl<B: PageBarrier> Tracer<B> {
             .collect(|run| watched.extend(sample.runs_in(run)))
     }
 
-    /// Waits for the period's end; nothing traps meanwhile but accesses on their way.
+    /// Waits for the period's end; only accesses already in progress can still trap meanwhile.
     fn rest(&mut self, stop: &AtomicBool, end: Instant) -> Result<(), TrapError> {
         while !stop.load(Ordering::Relaxed) {
             let left = end.saturating_duration_since(Instant::now());

@@ -43,7 +43,7 @@ impl PageBarrier for LocalDontneed {
 const PAGES: usize = 300;
 
 /// Lets a thread write `pages` in order under a tracer on the very same memory; returns
-/// what the tracer saw and how often each page's counter was raised.
+/// the tracer's observations and how often each page's counter was incremented.
 fn traced(
     config: &TraceConfig,
     pages: &[usize],
@@ -165,7 +165,7 @@ fn the_references_are_those_that_miss_a_naive_queue_of_the_sampled_pages() {
         assert_eq!(report.traps.taken, seen.len() as u64);
         assert_eq!(report.traps.writes, report.traps.taken);
         assert_eq!(report.losses, PeriodLosses::default());
-        // The traced thread lost nothing of what it wrote.
+        // No write of the traced thread was lost.
         let mut expected = vec![0; PAGES];
         pages.iter().for_each(|&page| expected[page] += 1);
         assert_eq!(counters, expected);

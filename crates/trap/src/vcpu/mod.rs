@@ -1,11 +1,11 @@
-//! A machine of ours with one virtual CPU of KVM, for trials: its program touches pages, one after the other.
+//! A machine of our own with one virtual CPU of KVM, for trials: its program touches pages, one after the other.
 //!
-//! A page that is absent costs a vCPU more than a thread: KVM leaves the guest, and where the guest is interruptible, as all
-//! systems' programs are, it lets a kernel thread resolve the fault while the vCPU halts. So the machine has an interrupt
-//! controller in the kernel and the interrupt flag set. Its program runs in ring 3, in 64-bit mode: a KVM without hardware
-//! support emulates all else.
+//! A page that is absent costs a vCPU more than a thread: KVM leaves the guest, and where the guest is interruptible,
+//! as all systems' programs are, it lets a kernel thread resolve the fault while the vCPU halts. So the machine has an
+//! interrupt controller in the kernel and the interrupt flag set. Its program runs in ring 3, in 64-bit mode: a KVM
+//! without hardware support emulates all else.
 //!
-//! Not here: what a touch costs (`trial`).
+//! Not here: the cost of a touch (`trial`).
 
 mod sys;
 
@@ -22,9 +22,10 @@ use sys::Vm;
 pub const OWN_PAGES: usize = 16;
 /// The first of the pages that are always present.
 pub const PRESENT_PAGE: u64 = 8;
-/// Where the memory to be touched begins, in pages.
+/// First page of the memory to be touched.
 pub const TOUCHED_PAGE: u64 = 1024;
-/// Pages in `OWN_PAGES`: tables of three levels, the program, the task segment with three pages of zeros for its I/O map.
+/// Pages in `OWN_PAGES`: tables of three levels, the program, the task segment with three pages of zeros for its I/O
+/// map.
 const TABLE4: usize = 0;
 const TABLE3: usize = 1;
 const TABLE2: usize = 2;

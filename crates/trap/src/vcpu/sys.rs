@@ -9,7 +9,7 @@ use kvm_ioctls::VmFd;
 
 use crate::sys::SharedMemory;
 
-/// A VM that can reach no memory but what it was lent.
+/// A VM that can access no memory except what was lent to it.
 #[derive(Debug)]
 pub struct Vm<'memory> {
     vm: VmFd,
@@ -42,8 +42,8 @@ impl<'memory> Vm<'memory> {
             memory_size: range.len_bytes,
             userspace_addr: range.start,
         };
-        // SAFETY: the range is the whole of a mapping that is borrowed for longer than this value has the VM, so the guest
-        // reaches no other memory of ours; everybody accesses it through atomics alone.
+        // SAFETY: the range is the whole of a mapping that is borrowed for longer than this value has the VM, so the
+        // guest reaches no other memory of ours; everybody accesses it through atomics alone.
         unsafe { self.vm.set_user_memory_region(region) }?;
         self.slots += 1;
         Ok(())
