@@ -1,7 +1,7 @@
 //! Coverage and width of the confidence bands: how often they contain the exact curve.
 //!
-//! Every estimator that is not exact sees every kind of stream and every trace, with so many seeds of its own;
-//! of made streams the references differ with the seed as well, of traces the page numbers, which are moved by a
+//! Every estimator that is not exact observes every kind of stream and every trace, each with a number of seeds; for
+//! synthetic streams the references differ with the seed as well, for traces the page numbers, which are shifted by a
 //! constant, so that estimators without a seed draw other pages, too.
 //!
 //! *Held* is the share of sizes at which the exact miss ratio lies within the band, pooled over the seeds:
@@ -60,16 +60,16 @@ impl Default for Args {
 /// Pages of the made streams.
 const PAGES: u64 = 100_000;
 
-/// References of a trace that are taken, at most.
+/// Maximum number of references taken of a trace.
 const TRACE_MAX: usize = 1_000_000;
 
-/// The share of sizes that a band is asked to hold.
+/// The target share of sizes at which a band contains the exact curve.
 const HELD_MIN: f64 = 0.95;
 
-/// Rounding, which is no fault of a band.
+/// Rounding error that does not count against a band.
 const ROUNDING: f64 = 1e-9;
 
-/// An estimator on trial: its name, and how it is made from a seed and the stream's footprint in pages.
+/// An estimator under test: its name, and how it is made from a seed and the stream's footprint in pages.
 type Trial = (String, Box<dyn Fn(u64, u64) -> Box<dyn Estimator>>);
 
 /// Rows with other options than their defaults.
@@ -113,7 +113,7 @@ fn trials() -> Vec<Trial> {
     trials
 }
 
-/// What was found of an estimator on one stream: sums over sizes and seeds.
+/// The results of an estimator on one stream: sums over sizes and seeds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
     even: Sizes,
@@ -170,7 +170,7 @@ fn log_sizes(footprint: u64) -> Vec<PageCount> {
     sizes
 }
 
-/// A stream to be measured with: its pages, from a seed.
+/// A test stream: its pages, from a seed.
 struct Stream {
     name: String,
     pages: Box<dyn Fn(u64) -> anyhow::Result<Vec<u64>>>,
@@ -205,7 +205,7 @@ fn uniform(pages: u64, references: u64) -> Pattern {
     }
 }
 
-/// Takes the next page of one stream or the other, as `first` says at each moment.
+/// Takes the next page of one stream or the other, as `first` decides at each reference.
 fn interleaved(
     references: u64,
     mut first: impl FnMut(u64) -> bool,
@@ -305,7 +305,7 @@ fn trace_stream(path: &Path) -> anyhow::Result<Stream> {
     })
 }
 
-/// The traces asked for, and those of the directory that can be read.
+/// The traces requested, and those of the directory that can be read.
 fn traces(args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
     let mut streams = Vec::new();
     for path in &args.trace {
@@ -365,7 +365,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
             for ((_, make), tallies) in estimators.iter().zip(&mut tallies) {
                 let mut estimator = make(seed, footprint);
                 batches.iter().for_each(|batch| estimator.observe(batch));
-                // A sample without a reference has no curve, and says so.
+                // A sample without a reference has no curve, and the estimator reports that.
                 if let Ok(curve) = estimator.curve() {
                     tallies[at].even.add(&curve, &exact, &even);
                     tallies[at].log.add(&curve, &exact, &log);
@@ -379,7 +379,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     Ok(())
 }
 
-/// The references in batches, their page numbers moved by `offset`.
+/// The references in batches, their page numbers shifted by `offset`.
 fn batches_of(pages: &[u64], offset: u64) -> Vec<ReferenceBatch> {
     let batch_of = |pages: &[u64]| {
         let mut batch = ReferenceBatch::new();

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
 
-/// A process that is killed when this goes.
+/// A process that is killed when this is dropped.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
@@ -19,7 +19,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Whoever has ended already cannot be killed, which is as well.
+        // A process that has already ended cannot be killed, which is harmless.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -18,7 +18,7 @@ use crate::{Cli, title};
 
 type Make = Box<dyn Fn(u64) -> Box<dyn Estimator>>;
 
-/// What a line is asked to reach; 0.0 where nothing is asked.
+/// Targets of a line; 0.0 where there is none.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bar {
     /// Million references a second.
@@ -38,11 +38,11 @@ struct Line {
     streams: Vec<(Kind, Bar)>,
     yardsticks: Vec<(&'static str, Make)>,
     clock: Clock,
-    /// Below this size the estimator says nothing.
+    /// Below this size the estimator gives no estimate.
     from: PageCount,
 }
 
-/// Memory in front of the ghost, and all that it says nothing of.
+/// Memory in front of the ghost, and the sizes for which it gives no estimate.
 const DIRECT: PageCount = PageCount(256 << 10);
 
 const fn zipf(pages: u64) -> Kind {
@@ -346,7 +346,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             let ours = measured(&stream, cli.runs, line.clock, line.from, &line.make)?;
             write_row(out, line.name, &ours, &verdict(&ours, bar))?;
             for (name, make) in &line.yardsticks {
-                // A yardstick's speed varies little beside its distance, and it is slow.
+                // A reference implementation's speed varies little compared to its distance, and it is slow.
                 let result = measured(&stream, 1, line.clock, line.from, make)?;
                 let ratio = format!("ours is {:.1} x as fast", ours.speed / result.speed);
                 write_row(out, &format!("  beside: {name}"), &result, &ratio)?;
@@ -368,7 +368,7 @@ fn write_row(out: &mut dyn Write, name: &str, result: &Result, note: &str) -> st
     )
 }
 
-/// What was asked for, and whether it was reached.
+/// The target, and whether it was reached.
 fn verdict(result: &Result, bar: &Bar) -> String {
     let mut asked = Vec::new();
     let mut reached = true;

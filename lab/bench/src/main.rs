@@ -1,8 +1,8 @@
 //! Speed and accuracy of estimators and readers, compared with yardsticks in the same run.
 //!
-//! Every figure is measured here and now: references a second of CPU time (of wall time where
-//! threads are the point), the median of several runs, from pages in memory to the finished curve. What
-//! a line's bar asks for stands beside it. `docs/performance.md` says what bounds each.
+//! Every figure is measured in the present run: references a second of CPU time (of wall time where threads are the
+//! subject), the median of several runs, from pages in memory to the finished curve. The target of a line is printed
+//! beside it. `docs/performance.md` explains what bounds each.
 #![forbid(unsafe_code)]
 
 mod bands;

@@ -6,7 +6,7 @@ use plimsoll_estimator::{Estimator, ExactLru};
 use plimsoll_flow::{MissRatioCurve, PageCount, ReferenceBatch};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Which time counts.
+/// Which clock is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// CPU time of the process: other programs on the machine do not count.
@@ -83,7 +83,7 @@ impl Stream {
     }
 }
 
-/// What an estimator made of a stream: medians of speed, means of errors, over its runs.
+/// Results of an estimator on a stream: medians of speed, means of errors, over its runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Result {
     /// Million references a second.
@@ -132,12 +132,12 @@ pub(crate) fn run(
     Ok(result)
 }
 
-/// Returns whether a figure that is to be at most `bar` is.
+/// Returns whether a figure with an upper limit of `bar` meets it.
 pub(crate) fn at_most(figure: f64, bar: f64, unit: &str) -> String {
     judged(figure <= bar, &format!("<= {bar}{unit}"))
 }
 
-/// Returns whether a figure that is to be at least `bar` is.
+/// Returns whether a figure with a lower limit of `bar` meets it.
 pub(crate) fn at_least(figure: f64, bar: f64, unit: &str) -> String {
     judged(figure >= bar, &format!(">= {bar}{unit}"))
 }

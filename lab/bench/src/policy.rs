@@ -1,11 +1,12 @@
-//! How long it takes to divide memory, and how far each search stays from the optimum.
+//! How long it takes to allocate memory, and how far each search is from the optimum.
 //!
 //! `n` VMs of `u` units: each VM's size can be any of 1/16 `u` to `u` units, its curve has a point at each unit, it
 //! has half of them now and is entitled to them, and the host has just that in all: `n * u / 2` units. VMs take turns
-//! among eight kinds of curve, sized at random: Zipf of three exponents, loops that are cliffs, half loop and half Zipf,
-//! two classes of uniform pages, a straight line, and a scan that no memory helps. Bands are 2 % wide, promises 5 to
-//! 25 %. *Cliffs* are loops alone, each larger than its half: all or nothing. Time is CPU time of one whole call of `allocate`, the median of
-//! the runs; *gap* is what the search certifies, *off* how far its mean is above that of the optimum.
+//! among eight kinds of curve, sized at random: Zipf of three exponents, loops that are cliffs, half loop and half
+//! Zipf, two classes of uniform pages, a straight line, and a scan that no memory helps. Bands are 2 % wide, bounds 5
+//! to 25 %. *Cliffs* are loops alone, each larger than its half: all or nothing. Time is CPU time of one whole call of
+//! `allocate`, the median of the runs; *gap* is what the search certifies, *off* how far its mean is above that of the
+//! optimum.
 
 use std::io::Write;
 
@@ -78,7 +79,7 @@ const HOSTS: [Host; 6] = [
     },
 ];
 
-/// The gap that the hull may leave, in percent.
+/// Maximum gap of the hull, in percent.
 const GAP_MAX: f64 = 0.5;
 
 const MIXED: [Kind; 8] = [

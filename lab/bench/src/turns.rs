@@ -22,9 +22,9 @@ use simulated::{SimulatedHost, SimulatedVm};
 
 const VMS: u32 = 256;
 const TURNS: u32 = 20;
-/// Points of a curve, as a tracer gives them.
+/// Number of points of a curve, as a tracer reports it.
 const POINTS: u64 = 1000;
-/// What the daemon is allowed: CPU time of a turn, and memory.
+/// Limits of the daemon: CPU time of a turn, and memory.
 const TURN_MS_MAX: f64 = 200.0;
 const MIB_A_VM_MAX: f64 = 2.0;
 

@@ -1,4 +1,4 @@
-//! The references that are measured with.
+//! The reference streams of the measurements.
 
 use std::fmt;
 
@@ -19,9 +19,9 @@ pub(crate) struct Kind {
 pub(crate) enum Law {
     /// Zipf with exponent 1.0.
     Zipf,
-    /// All alike.
+    /// Uniform.
     Uniform,
-    /// One after the other.
+    /// Sequential.
     Loop,
 }
 

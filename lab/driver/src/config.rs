@@ -1,12 +1,12 @@
 //! The configuration space of a block device.
 
-/// What a block device says of itself (`struct virtio_blk_config`, virtio 1.2 §5.2.4). Which fields mean something is in
-/// its features.
+/// The configuration of a block device (`struct virtio_blk_config`, virtio 1.2 §5.2.4). Its features determine which
+/// fields are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// Size in sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// Most segments of a request.
+    /// Maximum number of segments of a request.
     pub segments_max: u32,
     /// Logical block size in bytes.
     pub block_bytes: u32,
@@ -14,24 +14,24 @@ pub struct Config {
     pub write_cache: bool,
     /// Number of queues.
     pub queues: u16,
-    /// Most sectors of a range to be discarded.
+    /// Maximum number of sectors of a range to be discarded.
     pub discard_sectors_max: u32,
-    /// Most ranges of a discard.
+    /// Maximum number of ranges of a discard.
     pub discard_ranges_max: u32,
     /// Alignment of discards in sectors.
     pub discard_alignment_sectors: u32,
-    /// Most sectors of a range to be zeroed.
+    /// Maximum number of sectors of a range to be zeroed.
     pub zeroes_sectors_max: u32,
-    /// Most ranges of a write of zeros.
+    /// Maximum number of ranges of a write of zeros.
     pub zeroes_ranges_max: u32,
     /// Whether a write of zeros may free storage.
     pub zeroes_may_unmap: bool,
 }
 
 impl Config {
-    /// Bytes that it is read from.
+    /// Number of bytes that are read.
     pub(crate) const BYTES: u32 = 60;
-    /// Where the write cache is switched.
+    /// Offset of the field that switches the write cache.
     pub(crate) const WRITE_CACHE: u32 = 32;
 
     pub(crate) fn parse(bytes: &[u8; Self::BYTES as usize]) -> Self {

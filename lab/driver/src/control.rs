@@ -7,10 +7,10 @@ use plimsoll_disk::protocol::{SECTOR_BYTES, VERSION, control};
 use crate::virtqueue::Segment;
 use crate::{Bank, Driver, FrontendError, NoticeRing, PAGE_BYTES, Page, Request};
 
-/// What a get of consecutive blocks brought, one by one.
+/// The pages returned by a get of consecutive blocks, one by one.
 pub type Gotten = Vec<Option<Box<Page>>>;
 
-/// The control disk, over a driver of it.
+/// The control disk, accessed through a driver.
 pub struct ControlDisk {
     driver: Driver,
     sequence: u64,
@@ -18,7 +18,7 @@ pub struct ControlDisk {
 }
 
 impl ControlDisk {
-    /// Takes a driver of a control disk.
+    /// Uses a driver of a control disk.
     #[must_use]
     pub fn new(driver: Driver) -> Self {
         let buffer = driver
@@ -36,10 +36,10 @@ impl ControlDisk {
         &mut self.driver
     }
 
-    /// What the host offers, `PLIMSOLL_HAS_*`.
+    /// The host's features, `PLIMSOLL_HAS_*`.
     ///
     /// # Errors
-    /// [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    /// [`FrontendError::BadAnswer`], or the errors of [`Driver::execute`].
     pub fn features(&mut self) -> Result<u32, FrontendError> {
         let mut info = [0; SECTOR_BYTES];
         self.driver.read(0, &mut info)?;
@@ -51,36 +51,36 @@ impl ControlDisk {
         Ok(u32_at(&info, control::INFO_FEATURES))
     }
 
-    /// Has the host read a ring.
+    /// Announces a ring, which the host reads from then on.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
     pub fn attach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
         let arguments = [ring.address(), ring.nonce(), 0, 0];
         self.command(control::ATTACH, arguments).map(drop)
     }
 
-    /// Has the host let go of a ring.
+    /// Makes the host release a ring.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
     pub fn detach(&mut self, ring: &NoticeRing) -> Result<(), FrontendError> {
         self.command(control::DETACH, [ring.nonce(), 0, 0, 0])
             .map(drop)
     }
 
-    /// Has the host take what is in the ring.
+    /// Makes the host drain the ring.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
     pub fn kick(&mut self) -> Result<(), FrontendError> {
         self.command(control::KICK, [0; 4]).map(drop)
     }
 
-    /// Opens a pool, of one's own or shared by a key; its number.
+    /// Opens a pool, private or shared by a key; returns its number.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
     pub fn open_pool(&mut self, shared: Option<u128>) -> Result<u32, FrontendError> {
         let key = shared.unwrap_or(0).to_le_bytes();
         let arguments = [
@@ -96,16 +96,17 @@ impl ControlDisk {
     /// Closes a pool.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`], or as [`command`](Self::command) says.
+    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
     pub fn close_pool(&mut self, pool: u32) -> Result<(), FrontendError> {
         self.command(control::POOL_CLOSE, [u64::from(pool), 0, 0, 0])
             .map(drop)
     }
 
-    /// Gives any command; the value of its answer.
+    /// Sends any command; returns the value of its answer.
     ///
     /// # Errors
-    /// [`FrontendError::Refused`] with what the host says, [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    /// [`FrontendError::Refused`] with the host's status, [`FrontendError::BadAnswer`], or the errors of
+    /// [`Driver::execute`].
     pub fn command(&mut self, command: u32, arguments: [u64; 4]) -> Result<u64, FrontendError> {
         self.sequence += 1;
         let mut bytes = [0; SECTOR_BYTES];
@@ -135,7 +136,7 @@ impl ControlDisk {
     /// Gets `count` blocks of a pool, 1 to 64.
     ///
     /// # Errors
-    /// [`FrontendError::BadAnswer`], or as [`Driver::execute`] says.
+    /// [`FrontendError::BadAnswer`], or the errors of [`Driver::execute`].
     ///
     /// # Panics
     /// If `count` is out of range.

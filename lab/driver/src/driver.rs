@@ -1,4 +1,4 @@
-//! A driver of a vhost-user-blk device: how it is set up, used and come back to.
+//! A driver of a vhost-user-blk device: its setup, use and reconnection.
 
 use std::fs::File;
 use std::io;
@@ -30,27 +30,27 @@ use crate::{Bank, Completion, Config, FrontendError, Ram, Request, Segment, Stat
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Bytes that a blocking call moves at once.
+/// Maximum number of bytes that a blocking call moves at once.
 const BOUNCE_BYTES: usize = 512 << 10;
-/// Most queues.
+/// Maximum number of queues.
 const QUEUES_MAX: u64 = 64;
 /// How long to wait for a daemon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a device is driven.
+/// Options of a driver.
 #[derive(Debug, Clone)]
 pub struct DriverOptions {
-    /// Queues to use.
+    /// Number of queues to use.
     pub queues: u16,
-    /// Entries of each, a power of two.
+    /// Number of entries of each, a power of two.
     pub queue_size: u16,
-    /// Whether requests have tables of descriptors of their own, if the device allows it.
+    /// Whether requests have indirect descriptor tables, if the device supports them.
     pub indirect: bool,
-    /// Whether both sides say when they want to be told, if the device allows it.
+    /// Whether event indices determine when to notify, if the device supports them.
     pub event_index: bool,
-    /// Whether the device is to know that flushes will come; without it writes must be stable when they complete.
+    /// Whether the driver announces that it sends flushes; without it writes must be stable when they complete.
     pub flush: bool,
-    /// Whether requests in flight are tracked, so that another daemon can do them.
+    /// Whether requests in flight are tracked, so that another daemon can complete them.
     pub inflight: bool,
     /// Longest wait for a request.
     pub timeout: Duration,
@@ -111,7 +111,7 @@ pub struct Driver {
     features: u64,
     config: Config,
     queues: Vec<Virtqueue>,
-    /// Where each queue goes on, if the daemon said so when it stopped.
+    /// The index at which each queue resumes, if the daemon reported one when it stopped.
     bases: Vec<Option<u16>>,
     inflight: Option<(VhostUserInflight, File)>,
     epoll: Epoll,
@@ -119,10 +119,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects to a device and starts it. Waits up to 30 s for a daemon that takes it.
+    /// Connects to a device and starts it. Waits up to 30 s for a daemon that accepts the connection.
     ///
     /// # Errors
-    /// If nobody listens, or what is there is no block device with these options.
+    /// If nobody listens, or the device is not a block device that supports these options.
     pub fn connect(
         ram: &Arc<Ram>,
         socket: &Path,
@@ -164,7 +164,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// What was agreed on.
+    /// The negotiated features.
     #[must_use]
     pub fn features(&self) -> u64 {
         self.features
@@ -176,19 +176,19 @@ impl Driver {
         self.features & 1 << VIRTIO_BLK_F_RO != 0
     }
 
-    /// What the device said of itself when it was last connected to.
+    /// The device's configuration as of the last connection.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// The RAM it gave the device.
+    /// The RAM passed to the device.
     #[must_use]
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }
 
-    /// A queue of it.
+    /// A queue of the device.
     ///
     /// # Panics
     /// If it has no queue of this number.
@@ -205,7 +205,7 @@ impl Driver {
                 let (region, file) = frontend
                     .get_inflight_fd(&wish)
                     .to("give a region of requests in flight")?;
-                // What the daemon leaves out of its answer is as it was asked for.
+                // A field that the daemon omits from its answer has the requested value.
                 let region = VhostUserInflight {
                     num_queues: self.options.queues,
                     queue_size,
@@ -223,7 +223,7 @@ impl Driver {
         frontend.set_mem_table(&regions).to("take RAM")?;
         for (number, queue) in self.queues.iter().enumerate() {
             let (kick, call) = queue.eventfds();
-            // As QEMU goes on with a daemon that died: what is not used is to be done.
+            // As QEMU does after a daemon died: requests not used yet are to be repeated.
             let base = self.bases[number]
                 .take()
                 .unwrap_or_else(|| queue.raw_used_index());
@@ -236,7 +236,7 @@ impl Driver {
                 frontend.set_vring_enable(number, true)
             })();
             steps.to("set up a queue")?;
-            // What was made available to a daemon that died.
+            // Requests that were made available to a daemon that died.
             kick.write(1).to("kick a queue")?;
         }
         let hung_up = EpollEvent::new(EventSet::READ_HANG_UP | EventSet::HANG_UP, u64::MAX);
@@ -247,16 +247,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Breaks the connection off, as a guest that dies does. Requests in flight stay so.
+    /// Closes the connection, as the death of a guest does. Requests in flight stay in flight.
     pub fn hang_up(&mut self) {
         self.link = None;
     }
 
-    /// Stops the queues and then the connection, as a guest that shuts down does; the daemon is to have done what was in
-    /// flight.
+    /// Stops the queues and then closes the connection, as a guest that shuts down does; the daemon must have completed
+    /// the requests in flight.
     ///
     /// # Errors
-    /// If the daemon refuses, or is not there.
+    /// If the daemon refuses, or is unreachable.
     pub fn stop(&mut self) -> Result<(), FrontendError> {
         let link = self.link.take().ok_or(FrontendError::Disconnected)?;
         for (number, base) in self.bases.iter_mut().enumerate() {
@@ -266,11 +266,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Connects again, to the same daemon or the next one, with queues and requests as they are. Waits up to 30 s for
-    /// a daemon that takes it.
+    /// Connects again, to the same daemon or the next one, with queues and requests unchanged. Waits up to 30 s for a
+    /// daemon that accepts the connection.
     ///
     /// # Errors
-    /// If nobody listens, or what is there no longer offers what was agreed on.
+    /// If nobody listens, or the device no longer offers the negotiated features.
     pub fn reconnect(&mut self) -> Result<(), FrontendError> {
         self.link = None;
         let established = Link::establish(&self.socket, self.features, &self.options);
@@ -282,10 +282,10 @@ impl Driver {
         self.start(link)
     }
 
-    /// Makes a request available and tells the device.
+    /// Makes a request available and notifies the device.
     ///
     /// # Errors
-    /// [`FrontendError::Full`], or what the operating system says.
+    /// [`FrontendError::Full`], or the operating system's error.
     pub fn submit(
         &mut self,
         queue: usize,
@@ -296,7 +296,7 @@ impl Driver {
         self.queues[queue].notify()
     }
 
-    /// The next request of a queue that is done, if one is.
+    /// The next completed request of a queue, if there is one.
     ///
     /// # Errors
     /// [`FrontendError::NotInFlight`].
@@ -304,14 +304,14 @@ impl Driver {
         self.queues[queue].poll()
     }
 
-    /// Waits until a request of any queue is done.
+    /// Waits until a request of any queue is completed.
     ///
     /// # Errors
     /// [`FrontendError::TimedOut`] or [`FrontendError::Disconnected`].
     pub fn wait(&mut self) -> Result<(), FrontendError> {
         let end = Instant::now() + self.options.timeout;
         loop {
-            // All queues must ask for a call.
+            // All queues must request a call.
             if self
                 .queues
                 .iter_mut()
@@ -339,12 +339,13 @@ impl Driver {
         }
     }
 
-    /// Does a request on queue 0 and waits for it.
+    /// Executes a request on queue 0 and waits for it.
     ///
     /// # Errors
-    /// [`FrontendError::Failed`] if the device says so, or what [`wait`](Self::wait) says: it is then still in flight.
+    /// [`FrontendError::Failed`] if the device reports a failure, or the errors of [`wait`](Self::wait): it is then
+    /// still in flight.
     pub fn execute(&mut self, request: &Request<'_>) -> Result<Completion, FrontendError> {
-        /// Not to be confused with a caller's tags.
+        /// Distinct from the tags of callers.
         const TAG: u64 = u64::MAX;
         self.submit(0, request, TAG)?;
         let end = Instant::now() + self.options.timeout;
@@ -365,7 +366,7 @@ impl Driver {
     /// Reads from `offset` on, in bytes; both it and the length are multiples of 512.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says.
+    /// The errors of [`execute`](Self::execute).
     pub fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), FrontendError> {
         let mut sector = offset / 512;
         for piece in bytes.chunks_mut(BOUNCE_BYTES) {
@@ -383,7 +384,7 @@ impl Driver {
     /// Writes from `offset` on, in bytes; both it and the length are multiples of 512.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says; part of it may then be written.
+    /// The errors of [`execute`](Self::execute); part of the data may then be written.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FrontendError> {
         let mut sector = offset / 512;
         for piece in bytes.chunks(BOUNCE_BYTES) {
@@ -405,18 +406,18 @@ impl Driver {
         }
     }
 
-    /// Makes what was written stable.
+    /// Makes all writes stable.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says.
+    /// The errors of [`execute`](Self::execute).
     pub fn flush(&mut self) -> Result<(), FrontendError> {
         self.execute(&Request::Flush).map(drop)
     }
 
-    /// Forgets a range, in bytes that are multiples of 512.
+    /// Discards a range, in bytes that are multiples of 512.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says.
+    /// The errors of [`execute`](Self::execute).
     pub fn discard(&mut self, offset: u64, bytes: u32) -> Result<(), FrontendError> {
         let ranges = [(offset / 512, bytes / 512)];
         self.execute(&Request::Discard(&ranges)).map(drop)
@@ -425,7 +426,7 @@ impl Driver {
     /// Zeroes a range, in bytes that are multiples of 512.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says.
+    /// The errors of [`execute`](Self::execute).
     pub fn write_zeroes(
         &mut self,
         offset: u64,
@@ -440,7 +441,7 @@ impl Driver {
     /// The device's identification, padded with zeros.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute) says.
+    /// The errors of [`execute`](Self::execute).
     pub fn identify(&mut self) -> Result<[u8; ID_BYTES as usize], FrontendError> {
         let completion = self.execute(&Request::Identify)?;
         Ok(self.queues[0].identification(&completion))
@@ -449,7 +450,7 @@ impl Driver {
     /// Switches the device's volatile write cache on or off.
     ///
     /// # Errors
-    /// If the daemon refuses, or is not there.
+    /// If the daemon refuses, or is unreachable.
     pub fn set_write_cache(&mut self, on: bool) -> Result<(), FrontendError> {
         let link = self.link.as_mut().ok_or(FrontendError::Disconnected)?;
         let flags = VhostUserConfigFlags::WRITABLE;
@@ -460,8 +461,8 @@ impl Driver {
 }
 
 impl Link {
-    /// Connects and agrees on features. Whoever listens may hang up at once: a daemon that has another guest, or the
-    /// socket of one that was killed, which the kernel is still taking apart. Then it is tried again, as QEMU does.
+    /// Connects and negotiates features. The listener may disconnect at once: a daemon that already has a guest, or the
+    /// socket of a killed daemon, which the kernel has not removed yet. Then the connection is retried, as QEMU does.
     fn establish(
         socket: &Path,
         wanted: u64,
@@ -488,7 +489,7 @@ impl Link {
         })
     }
 
-    /// Agrees on features: those of `wanted` that the daemon offers.
+    /// Negotiates features: those of `wanted` that the daemon offers.
     fn negotiate(
         mut self,
         wanted: u64,
@@ -543,7 +544,7 @@ impl Link {
     }
 }
 
-/// Whether nobody listened, or whoever did hung up.
+/// Whether nobody listened, or the listener disconnected.
 fn is_absence(error: &FrontendError) -> bool {
     match error {
         FrontendError::System { what, .. } => *what == "connect",

@@ -4,32 +4,32 @@ use std::io;
 
 use crate::Status;
 
-/// Why something could not be done with a device.
+/// Why an operation on a device failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrontendError {
-    /// The operating system refused; nothing was sent.
+    /// A system call failed; nothing was sent.
     #[error("cannot {what}")]
     System {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// Its answer.
+        /// Its error.
         #[source]
         source: io::Error,
     },
-    /// The daemon refused a step of the protocol or broke off; the connection is of no more use.
+    /// The daemon refused a step of the protocol or disconnected; the connection is no longer usable.
     #[error("the daemon did not {step}")]
     Protocol {
-        /// What it was to do.
+        /// The step.
         step: &'static str,
-        /// Why it did not.
+        /// The reason.
         #[source]
         source: vhost::Error,
     },
-    /// The daemon does not offer what was asked for.
+    /// The daemon does not offer a requested feature.
     #[error("the daemon does not offer {0}")]
     NotOffered(&'static str),
-    /// The connection is gone. Requests in flight stay in the queues until they are done over another one.
+    /// The connection is lost. Requests in flight stay in the queues until they are completed over another one.
     #[error("the daemon is gone")]
     Disconnected,
     /// Nothing was completed in the time given; requests stay in flight.
@@ -38,18 +38,18 @@ pub enum FrontendError {
     /// The queue has no room for the request, which was not submitted.
     #[error("the queue is full")]
     Full,
-    /// The device completed what was not in flight: the queue is of no more use.
+    /// The device completed a request that was not in flight: the queue is no longer usable.
     #[error("the device completed entry {id} of queue {queue}, which is not in flight")]
     NotInFlight {
-        /// Which queue.
+        /// The queue.
         queue: usize,
-        /// What the device says it completed.
+        /// The number of the request that the device reported.
         id: u32,
     },
-    /// The device says that the request failed.
+    /// The device reports that the request failed.
     #[error("the device says {0:?}")]
     Failed(Status),
-    /// The control disk's answer makes no sense.
+    /// The control disk's answer is invalid.
     #[error("the control disk gave a wrong {0}")]
     BadAnswer(&'static str),
     /// The host refused a command of the control disk.
@@ -57,7 +57,7 @@ pub enum FrontendError {
     Refused(io::Error),
 }
 
-/// Adds what was to be done to an error of the operating system.
+/// Adds the operation to an error of the operating system.
 pub(crate) trait ToDo<T> {
     fn to(self, what: &'static str) -> Result<T, FrontendError>;
 }

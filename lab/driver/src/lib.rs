@@ -1,10 +1,10 @@
 //! A virtual machine's side of its disks, without the machine: a driver of vhost-user-blk devices in user space.
 //!
-//! It gives a daemon RAM and virtqueues as QEMU does, keeps the region of requests in flight over the daemon's death, and
-//! can do what no sane guest does. Beside it stands what the guest's module does: a ring of notices and the control disk
-//! (`guest/module/plimsoll_protocol.h`).
+//! It provides RAM and virtqueues to a daemon as QEMU does, keeps the region of requests in flight over the daemon's
+//! death, and can violate the rules that every correct guest follows. It also implements the part of the guest's
+//! module: a ring of notifications and the control disk (`guest/module/plimsoll_protocol.h`).
 //!
-//! For tests and benchmarks. Addresses and indices given to it are asserted; what the daemon says is not trusted.
+//! For tests and benchmarks. Addresses and indices given to it are asserted; the daemon's messages are not trusted.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,4 +1,4 @@
-//! The guest's end of the ring of notices: `struct plimsoll_ring` and its records.
+//! The guest's end of the ring of notifications: `struct plimsoll_ring` and its records.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,18 +7,18 @@ use plimsoll_disk::protocol::{VERSION, record, ring};
 
 use crate::{Bank, PAGE_BYTES, Page, Ram};
 
-/// How large a ring is. Numbers are powers of two.
+/// The size of a ring. Numbers are powers of two.
 #[derive(Debug, Clone)]
 pub struct RingOptions {
-    /// Records it holds.
+    /// Number of records.
     pub records: u32,
-    /// Pages it holds; may be 0.
+    /// Number of page slots; may be 0.
     pub slots: u32,
     /// Bytes of a chunk, at least a page.
     pub chunk_bytes: u32,
     /// Whether evictions come without contents.
     pub lazy: bool,
-    /// What tells the ring from others.
+    /// The nonce that distinguishes the ring from others.
     pub nonce: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record of a page; all else is 0.
+    /// A record of a page; all other fields are 0.
     #[must_use]
     pub fn new(kind: u16, page: u64) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Record {
         }
     }
 
-    /// The record as it stands in the ring.
+    /// The record's bytes in the ring.
     #[must_use]
     pub fn to_bytes(self) -> [u8; record::BYTES] {
         let mut bytes = [0; record::BYTES];
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-/// A ring of notices in RAM, which [`ControlDisk::attach`](crate::ControlDisk::attach) tells the host of.
+/// A ring of notifications in RAM, which [`ControlDisk::attach`](crate::ControlDisk::attach) announces to the host.
 pub struct NoticeRing {
     ram: Arc<Ram>,
     options: RingOptions,
@@ -112,7 +112,7 @@ impl NoticeRing {
         ring
     }
 
-    /// Writes all that is constant in the header.
+    /// Writes all constant fields of the header.
     fn raw_header(&mut self) {
         let options = &self.options;
         let mut bytes = ring::MAGIC.to_le_bytes().to_vec();
@@ -141,48 +141,48 @@ impl NoticeRing {
         self.header
     }
 
-    /// What tells the ring from others.
+    /// The nonce that distinguishes the ring from others.
     #[must_use]
     pub fn nonce(&self) -> u64 {
         self.options.nonce
     }
 
-    /// Says how much RAM the guest has now.
+    /// Reports the current RAM of the guest.
     pub fn set_memory_pages(&mut self, pages: u64) {
         self.store(ring::AT_MEMORY_PAGES, pages);
     }
 
-    /// Tells that reclaim takes a frame; `contents` are what it holds. Whether there was room.
+    /// Reports that reclaim takes a frame; `contents` are its contents. Returns whether there was room.
     pub fn evict(&mut self, frame: u64, contents: Option<&Page>) -> bool {
         self.post(record::EVICT, frame, 0, 0, contents)
     }
 
-    /// Tells that a frame leaves the page cache. Whether there was room.
+    /// Reports that a frame leaves the page cache. Returns whether there was room.
     pub fn release(&mut self, frame: u64) -> bool {
         self.post(record::RELEASE, frame, 0, 0, None)
     }
 
-    /// Tells that a frame enters the page cache. Whether there was room.
+    /// Reports that a frame enters the page cache. Returns whether there was room.
     pub fn add(&mut self, frame: u64) -> bool {
         self.post(record::ADD, frame, 0, 0, None)
     }
 
-    /// Tells that contents move to another frame. Whether there was room.
+    /// Reports that contents move to another frame. Returns whether there was room.
     pub fn migrate(&mut self, frame: u64, to: u64) -> bool {
         self.post(record::MIGRATE, frame, to, 0, None)
     }
 
-    /// Gives a page of a pool. Whether there was room.
+    /// Puts a page into a pool. Returns whether there was room.
     pub fn put(&mut self, pool: u32, block: u64, contents: &Page) -> bool {
         self.post(record::PUT, block, u64::from(pool), 0, Some(contents))
     }
 
-    /// Takes blocks of a pool back. Whether there was room.
+    /// Flushes blocks of a pool. Returns whether there was room.
     pub fn flush(&mut self, pool: u32, block: u64, count: u32) -> bool {
         self.post(record::FLUSH, block, u64::from(pool), count, None)
     }
 
-    /// As the module does: what finds no room is lost, and said to be before the next record.
+    /// As the module does: a record without room is lost, and counted as lost before the next record.
     fn post(
         &mut self,
         kind: u16,
@@ -215,43 +215,43 @@ impl NoticeRing {
         true
     }
 
-    /// Says that notices were lost.
+    /// Counts lost notifications.
     pub fn lose(&mut self, count: u64) {
         self.lost += count;
         self.store(ring::AT_LOST, self.lost);
     }
 
-    /// Notices said to be lost.
+    /// Number of notifications reported as lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Records that the host has taken.
+    /// Number of records that the host has taken.
     #[must_use]
     pub fn tail(&self) -> u64 {
         self.load(ring::AT_TAIL)
     }
 
-    /// Slots that the host has taken.
+    /// Number of slots that the host has taken.
     #[must_use]
     pub fn slot_tail(&self) -> u64 {
         self.load(ring::AT_SLOT_TAIL)
     }
 
-    /// Records published.
+    /// Number of records published.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// The nonce that the host shows while it reads the ring.
+    /// The nonce that the host publishes while it reads the ring.
     #[must_use]
     pub fn attached(&self) -> u64 {
         self.load(ring::AT_ATTACHED)
     }
 
-    /// Publishes any record, room or not.
+    /// Publishes any record, with or without room.
     pub fn raw_record(&mut self, record: &Record) {
         let number = self.head % u64::from(self.options.records);
         let at = self.place(number * record::BYTES as u64);
@@ -259,7 +259,7 @@ impl NoticeRing {
         self.raw_head(self.head + 1);
     }
 
-    /// Fills the next slot, room or not; its number.
+    /// Fills the next slot, with or without room; returns its number.
     ///
     /// # Panics
     /// If the ring has no slots.
@@ -279,7 +279,7 @@ impl NoticeRing {
         self.store(ring::AT_HEAD, head);
     }
 
-    /// Where byte `at` of what the chunks hold is in RAM.
+    /// Address in RAM of byte `at` of the chunks' contents.
     fn place(&self, at: u64) -> u64 {
         let chunk_bytes = u64::from(self.options.chunk_bytes);
         let chunk = usize::try_from(at / chunk_bytes).expect("64-bit");
@@ -296,7 +296,7 @@ impl NoticeRing {
     }
 }
 
-/// Where slots begin in what the chunks hold.
+/// Offset of the slots in the chunks' contents.
 fn slots_at(options: &RingOptions) -> u64 {
     (u64::from(options.records) * record::BYTES as u64).next_multiple_of(PAGE_BYTES as u64)
 }

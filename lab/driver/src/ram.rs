@@ -1,4 +1,4 @@
-//! RAM as QEMU's `memory-backend-memfd` makes it: one file, of which a low and a high part are mapped.
+//! RAM as QEMU's `memory-backend-memfd` provides it: one file, of which a low and a high part are mapped.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// The contents of a page frame.
 pub type Page = [u8; PAGE_BYTES];
 
-/// Where the high part of RAM begins.
+/// First address of the high part of RAM.
 const HIGH: u64 = 4 << 30;
 
 /// A part of RAM.
@@ -32,14 +32,14 @@ pub enum Bank {
     High,
 }
 
-/// How much RAM there is.
+/// The size of the RAM.
 #[derive(Debug, Clone)]
 pub struct RamOptions {
     /// Bytes from address 0 up, a multiple of 4 KiB.
     pub low_bytes: u64,
     /// Bytes from 4 GiB up, a multiple of 4 KiB; 0 for none.
     pub high_bytes: u64,
-    /// Whether the file can no longer change its size, as QEMU has it.
+    /// Whether the file is sealed against changes of its size, as QEMU does.
     pub sealed: bool,
 }
 
@@ -53,19 +53,19 @@ impl Default for RamOptions {
     }
 }
 
-/// RAM that daemons are given. Addresses are guest-physical; what reads and writes them panics outside of RAM.
+/// RAM passed to daemons. Addresses are guest-physical; accesses outside of RAM panic.
 pub struct Ram {
     memory: GuestMemoryMmap,
     file: Arc<File>,
-    /// What is free of each bank: from, to.
+    /// The free range of each bank: from, to.
     free: Mutex<[(u64, u64); 2]>,
 }
 
 impl Ram {
-    /// Makes RAM, of zeros.
+    /// Creates RAM filled with zeros.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn new(options: &RamOptions) -> Result<Arc<Self>, FrontendError> {
         let RamOptions {
             low_bytes,
@@ -92,7 +92,7 @@ impl Ram {
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges)
             .map_err(io::Error::other)
             .to("map a memfd")?;
-        // Nothing lies at address 0, which drivers take for none.
+        // Address 0 stays unused, because drivers treat it as none.
         let free = [(PAGE_BYTES as u64, low_bytes), (HIGH, HIGH + high_bytes)];
         Ok(Arc::new(Self {
             memory,
@@ -101,10 +101,10 @@ impl Ram {
         }))
     }
 
-    /// Gives out `bytes` bytes that begin at a page frame and are never given out again; their address.
+    /// Allocates `bytes` bytes that begin at a page frame and are never freed; returns their address.
     ///
     /// # Panics
-    /// If the bank has no more.
+    /// If the bank does not have enough.
     #[must_use]
     pub fn allocate(&self, bank: Bank, bytes: usize) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE_BYTES) as u64;
@@ -122,7 +122,7 @@ impl Ram {
         self.memory.last_addr().0 + 1
     }
 
-    /// The file that it is; the high part follows the low one.
+    /// The file behind it; the high part follows the low one.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
@@ -156,13 +156,13 @@ impl Ram {
         stored.expect("an address in RAM");
     }
 
-    /// Where an address is in this process, by which vhost-user names the parts of a queue.
+    /// The virtual address in this process, by which vhost-user identifies the parts of a queue.
     pub(crate) fn host_address(&self, address: u64) -> u64 {
         let host = self.memory.get_host_address(GuestAddress(address));
         host.expect("an address in RAM").addr() as u64
     }
 
-    /// As a daemon is told of it.
+    /// The regions as described to a daemon.
     pub(crate) fn regions(&self) -> vhost::Result<Vec<VhostUserMemoryRegionInfo>> {
         let regions = self.memory.iter();
         regions

@@ -1,7 +1,7 @@
 //! The driver's side of a split virtqueue (virtio 1.2 §2.7) of a block device.
 //!
-//! Each descriptor has a page of its own beside the rings; a request uses the page of its first descriptor for its header,
-//! its status, its ranges and its indirect table.
+//! Each descriptor has a page of its own beside the rings; a request uses the page of its first descriptor for its
+//! header, its status, its ranges and its indirect table.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -20,21 +20,21 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::error::ToDo as _;
 use crate::{Bank, FrontendError, PAGE_BYTES, Ram};
 
-/// Where a request's parts lie in the page of its first descriptor.
+/// Offsets of a request's parts in the page of its first descriptor.
 const STATUS_AT: u64 = 16;
 const ID_AT: u64 = 32;
 const RANGES_AT: u64 = 64;
 const TABLE_AT: u64 = 1024;
-/// Most ranges of a discard or a write of zeros.
+/// Maximum number of ranges of a discard or a write of zeros.
 const RANGES_MAX: usize = 32;
-/// Most data segments of a request.
+/// Maximum number of data segments of a request.
 const SEGMENTS_MAX: usize = 126;
 /// Length of a device's identification.
 pub(crate) const ID_BYTES: u32 = 20;
-/// A status that no device gives.
+/// A status that no device returns.
 const NO_STATUS: u8 = 0xff;
 
-/// A piece of RAM that data goes to or comes from.
+/// A piece of RAM that holds data of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Guest-physical address.
@@ -43,50 +43,50 @@ pub struct Segment {
     pub bytes: u32,
 }
 
-/// What is asked of a device. Offsets and lengths are in sectors of 512 bytes.
+/// A request to a device. Offsets and lengths are in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum Request<'a> {
     /// Read from `sector` on into the segments.
     Read {
         /// First sector.
         sector: u64,
-        /// Where to, at most 126.
+        /// Destination, at most 126.
         segments: &'a [Segment],
     },
     /// Write the segments from `sector` on.
     Write {
         /// First sector.
         sector: u64,
-        /// Where from, at most 126.
+        /// Source, at most 126.
         segments: &'a [Segment],
     },
-    /// Make what was written stable.
+    /// Make all writes stable.
     Flush,
-    /// Ask for the identification.
+    /// Read the identification.
     Identify,
-    /// Forget ranges: first sector and number of sectors, at most 32.
+    /// Discard ranges: first sector and number of sectors, at most 32.
     Discard(&'a [(u64, u32)]),
     /// Zero ranges: first sector and number of sectors, at most 32.
     WriteZeroes {
-        /// Which.
+        /// The ranges.
         ranges: &'a [(u64, u32)],
         /// Whether their storage may be freed.
         unmap: bool,
     },
 }
 
-/// What a device said of a request.
+/// The status returned by a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Done.
     Ok,
     /// Failed.
     IoError,
-    /// It does not do that.
+    /// The device does not support the request.
     Unsupported,
-    /// The device left the status alone.
+    /// The device did not write the status.
     Missing,
-    /// No status there is.
+    /// An invalid status.
     Unknown(u8),
 }
 
@@ -102,20 +102,20 @@ impl Status {
     }
 }
 
-/// A request that is done.
+/// A completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// Whatever it was submitted with.
+    /// The tag with which it was submitted.
     pub tag: u64,
-    /// How it ended.
+    /// Its status.
     pub status: Status,
-    /// Bytes that the device says it wrote, the status among them.
+    /// Number of bytes that the device reports as written, including the status.
     pub written: u32,
     /// Page of the request's first descriptor.
     pub(crate) page: u64,
 }
 
-/// An entry of a descriptor table, as it is.
+/// An entry of a descriptor table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Descriptor {
     /// Guest-physical address.
@@ -131,9 +131,9 @@ pub struct Descriptor {
 impl Descriptor {
     /// Another follows (`VRING_DESC_F_NEXT`).
     pub const NEXT: u16 = 1;
-    /// The device writes here.
+    /// The device writes to this buffer (`VRING_DESC_F_WRITE`).
     pub const WRITE: u16 = 2;
-    /// What it points to is a table of descriptors.
+    /// The buffer is a table of descriptors (`VRING_DESC_F_INDIRECT`).
     pub const INDIRECT: u16 = 4;
 
     fn bytes(&self) -> [u8; 16] {
@@ -155,8 +155,8 @@ struct InFlight {
 
 /// A virtqueue.
 ///
-/// Its methods are of two kinds: those that keep the virtio rules, and those whose names begin with `raw`, by which any
-/// of them can be broken. After one of these the others are of no more use.
+/// Its methods are of two kinds: those that follow the virtio rules, and those whose names begin with `raw`, which can
+/// violate any of them. After a call of the second kind, the first kind is no longer usable.
 pub struct Virtqueue {
     ram: Arc<Ram>,
     number: usize,
@@ -172,9 +172,9 @@ pub struct Virtqueue {
     requests: Vec<Option<InFlight>>,
     next_available: u16,
     next_used: u16,
-    /// `next_available` when the device was last inspected for whether it wants a kick.
+    /// `next_available` when the device was last checked for whether it requires a kick.
     kicked: u16,
-    /// What is done and was not asked for yet.
+    /// Completed requests that were not yet returned.
     done: VecDeque<Completion>,
     kick: EventFd,
     call: EventFd,
@@ -214,7 +214,7 @@ impl Virtqueue {
         })
     }
 
-    /// As vhost-user names its parts.
+    /// The addresses of its parts in vhost-user messages.
     pub(crate) fn addresses(&self) -> VringConfigData {
         VringConfigData {
             queue_max_size: self.size,
@@ -239,7 +239,7 @@ impl Virtqueue {
         self.call.as_raw_fd()
     }
 
-    /// Requests submitted and not done yet, as far as was seen.
+    /// Number of requests submitted and not yet seen as completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.requests.iter().flatten().count()
@@ -249,7 +249,7 @@ impl Virtqueue {
         self.pages + u64::from(descriptor) * PAGE_BYTES as u64
     }
 
-    /// Makes a request available to the device, which is told of it by [`notify`](Self::notify).
+    /// Makes a request available to the device, which [`notify`](Self::notify) announces.
     ///
     /// # Errors
     /// [`FrontendError::Full`].
@@ -264,7 +264,7 @@ impl Virtqueue {
             return Err(FrontendError::Full);
         }
         let descriptors = self.free.split_off(self.free.len() - needed);
-        // The head is the last one that was free, so that a request finds its page in the cache.
+        // The head is the descriptor freed last, so that a request finds its page in the cache.
         if self.indirect {
             let table = self.page(head) + TABLE_AT;
             let count = self.chain.len();
@@ -300,7 +300,7 @@ impl Virtqueue {
         Ok(())
     }
 
-    /// Writes what the page of `head` holds of a request and lists the request's descriptors in `chain`.
+    /// Writes the request's data in the page of `head` and lists the request's descriptors in `chain`.
     fn make_chain(&mut self, head: u16, request: &Request<'_>) {
         let page = self.page(head);
         let (kind, sector) = match *request {
@@ -358,17 +358,17 @@ impl Virtqueue {
         self.chain.push(status);
     }
 
-    /// Tells the device of what was submitted, if it wants to be told.
+    /// Notifies the device of submitted requests, if it requires that.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn notify(&mut self) -> Result<(), FrontendError> {
         let (old, new) = (self.kicked, self.next_available);
         if old == new {
             return Ok(());
         }
         self.kicked = new;
-        // What is available must be seen before the device's wish is read.
+        // Available requests must be visible before the device's notification setting is read.
         fence(Ordering::SeqCst);
         let wanted = if self.event_index {
             let at = self.used + 4 + 8 * u64::from(self.size);
@@ -381,7 +381,7 @@ impl Virtqueue {
         if wanted { self.raw_kick() } else { Ok(()) }
     }
 
-    /// The next request that is done, if one is.
+    /// The next completed request, if there is one.
     ///
     /// # Errors
     /// [`FrontendError::NotInFlight`].
@@ -392,7 +392,7 @@ impl Virtqueue {
         }
     }
 
-    /// Waits in no way for the request of this tag; what else is done is kept for [`poll`](Self::poll).
+    /// Returns the request of this tag if it is completed, without waiting; others are kept for [`poll`](Self::poll).
     pub(crate) fn poll_for(&mut self, tag: u64) -> Result<Option<Completion>, FrontendError> {
         while let Some(completion) = self.take_used()? {
             if completion.tag == tag {
@@ -430,19 +430,19 @@ impl Virtqueue {
         }))
     }
 
-    /// The identification that a completed request brought. To be asked for before the next request is submitted.
+    /// The identification returned by a completed request. To be read before the next request is submitted.
     pub(crate) fn identification(&self, completion: &Completion) -> [u8; ID_BYTES as usize] {
         let mut id = [0; ID_BYTES as usize];
         self.ram.read(completion.page + ID_AT, &mut id);
         id
     }
 
-    /// Asks the device to call when the next request is done; whether one is already.
+    /// Requests a call for the next completed request; returns whether there is one already.
     pub(crate) fn arm(&mut self) -> bool {
         if self.event_index {
             let at = self.available + 4 + 2 * u64::from(self.size);
             self.ram.store(at, self.next_used, Ordering::Release);
-            // The wish must be seen before it is searched for what is done.
+            // The setting must be visible before the ring is searched for completed requests.
             fence(Ordering::SeqCst);
         }
         !self.done.is_empty() || self.raw_used_index() != self.next_used
@@ -458,7 +458,7 @@ impl Virtqueue {
         self.ram.write(at, &descriptor.bytes());
     }
 
-    /// Puts any number into the next entry of the ring of available descriptors, and moves the index on.
+    /// Writes any number to the next entry of the ring of available descriptors, and advances the index.
     pub fn raw_offer(&mut self, head: u16) {
         let entry = u64::from(self.next_available % self.size);
         let at = self.available + 4 + 2 * entry;
@@ -478,15 +478,15 @@ impl Virtqueue {
         self.next_available
     }
 
-    /// Kicks the device, wanted or not.
+    /// Kicks the device, even if it does not require that.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The operating system's error.
     pub fn raw_kick(&mut self) -> Result<(), FrontendError> {
         self.kick.write(1).to("kick a queue")
     }
 
-    /// How many entries the device has used since the queue began, modulo 2^16.
+    /// Number of entries that the device has used since the queue began, modulo 2^16.
     #[must_use]
     pub fn raw_used_index(&self) -> u16 {
         self.ram.load(self.used + 2, Ordering::Acquire)

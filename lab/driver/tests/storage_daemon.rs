@@ -1,4 +1,4 @@
-//! The driver with a device that is not ours: `qemu-storage-daemon`.
+//! The driver with a device of another implementation: `qemu-storage-daemon`.
 
 use plimsoll_skip::{Lack, skip};
 use std::fs::File;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 16 << 20;
 
-/// A daemon of QEMU's with a disk of zeros.
+/// A daemon of QEMU with a disk of zeros.
 struct Daemon {
     child: Child,
     socket: PathBuf,
@@ -22,7 +22,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one, if there is one.
+    /// Starts a daemon, if it is installed.
     fn start(writable: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
@@ -78,7 +78,7 @@ fn export(socket: &Path, writable: bool) -> String {
     )
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that identify their position.
 fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|at| u8::try_from((at * 7 + at / 512 * 13 + seed) % 251).unwrap())

@@ -1,10 +1,10 @@
 //! Compares traced curves with closed forms: guests whose references follow a known distribution.
 //!
-//! The tracer sees the references that miss its hot set, a queue that stands for h pages. So the
+//! The tracer observes the references that miss its hot set, a queue that represents h pages. So the
 //! traced curve at a size c above h is the share, of those, that an LRU memory of c pages
 //! misses: m(c) / f(h), with m the closed form of LRU and f that of a queue (FIFO),
-//! both by the law of the references. Pages in constant use beside the law's own (a kernel's, a stack)
-//! trap each time they have been through the queue, at sizes little above h; taken from 2h on, as
+//! both by the distribution of the references. Pages in constant use besides the distribution's own (a kernel's, a
+//! stack) trap each time they have passed through the queue, at sizes little above h; taken from 2h on, as
 //! shares of the references that reach past 2h, both sides are free of them and of f: the
 //! second column. The third is the absolute form, where the references
 //! are counted by the guest itself: traps times T, times the curve, over the guest's visits, against m(c).
@@ -47,10 +47,10 @@ pub struct Args {
     guests: GuestArgs,
 }
 
-/// A law by which a guest chooses pages.
+/// A distribution by which a guest chooses pages.
 #[derive(Debug, Clone, Copy)]
 pub enum Law {
-    /// All alike.
+    /// Uniform.
     Uniform,
     /// By 1 / rank^alpha.
     Zipf(f64),
@@ -209,7 +209,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Visits a second of a guest left alone.
+/// Visits a second of an untraced guest.
 fn rate_of(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
     let start = std::time::Instant::now();
     std::thread::sleep(length);
@@ -221,7 +221,7 @@ fn rate_of(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
 mod tests {
     use super::*;
 
-    /// Misses of a queue fed with pages of a law, counted.
+    /// Misses of a queue fed with pages of a distribution, counted.
     fn counted(weights: &[f64], size: u32) -> f64 {
         let sum: f64 = weights.iter().sum();
         let (mut queue, mut misses) = (std::collections::VecDeque::new(), 0u32);

@@ -1,17 +1,17 @@
 //! Allocates memory among three real guests and compares predicted with measured misses, by policy.
 //!
-//! Web, search and scan ([`trio`](crate::trio)) are measured with what they have (misses per request), then shrunk into the
-//! caches under their disks and traced through them, as in \[LS07\] fig. 6. Each allocation that a policy makes of these
-//! curves is then set for real, without caches, and the servers are measured again once their memory is warm. All
-//! figures are ratios of counts: none is a time, so an emulated guest does no harm.
+//! Web, search and scan ([`trio`](crate::trio)) are measured with their initial memory (misses per request), then
+//! shrunk into the caches under their disks and traced through them, as in \[LS07\] fig. 6. Each allocation that a
+//! policy makes from these curves is then set for real, without caches, and the servers are measured again once their
+//! memory is warm. All figures are ratios of counts: none is a time, so emulation does not distort them.
 //!
-//! The sampling ESX of \[LS07\] §6.5 estimates a working set by the share of 100 random pages that are touched in 30 s. Here
-//! all of a VM's pages stand for the sample: the kernel's own referenced bits of QEMU's mapping, cleared and read again
-//! after 30 s. That is what the sampling estimates, without its noise (a standard deviation of up to 5 points).
+//! The sampling ESX of \[LS07\] §6.5 estimates a working set by the share of 100 random pages that are touched in 30 s.
+//! Here all of a VM's pages stand for the sample: the kernel's own referenced bits of QEMU's mapping, cleared and read
+//! again after 30 s. That is what the sampling estimates, without its noise (a standard deviation of up to 5 points).
 //!
 //! Source of the experiments and of the yardstick: \[LS07\] tables 2 and 3 (docs/papers.md). Departs from it in the
 //! servers, which are models of theirs, in sizes, and in that all is emulated where there is no KVM.
-//! What was found: docs/dividing-measured.md.
+//! Results: docs/dividing-measured.md.
 
 use std::fs;
 use std::io::Write;
@@ -38,9 +38,9 @@ const SAMPLE_TIME: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// How far above its bound a VM may be measured: \[LS07\]'s largest is 3 points.
 const TOLERANCE: f64 = 0.03;
-/// What ESX promises: nothing that could bind here.
+/// The bound used for ESX: none that could bind here.
 const UNBOUND: f64 = 1000.0;
-/// References behind a curve below which there is nothing to decide by.
+/// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 1000;
 
 /// Allocate the memory of three guests by several policies; compare predicted and measured misses.
@@ -71,7 +71,7 @@ pub struct Args {
     output: TableOrJson,
 }
 
-/// What was found.
+/// Results.
 #[derive(Debug, Serialize)]
 struct Found {
     schema: u32,
@@ -82,19 +82,19 @@ struct Found {
     divisions: Vec<Division>,
 }
 
-/// A VM with what it has.
+/// A VM with its initial memory.
 #[derive(Debug, Serialize)]
 struct Before {
     vm: String,
     misses_per_request: f64,
-    /// The same in the end, with the same memory again: what the servers' own course did meanwhile.
+    /// The same at the end, with the same memory again: the change in the servers' behaviour meanwhile.
     misses_per_request_again: Option<f64>,
     /// Touched within 30 s.
     touched_bytes: u64,
     curve: CurveJson,
 }
 
-/// an allocation and what came of it.
+/// An allocation and its result.
 #[derive(Debug, Serialize)]
 struct Division {
     max_loss: Option<f64>,
@@ -117,7 +117,8 @@ struct After {
 ///
 /// # Errors
 ///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for times too short; why a guest did not come up, gave up, or did not follow its balloon.
+/// A [`UsageError`](plimsoll_output::exit::UsageError) for times too short; why a guest did not come up, gave up, or
+/// did not follow its balloon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.measure.get() < Duration::from_secs(15) {
         bail_usage!("--measure: servers tell what they do every 5 s; measure for 15s or longer");
@@ -295,7 +296,7 @@ fn per_request(trio: &Trio, counted: &[Counted], index: usize) -> anyhow::Result
         .with_context(|| format!("VM {} answered no request", trio.servers[index].name))
 }
 
-/// Has the kernel forget which pages of the VMs were touched.
+/// Makes the kernel clear the referenced bits of the VMs' pages.
 fn clear_touched(trio: &Trio) -> anyhow::Result<()> {
     for server in &trio.servers {
         let path = format!("/proc/{}/clear_refs", server.pid());

@@ -1,16 +1,18 @@
-//! The footprint of a guest kernel: the least memory with which it lives (ε of \[PRL\] §4.4).
+//! The footprint of a guest kernel: the minimum memory with which it survives (ε of \[PRL\] §4.4).
 //!
-//! A VM of the kernel that does nothing gets 5 % less memory again and again, until it no longer lives; the last size that
-//! lived is ε. It lives if it tells so on its console, several times, after it got the size. Two ways, which need not agree:
+//! A VM of the kernel that does nothing gets 5 % less memory again and again, until it no longer survives; the last
+//! size at which it survived is ε. It survives if it reports so on its console, several times, after it got the size.
+//! There are two methods, which need not agree:
 //!
-//! - *boot*: a new VM for each size. This is how the paper has it. A kernel lays its tables out for the memory that it finds, so
-//!   these sizes are the least.
-//! - *balloon*: one VM whose balloon takes the memory. Tables made for the first size stay, a page to 64 of it, and a balloon
-//!   stops where the guest would have to fight for pages. This is what can be taken from a VM that runs.
+//! - *boot*: a new VM for each size, as in the paper. A kernel sizes its tables for the memory that it finds, so
+//!   these sizes are the minimum.
+//! - *balloon*: one VM whose balloon takes the memory. Tables made for the first size stay, a page to 64 of it, and a
+//!   balloon stops where the guest would have to fight for pages. This is what can be taken from a VM that runs.
 //!
 //! A size that fails is tried once more before it counts: an emulated guest may fail by chance.
 //!
-//! Departs from the paper in nothing else. The initrd is in these sizes: it lies in the guest's memory as long as the guest lives.
+//! Otherwise as in the paper. The initrd is included in these sizes: it stays in the guest's memory as long as the
+//! guest lives.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -35,11 +37,11 @@ const HEARTBEATS: u32 = 3;
 /// A balloon that moved by less than this in [`STALL`] has stopped.
 const MOVED_BYTES: u64 = 256 << 10;
 const STALL: Duration = Duration::from_secs(8);
-/// A balloon moves whole pages; a guest that is so near its size has it.
+/// Difference within which a guest has reached its size, because a balloon moves whole pages.
 const NEAR_BYTES: u64 = MIB;
 /// First lines of a kernel's panic.
 const COMPLAINTS: [&str; 2] = ["Kernel panic", "Out of memory"];
-/// Letters of a reason.
+/// Maximum number of characters of a reason.
 const WHY_LETTERS: usize = 160;
 
 /// Find the minimum memory with which a guest kernel survives, in steps of 5 % (ε of the PRL paper).
@@ -91,20 +93,20 @@ enum Way {
     Both,
 }
 
-/// What a VM did with a size.
+/// The result of a VM at a size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Trial {
     memory_bytes: u64,
     lived: bool,
-    /// How long it took to say so.
+    /// Time until it reported that it is alive.
     seconds: f64,
-    /// What was free inside by the guest's own words.
+    /// Free memory as reported by the guest.
     available_bytes: Option<u64>,
     /// Why it failed.
     why: Option<String>,
 }
 
-/// All sizes of one kernel by one way.
+/// All sizes of one kernel by one method.
 #[derive(Debug, Serialize)]
 struct Walk {
     schema: u32,
@@ -232,7 +234,7 @@ fn walk(
     walk.trials = found?;
     let lived = walk.trials.iter().filter(|trial| trial.lived);
     let failed = walk.trials.iter().find(|trial| !trial.lived);
-    // All balloons can be told to leave everything: such a size says nothing.
+    // All balloons can be set to leave everything: such a size shows nothing.
     if lived.clone().count() > usize::from(balloon) {
         walk.epsilon_bytes = lived.map(|trial| trial.memory_bytes).min();
     } else if let Some(failed) = failed {
@@ -302,7 +304,7 @@ impl Teller<'_> {
 
 /// Tries a size, in MiB.
 type Lives<'a> = dyn FnMut(u64) -> anyhow::Result<Trial> + 'a;
-/// Hears of each size that was tried.
+/// Receives each size that was tried.
 type Each<'a> = dyn FnMut(&Trial) -> anyhow::Result<()> + 'a;
 
 /// Tries a size, and once more if it failed.
@@ -363,7 +365,7 @@ fn halves(
     Ok(trials)
 }
 
-/// What all VMs of a kernel have in common.
+/// Configuration common to all VMs of a kernel.
 struct Lab<'a> {
     image: &'a GuestImage,
     accelerator: Accelerator,
@@ -386,7 +388,7 @@ impl Lab<'_> {
         Guest::start(self.image, &config)
     }
 
-    /// Boots a VM of `mib` MiB and sees whether it lives.
+    /// Boots a VM of `mib` MiB and checks whether it survives.
     fn lives(&self, mib: u64) -> anyhow::Result<Trial> {
         let start = Instant::now();
         let mut guest = self.guest(mib, false)?;
@@ -444,7 +446,7 @@ fn trial(memory_bytes: u64, start: Instant, alive: Result<Option<u64>, String>) 
     }
 }
 
-/// Why a guest ended: what QEMU complained of, else its last words.
+/// Why a guest ended: QEMU's error, else its last output.
 fn ended(error: &GuestError) -> String {
     let GuestError::GuestEnded { status, last, qemu } = error else {
         return with_causes(error);
@@ -490,7 +492,7 @@ impl<'a> Shrinking<'a> {
         Ok(trial(mib * MIB, start, alive))
     }
 
-    /// Shrinks the guest to `bytes`, and hears whether it lives with that.
+    /// Shrinks the guest to `bytes`, and checks whether it survives.
     fn shrink(&mut self, bytes: u64) -> Result<Option<u64>, String> {
         let (guest, qmp) = match &mut self.running {
             Some(running) => running,
@@ -508,7 +510,7 @@ impl<'a> Shrinking<'a> {
         loop {
             let actual = match qmp.balloon_actual_bytes() {
                 Ok(actual) => actual,
-                // The console says why.
+                // The console has the reason.
                 Err(error) => {
                     return Err(match self.lab.hear(guest) {
                         Err(why) => why,
@@ -531,7 +533,7 @@ impl<'a> Shrinking<'a> {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        // What it said before it had the size does not count.
+        // Its output before it had the size does not count.
         while let Ok(Some(_)) = guest.next_line(Duration::ZERO) {}
         self.lab.hear(guest)
     }

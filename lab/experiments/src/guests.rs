@@ -1,4 +1,4 @@
-//! What the guests of an experiment boot, and what executes their instructions.
+//! Images and accelerators of an experiment's guests.
 
 use std::io::Write;
 
@@ -64,7 +64,8 @@ impl GuestArgs {
 }
 
 impl Guests {
-    /// Boots a guest and waits until its array is populated; `None`, after printing so, if such guests do not have its workload.
+    /// Boots a guest and waits until its array is populated; `None`, after printing so, if such guests do not have its
+    /// workload.
     ///
     /// # Errors
     ///

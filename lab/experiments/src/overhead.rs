@@ -83,7 +83,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .zip(beside)
             .map(|(traced, beside)| 1.0 - traced / beside)
             .collect();
-        // The same measure on windows of which none is traced tells what noise alone gives.
+        // The same measure on windows of which none is traced gives the effect of noise alone.
         let noise = untraced
             .windows(3)
             .map(|three| 1.0 - three[1] / f64::midpoint(three[0], three[2]));

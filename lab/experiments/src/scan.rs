@@ -1,14 +1,15 @@
-//! Accessed-page scans against traps, on the same guest and at the same budget: what each finds, and what it takes.
+//! Accessed-page scans compared to traps, on the same guest and at the same budget: results and costs of each.
 //!
 //! One guest a workload. In each round it runs untraced, traced, untraced, scanned, for equal lengths, each tracer
 //! attached anew. Both are compared with the workload's closed form:
 //!
 //! * the working set, where 5 % of the references miss: error of each period that gave more than a bound;
-//! * the curve of the whole stretch. Traps hide what hits their hot set, scans what lies between two looks, so both
-//!   curves are taken as shares of what reaches past twice the larger of both hidden sizes, over the same sizes.
+//! * the curve of the whole stretch. Traps hide references that hit their hot set, scans those between two scans, so
+//!   both curves are taken as shares of what reaches past twice the larger of both minimum resolvable sizes, over the
+//!   same sizes.
 //!
-//! What it takes is told by each one's own account, and by the guest's visits a second: one minus their ratio to the mean
-//! of the untraced stretches before and after.
+//! The costs are measured by each one's own account, and by the guest's visits a second: one minus their ratio to the
+//! mean of the untraced stretches before and after.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
@@ -50,7 +51,7 @@ pub struct Args {
     guests: GuestArgs,
 }
 
-/// What a guest does.
+/// Workload of a guest.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     /// Goes through the array again and again.
@@ -107,15 +108,15 @@ impl Truth {
     }
 }
 
-/// What a stretch showed.
+/// The result of a stretch.
 struct Stretch {
     curve: MissRatioCurve,
-    /// Sizes below it are hidden, by the median of its periods.
+    /// Minimum resolvable size, the median of its periods.
     hidden: PageCount,
     scale: f64,
 }
 
-/// What the stretches of one backend came to.
+/// Results of the stretches of one backend.
 #[derive(Default)]
 struct Tally {
     errors: Vec<f64>,
@@ -238,7 +239,7 @@ impl Tally {
     }
 }
 
-/// The ratio of two medians, for a reader.
+/// The ratio of two medians, for display.
 fn ratio(of: &[f64], to: &[f64]) -> String {
     if of.is_empty() || to.is_empty() {
         return "-".to_owned();
@@ -247,7 +248,7 @@ fn ratio(of: &[f64], to: &[f64]) -> String {
     format!("{ratio:.2}")
 }
 
-/// Watches a guest for so many periods, attached anew.
+/// Observes a guest for a number of periods, attached anew.
 fn watch(
     subject: &Subject,
     (method, config): (TraceMethod, &TraceConfig),
@@ -292,7 +293,7 @@ fn watch(
     })
 }
 
-/// Visits a second of a guest left alone for so long.
+/// Visits a second of an untraced guest over this time.
 fn left_alone(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
     let start = Instant::now();
     std::thread::sleep(length);

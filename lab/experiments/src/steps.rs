@@ -1,4 +1,4 @@
-//! The step benchmark of \[AET\] §4.2: is the working set found, and how soon after it changed?
+//! The step benchmark of \[AET\] §4.2: whether the working set is found, and how soon after a change.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,4 @@
-//! Guests traced from outside while they report what they do, and what was found held against that.
+//! Guests traced from outside while they report what they do, and the comparison of estimates with the reports.
 //!
 //! Both are timed by the clock of this host.
 
@@ -11,18 +11,18 @@ use plimsoll_vm::QemuVm;
 
 use plimsoll_observe::{Curves, ObservedPeriod, Observer, ObserverOptions};
 
-/// A traced period and when it was.
+/// A traced period and its time.
 #[derive(Debug)]
 pub struct Traced {
-    /// When it began.
+    /// Begin of the period.
     pub start: Instant,
-    /// When it ended.
+    /// End of the period.
     pub end: Instant,
-    /// What it showed.
+    /// Its result.
     pub observed: ObservedPeriod,
 }
 
-/// What tracing a guest showed.
+/// The result of tracing a guest.
 #[derive(Debug)]
 pub struct Observed {
     /// The periods in order.
@@ -77,26 +77,26 @@ pub fn trace(
     Ok(Observed { periods, curves })
 }
 
-/// A period held against the truth.
+/// A period compared with the guest's report.
 #[derive(Debug, Clone, Copy)]
 pub struct Judged {
     /// The step's true working set.
     pub truth: PageCount,
-    /// What was found; `None` if only a bound was.
+    /// The estimate; `None` if there was only a bound.
     pub found: Option<PageCount>,
-    /// Whether the period is the first that lies whole in its step.
+    /// Whether the period is the first that lies wholly in its step.
     pub first: bool,
 }
 
 impl Judged {
-    /// Relative error of what was found, 0.0 for none; `None` if only a bound was found.
+    /// Relative error of the estimate, 0.0 for none; `None` if there was only a bound.
     #[must_use]
     pub fn error(&self) -> Option<f64> {
         Some(self.found?.0 as f64 / self.truth.0 as f64 - 1.0)
     }
 }
 
-/// Holds every period that lies whole within one step against that step's working set.
+/// Compares every period that lies wholly within one step with that step's working set.
 #[must_use]
 pub fn judge(periods: &[Traced], steps: &[(Instant, PageCount)]) -> Vec<Judged> {
     let ends = steps.iter().skip(1).map(|&(at, _)| Some(at)).chain([None]);

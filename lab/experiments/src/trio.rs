@@ -1,9 +1,9 @@
 //! Three servers that share a host's memory, each a guest of ours with a balloon on a disk with an exclusive cache.
 //!
 //! After the machines of \[LS07\] §6.5: *web* loses a little with every page taken and gains a little with every
-//! page given, *search* gains until its index fits, *scan* has memory that serves it nothing. The memory of each
-//! is divided at two places: what is its own (RAM less balloon) and the cache under its disk. What they do is told by
-//! themselves, request by request; what the cache caught is told by its daemon.
+//! page given, *search* gains until its index fits, *scan* has memory that is of no use to it. The memory of each
+//! is in two places: its own (RAM less balloon) and the cache under its disk. The servers themselves report their
+//! requests, one by one; the daemons of their disks report the hits of the caches.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,11 @@ use plimsoll_vm::ConsoleEvent;
 
 use plimsoll_rig::{DiskGuest, Fields, Setup};
 
-/// Memory of each that is divided, in MiB.
+/// Memory of each that is allocated, in MiB.
 pub const BASELINE_MIB: u64 = 160;
-/// Of it, in the cache under its disk while it is not traced: the least that a cache takes.
+/// The part of it in the cache under its disk while it is not traced: the minimum size of a cache.
 pub const CACHE_MIB: u64 = 4;
-/// The guests' RAM, the most that each can have of its own.
+/// The guests' RAM, the maximum of each one's own memory.
 pub const RAM_MIB: u64 = 256;
 /// Their own memory while they are traced through their caches; of it their kernels keep about 70 MiB.
 pub const TRACED_MIB: u64 = 104;
@@ -34,9 +34,9 @@ const BALLOON_MAX: Duration = Duration::from_secs(120);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// Interval of polling something without notifications.
 const POLL: Duration = Duration::from_millis(100);
-/// A balloon this near to its target has reached it.
+/// Difference within which a balloon has reached its target.
 const NEAR_BYTES: u64 = 1 << 20;
-/// What each serves, beside what all have in common.
+/// The workload of each, besides the common part.
 const SERVERS: [(&str, &str); 3] = [
     ("demo-web", "order=web files=3072 file_kib=64"),
     ("demo-search", "order=search files=44 file_kib=4096"),
@@ -56,13 +56,13 @@ pub struct Server {
     serves: bool,
 }
 
-/// The three.
+/// The three servers.
 pub struct Trio {
     /// Web, search, scan.
     pub servers: Vec<Server>,
 }
 
-/// What a server did within a time.
+/// Counts of a server over a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counted {
     /// Requests answered.
@@ -80,8 +80,8 @@ impl Counted {
 }
 
 impl Trio {
-    /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`; with `background`, scan
-    /// also runs the light task.
+    /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`; with
+    /// `background`, scan also runs the light task.
     ///
     /// # Errors
     ///
@@ -148,7 +148,8 @@ impl Trio {
             .collect()
     }
 
-    /// Gives each server so many bytes of its own and in its cache, one pair for each, and waits until that is so. What shrinks goes first.
+    /// Sets each server's own memory and its cache to this many bytes, one pair for each, and waits until that is so.
+    /// VMs that shrink go first.
     ///
     /// # Errors
     ///
@@ -190,7 +191,7 @@ impl Trio {
         Ok(())
     }
 
-    /// What the disks' daemons count.
+    /// Counters of the disks' daemons.
     ///
     /// # Errors
     ///
@@ -234,7 +235,7 @@ impl Server {
         self.guest.pid()
     }
 
-    /// What runs its instructions.
+    /// Its accelerator.
     #[must_use]
     pub fn accelerator(&self) -> String {
         self.guest.detection().accelerator.to_string()
@@ -246,7 +247,7 @@ impl Server {
         self.disk.folder().join("admin.sock")
     }
 
-    /// What its disk's daemon counts.
+    /// Counters of its disk's daemon.
     ///
     /// # Errors
     ///
@@ -283,7 +284,7 @@ impl Server {
         Ok(())
     }
 
-    /// What it told in lines that lie whole after `begin`.
+    /// Counts of its output lines that lie wholly after `begin`.
     fn counted(
         &self,
         begin: Instant,

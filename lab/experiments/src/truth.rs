@@ -1,11 +1,11 @@
-//! Traced curves against everything that the guest did.
+//! Traced curves compared with the complete references of the guest.
 //!
-//! The guest runs under the page-log plugin, which tells every reference that leaves a small filter of the pages used last: from
-//! these the misses of every larger LRU memory follow exactly. At the same time it is traced from outside, at one
-//! rate after the other, and each rate's curve is compared with the misses within the very time that it was traced.
+//! The guest runs under the page-log plugin, which records every reference that misses a small filter of the most
+//! recently used pages: from these the misses of every larger LRU memory follow exactly. At the same time it is traced
+//! from outside, at one rate after the other, and each rate's curve is compared with the misses within the same time.
 //!
-//! A traced curve tells of the references that reach past a hot set standing for h pages, as shares of them. Compared are,
-//! as in `lab curves`, shares of those that reach past 2 h.
+//! A traced curve covers the references that reach past a hot set representing h pages, as shares of them. The
+//! comparison uses, as in `lab curves`, shares of those that reach past 2 h.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
@@ -69,13 +69,13 @@ fn default_workloads() -> Vec<String> {
     .to_vec()
 }
 
-/// What one rate gave.
+/// The result at one rate.
 #[derive(Debug, Serialize)]
 struct Row {
     workload: String,
-    /// One page in so many was watched.
+    /// One page in this many was watched.
     scale: u32,
-    /// What the hot set stood for.
+    /// Number of pages that the hot set represented.
     hidden_pages: u64,
     traps: u64,
     overhead_ratio: f64,
@@ -136,7 +136,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::Result<Vec<Row>> {
     let options = PageLogArgs {
-        // What is told is inspected and not kept.
+        // The records are processed and not kept.
         page_log: Some("/dev/null".into()),
         references: true,
         // With each interval's end come the accesses counted.
@@ -201,7 +201,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
     anyhow::ensure!(wrong == 0, "{wrong} pages of the guest were wrong");
     drop(subject);
     if let Err(error) = recording.end() {
-        // The guest has no end of its own: that its log is truncated is no news.
+        // The guest does not end by itself, so its log is always truncated.
         let cut = error.downcast_ref::<PageLogError>();
         if !matches!(cut, Some(PageLogError::Cut { .. })) {
             return Err(error);

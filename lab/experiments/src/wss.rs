@@ -78,14 +78,14 @@ impl Order {
     }
 }
 
-/// What one run showed. Sizes in MB of 10^6 bytes.
+/// The result of one run. Sizes in MB of 10^6 bytes.
 #[derive(Debug, Serialize)]
 struct Row {
     array: &'static str,
     array_mb: f64,
     truth_mb: Option<f64>,
     prl_mb: Option<f64>,
-    /// Found less the array.
+    /// Estimate less the array.
     prl_error_mb: Option<f64>,
     prl_settled_step: Option<u64>,
     prl_settled_instructions: Option<u64>,

@@ -10,17 +10,17 @@ use plimsoll_flow::PageNumber;
 use super::tiny::Machine;
 use super::{KvmError, Round, Tracker, each_set, sys};
 
-/// Pages of a slot that are protected at once when that is done late: 16 MiB, in words of a bitmap.
+/// Pages of a slot that are protected in one step when that is done late: 16 MiB, in words of a bitmap.
 const CHUNK_WORDS: usize = 64;
 const CHUNK_PAGES: u64 = CHUNK_WORDS as u64 * 64;
 
 /// When a written page is protected again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clearing {
-    /// All of a slot as its bitmap is read.
+    /// All pages of a slot, when its bitmap is read.
     WithRound,
-    /// A stretch of pages before it is copied (`KVM_CLEAR_DIRTY_LOG`). What is not copied stays written, and is in the next round
-    /// again.
+    /// A range of pages, before it is copied (`KVM_CLEAR_DIRTY_LOG`). Pages that are not copied stay marked as written,
+    /// and are in the next round again.
     BeforeCopy,
 }
 
@@ -56,7 +56,7 @@ impl DirtyLog {
                 cap,
                 ..Default::default()
             };
-            // Switched off too: it outlives the log that asked for it.
+            // Disable it too: the setting outlives the log that requested it.
             set.args[0] = match clearing {
                 Clearing::BeforeCopy => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE.into(),
                 Clearing::WithRound => 0,
@@ -111,7 +111,7 @@ impl Tracker for DirtyLog {
 
 impl Drop for DirtyLog {
     fn drop(&mut self) {
-        // What is not switched off costs its machine time, and nothing else.
+        // If it stays enabled, the machine only loses some time.
         let _ = self.machine.set_logging(false);
     }
 }

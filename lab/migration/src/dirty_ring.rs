@@ -1,7 +1,8 @@
 //! KVM's dirty rings: each vCPU's written pages in the order of their first write (`KVM_CAP_DIRTY_LOG_RING`).
 //!
-//! An entry is taken when the kernel has marked it dirty, and given back by marking it for a reset; `KVM_RESET_DIRTY_RINGS`
-//! then protects its page again. A vCPU whose ring is full leaves the guest, has all rings drained, and goes on.
+//! An entry is taken when the kernel has marked it dirty, and given back by marking it for a reset;
+//! `KVM_RESET_DIRTY_RINGS` then protects its page again. A vCPU whose ring is full leaves the guest, has all rings
+//! drained, and goes on.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ impl DirtyRing {
                 reason: "it was made without rings".into(),
             });
         };
-        // What an earlier tracker left.
+        // Entries left by an earlier tracker.
         rings.round(machine.vm())?;
         machine.set_logging(true)?;
         Ok(Self { machine })
@@ -44,7 +45,7 @@ impl Tracker for DirtyRing {
 
 impl Drop for DirtyRing {
     fn drop(&mut self) {
-        // What is not switched off costs its machine time, and nothing else.
+        // If it stays enabled, the machine only loses some time.
         let _ = self.machine.set_logging(false);
     }
 }

@@ -1,4 +1,5 @@
-//! Which pages a small VM of our own wrote, as KVM and userfaultfd log it: the trackers that `plimsoll-lab migration` compares.
+//! Which pages a small VM of our own wrote, as KVM and userfaultfd log it: the trackers that `plimsoll-lab migration`
+//! compares.
 //!
 //! | [`Tracker`] | how a write is detected | what a round costs |
 //! |---|---|---|
@@ -44,19 +45,19 @@ pub enum KvmError {
         /// The system's error.
         source: io::Error,
     },
-    /// The kernel has not what was asked for; nothing was changed.
+    /// The kernel lacks a required feature; nothing was changed.
     #[error("this kernel has no {what}")]
     Unsupported {
-        /// What it lacks.
+        /// The missing feature.
         what: &'static str,
     },
-    /// A machine that cannot be, or work it cannot do; nothing was changed.
+    /// An impossible machine, or work that it cannot do; nothing was changed.
     #[error("no such machine: {reason}")]
     Machine {
-        /// What is wrong with it.
+        /// What is invalid.
         reason: String,
     },
-    /// A call failed: pages written since the round before may be missing, so the log is of no more use.
+    /// A call failed: pages written since the round before may be missing, so the log is no longer usable.
     #[error("{call} failed: {source}")]
     Call {
         /// The call.
@@ -64,20 +65,20 @@ pub enum KvmError {
         /// The system's error.
         source: io::Error,
     },
-    /// A vCPU ended other than by a halt; the machine is of no more use.
+    /// A vCPU ended other than by a halt; the machine is no longer usable.
     #[error("vCPU {vcpu} stopped: {exit}")]
     Vcpu {
-        /// Which.
+        /// Number of the vCPU.
         vcpu: usize,
-        /// How, in KVM's words.
+        /// The exit, as KVM reports it.
         exit: String,
     },
     /// A vCPU did not halt in time, or its thread is gone.
     #[error("vCPU {vcpu} did not halt within {seconds} s")]
     Stuck {
-        /// Which.
+        /// Number of the vCPU.
         vcpu: usize,
-        /// How long was waited.
+        /// Time waited.
         seconds: u64,
     },
 }
@@ -92,19 +93,20 @@ impl KvmError {
     }
 }
 
-/// Something that logs which pages a machine writes, from when it is made until it is dropped.
+/// Logs which pages a machine writes, from its creation until it is dropped.
 pub trait Tracker: Send {
     /// Takes the pages that were written since the round before, or since the tracker was made, and has the next
     /// write to each of them logged anew.
     ///
-    /// A vCPU that runs may still hold pages that the processor has logged for it; a round taken while all halt has all.
+    /// A vCPU that runs may still hold pages that the processor has logged for it; a round taken while all halt has
+    /// all.
     ///
     /// # Errors
     ///
     /// [`KvmError::Call`].
     fn round(&mut self) -> Result<Round, KvmError>;
 
-    /// Is told before pages of the last round, ascending, are copied: whoever protects late does it now.
+    /// Called before pages of the last round, ascending, are copied: trackers that protect late do so now.
     ///
     /// # Errors
     ///
@@ -139,7 +141,7 @@ impl Round {
     }
 }
 
-/// Calls `each` with every set bit of a bitmap of `pages` pages, ascending; bits beyond are passed over.
+/// Calls `each` with every set bit of a bitmap of `pages` pages, ascending; bits beyond are ignored.
 fn each_set(bitmap: &[u64], pages: u64, mut each: impl FnMut(u64)) {
     for (index, &word) in bitmap.iter().enumerate() {
         let mut rest = word;
@@ -153,16 +155,16 @@ fn each_set(bitmap: &[u64], pages: u64, mut each: impl FnMut(u64)) {
     }
 }
 
-/// What logs writes underneath KVM.
+/// The hardware and modules by which KVM logs writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hardware {
-    /// KVM's modules, as `kvm_intel`; empty if they are built in or not there.
+    /// KVM's modules, as `kvm_intel`; empty if they are built in or not loaded.
     pub modules: Vec<String>,
-    /// Whether the processor logs pages by itself (PML); `None` if no module tells.
+    /// Whether the processor logs pages by itself (PML); `None` if no module reports it.
     pub pml: Option<bool>,
 }
 
-/// Looks at what logs writes underneath KVM on this host.
+/// Determines how KVM logs writes on this host.
 #[must_use]
 pub fn hardware() -> Hardware {
     hardware_of(Path::new("/sys/module"))

@@ -1,5 +1,5 @@
-//! Copies a machine's memory while it runs, as a live migration does: all pages, then in rounds those written meanwhile,
-//! and the last ones while it stands still (\[PRL\] §3.3).
+//! Copies a machine's memory while it runs, as a live migration does: all pages, then in rounds those written
+//! meanwhile, and the last ones while it is stopped (\[PRL\] §3.3).
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
@@ -13,15 +13,15 @@ use super::tiny::{Machine, Runner};
 use super::{KvmError, Tracker};
 
 const PAGE_BYTES: usize = 4096;
-/// Longest stretch of pages that is copied at once.
+/// Maximum length of a range of pages that is copied at once.
 const RUN_PAGES_MAX: usize = 4096;
 
 /// When the copying of a running machine ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Rounds while it runs, the first one with all pages among them, from 1. Xen 4.7, which \[PRL\] used: 5.
+    /// Rounds while it runs, including the first one with all pages, from 1. Xen 4.7, which \[PRL\] used: 5.
     pub rounds: u32,
-    /// So few written pages are copied while it stands still. Xen: 50.
+    /// Number of written pages at or below which the machine is stopped to copy them. Xen: 50.
     pub few_pages: u64,
 }
 
@@ -34,22 +34,22 @@ impl Default for Limits {
     }
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pass {
-    /// Pages copied in each round; the last one while the machine stood still.
+    /// Pages copied in each round; the last one while the machine was stopped.
     pub round_pages: Vec<u64>,
-    /// All of it, from the start of tracking to the machine's going on.
+    /// Total time, from the start of tracking until the machine continues.
     pub took: Duration,
-    /// How long the machine stood still.
+    /// How long the machine was stopped.
     pub stopped: Duration,
     /// Operations of the machine meanwhile.
     pub operations: u64,
     /// Entries of the tracker that named no page.
     pub lost: u64,
-    /// Times a vCPU stood still because its ring was full.
+    /// Number of times that a vCPU was stopped because its ring was full.
     pub full_exits: u64,
-    /// Pages whose copy is not what the machine has.
+    /// Number of pages whose copy differs from the machine's memory.
     pub wrong_pages: u64,
 }
 
@@ -61,13 +61,14 @@ impl Pass {
     }
 }
 
-/// Copies the memory of a running machine to a new file in RAM and lets it go on.
+/// Copies the memory of a running machine to a new file in RAM and lets it continue.
 ///
-/// Without a tracker (`start` gives `None`) it stands still all the time. Copies are compared, off the clock, before it goes on.
+/// Without a tracker (`start` returns `None`) it is stopped all the time. Copies are compared, outside of the measured
+/// time, before it continues.
 ///
 /// # Errors
 ///
-/// Those of the tracker and of the machine, which may stand still then.
+/// Those of the tracker and of the machine, which may then be stopped.
 pub fn precopy(
     machine: &Machine,
     runner: &mut Runner,
@@ -95,7 +96,7 @@ pub fn precopy(
     let mut tracker = start()?;
     if let Some(tracker) = &mut tracker {
         for round in 0..limits.rounds {
-            // Of the pages of the first one the tracker has told nothing.
+            // The tracker has not reported any of the pages of the first round.
             let told = (round > 0).then_some(tracker.as_mut());
             copy.take(&pages, told)?;
             pass.round_pages.push(pages.len() as u64);
@@ -187,7 +188,7 @@ impl<'machine> Copy<'machine> {
         Ok(())
     }
 
-    /// Counts pages that differ from the machine's, which stands still.
+    /// Counts pages that differ from the machine's, which is stopped.
     fn wrong_pages(&mut self) -> Result<u64, KvmError> {
         self.compare().map_err(KvmError::call("read of a copy"))
     }

@@ -66,7 +66,7 @@ impl Rings {
         }
     }
 
-    /// Makes room in a full ring, whosever it is.
+    /// Makes room in a full ring of any vCPU.
     pub(super) fn drain_full(&self, vm: &VmFd) -> Result<(), KvmError> {
         self.full_exits.fetch_add(1, Ordering::Relaxed);
         self.state().drain(vm)

@@ -1,8 +1,10 @@
-//! A machine for measurements: KVM, memory, and vCPUs that run \[PRL\]'s synthetic application (Fig. 2) and nothing else.
+//! A machine for measurements: KVM, memory, and vCPUs that run \[PRL\]'s synthetic application (Fig. 2) and nothing
+//! else.
 //!
-//! The application goes over an array page by page; at each it draws a random number and by that writes or reads one word.
-//! It stands in the machine's slot 0, which is not logged, beside the page tables and a page per vCPU in which it
-//! counts its operations and is told to halt. There is no kernel, no interrupt and no device in it.
+//! The application goes over an array page by page; at each it draws a random number and by that writes or reads one
+//! word. The code is in the machine's slot 0, which is not logged, together with the page tables and a page per vCPU in
+//! which it counts its operations and reads whether to halt. There is no kernel, no interrupt and no device in the
+//! machine.
 //!
 //! x86-64 alone. Where KVM runs such a guest in the processor an operation takes nanoseconds; where KVM must emulate it
 //! (as in a VM without nested virtualisation) a thousand times as long.
@@ -40,10 +42,10 @@ const VCPUS_MAX: u32 = 16;
 const SLOTS_MAX: usize = 32;
 /// Smallest ring that leaves entries to use beside those that KVM keeps back.
 const RING_ENTRIES_MIN: u32 = 1024;
-/// Longest time until a vCPU that is told to halt does.
+/// Maximum time until a vCPU halts after a request.
 const HALT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where things stand in slot 0, in pages.
+/// Layout of slot 0, in pages.
 const PML4: u64 = 0;
 const DIRECTORY_POINTERS: u64 = 1;
 const CODE: u64 = 2;
@@ -52,8 +54,8 @@ const CONTROL: u64 = 3;
 const OPERATIONS_AT: usize = 0;
 const HALT_AT: usize = 8;
 
-/// Flags of a page-table entry: present, writable, accessed; of a large page also dirty and large. With accessed and dirty set
-/// from the start the processor never writes to the tables.
+/// Flags of a page-table entry: present, writable, accessed; of a large page also dirty and large. With accessed and
+/// dirty set from the start the processor never writes to the tables.
 const TABLE: u64 = 0x23;
 const LARGE_PAGE: u64 = 0xE3;
 
@@ -62,8 +64,8 @@ pub const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 /// See [`MULTIPLIER`].
 pub const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
-/// The application. rsi: address, r8: the array's first, r9: its end, r13: step in bytes; rax: random number, r10: it writes
-/// below that; rbx: operations, r11: control page; rcx: passes left.
+/// The application. rsi: address, r8: the array's first, r9: its end, r13: step in bytes; rax: random number, r10: it
+/// writes below that; rbx: operations, r11: control page; rcx: passes left.
 #[rustfmt::skip]
 const APPLICATION: [u8; 59] = [
     0x49, 0x0f, 0xaf, 0xc6,             // operation: imul rax, r14
@@ -89,7 +91,7 @@ const APPLICATION: [u8; 59] = [
     0xeb, 0xf0,                         //            jmp  check
 ];
 
-/// What a machine is to be.
+/// Configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineConfig {
     /// Its memory, in slots that do not overlap.
@@ -100,18 +102,18 @@ pub struct MachineConfig {
     pub ring_entries: u32,
 }
 
-/// What a vCPU does with an array.
+/// The work of a vCPU on an array.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
     /// The array; it lies in one slot.
     pub array: Slot,
-    /// Each so many-th page is used, from 1.
+    /// Stride in pages, from 1.
     pub stride_pages: NonZeroU64,
     /// Share of operations that write, 0.0 to 1.0.
     pub write_ratio: f64,
     /// Passes over the array; `None`: for ever.
     pub passes: Option<NonZeroU64>,
-    /// What the random numbers follow from.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -140,8 +142,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`KvmError::Unavailable`] without KVM, [`KvmError::Machine`] for one that cannot be, [`KvmError::Unsupported`] if
-    /// KVM has no rings, [`KvmError::Call`].
+    /// [`KvmError::Unavailable`] without KVM, [`KvmError::Machine`] for one that cannot be, [`KvmError::Unsupported`]
+    /// if KVM has no rings, [`KvmError::Call`].
     pub fn new(config: &MachineConfig) -> Result<(Arc<Self>, Vec<Vcpu>), KvmError> {
         config.check()?;
         let kvm = Kvm::new().map_err(|error| KvmError::Unavailable {
@@ -238,7 +240,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Has all vCPUs halt after their operation under way, or lets them run.
+    /// Halts all vCPUs after their current operation, or lets them run.
     pub(super) fn set_halt(&self, halt: bool) {
         for vcpu in 0..self.vcpus {
             let slice = self.base.as_volatile_slice();
@@ -265,7 +267,7 @@ impl Machine {
         (FIRST_SLOT..).zip(&self.slots)
     }
 
-    /// Where its slots' memory lies in our address space.
+    /// Addresses of its slots' memory in our address space.
     pub(super) fn ranges(&self) -> Vec<AddressRange> {
         let range = |memory: &Memory| AddressRange {
             start: memory.as_ptr().addr() as u64,
@@ -579,11 +581,11 @@ impl Runner {
         Ok(Self { machine, threads })
     }
 
-    /// Has each vCPU begin a work, which must be done with the one before; a vCPU without one waits.
+    /// Starts a work on each vCPU, which must have completed the one before; a vCPU without one waits.
     ///
     /// # Errors
     ///
-    /// [`KvmError::Stuck`]. What is wrong with a work is told by the next wait or pause.
+    /// [`KvmError::Stuck`]. An error in a work is reported by the next wait or pause.
     pub fn begin(&mut self, works: &[Work]) -> Result<(), KvmError> {
         self.machine.set_halt(false);
         for (vcpu, (thread, work)) in self.threads.iter_mut().zip(works).enumerate() {
@@ -650,7 +652,7 @@ impl Thread {
                 seconds: timeout.as_secs(),
             });
         };
-        // A vCPU that could not run has nothing to go on with.
+        // A vCPU that could not run has no state from which to continue.
         self.state = State::Done;
         if !halt? {
             self.state = State::Paused;
@@ -661,7 +663,7 @@ impl Thread {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // The threads end when their vCPU has halted and they find their orders closed.
+        // The threads end when their vCPU has halted and their channels are closed.
         self.machine.set_halt(true);
     }
 }

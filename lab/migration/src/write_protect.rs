@@ -1,4 +1,4 @@
-//! Write protection of a machine's memory by a userfaultfd: with a thread that hears of each first write, and without.
+//! Write protection of a machine's memory by a userfaultfd: with a thread that handles each first write, and without.
 //!
 //! The classical way to track writes, done from user space. KVM drops its own mapping of a page when the
 //! process's is protected, so the guest's writes are seen as any other.
@@ -23,7 +23,7 @@ const PAGE_BYTES: u64 = 4096;
 struct Protected {
     userfault: Userfault,
     ranges: Vec<AddressRange>,
-    /// Holds what the ranges lie in.
+    /// Keeps the memory of the ranges alive.
     machine: Arc<Machine>,
 }
 
@@ -49,7 +49,7 @@ impl Protected {
 
     /// Lets all writes go on, and reports none from now on.
     fn release(&self) {
-        // It fails only for what is not registered any more.
+        // It fails only for ranges that are no longer registered.
         let _ = self.userfault.unregister();
     }
 
@@ -79,8 +79,8 @@ pub struct WriteProtect {
 #[derive(Debug)]
 struct Shared {
     protected: Protected,
-    /// Held while a page is noted and unprotected, and while a round is taken and protected again: so a page is
-    /// writable only if it is noted.
+    /// Held while a page is recorded and unprotected, and while a round is taken and protected again: so a page is
+    /// writable only if it is recorded.
     state: Mutex<State>,
 }
 
@@ -199,7 +199,7 @@ impl Drop for WriteProtect {
         // An eventfd that counts to 1 takes a write at once.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing more to tell.
+            // A thread that panicked has nothing more to report.
             let _ = thread.join();
         }
     }

@@ -23,7 +23,7 @@ impl Written {
         }
     }
 
-    /// Notes a write to a page of a slot, both counted from 0, or that there is no such page.
+    /// Records a write to a page of a slot, both counted from 0, or that there is no such page.
     pub(super) fn note(&mut self, slot: Option<usize>, offset: u64) {
         match self.word(slot, offset) {
             Some(word) => *word |= 1 << (offset % 64),
@@ -37,7 +37,7 @@ impl Written {
         self.bitmaps[index].get_mut(usize::try_from(offset / 64).ok()?)
     }
 
-    /// Takes what was noted since the last time.
+    /// Takes the pages recorded since the last call.
     pub(super) fn take(&mut self) -> Round {
         let mut pages = Vec::new();
         for (slot, bitmap) in self.slots.iter().zip(&mut self.bitmaps) {

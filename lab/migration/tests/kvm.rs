@@ -1,4 +1,4 @@
-//! What KVM really logs of a tiny machine: exactly the pages it wrote, by every tracker.
+//! What KVM logs of a real tiny machine: exactly the pages it wrote, by every tracker.
 
 use plimsoll_skip::{Lack, skip};
 use std::num::NonZeroU64;
@@ -84,7 +84,7 @@ fn work(array: Slot, write_ratio: f64, seed: u64) -> Work {
     }
 }
 
-/// The pages that a work writes, by another way than the guest's code.
+/// The pages that a work writes, computed independently of the guest's code.
 fn written_by(work: &Work) -> Vec<PageNumber> {
     let mut drawn = work.seed;
     let mut pages = std::collections::BTreeSet::new();

@@ -21,7 +21,7 @@ const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
 /// Begins the line that a daemon prints when it serves.
 const SERVES: &str = "disk: serving ";
 
-/// What to run.
+/// Configuration of a guest on disks.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The guest's kernel.
@@ -40,7 +40,7 @@ pub struct Setup {
     pub queues: u16,
     /// Whether the guest cannot write its disk.
     pub read_only: bool,
-    /// Words for `plimsoll disk serve` beside disks and sockets: `--cache 64M` and so on.
+    /// Arguments of `plimsoll disk serve` besides disks and sockets: `--cache 64M` and so on.
     pub serve: Vec<String>,
     /// What the guest runs: words `key=value` of guest/workload/README.md.
     pub workload: String,
@@ -73,9 +73,9 @@ pub type Fields = BTreeMap<String, String>;
 pub struct Told {
     /// Its results by name.
     pub results: Vec<(String, Fields)>,
-    /// Wrong blocks, by its last line; `None` if it did not end by itself.
+    /// Number of wrong blocks, by its last line; `None` if it did not end by itself.
     pub mismatches: Option<u64>,
-    /// Kernel lines that complain.
+    /// Kernel messages that report errors.
     pub kernel: Vec<String>,
     /// The last flush it reported.
     pub flushed: Option<u64>,
@@ -146,7 +146,7 @@ impl DiskGuest {
         })
     }
 
-    /// Boots a guest with this workload on the disks; what an earlier one told is forgotten.
+    /// Boots a guest with this workload on the disks; the output of an earlier one is dropped.
     ///
     /// # Errors
     /// Why it did not start.
@@ -175,7 +175,7 @@ impl DiskGuest {
         Ok(())
     }
 
-    /// What the next daemon and the next guest are started with. The images are made already.
+    /// The configuration for the next daemon and the next guest. The images are made already.
     pub fn setup(&mut self) -> &mut Setup {
         &mut self.setup
     }
@@ -283,7 +283,7 @@ impl DiskGuest {
     /// Ends the daemon as an operator would, so that it writes everything back, and has the file system checked.
     ///
     /// # Errors
-    /// If it does not end well, or the file system is not whole.
+    /// If it does not end successfully, or the file system is damaged.
     pub fn check_image(&mut self) -> anyhow::Result<()> {
         self.kill_guest();
         let status = self.daemon.end()?;
@@ -311,7 +311,7 @@ impl DiskGuest {
     }
 }
 
-/// Makes an image of so many MiB, empty or with an ext4 file system of 4 KiB blocks.
+/// Makes an image of this many MiB, empty or with an ext4 file system of 4 KiB blocks.
 ///
 /// # Errors
 /// Why it cannot be made.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use plimsoll_vm::VmError;
 
-/// Each variant says what the guest is left with.
+/// Each variant states the resulting state of the guest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestError {
-    /// The process of the guest, or its monitor.
+    /// An error of the guest's process, or of its monitor.
     #[error(transparent)]
     Vm(#[from] VmError),
     /// A part of the image could not be read or written.
@@ -49,7 +49,7 @@ pub enum GuestError {
         list(last)
     )]
     GuestSilent {
-        /// How long was waited.
+        /// Time waited.
         timeout: Duration,
         /// Its last lines.
         last: Vec<String>,
@@ -70,7 +70,7 @@ pub enum GuestError {
     /// The guest's workload failed with an error.
     #[error("the guest's workload failed: {message}")]
     GuestFailed {
-        /// Its words.
+        /// The guest's error message.
         message: String,
     },
     /// The guest was started without a monitor socket.

@@ -1,4 +1,4 @@
-//! A guest of ours: a VM that boots a workload, is heard, and never outlives us.
+//! A test guest: a VM that boots a workload, whose console is read, and which never outlives us.
 //!
 //! Its RAM is a memfd that QEMU maps shared, so that it can be traced from outside. Its
 //! console is a pipe, read by a thread that stamps every line as it comes. QEMU is started by
@@ -218,7 +218,7 @@ fn is_plain(text: &str) -> bool {
     text.chars().all(allowed)
 }
 
-/// What a guest is to be.
+/// Configuration of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestConfig {
     /// Its name: letters, digits, `-`, `_` and `.`.
@@ -230,7 +230,7 @@ pub struct GuestConfig {
     /// What it runs, as words `key=value` of guest/workload/README.md without their
     /// prefix: `"workload=zipf mib=64"`.
     pub workload: String,
-    /// What runs its instructions.
+    /// The accelerator.
     pub accelerator: AcceleratorChoice,
     /// The kernel that [`GuestImage::for_guest`] finds for it.
     pub kernel: GuestKernel,
@@ -488,7 +488,7 @@ impl Guest {
         self.child.id()
     }
 
-    /// What runs the guest's instructions, and why.
+    /// The guest's accelerator, and the reason for its choice.
     #[must_use]
     pub fn detection(&self) -> &Detection {
         &self.detection
@@ -650,7 +650,8 @@ impl Drop for Guest {
     }
 }
 
-/// What runs a guest that boots this: KVM that runs programs alone is enough for a guest without an operating system.
+/// The accelerator of a guest that boots this: a KVM that runs only user programs is enough for a guest without an
+/// operating system.
 fn for_boot(boot: Boot<'_>, detection: Detection) -> Detection {
     match (boot, detection.kvm) {
         (Boot::Bare, KvmSupport::Programs | KvmSupport::Full) => Detection {
@@ -702,7 +703,7 @@ fn start_and_listen(
         .unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
 
-/// Lines between the thread that reads them and those who want them.
+/// Lines between the thread that reads them and their consumers.
 #[derive(Debug, Default)]
 struct Console {
     lines: Mutex<Lines>,

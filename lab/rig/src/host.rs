@@ -1,4 +1,4 @@
-//! What tests with guests need of a host, and their turns on it.
+//! Requirements of tests with guests on a host, and their mutual exclusion.
 
 use std::collections::hash_map::RandomState;
 use std::fs;

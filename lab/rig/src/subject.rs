@@ -57,7 +57,7 @@ impl Subject {
     ///
     /// # Errors
     ///
-    /// Why that did not come.
+    /// The reason why that did not happen.
     pub fn until_populated(&mut self) -> anyhow::Result<()> {
         let populated = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Populated { .. });
         let waited = self.guest.wait_for(PATIENCE, populated);
@@ -75,7 +75,7 @@ impl Subject {
     ///
     /// # Errors
     ///
-    /// That the guest's workload failed, in its words, or that the guest ended before its workload was
+    /// That the guest's workload failed, with its message, or that the guest ended before its workload was
     /// done; [`console`](Self::console) still has what it reported.
     pub fn listen(&mut self) -> Result<&ConsoleLog, GuestError> {
         loop {
@@ -123,7 +123,7 @@ impl Subject {
         &self.console
     }
 
-    /// As [`listen`](Self::listen), for tests: an end is no failure, what was reported before it stands.
+    /// As [`listen`](Self::listen), for tests: an end is no failure; earlier reports stay valid.
     pub fn reported(&mut self) -> &ConsoleLog {
         while let Ok(Some(line)) = self.guest.next_line(Duration::ZERO) {
             let event = line.event.map(|event| (line.at, event));
@@ -132,7 +132,7 @@ impl Subject {
         &self.console
     }
 
-    /// Waits until the console's log is as a test wants it.
+    /// Waits until the console's log satisfies a test's condition.
     ///
     /// # Panics
     ///
@@ -222,8 +222,8 @@ impl ConsoleLog {
             .filter(move |round| round.start >= from && round.end <= to)
     }
 
-    /// What visits lost between two times, whole rounds only, with the time of these rounds; zero for guests with an operating
-    /// system, which do not measure it.
+    /// What visits lost between two times, whole rounds only, with the time of these rounds; zero for guests with an
+    /// operating system, which do not measure it.
     #[must_use]
     pub fn stalls(&self, from: Instant, to: Instant) -> (Stalls, Duration) {
         let rounds = self.0.iter().filter(|(at, _)| *at >= from && *at <= to);

@@ -1,4 +1,4 @@
-//! What a tracer must leave as it was.
+//! State of a process that a tracer must leave unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +47,7 @@ impl Subject {
     }
 }
 
-/// What of a process a tracer could leave changed.
+/// The state of a process that a tracer could leave changed.
 #[derive(Debug, PartialEq)]
 pub struct Footprint {
     /// Its open files.

@@ -1,4 +1,4 @@
-//! Real guests with disks, served by QEMU itself: each test says SKIPPED where none can be.
+//! Real guests with disks, served by QEMU itself: each test prints SKIPPED where it cannot run.
 
 use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use plimsoll_vm::ConsoleEvent;
 const WHOLE_RUN: Duration = Duration::from_secs(400);
 const KERNELS: [GuestKernel; 2] = [GuestKernel::V6_1, GuestKernel::V6_12];
 
-/// A guest that uses a disk, or `None` after saying why the test is skipped.
+/// A guest that uses a disk, or `None` after printing why the test is skipped.
 fn config(kernel: GuestKernel, disks: &[GuestDisk], workload: &str) -> Option<GuestConfig> {
     if !guests_wanted() {
         return None;

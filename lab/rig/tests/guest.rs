@@ -1,4 +1,4 @@
-//! Real guests: each test boots one under QEMU, and says SKIPPED where none can be.
+//! Real guests: each test boots one under QEMU, and prints SKIPPED where it cannot run.
 
 use plimsoll_skip::{Lack, guests_wanted, skip};
 use std::io::{BufRead as _, BufReader};
@@ -14,7 +14,7 @@ use plimsoll_vm::{
 /// A guest under TCG on a busy machine boots in 5 to 20 s.
 const BOOT: Duration = Duration::from_secs(90);
 
-/// The image, or `None` after saying why the test is skipped.
+/// The image, or `None` after printing why the test is skipped.
 fn image() -> Option<GuestImage> {
     if !guests_wanted() {
         return None;
@@ -273,7 +273,7 @@ fn a_stopped_guest_tells_nothing_until_it_goes_on() {
     qmp.stop().unwrap();
     let status = qmp.status().unwrap();
     assert_eq!((status.running, status.status.as_str()), (false, "paused"));
-    // What was told before the stop may still be on its way.
+    // Output from before the stop may still be on its way.
     while guest
         .next_line(Duration::from_millis(300))
         .unwrap()

@@ -1,4 +1,4 @@
-//! Latency of a hit, as a guest with a virtqueue sees it.
+//! Latency of a hit, measured by a guest with a virtqueue.
 
 use std::io::Write;
 use std::time::Instant;

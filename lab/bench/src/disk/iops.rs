@@ -16,7 +16,7 @@ use crate::measure::{at_least, median};
 use crate::random::Random;
 use crate::title;
 
-/// What is asked of the project.
+/// The project's target.
 const BAR: f64 = 0.95;
 /// Length of a turn.
 const TURN: Duration = Duration::from_millis(500);
@@ -56,7 +56,7 @@ const LOADS: [Load; 4] = [
     },
 ];
 
-/// A daemon, its guest, and what they reached.
+/// A daemon, its guest, and their results.
 struct Side {
     name: String,
     process: Running,

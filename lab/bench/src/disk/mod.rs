@@ -1,4 +1,4 @@
-//! A VM's disk: what its engine costs, and what it serves beside QEMU's own block layer.
+//! A VM's disk: the cost of its engine, and its throughput compared to QEMU's own block layer.
 //!
 //! | part | what is measured | bar |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | `hit` | latency of a hit beside that of a read from storage | |
 //!
 //! The guest is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
-//! half a second, the first of each pair in turn, so that what else the machine does strikes both.
+//! half a second, each first in every other pair, so that other load on the machine affects both.
 
 mod hits;
 mod iops;
@@ -61,7 +61,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     Ok(())
 }
 
-/// Makes an image whose blocks are all written and tell their numbers.
+/// Makes an image whose blocks are all written and contain their numbers.
 fn make_image(path: &Path, mib: u64) -> anyhow::Result<()> {
     let file = File::create(path)?;
     let mut chunk = vec![0_u8; 1 << 20];

@@ -1,7 +1,7 @@
-//! What the engine costs: hits, misses and admissions without I/O, beside \[LS07\] table 1.
+//! The cost of the engine: hits, misses and admissions without I/O, compared to \[LS07\] table 1.
 //!
-//! The engine is driven as the daemon drives it, with guest RAM in a memfd that is written by system calls, and storage
-//! that answers at once: all blocks are the same, so that a buffer that was used once needs no filling. Blocks come in
+//! The engine is driven as by the daemon, with guest RAM in a memfd that is written by system calls, and storage that
+//! completes at once: all blocks are equal, so that a buffer that was used once needs no filling. Blocks come in
 //! random order, so pages and tables are cold.
 
 use std::fs::File;
@@ -54,7 +54,7 @@ impl GuestData for Memory {
     }
 }
 
-/// An engine whose storage answers at once.
+/// An engine whose storage completes at once.
 struct Driven {
     engine: Engine,
     ram: Arc<Memory>,

@@ -57,9 +57,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     let handle = machine.handle();
     thread::spawn(move || {
-        // Whether it ends or fails, nobody is there any more.
+        // Whether it succeeds or fails, nobody is there any more.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        // A machine that has ended cannot be stopped, which is as well.
+        // A machine that has ended cannot be stopped, which is harmless.
         let _ = handle.stop();
     });
     Ok(machine.run()?)
@@ -111,7 +111,7 @@ pub(super) fn start_ours(
 /// How QEMU's daemon does its I/O.
 pub(super) const QEMU_AIO: [&str; 2] = ["threads", "io_uring"];
 
-/// Starts QEMU's daemon, by-passing the page cache as ours does.
+/// Starts QEMU's daemon, bypassing the page cache as ours does.
 pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Result<Running> {
     let (image, path) = (image.display(), socket.display());
     let mut command = Command::new("qemu-storage-daemon");

@@ -1,9 +1,8 @@
-//! hcache beside caches of values: get, else put.
+//! hcache compared to caches of values: get, else put.
 //!
-//! Each cache runs in a process of its own and is told the same capacity in bytes. hcache counts its metadata
-//! in that; the others take a number of values, here that of the pages alone, each an `Arc<[u8]>`. A page that
-//! is found is either copied out, or read where it is: one line of it. Every page is checked to be the one
-//! asked for.
+//! Each cache runs in a process of its own and has the same capacity in bytes. hcache counts its metadata towards it;
+//! the others take a number of values, here that of the pages alone, each an `Arc<[u8]>`. A page that is found is
+//! either copied out, or read in place: one line of it. Every page is checked to be the one requested.
 
 use std::io::Write;
 use std::sync::{Arc, Barrier};
@@ -69,9 +68,9 @@ impl Which {
     ];
 }
 
-/// What all of them can do.
+/// Operations that all of them support.
 trait Cache: Sync {
-    /// Hands page `number` to `read` if it is there.
+    /// Passes page `number` to `read` if it is there.
     fn look(&self, number: u64, read: impl FnOnce(&[u8])) -> bool;
     fn keep(&self, number: u64, page: &Page);
     fn pages(&self) -> u64;
@@ -141,7 +140,7 @@ impl Cache for Foyer<u64, Value> {
     }
 }
 
-/// Runs the part: each cache in turn, with one thread and with two, as often as is asked.
+/// Runs the part: each cache in turn, with one thread and with two, as many times as configured.
 pub(super) fn run(cli: &Cli, args: &super::Args, out: &mut dyn Write) -> anyhow::Result<()> {
     title(
         out,

@@ -11,13 +11,13 @@ use crate::measure::{Clock, Watch, at_most, median};
 use crate::random::Random;
 use crate::{Cli, title};
 
-/// Pages between two looks at the clock.
+/// Number of pages between two readings of the clock.
 const CHUNK: usize = 4096;
 
-/// What is asked, as a multiple of a copy; \[M08\] has about 2.5.
+/// The target, as a multiple of a copy; \[M08\] has about 2.5.
 const BAR: f64 = 1.15;
 
-/// How one operation stood beside the copies it took turns with.
+/// The result of one operation compared to the copies with which it alternated.
 #[derive(Default)]
 struct Beside {
     copy_ns: Vec<f64>,
@@ -143,7 +143,7 @@ fn stands_on_huge_pages(pages: usize) -> anyhow::Result<bool> {
     Ok(huge_bytes()?.saturating_sub(before) > pages as u64 * 4096 / 2)
 }
 
-/// Handles that a caller has at hand when it puts or gets.
+/// Number of handles that a caller passes in one put or get.
 const AT_ONCE: usize = 64;
 
 fn put(

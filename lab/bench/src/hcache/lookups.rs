@@ -1,4 +1,4 @@
-//! Gets that miss, and what the store keeps about a page.
+//! Gets that miss, and the size of the store's metadata of a page.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use crate::measure::{Clock, Watch, at_most, median};
 use crate::random::{Random, mix};
 use crate::{Cli, title};
 
-/// Lookups between two looks at the clock.
+/// Number of lookups between two readings of the clock.
 const LOOKUPS: usize = 1 << 18;
 
 /// How pages lie in objects.

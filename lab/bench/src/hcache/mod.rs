@@ -1,4 +1,4 @@
-//! hcache: what a page costs in it, beside copies and beside other caches.
+//! hcache: the cost of a page in it, compared to copies and to other caches.
 //!
 //! | part | what is measured | bar |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | `content` | compression and sharing of pages of known compressibility | |
 //!
 //! A *cold* page was last touched a whole pass over the memory ago, which is many times the last-level cache. A copy
-//! has both its pages cold, in memory of the store's kind (huge pages or not), and takes turns with what stands
-//! beside it, a few thousand pages at a time.
+//! has both its pages cold, in memory of the store's kind (huge pages or not), and alternates with the operation
+//! compared to it, a few thousand pages at a time.
 
 mod caches;
 mod content;
@@ -90,7 +90,7 @@ fn store_of(options: StoreOptions, pool: PoolOptions) -> anyhow::Result<(Client,
     Ok((client, pool))
 }
 
-/// Room for so many pages and all that the store keeps about them.
+/// Room for this many pages and their metadata.
 fn roomy(pages: usize) -> StoreOptions {
     StoreOptions::new(pages as u64 * 4096 / 8 * 9 + (16 << 20))
 }

@@ -1,8 +1,8 @@
-//! What is measured alike of every server of pages.
+//! Measurements common to all servers of pages.
 
 use plimsoll_hcache::Page;
 
-/// Something that keeps pages by number, to be put and got in batches.
+/// A store of pages by number, with puts and gets in batches.
 pub(super) trait PageServer {
     fn put(&mut self, numbers: &[u64], fill: &mut dyn FnMut(u64, &mut Page)) -> anyhow::Result<()>;
 

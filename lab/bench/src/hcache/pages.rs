@@ -1,8 +1,8 @@
-//! Pages that tell what they are.
+//! Pages that contain their identity.
 
 use plimsoll_hcache::{Handle, Page, PoolId};
 
-/// Pages of each object where nothing else is said.
+/// Pages of each object unless stated otherwise.
 const OBJECT_PAGES: u64 = 1024;
 
 /// The handle of page `number` where objects have 1024 pages.
@@ -15,7 +15,7 @@ pub(crate) fn handle(pool: PoolId, number: u64) -> Handle {
     }
 }
 
-/// Writes into each line of 64 bytes whose page it is.
+/// Writes the page's number into each line of 64 bytes.
 #[inline]
 pub(crate) fn sign(page: &mut Page, number: u64) {
     for (line, bytes) in (0..).zip(page.chunks_exact_mut(64)) {

@@ -1,4 +1,4 @@
-//! Memory that pages come from and go to, and what the process holds.
+//! Memory used as source and target of pages, and the memory use of the process.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ pub(crate) fn huge_bytes() -> anyhow::Result<u64> {
     proc_bytes("/proc/self/smaps_rollup", "AnonHugePages")
 }
 
-/// What runs on the machine beside us: figures of wall time suffer from it.
+/// Other load on the machine, which distorts figures of wall time.
 pub(crate) fn load_average() -> anyhow::Result<String> {
     let text = fs::read_to_string("/proc/loadavg")?;
     let recent = text.split_whitespace().next();

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let server = Server::bind(&args.socket, store.clone(), ServerOptions::default())?;
     let stop = server.stop_handle();
     thread::spawn(move || {
-        // Whether it ends or fails, nobody is there any more.
+        // Whether it succeeds or fails, nobody is there any more.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         stop.stop();
     });
@@ -64,12 +64,12 @@ pub(super) fn wait_for(what: &str, ready: impl Fn() -> bool) -> anyhow::Result<(
     anyhow::bail!("{what} does not answer after 10 s")
 }
 
-/// Asks such a process for its figures.
+/// Queries the figures of such a process.
 pub(super) fn figures(socket: &Path) -> anyhow::Result<Figures> {
     Figures::parse(&plimsoll_ring::stats(socket, Duration::from_secs(30))?)
 }
 
-/// What such a process says of itself.
+/// The figures reported by such a process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Figures {
     pub(super) capacity_bytes: u64,

@@ -1,8 +1,8 @@
-//! The page rate of hcache's server beside redis and memcached, all on Unix sockets in processes of their own.
+//! The page rate of hcache's server compared to redis and memcached, all on Unix sockets in processes of their own.
 //!
-//! One client, one connection, pages of 4 KiB that are all there. A batch is sent whole, then its answers are awaited;
-//! of a stream (hcache alone) up to 127 operations are under way. Values are made and checked, a word in each line, by
-//! the same code, in the time that counts. Bar: 5 times the better of each other server's rates.
+//! One client, one connection, pages of 4 KiB that are all there. A batch is sent completely, then its answers are
+//! awaited; of a stream (hcache alone) up to 127 operations are in flight. Values are made and checked, a word in each
+//! line, by the same code, within the measured time. Bar: 5 times the better of each other server's rates.
 
 use std::io::Write;
 use std::path::Path;
@@ -68,7 +68,7 @@ impl PageServer for Single {
     }
 }
 
-/// hcache, with as many operations under way as there are slots.
+/// hcache, with as many operations in flight as there are slots.
 struct Batches(Connection, PoolId);
 
 impl Batches {
@@ -135,7 +135,7 @@ impl PageServer for Batches {
     }
 }
 
-/// A way to use a server, and what it reached.
+/// A way to use a server, and its results.
 struct Line {
     server: usize,
     way: &'static str,
@@ -304,7 +304,7 @@ fn start_redis(folder: &Path, socket: &Path, capacity_mib: usize) -> anyhow::Res
 /// Starts memcached.
 fn start_memcached(socket: &Path, capacity_mib: usize) -> anyhow::Result<Running> {
     let mut command = Command::new("memcached");
-    // As root it demands a user; it is to stay who we are, to reach its socket.
+    // As root it requires a user; it must keep the present one to reach its socket.
     command.args(["-u", "root", "-m", &capacity_mib.to_string(), "-s"]);
     let running = Running::start(command.arg(socket))?;
     serve::wait_for("memcached", || Memcached::connect(socket, false).is_ok())?;

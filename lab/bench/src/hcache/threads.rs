@@ -1,4 +1,4 @@
-//! Two threads beside one.
+//! Two threads compared to one.
 
 use std::io::Write;
 use std::sync::Barrier;
@@ -20,7 +20,7 @@ const OPERATIONS: usize = 1 << 18;
 /// Pages of each thread that stay in its CPU's caches.
 const WARM: usize = 64;
 
-/// What a thread works with.
+/// Data of a thread.
 struct Worker {
     from: Region,
     to: Region,
@@ -191,7 +191,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     Ok(())
 }
 
-/// What a line is for.
+/// The purpose of a line.
 #[derive(Clone, Copy)]
 enum Bar {
     Asked,
@@ -200,7 +200,7 @@ enum Bar {
 
 type Work<'a> = &'a (dyn Fn(&mut Worker, usize) -> anyhow::Result<()> + Sync);
 
-/// Lets all workers work at once; returns seconds until the last is done.
+/// Lets all workers run concurrently; returns seconds until the last has finished.
 fn together(workers: &mut [Worker], work: Work) -> anyhow::Result<f64> {
     let start = Barrier::new(workers.len() + 1);
     thread::scope(|scope| {

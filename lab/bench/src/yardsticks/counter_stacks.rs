@@ -1,4 +1,4 @@
-//! Counter Stacks as public engines have them: every reference goes into every live counter.
+//! Counter Stacks as in public engines: every reference is added to every live counter.
 
 use plimsoll_estimator::Estimator;
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};

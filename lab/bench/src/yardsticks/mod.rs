@@ -1,7 +1,7 @@
-//! The same work done plainly: what each estimator of ours is measured beside.
+//! Reference implementations of the same work, with which our estimators are compared.
 //!
-//! These are the textbook forms, as public curve engines have them, over a fast hash table
-//! (`hashbrown`) and with the usual structures. They stand here and not in `estimator` because nobody should use them.
+//! These are the textbook forms, as in public curve engines, over a fast hash table (`hashbrown`) and with the usual
+//! structures. They are here and not in `estimator` because nobody should use them.
 
 mod aet;
 mod counter_stacks;

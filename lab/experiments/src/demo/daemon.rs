@@ -1,4 +1,4 @@
-//! plimsolld for the demonstration: with a configuration, sockets and a history of its own.
+//! plimsolld for the demonstration, with a configuration, sockets and a history of its own.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -13,18 +13,18 @@ use tempfile::TempDir;
 /// How long it may take until it answers.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the configuration leaves open.
+/// Variable settings of the configuration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Options {
     /// Port of the page on 127.0.0.1; 0 for one that is free.
     pub(super) port: u16,
     /// How long the VMs are traced, in s.
     pub(super) trace_s: u64,
-    /// How long the division is measured before it is judged, in s.
+    /// How long an allocation is measured before it is judged, in s.
     pub(super) check_s: u64,
     /// Share of its memory that a VM keeps while it is traced, in percent.
     pub(super) direct_percent: u64,
-    /// Most rise of a VM's misses, in percent.
+    /// Bound on the rise of a VM's misses, in percent.
     pub(super) max_loss_percent: u64,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one that moves memory of VMs named `demo-*` alone, and whose page is read-only.
+    /// Starts one that moves memory only of VMs named `demo-*`, and whose page is read-only.
     ///
     /// # Errors
     ///
@@ -64,17 +64,17 @@ impl Daemon {
         })
     }
 
-    /// Reaches it.
+    /// A client of its API.
     pub(super) fn client(&self) -> anyhow::Result<Client> {
         Ok(Client::connect(&self.folder.path().join("plimsolld.sock"))?)
     }
 
-    /// Where its page is.
+    /// Address of its web page.
     pub(super) fn page(&self) -> String {
         format!("http://127.0.0.1:{}/", self.port)
     }
 
-    /// What it wrote to its log.
+    /// The contents of its log.
     pub(super) fn log(&self) -> String {
         self.server.log()
     }

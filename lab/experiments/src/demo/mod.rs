@@ -1,14 +1,14 @@
-//! `plimsoll demo`: three VMs share a host's memory, and plimsolld divides it among them.
+//! `plimsoll demo`: three VMs share a host's memory, and plimsolld allocates it among them.
 //!
 //! The servers of [`trio`](crate::trio) are measured with equal memory. Then a daemon of the demonstration's own goes
-//! through \[LS07\] fig. 6: memory goes into the caches under the VMs' disks, they are traced through them, memory is divided so
-//! that all together miss least and none more than a quarter above before, what was promised is checked, and the
-//! caches' memory is given back. In the end the servers are measured again. What they miss is told by themselves.
+//! through \[LS07\] fig. 6: memory goes into the caches under the VMs' disks, they are traced through them, memory is
+//! allocated so that all together miss least and none more than a quarter above before, the bounds are checked, and the
+//! caches' memory is returned. At the end the servers are measured again. They report their misses themselves.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | `daemon` | plimsolld with a configuration of its own |
-//! | `telling` | what happens, in words and tables |
+//! | `telling` | explanations of what happens, in words and tables |
 //!
 //! Not here: figures over several policies (`lab divide`).
 
@@ -34,9 +34,9 @@ use plimsoll_protocol::size::Interval;
 use daemon::{Daemon, Options};
 use telling::Row;
 
-/// Most rise of a VM's misses, in percent.
+/// Bound on the rise of a VM's misses, in percent.
 const MAX_LOSS_PERCENT: u64 = 25;
-/// How long a division is measured before the daemon judges it, in s.
+/// How long an allocation is measured before the daemon judges it, in s.
 const CHECK_S: u64 = 30;
 /// Interval of polling the daemon.
 const POLL: Duration = Duration::from_secs(1);
@@ -75,8 +75,8 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// No plimsolld beside this program; why a guest did not come up, gave up or read what was wrong; what plimsolld said if it
-/// did not come to an end. Nothing is left running.
+/// No plimsolld beside this program; why a guest did not come up, gave up or read wrong data; the output of plimsolld
+/// if it did not finish. Nothing is left running.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let stop = stop_flag()?;
@@ -104,7 +104,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let division = decisions
         .iter()
         .find(|decision| decision.kind == Kind::Divide);
-    // A list leaves out what a decision was taken from.
+    // A list omits the inputs of a decision.
     let division = division
         .map(|division| client.decision(division.id))
         .transpose()?;
@@ -146,8 +146,8 @@ fn rows(trio: &mut Trio, counted: &[Counted]) -> anyhow::Result<Vec<Row>> {
         .collect()
 }
 
-/// Tells what the daemon does until the caches' memory is given back, or a division is taken back. Returns its decisions,
-/// newest first.
+/// Reports the daemon's actions until the caches' memory is returned, or an allocation is rolled back. Returns its
+/// decisions, newest first.
 fn follow(
     trio: &mut Trio,
     client: &Client,

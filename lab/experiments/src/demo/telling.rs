@@ -148,7 +148,7 @@ pub(super) fn decision(
     Ok(out.flush()?)
 }
 
-/// A check in words: measured beside predicted.
+/// A check in words: measured compared with predicted.
 fn checked(check: &Check) -> String {
     let number = |number: Option<f64>| number.map_or("-".to_owned(), |is| format!("{is:.2}"));
     format!(

@@ -1,11 +1,12 @@
 //! A VM's disk with the exclusive cache: is it worth as much as guest memory, and is all data read correct?
 //!
-//! Guests of ours run the signed workloads of guest/workload on disks of `plimsoll disk serve`. All figures are counts of
-//! pages and of disk I/O, taken from the daemon between two phases of the workload: none is a time, so an emulated
+//! Guests of ours run the signed workloads of guest/workload on disks of `plimsoll disk serve`. All figures are counts
+//! of pages and of disk I/O, taken from the daemon between two phases of the workload: none is a time, so an emulated
 //! guest and a busy host do no harm. A guest's memory is what its kernel has to give (MemTotal): RAM without the kernel
-//! itself and its table of pages. The module is loaded in guests without a cache, too, so that its ring takes as much there.
+//! itself and its table of pages. The module is loaded in guests without a cache, too, so that its ring takes as much
+//! there.
 //!
-//! Source of the questions and of the yardstick: \[LS07\] §6 (docs/papers.md). What was found: docs/disk-measured.md.
+//! Source of the questions and of the yardstick: \[LS07\] §6 (docs/papers.md). Results: docs/disk-measured.md.
 
 mod lab;
 mod right;

@@ -1,4 +1,4 @@
-//! That nothing a guest reads from its disk is wrong: under load, under stress, without a rule, after kills.
+//! Checks that nothing a guest reads from its disk is wrong: under load, under stress, without a rule, after kills.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use plimsoll_serve::disk::admin::report;
 /// RAM and cache in MiB: both hold a part of 96 MiB of files.
 const SPLITS_MIB: [(u64, u64); 2] = [(112, 24), (96, 40)];
 
-/// Signed files in every order, at several shares of writes, splits, and both ways to write.
+/// Signed files in every order, at several shares of writes, splits, and both write modes.
 pub(super) fn signed(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let kind = lab.guests[0];
     writeln!(

@@ -35,7 +35,7 @@ fn percent(value: f64, of: f64) -> f64 {
     (value / of - 1.0) * 100.0
 }
 
-/// Reads of guests of other sizes, as the curve of one with 3/4 of its memory in the cache has them, and as they are.
+/// Reads of guests of other sizes: predicted by the curve of one with 3/4 of its memory in the cache, and measured.
 pub(super) fn prediction(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let (_, cache_mib) = CACHES_MIB[3];
     let mut sizes = SIZES_MIB.to_vec();

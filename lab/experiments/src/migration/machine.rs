@@ -25,17 +25,17 @@ const WAYS: [&str; 6] = [STOPPED, FAULTS, LOG, LATE_LOG, RING, SCAN];
 /// The machine's memory begins at 2 MiB.
 const FIRST: PageNumber = PageNumber(512);
 
-/// Whether a way is one of tracking, set against faults.
+/// Whether a method is one of tracking, compared with faults.
 pub fn is_tracked(way: &str) -> bool {
     ![FAULTS, STOPPED].contains(&way)
 }
 
-/// Copies a machine in every way at each share of writes.
+/// Copies a machine with every method at each share of writes.
 pub fn rows(args: &Args, writes: &[f64], pages: u64) -> Vec<Row> {
     let under = format!("kvm ({})", hardware().modules.join(", "));
     let mut rows = Vec::new();
     for &share in writes {
-        // In turn, so that a change of the host's load meets all alike.
+        // In turn, so that a change of the host's load affects all alike.
         let mut copies: [anyhow::Result<Vec<Figures>>; WAYS.len()] =
             std::array::from_fn(|_| Ok(Vec::new()));
         for _ in 0..args.repeats {

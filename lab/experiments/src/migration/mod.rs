@@ -1,16 +1,16 @@
 //! Copying a running VM: cost to the guest and duration, by the method of tracking written pages.
 //!
-//! After \[PRL\] §3.3, figs. 4 and 5: an application goes over an array and writes at 0, 50, 80 or 100 % of its pages, while the
-//! memory is copied to a file in RAM and what was written meanwhile is copied again. Two subjects:
+//! After \[PRL\] §3.3, figs. 4 and 5: an application goes over an array and writes at 0, 50, 80 or 100 % of its pages,
+//! while the memory is copied to a file in RAM and what was written meanwhile is copied again. Two subjects:
 //!
-//! - *machine*: a tiny machine under this host's KVM ([`tiny`](plimsoll_migration::tiny)), copied by each of our trackers
-//!   ([`kvm`](plimsoll_migration)). Rounds end as in Xen.
-//! - *qemu*: a guest of ours under QEMU, migrated by QEMU itself to a file and then to another QEMU. Both copies are started, and
-//!   verify the signature of every page they visit.
+//! - *machine*: a tiny machine under this host's KVM ([`tiny`](plimsoll_migration::tiny)), copied by each of our
+//!   trackers ([`kvm`](plimsoll_migration)). Rounds end as in Xen.
+//! - *qemu*: a guest of ours under QEMU, migrated by QEMU itself to a file and then to another QEMU. Both copies are
+//!   started, and verify the signature of every page they visit.
 //!
-//! The paper sets PML against write protection of its hypervisor. Here the dirty log, with PML underneath only where the
-//! processor has it, stands against write protection by a userfaultfd, which is dearer: each first write waits for a thread.
-//! What was found: docs/migration-measured.md.
+//! The paper compares PML with write protection of its hypervisor. Here the dirty log, with PML underneath only where
+//! the processor has it, is compared with write protection by a userfaultfd, which costs more: each first write waits
+//! for a thread. Results: docs/migration-measured.md.
 
 mod machine;
 mod qemu;
@@ -34,7 +34,8 @@ const MIB: u64 = 1 << 20;
 const ARRAY_BYTES: u64 = 400 * MIB;
 /// Part of the host's free memory that an array may take by default: beside it stands its copy.
 const PART_OF_FREE: u64 = 4;
-/// Write share in percent; by how much less PML slows the application (fig. 4) and shortens the copying (fig. 5), in percent.
+/// Write share in percent; by how much less PML slows the application (fig. 4) and shortens the copying (fig. 5), in
+/// percent.
 const PAPER: [(f64, f64, f64); 4] = [
     (0.0, 0.06, 10.19),
     (50.0, 0.14, 5.99),
@@ -80,19 +81,19 @@ enum Subject {
     Qemu,
 }
 
-/// What one way of copying came to at one share of writes.
+/// Results of one method of copying at one share of writes.
 #[derive(Debug, Clone, Serialize)]
 struct Row {
     /// "machine" or "qemu".
     subject: &'static str,
-    /// What runs the guest.
+    /// The guest's accelerator.
     under: String,
     way: &'static str,
     write_percent: f64,
     array_pages: u64,
     #[serde(flatten)]
     figures: Option<Figures>,
-    /// Why there are no figures.
+    /// The reason if there are no figures.
     error: Option<String>,
 }
 
@@ -109,9 +110,9 @@ struct Figures {
     stopped_ms: f64,
     /// Times a vCPU waited at a full ring.
     full_exits: f64,
-    /// Entries of a log that named no page.
+    /// Entries of a log that named no page of the machine.
     lost: u64,
-    /// Pages of copies that were not as in the guest.
+    /// Pages of copies that differed from the guest's.
     wrong_pages: u64,
     /// QEMU's estimate of the guest's dirty rate before the copy, by page sampling, in MiB/s.
     dirty_rate_mib_s: Option<f64>,
@@ -219,7 +220,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         TextFormat::Csv => out.write_all(csv(&report.rows).as_bytes())?,
         TextFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
     }
-    // What was measured stands above; a copy that is not the guest's memory is a failure all the same.
+    // The measurements are printed above; a copy that differs from the guest's memory is a failure all the same.
     let wrong: u64 = figures(&report.rows)
         .map(|figures| figures.wrong_pages)
         .sum();

@@ -14,7 +14,7 @@ use super::{Args, Figures, MIB, Row, add, row};
 
 const TO_FILE: &str = "to a file";
 const TO_QEMU: &str = "to another QEMU";
-/// Memory of the guest beside the array.
+/// Memory of the guest besides the array.
 const KERNEL_MIB: u64 = 96;
 /// Longest copy, and longest time until its guest has verified what it is to.
 const COPY_TIMEOUT: Duration = Duration::from_secs(180);
@@ -22,7 +22,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(10);
 /// Longest round of a guest's workload that is used.
 const ROUND_MAX: Duration = Duration::from_secs(2);
-/// Bandwidth that never binds.
+/// A bandwidth limit that never takes effect.
 const BANDWIDTH_BYTES_S: u64 = 1 << 40;
 /// QEMU's own default.
 const STOP_MS: u64 = 300;
@@ -30,7 +30,7 @@ const STOP_MS: u64 = 300;
 const ROUNDS_MAX: u64 = 30;
 const LONG_STOP_MS: u64 = 60_000;
 
-/// Migrates a guest in both ways at each share of writes.
+/// Migrates a guest with both methods at each share of writes.
 pub fn rows(args: &Args, writes: &[f64]) -> Vec<Row> {
     let mib = args.guest_size.0.div_ceil(MIB);
     let mut rows = Vec::new();
@@ -148,7 +148,7 @@ fn receive(running: &mut Subject, from: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets a copy run and notes what it finds.
+/// Lets a copy run and records its results.
 fn judge(figures: &mut Figures, copy: &mut Subject, pages: u64) {
     match verified(copy, pages) {
         Ok(wrong_pages) => figures.wrong_pages = wrong_pages,
@@ -181,7 +181,7 @@ fn verified(copy: &mut Subject, pages: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// Measures a running guest, then has QEMU copy it to `to`; the guest stands still after it.
+/// Measures a running guest, then has QEMU copy it to `to`; the guest is stopped after it.
 fn copy(args: &Args, source: &mut Subject, to: &str) -> anyhow::Result<Figures> {
     let mut qmp = source.guest.qmp()?;
     let dirty_rate_mib_s = dirty_rate(&mut qmp)?;
@@ -234,7 +234,7 @@ fn copy(args: &Args, source: &mut Subject, to: &str) -> anyhow::Result<Figures> 
 
 /// Has QEMU estimate the guest's dirty rate, in MiB/s; `None` if it does not support the command.
 ///
-/// By page sampling alone: QEMU 7.2 under TCG ends with a segmentation fault when asked by its bitmap or ring.
+/// By page sampling alone: QEMU 7.2 under TCG ends with a segmentation fault when queried by its bitmap or ring.
 fn dirty_rate(qmp: &mut Qmp) -> anyhow::Result<Option<f64>> {
     let arguments = json!({ "calc-time": 1, "mode": "page-sampling" });
     match qmp.execute("calc-dirty-rate", arguments) {
@@ -255,7 +255,7 @@ fn dirty_rate(qmp: &mut Qmp) -> anyhow::Result<Option<f64>> {
     }
 }
 
-/// A count that QEMU tells; 0 if it is none.
+/// A count that QEMU reports; 0 if it is not a number.
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
 }

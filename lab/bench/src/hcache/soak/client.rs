@@ -1,4 +1,4 @@
-//! A client of the soak: puts and gets at random, and knows of each handle what a get of it may give.
+//! A client of the soak test: puts and gets at random, and tracks for each handle the valid results of a get.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -36,16 +36,16 @@ pub(crate) struct Args {
     seconds: f64,
 }
 
-/// Exit status of a client that got what it should not have.
+/// Exit status of a client that received an invalid result.
 pub(super) const WRONG: i32 = 3;
 
 /// Pages of an object.
 pub(super) const OBJECT_PAGES: u64 = 256;
 
-/// What a client knows of a handle.
+/// A client's record of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Nothing: another client may have put it.
+    /// Unknown: another client may have put it.
     Unknown,
     /// It may not be found.
     Absent,
@@ -55,7 +55,7 @@ enum Known {
     From(u64),
 }
 
-/// An operation under way.
+/// An operation in flight.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Put(u64),
@@ -63,14 +63,14 @@ enum Operation {
     Flush,
 }
 
-/// A pool and what is known of its handles.
+/// A pool and the records of its handles.
 struct Pool {
     id: PoolId,
-    /// What its pages are made of: another for each private pool, one for the shared pool.
+    /// The pool's identity in its pages: another for each private pool, one for the shared pool.
     tag: u64,
     exclusive: bool,
     known: Vec<Known>,
-    /// Which handles are this client's to put.
+    /// Which handles this client may put.
     place: u64,
     places: u64,
 }
@@ -88,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// What the client knows after an operation; an error if its outcome cannot be.
+    /// The record after an operation; an error if its outcome is invalid.
     fn learn(
         &mut self,
         number: u64,
@@ -137,7 +137,7 @@ impl Pool {
     }
 }
 
-/// Runs one client until its time is over. Exits with status 3 if it got what it should not have.
+/// Runs one client until its time is over. Exits with status 3 if it received an invalid result.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut random = Random(args.seed);
     let mut connection = Connection::connect(&args.socket, &ConnectOptions::new(&args.name))?;
@@ -188,7 +188,7 @@ fn say(tally: &mut Tally, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a get or a flush showed, unless the connection failed.
+/// The result of a get or a flush, unless the connection failed.
 type Outcome = Result<(), String>;
 
 /// Up to 64 operations on as many handles, or some on the same: they are done in order.
@@ -236,7 +236,7 @@ fn batch(
             let (number, operation) = under_way
                 .remove(&done.user_data)
                 .context("a completion of nothing")?;
-            // What a miss leaves in the slot says nothing.
+            // The contents of the slot after a miss are undefined.
             let page = match (&mut done.slot, operation) {
                 (Some(slot), Operation::Get) => Some(*connection.page(slot)),
                 _ => None,
@@ -252,7 +252,7 @@ fn batch(
     Ok(outcome)
 }
 
-/// Flushes a range, an object or (a private one) the pool; then none of their pages may be found.
+/// Flushes a range, an object or (if private) the pool; then none of their pages may be found.
 fn flush_many(
     connection: &mut Connection,
     pool: &mut Pool,
@@ -283,7 +283,7 @@ fn flush_many(
     Ok(Ok(()))
 }
 
-/// Nanoseconds of the machine's clock: later puts, of whichever process, have later generations.
+/// Nanoseconds of the machine's clock: later puts, of any process, have later generations.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).expect("a time after boot")
@@ -300,7 +300,7 @@ fn make(page: &mut Page, tag: u64, number: u64, generation: u64) {
     }
 }
 
-/// The generation of a page, if each of its bytes is right.
+/// The generation of a page, if each of its bytes is correct.
 fn generation(page: &Page, tag: u64, number: u64) -> Option<u64> {
     let first = page[..8].try_into().expect("eight bytes");
     let generation = u64::from_le_bytes(first);

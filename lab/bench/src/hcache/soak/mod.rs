@@ -1,14 +1,14 @@
 //! Minutes of mixed load at full capacity: clients join, leave and are killed, the store is resized, and every byte
-//! that comes back is checked.
+//! returned is checked.
 //!
-//! A page is made of what it is: pool, object, index and the time of its put, which is its generation. Each
-//! handle has one client that puts it at a time; that client demands of every get the very generation it last
+//! A page is made from its identity: pool, object, index and the time of its put, which is its generation. Each
+//! handle has one client that puts it at a time; that client requires from every get the very generation it last
 //! put, and a miss once the handle was flushed, refused, or (in a private pool) got. In the pool that all
-//! share, a client also gets what others put, and demands that a handle's generations never go back. A killed
-//! client's successor comes when the server has let its predecessor go.
+//! share, a client also gets what others put, and requires that a handle's generations never decrease. A killed
+//! client's successor starts when the server has removed its predecessor.
 //!
-//! Meanwhile the server's own figures must keep to its bound at every look, the kernel's count of its memory
-//! must keep to that bound and a margin, and the memory beyond what it accounts for must not grow from the
+//! Meanwhile the server's own figures must stay within its bound at every sample, the kernel's count of its memory
+//! must stay within that bound plus a margin, and the memory beyond what it accounts for must not grow from the
 //! first quarter to the last.
 
 mod client;
@@ -33,10 +33,10 @@ pub(crate) use client::{Args as ClientArgs, run as run_client};
 /// Memory beyond the store's bound that the server may take: code, stacks, rings of clients, buffers.
 const MARGIN_BYTES: u64 = 16 << 20;
 
-/// Growth that is none: how many rings there are and when one looks makes as much.
+/// Growth that is ignored: the varying number of rings at the time of a sample causes as much.
 const GROWTH_BYTES: f64 = (4 << 20) as f64;
 
-/// Time between two looks.
+/// Time between two samples.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long, how large.
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     compression: bool,
 }
 
-/// What clients did, as they say themselves once a second.
+/// Counts of the clients, which report them once a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
     puts: u64,
@@ -103,14 +103,14 @@ struct Client {
     killed_at: Instant,
 }
 
-/// Where a client is, or is to come again.
+/// The state of a client's place.
 enum Place {
     Taken(Client),
-    /// Until the server has let this name go.
+    /// Waiting until the server has freed this name.
     Leaving(String),
 }
 
-/// What was seen.
+/// Observations of a run.
 #[derive(Default)]
 struct Seen {
     violations: Vec<String>,
@@ -120,16 +120,16 @@ struct Seen {
     killed: u64,
     resizes: u64,
     tally: Tally,
-    /// Used of capacity, at most.
+    /// Maximum used share of the capacity.
     fullest: f64,
-    /// Anonymous memory of the server, less what it began with and what the store accounts for, at each look.
+    /// Anonymous memory of the server, less its initial value and what the store accounts for, at each sample.
     beyond: Vec<f64>,
-    /// At looks when the store was full at its largest capacity.
+    /// At samples when the store was full at its largest capacity.
     resident: Vec<f64>,
     proportional: Vec<f64>,
 }
 
-/// Runs the load; an error if anything was seen that must not be.
+/// Runs the load; an error if anything invalid was observed.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     anyhow::ensure!(args.clients > 0, "--clients must be at least 1");
     title(
@@ -184,7 +184,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     for place in places {
         if let Place::Taken(mut client) = place {
-            // Killed like the others, after its last words.
+            // Killed like the others, after its last report.
             client.process.0.kill()?;
             let status = client.process.0.wait()?;
             ended(&client, status, &mut seen);
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     report(&mut seen, &last, empty, out)
 }
 
-/// Looks at the server's figures and at the kernel's.
+/// Samples the server's figures and the kernel's.
 fn look(
     figures: &Figures,
     process: u32,
@@ -227,7 +227,7 @@ fn look(
     Ok(())
 }
 
-/// Lets a client come, or sees what became of it.
+/// Starts a client, or handles the end of one.
 fn step(
     args: &Args,
     socket: &Path,
@@ -275,7 +275,7 @@ fn join(
         true => Duration::from_millis(random.bits() % 15_000),
         false => Duration::from_secs(3600),
     };
-    // All clients together know several times what the store holds.
+    // All clients together have records of several times what the store holds.
     let pages = (args.mib * 256 * 3 / args.clients).max(client::OBJECT_PAGES);
     let mut command = ourselves([
         "hcache-soak-client".to_owned(),
@@ -297,7 +297,7 @@ fn join(
     })
 }
 
-/// Reads what a client says until it ends, and sends its last words.
+/// Reads a client's output until it ends, and sends its last report.
 fn listen(process: &mut Child) -> anyhow::Result<Receiver<Tally>> {
     let output = process.stdout.take().context("a client without output")?;
     let (sender, receiver) = mpsc::channel();
