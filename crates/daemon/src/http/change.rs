@@ -18,7 +18,7 @@ use super::params::{Body, Named, NoParams, Params, find};
 use super::{Answer, Desk};
 use crate::shared::{Command, Refused, Reply};
 
-/// The body of a request without parameters.
+/// The body of what needs none.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Nothing {}
