@@ -11,6 +11,7 @@
 //!   notification may have concerned.
 //! - *Blocks*: pages put into pools. Records themselves add entries, and a lost flush may concern a page put anywhere
 //!   before it, also in this batch. So the pools are emptied after the batch; no get is served before that.
+//!
 //! `lost` is read after `head`, so it covers all notifications lost before any record below that head. It may already
 //! include a loss after that head. The tables are then cleared early, which is correct: an entry added between the two
 //! losses comes from a request that the guest made before the loss was counted, about frames it held for that request.
