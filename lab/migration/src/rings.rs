@@ -52,6 +52,28 @@ impl<E: std::ops::Deref<Target = [RingEntry]>> Ring<E> {
         }
         self.entries.len()
     }
+
+    /// Hands back the entries that KVM wrote twice, having written more than the ring holds; returns how many: so many writes
+    /// are lost. KVM resets entries in order, and would wait for these.
+    fn skip_overwritten(&mut self) -> u64 {
+        let count = self.entries.len();
+        let is_dirty = |entries: &E, index: usize| {
+            entries[index].flags.load(Ordering::Acquire) & (DIRTY | RESET) == DIRTY
+        };
+        let ahead = (1..count).find(|ahead| is_dirty(&self.entries, (self.next + ahead) % count));
+        let Some(overwritten) = ahead else { return 0 };
+        // Entries are written in order, so this one is not merely late.
+        if is_dirty(&self.entries, self.next) {
+            return 0;
+        }
+        for _ in 0..overwritten {
+            self.entries[self.next]
+                .flags
+                .store(RESET, Ordering::Release);
+            self.next = (self.next + 1) % count;
+        }
+        overwritten as u64
+    }
 }
 
 impl Rings {
@@ -87,15 +109,19 @@ impl Rings {
 
 impl State {
     fn drain(&mut self, vm: &VmFd) -> Result<(), KvmError> {
-        let taken: usize = self
-            .rings
-            .iter_mut()
-            .map(|ring| ring.take(&mut self.written))
-            .sum();
-        if taken > 0 {
+        loop {
+            for ring in &mut self.rings {
+                ring.take(&mut self.written);
+            }
+            // Even if nothing was taken: KVM may have reset only a part of what was taken before.
             sys::reset_dirty_rings(vm).map_err(KvmError::call("KVM_RESET_DIRTY_RINGS"))?;
+            let skipped = self.rings.iter_mut().map(Ring::skip_overwritten);
+            let lost: u64 = skipped.sum();
+            if lost == 0 {
+                return Ok(());
+            }
+            self.written.lose(lost);
         }
-        Ok(())
     }
 }
 
@@ -168,6 +194,21 @@ mod tests {
         assert_eq!(ring.take(&mut written), wrong.len());
         let round = written.take();
         assert_eq!((round.lost, round.pages()), (wrong.len() as u64, &[][..]));
+    }
+
+    #[test]
+    fn what_kvm_overwrote_is_counted_and_the_rest_is_taken() {
+        let flags = [DIRTY, DIRTY, 0, 0, DIRTY];
+        let entries: Vec<_> = flags.iter().map(|&flags| entry(flags, 1, 3)).collect();
+        let mut ring = Ring {
+            entries: entries.as_slice(),
+            next: 2,
+        };
+        let mut written = written();
+        assert_eq!((ring.take(&mut written), ring.skip_overwritten()), (0, 2));
+        let handed_back = |index: usize| entries[index].flags.load(Ordering::Acquire);
+        assert_eq!((handed_back(2), handed_back(3)), (RESET, RESET));
+        assert_eq!((ring.take(&mut written), ring.skip_overwritten()), (3, 0));
     }
 
     #[test]

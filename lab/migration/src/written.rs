@@ -31,6 +31,11 @@ impl Written {
         }
     }
 
+    /// Counts writes to pages that are not known.
+    pub(super) fn lose(&mut self, writes: u64) {
+        self.lost += writes;
+    }
+
     fn word(&mut self, slot: Option<usize>, offset: u64) -> Option<&mut u64> {
         let index = slot?;
         (offset < self.slots.get(index)?.pages.0).then_some(())?;
