@@ -1,5 +1,6 @@
 //! The dirty log: acknowledged pages that storage does not have yet, in a file, so that they survive the death of the
 //! daemon.
+//!
 //! The file is usually on tmpfs. It is written with `pwrite` and never synced: the next process reads what the previous
 //! one has written, however that process ended. A crash of the host loses it, like a disk's volatile cache.
 //!
