@@ -1,4 +1,4 @@
-//! Miss-ratio curves of whole streams, a directory for each family of algorithms.
+//! Miss-ratio curves of whole streams, one directory for each family of algorithms.
 
 pub(crate) mod aet;
 pub(crate) mod counter_stacks;

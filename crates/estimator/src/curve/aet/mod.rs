@@ -6,11 +6,11 @@
 //! that is accurate to a thousandth; it can be far off at sizes where loops or bursts of different kinds alternate. The
 //! band shows this: it includes the estimate of a small sample of pages that are followed exactly (`witness`).
 //!
-//! Source: [Hu16], [AET] §2. Departs from them as `reuse_times` says.
-//! Cost: one random access to memory a reference, 4 to 24 bytes a page (`last_use`). What bounds the speed is
-//! that access: 6 to 8 ns with the processor at a million pages in a row, 7 to 18 at four million, and up to
+//! Source: [Hu16], [AET] §2. Departs from them as stated in `reuse_times`.
+//! Cost: one random memory access per reference, 4 to 24 bytes per page (`last_use`). The speed is limited by that
+//! access: 6 to 8 ns, including processing, at a million consecutive pages, 7 to 18 at four million, and up to
 //! twice that where page numbers are far apart. The witness adds about 1 ns.
-//! Not here: samples of pages (`spatial`), and of a running VM (`live`).
+//! Not here: samples of pages (`spatial`), and estimates for a running VM (`live`).
 
 pub(crate) mod reuse_times;
 mod spatial;
@@ -33,22 +33,22 @@ const WITNESS_SEED: u64 = 0;
 
 /// AET over all references of a stream.
 ///
-/// The band holds the estimate and what a small sample of pages says that is followed exactly
-/// (95 %), and so the model's own error.
+/// The band contains the estimate and the curve of a small sample of pages that are followed exactly
+/// (95 %), and therefore covers the model's own error.
 #[derive(Debug, Clone)]
 pub struct Aet {
     last_use: LastUse,
     times: Histogram,
     /// Times of first references.
     firsts: Histogram,
-    /// Reuse times of the references at hand, 0 where there is none.
+    /// Reuse times of the current block of references; 0 for a first reference.
     piece: Vec<u32>,
     references: u64,
     witness: Witness,
 }
 
 impl Aet {
-    /// Returns an estimator that has seen nothing.
+    /// Returns an estimator without observations.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -168,7 +168,7 @@ mod tests {
                 let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
                 let mut aet = Aet::new();
                 aet.observe(&batch_of(pages));
-                // The area under the share of all references, whenever they came.
+                // The area under the share of all references, whatever their times.
                 let ages = aet.reuse_times().ages();
                 let plain = steps_of_tail(
                     ages.iter().map(|age| Tail {
@@ -205,12 +205,12 @@ mod tests {
         })
     }
 
-    /// Up and down again, over and over.
+    /// Up and down repeatedly.
     fn sawtooth(pages: u64) -> impl Iterator<Item = u64> {
         (0..pages).chain((0..pages).rev()).cycle()
     }
 
-    /// Loops over one half of the pages and uniform references to the other take turns.
+    /// Alternating loops over one half of the pages and uniform references to the other.
     fn phases(pages: u64, seed: u64) -> impl Iterator<Item = u64> {
         let (mut looped, mut mixed) = (cycle(pages / 2), uniform(pages / 2, seed));
         (0..).map(move |now: u64| {

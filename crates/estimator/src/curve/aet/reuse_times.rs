@@ -12,15 +12,15 @@
 //!             0
 //! ```
 //!
-//! The draft's sum from 0 to A(c) is that integral for a P that steps at whole numbers; read
-//! as an integral, the edge is right: a loop over `n` pages hits from `n` pages on,
+//! The draft's sum from 0 to A(c) is that integral for a P that steps at whole numbers. Read
+//! as an integral, it is exact at the limit: a loop over `n` pages hits from `n` pages on,
 //! and misses at `n - 1`.
 //!
 //! **The beginning of a stream.** A reference with only `n` others before it contains no information about ages
 //! above `n`: a page accessed for the first time may or may not have been in memory before the stream began.
-//! P(t) for the area is therefore taken over the references that have `t` others before them, while the miss ratio
-//! counts all references and every first one as a miss, as it does in an empty LRU memory. Without that the
-//! area is too large by what the first references of the start add to ages that they did not live to see.
+//! P(t) for the area is therefore taken over the references with at least `t` others before them, while the miss ratio
+//! counts all references and every first one as a miss, as in an initially empty LRU memory. Without this correction
+//! the area is too large, because the first references at the start also count at ages above their own position.
 //! Mean absolute error over 5 seeds of 100 000 references to 10 000 pages, at 120 sizes (printed by
 //! `regarding_the_beginning_makes_short_streams_right` in `aet`):
 //!
@@ -31,7 +31,7 @@
 //! | Zipf 1.2 | 0.0010 | 0.0000 |
 //! | a tenth ten times as popular | 0.0110 | 0.0002 |
 //!
-//! Source: [Hu16], [AET] §2. Departs in the integral, in the beginning, and in keeping times to 1/1024 (`histogram`).
+//! Source: [Hu16], [AET] §2. Departs in the integral, in the beginning, and in storing times to 1/1024 (`histogram`).
 //! Cost: 24 bytes for each bucket up to the longest time: 240 KiB for 10^6 references, 480 KiB for 10^9.
 //! Not here: how reuse times are found (`aet`).
 
@@ -40,29 +40,29 @@ use plimsoll_flow::{CurveError, MissRatioCurve};
 use crate::parts::histogram::{Histogram, bucket_of, floor_of};
 use crate::parts::steps::Steps;
 
-/// The reuse times of a stream's references, in references, and when those came that had none.
+/// The reuse times of a stream's references, in references, and the positions of the references without one.
 ///
-/// Counts need not be whole: a sample's are, where it is corrected for what it drew too often.
+/// Counts need not be whole, because those of a sample are corrected for pages that it contains too often.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ReuseTimes {
     buckets: Vec<Bucket>,
-    /// First references, by how many others the stream had before them, in buckets of `histogram`.
+    /// First references, by the number of references before them, in buckets of `histogram`.
     firsts: Vec<f64>,
     streams: Vec<Stream>,
 }
 
-/// Pieces into which the way from one age to the next is cut for its area.
+/// Number of pieces into which the interval between two ages is divided to compute its area.
 const PIECES: u64 = 8;
 
 /// References with reuse times in one bucket of `histogram`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Bucket {
     references: f64,
-    /// Sum of how far their times lie above the bucket's smallest.
+    /// Sum of the differences between their times and the bucket's smallest.
     excess: f64,
 }
 
-/// A stream, and the references to it that are counted: all, or a sample.
+/// A stream, and the number of its counted references: all, or a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Stream {
     length: f64,
@@ -70,13 +70,13 @@ struct Stream {
 }
 
 impl ReuseTimes {
-    /// Returns those of no stream.
+    /// Returns the reuse times of an empty stream.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns those of a stream of `length` references that are told one by one, `references` in all.
+    /// Returns an empty set for a stream of `length` references, of which `references` will be recorded one by one.
     pub(crate) fn of_stream(length: u64, references: f64) -> Self {
         let stream = Stream {
             length: length as f64,
@@ -88,7 +88,7 @@ impl ReuseTimes {
         }
     }
 
-    /// Counts `references` of one reuse time.
+    /// Records a reuse time for this number of `references`.
     pub(crate) fn record(&mut self, time: u64, references: f64) {
         let index = bucket_of(time);
         if index >= self.buckets.len() {
@@ -99,7 +99,7 @@ impl ReuseTimes {
         bucket.excess += references * (time - floor_of(index)) as f64;
     }
 
-    /// Counts first `references` that have so many others `before` them.
+    /// Records first `references` with this number of other references `before` them.
     pub(crate) fn record_first(&mut self, before: u64, references: f64) {
         let index = bucket_of(before);
         if index >= self.firsts.len() {
@@ -108,27 +108,27 @@ impl ReuseTimes {
         self.firsts[index] += references;
     }
 
-    /// Counts all numbers of a histogram as reuse times.
+    /// Records all numbers of a histogram as reuse times.
     pub(crate) fn record_all(&mut self, times: &Histogram) {
         for (time, count) in times.counts() {
             self.record(time, count as f64);
         }
     }
 
-    /// How many references these are of, first ones included; for a sample, of its references.
+    /// Number of references, including first ones; for a sample, of its references.
     #[must_use]
     pub fn references(&self) -> f64 {
         self.streams.iter().map(|stream| stream.references).sum()
     }
 
-    /// How many of them were their page's first, so that there is no reuse time.
+    /// Number of first references, which have no reuse time.
     #[must_use]
     pub fn first_references(&self) -> f64 {
         self.firsts.iter().sum()
     }
 
-    /// Adds those of another stream to these. Every reference weighs the
-    /// same: of two samples, both should have been drawn at one rate.
+    /// Adds the reuse times of another stream. Every reference has the
+    /// same weight, so two samples should have the same sampling rate.
     pub fn merge(&mut self, other: &Self) {
         let buckets = self.buckets.len().max(other.buckets.len());
         self.buckets.resize(buckets, Bucket::default());
@@ -144,7 +144,7 @@ impl ReuseTimes {
         self.streams.extend(&other.streams);
     }
 
-    /// Returns the LRU curve that these reuse times make, by AET; its band has no width.
+    /// Returns the LRU curve that AET derives from these reuse times; its band has no width.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl ReuseTimes {
         steps.into_curve(references)
     }
 
-    /// The ages at which anything changes, rising from 0.
+    /// The ages at which the share or the area changes, rising from 0.
     pub(crate) fn ages(&self) -> Vec<Age> {
         let reuses = self.buckets.iter().enumerate();
         let reuses = reuses.filter(|(_, bucket)| bucket.references > 0.0);
@@ -208,7 +208,7 @@ impl ReuseTimes {
             };
             let current = firsts.peek().copied();
             let share_at = |at: u64| {
-                // Within a bucket first references come evenly.
+                // Within a bucket first references are assumed to be evenly spaced.
                 let begun = current.map_or(0.0, |(index, count)| {
                     let (from, to) = (floor_of(index), floor_of(index + 1));
                     count * at.saturating_sub(from) as f64 / (to - from) as f64
@@ -220,7 +220,7 @@ impl ReuseTimes {
                     0.0
                 }
             };
-            // One by one where times are counted one by one, else by trapezes.
+            // Exact where times are counted individually, otherwise by the trapezoidal rule.
             let piece = match next {
                 ..=2048 => 1,
                 _ => (next - age).div_ceil(PIECES),
@@ -236,7 +236,7 @@ impl ReuseTimes {
         ages
     }
 
-    /// How many references have at least `before` others of their stream before them.
+    /// Number of references with at least `before` other references of their stream before them.
     fn references_after(&self, before: u64) -> f64 {
         let after = self
             .streams
@@ -246,10 +246,10 @@ impl ReuseTimes {
     }
 }
 
-/// What is so of pages at one age, and until the next.
+/// State of pages at one age, until the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Age {
-    /// In references.
+    /// The age in references.
     pub(crate) references: u64,
     /// Size of the memory that pages leave at this age.
     pub(crate) pages: f64,
@@ -257,19 +257,19 @@ pub(crate) struct Age {
     pub(crate) miss_ratio: f64,
 }
 
-/// P at one reuse time.
+/// The tail function P at one reuse time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tail {
     /// The reuse time, in references.
     pub(crate) time: u64,
-    /// Share of references with longer ones, 0.0 to 1.0.
+    /// Share of references with longer reuse times, 0.0 to 1.0.
     pub(crate) share_above: f64,
-    /// Of that share.
+    /// Standard error of that share.
     pub(crate) standard_error: f64,
 }
 
-/// Returns the curve of references whose reuse times have the tail `P`, given where it
-/// falls, and known (if flat) up to `largest`.
+/// Returns the curve of references whose reuse times have the tail `P`, given at the times where it
+/// falls; it is flat from the last of them up to `largest`.
 pub(crate) fn steps_of_tail(tail: impl Iterator<Item = Tail>, largest: u64) -> Steps {
     let mut steps = Steps::new();
     let (mut area, mut height, mut before) = (0.0, 1.0, 0);
@@ -288,7 +288,7 @@ pub(crate) fn steps_of_tail(tail: impl Iterator<Item = Tail>, largest: u64) -> S
     steps
 }
 
-/// The smallest whole size that is not under `pages`, but for the rounding of sums.
+/// The smallest whole size that is at least `pages`, apart from rounding errors of sums.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,15 +1,15 @@
 //! AET from all references to some of the pages, drawn by hash.
 //!
-//! Reuse times are counted in references of the whole stream, so nothing is scaled, unlike distances of
-//! such a sample. What the sample gets wrong is how many references it has: `N_s` where `R N` were
-//! expected. The surplus is taken off as in `shards`, by regression on the pages' popularity `r`: of
-//! those with reuse times above `t` it has `(N_s - R N) W(t) / sum(r^2)`, where `W(t)` is the popularity
-//! summed over these references. So a hot page too many takes from the
-//! short times where it was, and an even stream's surplus from all alike. A deficit of more than
-//! three standard deviations is that of hot pages not drawn, which are used again at once.
+//! Reuse times are counted in references of the whole stream, so they need no scaling, unlike distances in such a
+//! sample. The sampling error is in the number of references: `N_s` where `R N` were expected. The surplus is
+//! subtracted as in `shards`, by regression on the pages' popularity `r`: references with reuse times above `t` have
+//! the part `(N_s - R N) W(t) / sum(r^2)` of it, where `W(t)` is the popularity summed over these references. A surplus
+//! caused by a hot page is therefore subtracted from its short times, and that of a uniform stream evenly from all
+//! times. A deficit of more than three standard deviations is attributed to hot pages outside the sample, which are
+//! reused at once.
 //!
-//! Source: [AET] §2 for the sample, [Waldspurger15] for drawing by hash; the correction is that of `shards`.
-//! Cost: a hash a reference (vectorised), and one table look-up for each sampled one.
+//! Source: [AET] §2 for the sample, [Waldspurger15] for sampling by hash; the correction is that of `shards`.
+//! Cost: a hash per reference (vectorised), and one table look-up for each sampled reference.
 //! Not here: windows of a running VM (`window`).
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
@@ -22,14 +22,14 @@ use crate::parts::hash::{PageMap, PageSample, SampledPage, page_map};
 use crate::parts::histogram::{Histogram, bucket_of};
 use crate::parts::last_use::map_bytes;
 
-/// Deficits of this many standard deviations are none of the sampled pages' own;
-/// those of one less are wholly.
+/// A deficit of this many standard deviations or more is not attributed to the sampled pages;
+/// one that is smaller by at least one deviation is wholly attributed to them.
 const DEFICIT_DISMISSED: f64 = 3.0;
 
 /// AET over all references to a share of the pages.
 ///
-/// The band holds the estimate and what a small sample of pages says that is followed exactly
-/// (95 %), and so the error of the model and of the draw.
+/// The band contains the estimate and the curve of a small sample of pages that are followed exactly
+/// (95 %), and therefore covers the errors of the model and of the sampling.
 ///
 /// ```
 /// use plimsoll_estimator::{Estimator, SpatialAet};
@@ -52,12 +52,12 @@ pub struct SpatialAet {
     times: Histogram,
     /// Times of first references.
     firsts: Histogram,
-    /// Of reuses, by bucket of `times`, how popular their pages are.
+    /// Summed popularity of the pages of reuses, by bucket of `times`.
     weights: Vec<f64>,
     /// References to sampled pages.
     sampled: u64,
     references: u64,
-    /// The sampled references at hand; empty between batches.
+    /// The sampled references of the current block; empty between batches.
     at_hand: Vec<SampledPage>,
     witness: Witness,
 }
@@ -70,7 +70,7 @@ struct Seen {
 }
 
 impl SpatialAet {
-    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0; which ones, `seed` decides.
+    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0, selected by `seed`.
     ///
     /// # Errors
     ///
@@ -89,14 +89,14 @@ impl SpatialAet {
         })
     }
 
-    /// How many references were to sampled pages.
+    /// Number of references to sampled pages.
     #[must_use]
     pub fn sampled(&self) -> u64 {
         self.sampled
     }
 
     /// The reuse times of the whole stream, times the sampling rate, as estimated from the sample;
-    /// none without a sampled reference.
+    /// empty without a sampled reference.
     #[must_use]
     pub fn reuse_times(&self) -> ReuseTimes {
         if self.sampled == 0 {
@@ -104,7 +104,7 @@ impl SpatialAet {
         }
         let sampled = self.sampled as f64;
         let expected = self.sample.rate() * self.references as f64;
-        // Sum over the pages of their references squared; first references weigh their page's.
+        // Sum over the pages of the square of their references; first references add their page's part.
         let weight = self.weights.iter().sum::<f64>() + sampled;
         let surplus = sampled - expected;
         let deviations = surplus / weight.sqrt();
@@ -117,7 +117,7 @@ impl SpatialAet {
             times.record(time, longer - corrected);
             longer = corrected;
         };
-        // Those dismissed.
+        // The part of the deficit not attributed to the sampled pages.
         fall_to(1, misses - surplus);
         for (time, count) in self.times.counts() {
             misses -= count as f64;
@@ -142,8 +142,8 @@ impl SpatialAet {
             self.firsts.record(now);
             return;
         }
-        // A page of r references has r * r pairs of them: r with its first, and two for
-        // each one before with every other. So no second pass is needed.
+        // A page with r references has r * r pairs of references: one for its first, and two for
+        // each earlier one with every later one. So no second pass is needed.
         let weight = 2.0 * (seen.uses - 1) as f64;
         let time = now - before;
         self.times.record(time);
@@ -179,7 +179,7 @@ impl Estimator for SpatialAet {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let estimate = self.reuse_times().curve()?;
-        // The references seen, not those that they stand for.
+        // The number of observed references, not of those that they represent.
         let estimate = MissRatioCurve::new(estimate.points().to_vec(), self.sampled())?;
         self.witness.widen(&estimate)
     }

@@ -1,43 +1,43 @@
-//! A `HyperLogLog` counter: how many distinct pages were seen, in 2^p bytes whatever they are.
+//! A `HyperLogLog` counter: the number of distinct pages, in 2^p bytes regardless of that number.
 //!
-//! A page's hash names one of `m = 2^p` registers by its first `p` bits and a rank by the zeros after
-//! them; a register keeps the largest rank it was given. Two counters are merged by taking the
-//! larger of each register, so the counter of a long stretch is had from those of its parts,
-//! and a page seen twice changes nothing.
+//! The first `p` bits of a page's hash select one of `m = 2^p` registers, and the number of zeros after
+//! them gives a rank; a register stores the largest rank so far. Two counters are merged by taking the
+//! maximum of each register, so the counter of a long interval is obtained from those of its sub-intervals,
+//! and repeated pages have no effect.
 //!
-//! The count is read from how many registers hold each rank. These numbers are kept as
-//! registers change, so that a count costs a loop over the ranks and not over
-//! the registers. The estimator needs no table of biases and no switch to
-//! another one for small counts.
+//! The count is computed from the number of registers with each rank. These numbers are updated
+//! with the registers, so that a count costs a loop over the ranks instead of the
+//! registers. The estimator needs no bias table and no
+//! other estimator for small counts.
 //!
 //! Source: [Flajolet07] for the sketch, with [Heule13]'s 64-bit hashes; [Ertl17] §4 (algorithm 6, the improved raw estimator) for the count.
 //! Standard error: `1.04 / sqrt(m)`, less below `m` pages.
-//! Cost: O(1) for a page, 2^p + 260 bytes.
-//! Not here: sparse forms.
+//! Cost: O(1) per page, 2^p + 260 bytes.
+//! Not here: sparse representations.
 
 use std::f64::consts::LN_2;
 
 /// Smallest and largest supported `p`.
 pub(super) const PRECISIONS: std::ops::RangeInclusive<u32> = 4..=18;
 
-/// Ranks there are at the smallest `p`, the most of all, and zero.
+/// Number of ranks at the smallest `p`, where it is largest, plus one for zero.
 const RANKS: usize = 64;
 
-/// Counts are below this, whatever the registers hold: enough for every page of 2^64 bytes.
+/// Upper bound on counts, whatever the registers: enough for every page of 2^64 bytes.
 pub(super) const COUNT_MAX: u64 = 1 << 52;
 
 /// The update of a counter by one page: a register and its new rank.
 ///
-/// Packed, because lists of them are what counters are merged from.
+/// Packed, because counters are merged from lists of marks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark(u32);
 
 impl Mark {
-    /// The mark of a page with this hash, among `2^precision` registers.
+    /// The mark of a page with this hash, for `2^precision` registers.
     #[inline(always)]
     pub(super) fn of(hash: u64, precision: u32) -> Self {
         let register = hash >> (u64::BITS - precision);
-        // The bit below the last of the hash ends the zeros at the latest there.
+        // The bit below the last one of the hash limits the number of zeros.
         let rest = hash << precision | 1 << (precision - 1);
         #[expect(clippy::cast_possible_truncation, reason = "at most 18 bits")]
         Self((register as u32) << 8 | (rest.leading_zeros() + 1))
@@ -64,14 +64,14 @@ impl Mark {
 #[derive(Debug, Clone)]
 pub(super) struct HyperLogLog {
     registers: Vec<u8>,
-    /// How many registers hold each rank.
+    /// Number of registers with each rank.
     held: [u32; RANKS],
-    /// Largest rank held.
+    /// Largest rank of any register.
     top: u8,
 }
 
 impl HyperLogLog {
-    /// A counter that has seen nothing, of `2^precision` registers.
+    /// An empty counter with `2^precision` registers.
     pub(super) fn new(precision: u32) -> Self {
         let mut counter = Self {
             registers: vec![0; 1 << precision],
@@ -82,7 +82,7 @@ impl HyperLogLog {
         counter
     }
 
-    /// Forgets everything, keeping the memory.
+    /// Resets the counter, keeping its memory.
     pub(super) fn clear(&mut self) {
         self.registers.fill(0);
         self.held = [0; RANKS];
@@ -90,9 +90,9 @@ impl HyperLogLog {
         self.top = 0;
     }
 
-    /// Takes in `marks` and keeps, in order, those that changed something.
+    /// Adds `marks`, and keeps those in the list, in order, that changed a register.
     ///
-    /// A counter that has seen all that this one has is changed by none of the others.
+    /// A counter that includes everything this one has counted is not changed by the removed marks.
     pub(super) fn absorb(&mut self, marks: &mut Vec<Mark>) {
         let mut kept = 0;
         for index in 0..marks.len() {
@@ -102,7 +102,7 @@ impl HyperLogLog {
             let before = *register;
             if mark.rank() > before {
                 *register = mark.rank();
-                // Sums over all registers, which stay below 2^19.
+                // Counts of registers, which stay below 2^19.
                 let held = &mut self.held[usize::from(before % 64)];
                 *held = held.wrapping_sub(1);
                 let held = &mut self.held[usize::from(mark.rank() % 64)];
@@ -116,10 +116,10 @@ impl HyperLogLog {
 
     /// The estimated number of distinct pages, rounded to a whole one.
     ///
-    /// A counter that has counted more never reports less.
+    /// Never decreases when pages are added.
     pub(super) fn count(&self) -> u64 {
         let registers = self.registers.len() as f64;
-        // The largest rank a hash can have: it stands for "this or more".
+        // The largest rank that a hash can have: it means "this or more".
         let last = u64::BITS as usize - self.registers.len().trailing_zeros() as usize + 1;
         let top = usize::from(self.top);
         let mut sum = if top == last {
@@ -141,13 +141,13 @@ impl HyperLogLog {
         count
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(super) fn memory_bytes(&self) -> usize {
         self.registers.capacity()
     }
 }
 
-/// [Ertl17]: the registers never reached, `x` of all; infinite if that is all of them.
+/// Function sigma of [Ertl17], for registers without a rank, a share `x` of all; infinite for all of them.
 fn sigma(mut x: f64) -> f64 {
     if x == 1.0 {
         return f64::INFINITY;
@@ -164,7 +164,7 @@ fn sigma(mut x: f64) -> f64 {
     }
 }
 
-/// [Ertl17]: the registers at the last rank, all but `x` of them.
+/// Function tau of [Ertl17], for registers at the largest rank, all but a share `x`.
 fn tau(mut x: f64) -> f64 {
     if x == 0.0 || x == 1.0 {
         return 0.0;
@@ -181,7 +181,7 @@ fn tau(mut x: f64) -> f64 {
     }
 }
 
-/// Registers of a stretch of the stream still going on, with a list of those that hold anything.
+/// Registers of an unfinished interval of the stream, with a list of those in use.
 #[derive(Debug, Clone)]
 pub(super) struct Marks {
     registers: Vec<u8>,
@@ -207,21 +207,21 @@ impl Marks {
         }
     }
 
-    /// Everything added, the largest rank of each register.
+    /// Appends a mark for each register in use.
     pub(super) fn list_into(&self, marks: &mut Vec<Mark>) {
         marks.clear();
         let registers = self.touched.iter().map(|&register| register as usize);
         marks.extend(registers.map(|register| Mark::new(register, self.registers[register])));
     }
 
-    /// Forgets everything, keeping the memory.
+    /// Resets the registers, keeping their memory.
     pub(super) fn clear(&mut self) {
         for register in self.touched.drain(..) {
             self.registers[register as usize] = 0;
         }
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(super) fn memory_bytes(&self) -> usize {
         self.registers.capacity() + self.touched.capacity() * size_of::<u32>()
     }
@@ -317,7 +317,7 @@ mod tests {
                 prop_assert!(merged.count() >= before);
             }
             prop_assert_eq!(merged.count(), count_of(precision, pages.into_iter(), 3));
-            // The numbers of registers by rank are those of the registers.
+            // The numbers of registers by rank agree with the registers.
             for (rank, &held) in merged.held.iter().enumerate() {
                 let registers = merged.registers.iter().filter(|&&r| usize::from(r) == rank);
                 prop_assert_eq!(registers.count(), held as usize);

@@ -1,23 +1,23 @@
 //! Exact reuse distances inside one interval of the stream.
 //!
 //! Counters that start at interval borders cannot distinguish events between two borders. An
-//! interval is short, so the definition itself is cheap there: each page has the timestamp of
-//! its last access, each timestamp that is some page's last access is a bit, and the pages accessed
-//! since are the bits after the page's own ([Olken81], without the tree, because
+//! interval is short, so the definition can be evaluated directly: each page has the timestamp of
+//! its last access, each timestamp that is some page's last access is a bit, and the number of pages accessed
+//! since is the number of bits after the page's own ([Olken81], without the tree, because
 //! the bits of one interval fit into the first-level cache).
 //!
-//! The table of pages is never emptied: an entry of an earlier interval counts as free.
+//! The table of pages is never cleared: an entry of an earlier interval counts as free.
 //!
-//! Cost: one probe of a table of 32 to 64 bytes for each reference of the interval; to count, at most 16
+//! Cost: one probe of a table of 32 to 64 bytes for each reference of the interval; for a count, at most 16
 //! words of bits and one sum for every 512 references since the last use.
 
-/// Words counted together: one entry of `groups`.
+/// Number of words counted together: one entry of `groups`.
 const GROUP_WORDS: usize = 8;
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     page: u64,
-    /// Interval number (never 0 where a page was put), then the time within it.
+    /// Interval number (never 0 for a used slot), then the time within it.
     interval: u32,
     time: u32,
 }
@@ -34,22 +34,22 @@ fn ones(words: &[u64]) -> u32 {
 /// The LRU stack of one interval.
 #[derive(Debug, Clone)]
 pub(super) struct Interval {
-    /// At least twice as many as an interval has references; a power of two.
+    /// Number of slots: a power of two, at least twice the number of references in an interval.
     slots: Vec<Slot>,
-    /// Multiplies hashes, and the high bits of that choose the slot: whoever knows the hashes does not know the slots.
+    /// Secret multiplier of hashes; the high bits of the product select the slot, so that slots cannot be predicted.
     salt: u64,
     shift: u32,
     number: u32,
-    /// Bit `t` is set if the reference at time `t` is its page's last one.
+    /// Bit `t` is set if the reference at time `t` is the last one to its page.
     words: Vec<u64>,
-    /// Bits marked in each group of words.
+    /// Number of set bits in each group of words.
     groups: Vec<u32>,
     references: u32,
     distinct: u32,
 }
 
 impl Interval {
-    /// Room for `length` references, at least 1.
+    /// Creates a stack with room for `length` references, at least 1.
     pub(super) fn new(length: u32, salt: u64) -> Self {
         let length = length as usize;
         let slots = (2 * length).next_power_of_two();
@@ -71,18 +71,18 @@ impl Interval {
         }
     }
 
-    /// How many references the interval has so far.
+    /// Number of references in the interval so far.
     pub(super) fn references(&self) -> u32 {
         self.references
     }
 
-    /// How many distinct pages it has so far.
+    /// Number of distinct pages in the interval so far.
     pub(super) fn distinct(&self) -> u32 {
         self.distinct
     }
 
-    /// Takes the next reference; there must be room for it. Returns how many other pages were used since
-    /// the page was last used in this interval, or `None` if it was not.
+    /// Processes the next reference; there must be room for it. Returns the number of other pages used since
+    /// the page's last use in this interval, or `None` if there was none.
     #[inline(always)]
     pub(super) fn touch(&mut self, page: u64, hash: u64) -> Option<u32> {
         let now = self.references;
@@ -113,7 +113,7 @@ impl Interval {
                 let word = before as usize / 64;
                 self.words[word] &= !(1 << (before % 64));
                 self.groups[word / GROUP_WORDS] -= 1;
-                // The page's new bit stands after the old one.
+                // The page's new bit is after the old one.
                 return Some(self.standing_after(before) - 1);
             }
             index = (index + 1) & mask;
@@ -136,7 +136,7 @@ impl Interval {
         marked
     }
 
-    /// Forgets everything for the next interval, keeping the memory.
+    /// Resets the stack for the next interval, keeping its memory.
     pub(super) fn clear(&mut self) {
         let words = self.references.div_ceil(64) as usize;
         self.words[..words].fill(0);
@@ -151,7 +151,7 @@ impl Interval {
         };
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(super) fn memory_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>()
             + self.words.capacity() * size_of::<u64>()
@@ -178,7 +178,7 @@ mod tests {
             salt in any::<u64>(),
         ) {
             let mut interval = Interval::new(length, salt);
-            // As after 4 billion intervals, all but a few.
+            // The state after nearly 4 billion intervals.
             interval.number = u32::MAX - 2;
             for pages in pages.chunks(length as usize) {
                 let mut naive = NaiveStack::default();

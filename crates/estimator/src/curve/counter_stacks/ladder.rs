@@ -1,57 +1,57 @@
-//! The stack of counters as a schedule: which counters there are, which is counted when,
+//! The set of counters and its schedule: which counters exist, when each is counted,
 //! and what follows from their counts.
 //!
-//! **What counts say.** Let a counter that began at `s` rise from `b` to `a` while the stream runs from `u` to
-//! `v`. The `a - b` references that raised it are those to a page not used since `s`. So in this stretch
+//! **Information in the counts.** Let a counter that began at `s` rise from `b` to `a` while the stream runs from `u` to
+//! `v`. The `a - b` references that raised it are those to a page not used since `s`. So in this interval
 //!
-//! - a memory of `a` pages or more misses at most `a - b` times: a page used since `s` has at most
-//!   `a` pages used since then, itself included;
+//! - a memory of `a` pages or more misses at most `a - b` times, because a page used since `s` has at most
+//!   `a` pages used since then, including itself;
 //! - a memory of `b` pages or fewer misses at least `a - b` times.
 //!
-//! Of two neighbours, the older one rises less: the difference is the references to pages last used
-//! between the two beginnings. At a time when the counters stand at `y` (younger) and `o` they
+//! Of two neighbours, the older one rises less; the difference is the number of references to pages last used
+//! between the two starts. If the counts at that time are `y` (younger) and `o` (older), these references
 //! hit from a size above `y` and at most `o` on ([`Rise`], [`Cell`]).
 //!
-//! **Levels.** None of this needs all counters to be counted at the same times. A counter of age `t` says
-//! sizes to within a share of itself if it is counted every small share of `t`.
-//! So counters are kept in levels: level `l` is counted every `2^l` intervals, and a counter moves up
-//! when its age is `reach` times that. Level `l` divides the references not seen since its *seam*, the
-//! counter next below it, whose beginning ends what the lower levels divide.
-//! Each reference is divided by one level. The seam lives until its level's stretch is over; counters
-//! move only when all levels concerned are at a border.
+//! **Levels.** The counters need not all be counted at the same times. A counter of age `t` resolves
+//! sizes to within a given share if it is counted at intervals that are a small share of `t`.
+//! Counters are therefore assigned to levels: level `l` is counted every `2^l` intervals, and a counter moves up
+//! when its age is `reach` times that. Level `l` classifies the references not seen since its *seam*, the
+//! counter next below it, whose start bounds the range of the lower levels.
+//! Each reference is classified by one level. The seam is kept until its level's interval is over; counters
+//! move only when all affected levels are at a border.
 //!
-//! **Pruning.** A counter goes when its two neighbours agree within `delta`: without it no two neighbours
-//! are further apart than that, and never will be, for their difference only shrinks. (The paper drops the
-//! younger of two that agree, after which the gap is up to twice as wide.)
+//! **Pruning.** A counter is removed when its two neighbours agree within `delta`: without it, no two neighbours
+//! differ by more than that, now or later, because their difference only shrinks. (The paper removes the
+//! younger of two counters that agree, after which the gap is up to twice as wide.)
 //!
-//! All of this is a function of the counts alone, in whole numbers, so that who reads recorded counts
-//! comes to the same counters as who made them.
+//! The schedule is a function of the counts alone, in whole numbers, so that a reader of recorded counts
+//! reconstructs the same counters as the writer.
 //!
-//! Source: [Wires14] §3; levels are ours, as is counting the increments of a counter and not of a cell.
+//! Source: [Wires14] §3; levels are ours, and so is counting the increments of a counter instead of a cell.
 //! Cost: with `delta` 0.05, 40 counters on level 0 and about 20 on each of log2(intervals / 40) others.
-//! Not here: what counts (`hyper_log_log`, or a record of it in `stream`).
+//! Not here: the counting itself (`hyper_log_log`, or recorded counts in `stream`).
 
-/// Shares are whole numbers of 2^-24.
+/// Shares are represented as whole numbers of 2^-24.
 pub(super) const SHARE_ONE: u32 = 1 << 24;
 
-/// A counter in the ladder. `sketch` is what counts: nothing, if counts are read from a stream.
+/// A counter in the ladder. `sketch` does the counting; it is empty if counts are read from a stream.
 #[derive(Debug, Clone)]
 pub(super) struct Counter<S> {
-    /// Place in the stream of the first reference it saw.
+    /// Position in the stream of the first reference it counted.
     pub(super) start: u64,
     /// Distinct pages when its level was last counted.
     pub(super) count: u64,
-    /// How much it rose in its last stretch, and how long that was.
+    /// Its increase in the last interval of its level, and the length of that interval.
     pub(super) rose: (u64, u64),
     pub(super) sketch: S,
 }
 
-/// A counter over one stretch of the stream.
+/// The increase of a counter over one interval of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rise {
-    /// Where the counter began.
+    /// Position at which the counter began.
     pub(super) start: u64,
-    /// Distinct pages at the beginning of the stretch.
+    /// Distinct pages at the beginning of the interval.
     pub(super) before: u64,
     /// Distinct pages at its end.
     pub(super) after: u64,
@@ -63,7 +63,7 @@ impl Rise {
     }
 }
 
-/// Two neighbouring counters over one stretch `from..until` of the stream.
+/// Two neighbouring counters over one interval `from..until` of the stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cell {
     pub(super) younger: Rise,
@@ -76,27 +76,27 @@ pub(super) struct Cell {
 pub(super) struct Level<S> {
     /// Older ones first.
     pub(super) counters: Vec<Counter<S>>,
-    /// Where the stretch being seen began.
+    /// Start of the current interval of the level.
     pub(super) began: u64,
-    /// The seam when the stretch began. Not used on level 0.
+    /// The seam's count at the start of the interval. Not used on level 0.
     pub(super) seam: Rise,
 }
 
-/// Counters of all ages, the young ones close together.
+/// Counters of all ages; the spacing grows with the age.
 #[derive(Debug, Clone)]
 pub(super) struct Ladder<S> {
     pub(super) levels: Vec<Level<S>>,
-    /// In 2^-24.
+    /// In units of 2^-24.
     delta: u32,
-    /// Full intervals so far.
+    /// Number of complete intervals so far.
     intervals: u64,
     interval: u64,
-    /// Sketches of counters that are gone.
+    /// Sketches of removed counters, for reuse.
     spare: Vec<S>,
 }
 
 impl<S> Ladder<S> {
-    /// Has one counter, from the stream's beginning. Intervals have `interval` references.
+    /// Creates a ladder with one counter, from the stream's beginning. Intervals have `interval` references.
     pub(super) fn new(interval: u32, delta: u32, sketch: S) -> Self {
         let first = Counter {
             start: 0,
@@ -121,15 +121,15 @@ impl<S> Ladder<S> {
         }
     }
 
-    /// The highest level whose stretch ends with the present interval.
+    /// The highest level whose interval ends with the present one.
     pub(super) fn due(&self) -> usize {
         let ends = (self.intervals + 1).trailing_zeros() as usize;
         ends.min(self.levels.len() - 1)
     }
 
-    /// Ends a level's stretch at `until`, which all lower levels' did before. `distinct` pages were
-    /// in the last interval. What each counter counts now says `measure`, from the younger
-    /// ones to the older, given the previous one. `None` if a count is impossible.
+    /// Ends a level's interval at `until`, after those of all lower levels. `distinct` is the number of pages
+    /// in the last interval. `measure` returns each counter's present count, called from the younger
+    /// ones to the older, given the previous count. `None` if a count is impossible.
     pub(super) fn end_stretch(
         &mut self,
         level: usize,
@@ -148,7 +148,7 @@ impl<S> Ladder<S> {
         } else {
             self.seam_rise(level)
         };
-        // An older counter has seen all that the younger one has.
+        // An older counter includes everything that the younger one has counted.
         let mut least = if level == 0 { 0 } else { younger.after };
         for counter in self.levels[level].counters.iter_mut().rev() {
             let after = measure(counter, younger)?;
@@ -164,7 +164,7 @@ impl<S> Ladder<S> {
             counter.rose = (older.amount(), until - from);
             counter.count = older.after;
             if level == 0 && counter.start == from {
-                // The interval's own counter; its distinct pages are known exactly.
+                // The present interval's own counter; its number of distinct pages is known exactly.
                 continue;
             }
             cells(&Cell {
@@ -178,7 +178,7 @@ impl<S> Ladder<S> {
         Some(())
     }
 
-    /// The counter next below `level`, from the beginning of the level's stretch to now.
+    /// The increase of the counter next below `level`, since the beginning of the level's interval.
     pub(super) fn seam_rise(&self, level: usize) -> Rise {
         Rise {
             after: self.seam_of(level).count,
@@ -194,8 +194,9 @@ impl<S> Ladder<S> {
             .expect("the present interval has a counter on level 0")
     }
 
-    /// After all levels up to `due` ended their stretch at `now`, an interval's end: prunes, moves counters up, begins
-    /// the next stretches and the next interval's counter, whose sketch `fresh` makes of an old one or anew.
+    /// Called after all levels up to `due` have ended their interval at `now`, the end of an interval: prunes, moves
+    /// counters up, and starts the next intervals and the next counter, whose sketch is created by `fresh`, from a
+    /// spare one if available.
     pub(super) fn turn(&mut self, now: u64, due: usize, fresh: impl FnOnce(Option<S>) -> S) {
         self.intervals += 1;
         let ends = self.intervals.trailing_zeros() as usize;
@@ -207,7 +208,7 @@ impl<S> Ladder<S> {
             rose: (0, 0),
             sketch: sketch.take().expect("just made"),
         });
-        // From above, so that a counter moves one level at a time. It is that much older by the next border anyhow.
+        // From the top, so that a counter moves up by one level at a time; it is older at the next border in any case.
         for level in (0..=due).rev() {
             if level >= ends {
                 continue;
@@ -247,20 +248,20 @@ impl<S> Ladder<S> {
         }
     }
 
-    /// The age in references from which a counter belongs above `level`; never, if nothing is pruned.
+    /// The age in references from which a counter belongs above `level`; `None` if nothing is pruned.
     fn age_to_leave(&self, level: usize) -> Option<u64> {
         let reach = (2 * u64::from(SHARE_ONE)).checked_div(u64::from(self.delta))?;
         let length = self.interval.checked_shl(u32::try_from(level).ok()?)?;
         length.checked_mul(reach.max(2))
     }
 
-    /// Drops counters on the levels up to `due` whose neighbours agree.
+    /// Removes counters on the levels up to `due` whose neighbours agree.
     fn prune(&mut self, due: usize) {
         if self.delta == 0 {
             return;
         }
         let kept_share = u128::from(SHARE_ONE - self.delta);
-        // The oldest of these levels is the seam of the next, or the stream's first: it stays.
+        // The oldest counter of these levels is the seam of the next level, or the stream's first: it is kept.
         let mut older = None;
         for level in (0..=due).rev() {
             let youngest_below = self.levels[..level].iter().rev();
@@ -287,7 +288,7 @@ impl<S> Ladder<S> {
         }
     }
 
-    /// Value of the stream's first counter.
+    /// Count of the stream's first counter.
     pub(super) fn distinct(&self) -> u64 {
         self.counters()
             .map(|counter| counter.count)
@@ -295,7 +296,7 @@ impl<S> Ladder<S> {
             .unwrap_or(0)
     }
 
-    /// All counters, in no order.
+    /// All counters, in unspecified order.
     pub(super) fn counters(&self) -> impl Iterator<Item = &Counter<S>> {
         self.levels.iter().flat_map(|level| &level.counters)
     }
@@ -306,7 +307,7 @@ impl<S> Ladder<S> {
         self.counters().map(|counter| &counter.sketch).chain(spare)
     }
 
-    /// Bytes of heap held, what sketches hold apart.
+    /// Bytes of heap allocated, excluding those of the sketches.
     pub(super) fn memory_bytes(&self) -> usize {
         let counters = self.levels.iter().map(|level| level.counters.capacity());
         counters.sum::<usize>() * size_of::<Counter<S>>()
@@ -325,7 +326,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// A counter stack that counts with sets, so that only the ladder can be wrong.
+    /// A counter stack that counts with sets, so that any error is the ladder's.
     struct SetStack {
         ladder: Ladder<BTreeSet<u64>>,
         sizes: Sizes,
@@ -357,7 +358,7 @@ mod tests {
         }
     }
 
-    /// The curve, and how many counters there were at most.
+    /// The curve, and the maximum number of counters.
     fn run(pages: &[u64], interval: usize, delta: f64) -> (MissRatioCurve, usize) {
         let delta = (delta * f64::from(SHARE_ONE)) as u32;
         let mut stack = SetStack {
@@ -391,7 +392,7 @@ mod tests {
         (curve, counters)
     }
 
-    /// Streams whose working set comes, goes and comes again.
+    /// Streams whose working set appears, disappears and reappears.
     fn phases() -> impl Strategy<Value = Vec<u64>> {
         let phase = (0_u64..60, 1_u64..50, any::<bool>(), 1_usize..120);
         let phase = phase.prop_flat_map(|(first, pages, in_turn, references)| {
@@ -406,7 +407,7 @@ mod tests {
     }
 
     proptest! {
-        // The twin counts every counter anew after every reference.
+        // The twin recounts every counter after every reference.
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn counting_after_every_reference_is_exact_lru(pages in phases(), size in 1_usize..120) {
@@ -436,7 +437,7 @@ mod tests {
             prop_assert!(point.low <= truth + 1e-9, "{} {truth}", point.low);
             prop_assert!(truth <= point.high + 1e-9, "{} {truth}", point.high);
             if delta == 0.0 {
-                // Distances within intervals are known here besides.
+                // Distances within intervals are also known here.
                 let (fewest, most) = counter_stack_misses(&pages, interval, size);
                 prop_assert!(fewest as f64 / all <= point.low + 1e-9);
                 prop_assert!(point.high <= most as f64 / all + 1e-9);

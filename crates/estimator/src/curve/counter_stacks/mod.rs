@@ -1,26 +1,26 @@
-//! Counter Stacks: the LRU curve from counts of distinct pages, started anew every so often.
+//! Counter Stacks: the LRU curve from counts of distinct pages, by counters started at regular intervals.
 //!
-//! A counter of the distinct pages since time `s` rises at exactly those references whose page was not used
-//! since `s`, and stands then at the size from which a memory hits everything used since `s`. Counters
-//! from many beginnings so give the curve, without a table of pages (`ladder` has the argument and its
-//! bounds). A counter is a `HyperLogLog` of 2^p bytes, however many pages there are.
+//! A counter of the distinct pages since time `s` rises exactly at the references to a page not used
+//! since `s`; its count is then the size from which a memory hits everything used since `s`. Counters
+//! with many starting times thus give the curve, without a table of pages (`ladder` has the argument and its
+//! bounds). A counter is a `HyperLogLog` of 2^p bytes, whatever the number of pages.
 //!
 //! Additions to the paper:
 //!
-//! - **One counter is fed.** Pages go into the counter of the present interval only; at its end it is merged
-//!   into the older ones, youngest first. Each has seen all that the next younger one has, so
-//!   what does not change one changes none behind it, and few marks get far (`hyper_log_log`).
+//! - **Only one counter is updated per reference.** Pages are added to the counter of the present interval only; at its end
+//!   it is merged into the older ones, youngest first. Each includes everything that the next younger one has counted, so
+//!   a page that does not change one changes none of the older ones, and few marks get far (`hyper_log_log`).
 //! - **Old counters are counted rarely.** A counter of age `t` is counted every share `delta` of `t` (`ladder`).
-//! - **Inside the present interval distances are exact** (`interval`), as no counter starts there.
-//!   Counters get only the first references of an interval.
-//! - **A [recorded stream](StreamWriter)** keeps every count, and the curve of any window comes out of it.
+//! - **Distances within the present interval are exact** (`interval`), because no counter starts there.
+//!   Counters receive only the first references of an interval.
+//! - **A [recorded stream](StreamWriter)** contains every count, from which the curve of any window can be computed.
 //!
-//! **Band.** The bounds of `ladder` hold for exact counts, and both limits are kept as sums beside the estimate. Counts err
-//! by a share: the edges are widened by 2.5 standard errors of one counter in size, and by a little more in
-//! number of misses (`sizes`), though errors of many counters partly cancel.
+//! **Band.** The bounds of `ladder` hold for exact counts; both limits are accumulated beside the estimate. Counts have a
+//! relative error, so the limits are widened by 2.5 standard errors of one counter in size, and by a little more in
+//! number of misses (`sizes`), although errors of many counters partly cancel.
 //!
-//! Source: [Wires14] for the stack, its pruning, and the stream. Departs as said above and in `ladder`.
-//! Cost: O(1) a reference for the interval, `delta`'s inverse marks at worst at an interval's end; about
+//! Source: [Wires14] for the stack, its pruning, and the stream. Departs as stated above and in `ladder`.
+//! Cost: O(1) per reference for the interval, at worst `1 / delta` marks at an interval's end; about
 //! `log2(intervals * delta) / delta` counters of 2^p bytes.
 //! Not here: I/O beyond `Write` and `Read`; sampling.
 
@@ -42,17 +42,17 @@ use interval::Interval;
 use ladder::{Cell, Ladder, SHARE_ONE};
 use sizes::{CountError, Sizes};
 
-/// How finely counters count. The defaults suit streams of 10^5 references and more.
+/// Precision of the counters. The defaults suit streams of 10^5 references and more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CounterStacksOptions {
-    /// Each counter has `2^precision` registers of a byte, and a standard error of `1.04 / 2^(precision / 2)`. 4 to 18.
+    /// Each counter has `2^precision` one-byte registers, and a standard error of `1.04 / 2^(precision / 2)`. 4 to 18.
     pub precision: u32,
-    /// A counter starts every so many references; distances within an interval are exact. 1 to 2^20.
+    /// Distance between counter starts, in references; distances within an interval are exact. 1 to 2^20.
     pub interval: u32,
-    /// Neighbouring counters that agree within this share have none between them, and counters are
-    /// counted every such share of their age. 0.0, where all are kept and always counted, to 0.5.
+    /// A counter whose neighbours agree within this share is removed, and counters are
+    /// counted every such share of their age. From 0.0, where all are kept and always counted, to 0.5.
     pub delta: f64,
-    /// Which pages share registers.
+    /// Seed of the hash that assigns pages to registers.
     pub seed: u64,
 }
 
@@ -67,23 +67,23 @@ impl Default for CounterStacksOptions {
     }
 }
 
-/// Why counters cannot have these options. Nothing was built.
+/// Why counters cannot be created with these options. Nothing was built.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CounterStacksError {
-    /// Registers too few to count with or too many to keep.
+    /// The precision is out of range.
     #[error("the precision must be from 4 to 18; got {precision}")]
     Precision {
         /// The requested precision.
         precision: u32,
     },
-    /// No interval, or one too long to be exact in.
+    /// The interval is empty or too long.
     #[error("the interval must be from 1 to 2^20 references; got {interval}")]
     Interval {
         /// The requested interval, in references.
         interval: u32,
     },
-    /// A share there is not, or so large that too little is left.
+    /// Delta is out of range.
     #[error("delta must be from 0 to 0.5; got {delta}")]
     Delta {
         /// The requested share.
@@ -153,31 +153,31 @@ pub struct CounterStacks {
     references: u64,
 }
 
-/// The counters, and what came of them.
+/// The counters, and the results derived from them.
 #[derive(Debug, Clone)]
 struct Stack {
     ladder: Ladder<HyperLogLog>,
     /// Pending input of each level's counters.
     marks: Vec<Marks>,
-    /// Marks on their way up; empty between intervals.
+    /// Marks being passed to older counters; empty between intervals.
     list: Vec<Mark>,
     sizes: Sizes,
 }
 
-/// Events of a growing stack. Counts of an interval's end follow its
+/// Receiver of the events of a growing stack. The counts at an interval's end follow its
 /// [`interval`](Recorder::interval), levels rising, younger counters first.
 trait Recorder {
     /// A page was used again within the interval.
     fn reuse(&mut self, distance: u32);
     /// The interval ends; the stream with it, if it is `last`.
     fn interval(&mut self, references: u32, distinct: u32, last: bool);
-    /// A counter rose by `amount`, which is near the next younger one's.
+    /// A counter rose by `amount`, which is close to that of the next younger one.
     fn rise(&mut self, amount: u64, younger: u64);
     /// The interval is complete.
     fn done(&mut self);
 }
 
-/// Nobody listens.
+/// Ignores all events.
 impl Recorder for () {
     fn reuse(&mut self, _distance: u32) {}
     fn interval(&mut self, _references: u32, _distinct: u32, _last: bool) {}
@@ -186,7 +186,7 @@ impl Recorder for () {
 }
 
 impl CounterStacks {
-    /// Counts as configured by `options`.
+    /// Creates counters with these `options`.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl CounterStacks {
         })
     }
 
-    /// How many counters there are now.
+    /// Present number of counters.
     #[must_use]
     pub fn counters(&self) -> usize {
         self.stack.ladder.counters().count()
@@ -248,7 +248,7 @@ impl CounterStacks {
         self.interval.clear();
     }
 
-    /// Ends everything here and now. Returns the stack as it is then, for the curve.
+    /// Returns the stack as if the stream ended here, for the curve.
     fn ended(&self, recorder: &mut impl Recorder) -> Stack {
         recorder.interval(self.interval.references(), self.interval.distinct(), true);
         let mut stack = self.stack.clone();
@@ -260,7 +260,7 @@ impl CounterStacks {
     }
 }
 
-/// References fed to the present interval, which has room for them.
+/// Input of the present interval, which has room for it.
 struct Feed<'a, R> {
     pages: &'a [PageNumber],
     hash: PageHash,
@@ -290,7 +290,7 @@ impl<R: Recorder> Work for Feed<'_, R> {
 }
 
 impl Stack {
-    /// Ends the stretches of all levels up to `due`.
+    /// Ends the intervals of all levels up to `due`.
     fn end(&mut self, due: usize, now: u64, distinct: u64, recorder: &mut impl Recorder) {
         for level in 0..=due {
             let list = &mut self.list;
@@ -336,8 +336,8 @@ impl Stack {
     }
 }
 
-/// Points in time within a stretch at which the counters' heights are taken: as many as make
-/// the steps between them small.
+/// Number of points in time within an interval at which the counts are interpolated: enough for
+/// small steps between them.
 fn times_of(cell: &Cell) -> u64 {
     if cell.older.amount() * 16 <= cell.older.before {
         1
@@ -346,7 +346,7 @@ fn times_of(cell: &Cell) -> u64 {
     }
 }
 
-/// Divides a cell's references among the sizes from which they hit.
+/// Distributes a cell's references over the sizes from which they hit.
 fn place(cell: &Cell, sizes: &mut Sizes) {
     let Cell { younger, older, .. } = cell;
     let mass = younger.amount() as f64 - older.amount() as f64;
@@ -357,7 +357,7 @@ fn place(cell: &Cell, sizes: &mut Sizes) {
     for time in 0..times {
         let height =
             |rise: &ladder::Rise| rise.before + rise.amount() * (2 * time + 1) / (2 * times);
-        // The interval's own pages are known exactly and may be more than an older counter says.
+        // The number of pages in the interval itself is exact and may exceed an older counter's estimate.
         let high = height(older);
         let low = height(younger).min(high);
         sizes.between(low, high, mass / times as f64);
@@ -425,11 +425,11 @@ mod tests {
         curve_of(&mut stacks, pages.iter().copied())
     }
 
-    /// What five seeds came to, at even steps of size and at even ratios of it.
+    /// Results of five seeds, at evenly spaced sizes and at even ratios of sizes.
     struct Accuracy {
         mean_error: f64,
         max_error: f64,
-        /// The least of any seed.
+        /// The minimum over the seeds.
         held: f64,
     }
 
@@ -482,7 +482,7 @@ mod tests {
             ("Zipf 1.0", Box::new(zipf(PAGES, 1.0, 1)), 0.01, 0.03),
             ("Zipf 1.2", Box::new(zipf(PAGES, 1.2, 1)), 0.01, 0.03),
             ("two classes", Box::new(two_classes), 0.01, 0.05),
-            // A cliff is as steep as counters are close.
+            // The steepness of a cliff is limited by the distance between counters.
             ("loop", Box::new(cycle(PAGES)), 0.05, 1.0),
             ("saw", Box::new((0..).map(saw)), 0.03, 0.05),
             ("flips", Box::new((0..).map(flips)), 0.05, 1.0),

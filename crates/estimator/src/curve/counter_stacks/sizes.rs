@@ -1,11 +1,11 @@
-//! References by the size from which they hit, where that is known to lie between two sizes only.
+//! References by the size from which they hit, where that is only known to lie between two sizes.
 //!
-//! Three sums are kept: the estimate, in which a reference between two sizes hits with
-//! a chance that rises evenly from the lower to the upper one; and its two edges, in which
-//! it hits from the lower one on, or from the upper one only. Masses may be negative: they are
-//! differences of counts, which err, and only their sums mean something.
+//! Three sums are accumulated: the estimate, in which the hit probability of a reference between two sizes
+//! rises linearly from the lower to the upper one; and two limits, in which
+//! it hits from the lower size on, or only from the upper one on. Weights may be negative, because they are
+//! differences of counts with errors; only their sums are meaningful.
 //!
-//! Sizes are kept to 1/1024 (`histogram`); 32 bytes for each that may occur.
+//! Sizes are stored to 1/1024 (`histogram`); 32 bytes for each possible size.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
@@ -15,28 +15,28 @@ use crate::parts::histogram::{bucket_of, floor_of};
 struct Bucket {
     /// Hits from this size on.
     jump: f64,
-    /// Change of the hits gained with each page from this size on.
+    /// Change of the hits gained per page from this size on.
     slope: f64,
-    /// Hits from this size on, at the edge of fewest misses.
+    /// Hits from this size on, at the limit of fewest misses.
     early: f64,
-    /// The same at the edge of most misses.
+    /// Hits from this size on, at the limit of most misses.
     late: f64,
 }
 
-/// Deviations that count as possible: all but one in eighty of a normal distribution's.
+/// Standard deviations covered by the band: all but one in eighty of a normal distribution.
 const DEVIATIONS: f64 = 2.5;
 
-/// By how much of themselves counts, and what is had from them, may be off.
+/// Relative errors of counts and of values derived from them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CountError {
-    /// Share of itself that one count is off by, in the root of the mean square.
+    /// Relative root-mean-square error of one count.
     deviation: f64,
     /// Distinct pages of the whole stream.
     distinct: f64,
 }
 
 impl CountError {
-    /// Of counters of `2^precision` registers, in a stream of so many distinct pages.
+    /// The errors of counters with `2^precision` registers, for a stream with this number of distinct pages.
     pub(super) fn new(precision: u32, distinct: u64) -> Self {
         Self {
             deviation: 1.04 / f64::from(1_u32 << precision).sqrt(),
@@ -54,9 +54,9 @@ impl CountError {
         DEVIATIONS * self.deviation
     }
 
-    /// A counter's rise errs as its count does, and besides in how many registers it changes. In
-    /// a whole stream, counters of `size` pages change about `m * distinct / size` of them for the first
-    /// time, which is as good as a count of so many.
+    /// A counter's rise has the relative error of its count, and an additional error in the number of registers it
+    /// changes. In a whole stream, counters of `size` pages change about `m * distinct / size` registers for the first
+    /// time, which is as precise as a count of that many events.
     fn of_misses(&self, size: u64) -> f64 {
         let share = (size as f64 / self.distinct).min(1.0);
         DEVIATIONS * self.deviation * (1.0 + 2.0 * share).sqrt()
@@ -77,13 +77,13 @@ impl Sizes {
         &mut self.buckets[index]
     }
 
-    /// `mass` references hit from `size` on.
+    /// Adds `mass` references that hit from `size` on.
     pub(super) fn exactly(&mut self, size: u64, mass: f64) {
         self.bucket(bucket_of(size)).jump += mass;
         self.bounds(size, size, mass);
     }
 
-    /// `mass` references hit from a size above `low` and at most `high` on, all alike.
+    /// Adds `mass` references that hit from a size above `low` and at most `high` on, uniformly distributed.
     pub(super) fn between(&mut self, low: u64, high: u64, mass: f64) {
         let (first, last) = (bucket_of(low), bucket_of(high));
         if first == last {
@@ -95,26 +95,26 @@ impl Sizes {
         self.bucket(first).slope += slope;
     }
 
-    /// `mass` references hit from no size below `early` on, and from `late` on at the latest.
+    /// Adds `mass` references that hit from no size below `early` on, and from `late` on at the latest.
     pub(super) fn bounds(&mut self, early: u64, late: u64, mass: f64) {
         self.early(early, mass);
         self.late(late, mass);
     }
 
-    /// `mass` references may hit from `size` on.
+    /// Adds `mass` references that may hit from `size` on.
     pub(super) fn early(&mut self, size: u64, mass: f64) {
         self.bucket(bucket_of(size)).early += mass;
     }
 
-    /// `mass` references are sure to hit from `size` on.
+    /// Adds `mass` references that certainly hit from `size` on.
     pub(super) fn late(&mut self, size: u64, mass: f64) {
         let bucket = bucket_of(size);
         let above = usize::from(floor_of(bucket) < size);
         self.bucket(bucket + above).late += mass;
     }
 
-    /// Returns the miss ratio of a stream of `references`. The band is that of the edges, widened by
-    /// what counts may be off.
+    /// Returns the miss ratio of a stream of `references`. The band lies between the limits, widened by
+    /// the errors of the counts.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl Sizes {
         MissRatioCurve::new(points, references)
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(super) fn memory_bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }

@@ -1,4 +1,4 @@
-//! What the average window touches, by its length, and the curve that follows from it.
+//! The number of pages touched by an average window, by its length, and the curve derived from it.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
@@ -6,15 +6,15 @@ use super::FootprintPoint;
 use crate::curve::aet::reuse_times::whole_pages;
 use crate::parts::steps::Steps;
 
-/// Lengths with their counts, in no order.
+/// Lengths with their counts, unordered.
 pub(super) type Lengths = Vec<(f64, u64)>;
 
-/// How many lengths lie above one, and what they sum to.
+/// Number and sum of the lengths above a given one.
 #[derive(Debug, Clone)]
 pub(super) struct Tail {
-    /// Rising.
+    /// In ascending order.
     pub(super) lengths: Vec<f64>,
-    /// Of the lengths from each index on, and 0 behind the last.
+    /// Number of lengths from each index on; 0 after the last.
     pub(super) counts: Vec<f64>,
     pub(super) sums: Vec<f64>,
 }
@@ -48,13 +48,13 @@ impl Tail {
         self.counts[self.above(length)]
     }
 
-    /// Sum of how far lengths lie above `length`.
+    /// Sum of the differences between `length` and all greater lengths.
     pub(super) fn excess(&self, length: f64) -> f64 {
         let index = self.above(length);
         self.sums[index] - length * self.counts[index]
     }
 
-    /// How many lie above, on the average over lengths within half of `width`.
+    /// Number of lengths above `length`, averaged over lengths within half of `width`.
     pub(super) fn mean_count_above(&self, length: f64, width: f64) -> f64 {
         if width == 0.0 {
             return self.count_above(length);
@@ -74,28 +74,28 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Pages in the average window of so many ticks.
+    /// Pages in the average window of this many ticks.
     pub(super) fn pages_in(&self, window: f64) -> f64 {
         let window = window.clamp(0.0, self.ticks);
         let windows = self.ticks - window + 1.0;
-        // Whole numbers while they are below 2^53, so that only the division rounds.
+        // Whole numbers while they are below 2^53, so that only the division is rounded.
         let pages = (self.pages * windows - self.gaps.excess(window)) / windows;
         pages.max(0.0)
     }
 
-    /// The longest window whose average has at most so many pages.
+    /// The longest window whose average has at most this many pages.
     pub(super) fn window_of(&self, pages: f64) -> f64 {
         if pages >= self.pages_in(self.ticks) {
             return self.ticks;
         }
-        // Of gaps all else being equal, the first whose window has more pages.
+        // The first gap whose window has more pages.
         let lengths = &self.gaps.lengths;
         let index = lengths.partition_point(|&length| self.pages_in(length) <= pages);
         let from = index.checked_sub(1).map_or(0.0, |before| lengths[before]);
         let to = lengths
             .get(index)
             .map_or(self.ticks, |&length| length.min(self.ticks));
-        // Up to there, no gap ends: pages * windows is a straight line in the window.
+        // No gap ends before that, so pages * windows is linear in the window.
         let missing = self.pages - pages;
         let slope = self.gaps.counts[index] - missing;
         let window = (self.gaps.sums[index] - missing * (self.ticks + 1.0)) / slope;
@@ -110,28 +110,28 @@ impl Windows {
 /// The average footprint by window length, and the curve derived from it.
 #[derive(Debug, Clone)]
 pub struct AverageWindow {
-    /// All gaps as short as they can be: the most pages.
+    /// With all gaps at their shortest, which gives the most pages.
     pub(super) most: Windows,
     pub(super) middle: Windows,
-    /// All gaps as long as they can be: the least pages.
+    /// With all gaps at their longest, which gives the fewest pages.
     pub(super) least: Windows,
     /// Reuse times.
     pub(super) shortest: Tail,
     pub(super) middles: Tail,
     pub(super) longest: Tail,
-    /// Ages of pages at the end: longest, middle, shortest.
+    /// Ages of pages at the end of the stream: longest, middle, shortest.
     pub(super) lasts: [Tail; 3],
-    /// Ticks that a reuse time is spread over: half of what it is known to.
+    /// Ticks over which a reuse time is smoothed: half of its uncertainty.
     pub(super) width: f64,
     pub(super) unseen: f64,
     pub(super) is_exact: bool,
 }
 
-/// At most so many points on a curve from censored times, and the logarithm's few.
+/// Maximum number of points on a curve from censored times, apart from the few powers of two.
 pub(super) const POINTS: u64 = 512;
 
 impl AverageWindow {
-    /// Pages touched by a window of so many ticks, on the average over all of them: fp.
+    /// Pages touched by a window of this many ticks, averaged over all such windows: fp.
     #[must_use]
     pub fn at(&self, window: f64) -> FootprintPoint {
         let pages = self.middle.pages_in(window);
@@ -142,7 +142,7 @@ impl AverageWindow {
         }
     }
 
-    /// The working set: pages touched in the last so many ticks before the end, \[Denning68\].
+    /// The working set: pages touched in this many ticks before the end, \[Denning68\].
     #[must_use]
     pub fn working_set(&self, window: f64) -> FootprintPoint {
         let [low, pages, high] = [0, 1, 2].map(|bound| {
@@ -154,11 +154,11 @@ impl AverageWindow {
 
     /// Returns the miss-ratio curve.
     ///
-    /// With the number of `references` known, its unit is misses per reference. Without, it is misses per
-    /// touch recorded: a page touched several times between two scans counts once, and the curve stands
-    /// higher than that of the references.
+    /// With the number of `references` known, its unit is misses per reference. Otherwise it is misses per
+    /// recorded touch: a page touched several times between two scans counts once, so the curve lies
+    /// above that of the references.
     ///
-    /// The band is that of the times' bounds. For times known to the tick it has no width.
+    /// The band follows from the bounds of the times. For exactly known times it has no width.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl AverageWindow {
     }
 }
 
-/// Sizes from 1 on below `pages`, rising: powers of two, and from [`POINTS`] evenly spaced ones on those.
+/// Sizes from 1 up to below `pages`, rising: powers of two, and evenly spaced ones from [`POINTS`] on.
 pub(super) fn sizes_below(pages: u64) -> Vec<u64> {
     let step = pages.div_ceil(POINTS).max(1);
     let powers = (0..u64::BITS)

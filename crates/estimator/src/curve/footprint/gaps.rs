@@ -8,7 +8,7 @@ use crate::parts::histogram::Histogram;
 
 /// The gaps of pages, each known to lie within `(lo, hi]` ticks.
 ///
-/// A tick is the unit of time, whatever that is: a reference, or a fraction of a scan's interval.
+/// A tick is the unit of time: for example a reference, or a fraction of a scan's interval.
 ///
 /// ```
 /// use plimsoll_estimator::Footprint;
@@ -34,13 +34,13 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Returns a footprint of nothing.
+    /// Returns an empty footprint.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A page was touched again after more than `lo` and at most `hi` ticks.
+    /// Records a page that was touched again after more than `lo` and at most `hi` ticks.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Footprint {
         self.reuses.record(lo, hi)
     }
 
-    /// A page was touched for the first time, more than `lo` and at most `hi` ticks after the start.
+    /// Records a page's first touch, more than `lo` and at most `hi` ticks after the start.
     ///
     /// # Errors
     ///
@@ -58,7 +58,8 @@ impl Footprint {
         self.firsts.record(lo, hi)
     }
 
-    /// A page's last touch was more than `lo` and at most `hi` ticks before the end; in the last tick is 1 before.
+    /// Records a page's last touch, more than `lo` and at most `hi` ticks before the end; a touch in the last tick is 1
+    /// before.
     ///
     /// # Errors
     ///
@@ -67,18 +68,18 @@ impl Footprint {
         self.lasts.record(lo, hi)
     }
 
-    /// Says that reuses after up to so many ticks may have gone unrecorded, as those between two scans do.
+    /// Sets the time up to which reuses may be unrecorded, in ticks, such as those between two scans.
     pub fn set_unseen(&mut self, ticks: u64) {
         self.unseen = ticks;
     }
 
-    /// How many pages were touched.
+    /// Number of pages touched.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.firsts.count)
     }
 
-    /// Averages over all windows of a time of `ticks`.
+    /// Averages over all windows of a stream of `ticks`.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl Footprint {
         })
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         [&self.firsts, &self.reuses, &self.lasts]
@@ -133,16 +134,16 @@ impl Footprint {
 /// Gaps of one kind.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Gaps {
-    /// Those known to the tick.
+    /// Gaps that are exactly known.
     pub(super) known: Histogram,
-    /// The shortest and the longest that the others can be.
+    /// The minimum and maximum lengths of the other gaps.
     pub(super) short: Histogram,
     pub(super) long: Histogram,
-    /// Twice the middle of each.
+    /// Twice the middle of each of them.
     pub(super) twice_middle: Histogram,
     pub(super) count: u64,
     pub(super) censored: u64,
-    /// Sum of how far the longest lies above the shortest.
+    /// Sum of the differences between maximum and minimum lengths.
     pub(super) widths: f64,
 }
 
@@ -186,7 +187,7 @@ impl Gaps {
         known.chain(censored).collect()
     }
 
-    /// How far apart the bounds of a gap lie, on the average of those that are unknown.
+    /// Mean difference between the bounds of a gap that is not exactly known.
     pub(super) fn mean_width(&self) -> f64 {
         self.widths / self.censored.max(1) as f64
     }

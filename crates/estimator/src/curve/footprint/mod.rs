@@ -1,4 +1,4 @@
-//! Average footprint: how many distinct pages a window of a given length touches, on the average.
+//! Average footprint: the mean number of distinct pages touched by a window of a given length.
 //!
 //! A page is missing from a window exactly when the window lies inside one of the page's *gaps*:
 //! from the start to its first touch, from one touch to the next (its reuse times), from its last touch to
@@ -9,22 +9,22 @@
 //!     fp(w)  =  m  -  sum over all gaps of max(g - w, 0) / (n - w + 1)
 //! ```
 //!
-//! exactly. A memory of `c` pages holds about what the last `w` ticks touched, with `fp(w) = c`; it
-//! misses what was not touched within them. That share of references is the slope of fp at `w`,
-//! but for the windows at the stream's two ends ([Denning68]'s working sets, [DS78] for the slope; [Xiang13] for
-//! finite streams). Here it is counted rather than differentiated: references with reuse times above `w`, first
-//! references among them, which miss at every size as everywhere in this crate.
+//! exactly. A memory of `c` pages contains about the pages touched in the last `w` ticks, with `fp(w) = c`; it misses
+//! pages not touched within them. That share of references is the slope of fp at `w`, apart from the windows at the two
+//! ends of the stream ([Denning68]'s working sets, [DS78] for the slope; [Xiang13] for finite streams). Here it is
+//! counted instead of differentiated: references with reuse times above `w`, including first references, which miss at
+//! every size as everywhere in this crate.
 //!
 //! **Scans.** If accessed pages are only checked periodically, a reuse time is known to lie between two
-//! bounds. All gaps as long as they can be give a lower bound of fp and an upper bound of the
-//! share above `w`, all as short as they can be the opposite; the curve's band is what
-//! follows from the two together. The estimate takes each gap in the middle, for which fp at whole
-//! intervals is the average over aligned windows, and without bias if scans and touches do not keep step.
+//! bounds. Taking all gaps at their longest gives a lower bound of fp and an upper bound of the
+//! share above `w`; taking all at their shortest gives the opposite bounds. The curve's band
+//! follows from both. The estimate takes the middle of each gap, for which fp at whole
+//! intervals is the average over aligned windows, and is unbiased if scans and touches are not synchronised.
 //!
 //! Source: [Xiang13] §2 for the formula, [Denning68] and [DS78]. Departs in counting first references, and
-//! in bounding censored times; those from 2048 ticks on are kept to 1/1024 (`histogram`).
-//! Cost: O(1) a touch with one trip to memory; a table entry a page. O(log) for fp at a window.
-//! Not here: when to scan, and how. The model's own error, that of `aet`: right to 0.01 where references mix.
+//! in bounding censored times; those from 2048 ticks on are stored to 1/1024 (`histogram`).
+//! Cost: O(1) and one cache miss per touch; a table entry per page. O(log) for fp at a window.
+//! Not here: scanning itself and its schedule. The model's own error is that of `aet`: below 0.01 for mixed references.
 
 mod average;
 mod gaps;
@@ -42,7 +42,7 @@ use crate::parts::last_use::LastUse;
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FootprintError {
-    /// No whole number of ticks is above one and at most the other.
+    /// The interval between the bounds is empty.
     #[error("no time lies above {lo} and up to {hi} ticks")]
     NoTime {
         /// The time is above this.
@@ -50,7 +50,7 @@ pub enum FootprintError {
         /// The time is at most this.
         hi: u64,
     },
-    /// A page with a first touch has a last one, and the reverse.
+    /// The numbers of first and last touches differ.
     #[error("{firsts} first touches and {lasts} last ones are not those of the same pages")]
     Unpaired {
         /// First touches recorded.
@@ -58,12 +58,12 @@ pub enum FootprintError {
         /// Last touches recorded.
         lasts: u64,
     },
-    /// Nothing was touched, or no time passed.
+    /// No page was touched, or no time passed.
     #[error("nothing was touched, so there is no footprint")]
     Empty,
 }
 
-/// A number of pages known to lie within bounds.
+/// A number of pages with bounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FootprintPoint {
     /// Lower bound, in pages.
@@ -74,17 +74,17 @@ pub struct FootprintPoint {
     pub high: f64,
 }
 
-/// The average footprint of a whole stream, every reuse time known.
+/// The average footprint of a whole stream whose reuse times are all known.
 ///
-/// The miss ratio is the model's; the band holds that of a small exact sample of the pages as
-/// well (`witness`), so that it shows where the model is wrong.
+/// The miss ratio is the model's; the band also contains that of a small exact sample of the pages
+/// (`witness`), so that it covers the model's error.
 #[derive(Debug, Clone)]
 pub struct AverageFootprint {
-    /// Without the last gaps, which every reference changes.
+    /// Without the last gaps, which change with every reference.
     footprint: Footprint,
     last_use: LastUse,
     references: u64,
-    /// Reuse times of the references at hand; only room to work in.
+    /// Reuse times of the current block of references; a work buffer.
     piece: Vec<u32>,
     witness: Witness,
 }
@@ -92,11 +92,11 @@ pub struct AverageFootprint {
 /// Number of references looked up as a block, so that their reuse times fit into a core's first-level cache.
 const PIECE: usize = 4096;
 
-/// Which pages the witness follows: any number does.
+/// Selects the pages that the witness follows; arbitrary, but constant.
 const WITNESS_SEED: u64 = 0x666f_6f74;
 
 impl AverageFootprint {
-    /// Returns an estimator that has seen nothing.
+    /// Returns an estimator without observations.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -112,7 +112,7 @@ impl AverageFootprint {
     ///
     /// # Errors
     ///
-    /// [`FootprintError::Empty`] if there was none.
+    /// [`FootprintError::Empty`] if nothing was observed.
     pub fn average(&self) -> Result<AverageWindow, FootprintError> {
         let mut footprint = self.footprint.clone();
         footprint.reuses.known.settle();
@@ -189,8 +189,8 @@ mod tests {
         averaged(pages).average().unwrap().curve(None).unwrap()
     }
 
-    /// The footprint of scans after every `interval` references, a tick a reference; a last interval that
-    /// is not whole is left out.
+    /// The footprint of scans after every `interval` references, with one tick per reference; an incomplete last
+    /// interval is left out.
     fn scanned(pages: &[u64], interval: usize) -> AverageWindow {
         let ticks = interval as u64;
         let mut footprint = Footprint::new();
@@ -225,7 +225,7 @@ mod tests {
         distance.mean_absolute_error
     }
 
-    /// The curve by its words: of the windows with at most `size` pages the longest, and what is not used within it.
+    /// The curve by its definition: references not repeated within the longest window with at most `size` pages.
     fn naive_miss_ratio(pages: &[u64], size: u64) -> f64 {
         let fits = |&window: &usize| {
             let (sum, windows) = naive::window_pages(pages, window);

@@ -1,10 +1,10 @@
-//! References by where in cache and ghost list their page was, and the curve of these counts.
+//! Counts of references by the position of their page in cache and ghost list, and the curve of these counts.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
 use super::{GhostError, GhostOptions, as_index, check_pages, filled, too_large};
 
-/// References by where in cache and ghost their page was.
+/// References counted by the position of their page in cache and ghost list.
 ///
 /// The sizes distinguished are the *borders*: `direct`, `direct + segment`, .. `direct + ghost`.
 #[derive(Debug, Clone)]
@@ -14,11 +14,11 @@ pub(super) struct Counts {
     pub(super) hits: u64,
     /// Found in a segment: hits from the border at its end on.
     pub(super) found: Vec<u64>,
-    /// Found beyond the last border, by a cache that held more than `direct`.
+    /// Found beyond the last border, when the cache had more than `direct` pages.
     pub(super) beyond: u64,
-    /// Not found before anything was dropped: misses at every size.
+    /// Not found before any page was dropped: misses at every size.
     pub(super) first: u64,
-    /// Not found, by the number of borders that the list reached: misses at these, unknown at the others.
+    /// Not found, by the number of borders covered by the list: misses at these, unknown at the others.
     pub(super) lost: Vec<u64>,
 }
 
@@ -51,7 +51,7 @@ impl Counts {
         })
     }
 
-    /// A page was found with `depth` others before it. Returns the segment.
+    /// Counts a page that was found with `depth` others before it. Returns the segment.
     #[inline]
     pub(super) fn found(&mut self, depth: u64) -> usize {
         let GhostOptions {
@@ -71,7 +71,7 @@ impl Counts {
         }
     }
 
-    /// A page was not found among the `reach` most recent ones.
+    /// Counts a page that was not found among the `reach` most recent ones.
     #[inline]
     pub(super) fn not_found(&mut self, reach: u64, has_dropped: bool) {
         if has_dropped {
@@ -82,7 +82,7 @@ impl Counts {
         }
     }
 
-    /// How many borders are at most `size`.
+    /// Number of borders that are at most `size`.
     pub(super) fn borders_within(&self, size: u64) -> usize {
         let GhostOptions {
             direct,
@@ -117,7 +117,7 @@ impl Counts {
     pub(super) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
         let references = self.references();
         let ratio = |misses: u64| misses as f64 / references as f64;
-        // Misses at a border: those possible, and of these the certain ones.
+        // Misses at a border: the possible ones, and of these the certain ones.
         let mut misses = references - self.hits;
         let mut least = misses - self.lost[0];
         let floor = ratio(self.first);
@@ -158,7 +158,7 @@ pub(super) fn point(size: u64, miss_ratio: f64, low: f64, high: f64) -> CurvePoi
     }
 }
 
-/// Appends a point, unless the last one is of that size and so knows more (a memory of no pages).
+/// Appends a point, unless the last one has the same size and is more precise (a memory of no pages).
 pub(super) fn push(points: &mut Vec<CurvePoint>, point: CurvePoint) {
     if points.last().is_none_or(|last| last.size < point.size) {
         points.push(point);

@@ -1,24 +1,24 @@
-//! Bit vector of last accesses with a tree of sums: how many of the bits before a time are set.
+//! Bit vector of last accesses with a tree of sums: the number of set bits before a time.
 //!
-//! A bit is set until its page leaves or is used again. Clearing one takes one off every later sum
-//! within its node on each of the tree's levels, 32 children a node.
+//! A bit is set until its page leaves or is used again. Clearing one decrements every later sum
+//! within its node on each of the tree's levels; a node has 32 children.
 
 use super::{GhostError, filled};
 use crate::parts::sys;
 
 /// A sequence of times, with the number of valid ones before each.
 ///
-/// An unused time is valid. It is after all used ones, so it is counted for none of them.
+/// An unused time counts as valid. It is after all used ones, so it is counted for none of them.
 #[derive(Debug, Clone)]
 pub(super) struct Depths {
     pub(super) words: Vec<u64>,
-    /// Standing before each word, within its group of 32.
+    /// Valid times before each word, within its group of 32.
     pub(super) groups: Vec<[u16; CHILDREN]>,
-    /// Standing before each group, within its block of 32.
+    /// Valid times before each group, within its block of 32.
     pub(super) blocks: Vec<[u16; CHILDREN]>,
-    /// Standing before each block, within its region of 32.
+    /// Valid times before each block, within its region of 32.
     pub(super) regions: Vec<[u32; CHILDREN]>,
-    /// Standing before each region.
+    /// Valid times before each region.
     pub(super) totals: Vec<u32>,
 }
 
@@ -60,7 +60,7 @@ impl Depths {
     #[inline(always)]
     pub(super) fn marked_before(&self, time: usize) -> u32 {
         let within = self.words[time / WORD_BITS] & ((1 << (time % WORD_BITS)) - 1);
-        // No sum exceeds the number of times, which 32 bits hold.
+        // No sum exceeds the number of times, which fits into 32 bits.
         self.totals[time / REGION_BITS]
             .wrapping_add(self.regions[time / REGION_BITS][time / BLOCK_BITS % CHILDREN])
             .wrapping_add(u32::from(
@@ -115,7 +115,7 @@ impl Depths {
     }
 }
 
-/// From index `CHILDREN - 1 - child` on, what is taken off the children when one leaves from `child`.
+/// From index `CHILDREN - 1 - child` on: the decrements of the children's sums for a removal from `child`.
 pub(super) const ONE_AFTER: [u16; 2 * CHILDREN] = {
     let mut ones = [0; 2 * CHILDREN];
     let mut index = CHILDREN;
@@ -126,7 +126,7 @@ pub(super) const ONE_AFTER: [u16; 2 * CHILDREN] = {
     ones
 };
 
-/// Takes one off the sums of all children after `child`: a few vector subtractions.
+/// Decrements the sums of all children after `child` by a few vector subtractions.
 #[inline(always)]
 pub(super) fn take_one(sums: &mut [u16; CHILDREN], ones: &[u16; 2 * CHILDREN], child: usize) {
     for (sum, one) in sums

@@ -1,31 +1,29 @@
 //! Ghost list: the misses of a real cache that more memory would have avoided.
 //!
-//! Behind a cache of `direct` pages, a list holds the pages it evicted, most recent first,
+//! Behind a cache of `direct` pages, a list stores the numbers of the pages it evicted, most recent first,
 //! without their contents. A miss whose page is at depth `d` of that list would have been a hit
 //! in a cache of `direct + d + 1` pages, if both cache and list are in LRU order: together
 //! they form one LRU stack. Hits are counted by *segment* of the list, which
 //! gives the miss-ratio curve at `direct`, `direct + segment`, .. up to the list's end.
 //!
-//! **Which segment.** The usual way keeps a marker at the border of every segment, and each miss that
-//! is not found moves all of them: O(segments). Here no border is kept. Every page that enters takes the
-//! next *timestamp*, a bit that is set until the page leaves; a page's depth is the number of
-//! bits after its own. Unused bits are set as well and are never before
-//! a used one, so entering costs only the next number; leaving subtracts one from every later sum
-//! within its node on each level of a tree of 32 children a node: a few vector additions, whatever the depth. Depths
-//! are exact, so at every border of a segment the curve is exact too. (No list that answers for
-//! exact depths can be O(1): Fredman and Saks 1989. Four levels suffice for a million pages.) When
-//! the timestamps are used up, those set are renumbered: O(1) per reference, amortised.
+//! **Finding the segment.** The usual method has a marker at the border of every segment, and each miss that
+//! is not found moves all of them: O(segments). Here no borders are stored. Every page that enters gets the next
+//! *timestamp*, a bit that is set until the page leaves; a page's depth is the number of set bits after its own. Unused
+//! bits are set as well and are never before a used one, so entering costs only the next number; leaving subtracts one
+//! from every later sum within its node on each level of a tree with 32 children per node: a few vector operations,
+//! whatever the depth. Depths are exact, so the curve is exact at every border of a segment. (No list with exact depths
+//! can be O(1): Fredman and Saks 1989. Four levels suffice for a million pages.) When the timestamps are used up, those
+//! set are renumbered: O(1) per reference, amortised.
 //!
-//! **Uncertainty** is in the band. Below `direct` the curve is 1, with a band down to the
+//! **Uncertainty** is represented by the band. Below `direct` the curve is 1, with a band down to the
 //! ratio at `direct`. Within a segment it is the ratio on the left, with a band down to that on
 //! the right. Beyond the list it is the last ratio, with a band down to the share of
-//! references that are certainly first ones: those made before any page fell off the list's end.
+//! references that are certainly first ones: those made before any page was dropped from the list's end.
 //!
-//! Source: [LS07] §4.1 for counts by segment behind a memory, [Patterson95] and [Jones06] for the ghost
-//! buffer itself. Departs in how the segment is found.
-//! Cost: O(levels of the tree), and of a sum for every 2^20 pages, a reference with one trip to memory for the page, two for a page that falls off the end; 53
-//! bytes a page, all of it allocated at the start.
-//! Not here: the cache and its contents; memories smaller than the direct one (`lru`, `shards`).
+//! Source: [LS07] §4.1 for counts by segment behind a memory, [Patterson95] and [Jones06] for the ghost buffer itself.
+//! Departs in how the segment is found. Cost: O(levels of the tree) per reference, plus one sum for every 2^20 pages,
+//! and one cache miss for the page, two if a page is dropped from the end; 53 bytes per page, all of it allocated at
+//! the start. Not here: the cache and its contents; memories smaller than the direct one (`lru`, `shards`).
 
 mod counts;
 mod depths;
@@ -43,7 +41,7 @@ use recency::Recency;
 pub struct GhostOptions {
     /// Size of the cache in front, when full. The curve begins there.
     pub direct: PageCount,
-    /// How many evicted pages are remembered, at least 1. The curve ends at `direct + ghost`.
+    /// Capacity of the ghost list in evicted pages, at least 1. The curve ends at `direct + ghost`.
     pub ghost: PageCount,
     /// Pages from one point of the curve to the next, at least 1; the last segment may be shorter.
     pub segment: PageCount,
@@ -64,36 +62,36 @@ impl GhostOptions {
     }
 }
 
-/// Why a ghost buffer was not built or not resized. One that was there before is as it was.
+/// Why a ghost buffer was not built or not resized. An existing one is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GhostError {
-    /// Nothing to remember evicted pages in.
+    /// The ghost list has no capacity.
     #[error("a ghost list must have at least one page")]
     NoGhost,
-    /// Segments that never end.
+    /// The segment size is 0.
     #[error("a segment must have at least one page")]
     NoSegment,
-    /// More pages than 32 bits number.
+    /// There are more pages than a 32-bit number can index.
     #[error("{pages} pages exceed the maximum of {max}")]
     TooLarge {
-        /// Pages that were to be kept in order.
+        /// Requested number of pages in the list.
         pages: PageCount,
-        /// The most there can be.
+        /// Maximum number of pages.
         max: PageCount,
     },
-    /// The host does not give as much.
+    /// The memory could not be allocated.
     #[error("out of memory for a list of {pages} pages")]
     NoMemory {
-        /// Pages that were to be kept in order.
+        /// Requested number of pages in the list.
         pages: PageCount,
     },
 }
 
-/// The most pages that one buffer keeps in order.
+/// Maximum number of pages in one buffer.
 const PAGES_MAX: u64 = 1 << 30;
 
-/// The ghost buffer behind a real cache, which reports what it does.
+/// The ghost buffer behind a real cache, which reports its hits, misses and evictions.
 ///
 /// The cache calls [`hit_in_cache`](Self::hit_in_cache) for a hit; for a miss
 /// [`missed`](Self::missed), and then [`evicted`](Self::evicted) for each page that it evicts to make room.
@@ -121,7 +119,7 @@ const PAGES_MAX: u64 = 1 << 30;
 pub struct GhostBuffer {
     order: Recency,
     counts: Counts,
-    /// Pages in the cache, by its own reports.
+    /// Number of pages in the cache, by its own reports.
     cached: u64,
 }
 
@@ -130,7 +128,7 @@ impl GhostBuffer {
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if the sizes are none, or the host has no memory for them.
+    /// [`GhostError`] if the sizes are invalid, or the host lacks the memory.
     pub fn new(options: GhostOptions) -> Result<Self, GhostError> {
         let counts = Counts::new(options)?;
         Ok(Self {
@@ -140,21 +138,21 @@ impl GhostBuffer {
         })
     }
 
-    /// A reference hit in the cache.
+    /// Records a reference that hit in the cache.
     pub fn hit_in_cache(&mut self) {
         self.hits_in_cache(1);
     }
 
-    /// So many references hit in the cache.
+    /// Records this number of hits in the cache.
     pub fn hits_in_cache(&mut self, hits: u64) {
         self.counts.hits += hits;
     }
 
-    /// A reference missed, and its page enters the cache. Returns the segment of the ghost, from 0, that
-    /// remembered it, and forgets it there; `None` if none did.
+    /// Records a reference that missed and whose page enters the cache. Returns the segment of the ghost list, from 0,
+    /// in which the page was found, and removes it there; `None` if it was not found.
     ///
-    /// To be called before the page's arrival evicts another: the depth is counted from the
-    /// cache as it was when the reference missed.
+    /// Must be called before the page's arrival evicts another, because the depth is computed from the cache's contents
+    /// at the time of the miss.
     pub fn missed(&mut self, page: PageNumber) -> Option<usize> {
         let below = self.cached;
         self.cached = below.saturating_add(1);
@@ -168,35 +166,35 @@ impl GhostBuffer {
         }
     }
 
-    /// The cache evicted a page. It enters the ghost as the most recent one; the oldest may fall off.
+    /// Records an eviction. The page enters the ghost list as the most recent one; the oldest may be dropped.
     pub fn evicted(&mut self, page: PageNumber) {
         self.cached = self.cached.saturating_sub(1);
         self.order.touch(page);
     }
 
-    /// A page is no longer of use to anybody (freed, overwritten): it is taken out of the ghost or, if
-    /// it is not there, was in the cache.
+    /// Removes a page that can no longer be used (freed, overwritten) from the ghost list or, if
+    /// it is not there, from the cache's count.
     pub fn released(&mut self, page: PageNumber) {
         if self.order.remove(page).is_none() {
             self.cached = self.cached.saturating_sub(1);
         }
     }
 
-    /// Says how many pages the cache holds now, if it was not empty at the start or did not report everything.
+    /// Sets the number of pages in the cache, if it was not empty at the start or did not report everything.
     pub fn set_cached(&mut self, pages: PageCount) {
         self.cached = pages.0;
     }
 
-    /// Changes the size of the cache in front and of the ghost.
+    /// Changes the sizes of the cache in front and of the ghost list.
     ///
-    /// Pages stay, the oldest falling off a smaller ghost; what the cache evicts or takes in
-    /// because of its new size it reports as always. Counts begin anew, since a curve is
-    /// that of one size: take it before. A ghost that grew after pages had fallen off
-    /// does not know the depths from there to its new end until it has filled; the curve's band says so.
+    /// Pages are kept, except for the oldest of a smaller ghost list; the cache reports its evictions and insertions
+    /// due to its new size as always. Counts restart, because a curve belongs
+    /// to one size: read the old one before. A ghost list that grows after pages were dropped
+    /// has unknown depths between its old and its new end until it has filled; the band reflects this.
     ///
     /// # Errors
     ///
-    /// [`GhostError`], and everything is as before.
+    /// [`GhostError`]; the buffer is then unchanged.
     pub fn resize(&mut self, direct: PageCount, ghost: PageCount) -> Result<(), GhostError> {
         let segment = self.counts.options.segment;
         let counts = Counts::new(GhostOptions {
@@ -211,61 +209,61 @@ impl GhostBuffer {
         Ok(())
     }
 
-    /// Forgets all counts and keeps the pages: the next curve is that of the references from here on.
+    /// Resets all counts and keeps the pages: the next curve covers the references from here on.
     pub fn clear_counts(&mut self) {
         self.counts.clear();
     }
 
-    /// Forgets all pages and counts; the cache is taken to be empty. Keeps the memory.
+    /// Removes all pages and counts, and assumes that the cache is empty. Keeps the memory.
     pub fn clear(&mut self) {
         self.order.clear();
         self.counts.clear();
         self.cached = 0;
     }
 
-    /// The sizes.
+    /// The present sizes.
     #[must_use]
     pub fn options(&self) -> GhostOptions {
         self.counts.options
     }
 
-    /// How many pages are remembered.
+    /// Number of pages in the ghost list.
     #[must_use]
     pub fn remembered(&self) -> PageCount {
         PageCount(self.order.len())
     }
 
-    /// References counted: hits in the cache and misses.
+    /// Number of references counted: hits in the cache and misses.
     #[must_use]
     pub fn references(&self) -> u64 {
         self.counts.references()
     }
 
-    /// Misses that a cache larger by `segment * (index + 1)` pages would have saved and one by `segment * index` not.
+    /// Misses that a cache larger by `segment * (index + 1)` pages would have avoided and one by `segment * index` not.
     #[must_use]
     pub fn segment_hits(&self) -> &[u64] {
         self.counts.segment_hits()
     }
 
-    /// Returns the curve of everything counted, from the direct size upward.
+    /// Returns the curve of all counted references, from the direct size upward.
     ///
     /// # Errors
     ///
-    /// [`CurveError::Empty`] if nothing was.
+    /// [`CurveError::Empty`] if there were none.
     pub fn curve(&self) -> Result<MissRatioCurve, CurveError> {
         self.counts.curve()
     }
 
-    /// Bytes of heap held, all of them since the start.
+    /// Bytes of heap allocated, all of them since the start.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.order.memory_bytes() + self.counts.memory_bytes()
     }
 }
 
-/// The ghost buffer behind an LRU memory that is simulated as well: an estimator of a whole stream.
+/// The ghost list behind a simulated LRU memory: an estimator of a whole stream.
 ///
-/// Memory and ghost are one LRU stack of `direct + ghost` pages.
+/// Memory and ghost list form one LRU stack of `direct + ghost` pages.
 #[derive(Debug, Clone)]
 pub struct GhostLru {
     stack: Recency,
@@ -273,11 +271,11 @@ pub struct GhostLru {
 }
 
 impl GhostLru {
-    /// Returns an empty memory with an empty ghost. All memory is allocated here.
+    /// Returns an empty memory with an empty ghost list. All memory is allocated here.
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if the sizes are none, or the host has no memory for them.
+    /// [`GhostError`] if the sizes are invalid, or the host lacks the memory.
     pub fn new(options: GhostOptions) -> Result<Self, GhostError> {
         let counts = Counts::new(options)?;
         let pages = options.direct.0.saturating_add(options.ghost.0);
@@ -287,7 +285,8 @@ impl GhostLru {
         })
     }
 
-    /// Misses of the memory that one larger by `segment * (index + 1)` pages would have saved and one by `segment * index` not.
+    /// Misses that a memory larger by `segment * (index + 1)` pages would have avoided and one by `segment * index`
+    /// not.
     #[must_use]
     pub fn segment_hits(&self) -> &[u64] {
         self.counts.segment_hits()
@@ -332,7 +331,8 @@ fn too_large(pages: u64) -> GhostError {
     }
 }
 
-/// Returns `len` copies of `item`, in huge pages if the kernel has them, or says for how many `pages` there was no memory.
+/// Returns `len` copies of `item`, in huge pages if available; the error states for how many `pages` memory was
+/// lacking.
 fn filled<T: Clone>(item: T, len: usize, pages: u64) -> Result<Vec<T>, GhostError> {
     let mut items = Vec::new();
     items
@@ -345,7 +345,7 @@ fn filled<T: Clone>(item: T, len: usize, pages: u64) -> Result<Vec<T>, GhostErro
     Ok(items)
 }
 
-/// A number of pages that was checked against what memory holds.
+/// Converts a number of pages that has been checked against the maximum.
 fn as_index(pages: u64) -> usize {
     usize::try_from(pages).expect("at most PAGES_MAX")
 }
@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Every size's band holds the truth, and at the borders there is no band.
+    /// Checks that every size's band contains the truth, and that the band has no width at the borders.
     fn check(curve: &MissRatioCurve, options: GhostOptions, truth: impl Fn(u64) -> f64) {
         for size in 0..options.direct.0 + options.ghost.0 + 50 {
             let (point, truth) = (curve.at(PageCount(size)), truth(size));
@@ -434,7 +434,7 @@ mod tests {
             assert_eq!(curve.at(PageCount(end - 1)), point(end - 1, 1.0, 0.1, 1.0));
             assert_eq!(curve.at(PageCount(end)), point(end, 0.1, 0.1, 0.1));
         }
-        // One page more than both hold: all that is known is that 500 were first ones.
+        // One page more than both can contain: all that is known is that 500 were first references.
         let curve = curve_of(&mut GhostLru::new(sizes).unwrap(), cycle(501).take(5_010));
         assert_eq!(curve.at(PageCount(500)), point(500, 1.0, 1.0, 1.0));
         let floor = 501.0 / 5_010.0;
@@ -472,7 +472,7 @@ mod tests {
             refused(5, 1, 0),
             (GhostError::NoSegment, Some(GhostError::NoSegment))
         );
-        // A cache in front may be of any size; one that is simulated may not.
+        // A cache in front may have any size; a simulated one may not.
         assert_eq!(refused(1 << 40, 1, 1), (too_large((1 << 40) + 1), None));
         let whole = too_large(u64::MAX);
         assert_eq!(refused(1, u64::MAX, 1), (whole, Some(whole)));
@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(ghost.remembered(), PageCount(2));
         // Page 1 is behind page 3 only.
         assert_eq!(ghost.missed(PageNumber(1)), Some(1));
-        // From the cache: the next miss finds room, and a page was not deep but late.
+        // Evicted from the cache: the next miss finds room.
         ghost.evicted(PageNumber(4));
         ghost.released(PageNumber(5));
         assert_eq!(ghost.missed(PageNumber(4)), Some(0));
@@ -593,7 +593,7 @@ mod tests {
             }
             let curve = lru.curve().unwrap();
             check(&curve, sizes, |size| exact.miss_ratio(PageCount(size)));
-            // The same behind a cache of its own.
+            // The same with an external cache.
             let mut buffer = GhostBuffer::new(sizes).unwrap();
             let mut cache = Cache { size: as_index(direct), pages: VecDeque::new() };
             for &page in &pages {
@@ -614,7 +614,7 @@ mod tests {
             steps in prop::collection::vec((0_u64..40, 0..4), 1..600),
             (direct, ghost, segment) in (0_u64..20, 1_u64..30, 1_u64..6),
         ) {
-            // A cache that is in no order at all.
+            // A cache without any order.
             let mut buffer = GhostBuffer::new(options(direct, ghost, segment)).unwrap();
             buffer.set_cached(PageCount(direct));
             let mut list: Vec<u64> = Vec::new();
@@ -671,7 +671,7 @@ mod tests {
                 let (point, truth) = (curve.at(PageCount(size)), truth(size));
                 prop_assert!(point.low <= truth && truth <= point.high, "{} {:?} {}", size, point, truth);
             }
-            // A stack that only lost its end knew all the rest.
+            // A stack that only lost its end had complete information about the rest.
             if direct <= sizes.0 && direct + ghost <= sizes.0 + sizes.1 {
                 for size in borders(buffer.options()).filter(|&size| size > 0) {
                     let point = curve.at(PageCount(size));

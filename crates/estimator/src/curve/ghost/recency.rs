@@ -1,6 +1,6 @@
 //! A bounded number of pages in the order of their last use, each with its exact depth.
 //!
-//! A table by open addressing holds the time at which each page was used last, and `depths` counts the
+//! An open-addressing table stores the time at which each page was last used, and `depths` counts the
 //! pages used after that time.
 
 use plimsoll_flow::PageNumber;
@@ -14,30 +14,30 @@ use crate::parts::sys;
 #[derive(Debug, Clone)]
 pub(super) struct Recency {
     pub(super) hash: PageHash,
-    /// Open addressing with linear probing, homes in the order of the hash.
+    /// Open addressing with linear probing; home slots are in the order of the hash.
     pub(super) slots: Vec<Slot>,
-    /// The page that took each time.
+    /// The page of each time.
     pub(super) pages: Vec<PageNumber>,
     pub(super) depths: Depths,
-    /// The time to be taken next.
+    /// The time to be assigned next.
     pub(super) next: usize,
     /// No valid time is before this one.
     pub(super) oldest: usize,
     pub(super) len: usize,
     pub(super) capacity: usize,
-    /// Pages that fell off the end.
+    /// Number of pages dropped from the end.
     pub(super) dropped: u64,
 }
 
-/// A page's place in the table.
+/// A page's slot in the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
     pub(super) page: PageNumber,
-    /// [`FREE`] if no page is here.
+    /// [`FREE`] if the slot is free.
     pub(super) time: u32,
 }
 
-/// The time that is never taken.
+/// A time that is never assigned.
 pub(super) const FREE: u32 = u32::MAX;
 
 /// Number of references by which the table's lines are prefetched.
@@ -48,7 +48,7 @@ impl Recency {
         check_pages(capacity)?;
         let pages = capacity;
         let capacity = as_index(capacity);
-        // Half of the times and more are free after numbering anew, and a third of the slots are at any time.
+        // After renumbering at least half of the times are free, and a third of the slots are always free.
         let times = capacity + capacity + capacity / 2 + 64;
         let slots = (capacity + 1) * 2;
         let free = Slot {
@@ -72,18 +72,18 @@ impl Recency {
         self.len as u64
     }
 
-    /// Whether a page ever fell off the end: then one not found need not be new.
+    /// Whether a page was ever dropped from the end; if so, a page that is not found need not be new.
     pub(super) fn has_dropped(&self) -> bool {
         self.dropped > 0
     }
 
-    /// Makes a page the most recent. Returns how many were before it, if it was here.
+    /// Makes a page the most recent. Returns the number of pages before it, if it was present.
     pub(super) fn touch(&mut self, page: PageNumber) -> Option<u64> {
         self.touch_at(page, self.home_of(page))
     }
 
-    /// Makes each of `pages` the most recent, in turn, and says how many were before it, if it was here;
-    /// how many there were; and whether any had fallen off the end, both before it came.
+    /// Makes each of `pages` the most recent, in turn. Reports for each how many pages were before it, if it was
+    /// present, and, as of the time before, the number of pages and whether any had been dropped from the end.
     pub(super) fn touch_all(
         &mut self,
         pages: &[PageNumber],
@@ -98,7 +98,7 @@ impl Recency {
             if let Some(&page) = pages.get(index + AHEAD) {
                 homes[index % AHEAD] = self.fetch(page);
             }
-            // Its place has arrived by now; mostly it is at home there.
+            // Its slot has arrived in the cache by now; usually it is the home slot.
             let soon = homes[(index + AHEAD / 2) % AHEAD];
             self.depths.fetch(self.slots[soon].time as usize);
             let (reach, has_dropped) = (self.len(), self.has_dropped());
@@ -106,7 +106,7 @@ impl Recency {
         }
     }
 
-    /// Brings a page's place on its way from memory and returns where it is.
+    /// Prefetches a page's slot and returns its position.
     #[inline(always)]
     pub(super) fn fetch(&self, page: PageNumber) -> usize {
         let home = self.home_of(page);
@@ -140,7 +140,7 @@ impl Recency {
         Some(self.depth_and_strike(before.time))
     }
 
-    /// Takes a page out. Returns how many were before it, if it was here.
+    /// Removes a page. Returns the number of pages before it, if it was present.
     pub(super) fn remove(&mut self, page: PageNumber) -> Option<u64> {
         let index = self.index_from(page, self.home_of(page));
         let time = self.slots[index].time;
@@ -162,7 +162,7 @@ impl Recency {
         self.len as u64 - 1 - deeper
     }
 
-    /// Lets the page at the end fall off.
+    /// Drops the page at the end.
     pub(super) fn drop_oldest(&mut self) {
         if self.dropped.is_multiple_of(DROPS_FETCHED as u64) {
             self.fetch_oldest();
@@ -176,7 +176,7 @@ impl Recency {
         self.dropped += 1;
     }
 
-    /// Brings the places of the pages on their way that will fall off next but some.
+    /// Prefetches the slots of the pages that will be dropped soon.
     pub(super) fn fetch_oldest(&self) {
         let mut time = self.oldest;
         for nth in 0..2 * DROPS_FETCHED {
@@ -185,7 +185,7 @@ impl Recency {
                 return;
             }
             if nth >= DROPS_FETCHED {
-                // Freeing a place looks at those behind it, up to the next line.
+                // Freeing a slot inspects those after it, up to the next cache line.
                 let home = self.fetch(self.pages[time]);
                 sys::prefetch(&self.slots, home + SLOTS_OF_A_LINE);
             }
@@ -193,7 +193,7 @@ impl Recency {
         }
     }
 
-    /// Moves the times marked to the front, in their order.
+    /// Renumbers the valid times from the front, in their order.
     pub(super) fn number_anew(&mut self) {
         for slot in &mut self.slots {
             if slot.time != FREE {
@@ -211,7 +211,7 @@ impl Recency {
         self.oldest = 0;
     }
 
-    /// Returns the same pages with room for another number, the oldest falling off.
+    /// Returns the same pages with another capacity; drops the oldest if it is smaller.
     pub(super) fn resized(&self, capacity: u64) -> Result<Self, GhostError> {
         let mut resized = Self::new(capacity)?;
         let mut time = self.oldest;
@@ -224,7 +224,7 @@ impl Recency {
         Ok(resized)
     }
 
-    /// Forgets all pages, keeping the memory.
+    /// Removes all pages, keeping the memory.
     pub(super) fn clear(&mut self) {
         for slot in &mut self.slots {
             slot.time = FREE;
@@ -236,7 +236,7 @@ impl Recency {
         self.dropped = 0;
     }
 
-    /// Where a search for the page begins.
+    /// The slot at which a search for the page begins.
     #[inline(always)]
     pub(super) fn home_of(&self, page: PageNumber) -> usize {
         let scaled = u128::from(self.hash.of(page)) * self.slots.len() as u128;
@@ -249,14 +249,14 @@ impl Recency {
         self.index_from(page, self.home_of(page))
     }
 
-    /// Where the page is, or the free place where it belongs.
+    /// The page's slot, or the free slot where it belongs.
     #[inline(always)]
     pub(super) fn index_from(&self, page: PageNumber, home: usize) -> usize {
         let mut index = home;
         loop {
             let slot = self.slots[index];
             if slot.page == page || slot.time == FREE {
-                // A free place may hold the number of a page that left.
+                // A free slot may still have the number of a page that left.
                 return index;
             }
             index = self.after(index);
@@ -272,7 +272,7 @@ impl Recency {
         }
     }
 
-    /// Frees a place, moving pages back that would not be found behind it.
+    /// Frees a slot, moving back pages that could not be found behind it.
     pub(super) fn free(&mut self, index: usize) {
         let slots = self.slots.len();
         let way = |from: usize, to: usize| {
@@ -304,5 +304,5 @@ impl Recency {
 
 pub(super) const SLOTS_OF_A_LINE: usize = 64 / size_of::<Slot>();
 
-/// Pages that fall off between two looks ahead for those to come.
+/// Number of drops between two prefetches of the next ones.
 pub(super) const DROPS_FETCHED: usize = 16;

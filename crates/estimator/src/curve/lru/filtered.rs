@@ -1,18 +1,19 @@
 //! Exact LRU of a stream whose most recently used pages were filtered out during recording.
 //!
-//! A recorder holds the `filter` pages that a processor used most recently, in LRU order, and records only when a page enters
-//! this set and when another leaves it. A reference to a page in the set is only counted. This is sufficient for
+//! A recorder tracks the `filter` pages that a processor used most recently, in LRU order, and records only when a page
+//! enters this set and when another leaves it. A reference to a page in the set is only counted. This is sufficient for
 //! all sizes from the filter's size up: pages leave in the order of their last use, so below the filter the LRU stack
-//! is the pages outside in the order of leaving, and the page that enters has before it all in the filter and
-//! those outside that left after it. Misses of a memory of `filter` pages or more are the same as of the whole stream.
+//! consists of the pages outside in the order of leaving, and a page that enters has before it all pages in the filter
+//! and those outside that left after it. Misses of a memory of `filter` pages or more are the same as of the whole
+//! stream.
 //!
-//! With several processors each has a filter, and a page is outside when it has left all that it was in. Then the
-//! order of leaving is not quite that of last use, and depths are off by less than the pages of all filters: the curve
-//! begins at their sum.
+//! With several processors each has a filter, and a page is outside when it has left all filters that it was in. The
+//! order of leaving is then not exactly that of last use, and depths are off by less than the pages of all filters: the
+//! curve begins at their sum.
 //!
-//! Source: [Mattson70] for the stack, [Olken81] for counting in it (`access_tree`).
-//! Cost: O(log pages) per record; 40 bytes for each page ever recorded.
-//! Not here: the filter itself; sizes below it, where the curve is 1 with a band down to the ratio at the filter's size.
+//! Source: [Mattson70] for the stack, [Olken81] for counting in it (`access_tree`). Cost: O(log pages) per record; 40
+//! bytes for each page ever recorded. Not here: the filter itself; sizes below it, where the curve is 1 with a band
+//! down to the ratio at the filter's size.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
@@ -20,19 +21,19 @@ use crate::curve::lru::times_for;
 use crate::parts::access_tree::AccessTree;
 use crate::parts::hash::{PageMap, page_map};
 
-/// Times that a small stack has, so that it is not numbered anew all the time.
+/// Minimum number of times of a stack, so that a small one is not renumbered constantly.
 const TIMES_MIN: usize = 512;
 
-/// Where a page is.
+/// Position of a page.
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    /// In the filters of so many processors.
+    /// In the filters of this number of processors.
     Filter(u32),
-    /// Outside, since this time.
+    /// Outside since this time.
     Outside(u32),
 }
 
-/// The estimator, fed with the records of the filters.
+/// Exact LRU estimator that is fed with the records of the filters.
 ///
 /// ```
 /// use plimsoll_estimator::FilteredLru;
@@ -56,22 +57,22 @@ enum Place {
 pub struct FilteredLru {
     filter: PageCount,
     pages: PageMap<Place>,
-    /// Pages in filters.
+    /// Number of pages in filters.
     held: usize,
-    /// Those outside in the order of leaving.
+    /// Pages outside, in the order of leaving.
     outside: AccessTree,
     reuses: Vec<u64>,
-    /// Records of a page that entered.
+    /// Number of records of a page that entered.
     entered: u64,
     accesses: u64,
-    /// Pages known when counting began.
+    /// Number of pages in the stack when counting began.
     known: u64,
-    /// Records that contradict those before.
+    /// Number of records that contradict earlier ones.
     contradictions: u64,
 }
 
 impl FilteredLru {
-    /// Returns an estimator behind filters of `filter` pages in all.
+    /// Returns an estimator behind filters with `filter` pages in total.
     #[must_use]
     pub fn new(filter: PageCount) -> Self {
         Self {
@@ -87,8 +88,8 @@ impl FilteredLru {
         }
     }
 
-    /// A page enters a processor's filter: a reference. Whether the page that makes room was told to leave before or
-    /// after is the same.
+    /// Records a page that enters a processor's filter: a reference. The record of the page that makes room may come
+    /// before or after this one.
     pub fn enter(&mut self, page: PageNumber) {
         self.entered += 1;
         match self.pages.insert(page, Place::Filter(1)) {
@@ -102,7 +103,7 @@ impl FilteredLru {
                 self.reuses[distance] += 1;
                 self.held += 1;
             }
-            // Another processor holds it: a hit at all sizes from the filters' up.
+            // Another processor's filter contains it: a hit at all sizes from the filters' up.
             Some(Place::Filter(filters)) => {
                 self.pages
                     .insert(page, Place::Filter(filters.saturating_add(1)));
@@ -110,8 +111,8 @@ impl FilteredLru {
         }
     }
 
-    /// A page leaves a processor's filter. Of one that was in none, which a recording that begins in the middle may tell,
-    /// it is only counted.
+    /// Records a page that leaves a processor's filter. If the page was in no filter, which is possible in a recording
+    /// that begins in the middle, the record is only counted.
     ///
     /// # Panics
     ///
@@ -134,30 +135,30 @@ impl FilteredLru {
         }
     }
 
-    /// So many references were made, those that entered among them.
+    /// Adds to the number of references made, including those that entered a filter.
     pub fn accesses(&mut self, count: u64) {
         self.accesses = self.accesses.saturating_add(count);
     }
 
-    /// References made: those counted, or those that entered if they were more.
+    /// Number of references: as counted, or those that entered if these are more.
     #[must_use]
     pub fn references(&self) -> u64 {
         self.accesses.max(self.entered)
     }
 
-    /// How many distinct pages were ever referenced.
+    /// Number of distinct pages ever referenced.
     #[must_use]
     pub fn distinct(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
-    /// Pages recorded as leaving that were in no filter.
+    /// Number of pages recorded as leaving that were in no filter.
     #[must_use]
     pub fn contradictions(&self) -> u64 {
         self.contradictions
     }
 
-    /// References that miss in a memory of `size` pages, at least the filters' sum; first references miss.
+    /// Number of references that miss in a memory of `size` pages, at least the filters' sum; first references miss.
     #[must_use]
     pub fn misses(&self, size: PageCount) -> u64 {
         let first = self.pages.len() as u64 - self.known;
@@ -194,10 +195,11 @@ impl FilteredLru {
         MissRatioCurve::new(points, references)
     }
 
-    /// Returns the curve of only those references that the filters' pages would miss and that were not first ones; `None` if
-    /// there were none.
+    /// Returns the curve of only those references that miss in a memory of the filters' size and are not first ones;
+    /// `None` if there were none.
     ///
-    /// So above the filters' size it is comparable with a trace by traps, whose hot set hides the same references.
+    /// Above the filters' size it is therefore comparable with a trace by traps, whose hot set hides the same
+    /// references.
     #[must_use]
     pub fn curve_past_filter(&self) -> Option<MissRatioCurve> {
         let from = usize::try_from(self.filter.0).unwrap_or(usize::MAX);
@@ -214,7 +216,7 @@ impl FilteredLru {
         MissRatioCurve::new(points, all).ok()
     }
 
-    /// Counts anew from here on; what lies where in the stack stays known, so that a page used before is no first
+    /// Resets the counts and keeps the stack, so that a later reference to a page used before is not a first
     /// reference.
     pub fn clear_counts(&mut self) {
         self.reuses.clear();
@@ -223,7 +225,7 @@ impl FilteredLru {
         self.known = self.pages.len() as u64;
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, Place)>()
@@ -377,7 +379,7 @@ mod tests {
         for page in (0..10).cycle().take(30) {
             filter.access(page, false, &mut lru);
         }
-        // Three more from ten pages below the top, hits of the filter, and one from five below.
+        // Three more from ten pages below the top, hits in the filter, and one from five below.
         for page in (90..100).chain((90..93).cycle().take(500)).chain([98]) {
             filter.access(page, false, &mut lru);
         }

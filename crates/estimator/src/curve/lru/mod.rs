@@ -19,7 +19,7 @@
 //! distances (in 8 MiB). At 64 thousand pages all of these are in the caches, and the bit vector takes half.
 //!
 //! Source: [Mattson70] for stack distances, [Olken81] for counting them in a tree.
-//! Cost: O(log pages) a reference; 17 to 25 bytes a page, and 8 for each distance that can be.
+//! Cost: O(log pages) per reference; 17 to 25 bytes per page, and 8 for each possible distance.
 //! Not here: sampling (`shards`, `window`), several processors (`parallel`).
 
 mod filtered;
@@ -50,24 +50,24 @@ use crate::parts::sys;
 pub struct LruStack {
     last_use: LastUse,
     times: AccessTree,
-    /// Of the pages at hand; only room to work in.
+    /// Last accesses of the current pages; a work buffer.
     before: Vec<u32>,
 }
 
-/// References taken at once: enough for trips to overlap, few enough for the first-level cache.
+/// References processed at once: enough for cache misses to overlap, few enough for the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
-/// Times a small stack has, so that it is not numbered anew all the time.
+/// Minimum number of times of a stack, so that a small one is not renumbered constantly.
 const TIMES_MIN: usize = 512;
 
-/// Times for every page after numbering anew: three of four are free.
+/// Times per page after renumbering: three of four are free.
 const TIMES_PER_PAGE: usize = 4;
 
-/// Returns how many times a row has after numbering `pages` anew, more than `room` of them free.
+/// Returns the number of times after renumbering `pages`, more than `room` of them free.
 ///
 /// # Panics
 ///
-/// At 2^32 pages, which take 100 GB of memory before.
+/// At 2^32 pages, which would already take 100 GB of memory.
 pub(crate) fn times_for(pages: usize, room: usize) -> usize {
     let most = NEVER as usize - 1023;
     let times = (pages * TIMES_PER_PAGE).max(pages + 2 * room).min(most);
@@ -86,12 +86,12 @@ impl LruStack {
         }
     }
 
-    /// Moves a page to the top. Returns its reuse distance: how many *other*
-    /// pages were touched since it was last, or `None` if it never was.
+    /// Moves a page to the top. Returns its reuse distance: the number of *other*
+    /// pages touched since its last access, or `None` if there was none.
     ///
     /// # Panics
     ///
-    /// At 2^32 pages, which take 100 GB of memory before.
+    /// At 2^32 pages, which would already take 100 GB of memory.
     pub fn touch(&mut self, page: PageNumber) -> Option<u64> {
         if self.times.room() == 0 {
             self.number_anew();
@@ -109,8 +109,8 @@ impl LruStack {
         }
     }
 
-    /// Touches the first of the pages, one after the other, as many as make a block; `distances` gets the reuse
-    /// distance of each, [`NEVER`] for a page not touched before. Returns the other pages.
+    /// Touches the first pages of the slice in turn, up to a block; appends the reuse
+    /// distance of each to `distances`, [`NEVER`] for a page not touched before. Returns the remaining pages.
     pub(crate) fn touch_block<'a>(
         &mut self,
         pages: &'a [PageNumber],
@@ -127,7 +127,7 @@ impl LruStack {
         rest
     }
 
-    /// How many pages were ever touched.
+    /// Number of distinct pages ever touched.
     #[must_use]
     pub fn distinct(&self) -> u64 {
         self.times.marked() as u64
@@ -139,7 +139,7 @@ impl LruStack {
         self.times.reset(TIMES_MIN, 0);
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         let before = self.before.capacity() * size_of::<u32>();
         self.last_use.memory_bytes() + self.times.memory_bytes() + before
@@ -179,18 +179,18 @@ impl Default for LruStack {
 pub struct ExactLru {
     stack: LruStack,
     distances: Distances,
-    /// Of the references at hand; only room to work in.
+    /// Distances of the current block; a work buffer.
     block: Vec<u32>,
 }
 
 impl ExactLru {
-    /// Returns an estimator that has seen nothing.
+    /// Returns an estimator without observations.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many distinct pages were referenced.
+    /// Number of distinct pages referenced.
     #[must_use]
     pub fn distinct(&self) -> u64 {
         self.stack.distinct()
@@ -224,10 +224,10 @@ pub(crate) struct Distances {
 }
 
 impl Distances {
-    /// Counts one reference for each entry; [`NEVER`] for a first one.
+    /// Counts one reference per entry; [`NEVER`] for a first reference.
     pub(crate) fn count(&mut self, distances: &[u32]) {
         self.references += distances.len() as u64;
-        // First references become 0 here, no less than any other.
+        // First references become 0 here and do not affect the maximum.
         let largest = distances.iter().map(|&d| d.wrapping_add(1)).max();
         let distances_needed = largest.unwrap_or(0) as usize;
         if distances_needed > self.reuses.len() {
@@ -248,7 +248,7 @@ impl Distances {
         sys::advise_huge(&mut self.reuses);
     }
 
-    /// Adds another's counts to these.
+    /// Adds the counts of another histogram.
     pub(crate) fn add(&mut self, other: &Self) {
         self.references += other.references;
         if self.reuses.len() < other.reuses.len() {
@@ -272,13 +272,13 @@ impl Distances {
         steps.into_curve(self.references)
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.reuses.capacity() * size_of::<u64>()
     }
 }
 
-/// Counts a reuse in a list by distance. The list grows to the largest distance,
+/// Counts a reuse in a list by distance. The list grows up to the largest distance,
 /// which is less than the number of pages.
 pub(crate) fn count_reuse(reuses: &mut Vec<u64>, distance: u64) {
     let distance = usize::try_from(distance).expect("a distance counts pages in memory");
@@ -360,8 +360,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_distance_agrees_with_a_list_moved_to_the_front(
-            // References of up to 40 pages make times run out many times;
-            // of up to 700, several times with full blocks marked.
+            // References to up to 40 pages use up the times many times;
+            // references to up to 700 pages several times, with full blocks marked.
             pages in prop_oneof![
                 prop::collection::vec(0_u64..40, 1..4_000),
                 prop::collection::vec(0_u64..700, 1..6_000),

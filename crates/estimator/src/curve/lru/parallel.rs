@@ -1,29 +1,29 @@
 //! Exact LRU for recorded streams, on several processors.
 //!
-//! The stream is taken in waves. A wave's work is divided twice, so that no part of it is done by one alone:
+//! The stream is processed in waves. A wave's work is split in two ways, so that every step is parallel:
 //!
-//! 1. **By page**: when was each reference's page last used? Pages are divided among tables, each of which sees
-//!    all references to its pages, in order. Every time is the place in the whole stream.
-//! 2. **By time**: how many of the last uses before were later than that one? The wave is cut into
-//!    segments. What stands in the row of times (`access_tree`) when a segment begins follows from the answers
-//!    to 1 without counting: all its predecessors' times taken, those before them struck out. That takes a bit
-//!    for each reference; each segment then counts in a row of its own.
+//! 1. **By page**: the last use of each reference's page. Pages are split among tables, each of which processes
+//!    all references to its pages, in order. Times are positions in the whole stream.
+//! 2. **By time**: the number of last uses after that one. The wave is cut into
+//!    segments. The bit vector of times (`access_tree`) at the start of a segment follows from the results
+//!    of step 1 without counting: all earlier times are set, and the last uses before them are cleared. This takes one bit
+//!    operation for each reference; each segment then counts in a vector of its own.
 //!
-//! When the row is used up, the times marked are numbered anew, table by table.
+//! When the vector is used up, the valid times are renumbered, table by table.
 //!
-//! So each thread does a share of the very work that [`ExactLru`](crate::ExactLru) does, and there is nothing to merge
-//! but the counts by distance. In [Niu12] (PARDA) a segment finds the distances that lie within it, and
-//! all first references of a segment are then looked up in the stack of those before, in turn: at a million pages,
-//! a quarter of four million references, one after the other. [Bender23] divides by time as well, and sorts.
+//! Each thread thus does a share of the work of [`ExactLru`](crate::ExactLru), and only the counts by distance
+//! have to be merged. In [Niu12] (PARDA) a segment finds the distances that lie within it, and
+//! all first references of a segment are then looked up sequentially in the stack of those before: at a million pages,
+//! a quarter of four million references. [Bender23] also splits by time, and sorts.
 //!
-//! What bounds it: the tables as in `lru`. Dividing the pages and bringing the answers back costs 5 to 10 ns a
-//! reference, little where the tables wait for memory, a quarter more where they do not (Zipf's pages). A later segment has more bits to
-//! set than an earlier one (an eighth of what it costs to count them), and is shorter for that; beyond 8
-//! threads this part gains no more.
+//! Limits: the tables, as in `lru`. Distributing the pages and returning the results costs 5 to 10 ns per reference:
+//! little where the tables wait for memory, a quarter more where they do not (Zipf-distributed pages). A later segment
+//! has more bits to set than an earlier one (at an eighth of the cost of counting them), and is shorter for that
+//! reason; beyond 8 threads this step gains no more.
 //!
 //! Source: ours; [Olken81] for counting last uses.
-//! Cost: as `lru` a reference. Memory beyond it: 28 bytes for each reference of a wave, 15 MB a thread, and for each
-//! thread a row of times (up to 0.6 bytes a page) and counts by distance (8 bytes a page).
+//! Cost: as `lru` per reference. Additional memory: 28 bytes for each reference of a wave, 15 MB per thread, and for
+//! each thread a vector of times (up to 0.6 bytes per page) and counts by distance (8 bytes per page).
 //! Not here: reading the stream.
 
 use std::num::NonZeroUsize;
@@ -38,22 +38,22 @@ use crate::parts::access_tree::AccessTree;
 use crate::parts::hash::PageHash;
 use crate::parts::last_use::{LastUse, NEVER};
 
-/// Maximum number of threads used; more do not help.
+/// Maximum number of threads; more do not help.
 const THREADS_MAX: usize = 256;
 
-/// References of a wave for each thread, unless there is a reason for another number.
+/// Default number of references in a wave for each thread.
 const SEGMENT_REFERENCES: usize = 1 << 19;
 
-/// Tables for each thread, so that threads end at about the same time.
+/// Tables per thread, so that threads finish at about the same time.
 const TABLES_PER_THREAD: usize = 4;
 
-/// Each segment of a wave is so much shorter than the one before: one part in 8.
+/// Each segment of a wave is shorter than the one before by one part in this number.
 const SHORTER: usize = 8;
 
-/// The exact miss-ratio curve of an LRU memory, as [`ExactLru`](crate::ExactLru) finds it, by several threads.
+/// The exact miss-ratio curve of an LRU memory, as from [`ExactLru`](crate::ExactLru), computed by several threads.
 ///
-/// References are kept until there are enough of them for all threads, about half a million for
-/// each. [`observe`](Estimator::observe) then returns when they have been taken in.
+/// References are stored until there are enough for all threads, about half a million for
+/// each. [`observe`](Estimator::observe) then returns after they have been processed.
 ///
 /// ```
 /// use std::num::NonZeroUsize;
@@ -78,7 +78,7 @@ pub struct ParallelLru {
 }
 
 impl ParallelLru {
-    /// Returns an estimator that has seen nothing and will use so many threads, at most 256, the caller's among them.
+    /// Returns an empty estimator that uses this many threads, at most 256, including the caller's.
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl ParallelLru {
         }
     }
 
-    /// How many distinct pages were referenced.
+    /// Number of distinct pages referenced.
     pub fn distinct(&mut self) -> u64 {
         self.waves.finish(|_| {});
         self.waves.row.marked() as u64
@@ -118,7 +118,7 @@ impl Estimator for ParallelLru {
 
 /// Receiver of the distances of a segment.
 trait Sink: Default + Send + Sync {
-    /// Takes the next ones, in order; [`NEVER`] for a first reference.
+    /// Receives the next distances, in order; [`NEVER`] for a first reference.
     fn take(&mut self, distances: &[u32]);
 }
 
@@ -128,19 +128,19 @@ impl Sink for Distances {
     }
 }
 
-/// A stream on its way through, wave by wave.
+/// A stream being processed, wave by wave.
 #[derive(Debug)]
 struct Waves<S> {
-    /// References that make a wave.
+    /// Number of references in a wave.
     wave: usize,
     pending: Vec<PageNumber>,
-    /// Which pages are in which table.
+    /// Assigns pages to tables.
     hash: PageHash,
-    /// A power of two of them.
+    /// The number of tables is a power of two.
     tables: Vec<LastUse>,
     /// State at the start of the next wave.
     row: AccessTree,
-    /// For each reference of a wave the time of its page's last use before it, or [`NEVER`].
+    /// For each reference of a wave the time of its page's previous use, or [`NEVER`].
     before: Vec<AtomicU32>,
     /// One for each thread.
     segments: Vec<Segment<S>>,
@@ -153,23 +153,23 @@ struct Segment<S> {
     sink: S,
     /// References of a part of the wave, by table.
     shares: Vec<Vec<Reference>>,
-    // Only room to work in.
+    // Work buffers.
     before: Vec<u32>,
     distances: Vec<u32>,
 }
 
-/// A reference on its way to a table.
+/// A reference to be processed by a table.
 #[derive(Debug, Clone, Copy)]
 struct Reference {
-    /// As in the table.
+    /// The page's number in the table.
     page: PageNumber,
-    /// In the wave.
+    /// Position in the wave.
     place: u32,
 }
 
 impl<S: Sink> Waves<S> {
     fn new(threads: usize, segment_references: usize) -> Self {
-        // Fewer than 2^24 in a wave, so that a row of 2^32 times has room for many.
+        // Fewer than 2^24 in a wave, so that a vector of 2^32 times has room for many waves.
         let wave = threads.saturating_mul(segment_references).min(1 << 24);
         let tables = match threads {
             1 => 1,
@@ -193,7 +193,7 @@ impl<S: Sink> Waves<S> {
         }
     }
 
-    /// Takes in references; after each wave `each` sees all segments, in the order of the stream.
+    /// Processes references; after each wave `each` is called with all segments, in the order of the stream.
     fn observe(&mut self, mut pages: &[PageNumber], mut each: impl FnMut(&mut [Segment<S>])) {
         while !pages.is_empty() {
             let (now, later) = pages.split_at(pages.len().min(self.wave - self.pending.len()));
@@ -205,7 +205,7 @@ impl<S: Sink> Waves<S> {
         }
     }
 
-    /// Takes in what is pending.
+    /// Processes the pending references.
     fn finish(&mut self, mut each: impl FnMut(&mut [Segment<S>])) {
         if self.pending.is_empty() {
             return;
@@ -223,7 +223,7 @@ impl<S: Sink> Waves<S> {
         each(&mut self.segments);
     }
 
-    /// Does all by one thread, which has nothing to divide.
+    /// Processes everything in one thread, without splitting.
     fn touch(&mut self) {
         let (table, segment) = (&mut self.tables[0], &mut self.segments[0]);
         for pages in self.pending.chunks(BLOCK) {
@@ -263,7 +263,7 @@ impl<S: Sink> Waves<S> {
         });
     }
 
-    /// Gives the distances of the wave to the sinks.
+    /// Passes the distances of the wave to the sinks.
     fn count(&mut self) {
         let starts = segment_starts(self.pending.len(), self.segments.len());
         let (row, before) = (&self.row, &self.before[..self.pending.len()]);
@@ -275,7 +275,7 @@ impl<S: Sink> Waves<S> {
         std::mem::swap(&mut self.row, last);
     }
 
-    /// Numbers the times that stand from 0, in their order, and makes room for a wave.
+    /// Renumbers the valid times from 0, in their order, and makes room for a wave.
     fn number_anew(&mut self) {
         let row = &self.row;
         let tables = Queue::new(self.tables.iter_mut());
@@ -288,7 +288,7 @@ impl<S: Sink> Waves<S> {
         self.row.reset(times_for(pages, self.pending.len()), pages);
     }
 
-    /// Bytes of heap held now, but for those of the sinks.
+    /// Bytes of heap allocated now, excluding those of the sinks.
     fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(LastUse::memory_bytes).sum();
         let segments: usize = self.segments.iter().map(Segment::memory_bytes).sum();
@@ -303,7 +303,7 @@ impl<S: Sink> Waves<S> {
 }
 
 impl<S: Sink> Segment<S> {
-    /// Takes the distances of `mine`, which follow on `earlier` of the wave that finds `row`.
+    /// Computes the distances of `mine`, which follow `earlier` in a wave that starts with `row`.
     fn count(&mut self, row: &AccessTree, earlier: &[AtomicU32], mine: &[AtomicU32]) {
         self.row.copy_from(row);
         if !earlier.is_empty() {
@@ -336,11 +336,11 @@ impl<S: Sink> Segment<S> {
     }
 }
 
-/// Divides a part of a wave, which begins at its reference `start`, by table.
+/// Distributes a part of a wave, which begins at its reference `start`, over the tables.
 ///
-/// Of each run of as many neighbours as there are tables, every table gets one, where
-/// it is known by the run's number. So pages that are dense are dense in each table, and
-/// which one of the run a table gets depends on a hash, so that strides make no table longer than others.
+/// Page numbers are grouped in runs as long as there are tables; every table gets one page of each run, and
+/// identifies it by the run's number. Dense pages are therefore dense in each table, and
+/// a hash determines which page of a run a table gets, so that strides do not overload any table.
 fn share_out(shares: &mut [Vec<Reference>], hash: PageHash, start: u32, pages: &[PageNumber]) {
     let (bits, mask) = (shares.len().ilog2(), shares.len() as u64 - 1);
     shares.iter_mut().for_each(Vec::clear);
@@ -355,7 +355,7 @@ fn share_out(shares: &mut [Vec<Reference>], hash: PageHash, start: u32, pages: &
     }
 }
 
-/// Looks up the references of a share in its table, and sets their times to `now` and on.
+/// Looks up the references of a share in its table, and sets their times from `now` on.
 fn look_up_share(table: &mut LastUse, share: &[Reference], now: u32, before: &[AtomicU32]) {
     let uses = |index: usize| {
         let reference: Reference = share[index];
@@ -366,7 +366,7 @@ fn look_up_share(table: &mut LastUse, share: &[Reference], now: u32, before: &[A
     });
 }
 
-/// Where each segment of so many references begins, and the end.
+/// The start of each segment of a wave with this many references, and the end.
 fn segment_starts(references: usize, segments: usize) -> Vec<usize> {
     // Lengths fall by one part in SHORTER from segment to segment.
     let mut length = 1.0;
@@ -389,7 +389,7 @@ fn segment_starts(references: usize, segments: usize) -> Vec<usize> {
     starts
 }
 
-/// Does all of `work` at once, one of it in this thread.
+/// Processes all of `work` in parallel, one item of it in this thread.
 fn in_parallel<W: Send>(work: Vec<W>, each: impl Fn(W) + Sync) {
     let mut work = work.into_iter();
     let mine = work.next();
@@ -402,7 +402,7 @@ fn in_parallel<W: Send>(work: Vec<W>, each: impl Fn(W) + Sync) {
     });
 }
 
-/// Work items taken by free threads.
+/// Work items to be taken by idle threads.
 struct Queue<I>(Mutex<I>);
 
 impl<I: Iterator> Queue<I> {
@@ -554,7 +554,7 @@ mod tests {
             let starts = segment_starts(references, segments);
             assert_eq!((starts[0], starts[segments]), (0, references));
             let lengths: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
-            // To rounding, by one reference.
+            // Equal up to rounding, by one reference.
             assert!(
                 lengths.windows(2).all(|pair| pair[1] <= pair[0] + 1),
                 "{lengths:?}"
@@ -577,7 +577,7 @@ mod tests {
             let pages: Vec<u64> = pages.iter().map(|page| page.wrapping_mul(spread)).collect();
             let expected = naive(&pages);
             prop_assert_eq!(&online(batch, &pages), &expected);
-            // A thread each for the many waves of a long stream takes its time.
+            // With a thread for each of the many waves of a long stream, this would be slow.
             let pages = &pages[..pages.len().min(60 * threads * segment)];
             let found = parallel(threads, segment, batch, pages);
             prop_assert_eq!(&found[..], &expected[..pages.len()]);

@@ -1,21 +1,21 @@
-//! The curve at small sizes, from short stretches of the stream in which all pages are followed.
+//! The curve at small sizes, from short intervals of the stream in which all pages are followed.
 //!
-//! A sample of one page in a hundred contains little information about sizes below a few hundred pages, and the
-//! few hottest pages, which may or may not be in it, determine its number of references. Hits at
+//! A sample of one page in a hundred contains little information about sizes below a few hundred pages, and its number
+//! of references depends on whether the few hottest pages are in it. Hits at
 //! small sizes, however, can be measured in a short time if all pages are followed: a *burst*.
 //! The stream is divided into stretches; each has one burst at a random position, which
-//! counts for the whole stretch. Stretches get longer, from the burst itself to 128 times
-//! its length, so that a short stream has enough bursts and a long one costs little.
+//! represents the whole stretch. Stretches get longer, from the length of the burst itself to 128 times
+//! that, so that a short stream has enough bursts and a long one costs little.
 //!
-//! A page's first reference in a burst only says that its distance is at least the number
-//! of pages the burst has seen. Such a reference is at risk up to there and then leaves, and
+//! A page's first reference in a burst only shows that its distance is at least the number
+//! of pages seen in the burst so far: a censored observation. It is at risk up to that distance, and
 //! the share of references that reach a distance is the product over the shorter distances of
-//! one less the share that ended there (the product-limit estimator, as in `survival`, here over all distances up
+//! one minus the share that ended there (the product-limit estimator, as in `survival`, here over all distances up
 //! to a small bound).
 //!
 //! Source: [KM58]; bursts and their use as a stratum of SHARDS are ours.
-//! Cost: 20 to 50 ns for a reference in a burst, nothing outside: at most 1 ns over all in a stream of millions.
-//! Not here: what the shares correct (`reuses`).
+//! Cost: 20 to 50 ns for a reference in a burst, nothing outside: at most 1 ns on average in a stream of millions.
+//! Not here: the use of the shares (`reuses`).
 
 use plimsoll_flow::PageNumber;
 
@@ -28,13 +28,13 @@ use crate::parts::sys::prefetch;
 /// Positions prefetched ahead of their use.
 const PREFETCHED: usize = 8;
 
-/// References in a burst for every page of the largest distance.
+/// Length of a burst in references, per page of the largest distance.
 const LENGTH: usize = 8;
 
-/// Longest stretch that a burst stands for, in bursts.
+/// Maximum length of a stretch, in bursts.
 const STRETCH_MAX: u64 = 128;
 
-/// Stretches grow by a burst at a time with bursts of so many references, and faster with longer ones.
+/// Stretches grow by a burst at a time with bursts of this many references, and faster with longer ones.
 const GROWTH_REFERENCES: usize = 4096;
 
 /// An event not observed in `n` samples is less frequent than this over `n`, with 95 % confidence.
@@ -47,9 +47,9 @@ pub(crate) type Reaching = Vec<f64>;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shares {
     pub(crate) all: Reaching,
-    /// By replicate; none of those without a burst.
+    /// By replicate; `None` for those without a burst.
     pub(crate) parts: Vec<Option<Reaching>>,
-    /// As many replicates of equal weight would vary as much.
+    /// Number of replicates of equal weight that would have the same variance.
     pub(crate) effective: f64,
 }
 
@@ -57,35 +57,36 @@ pub(crate) struct Shares {
 pub(crate) struct Bursts {
     hash: PageHash,
     seed: u64,
-    /// References in a burst.
+    /// Length of a burst in references.
     length: usize,
     /// The burst's pages so far.
     pages: Vec<PageNumber>,
-    /// Where in `pages` each was last, plus 1; 0 for a free place. Twice as many as a burst is long.
+    /// The last position of each page in `pages`, plus 1; 0 for a free slot. Twice as many slots as references in a
+    /// burst.
     places: Vec<u32>,
     order: AccessBits,
-    /// References to pass over before the burst goes on or begins.
+    /// References to skip before the burst begins or continues.
     skip: u64,
     /// References between the burst and the end of its stretch.
     rest: u64,
     /// Number of the stretch, from 0, and its length in bursts.
     stretch: u64,
     weight: u64,
-    /// By replicate, in turn: weights of references by distance, and those cut off.
+    /// By replicate, in turn: weights of references by distance, and those censored.
     groups: Vec<Vec<Risk>>,
 }
 
 /// References that reach a distance.
 #[derive(Debug, Clone, Copy, Default)]
 struct Risk {
-    /// Of these, the ones that have it,
+    /// Number of these that have exactly this distance,
     ended: u64,
-    /// and the ones of which only that is known.
+    /// and number of those censored there.
     cut_off: u64,
 }
 
 impl Bursts {
-    /// Looks at distances up to `distance_max`, in bursts eight times as long.
+    /// Measures distances up to `distance_max`, in bursts eight times as long.
     pub(crate) fn new(seed: u64, distance_max: usize) -> Self {
         Self {
             hash: PageHash::salted(),
@@ -107,7 +108,7 @@ impl Bursts {
         self.groups[0].len() - 1
     }
 
-    /// Takes in the next pages of the stream.
+    /// Processes the next pages of the stream.
     pub(crate) fn observe(&mut self, mut pages: &[PageNumber]) {
         if self.length == 0 {
             return;
@@ -186,7 +187,7 @@ impl Bursts {
     }
 
     /// Returns the shares of all references that reach each distance, and those of
-    /// every replicate, none if it had no burst.
+    /// every replicate, `None` if it had no burst.
     pub(crate) fn reaching(&self) -> Shares {
         let mut all = vec![(0.0, 0.0); self.groups[0].len()];
         let (mut sum, mut squares) = (0.0, 0.0);
@@ -215,7 +216,8 @@ impl Bursts {
         }
     }
 
-    /// Returns how far the share of references that miss may be from the one that reaches, at each size from 0.
+    /// Returns the possible difference between the share of references that miss and the share that reaches, from size
+    /// 0 on.
     pub(crate) fn unseen(&self) -> Vec<Unseen> {
         let risks = (0..self.groups[0].len()).map(|distance| {
             let risks = self.groups.iter().map(|group| group[distance]);
@@ -231,7 +233,7 @@ impl Bursts {
             .iter()
             .zip(&risks)
             .map(|(&share, (ended, cut_off))| {
-                // A size hits those of shorter distances.
+                // A size hits references of shorter distances.
                 let above = (surviving / all.max(1.0) - share).max(0.0);
                 let unseen = Unseen { below, above };
                 at_risk -= cut_off;
@@ -244,7 +246,7 @@ impl Bursts {
         unseen.collect()
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(crate) fn memory_bytes(&self) -> usize {
         let groups = self.groups.iter().map(Vec::capacity).sum::<usize>();
         self.pages.capacity() * size_of::<PageNumber>()
@@ -254,14 +256,14 @@ impl Bursts {
     }
 }
 
-/// The shares that reach each distance, from the weights that end there and that are cut off there.
+/// The shares that reach each distance, from the weights that end there and that are censored there.
 fn product_limit(risks: &[(f64, f64)]) -> Reaching {
     let mut at_risk: f64 = risks.iter().map(|(ended, cut_off)| ended + cut_off).sum();
     let mut share = 1.0;
     let mut reaching = Vec::with_capacity(risks.len());
     for &(ended, cut_off) in risks {
         reaching.push(share);
-        // Known to reach this distance, but not how much further.
+        // Known to reach this distance, but not further.
         at_risk -= cut_off;
         if at_risk > 0.0 {
             share *= 1.0 - ended / at_risk;
@@ -300,7 +302,7 @@ mod tests {
                     (seen - 1, true)
                 }
             });
-            // The twin cuts off behind a value, so half a step is needed between the two kinds.
+            // The twin censors after events of the same value, so half a step is needed between the two kinds.
             let observations: Vec<_> = observations
                 .map(|(distance, cut_off)| (2 * distance + u64::from(!cut_off), cut_off))
                 .collect();

@@ -1,20 +1,20 @@
 //! Fixed-size SHARDS: a sample with a maximum number of pages, whose rate falls as the stream grows.
 //!
-//! It starts with every page. When the maximum is exceeded, the pages with the largest hashes
+//! It starts with all pages. When the maximum is exceeded, the pages with the largest hashes
 //! are dropped, an eighth of the sample at once, and the new rate is the one at which the
 //! first dropped page is just not sampled. The remaining pages were in the sample
-//! from the start, and form exactly the sample at that rate.
+//! from the start, and are exactly the sample at that rate.
 //!
-//! A reference counts `1 / R` with the rate `R` of its own time, and needs the size that its distance says at that
-//! rate; nothing counted is ever scaled again. (Its authors scale the old counts down with the rate,
-//! which takes from what is known exactly and gives to what is not.) The correction and the band are those
-//! of `shards`, in the form of `reuses` for a rate that falls.
+//! A reference counts `1 / R` with the rate `R` at its own time, and its size is its distance scaled by that
+//! rate; counts are never rescaled. (The original rescales old counts with the rate,
+//! which reduces counts that are exact.) The correction and the band are those
+//! of `shards`, in the form of `reuses` for a falling rate.
 //!
 //! Until the first page is dropped the curve is exact, and its band has no width.
 //!
-//! Source: [Waldspurger15] §4.3; departs in the counts' scale, in the correction, and in dropping many at once.
-//! Cost: one hash a reference; that of `shards` for the sampled ones. Memory depends on the number of
-//! samples (60 bytes each) and with its logarithm on the largest size: below 1 MiB for 8192.
+//! Source: [Waldspurger15] §4.3; departs in the counts' scale, in the correction, and in dropping many pages at once.
+//! Cost: one hash per reference; that of `shards` for the sampled ones. Memory is proportional to the number of
+//! samples (60 bytes each) and to the logarithm of the largest size: below 1 MiB for 8192.
 //! Not here: a fixed rate (`shards`).
 
 use std::num::NonZeroUsize;
@@ -26,7 +26,7 @@ use crate::curve::shards::bursts::Bursts;
 use crate::estimator::Estimator;
 use crate::parts::hash::PageSample;
 
-/// Buckets to a doubling of the size, as a power of two.
+/// Buckets per doubling of the size, as a power of two.
 const WHOLE_BITS: u32 = 8;
 
 /// The distance in pages up to which bursts are used.
@@ -56,7 +56,7 @@ pub struct FixedSizeShards {
 }
 
 impl FixedSizeShards {
-    /// Samples at most `max_samples` pages at a time; which ones, `seed` decides.
+    /// Samples at most `max_samples` pages at a time, selected by `seed`.
     #[must_use]
     pub fn new(max_samples: NonZeroUsize, seed: u64) -> Self {
         let bursts = Bursts::new(seed, NEAR);
@@ -66,13 +66,13 @@ impl FixedSizeShards {
         }
     }
 
-    /// How many references were to pages sampled at their time.
+    /// Number of references to pages that were sampled at that time.
     #[must_use]
     pub fn sampled(&self) -> u64 {
         self.pages.sampled()
     }
 
-    /// The share of pages that is sampled now: 1.0 until there are more than allowed.
+    /// The share of pages that is sampled now: 1.0 until the maximum is exceeded.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.pages.rate()

@@ -1,40 +1,40 @@
 //! SHARDS: the LRU curve from a spatial sample of pages, at a fixed rate.
 //!
-//! A page is in the sample if its hash is below a share `R` of all hashes, and
-//! then all its references are. Of the pages used between two references to it,
-//! a share `R` is expected in the sample as well, so its distance `d` there stands
-//! for `d / R`. The histogram of one in a hundred pages gives the curve.
+//! A page is in the sample if its hash is below a share `R` of all hashes; all its references
+//! are then sampled. Of the pages used between two references to it,
+//! a share `R` is expected in the sample as well, so its distance `d` there corresponds
+//! to `d / R`. The histogram of one in a hundred pages gives the curve.
 //!
 //! **Sizes.** References that needed between `d / R` and `(d + 1) / R` pages are
-//! the ones found at distance `d`. The step is put in the middle, at
-//! `(d + 1/2) / R + 1/2`: no bias where distances vary, at most `1 / 2R` pages where they
-//! are all the same, and exactly `d + 1` at `R = 1`.
+//! found at distance `d`. The step is put in the middle, at
+//! `(d + 1/2) / R + 1/2`: unbiased where distances vary, off by at most `1 / 2R` pages where they
+//! are all equal, and exactly `d + 1` at `R = 1`.
 //!
-//! **Correction.** The stream's length `N` is known, the sample's `N_s` is known, and
-//! `N_s - R N` is how much the draw of pages was off. Its authors' correction (SHARDS-adj)
+//! **Correction.** The stream's length `N` and the sample's `N_s` are known, and
+//! `N_s - R N` is the sampling error in the number of references. The original correction (SHARDS-adj)
 //! attributes the surplus to hot pages, which hit at every size: correct for
 //! skewed streams, wrong for uniform ones, where a surplus means that too many pages
-//! were drawn and every distance is too long. Here the surplus is apportioned by
+//! were sampled and every distance is too long. Here the surplus is apportioned by
 //! regression on the popularity of the sampled pages (`r` references to a page):
 //!
-//! - It stands for `(N_s - R N) sum(r) / sum(r^2)` pages too many. Distances shrink by that share
-//!   of the pages drawn: fully when all are equally popular, hardly when a few are hot.
-//! - It misses at size `c` as references do that are weighted by their page's popularity.
-//!   These misses are taken off.
-//! - A deficit of three and a half standard deviations (`sqrt(sum(r^2))`) and more is that of hot pages that were
-//!   not drawn, of which the sample can say nothing. They hit everywhere, as in SHARDS-adj.
+//! - It corresponds to `(N_s - R N) sum(r) / sum(r^2)` pages too many. Distances shrink by that share
+//!   of the sampled pages: fully when all are equally popular, hardly when a few are hot.
+//! - Its misses at size `c` are those of references weighted by their page's popularity.
+//!   These misses are subtracted.
+//! - A deficit of three and a half standard deviations (`sqrt(sum(r^2))`) or more is attributed to hot pages outside the
+//!   sample, about which the sample contains no information. They hit everywhere, as in SHARDS-adj.
 //!
-//! **Near references.** A sample of one in a hundred contains little information about sizes below a few hundred pages, and
-//! its number of references depends on whether the hottest pages are in it. `bursts` measures those sizes
-//! directly. So the stream is divided into near references (distances up to 512 pages, more at low rates), whose
-//! share and sizes the bursts tell, and far ones, to which the sample and its correction apply. Where the sample
-//! knows the share better, as in streams that change faster than bursts come, the two are weighted by
-//! their variances. Rates below 1/1024 have no bursts: there the sample stands alone.
+//! **Near references.** A sample of one in a hundred contains little information about sizes below a few hundred pages,
+//! and its number of references depends on whether the hottest pages are in it. `bursts` measures those sizes
+//! directly. The stream is therefore divided into near references (distances up to 512 pages, more at low rates), whose
+//! share and sizes the bursts measure, and far ones, to which the sample and its correction apply. Where the sample
+//! estimates the share better, as in streams that change faster than bursts come, the two are weighted by
+//! their variances. Rates below 1/1024 have no bursts; the sample is then used alone.
 //!
 //! Mean absolute error over 20 seeds of 100 000 pages in 2 million references, at 600 sizes up to 1.2 times the
 //! footprint, at the fixed rate of 1/100 and the fixed size of 1000 (`fixed_size`); *held* is the share of sizes
-//! whose truth lay in the band of 95 %, *width* half its mean width. The ignored test
-//! `print_the_table_of_accuracy` prints it:
+//! whose true ratio lay in the 95 % band, *width* half its mean width. The ignored test
+//! `print_the_table_of_accuracy` prints this table:
 //!
 //! | stream | fixed rate | held | width | fixed size | held | width |
 //! |---|---|---|---|---|---|---|
@@ -49,17 +49,19 @@
 //! | half loop, half Zipf 1.0 | 0.0203 | 0.98 | 0.0852 | 0.0190 | 0.98 | 0.0823 |
 //!
 //! Other seeds, shorter streams and real traces: `plimsoll-bench bands`. The band is too narrow where a trace's near
-//! references come in few phases, as in block traces of sequential requests: there 85 to 89 % of sizes held, of small ones 68 to 80 %.
+//! references come in few phases, as in block traces of sequential requests: there 85 to 89 % of all sizes and 68 to 80
+//! % of small sizes lay in the band.
 //!
-//! **Band.** The sample is split by hash into 16 of a sixteenth of the rate, each with
-//! distances of its own, and bursts go to them in turn; their spread gives the band (`steps`). It is widened by what the
-//! spread cannot show: a step may stand half a quantum (`1 / 2R`) to either side, what no burst saw is bounded
-//! instead of taken for nothing, and where bursts and sample contradict each other it holds both. At `R = 1` it has no width.
+//! **Band.** The sample is split by hash into 16 replicates of a sixteenth of the rate, each with
+//! distances of its own, and bursts are assigned to them in turn; their spread gives the band (`steps`). It is widened
+//! by errors that the spread cannot show: a step may be off by half a quantum (`1 / 2R`) to either side, events not
+//! observed in any burst are bounded instead of assumed absent, and where bursts and sample contradict each other the
+//! band contains both. At `R = 1` it has no width.
 //!
 //! Source: [Waldspurger15] for sampling and SHARDS-adj; the correction here is ours: the difference
-//! estimator of survey sampling, pages drawn independently (Särndal, Swensson, Wretman 1992).
-//! Cost: one hash a reference, in vectors (`filter`); for `R` of the references one table slot and two distances.
-//! Memory for `R` of the pages, some 100 bytes each, and about 1 MB of counts.
+//! estimator of survey sampling with independently drawn pages (Särndal, Swensson, Wretman 1992).
+//! Cost: one vectorised hash per reference (`filter`); for a share `R` of the references one table slot and two
+//! distances. Memory for a share `R` of the pages, some 100 bytes each, and about 1 MB of counts.
 //! Not here: a bound on the number of sampled pages (`fixed_size`).
 
 use std::ops::Range;
@@ -90,7 +92,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0; which ones, `seed` decides.
+    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0, selected by `seed`.
     ///
     /// # Errors
     ///
@@ -103,7 +105,7 @@ impl Shards {
         })
     }
 
-    /// How many references were to sampled pages.
+    /// Number of references to sampled pages.
     #[must_use]
     pub fn sampled(&self) -> u64 {
         self.pages.sampled()
@@ -124,13 +126,13 @@ impl Estimator for Shards {
     }
 }
 
-/// Buckets to a doubling of the size, as a power of two: of a fixed rate, where memory has no bound,
+/// Buckets per doubling of the size, as a power of two: at a fixed rate, where memory is not bounded,
 const WHOLE_BITS: u32 = 10;
 
-/// and of a part of the sample, of which the band is made.
+/// and for a replicate, from which the band is computed.
 const PART_BITS: u32 = 5;
 
-/// A rate has bursts only if the distances they measure are this long in the sample.
+/// Bursts are used at a rate only if the distances they measure are at least this long in the sample.
 const NEAR_DISTANCE_MIN: f64 = 2.0;
 
 /// Smallest and largest distance in pages up to which bursts are used.
@@ -159,24 +161,24 @@ fn near_for(rate: f64) -> usize {
 /// Slots prefetched ahead of their use.
 const PREFETCHED: usize = 8;
 
-/// The references to a sample of the pages, whose rate falls when there are too many.
+/// The references to a sample of the pages, whose rate falls when the sample exceeds its maximum.
 #[derive(Debug, Clone)]
 pub(crate) struct PagesSampled {
     sample: PageSample,
-    /// Most pages that the sample may have.
+    /// Maximum number of pages in the sample.
     pages_max: usize,
     stack: SampledStack,
-    /// Reuses by distance while the sample was everything.
+    /// Reuses by distance while all pages were sampled.
     exact: Vec<u64>,
     exact_references: u64,
     whole: Reuses,
     parts: Vec<Part>,
-    /// Of the references since the sample is not everything.
+    /// Bursts of the references since the first page was dropped.
     bursts: Bursts,
     burst_references: u64,
     /// References seen, sampled or not.
     references: u64,
-    /// The sampled ones at hand.
+    /// The sampled references of the current block.
     chosen: Vec<SampledPage>,
 }
 
@@ -218,13 +220,13 @@ impl PagesSampled {
         self.sample.rate()
     }
 
-    /// How many pages are sampled.
+    /// Number of sampled pages.
     #[cfg(test)]
     pub(crate) fn pages(&self) -> usize {
         self.stack.pages()
     }
 
-    /// How many references were to pages sampled at their time.
+    /// Number of references to pages that were sampled at that time.
     pub(crate) fn sampled(&self) -> u64 {
         let parts = self.parts.iter().map(|part| part.references);
         self.exact_references + parts.sum::<u64>()
@@ -242,7 +244,7 @@ impl PagesSampled {
         self.references += batch.len() as u64;
     }
 
-    /// Takes in the sampled ones of `count` references. Returns which of all were in the time of bursts.
+    /// Processes the sampled ones of `count` references. Returns the range of all references that lay within bursts.
     fn observe_chosen(&mut self, chosen: &[SampledPage], count: usize) -> Range<usize> {
         let mut scale = self.scale();
         let mut begin = if scale.near.is_some() { 0 } else { count };
@@ -256,7 +258,7 @@ impl PagesSampled {
             } else if self.sample.contains_hash(page.hash) {
                 self.touch(page.hash, scale);
             } else {
-                // The rate has fallen since the page was chosen.
+                // The rate has fallen since the page was selected.
                 continue;
             }
             if self.stack.pages() > self.pages_max {
@@ -289,7 +291,7 @@ impl PagesSampled {
         }
     }
 
-    /// Counts a reference while every page is sampled.
+    /// Counts a reference while all pages are sampled.
     fn touch_exactly(&mut self, hash: u64) {
         self.exact_references += 1;
         if let Some(Distances { whole, .. }) = self.stack.touch(hash).distances {
@@ -297,7 +299,7 @@ impl PagesSampled {
         }
     }
 
-    /// Counts a reference to one of a part of the pages.
+    /// Counts a reference while only a part of the pages is sampled.
     #[inline]
     fn touch(&mut self, hash: u64, scale: Scale) {
         let part = &mut self.parts[replicate_of(hash)];
@@ -338,8 +340,8 @@ impl PagesSampled {
         part.reuses.record(far, sizes.map(|(_, part)| part));
     }
 
-    /// Drops the pages with the largest hashes, an eighth of those allowed. The ones that stay are a
-    /// sample at the rate at which the first of the dropped ones would just not be in it.
+    /// Drops the pages with the largest hashes, an eighth of the maximum. The remaining ones are a
+    /// sample at the rate at which the first dropped page would just not be sampled.
     #[cold]
     fn lower_rate(&mut self) {
         let keep = self.pages_max - self.pages_max / 8;
@@ -357,11 +359,11 @@ impl PagesSampled {
             + self.chosen.capacity() * size_of::<SampledPage>()
     }
 
-    /// Returns the shares of references that reach each near distance, and those of every part.
+    /// Returns the shares of references that reach each near distance, and those of every replicate.
     ///
-    /// Bursts give all of them. For the last one the sample has an opinion, too, which is
-    /// better where the stream changes faster than bursts come. Both vary from part to part; they are weighted
-    /// by the inverse of their variances, and the shares before follow in proportion.
+    /// Bursts give all of them. The last one is also estimated by the sample, which is
+    /// better where the stream changes faster than bursts come. Both vary between replicates; they are weighted
+    /// by the inverse of their variances, and the preceding shares are scaled in proportion.
     fn reaching(&self) -> Near {
         let Shares {
             all: bursts,
@@ -374,14 +376,14 @@ impl PagesSampled {
         let fars: Vec<_> = self.parts.iter().map(far_of).collect();
         let sample_variance = variance_of_mean(fars.iter().flatten().copied());
         let burst_far = bursts[last];
-        // If the hottest pages are in no part, all parts agree, and all are wrong: how the surplus is divided
-        // between near and far is a model. It can be wrong by as much as it divides.
+        // If the hottest pages are in no replicate, all replicates agree, and all are wrong: the division of the
+        // surplus between near and far is a model. Its error can be as large as the surplus.
         let sample_far = self.whole.far_share(others, 1.0).unwrap_or(burst_far);
         let divided = sample_far * (1.0 - sample_far) * self.whole.surplus_share(others);
         let division_variance = divided * divided;
         let burst_fars = by_part.iter().flatten().map(|part| part[last]);
-        // Where near references come in lumps that most bursts miss, the spread of the bursts says
-        // nothing of how many were missed. Those that miss them count as all or nothing.
+        // Where near references come in clusters that most bursts miss, the spread of the bursts contains
+        // no information about how many were missed. Bursts that miss them count as all or nothing.
         let seen = burst_fars.clone().count() as f64;
         let misses = burst_fars
             .clone()
@@ -389,7 +391,7 @@ impl PagesSampled {
         let missing = misses.count() as f64 / seen;
         let lumps = missing * sample_far * (1.0 - sample_far);
         let burst_variance = variance_of_mean(burst_fars) * seen / effective + lumps / effective;
-        // If both are 0 or infinite, both are as good.
+        // If both are 0 or infinite, both get the same weight.
         let sample_variance = sample_variance + division_variance;
         let variance = sample_variance + burst_variance;
         let weight = sample_variance / variance;
@@ -398,7 +400,7 @@ impl PagesSampled {
             let far = weight * reaching[last] + (1.0 - weight) * sample;
             scaled(reaching, far)
         };
-        // A few bursts are fewer than the parts: they take turns, and differ the more.
+        // With fewer bursts than replicates, only some have bursts, and their spread is larger.
         let seen: Vec<_> = by_part.into_iter().flatten().collect();
         let stretch = (REPLICATES as f64 / effective).sqrt();
         let mut in_turn = seen.iter().cycle();
@@ -450,7 +452,7 @@ impl PagesSampled {
                 steps.into_curve(part.references)
             });
             let curves: Vec<_> = curves.flatten().collect();
-            // A burst looks at a share of the time, whatever the share of the pages is.
+            // A burst covers a share of the time, whatever the share of the pages.
             let has_bursts = self.burst_references > 0;
             let unsampled = if has_bursts { 1.0 } else { 1.0 - rate };
             let spread = self.whole.spread(rate, pages);
@@ -484,17 +486,17 @@ impl PagesSampled {
 struct Near {
     /// Shares of references that reach each near distance,
     reaching: Reaching,
-    /// and those of every part.
+    /// and those of every replicate.
     parts: Vec<Reaching>,
-    /// The share of bursts that missed them, 0.0 to 1.0: so much of the shares below the last is unknown.
+    /// The share of bursts that missed them, 0.0 to 1.0; the shares below the last are unknown to that extent.
     unknown: f64,
-    /// As many replicates of equal weight would vary as the bursts do.
+    /// Number of replicates of equal weight that would have the same variance as the bursts.
     effective: f64,
-    /// The last share as bursts and sample have it, the lower one first, if they contradict each other.
+    /// The last share by bursts and by sample, the lower one first, if they contradict each other.
     others: Option<(f64, f64)>,
 }
 
-/// Returns `reaching` with the last share at `far`, and those before in proportion.
+/// Returns `reaching` with the last share set to `far`, and those before scaled in proportion.
 fn scaled(mut reaching: Reaching, far: f64) -> Reaching {
     let last = reaching.len() - 1;
     let nearer = 1.0 - reaching[last];
@@ -522,20 +524,20 @@ fn variance_of_mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
 /// Weight of a reference at one rate.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
-    /// `1 / R`: the pages and references that a sampled one stands for.
+    /// `1 / R`: the number of pages and references that a sampled one represents.
     count: f64,
     /// `1 / R - 1`: the covariance of its count with that of a later reference to its page.
     excess: f64,
-    /// The same at half the width.
+    /// The same in single precision.
     weight: f32,
-    /// `(1 / R - 1) / R`: the variance of its count, as the sample estimates it.
+    /// `(1 / R - 1) / R`: the variance of its count, as estimated by the sample.
     own: f64,
-    /// In the time of bursts, the distance in the sample up to which references are near ones; those
+    /// During bursts, the distance in the sample up to which references are near ones; those
     /// of one more are far ones.
     ///
     /// A reference that needs `c` pages has a distance of `c R` on average, but the share of
     /// references with distances below `k` in the sample is, where needs vary smoothly, the share that
-    /// needs less than `(k - 1/2) / R`. So those in between are divided, and near are those that
+    /// needs less than `(k - 1/2) / R`. References in between are therefore split, and near ones are those that
     /// need no more than the bursts' largest distance.
     near: Option<f64>,
 }
@@ -561,7 +563,7 @@ mod tests {
         curve_of(&mut Shards::new(rate, seed).unwrap(), pages)
     }
 
-    /// Mean absolute error over 10 seeds at a rate of 1/50, and share of sizes whose truth the band holds.
+    /// Mean absolute error over 10 seeds at a rate of 1/50, and share of sizes whose true ratio lies in the band.
     fn error_and_coverage(pages: &[u64]) -> (f64, f64) {
         let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
         let sizes: Vec<_> = (1..=600)

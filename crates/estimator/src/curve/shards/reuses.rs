@@ -1,36 +1,36 @@
 //! References of a sample of pages by the memory they need, and the curve that follows from them.
 //!
-//! A reference counts `1 / R` if its page was sampled at the rate `R` it then had, so that
-//! the counts estimate those of the whole stream also where the rate falls on the way.
-//! At `R = 1` a distance is known exactly and kept so. Otherwise sizes are put into
-//! buckets, a power of two of them to every doubling of the size; a bucket
-//! stands for the mean of the sizes in it.
+//! A reference counts `1 / R` if its page was sampled at the rate `R` of that time, so that
+//! the counts estimate those of the whole stream even if the rate falls later.
+//! At `R = 1` a distance is exact and stored exactly. Otherwise sizes are put into
+//! buckets, a power of two of them per doubling of the size; the size of a bucket
+//! is the mean of the sizes in it.
 //!
-//! **Correction** (`shards` tells what for). Let `W` be the sum of the counts and `N` the length of the stream,
-//! which `W` estimates and which is known. Of two references to one page, the earlier at the rate `R`, the
-//! counts have the covariance `1 / R - 1`; of different pages, none. So the
-//! variance of `W` is a sum over pairs of references to one page, of which the sample estimates, as it does with
-//! all else, how much belongs to the references that miss at a size. That share of the
-//! surplus `W - N` is what the regression of the misses on `W` takes off. The same with the number of pages
-//! in place of the misses gives the share by which distances are too long.
+//! **Correction** (its purpose is stated in `shards`). Let `W` be the sum of the counts and `N` the length of the stream,
+//! which `W` estimates and which is known. For two references to one page, the earlier at the rate `R`, the counts have
+//! the covariance `1 / R - 1`; for different pages, none. The variance of `W` is therefore a sum over pairs of
+//! references to one page, and the sample estimates how much of it belongs to the references that miss at a size. That
+//! share of the surplus `W - N` is what the regression of the misses on `W` subtracts. The same with the number of
+//! pages in place of the misses gives the share by which distances are too long.
 //!
-//! Source: the difference estimator of survey sampling, pages drawn independently (Särndal, Swensson, Wretman 1992).
+//! Source: the difference estimator of survey sampling with independently drawn pages (Särndal, Swensson, Wretman
+//! 1992).
 //! Not here: distances (`sampled_stack`), the band (`steps`).
 
 use crate::parts::steps::Steps;
 
-/// Deficits of this many standard deviations are none of the sampled pages' own;
-/// those of one less are wholly.
+/// A deficit of this many standard deviations or more is not attributed to the sampled pages;
+/// one that is smaller by at least one deviation is wholly attributed to them.
 const DEFICIT_DISMISSED: f64 = 3.5;
 
 /// A reference to a sampled page at a rate below 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reference {
-    /// References of the stream that this one stands for.
+    /// Number of references of the stream that this one represents.
     pub(crate) count: f64,
     /// Covariance of this one's count with itself,
     pub(crate) own: f64,
-    /// and twice those with its page's earlier ones: with all of them, and with the far ones.
+    /// and twice those with its page's earlier references: with all of them, and with the far ones.
     pub(crate) with_earlier: f64,
     pub(crate) with_earlier_far: f64,
 }
@@ -53,7 +53,7 @@ impl Reference {
 struct Bucket {
     count: f64,
     covariance: f64,
-    /// Sum of their sizes, each as often as it counts.
+    /// Sum of their sizes, weighted by their counts.
     size_pages: f64,
 }
 
@@ -61,11 +61,11 @@ struct Bucket {
 #[derive(Debug, Clone, Copy)]
 struct AtSize {
     bucket: Bucket,
-    /// Whether they are the sample's, and not known otherwise.
+    /// Whether they are known only from the sample.
     is_far: bool,
 }
 
-/// References in the time of bursts, by their counts and covariances: all, and the near ones.
+/// References during bursts, by their counts and covariances: all, and the near ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strata {
     count: f64,
@@ -79,18 +79,18 @@ struct Strata {
 pub(crate) struct Reuses {
     bucket_bits: u32,
     buckets: Vec<Bucket>,
-    /// Sums over all far references, first ones too.
+    /// Sums over all far references, including first ones.
     count: f64,
     own: f64,
     covariance: f64,
-    /// Near and far ones in the time of bursts.
+    /// Near and far references during bursts.
     bursts: Strata,
 }
 
-/// How unlike the sampled pages are.
+/// Heterogeneity of the sampled pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spread {
-    /// As many equally popular pages would vary as much.
+    /// Number of equally popular pages that would have the same variance.
     pub(crate) effective_pages: f64,
     /// Share of the variance of the number of sampled pages not explained by the number of references; 0.0 to 1.0.
     pub(crate) unexplained: f64,
@@ -101,28 +101,28 @@ pub(crate) struct Spread {
 pub(crate) struct Stream<'known> {
     /// Length of the whole stream.
     pub(crate) references: u64,
-    /// Of these, the ones that came while every page was sampled,
+    /// Number of these made while all pages were sampled,
     pub(crate) exact_references: u64,
-    /// and those during bursts.
+    /// and number during bursts.
     pub(crate) burst_references: u64,
-    /// By distance, the exact ones that are no first ones.
+    /// The exactly known reuses by distance.
     pub(crate) exact: &'known [u64],
-    /// Shares of those in the time of bursts whose distance is at least 0, 1, .. pages; the last of them
+    /// Shares of references during bursts whose distance is at least 0, 1, .. pages; the last
     /// is the share that is in the sample's counts.
     pub(crate) reaching: &'known [f64],
 }
 
-/// Returns the part of a surplus that is to be divided among the sampled pages.
+/// Returns the part of a surplus that is attributed to the sampled pages.
 ///
-/// A deficit that their own popularity makes unlikely speaks of
-/// hotter pages left out: those hit everywhere, and nothing is to be divided.
+/// A deficit that is unlikely given their own popularity indicates
+/// hotter pages outside the sample; these hit everywhere, and nothing is attributed.
 fn own_surplus(surplus: f64, scale: f64, covariance: f64) -> f64 {
     let deviations = surplus / (scale * covariance.sqrt()).max(f64::MIN_POSITIVE);
     surplus * (DEFICIT_DISMISSED + deviations).clamp(0.0, 1.0)
 }
 
 impl Reuses {
-    /// Counts sizes in `2^bucket_bits` buckets to every doubling.
+    /// Creates counts with `2^bucket_bits` buckets per doubling of the size.
     pub(crate) fn new(bucket_bits: u32) -> Self {
         Self {
             bucket_bits,
@@ -134,7 +134,7 @@ impl Reuses {
         }
     }
 
-    /// Takes in a reference in the time of bursts, of which a share is near.
+    /// Adds a reference during bursts, of which a share is near.
     #[inline]
     pub(crate) fn record_stratum(&mut self, reference: Reference, near_share: f64) {
         self.bursts.count += reference.count;
@@ -154,14 +154,14 @@ impl Reuses {
         };
         let index = self.bucket_of(size_pages);
         if index >= self.buckets.len() {
-            // By a doubling of the size at a time, and no more than that.
+            // Extended by one doubling of the size at a time.
             let buckets = (index + 1).next_multiple_of(1 << self.bucket_bits);
             self.buckets.reserve_exact(buckets - self.buckets.len());
             self.buckets.resize(buckets, Bucket::default());
         }
         let bucket = &mut self.buckets[index];
         bucket.count += reference.count;
-        // The covariances with themselves stay with the first references, whose share they are.
+        // The variances belong to the first references.
         bucket.covariance += reference.with_earlier_far;
         bucket.size_pages += reference.count * size_pages;
     }
@@ -179,12 +179,12 @@ impl Reuses {
         usize::try_from(bucket).expect("there are fewer than 2^17 buckets")
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
-    /// Returns which share of `references` are far ones as the sample sees it, one of `scale` equal ones.
+    /// Returns the share of far ones among `references` as estimated by the sample, one of `scale` equal ones.
     pub(crate) fn far_share(&self, references: f64, scale: f64) -> Option<f64> {
         let bursts = self.bursts;
         if bursts.count == 0.0 {
@@ -207,10 +207,10 @@ impl Reuses {
             .min(1.0)
     }
 
-    /// Returns the number of equally popular pages that would vary as much as the sampled ones, and the
-    /// share of the number of pages' variance that is not the surplus's, and so stays when that is known.
+    /// Returns the number of equally popular pages that would have the same variance as the sampled ones, and the
+    /// share of the variance of the number of pages that remains when the surplus is known.
     ///
-    /// `rate` is that of the sample, which has `pages` by its own estimate.
+    /// `rate` is that of the sample, which has `pages` pages by its own estimate.
     pub(crate) fn spread(&self, rate: f64, pages: f64) -> Spread {
         let variance = pages * (1.0 - rate) / rate;
         let explained = self.own * self.own / (self.covariance * variance).max(f64::MIN_POSITIVE);
@@ -221,8 +221,8 @@ impl Reuses {
         }
     }
 
-    /// Returns the curve. The sample is one of `scale` equal ones that the counts are
-    /// those of together, and has `pages` pages by its own estimate.
+    /// Returns the curve. The sample is one of `scale` equal ones, to which the counts
+    /// belong together, and has `pages` pages by its own estimate.
     pub(crate) fn steps(&self, stream: Stream<'_>, scale: f64, pages: f64) -> Steps {
         let others = (stream.references - stream.exact_references) as f64;
         let near_share = 1.0 - stream.reaching[stream.reaching.len() - 1];
@@ -233,8 +233,8 @@ impl Reuses {
             surplus = own_surplus(estimated - expected, scale, self.covariance);
             shrink = (1.0 - surplus * self.own / self.covariance / pages).max(0.0);
         }
-        // What is known, and the far ones. Their number is known as well; a deficit that is not the sampled pages'
-        // own hits at once, but not at sizes of which the bursts tell.
+        // The known and the far references. Their number is known as well; a deficit not attributed to the sampled
+        // pages consists of immediate hits, but not at sizes measured by the bursts.
         let mut known = stream.references as f64 - expected;
         let (mut far, mut covariance) = (estimated, self.covariance);
         let near = (stream.reaching.len() - 1) as f64;
@@ -286,7 +286,7 @@ impl Reuses {
         let size_min = (stream.reaching.len() - 1) as f64;
         let buckets = self.buckets.iter().filter(|bucket| bucket.count > 0.0);
         let far = buckets.map(|bucket| {
-            // The half page is no distance.
+            // The half page is not part of the distance.
             let size = (bucket.size_pages / bucket.count - 0.5) * shrink + 0.5;
             let bucket = Bucket {
                 count: bucket.count * scale,

@@ -1,17 +1,17 @@
-//! The LRU stack of a sample of pages, and of disjoint parts of the sample, behind one table.
+//! The LRU stack of a sample of pages, and of disjoint parts of the sample, with one common table.
 //!
-//! A sampled page has one slot: its hash (which is the page: hashing is a bijection), the time of
-//! its last use in the whole sample and in its part, and two numbers of its user's.
-//! A reference so costs one trip to memory. Which times stand is kept in rows of bits, as in `access_tree`,
-//! but these rows are short and grow at their end: most references are to pages used a
-//! time ago, whose distance is read from the last block of bits. Only for
-//! the rest does the tree of counts (Fenwick 1994) matter.
+//! A sampled page has one slot: its hash (which identifies the page, because hashing is a bijection), the time of
+//! its last use in the whole sample and in its part, and two numbers for the caller.
+//! A reference therefore costs one cache miss. Valid times are bits in vectors, as in `access_tree`,
+//! but these vectors are short and grow at their end: most references are to pages used
+//! recently, whose distance is read from the last block of bits. The tree of counts (Fenwick 1994) is used only for
+//! the rest.
 //!
-//! A page belongs to the part that its hash says (`steps`). A part's distances are those of the sample that
-//! consists of it alone, so every part is an estimate of the same kind as the whole.
+//! A page's part is determined by its hash (`steps`). The distances of a part are those of a sample that
+//! consists of it alone, so every part gives an estimate of the same kind as the whole.
 //!
-//! Cost: 24 bytes a slot, 4/3 to 4 slots a page; 1 byte of rows a page; O(log(pages / 128)) a reference.
-//! Not here: which pages are sampled (`hash`), what follows from distances (`reuses`).
+//! Cost: 24 bytes per slot, 4/3 to 4 slots per page; 1 byte of bit vectors per page; O(log(pages / 128)) per reference.
+//! Not here: selecting the sampled pages (`hash`), deriving the curve from distances (`reuses`).
 
 use crate::parts::access_bits::{AccessBits, WORD_BITS};
 use crate::parts::hash::PageHash;
@@ -23,7 +23,7 @@ use crate::parts::sys::prefetch;
 struct Slot {
     hash: u64,
     weights: Weights,
-    /// Its last use in the whole, [`FREE`] if no page is here.
+    /// Its last use in the whole sample; [`FREE`] for a free slot.
     time: u32,
     /// Its last use in its part.
     part_time: u32,
@@ -31,7 +31,7 @@ struct Slot {
 
 /// Weights of the accesses to a page: all of them, and those after many other pages. Initially 0.
 ///
-/// Of half the width, to keep slots small: a sum of equal weights is exact up to 2^24 of them, and then saturates.
+/// In single precision, to keep slots small: a sum of equal weights is exact up to 2^24 of them, and then saturates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Weights {
     pub(crate) all: f32,
@@ -40,7 +40,7 @@ pub(crate) struct Weights {
 
 const NO_WEIGHTS: Weights = Weights { all: 0.0, far: 0.0 };
 
-/// The time that no row reaches.
+/// A time that is never assigned.
 const FREE: u32 = u32::MAX;
 
 const NO_PAGE: Slot = Slot {
@@ -53,9 +53,9 @@ const NO_PAGE: Slot = Slot {
 /// Result of an access to a page.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Use<'stack> {
-    /// Other sampled pages used since its last use, in the whole and in its part; none if it had none.
+    /// Other sampled pages used since its last use, in the whole and in its part; `None` on first use.
     pub(crate) distances: Option<Distances>,
-    /// Data of the page's user.
+    /// The caller's weights of the page.
     pub(crate) weights: &'stack mut Weights,
 }
 
@@ -66,10 +66,10 @@ pub(crate) struct Distances {
     pub(crate) part: usize,
 }
 
-/// Times a row takes at least before pages are numbered anew.
+/// Minimum number of times before pages are renumbered.
 const TIMES_MIN: usize = 512;
 
-/// Times for every page after numbering anew: three of four are free.
+/// Times per page after renumbering: three of four are free.
 const TIMES_PER_PAGE: usize = 4;
 
 /// The pages of a sample in the order of their last use, as a whole and by part.
@@ -77,14 +77,14 @@ const TIMES_PER_PAGE: usize = 4;
 pub(crate) struct SampledStack {
     /// A secret odd factor.
     salt: u64,
-    /// A power of two of them, at most three in four taken.
+    /// A power of two of slots, at most three in four in use.
     slots: Vec<Slot>,
-    /// 64 less the bits of a slot's index.
+    /// 64 minus the number of bits in a slot's index.
     shift: u32,
     pages: usize,
     whole: AccessBits,
     parts: [AccessBits; REPLICATES],
-    /// Times of the whole at which pages are numbered anew.
+    /// Number of times at which pages are renumbered.
     times: usize,
 }
 
@@ -103,17 +103,17 @@ impl SampledStack {
         }
     }
 
-    /// How many pages are in the sample.
+    /// Number of pages in the sample.
     pub(crate) fn pages(&self) -> usize {
         self.pages
     }
 
-    /// How many pages each part has.
+    /// Number of pages in each part.
     pub(crate) fn part_pages(&self) -> [usize; REPLICATES] {
         self.parts.each_ref().map(AccessBits::marked)
     }
 
-    /// Asks for the page's slot ahead of its use.
+    /// Prefetches the page's slot.
     pub(crate) fn prefetch(&self, hash: u64) {
         prefetch(&self.slots, self.home_of(hash));
     }
@@ -137,7 +137,7 @@ impl SampledStack {
             index = (index + 1) & (self.slots.len() - 1);
         }
         let slot = &mut self.slots[index];
-        // What was used last in the whole was so in its part, and stays where it is.
+        // A page used last in the whole sample was also used last in its part, and keeps its time.
         let distances = if slot.time == self.whole.last() {
             Distances { whole: 0, part: 0 }
         } else {
@@ -156,7 +156,7 @@ impl SampledStack {
         }
     }
 
-    /// Drops the pages with the largest hashes, keeping `keep` (at least 1, and less than there are).
+    /// Drops the pages with the largest hashes, keeping `keep` (at least 1, and less than present).
     /// Returns the smallest hash that was dropped, which is above 0.
     pub(crate) fn keep_smallest(&mut self, keep: usize) -> u64 {
         let mut hashes: Vec<u64> = self.taken().map(|slot| slot.hash).collect();
@@ -169,13 +169,13 @@ impl SampledStack {
             }
         }
         self.pages = keep;
-        // The slots that stay must be found again by a search that stops at a free one.
+        // The remaining slots must be found again by a search that stops at a free one.
         self.place_anew(self.shift);
         self.number_anew();
         dropped
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     pub(crate) fn memory_bytes(&self) -> usize {
         let rows = self
             .parts
@@ -189,7 +189,7 @@ impl SampledStack {
         self.slots.iter().filter(|slot| slot.time != FREE)
     }
 
-    /// Where a search for the page begins.
+    /// The slot at which a search for the page begins.
     #[inline]
     fn home_of(&self, hash: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
@@ -197,7 +197,7 @@ impl SampledStack {
         home
     }
 
-    /// Puts a page into the free slot where it belongs. Returns where it is then.
+    /// Inserts a page into the free slot where it belongs. Returns its index.
     #[cold]
     fn insert(&mut self, index: usize, hash: u64) -> usize {
         self.slots[index] = Slot {
@@ -218,7 +218,7 @@ impl SampledStack {
         index
     }
 
-    /// Puts every page into a new table whose indices have `64 - shift` bits.
+    /// Inserts every page into a new table whose indices have `64 - shift` bits.
     fn place_anew(&mut self, shift: u32) {
         let slots = vec![NO_PAGE; 1 << (64 - shift)];
         let before = std::mem::replace(&mut self.slots, slots);
@@ -234,7 +234,7 @@ impl SampledStack {
         }
     }
 
-    /// Numbers the times that stand from 0, in their order.
+    /// Renumbers the valid times from 0, in their order.
     #[cold]
     fn number_anew(&mut self) {
         let ranks = self.whole.ranks();
@@ -246,7 +246,7 @@ impl SampledStack {
         }
         self.whole.number_anew();
         self.parts.iter_mut().for_each(AccessBits::number_anew);
-        // Below the time that means none.
+        // Stays below the value that means "free".
         let most = FREE as usize - WORD_BITS;
         self.times = (self.pages * TIMES_PER_PAGE).clamp(TIMES_MIN, most);
     }

@@ -1,16 +1,16 @@
-//! A witness: a small sample of the pages followed exactly, beside an estimate by a model.
+//! A witness: a small exactly followed sample of the pages, used to bound the error of a model's estimate.
 //!
-//! A model of reuse times or of counts can be wrong in ways that its own data does not show. A sample
-//! of the pages with their true LRU distances has no model error, only the sampling error,
-//! which can be estimated. So the band of an estimate with a witness is
-//! the hull of both: wherever the two disagree, it reaches from one to the other.
+//! A model of reuse times or of counts can have errors that are not visible in its own data. A sample
+//! of the pages with their true LRU distances has no model error, only a sampling error,
+//! which can be estimated. The band of an estimate with a witness is therefore
+//! the hull of both bands: wherever the two disagree, it extends from one to the other.
 //!
-//! The witness's distances are multiples of what one sampled page stands for, so at a
-//! size its band is that of the steps just before and after as well: a cliff that it saw a
-//! step too late is still inside.
+//! The witness's distances are multiples of the number of pages that one sampled page represents, so the band at a
+//! size also includes the witness's steps just before and after it: a cliff that the witness shows
+//! one step too late is still inside.
 //!
 //! Cost: that of `fixed_size`.
-//! Not here: a better estimate. The miss ratio stays the model's own.
+//! Not here: an improved estimate. The miss ratio remains the model's.
 
 use std::num::NonZeroUsize;
 
@@ -19,7 +19,7 @@ use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, Reference
 use super::FixedSizeShards;
 use crate::estimator::Estimator;
 
-/// Pages that the witness follows, at most.
+/// Maximum number of pages that the witness follows.
 const SAMPLES: NonZeroUsize = NonZeroUsize::new(2048).unwrap();
 
 /// A sample of the pages of a stream under exact LRU.
@@ -29,30 +29,30 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Returns a witness that has seen nothing; which pages it follows, `seed` decides.
+    /// Returns an empty witness; `seed` selects the pages it follows.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             sample: FixedSizeShards::new(SAMPLES, seed),
         }
     }
 
-    /// Takes in the next references of the stream: all of them, not a sample.
+    /// Processes the next references of the stream: all of them, not a sample.
     pub(crate) fn observe(&mut self, batch: &ReferenceBatch) {
         self.sample.observe(batch);
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.sample.memory_bytes()
     }
 
-    /// Returns an estimate of the same stream with a band that holds its own and the witness's.
+    /// Returns an estimate of the same stream with a band that contains its own and the witness's.
     ///
-    /// A witness without references to its pages has no information: the band covers everything.
+    /// A witness without references to its pages has no information: the band is then 0.0 to 1.0.
     ///
     /// # Errors
     ///
-    /// None but those of an `estimate` that is no curve.
+    /// Only those of an invalid `estimate`.
     pub(crate) fn widen(
         &mut self,
         estimate: &MissRatioCurve,
@@ -63,17 +63,17 @@ impl Witness {
     }
 }
 
-/// Exact counts of an estimator that uses every reference.
+/// Exact counts of an estimator that processes every reference.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Certain {
-    /// First references, which are as many as there are pages.
+    /// Number of first references, which equals the number of pages.
     pub(crate) first_references: u64,
-    /// All of them.
+    /// Number of all references.
     pub(crate) references: u64,
 }
 
 impl Certain {
-    /// First references miss at every size, and no others where every page fits: narrows a band to that.
+    /// Narrows the band to known limits: first references miss at every size, and no others do where all pages fit.
     pub(crate) fn narrow(self, curve: &MissRatioCurve) -> Result<MissRatioCurve, CurveError> {
         let cold = self.first_references as f64 / self.references as f64;
         let footprint = PageCount(self.first_references);
@@ -92,7 +92,7 @@ impl Certain {
     }
 }
 
-/// The steps of `estimate`, cut also where `seen` steps, with a band that holds both.
+/// The steps of `estimate`, also cut at the steps of `seen`, with a band that contains both.
 fn hull(estimate: &[CurvePoint], seen: &[CurvePoint]) -> Vec<CurvePoint> {
     let certain_miss = CurvePoint::exact(PageCount(0), 1.0);
     let mut points: Vec<CurvePoint> = Vec::with_capacity(estimate.len() + seen.len());
@@ -106,7 +106,7 @@ fn hull(estimate: &[CurvePoint], seen: &[CurvePoint]) -> Vec<CurvePoint> {
         at += usize::from(sizes[0] == Some(size));
         seen_at += usize::from(sizes[1] == Some(size));
         let own = at.checked_sub(1).map_or(certain_miss, |at| estimate[at]);
-        // The step that holds, the one before and the one after.
+        // The step at this size, the one before and the one after.
         let around = &seen[seen_at.saturating_sub(2)..(seen_at + 1).min(seen.len())];
         let (lowest, highest): (f64, f64) = if around.is_empty() {
             (0.0, 1.0)

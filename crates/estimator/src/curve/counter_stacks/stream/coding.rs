@@ -1,4 +1,4 @@
-//! Numbers as the record has them: varints, zigzags and buckets of distances.
+//! Encoding of numbers in the record: varints, zigzags and buckets of distances.
 
 /// Returns the bucket of a distance within an interval.
 pub(super) fn bucket_of(distance: u32) -> u32 {
@@ -6,7 +6,7 @@ pub(super) fn bucket_of(distance: u32) -> u32 {
     shift * 16 + (distance >> shift)
 }
 
-/// Returns the smallest distance of a bucket, as wide as it may be.
+/// Returns the smallest distance of a bucket, as a wide integer.
 pub(super) fn floor_of(bucket: u64) -> u64 {
     match (bucket / 16).checked_sub(1) {
         None => bucket,
@@ -14,7 +14,7 @@ pub(super) fn floor_of(bucket: u64) -> u64 {
     }
 }
 
-/// Buckets of the distances that intervals can have.
+/// Number of buckets for the distances within an interval.
 pub(super) fn buckets_of(interval: u32) -> u64 {
     u64::from(bucket_of(interval - 1)) + 1
 }

@@ -9,7 +9,7 @@ pub(super) struct Column<'bytes> {
     pub(super) distinct: u64,
     /// Pairs of bucket and reuses.
     pub(super) reuses: Vec<(u64, u64)>,
-    /// Rest of the payload.
+    /// The rest of the payload: the counters' rises.
     pub(super) rises: &'bytes [u8],
 }
 
@@ -35,7 +35,8 @@ impl<'bytes> Column<'bytes> {
             reuses.push((bucket, count));
             bucket += 1;
         }
-        // Every reference is its page's first in the interval, or a reuse; and there is no reuse of nothing.
+        // Every reference is either its page's first in the interval or a reuse, and a reuse needs an earlier
+        // reference.
         (sum == references && (distinct > 0 || references == 0)).then_some(Self {
             references,
             last,
@@ -46,7 +47,7 @@ impl<'bytes> Column<'bytes> {
     }
 }
 
-/// Takes a record that was checked before.
+/// Takes a record that has already been checked.
 pub(super) fn take_column<'bytes>(
     bytes: &mut &'bytes [u8],
     interval: u32,

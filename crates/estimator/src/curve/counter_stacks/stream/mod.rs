@@ -1,8 +1,8 @@
-//! The record of a counter stack: every count, and the curve of any window from it.
+//! The record of a counter stack: every count, and the curve of any window derived from it.
 //!
-//! Counts from all beginnings hold the curve of every part of the stream: for a window `from..to`, the
+//! Counts from all starting times determine the curve of every part of the stream. For a window `from..to`, the
 //! counters that began at `from` or later are those of that part taken as a stream of its own, whose first
-//! references miss. What was last used before `from` is distinguished by the counter that began
+//! references miss. Pages last used before `from` are distinguished by the counter that began
 //! there or, if it was pruned, to within its neighbours.
 //!
 //! **Bytes.** Little-endian; `varint` is 7 bits a byte, low ones first, the high bit set on all bytes but the last, of at
@@ -31,10 +31,10 @@
 //! ```
 //!
 //! A distance below 32 is its own bucket; above, each power of two has 16. Which levels are counted after which
-//! interval, and which counters there are, follows from the counts (`ladder`). The last record counts all levels.
+//! interval, and which counters exist, follows from the counts (`ladder`). The last record counts all levels.
 //!
-//! A record that is truncated or broken ends the stream: what follows cannot be understood without it.
-//! The number of lost bytes is reported. No more memory is allocated than the available bytes fill.
+//! A record that is truncated or broken ends the stream, because later records cannot be decoded without it.
+//! The number of lost bytes is reported. Memory is allocated only in proportion to the available bytes.
 //!
 //! Source: [Wires14] §3.2, §4 (windows, and the record of counts instead of counters).
 
@@ -59,14 +59,14 @@ const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 36;
 const CRC_BYTES: usize = 4;
 
-/// Why a recorded stream gives no curve. The stream is as it was.
+/// Why a recorded stream yields no curve. The stream is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// Reading failed.
     #[error("cannot read the recorded stream")]
     Read(#[source] io::Error),
-    /// Something else, or damaged in its first bytes.
+    /// The file is not a recorded stream, or its header is damaged.
     #[error("this is not a recorded counter stream, or its header is damaged")]
     NoStream,
     /// Recorded by a later version of this program.
@@ -75,13 +75,13 @@ pub enum StreamError {
         /// The version in its header.
         version: u32,
     },
-    /// Recorded with options that there are not.
+    /// The recorded options are invalid.
     #[error("the recorded stream's options are invalid")]
     Options(#[source] CounterStacksError),
-    /// A window is cut at interval borders, or at the stream's end.
+    /// A window does not begin or end at an interval border or at the stream's end.
     #[error("a window cannot begin or end at reference {at}, inside an interval of {interval}")]
     InsideInterval {
-        /// Where the window was to begin or end.
+        /// The requested start or end of the window.
         at: u64,
         /// Length of an interval, in references.
         interval: u32,
@@ -93,10 +93,10 @@ pub enum StreamError {
         from: u64,
         /// First reference after it.
         to: u64,
-        /// How many were recorded and can be read.
+        /// Number of recorded references that can be read.
         references: u64,
     },
-    /// No reference, no curve.
+    /// The window has no references.
     #[error(transparent)]
     Curve(#[from] CurveError),
 }
@@ -149,7 +149,7 @@ mod tests {
         borders
     }
 
-    /// The same records with right sums, whatever is in them.
+    /// The same records with valid checksums, whatever their contents.
     fn resealed(bytes: &[u8], payloads: &[Vec<u8>]) -> Vec<u8> {
         let mut sealed = bytes[..HEADER_BYTES].to_vec();
         let mut crc = u32::from_le_bytes(bytes[32..36].try_into().unwrap());
@@ -263,7 +263,7 @@ mod tests {
             let (error, held) = windows(&pages, 1_000, None);
             assert!(error <= bound, "{name}: {error}");
             assert!(held >= 0.95, "{name}: {held}");
-            // Cut short, the oldest counters were last counted a while ago.
+            // In a truncated record, the oldest counters were last counted some time before the end.
             let (error, held) = windows(&pages, 1_000, Some(490));
             assert!(error <= bound, "{name}, cut: {error}");
             assert!(held >= 0.95, "{name}, cut: {held}");
@@ -477,7 +477,7 @@ mod tests {
                 match random.next() % 4 {
                     0 => payload[at] = random.next() as u8,
                     1 => payload.truncate(at),
-                    // The largest number there is.
+                    // The largest possible number.
                     2 => drop(payload.splice(at..=at, [255; 9].into_iter().chain([1]))),
                     _ => payload.insert(at, 0),
                 }

@@ -1,4 +1,4 @@
-//! The counters as they were, from a record of their counts, and the curve of a window of the stream.
+//! Reconstructs the counters from a record of their counts, and the curve of a window of the stream.
 
 use super::coding::{floor_of, take_zigzag};
 use super::column::Column;
@@ -7,7 +7,7 @@ use crate::curve::counter_stacks::ladder::{Cell, Counter, Ladder, Rise};
 use crate::curve::counter_stacks::place;
 use crate::curve::counter_stacks::sizes::Sizes;
 
-/// The counters as they were, from their counts.
+/// The counters, reconstructed from their counts.
 pub(super) struct Player {
     pub(super) ladder: Ladder<()>,
     pub(super) now: u64,
@@ -21,7 +21,7 @@ impl Player {
         }
     }
 
-    /// Plays an interval; `None` if that cannot be what happened.
+    /// Replays an interval; `None` if its counts are impossible.
     pub(super) fn play(&mut self, column: &Column<'_>, mut cells: impl FnMut(&Cell)) -> Option<()> {
         let now = self.now.checked_add(column.references)?;
         let due = if column.last {
@@ -55,12 +55,12 @@ impl Player {
         Some(())
     }
 
-    /// Whether all that happened before `to` was counted.
+    /// Whether everything before `to` was counted.
     pub(super) fn is_past(&self, to: u64) -> bool {
         self.ladder.levels.iter().all(|level| level.began >= to)
     }
 
-    /// Levels not counted when the record is truncated: as their counters rose last.
+    /// Continues levels that were not counted before a truncated record's end with the last rise of their counters.
     pub(super) fn forecast(&self, mut cells: impl FnMut(&Cell)) {
         let mut seam_after = 0;
         for stretch in &self.ladder.levels {
@@ -105,7 +105,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Reuses within an interval.
+    /// Adds reuses within an interval.
     pub(super) fn add_reuses(&mut self, reuses: &[(u64, u64)]) {
         for &(bucket, reuses) in reuses {
             // A reuse at distance d hits from size d + 1 on.
@@ -149,8 +149,8 @@ impl Window {
             place(cell, &mut self.sizes);
             return;
         }
-        // Part of the stretch lies behind the window's end, and of the beginnings between the
-        // two counters', some before its beginning: in proportion.
+        // Part of the interval may lie after the window's end, and part of the range between the two counters'
+        // starts before its beginning; both are counted in proportion.
         let inside = (self.to.min(until) - from) as f64 / (until - from) as f64;
         let since = |start: u64| (younger.start - start) as f64;
         let known = if older.start >= self.from {
@@ -172,7 +172,7 @@ impl Window {
         let high = part(older.before, older.after, inside / 2.0);
         self.sizes
             .between(low, part(low, high.max(low), known), mass * known);
-        // As few misses as there may be: the part is all of it, or older pages rise no more.
+        // For the lower limit of misses: the whole part, or no rise of older pages.
         let all = if forecast {
             younger.amount() as f64
         } else {

@@ -21,7 +21,7 @@ use crate::curve::counter_stacks::{
 pub struct CounterStream {
     pub(super) options: CounterStacksOptions,
     pub(super) delta: u32,
-    /// Payloads that were understood, each after its length as a varint.
+    /// Payloads of the valid records, each preceded by its length as a varint.
     pub(super) records: Vec<u8>,
     pub(super) references: u64,
     pub(super) lost_bytes: u64,
@@ -29,10 +29,11 @@ pub struct CounterStream {
 }
 
 impl CounterStream {
-    /// The eight bytes that a recorded stream begins with.
+    /// The first eight bytes of a recorded stream.
     pub const MAGIC: &[u8; 8] = b"PLIMCSTK";
 
-    /// Reads a stream from a file; `None` if the file does not begin as one, or is a pipe, whose bytes would then be missing.
+    /// Reads a stream from a file; `None` if the file does not begin with [`MAGIC`](Self::MAGIC), or if it is a pipe,
+    /// from which the inspected bytes would be missing.
     ///
     /// # Errors
     ///
@@ -54,7 +55,8 @@ impl CounterStream {
     /// # Errors
     ///
     /// [`StreamError::Read`] if reading fails; [`StreamError::NoStream`], [`StreamError::Version`] and
-    /// [`StreamError::Options`] if the header is not one. A broken record is no error: see [`lost_bytes`](Self::lost_bytes).
+    /// [`StreamError::Options`] if the header is invalid. A broken record is no error: see
+    /// [`lost_bytes`](Self::lost_bytes).
     pub fn open(mut from: impl Read) -> Result<Self, StreamError> {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).map_err(StreamError::Read)?;
@@ -74,7 +76,7 @@ impl CounterStream {
         Ok(stream)
     }
 
-    /// Keeps what can be understood.
+    /// Stores the valid records.
     pub(super) fn check_records(&mut self, bytes: &[u8], mut crc: u32) {
         let mut player = Player::new(self.options.interval, self.delta);
         let mut left = bytes;
@@ -100,32 +102,32 @@ impl CounterStream {
         self.records = records;
     }
 
-    /// How the counters were set up.
+    /// The options of the counters.
     #[must_use]
     pub fn options(&self) -> CounterStacksOptions {
         self.options
     }
 
-    /// How many references were recorded and can be read.
+    /// Number of recorded references that can be read.
     #[must_use]
     pub fn references(&self) -> u64 {
         self.references
     }
 
-    /// Bytes at the end that could not be read: cut short or broken. 0 for a whole stream.
+    /// Bytes at the end that could not be read because the record is truncated or broken; 0 for a complete stream.
     #[must_use]
     pub fn lost_bytes(&self) -> u64 {
         self.lost_bytes
     }
 
-    /// Whether the stream was [finished](super::StreamWriter::finish); if not, its last part is only roughly counted.
+    /// Whether the stream was [finished](super::StreamWriter::finish); if not, its last part is counted only roughly.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// The curve of a window, in references from the stream's beginning, as if it were all there is: pages first
-    /// used in it miss at every size. It begins at an interval's border and ends at one or at the stream's end.
+    /// The curve of a window, in references from the stream's beginning, as if it were the whole stream: pages first
+    /// used in it miss at every size. It must begin at an interval's border and end at one or at the stream's end.
     ///
     /// # Errors
     ///
@@ -160,7 +162,7 @@ impl CounterStream {
             if from <= began && began < to {
                 view.add_reuses(&column.reuses);
             }
-            // Stretches that reach beyond the window are wanted as well.
+            // Intervals that extend beyond the window are needed as well.
             if player.play(&column, |cell| view.add(cell)).is_none() || player.is_past(to) {
                 break;
             }
@@ -170,7 +172,7 @@ impl CounterStream {
         Ok(view.sizes.curve(to - from, error)?)
     }
 
-    /// Bytes of heap held.
+    /// Bytes of heap allocated.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.records.capacity()
@@ -208,7 +210,7 @@ pub(super) fn parse_header(header: &[u8]) -> Result<(CounterStacksOptions, u32, 
     Ok((options, delta, crc))
 }
 
-/// Takes a record whose sum is right. Returns its payload and the sum.
+/// Takes a record whose checksum is valid. Returns its payload and the checksum.
 pub(super) fn take_record<'bytes>(
     bytes: &mut &'bytes [u8],
     crc: u32,

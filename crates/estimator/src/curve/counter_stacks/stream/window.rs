@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::CounterStream;
 
-/// A window of a stream, in references from its beginning: `FROM..TO`, either of which may be left out.
+/// A window of a stream, in references from its beginning: `FROM..TO`, either of which may be omitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamWindow {
     from: u64,
@@ -13,7 +13,7 @@ pub struct StreamWindow {
 }
 
 impl StreamWindow {
-    /// The references of a stream that the window holds; those beyond the stream's end included.
+    /// The range of references in the window; may extend beyond the stream's end.
     #[must_use]
     pub fn of(self, stream: &CounterStream) -> Range<u64> {
         self.from..self.to.unwrap_or(stream.references())

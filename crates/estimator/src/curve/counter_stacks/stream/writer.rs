@@ -1,4 +1,4 @@
-//! Writing the record while counting.
+//! Records the counts during counting.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,10 @@ use crate::curve::counter_stacks::{
 };
 use crate::estimator::Estimator;
 
-/// [`CounterStacks`] that records its counts as it goes.
+/// [`CounterStacks`] that records its counts.
 ///
-/// Writing is in small pieces: hand in a `BufWriter`. An error of the writer stops the record, not the
-/// observing, and is returned by [`finish`](Self::finish).
+/// Writes are small, so `out` should be a `BufWriter`. A write error stops the recording, not the
+/// counting, and is returned by [`finish`](Self::finish).
 ///
 /// ```
 /// use plimsoll_estimator::{
@@ -54,7 +54,7 @@ pub(super) struct Record<W> {
 }
 
 impl<W: Write> StreamWriter<W> {
-    /// Counts as configured by `options`, and writes to `out`, starting with a header.
+    /// Creates counters with these `options` that write their counts to `out`, starting with a header.
     ///
     /// # Errors
     ///
@@ -84,17 +84,17 @@ impl<W: Write> StreamWriter<W> {
         Ok(Self { stacks, record })
     }
 
-    /// How many bytes were written.
+    /// Number of bytes written.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.record.bytes
     }
 
-    /// Writes what is left, counts of all counters among it, and returns the writer, flushed.
+    /// Writes the remaining data, including the counts of all counters, and returns the flushed writer.
     ///
     /// # Errors
     ///
-    /// The first error of the writer, whenever it was; the record is truncated there.
+    /// The first write error since the start; the record is truncated there.
     pub fn finish(mut self) -> io::Result<W> {
         self.stacks.ended(&mut self.record);
         if let Some(error) = self.record.failed {
