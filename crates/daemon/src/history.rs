@@ -672,7 +672,7 @@ fn set_aside(path: &Path) -> Result<PathBuf, io::Error> {
     }
 }
 
-/// At most `points` points in time, each standing for an equal part of the range.
+/// At most `points` points in time, each representing an equal part of the range.
 fn thinned(samples: &[Sample], points: usize) -> Vec<Sample> {
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return Vec::new();

@@ -53,7 +53,7 @@ pub struct VmHandles {
 
 /// A source of a VM's curve, in its own process or thread. Ends when dropped.
 pub trait Feed: Send {
-    /// Where its curves come from.
+    /// The source of its curves.
     fn source(&self) -> CurveSource;
 
     /// The latest results; never waits.
@@ -100,7 +100,7 @@ pub struct FeedReport {
     pub trace: Option<TraceView>,
     /// Rows of the heatmap since the last poll.
     pub heat: Vec<HeatRow>,
-    /// Bytes of RAM that a cell of them stands for.
+    /// Bytes of RAM that a cell of them covers.
     pub heat_cell_bytes: u64,
     /// Warnings for the operator.
     pub warning: Option<String>,

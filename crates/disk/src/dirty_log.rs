@@ -308,7 +308,7 @@ impl LeftPages {
     /// Creates a new, empty log; to be called when all pages are on stable storage.
     ///
     /// # Errors
-    /// If the new log cannot be made; the old one then stays as it was.
+    /// If the new log cannot be made; the old one is then unchanged.
     pub fn finish(self) -> Result<DirtyLog, DirtyLogError> {
         let failed = |what, source| DirtyLogError::Io {
             path: self.path.clone(),
@@ -337,7 +337,7 @@ impl LeftPages {
             file.write_all_at(&header, 0)?;
             // Allocate all of it now: a file system that is full later must not turn a guest's write into an error.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.file_bytes())?;
-            // Whoever saw none must not replace what another daemon has made since.
+            // A daemon that found no log must not replace one that another daemon has created since.
             let flags = match self.file {
                 Some(_) => RenameFlags::empty(),
                 None => RenameFlags::NOREPLACE,

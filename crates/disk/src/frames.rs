@@ -2,7 +2,7 @@
 //!
 //! Each I/O replaces the entries of both tables. A frame may hold a block's contents (P2S) although another frame is
 //! the block's newest one (S2P); the tables *agree* on a frame where both name each other. With a frame's block goes
-//! the hash of what the I/O moved, or, while the I/O is under way, its ticket.
+//! the hash of what the I/O moved, or, while the I/O is in flight, its ticket.
 //!
 //! Cost: 16 bytes a frame of guest RAM, allocated where used, in pieces of 16 MiB of guest RAM; and an entry of
 //! a hash table (about 20 bytes) for each block that has a newest frame.

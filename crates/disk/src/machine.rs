@@ -1,4 +1,4 @@
-//! A VM's disks: sockets, virtqueues, notices, cache and storage, in one thread around one `io_uring`.
+//! A VM's disks: sockets, virtqueues, notifications, cache and storage, in one thread around one `io_uring`.
 //!
 //! Order rule: a request is taken from its virtqueue, then the guest's ring of notifications is drained, then the
 //! request is served. So every notification sent before the request is applied before it is served.
@@ -467,7 +467,7 @@ impl Machine {
         // Others may have been added meanwhile.
         queues.append(&mut self.active);
         self.active = queues;
-        // Whoever came first must not take every byte that comes free.
+        // The first queue must not take every byte of the limit that becomes free.
         if !self.active.is_empty() {
             self.active.rotate_left(1);
         }

@@ -1,4 +1,4 @@
-//! The dirty log: what a daemon that is killed leaves to the next one, and what is refused.
+//! The dirty log: what a killed daemon leaves to the next one, and which logs are refused.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -130,7 +130,7 @@ fn a_daemon_killed_50_times_loses_nothing_acknowledged() {
                 (location, number)
             })
             .collect();
-        // The operation under way is done or not.
+        // The operation in progress is done or not.
         let (under_way, records) = operation(end);
         let (before, now) = (twin.remove(&under_way), found.remove(&under_way));
         let after = records.then_some(end);

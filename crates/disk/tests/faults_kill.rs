@@ -13,7 +13,7 @@ fn serves_until_it_is_killed() {
     serve_as_told();
 }
 
-/// Kills the daemon so many times under load.
+/// Kills the daemon `kills` times under load.
 fn survives(setup: Setup, kills: usize) {
     let mut process = Process::start(setup);
     let options = DriverOptions {

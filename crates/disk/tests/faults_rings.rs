@@ -105,7 +105,7 @@ fn descriptor(address: u64, bytes: u32, flags: u16, next: u16) -> Descriptor {
     }
 }
 
-/// Waits, at most 20 s, until the device has used so many entries.
+/// Waits, at most 20 s, until the device has used `count` entries.
 fn used(disk: &mut Driver, count: u16) {
     let end = Instant::now() + Duration::from_secs(20);
     while disk.queue(0).raw_used_index() != count {

@@ -13,7 +13,7 @@
 use crate::arena::{Arena, NIL};
 use crate::descriptor::Descriptor;
 
-/// An LRU list. `NIL` stands for no page.
+/// An LRU list. `NIL` means no page.
 #[derive(Debug)]
 pub(crate) struct List {
     oldest: u32,

@@ -134,7 +134,7 @@ enum Holder {
     Slot { node: u32, slot: usize },
 }
 
-/// The trees of a shard's objects; each object has its root. `NIL` stands for no page.
+/// The trees of a shard's objects; each object has its root. `NIL` means no page.
 pub(crate) struct Tree {
     nodes: Arena<Node>,
 }
@@ -221,7 +221,8 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// [`NoFrame`] if it needs a node and there is no frame for one, or `id` is 2^28 or above. The tree is as it was.
+    /// [`NoFrame`] if it needs a node and there is no frame for one, or `id` is 2^28 or above. The tree is then
+    /// unchanged.
     #[inline(always)]
     pub(crate) fn insert(
         &mut self,

@@ -63,7 +63,7 @@ impl Activity {
     }
 }
 
-/// A client's inputs to the division of memory.
+/// A client's inputs to the allocation of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Claim {
     /// Its weight relative to the others'; 0 counts as 1.

@@ -1,4 +1,4 @@
-//! The store: its shards, clients and pools, and the choice of the client that gives up memory.
+//! The store: its shards, clients and pools, and the choice of the client whose pages are evicted.
 //!
 //! **Locks.** The registry's lock is taken first, then that of one shard, then that of shared contents or of the free
 //! list; no thread holds two shards. So a put that needs a frame releases its shard, evicts in the shard with the

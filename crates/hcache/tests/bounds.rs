@@ -458,7 +458,7 @@ fn no_client_is_above_its_ceiling() {
     }
 }
 
-/// Reads at random from more than the store holds, as each client's share of `reads` says, for some turns of a second.
+/// Reads at random from more than the store holds, by each client's share of `reads`, for some turns of a second.
 fn play(store: &Store, clients: &[(Client, PoolId)], reads: &[u64], seconds: std::ops::Range<u64>) {
     for second in seconds {
         for ((client, pool), reads) in clients.iter().zip(reads) {

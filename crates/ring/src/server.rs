@@ -171,7 +171,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The kernel's, if the server cannot go on.
+    /// The kernel's, if the server cannot continue.
     ///
     /// # Panics
     ///

@@ -217,7 +217,7 @@ impl Region {
     }
 
     /// A slot as a page. Only for the client, who trusts the server not to touch a slot between its completion
-    /// and its next submission, and for slots that are in no entry under way.
+    /// and its next submission, and for slots that are in no entry in flight.
     pub(crate) fn slot_mut(&mut self, slot: u32) -> &mut Page {
         // SAFETY: 4096 bytes of the mapping, alive as long as `self`, which is borrowed mutably, so no other
         // reference to the region exists in this process. The server writes a slot only while an entry names

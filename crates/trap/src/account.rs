@@ -344,7 +344,7 @@ mod tests {
         let from = sample(start, 0, 0, &[(0, 0); 3]);
         let rest = sample(start, 1000, 10, &[(50, 50), (1000, 0), (300, 0)]);
         account.observe_rest(&from, &rest);
-        // A window of 2 s in which the first stands still for 0.9 s more than it would, and waits for 0.6 s more, of
+        // A window of 2 s in which the first is stopped for 0.9 s more than it would, and waits for 0.6 s more, of
         // which this thread had the CPU for 0.1 s.
         let window = sample(start, 3000, 110, &[(1050, 750), (3000, 0), (2000, 0)]);
         let lost = account.lost(&rest, &window);

@@ -1,7 +1,7 @@
-//! Which backends can observe a VM, and what is in the way of the others, found without touching the VM.
+//! Which backends can observe a VM, and the obstacles of the others, determined without touching the VM.
 //!
-//! A backend's row lists what it needs, and the same list is checked before it attaches. So what an assessment reports first
-//! is what attaching reports.
+//! A backend's row lists what it needs, and the same list is checked before it attaches. So what an assessment reports
+//! first is what attaching reports.
 //!
 //! Not here: whether this host's kernel can do what the backend does ([`BackendRow::trial`]); what shows only on
 //! attaching, such as a second process that has mapped the RAM.

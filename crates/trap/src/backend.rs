@@ -18,15 +18,15 @@ use crate::trial::TouchCost;
 
 /// A VM that is being observed. Dropped, it leaves nothing in the VM.
 pub trait Backend: fmt::Debug + Send {
-    /// Observes the VM for one period and passes what it sees to `sink`, in order.
+    /// Observes the VM for one period and passes its observations to `sink`, in order.
     ///
-    /// Ends early, with a report on what was seen, when `stop` becomes true or the VM ends.
+    /// Ends early, with a report on the observations so far, when `stop` becomes true or the VM ends.
     ///
     /// # Errors
     ///
-    /// [`TrapError::VmGone`] when the VM has ended before anything was seen in this period,
+    /// [`TrapError::VmGone`] when the VM has ended before anything was observed in this period,
     /// [`TrapError::StayedAccessible`] when its pages cannot be made inaccessible, [`TrapError::Call`] for
-    /// what should not happen. What was seen before the error has been passed on.
+    /// errors that should not happen. Observations before the error have been passed on.
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError>;
 
     /// Removes everything from the VM and ends.
@@ -157,7 +157,7 @@ impl BackendRow {
     /// # Errors
     ///
     /// [`TrapError::Refused`] with the first refusal of [`assess`](crate::assess), before anything is changed in the
-    /// VM; every other [`TrapError`], and the VM is left as it was.
+    /// VM; every other [`TrapError`], and the VM is unchanged.
     pub fn attach(
         &self,
         target: &TraceTarget,

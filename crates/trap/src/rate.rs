@@ -1,7 +1,7 @@
 //! The tracking rate: how many pages each watched page represents.
 //!
 //! At a tracking rate of 1/T ([`scale`](RateControl::scale) T), one page in T is watched. Once a
-//! period T is set anew from what the period cost and saw:
+//! period T is set anew from the cost and the observations of the period:
 //!
 //! * [`RateRule::Fixed`] leaves it.
 //! * [`RateRule::Linear`] adds 128 when the period cost too much, subtracts 64 when it observed too few
@@ -21,7 +21,7 @@ const STEP_DOWN: u32 = 64;
 /// Share of the affordable traps that first touches may take; see [`RateRule::Budget`].
 /// A fifth leaves room for a working set that grows threefold between two periods.
 const FIRST_TOUCH_SHARE: f64 = 0.2;
-/// How much the budget rule widens the rate when a window closed before any reuse was seen.
+/// How much the budget rule widens the rate when a window closed before any reuse was observed.
 const WIDEN: u32 = 4;
 /// Largest T: beyond it a page represents a GiB.
 pub const SCALE_MAX: u32 = 1 << 18;
@@ -117,7 +117,7 @@ impl RateControl {
             return scale * f64::from(WIDEN);
         }
         let touched_pages = cost.distinct_pages as f64 * scale;
-        // An idle VM would be watched whole; go there in steps, as what it touches next is unknown.
+        // An idle VM would be watched whole; approach that in steps, because its next touches are unknown.
         (touched_pages / wanted).max(scale / 2.0)
     }
 }

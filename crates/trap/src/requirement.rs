@@ -86,7 +86,7 @@ fn check_backing(
 fn check_page_access(target: &TraceTarget) -> Result<(), Refusal> {
     target.populated()?;
     target.presence()?;
-    // The kernel checks the privilege before it looks at the list of ranges, which is empty.
+    // The kernel checks the privilege before it reads the list of ranges, which is empty.
     let pidfd = open_pidfd(target.pid);
     // A process that has ended is reported as that on attaching.
     let tried = pidfd.map_or(Ok(0), |pidfd| sys::process_pageout(pidfd.as_fd(), &[]));

@@ -5,7 +5,7 @@
 //! the process run meanwhile: what they can access (descriptors, memory) may have changed between two calls, so nothing
 //! that is read back is trusted.
 //!
-//! Signals other than those it cannot block wait until it goes on.
+//! Signals other than those it cannot block wait until it continues.
 
 use std::fs::{self, File};
 use std::io;
@@ -38,7 +38,7 @@ pub struct StoppedThread {
     saved_mask: u64,
     syscall_address: u64,
     memory: File,
-    /// Memory of its stack that was lent, with what it held.
+    /// Memory of its stack that was lent, with its original contents.
     lent: Option<(u64, Vec<u8>)>,
     /// Descriptors that were opened in its process.
     open: Vec<u64>,
@@ -89,7 +89,7 @@ impl StoppedThread {
         }
     }
 
-    /// Suspends the process's filter of system calls for this thread until it goes on. Needs `CAP_SYS_ADMIN`, and
+    /// Suspends the process's filter of system calls for this thread until it continues. Needs `CAP_SYS_ADMIN`, and
     /// no filter of our own.
     pub fn suspend_filter(&self) -> io::Result<()> {
         sys::ptrace_suspend_seccomp(self.tid)
@@ -159,7 +159,7 @@ impl StoppedThread {
         Err(io::Error::other("the process is stopped again and again"))
     }
 
-    /// Memory below the thread's stack, lent to it until it goes on.
+    /// Memory below the thread's stack, lent to it until it continues.
     pub fn lend<const BYTES: usize>(&mut self) -> Result<u64, StepError> {
         let address = (self.saved.0.rsp - RED_ZONE_BYTES - BYTES as u64) & !0xf;
         let mut before = vec![0; BYTES];
@@ -184,12 +184,12 @@ impl StoppedThread {
         Ok(bytes)
     }
 
-    /// Closes a descriptor in the process when the thread goes on, if not before.
+    /// Closes a descriptor in the process when the thread continues, if not before.
     pub fn close_later(&mut self, descriptor: u64) {
         self.open.push(descriptor);
     }
 
-    /// Closes what was opened in the process and gives its stack back.
+    /// Closes what was opened in the process and restores its stack.
     fn clean_up(&mut self) -> io::Result<()> {
         let mut cleaned = Ok(());
         while let Some(descriptor) = self.open.pop() {
@@ -202,7 +202,7 @@ impl StoppedThread {
         cleaned
     }
 
-    /// Lets the thread go on where it was, with nothing left behind in its process.
+    /// Lets the thread continue where it was, with nothing left behind in its process.
     pub fn restore(&mut self) -> io::Result<()> {
         if !self.stopped {
             return Ok(());

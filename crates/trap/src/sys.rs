@@ -128,7 +128,7 @@ pub enum UserfaultPurpose {
     Minor,
     /// Writes to protected pages wait for us. Needs Linux 6.4.
     WriteProtect,
-    /// The kernel records writes to protected pages in the page tables and lets them go on. Needs Linux 6.7.
+    /// The kernel records writes to protected pages in the page tables and lets them continue. Needs Linux 6.7.
     AsyncWriteProtect,
 }
 
@@ -217,21 +217,21 @@ pub fn uffd_register(
     Ok(())
 }
 
-/// Gives `range` back to the kernel and wakes whoever waits in it.
+/// Unregisters `range` and wakes the threads that wait in it.
 pub fn uffd_unregister(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
     // SAFETY: UFFDIO_UNREGISTER only reads the 16 bytes of `range`.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER, &raw const range) })?;
     Ok(())
 }
 
-/// Wakes whoever waits in `range`; the access is tried again.
+/// Wakes the threads that wait in `range`; the access is retried.
 pub fn uffd_wake(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
     // SAFETY: UFFDIO_WAKE only reads the 16 bytes of `range`.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE, &raw const range) })?;
     Ok(())
 }
 
-/// Write-protects `range`, whether its pages are present or not; or lifts that and wakes whoever waits in it.
+/// Write-protects `range`, whether its pages are present or not; or lifts that and wakes the threads that wait in it.
 pub fn uffd_write_protect(
     uffd: BorrowedFd<'_>,
     range: AddressRange,
@@ -290,7 +290,7 @@ pub fn pagemap_scan_written(
     Ok((filled, request.walk_end))
 }
 
-/// Maps the page-cache pages of `range` and wakes whoever waits for them.
+/// Maps the page-cache pages of `range` and wakes the threads that wait for them.
 ///
 /// Returns the bytes mapped before the first page that could not be, with its error.
 pub fn uffd_continue(uffd: BorrowedFd<'_>, range: AddressRange) -> (u64, io::Result<()>) {
@@ -378,7 +378,7 @@ pub fn ptrace_seize(tid: libc::pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SEIZE, tid, 0, ptr::null_mut())
 }
 
-/// Suspends the seccomp filter of a stopped thread until its tracer lets go of it.
+/// Suspends the seccomp filter of a stopped thread until its tracer detaches.
 pub fn ptrace_suspend_seccomp(tid: libc::pid_t) -> io::Result<()> {
     let options = usize::try_from(PTRACE_O_SUSPEND_SECCOMP).map_err(io::Error::other)?;
     ptrace(

@@ -189,7 +189,7 @@ pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, 
                 for fault in &faults {
                     let start = Instant::now();
                     let index = usize_of((fault.address - memory.range().start) / PAGE_BYTES);
-                    // As in the tracer: a page leaves the hot set before the access goes on.
+                    // As in the tracer: a page leaves the hot set before the access continues.
                     barrier.raise(&[page(index.saturating_sub(1))])?;
                     barrier.lower(&userfault, page(index))?;
                     inside.push(start.elapsed());

@@ -49,7 +49,7 @@ impl Userfault {
     /// Negotiates the interface and registers `ranges`, which lie in the address space on which `descriptor` was
     /// opened.
     ///
-    /// A failure part of the way gives back what was registered before it.
+    /// After a failure, the ranges registered before it are unregistered.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Userfault {
                         })?;
                         passed_bytes += PAGE_BYTES;
                     }
-                    // Part is done, or the target's mappings are changing: go on.
+                    // Part is done, or the target's mappings are changing: continue.
                     Some(libc::EAGAIN) => {}
                     _ => return Err(error),
                 },

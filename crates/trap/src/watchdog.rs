@@ -1,4 +1,4 @@
-//! Ends a tracer that no longer serves its VM, so that the VM goes on.
+//! Ends a tracer that no longer serves its VM, so that the VM continues to run.
 //!
 //! An access to a page that is armed waits for the tracer. A tracer that is stopped (SIGSTOP, a debugger, a frozen
 //! control group) or gets no CPU would hold the VM for as long. So a child process counts the heartbeats of the thread

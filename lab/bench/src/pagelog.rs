@@ -130,7 +130,7 @@ fn walks_of(path: &std::path::Path) -> anyhow::Result<(Description, Vec<Record>)
     Ok((log.description().clone(), records))
 }
 
-/// Runs so many VMs of the same records, each a little ahead of the one before.
+/// Runs a number of VMs with the same records, each a little ahead of the one before.
 fn run_vms(
     vms: usize,
     config: &Config,

@@ -153,7 +153,7 @@ impl Trio {
     ///
     /// # Errors
     ///
-    /// Those of [`pass`](Self::pass), and if a guest does not follow; the others then have what they were given.
+    /// Those of [`pass`](Self::pass), and if a guest does not follow; the others then have their new sizes.
     pub fn hold(&mut self, holdings: &[(u64, u64)], stop: &AtomicBool) -> anyhow::Result<()> {
         for shrinking in [true, false] {
             for (server, &(direct, cache)) in self.servers.iter_mut().zip(holdings) {

@@ -2,7 +2,7 @@
 //!
 //! An entry is taken when the kernel has marked it dirty, and given back by marking it for a reset;
 //! `KVM_RESET_DIRTY_RINGS` then protects its page again. A vCPU whose ring is full leaves the guest, has all rings
-//! drained, and goes on.
+//! drained, and continues.
 
 use std::sync::Arc;
 

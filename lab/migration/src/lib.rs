@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`DirtyLog`] | by KVM: write protection, or the processor's PML where it has one ([`hardware`]) | a bitmap of the slot, copied |
 //! | [`DirtyRing`] | the same, each page an entry in a ring of its vCPU | the entries; a full ring stops its vCPU |
-//! | [`WriteProtect`] | a userfaultfd: each first write waits until a thread of ours lets it go on | protecting again what was written |
+//! | [`WriteProtect`] | a userfaultfd: each first write waits until a thread of ours lets it continue | protecting again what was written |
 //! | [`AsyncWriteProtect`] | a userfaultfd whose faults the kernel serves itself | `PAGEMAP_SCAN` over all page tables |
 //!
 //! A tracker hands out [`Round`]s: the pages written since the round before, each once. [`precopy`] copies a machine's

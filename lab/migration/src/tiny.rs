@@ -617,7 +617,7 @@ impl Runner {
         self.wait(HALT_TIMEOUT)
     }
 
-    /// Lets vCPUs that were halted go on.
+    /// Lets vCPUs that were halted continue.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ impl Protected {
         protected.map_err(KvmError::call("UFFDIO_WRITEPROTECT"))
     }
 
-    /// Lets all writes go on, and reports none from now on.
+    /// Lets all writes continue, and reports none from now on.
     fn release(&self) {
         // It fails only for ranges that are no longer registered.
         let _ = self.userfault.unregister();
@@ -127,7 +127,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets writes go on until `stop` is written to.
+    /// Lets writes continue until `stop` is written to.
     fn serve(&self, stop: BorrowedFd<'_>) {
         if let Err(error) = self.serve_faults(stop) {
             self.protected.release();

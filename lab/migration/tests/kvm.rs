@@ -102,7 +102,7 @@ fn written_by(work: &Work) -> Vec<PageNumber> {
     pages.into_iter().collect()
 }
 
-/// Waits until a machine has done more than `operations`; fails if it stands still.
+/// Waits until a machine has done more than `operations`; fails if it makes no progress.
 fn wait_for_more(machine: &Machine, operations: u64) {
     let deadline = Instant::now() + WORK_TIMEOUT;
     while machine.operations() == operations {

@@ -419,7 +419,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts a guest; it boots while the caller goes on.
+    /// Starts a guest; it boots while the caller continues.
     ///
     /// # Errors
     ///

@@ -61,7 +61,7 @@ impl GuestImage {
     }
 
     /// Finds the image for a guest: as [`locate`](Self::locate) does if it has the default kernel and
-    /// neither disks nor a balloon; else the kernel it asks for under `target/guest`, and if it has one of
+    /// neither disks nor a balloon; else the kernel it requires under `target/guest`, and if it has one of
     /// them, an initrd with the kernel modules they need.
     ///
     /// # Errors
@@ -79,8 +79,8 @@ impl GuestImage {
         Self::prepare_for(&folder, config.kernel, modules)
     }
 
-    /// Takes a kernel by its file, and for it the initrd that `PLIMSOLL_GUEST_INITRD` names, else our workload: with the
-    /// modules in the directory `modules` beside the kernel if `modules` are wanted and there are any.
+    /// Takes a kernel by its file, and for it the initrd that `PLIMSOLL_GUEST_INITRD` names, else our workload: with
+    /// the modules in the directory `modules` beside the kernel if `modules` are wanted and there are any.
     ///
     /// # Errors
     ///

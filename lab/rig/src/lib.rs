@@ -1,14 +1,14 @@
 //! Starts guests, daemons and servers for tests, experiments and benchmarks, and waits for them with deadlines.
 //!
-//! | module | what it starts |
+//! | module | starts |
 //! |---|---|
 //! | `guest` | [`Guest`]: a VM that boots one of our workloads from a [`GuestImage`] |
 //! | `subject` | [`Subject`]: a guest with the log of its console |
-//! | `traces` | nothing: what a tracer must leave as it was |
+//! | `traces` | nothing: the state that a tracer must leave unchanged |
 //! | `disk_guest` | [`DiskGuest`]: images, a disk daemon, and a guest on its disks |
 //! | `server` | [`Server`]: any daemon of ours, with its log |
 //! | `wait` | nothing: polls with a deadline |
-//! | `host` | nothing: what tests with guests need of a host |
+//! | `host` | nothing: the requirements of tests with guests on a host |
 //!
 //! Not here: finding and describing VMs (`plimsoll-vm`), anything that users install.
 #![forbid(unsafe_code)]

@@ -38,7 +38,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Starts a guest; it boots while the caller goes on.
+    /// Starts a guest; it boots while the caller continues.
     ///
     /// # Errors
     ///

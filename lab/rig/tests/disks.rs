@@ -94,7 +94,7 @@ fn assert_clean(workload: &str, events: &[ConsoleEvent]) {
     println!("{workload}: {ms} ms of guest time");
 }
 
-/// A sparse file of so many MiB.
+/// A sparse file of this many MiB.
 fn image(folder: &Path, name: &str, mib: u64) -> PathBuf {
     let path = folder.join(name);
     File::create(&path).unwrap().set_len(mib << 20).unwrap();

@@ -322,7 +322,7 @@ fn a_guest_whose_memory_is_changed_from_outside_says_so() {
 }
 
 /// Overwrites the last word of the signature of some page in the middle of the array, and
-/// returns the page's index. Pages are known by their signature: index, and 64 words on, version 0.
+/// returns the page's index. Pages are identified by their signature: index, and 64 words on, version 0.
 fn flip_a_signature(vm: &QemuVm, pages: PageCount) -> u64 {
     use std::os::unix::fs::FileExt as _;
     let memory = std::fs::File::options()

@@ -120,7 +120,7 @@ impl Drop for Claim {
 
 /// Opens all listeners of `settings`.
 pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), ServeError> {
-    // First the checks that fail most easily, then what is visible to others.
+    // First the checks that fail most easily, then changes visible to others.
     let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
     let mut doors = Vec::new();
     let mut claims = Vec::new();

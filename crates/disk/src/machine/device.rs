@@ -92,7 +92,7 @@ impl Listener {
                 return Err(DiskError::NoSocket { path });
             }
             Ok(_) => {
-                // What is left by a daemon that was killed: nobody listens, or soon nobody does.
+                // The socket of a killed daemon: nobody listens, or soon nobody does.
                 let gone = in_time(|| match UnixStream::connect(path) {
                     Ok(_) => Ok(false),
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),

@@ -229,7 +229,7 @@ pub fn serve_as_told() {
         .unwrap();
 }
 
-/// Numbers that look random, the same in each run (splitmix64).
+/// Pseudo-random numbers, the same in each run (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {

@@ -104,7 +104,7 @@ impl<B: PageBarrier> Tracer<B> {
             self.counts.traps.taken += 1;
             self.counts.traps.writes += u64::from(fault.write);
             self.counts.distinct_pages += u64::from(self.trapped.set(page.0, true));
-            // Before the access goes on: its vCPU could be at the head's page next.
+            // Before the access continues: its vCPU could be at the head's page next.
             if let Some(head) = self.hot.enter(page.0) {
                 self.rearm_head(head)?;
             }

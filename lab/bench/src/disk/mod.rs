@@ -1,6 +1,6 @@
 //! A VM's disk: the cost of its engine, and its throughput compared to QEMU's own block layer.
 //!
-//! | part | what is measured | bar |
+//! | part | measurement | bar |
 //! |---|---|---|
 //! | `primitives` | a hit, a miss, an admission in the engine, beside the costs of \[LS07\] table 1 | |
 //! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.95 x |

@@ -1,6 +1,6 @@
 //! hcache: the cost of a page in it, compared to copies and to other caches.
 //!
-//! | part | what is measured | bar |
+//! | part | measurement | bar |
 //! |---|---|---|
 //! | `copy` | put and get of a cold page beside the copy of a cold page | at most 1.15 x |
 //! | `lookup` | a get that misses, metadata a page, at 1 M pages | at most 50 ns, 40 bytes |

@@ -32,7 +32,7 @@ use plimsoll_vm::HostMemory;
 const MIB: u64 = 1 << 20;
 /// The paper's array.
 const ARRAY_BYTES: u64 = 400 * MIB;
-/// Part of the host's free memory that an array may take by default: beside it stands its copy.
+/// Part of the host's free memory that an array may take by default, because its copy needs memory too.
 const PART_OF_FREE: u64 = 4;
 /// Write share in percent; by how much less PML slows the application (fig. 4) and shortens the copying (fig. 5), in
 /// percent.
@@ -123,7 +123,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// Medians of copies, which must not be none; what is counted as wrong is added up.
+    /// Medians over at least one copy; counts of errors are sums.
     fn of(copies: &[Self]) -> Self {
         let middle = |value: &dyn Fn(&Self) -> f64| median(copies.iter().map(value));
         let known = |value: &dyn Fn(&Self) -> Option<f64>| {

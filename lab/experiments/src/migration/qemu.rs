@@ -16,7 +16,7 @@ const TO_FILE: &str = "to a file";
 const TO_QEMU: &str = "to another QEMU";
 /// Memory of the guest besides the array.
 const KERNEL_MIB: u64 = 96;
-/// Longest copy, and longest time until its guest has verified what it is to.
+/// Maximum duration of a copy, and of the verification by its guest.
 const COPY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Interval of polling a copy.
 const LOOK: Duration = Duration::from_millis(10);
