@@ -1,14 +1,14 @@
-//! References in, miss-ratio curve or working set out; one file per algorithm.
+//! Estimates miss-ratio curves and working sets from references; one file per algorithm.
 //!
-//! | directory | holds | trait | registry |
+//! | directory | contents | trait | registry |
 //! |---|---|---|---|
 //! | `curve/` | curves of a whole stream, where first references miss at every size | [`Estimator`] | [`registry::ALGORITHMS`] |
 //! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
-//! | `parts/` | what they share | | |
+//! | `parts/` | shared components | | |
 //!
-//! Three kinds of curves have no row, because they take more than a stream of references: [`FilteredLru`]
-//! (what passes the filters of processors), [`GhostBuffer`] (what a real memory evicts and misses) and
+//! Three kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
+//! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory) and
 //! [`Footprint`] (reuse times known within bounds).
 //!
 //! ```
@@ -30,7 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: where references come from, and what is decided from a curve. No I/O.
+//! Not here: sources of references, and decisions based on a curve. No I/O.
 #![cfg_attr(
     test,
     expect(

@@ -1,5 +1,5 @@
-//! Every offline algorithm and every estimator of working sets by name: one row each, from which the
-//! command line, the benchmarks and the fuzz target take their choices.
+//! All offline algorithms and all working-set estimators by name, one row each, used by the
+//! command line, the benchmarks and the fuzz target.
 //!
 //! To add an algorithm, write its file and its row here. Names of options are shared: two rows that
 //! take an option of one name take it with the same type.
@@ -36,7 +36,7 @@ pub enum OptionKind {
     Rate,
     /// A whole number, at least 1.
     Count,
-    /// The seed of a random choice. An algorithm that makes none ignores it.
+    /// The seed of a random choice; ignored by algorithms without one.
     Seed,
     /// A size in pages.
     Size,
@@ -58,13 +58,13 @@ impl OptionKind {
 /// The value of an option.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptionValue {
-    /// Of [`OptionKind::Rate`].
+    /// Value of [`OptionKind::Rate`].
     Rate(f64),
-    /// Of [`OptionKind::Count`].
+    /// Value of [`OptionKind::Count`].
     Count(NonZeroUsize),
-    /// Of [`OptionKind::Seed`].
+    /// Value of [`OptionKind::Seed`].
     Seed(u64),
-    /// Of [`OptionKind::Size`].
+    /// Value of [`OptionKind::Size`].
     Size(PageCount),
 }
 
@@ -82,26 +82,26 @@ impl fmt::Display for OptionValue {
 /// An option that an algorithm takes.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionSpec {
-    /// The name, without dashes in front.
+    /// The name, without leading dashes.
     pub name: &'static str,
     /// The type of its value.
     pub kind: OptionKind,
-    /// The value where none is given; `None` for an option that must be given.
+    /// The default value; `None` for a required option.
     pub default: Option<OptionValue>,
-    /// One line of help, which may follow a colon.
+    /// One line of help, in a form that can follow a colon.
     pub help: &'static str,
 }
 
 /// Options given by a user, for any algorithm that takes them.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Page size of the trace, by which defaults in bytes become pages.
+    /// Page size of the trace, by which defaults in bytes are converted to pages.
     page_size: PageSize,
     values: BTreeMap<&'static str, OptionValue>,
 }
 
 impl Settings {
-    /// Returns settings in which nothing is given, for a trace of that page size.
+    /// Returns settings without values, for a trace of that page size.
     #[must_use]
     pub fn new(page_size: PageSize) -> Self {
         Self {
@@ -110,19 +110,19 @@ impl Settings {
         }
     }
 
-    /// Gives an option a value.
+    /// Sets the value of an option.
     pub fn set(&mut self, name: &'static str, value: OptionValue) {
         self.values.insert(name, value);
     }
 
-    /// The value given for an option.
+    /// The value of an option, if it was set.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<OptionValue> {
         self.values.get(name).copied()
     }
 }
 
-/// An algorithm, set and ready to observe.
+/// A configured algorithm, ready to observe.
 pub struct BuiltEstimator {
     /// Label in tables, with its main setting.
     pub label: String,
@@ -134,7 +134,7 @@ pub struct BuiltEstimator {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// An option without a default was not given.
+    /// A required option was not given.
     #[error("--estimator {algorithm} requires --{option} {}, the {help}", kind.value_name())]
     Missing {
         /// The algorithm.
@@ -143,10 +143,10 @@ pub enum BuildError {
         option: &'static str,
         /// The type of its value.
         kind: OptionKind,
-        /// What it is.
+        /// Its description.
         help: &'static str,
     },
-    /// The algorithm refuses its options.
+    /// The algorithm rejects its options.
     #[error(transparent)]
     Refused(#[from] EstimatorError),
 }
@@ -162,21 +162,21 @@ pub struct Algorithm {
     pub options: &'static [OptionSpec],
     /// Whether the curve is exact with the options' defaults.
     pub is_exact: bool,
-    /// Time a reference and memory.
+    /// Time per reference, and memory.
     pub cost: &'static str,
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
     make: fn(&Options) -> Result<BuiltEstimator, EstimatorError>,
 }
 
-/// The options of one row: those given, else the defaults.
+/// The options of one row: given values or defaults.
 struct Options<'a> {
     row: &'a Algorithm,
     settings: &'a Settings,
 }
 
 impl Options<'_> {
-    /// The value of an option of the row that was checked to have one.
+    /// The value of an option of the row, which has been checked to have one.
     fn value(&self, name: &str) -> OptionValue {
         let default = || self.row.option(name).and_then(|option| option.default);
         let value = self.settings.get(name).or_else(default);
@@ -237,10 +237,10 @@ const SEED: OptionSpec = OptionSpec {
     help: "seed of the sampling",
 };
 
-/// Segments of a ghost list: 4 MiB.
+/// Size of a segment of a ghost list: 4 MiB.
 const SEGMENT_BYTES: u64 = 4 << 20;
 
-/// Every offline algorithm.
+/// All offline algorithms.
 pub const ALGORITHMS: &[Algorithm] = &[
     Algorithm {
         name: "lru",
@@ -310,7 +310,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         make: |options| {
             let options = CounterStacksOptions {
                 seed: options.seed(),
-                // An interval beyond 32 bits is beyond the largest as well, and refused.
+                // An interval beyond 32 bits also exceeds the maximum, and is refused.
                 interval: u32::try_from(options.count("interval").get()).unwrap_or(u32::MAX),
                 ..CounterStacksOptions::default()
             };
@@ -371,7 +371,7 @@ fn built(
     })
 }
 
-/// A share as a fraction, if it is one part of several.
+/// A share, written as a fraction 1/n if it is one.
 fn share(share: f64) -> String {
     let parts = (1.0 / share).round();
     if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
@@ -381,13 +381,13 @@ fn share(share: f64) -> String {
     }
 }
 
-/// The row of that name.
+/// The row with this name.
 #[must_use]
 pub fn algorithm(name: &str) -> Option<&'static Algorithm> {
     ALGORITHMS.iter().find(|row| row.name == name)
 }
 
-/// Every option of any algorithm once, with the rows that take it.
+/// Each option of any algorithm once, with the rows that take it.
 #[must_use]
 pub fn options() -> Vec<(OptionSpec, Vec<&'static Algorithm>)> {
     let mut all: Vec<(OptionSpec, Vec<&'static Algorithm>)> = Vec::new();
@@ -403,20 +403,20 @@ pub fn options() -> Vec<(OptionSpec, Vec<&'static Algorithm>)> {
 }
 
 impl Algorithm {
-    /// The option of that name, if the algorithm takes it.
+    /// The option with this name, if the algorithm takes it.
     #[must_use]
     pub fn option(&self, name: &str) -> Option<&OptionSpec> {
         self.options.iter().find(|option| option.name == name)
     }
 
-    /// Whether it samples pages only on request: all of them by default.
+    /// Whether it samples pages only on request and uses all of them by default.
     #[must_use]
     pub fn samples_on_request(&self) -> bool {
         let default = self.option("rate").and_then(|rate| rate.default);
         default == Some(OptionValue::Rate(1.0))
     }
 
-    /// The first option that must be given and was not.
+    /// The first required option that was not given.
     #[must_use]
     pub fn missing(&self, settings: &Settings) -> Option<&OptionSpec> {
         let required = self.options.iter().filter(|o| o.default.is_none());
@@ -433,7 +433,7 @@ impl Algorithm {
     ///
     /// # Panics
     ///
-    /// If a value is not of its option's type.
+    /// If a value has another type than its option.
     pub fn build(&self, settings: &Settings) -> Result<BuiltEstimator, BuildError> {
         if let Some(option) = self.missing(settings) {
             return Err(BuildError::Missing {
@@ -453,17 +453,17 @@ impl Algorithm {
 /// Input of a working-set estimator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
-    /// Pages of all page walks, numbered as the TLB has them.
+    /// Pages of all page walks, with the numbers used by the TLB.
     Walks,
-    /// The same pages, numbered from 0 to the memory's end.
+    /// The same pages, numbered from 0 to the end of the memory.
     RamPages,
-    /// Pages of all walks as page reference logging (PRL) drains them from its buffers.
+    /// Pages of all walks as drained from the buffers of page reference logging (PRL).
     LoggedWalks,
-    /// Pages of first writes as page modification logging (PML) drains them.
+    /// Pages of first writes as drained from the buffers of page modification logging (PML).
     LoggedWrites,
 }
 
-/// How a method's size is shown over the intervals of a run.
+/// How a method's size is plotted over the intervals of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Plotted {
     /// Name of the line.
@@ -477,15 +477,15 @@ pub struct Plotted {
 /// The options of every method.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MethodOptions {
-    /// Of `truth`.
+    /// Options of `truth`.
     pub truth: TouchedOptions,
-    /// Of `prl`.
+    /// Options of `prl`.
     pub prl: PrlOptions,
-    /// Of `pml`.
+    /// Options of `pml`.
     pub pml: PmlOptions,
-    /// Of `esx`.
+    /// Options of `esx`.
     pub esx: SamplingOptions,
-    /// Memory of the VM, which `esx` draws from.
+    /// Memory of the VM, from which `esx` samples.
     pub memory: Option<PageCount>,
 }
 
@@ -498,11 +498,11 @@ pub struct Method {
     pub help: &'static str,
     /// Its input.
     pub feed: Feed,
-    /// Whether it is about the last interval alone, and not the run.
+    /// Whether it refers to the last interval alone instead of the whole run.
     pub of_last_interval: bool,
-    /// Where its size counts, if it does not settle; `None` for a method that waits for its size to settle.
+    /// The time to which its size refers, if it does not settle; `None` for a method whose size settles.
     pub reported: Option<&'static str>,
-    /// Names of the numbers that each interval ends with.
+    /// Names of the columns of each interval's result.
     pub columns: &'static [&'static str],
     /// How it is plotted.
     pub plotted: Plotted,
@@ -519,7 +519,7 @@ impl Method {
     }
 }
 
-/// Every estimator of working sets that is fed pages. The first is the measure of the others.
+/// All estimators of working sets that are fed pages. The first is the truth with which the others are compared.
 pub const METHODS: &[Method] = &[
     Method {
         name: "truth",

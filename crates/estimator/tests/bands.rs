@@ -1,4 +1,4 @@
-//! Every approximate curve carries a band, and the exact curve lies in it at 95 % of sizes and more:
+//! Every approximate curve has a band that contains the exact curve at 95 % of sizes or more:
 //! for each estimator, on streams of each kind, pooled over 20 seeds.
 
 use std::num::NonZeroUsize;
@@ -50,20 +50,20 @@ fn classes(seed: u64) -> Vec<u64> {
     made(Pattern::Class { pages, references }, seed)
 }
 
-/// A loop, with other pages for each seed.
+/// A loop, with different pages for each seed.
 fn cycle(seed: u64) -> Vec<u64> {
     (0..REFERENCES)
         .map(|now| now % PAGES + (seed << 32))
         .collect()
 }
 
-/// Up and down, over and over.
+/// Up and down repeatedly.
 fn sawtooth(seed: u64) -> Vec<u64> {
     let at = |now: u64| (now % (2 * PAGES)).min(2 * PAGES - 1 - now % (2 * PAGES));
     (0..REFERENCES).map(|now| at(now) + (seed << 32)).collect()
 }
 
-/// By turns a loop over half of the pages and any of the other half.
+/// Alternating loops over half of the pages and random references to the other half.
 fn phases(seed: u64) -> Vec<u64> {
     let any = uniform(seed)
         .into_iter()
@@ -110,7 +110,7 @@ fn held(name: &str, make: Make) {
     for (stream, pages) in STREAMS {
         let (mut held, mut all) = (0, 0);
         for seed in 0..SEEDS {
-            // Not the seed of the stream: what is drawn and what it is drawn from are independent.
+            // Differs from the seed of the stream, so that the sample is independent of the stream.
             let pages = pages(seed + 7_000);
             let exact = curve_of(Box::new(ExactLru::new()), &pages);
             let curve = curve_of(make(seed), &pages);

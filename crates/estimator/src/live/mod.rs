@@ -1,16 +1,16 @@
 //! Live estimators: curves of a running VM from windows of a sample of its pages.
 //!
-//! | estimator | takes | file |
+//! | estimator | input | file |
 //! |---|---|---|
 //! | `lru` | references in order: exact stack distances, censored at the window's ends | `ordered` |
 //! | `aet` | references in order: reuse times and the AET model | `ordered` |
 //! | `scans` | pages touched between two scans: the slope of their footprint | `scans` |
 //!
-//! A window is one period of a tracer. Windows are pooled by the time that each stands for, because how many references a
-//! VM made in it cannot be known from outside.
+//! A window is one period of a tracer. Windows are pooled weighted by the time that each represents, because the number
+//! of references that a VM made in it cannot be known from outside.
 //!
 //! A new estimator is one file with an implementation of [`LiveEstimator`] and a row in [`LIVE_ESTIMATORS`].
-//! Not here: when windows open and close, and which pages are sampled (crate `plimsoll-trap`).
+//! Not here: the schedule of windows, and the selection of sampled pages (crate `plimsoll-trap`).
 
 mod ordered;
 mod scans;
@@ -29,37 +29,37 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
 use ordered::Pooled;
 use scans::ScanCurve;
 
-/// An algorithm that makes curves of a VM window by window.
+/// An algorithm that computes curves of a VM window by window.
 pub trait LiveEstimator: fmt::Debug + Send {
-    /// Takes in the next references to sampled pages, or the pages found touched by one scan.
+    /// Processes the next references to sampled pages, or the pages found touched by one scan.
     fn observe(&mut self, pages: &[PageNumber]);
 
-    /// Closes the window, in which a sampled page stood for `scale` pages and which stands for `seconds`, and opens the
-    /// next.
+    /// Closes the window, in which a sampled page represents `scale` pages and which represents `seconds`, and opens
+    /// the next.
     ///
-    /// Returns the curve of the closed window; `None` if it saw no reuse.
+    /// Returns the curve of the closed window; `None` without a reuse.
     fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve>;
 
-    /// Drops what the open window saw, which is not whole, and opens the next.
+    /// Discards the observations of the open window, which is incomplete, and opens the next.
     fn discard_window(&mut self);
 
-    /// The curve of all windows closed so far; `None` if they saw no reuse.
+    /// The curve of all windows closed so far; `None` without a reuse.
     fn curve(&self) -> Option<MissRatioCurve>;
 
     /// The curve of the newest windows, as far back as [`LiveOptions::reach`].
     fn recent_curve(&self) -> Option<MissRatioCurve>;
 }
 
-/// How a live estimator is made.
+/// Options of a live estimator.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
     /// RAM of the VM in pages.
     pub ram: PageCount,
-    /// How far back [`LiveEstimator::recent_curve`] reaches; `None` if it is not used, so that nothing is kept for it.
+    /// Time span of [`LiveEstimator::recent_curve`]; `None` if it is not used, so that nothing is stored for it.
     pub reach: Option<Duration>,
 }
 
-/// A live estimator as users choose it.
+/// A live estimator that users can select.
 #[derive(Debug)]
 pub struct LiveEstimatorRow {
     /// Name in options.
@@ -96,10 +96,10 @@ pub const SCANS: &LiveEstimatorRow = &LiveEstimatorRow {
     make: |options| Box::new(ScanCurve::new(options)),
 };
 
-/// Every live estimator; the first of those that take a backend's kind of references is the default.
+/// All live estimators; the first one that accepts a backend's kind of references is the default.
 pub const LIVE_ESTIMATORS: &[&LiveEstimatorRow] = &[LRU, AET, SCANS];
 
-/// What the newest windows showed, with their lengths in seconds.
+/// Results of the newest windows, with their lengths in seconds.
 #[derive(Debug)]
 struct Recent<T> {
     reach: Option<Duration>,
@@ -151,7 +151,7 @@ mod tests {
     fn observe(estimator: &mut dyn LiveEstimator) -> Vec<Option<MissRatioCurve>> {
         let windows = [1000, 1000, 3000].map(|size: u64| {
             let pages: Vec<_> = (0..size).cycle().take(10_000).map(PageNumber).collect();
-            // As a scan names each page once.
+            // A scan lists each page once.
             pages.chunks(100).for_each(|pages| estimator.observe(pages));
             estimator.close_window(1, 5.0)
         });
@@ -168,8 +168,8 @@ mod tests {
             let first = windows[0].as_ref().unwrap();
             assert!(first.miss_ratio(PageCount(900)) > 0.9, "{}", row.name);
             assert!(first.miss_ratio(PageCount(1050)) < 0.1, "{}", row.name);
-            // Two windows of three fit into 1000 pages. The model of AET mixes their times, so not just any size
-            // between the two will do.
+            // Two windows of three fit into 1000 pages. The AET model mixes their times, so the size between the two
+            // cannot be chosen freely.
             let whole = estimator.curve().unwrap().miss_ratio(PageCount(1500));
             assert!((whole - 1.0 / 3.0).abs() < 0.1, "{}: {whole}", row.name);
             let recent = estimator.recent_curve().unwrap();

@@ -1,7 +1,7 @@
-//! Live curves of references in order: windows of exact distances, or of reuse times, pooled.
+//! Live curves of ordered references: windows of exact distances, or of reuse times, pooled.
 //!
-//! The estimators of single windows are in `window`. Each window is resolved by itself before it is pooled, as the VM may
-//! be in another phase in the next.
+//! The estimators of single windows are in `window`. Each window is resolved separately before it is pooled, because
+//! the VM may be in another phase in the next one.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ impl Window for WindowAet {
     }
 }
 
-/// An estimator of windows, with all windows so far.
+/// An estimator of windows, with the pooled results of all windows so far.
 #[derive(Debug)]
 pub(super) struct Pooled<W> {
     window: W,
@@ -64,7 +64,7 @@ impl<W: Window> Pooled<W> {
     }
 }
 
-/// A curve, where there is a reuse to make it of.
+/// The curve; `None` without a reuse.
 fn curve_of<W: Window>(survival: &Survival) -> Option<MissRatioCurve> {
     if survival.events() == 0 {
         return None;

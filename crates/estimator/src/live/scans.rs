@@ -1,18 +1,18 @@
-//! The curve of a VM whose pages are scanned now and then instead of traced.
+//! The curve of a VM whose pages are periodically scanned instead of traced.
 //!
-//! For each page a window of scans gives the two scans between which it was touched: times known to an interval. The
-//! [`Footprint`] of such times is the mean number of pages fp(w) that a stretch of `w` touches. A memory of
-//! fp(w) pages misses what was not touched for `w`, and that is how fast fp grows at `w`: its slope, as a share of the
-//! slope at 0, is the curve, per touch found. The slope is used rather than the count of long reuse times because
-//! a window opens in the middle of a VM's life: fp treats the time before a page's first touch as such, where
-//! counting would call that touch a miss.
+//! For each page a window of scans gives the two scans between which it was touched: times known to within an interval.
+//! The [`Footprint`] of such times is the mean number of pages fp(w) touched in an interval of length `w`. A memory of
+//! fp(w) pages misses pages not touched for `w`, at the rate at which fp grows at `w`: the slope of fp, as a share of
+//! its slope at 0, is the curve, per touch found. The slope is used instead of the count of long reuse times because a
+//! window opens while the VM is already running: fp treats the time before a page's first touch correctly, where
+//! counting would consider that touch a miss.
 //!
-//! **Time** is counted in touches found. How fast a VM goes through its pages changes all the time with what its host has
-//! left for it; how many pages it touches before it comes back to one does not.
+//! **Time** is counted in touches found. The speed at which a VM accesses its pages varies with the load on the host; the
+//! number of pages it touches before it reuses one does not.
 //!
-//! **Band.** The shortest and the longest that the times can be give bounds of fp and of its slope; below what one
-//! interval touches nothing is known, and the band reaches up to 1. The sampled pages are also kept in
-//! replicates by a hash of their neighbourhood; leaving out each in turn (the jackknife) measures the error of the sample itself.
+//! **Band.** The minimum and maximum of the times give bounds of fp and of its slope. Sizes below the number of pages
+//! touched in one interval are not resolved, and the band there extends to 1. The sampled pages are also divided into
+//! replicates by a hash of their neighbourhood; leaving out each in turn (the jackknife) estimates the sampling error.
 //!
 //! Source: \[Denning68\], \[DS78\] for the slope.
 //! Cost: a map entry for each page touched in a window, and a footprint of nine histograms.
@@ -24,14 +24,14 @@ use super::{LiveEstimator, LiveOptions, Recent};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
-/// Replicates that the sample is kept in.
+/// Number of replicates into which the sample is divided.
 const REPLICATES: usize = 8;
-/// Pages of a neighbourhood, which lie in one replicate.
+/// Number of adjacent pages that belong to the same replicate.
 const NEIGHBOURS: u64 = 64;
-/// Lengths at which fp is taken within one interval, and their maximum in all.
+/// Number of lengths at which fp is evaluated within one interval, and maximum number in all.
 const LENGTHS_PER_INTERVAL: f64 = 8.0;
 const LENGTHS_MAX: f64 = 1024.0;
-/// Standard errors to either side of a band of 95 %.
+/// Half-width of a 95 % band in standard errors.
 const DEVIATIONS: f64 = 1.96;
 
 /// A window of scans of one sample of pages.
@@ -39,11 +39,11 @@ const DEVIATIONS: f64 = 1.96;
 struct ScanWindow {
     whole: Replicate,
     replicates: [Replicate; REPLICATES],
-    /// The scans between which each page was touched last, as touches before them.
+    /// The scans between which each page was last touched, as numbers of touches before them.
     last: HashMap<PageNumber, (u64, u64)>,
-    /// Scans that found something.
+    /// Number of scans that found touches.
     scans: u64,
-    /// Touches so far.
+    /// Number of touches so far.
     end: u64,
 }
 
@@ -55,7 +55,7 @@ struct Replicate {
 }
 
 impl ScanWindow {
-    /// Takes in the pages touched since the scan before, each named once.
+    /// Processes the pages touched since the previous scan, each listed once.
     fn observe(&mut self, touched: &[PageNumber]) {
         if touched.is_empty() {
             return;
@@ -78,7 +78,8 @@ impl ScanWindow {
         self.end = to;
     }
 
-    /// Ends the window: its curve, where a sampled page stands for `scale`. `None` if nothing was touched.
+    /// Ends the window and returns its curve, where a sampled page represents `scale` pages. `None` if nothing was
+    /// touched.
     fn finish(&mut self, scale: u64) -> Option<MissRatioCurve> {
         let mut window = std::mem::take(self);
         for (&page, &(from, to)) in &window.last {
@@ -114,7 +115,7 @@ impl ScanWindow {
                 let grow = REPLICATES as f64 / (REPLICATES - 1) as f64;
                 (whole.at(length).pages - left_out) * grow
             };
-            // Of fewer touches, but of pages that were scaled up to as many.
+            // Fewer touches, but of pages that were scaled up to the same number.
             shape.of(rate * REPLICATES as f64 / (REPLICATES - 1) as f64, &without)
         });
         let replicates: Vec<Steps> = replicates.collect();
@@ -138,7 +139,7 @@ fn replicate_of(page: PageNumber) -> usize {
     usize::try_from(hash).map_or(0, |hash| hash % REPLICATES)
 }
 
-/// Standard error of the miss ratio at a size, from curves that leave out a replicate each.
+/// Standard error of the miss ratio at a size, from curves that each leave out one replicate.
 fn jackknife_error(replicates: &[Steps], size: u64) -> f64 {
     let ratios: Vec<f64> = replicates.iter().map(|part| part.at(size)).collect();
     let count = ratios.len() as f64;
@@ -157,10 +158,10 @@ impl Steps {
     }
 }
 
-/// The lengths at which fp is taken, and the factor from fp to sizes.
+/// The lengths at which fp is evaluated, and the factor from fp to sizes.
 struct Shape {
     lengths: Vec<f64>,
-    /// Half of the stretch over which a slope is taken.
+    /// Half the length of the interval over which a slope is computed.
     half: f64,
     scale: f64,
 }
@@ -171,7 +172,7 @@ impl Shape {
         let end = self.lengths.last().copied().unwrap_or_default();
         let (from, to) = ((length - self.half).max(0.0), (length + self.half).min(end));
         let touches = (to - from) * rate;
-        // A replicate may hold all touches there are: without it nothing is touched, and nothing missed.
+        // All touches may be in one replicate: without it nothing is touched, and nothing is missed.
         if touches > 0.0 {
             (pages_in(to) - pages_in(from)) / touches
         } else {
@@ -185,7 +186,7 @@ impl Shape {
             let (size_before, before) = steps.last().copied().unwrap_or_default();
             let size = whole_pages(pages_in(length) * self.scale).max(size_before);
             let ratio = self.slope(rate, pages_in, length).clamp(0.0, before);
-            // Of lengths with the same pages the longest counts.
+            // Of lengths with the same pages the longest is used.
             if size == size_before {
                 steps.pop();
             }
@@ -195,7 +196,7 @@ impl Shape {
     }
 }
 
-/// Rounds up: a memory of that many pages holds them all.
+/// Rounds up, because a memory of that many whole pages is needed.
 fn whole_pages(pages: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -206,14 +207,14 @@ fn whole_pages(pages: f64) -> u64 {
     whole
 }
 
-/// Bounds of the curve from times that are known to an interval.
+/// Bounds of the curve from times that are known to within an interval.
 struct Bounds {
-    /// By length: the largest and the smallest number of pages that it can touch, and the slopes of both.
+    /// By length: the maximum and minimum number of pages touched, and the slopes of both.
     most: Vec<f64>,
     least: Vec<f64>,
     slopes_of_most: Vec<f64>,
     slopes_of_least: Vec<f64>,
-    /// How many lengths lie within one interval.
+    /// Number of lengths within one interval.
     unseen: usize,
 }
 
@@ -242,7 +243,7 @@ impl Bounds {
         }
     }
 
-    /// The lowest and the highest miss ratio that a size can have.
+    /// The minimum and maximum miss ratio possible at a size.
     fn at(&self, size: u64) -> (f64, f64) {
         let longest = |pages: &[f64]| pages.partition_point(|&pages| pages <= size as f64);
         let shortest = longest(&self.most).saturating_sub(1);
@@ -256,21 +257,21 @@ impl Bounds {
     }
 }
 
-/// Curves of windows, averaged by the time that each stands for.
+/// Curves of windows, averaged by the time that each represents.
 #[derive(Debug, Clone)]
 struct MeanCurve {
     sizes: Vec<PageCount>,
-    /// By size: miss ratio, and the limits of its band, each times seconds.
+    /// By size: miss ratio, and the limits of its band, each multiplied by seconds.
     sums: Vec<[f64; 3]>,
     seconds: f64,
     touches: u64,
 }
 
-/// Sizes at which curves are averaged: every one up to this, then steps of a fraction of the size.
+/// Sizes at which curves are averaged: all up to this one, then steps of a fraction of the size.
 const SIZES_SINGLE: u64 = 256;
 
 impl MeanCurve {
-    /// Of no curve yet, for a VM of `ram` pages.
+    /// Creates an empty average for a VM of `ram` pages.
     fn new(ram: PageCount) -> Self {
         let next = |size: &u64| Some(size + (size / SIZES_SINGLE).max(1));
         let sizes: Vec<_> = std::iter::successors(Some(0), next)
@@ -285,7 +286,7 @@ impl MeanCurve {
         }
     }
 
-    /// Takes in the curve of a window that stands for `seconds`.
+    /// Adds the curve of a window that represents `seconds`.
     fn add(&mut self, curve: &MissRatioCurve, seconds: f64) {
         for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
             let CurvePoint {
@@ -302,12 +303,12 @@ impl MeanCurve {
         self.touches = self.touches.saturating_add(curve.references());
     }
 
-    /// The mean; `None` of no curve.
+    /// The mean curve; `None` without curves.
     fn curve(&self) -> Option<MissRatioCurve> {
         let mut before = 1.0_f64;
         let points = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
             let [miss_ratio, low, high] = sums.map(|sum| sum / self.seconds);
-            // But for rounding it never rises.
+            // It never rises, apart from rounding errors.
             before = before.min(miss_ratio);
             CurvePoint {
                 size,
@@ -375,7 +376,7 @@ impl LiveEstimator for ScanCurve {
 mod tests {
     use super::*;
 
-    /// Scans of a stream of so many touches an interval.
+    /// Scans of a stream with this number of touches per interval.
     fn scanned(pages: impl Iterator<Item = u64>, touches: usize, scans: u32) -> ScanWindow {
         let pages: Vec<u64> = pages.take(touches * scans as usize).collect();
         let mut window = ScanWindow::default();
@@ -407,13 +408,13 @@ mod tests {
 
     #[test]
     fn a_loop_falls_at_its_size_though_every_page_was_met_a_first_time() {
-        // Scans that divide the loop, and scans that do not.
+        // Scan intervals that divide the loop's length, and ones that do not.
         for touches in [100, 90] {
             let curve = scanned((0..1000).cycle(), touches, 64).finish(16).unwrap();
             let at = |share: f64| curve.at(PageCount(whole_pages(16_000.0 * share)));
             assert!(at(0.8).miss_ratio > 0.99, "{:?}", at(0.8));
             assert!(at(1.0).miss_ratio < 0.02, "{:?}", at(1.0));
-            // The cliff is known to three intervals, and to what the sample leaves open.
+            // The position of the cliff is known to within three intervals, plus the sampling error.
             assert!(at(0.65).low > 0.9, "{:?}", at(0.65));
             assert!(at(1.0).low < 0.02, "{:?}", at(1.0));
             let set = curve.size_for(0.05).unwrap().0;
@@ -426,7 +427,7 @@ mod tests {
         let mut pages = (0..1000).cycle();
         let mut window = ScanWindow::default();
         for scan in 0..200 {
-            // Nothing, or 1 to 240 pages.
+            // Between 0 and 240 pages.
             let count = scan * 37 % 241;
             let touched: Vec<_> = pages.by_ref().take(count).map(PageNumber).collect();
             window.observe(&touched);
@@ -454,7 +455,7 @@ mod tests {
     fn the_band_of_even_references_holds_the_closed_form() {
         for (touches, scans) in [(125, 64), (500, 32), (60, 100)] {
             let curve = scanned(random(1000), touches, scans).finish(1).unwrap();
-            // Per touch seen, of which an interval has fewer than references.
+            // Per touch found; an interval has fewer touches than references.
             let seen = 1000.0 * (1.0 - (-(touches as f64) / 1000.0).exp());
             let truth = |size: u64| (1.0 - size as f64 / 1000.0) * touches as f64 / seen;
             let (mut held, mut error) = (0, 0.0);

@@ -1,8 +1,8 @@
-//! The distribution of a quantity some of whose values are censored: only known to exceed a bound.
+//! The distribution of a quantity of which some values are censored: only known to exceed a bound.
 //!
-//! The product-limit estimator goes up the values. At each that was observed (an
-//! *event*), of the weight still *at risk* there (values not below it, known or
-//! not) the share `events / at risk` ends, and the rest goes on:
+//! The product-limit estimator processes the values in ascending order. At each observed value (an
+//! *event*), the share `events / at risk` of the weight still *at risk* (values not below it, censored or
+//! not) ends, and the rest continues:
 //!
 //! ```text
 //!     S(v) = P(X > v) = product over event values u <= v of (1 - events(u) / at_risk(u))
@@ -12,19 +12,19 @@
 //! value come first. The estimate is unbiased if censoring is independent of
 //! the value. Without censoring it is the empirical distribution.
 //!
-//! The standard error is Greenwood's (1926), for weights: it takes observations for
-//! independent. References to one page are not, so where parts of the sample were
-//! kept apart by page (`window`), their spread is used instead.
+//! The standard error is Greenwood's (1926), for weights, which assumes that observations are
+//! independent. References to one page are not; if the sample was
+//! divided into parts by page (`window`), their spread is used instead.
 //!
 //! Source: [KM58].
-//! Cost: O(log values) to record. Values are kept to 1/1024 above 2048, as in `histogram`, so that
+//! Cost: O(log values) to record. Values above 2048 are stored to 1/1024, as in `histogram`, so that
 //! merging for weeks stays within some ten thousand cells.
 
 use std::collections::BTreeMap;
 
 use crate::parts::histogram::{bucket_of, floor_of};
 
-/// Observations, some of them cut off, and the product-limit estimate from them.
+/// Observations, some of them censored, and their product-limit estimate.
 ///
 /// ```
 /// use plimsoll_estimator::Survival;
@@ -42,20 +42,20 @@ pub struct Survival {
     observations: u64,
     events: u64,
     largest: u64,
-    /// The same from disjoint parts of the sample, each estimated alone; may be none.
+    /// The distributions of disjoint parts of the sample, each estimated alone; may be empty.
     parts: Vec<Self>,
 }
 
-/// What was observed within one bucket.
+/// Observations within one bucket.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     /// Sum of the events' weights.
     events: f64,
-    /// Sum of their squares.
+    /// Sum of the squares of these weights.
     events_squared: f64,
-    /// Sum of how far the events lie above the bucket's smallest value, by weight.
+    /// Weighted sum of the differences between the events and the bucket's smallest value.
     excess: f64,
-    /// Sum of the cut-off observations' weights.
+    /// Sum of the censored observations' weights.
     censored: f64,
 }
 
@@ -74,25 +74,25 @@ pub(crate) struct SurvivalStep {
     pub(crate) value: u64,
     /// P(X > value).
     pub(crate) share_above: f64,
-    /// Of that share.
+    /// Standard error of that share.
     pub(crate) standard_error: f64,
 }
 
 impl Survival {
-    /// Returns a distribution of nothing.
+    /// Returns an empty distribution.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in a value, of a weight above 0.0 (anything else is no observation).
+    /// Records a value with a weight above 0.0; any other weight is ignored.
     pub fn record(&mut self, value: u64, weight: f64) {
         if is_weight(weight) {
             self.record_repeatedly(value, weight, 1);
         }
     }
 
-    /// Takes in a value as often as `times`, at least once, each time of the weight given.
+    /// Records a value `times` times, at least once, each time with the given weight.
     pub(crate) fn record_repeatedly(&mut self, value: u64, weight: f64, times: u64) {
         let bucket = bucket_of(value);
         let events = weight * times as f64;
@@ -108,7 +108,7 @@ impl Survival {
         self.largest = self.largest.max(value);
     }
 
-    /// Takes in that some value is larger than `value`; `u64::MAX` is infinity.
+    /// Records that some value is larger than `value`; `u64::MAX` is infinity.
     pub fn record_censored(&mut self, value: u64, weight: f64) {
         if is_weight(weight) {
             self.cells.entry(bucket_of(value)).or_default().censored += weight;
@@ -119,7 +119,7 @@ impl Survival {
         }
     }
 
-    /// Takes in all of `other`'s observations, their weights times `factor`, above 0.0.
+    /// Adds all of `other`'s observations, with their weights multiplied by `factor`, above 0.0.
     pub fn merge(&mut self, other: &Self, factor: f64) {
         if !is_weight(factor) || other.is_empty() {
             return;
@@ -132,7 +132,7 @@ impl Survival {
                 part.merge(other, factor);
             }
         } else {
-            // Parts of only some of the observations tell nothing of the whole.
+            // Parts of only some of the observations do not represent the whole.
             self.parts.clear();
         }
         for (&bucket, &cell) in &other.cells {
@@ -143,12 +143,12 @@ impl Survival {
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Returns the estimate itself as observations, of weight 1 in all: each step as a value of its
-    /// share, and what is left above all of them as one cut-off at the largest.
+    /// Returns the estimate itself as observations with a total weight of 1: each step as a value with its
+    /// share, and the remainder above all of them as one censored observation at the largest.
     ///
-    /// This is what to [`merge`](Self::merge) when observations come from different circumstances, as
-    /// from phases of a VM. A cut-off then tells by its value which circumstance it belongs to, and
-    /// must be resolved among its own; only what those could not resolve is left to all of them.
+    /// Use this with [`merge`](Self::merge) for observations from different conditions, such
+    /// as phases of a VM. A censored value then depends on its condition, and
+    /// must be resolved among observations of the same one; only the unresolved remainder is left to all of them.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut resolved = Self::new();
@@ -167,25 +167,25 @@ impl Survival {
         }
     }
 
-    /// Whether nothing was observed.
+    /// Whether there are no observations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.observations == 0
     }
 
-    /// How many observations there are, cut off or not.
+    /// Number of observations, censored or not.
     #[must_use]
     pub fn observations(&self) -> u64 {
         self.observations
     }
 
-    /// How many of them are values.
+    /// Number of uncensored observations.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// The largest value, or bound of one, that was observed; infinity is none.
+    /// The largest observed value or bound; infinity is ignored.
     #[must_use]
     pub fn largest(&self) -> u64 {
         self.largest
@@ -198,13 +198,13 @@ impl Survival {
         steps.map(|step| (step.value, step.share_above)).collect()
     }
 
-    /// Returns the share that lies above every value observed: where, is unknown.
+    /// Returns the share that lies above every observed value, at unknown values.
     #[must_use]
     pub fn unresolved(&self) -> f64 {
         self.steps().last().map_or(1.0, |step| step.share_above)
     }
 
-    /// Attaches the parts that the sample was kept apart in.
+    /// Attaches the distributions of the sample's parts.
     pub(crate) fn with_parts(self, parts: Vec<Self>) -> Self {
         Self { parts, ..self }
     }
@@ -241,7 +241,7 @@ impl Survival {
             SurvivalStep {
                 value: floor_of(bucket).saturating_add(excess),
                 share_above,
-                // Where nothing is left, no variance is: 0 times infinity is 0 here.
+                // Where the share is 0, so is its variance: 0 times infinity is 0 here.
                 standard_error: if share_above > 0.0 {
                     share_above * variance.sqrt()
                 } else {
@@ -253,7 +253,7 @@ impl Survival {
     }
 }
 
-/// Whether an observation of this weight is one.
+/// Whether an observation with this weight counts.
 fn is_weight(weight: f64) -> bool {
     weight > 0.0 && weight.is_finite()
 }
@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn phases_are_mixed_by_weight_once_each_is_resolved_by_itself() {
-        // Half the time 10 pages are used over and over, half the time 100: each window begins
-        // with as many cut-offs.
+        // Half of the time 10 pages are used repeatedly, the other half 100: each window begins
+        // with that many censored observations.
         let window = |pages: u64| {
             let mut window = Survival::new();
             (0..pages).for_each(|seen| window.record_censored(seen, 1.0));
@@ -342,7 +342,7 @@ mod tests {
         mixed.merge(&window(100).resolved(), 5.0);
         assert_eq!(mixed.tail(), [(10, 0.5), (100, 0.0)]);
         assert_eq!((mixed.observations(), mixed.events()), (440, 330));
-        // Cut-offs of one phase spread over both are a different thing.
+        // Censored observations of one phase spread over both give another result.
         let mut spread = window(10);
         spread.merge(&window(100), 0.1);
         assert!((share_above(&spread, 10) - 0.5).abs() > 0.01);
@@ -359,7 +359,7 @@ mod tests {
         let mut mixed = Survival::new();
         mixed.merge(&short.resolved(), 1.0);
         mixed.merge(&long.resolved(), 1.0);
-        // Of the half of the short window that lies above 20, three quarters end at 30.
+        // Three quarters of the half of the short window that lies above 20 end at 30.
         for (value, expected) in [(10, 0.75), (30, 0.1875), (40, 0.0)] {
             assert!((share_above(&mixed, value) - expected).abs() < 1e-12);
         }

@@ -1,44 +1,45 @@
-//! Curves of a live stream, seen through windows.
+//! Curves of a live stream, observed in windows.
 //!
-//! A tracer opens a window on a running VM, looks at a spatial sample of its
-//! pages, and closes the window. Most of what it sees first are not first references:
+//! A tracer opens a window on a running VM, observes a spatial sample of its
+//! pages, and closes the window. Most first observations of a page are not first references:
 //! the page was used before the window, and all that is known is that its reuse distance
-//! is at least the number of pages seen in the window so far. To call these misses (as
-//! for a whole trace) would make every short window a bad one; to leave them
-//! out would forget the long distances. They are *cut-off observations*, and the
-//! product-limit estimate (`survival`) makes of them what they are:
+//! is at least the number of pages seen in the window so far. Counting these as misses (as
+//! for a whole trace) would overestimate the misses of every short window; ignoring them
+//! would lose the long distances. They are *censored observations*, which the
+//! product-limit estimate (`survival`) handles:
 //!
 //! - distance `d` in the sample: `(d + 1) * scale` pages were needed; first reference after `k`
 //!   pages: more than `k * scale`. [`lru_curve`] reads P(needed > c) as the miss ratio at c.
 //! - reuse time `t` in the sample: `t * scale`; first reference after `t` references: more than `t * scale`.
 //!   [`aet_curve`] takes the AET integral of it.
 //!
-//! A window must be longer than the largest distance it shall resolve; up to
-//! there it need see no page more than twice. Where the estimate ends with a share
-//! unresolved, the curve stays flat. Windows of one phase are pooled by [`Survival::merge`]; a reference
-//! in a sample of one in `scale` stands for `scale` references, which is the factor there. Windows that
-//! may belong to different phases are resolved first ([`Survival::resolved`]) and mixed by the time each stands for.
+//! A window must be longer than the largest distance that it is to resolve; up to
+//! there no page has to be seen more than twice. Where the estimate ends with an
+//! unresolved share, the curve stays flat. Windows of one phase are pooled by [`Survival::merge`]; a reference
+//! in a sample of one in `scale` represents `scale` references, which is the factor there. Windows that
+//! may belong to different phases are resolved first ([`Survival::resolved`]) and weighted by the time each represents.
 //!
-//! **Band.** A window is kept in 16 parts by a hash of the page's neighbourhood (64 pages:
-//! neighbours are alike, and tracers may sample them together), each with a stack or a clock of its
-//! own, and the band is the spread of their curves: it knows that references cluster by page and
-//! that distances had to be scaled. Measured over 100 pairs of windows at scale 16, the band of 95 % held
-//! the truth at 99 % of sizes for an even stream, but at 83 % for Zipf's, where the few hottest
-//! pages are mostly outside the sample and nothing inside tells of them. Only more windows, each
-//! with another sample, do. At scale 1 it is too wide: all pages are inspected, and it takes them for a draw.
+//! **Band.** A window is divided into 16 parts by a hash of the page's neighbourhood (64 pages, because
+//! neighbours behave alike, and tracers may sample them together), each with its own stack or
+//! clock. The band is the spread of their curves, which includes the effects of references clustered by page and
+//! of scaled distances. Measured over 100 pairs of windows at scale 16, the 95 % band contained
+//! the truth at 99 % of sizes for a uniform stream, but at 83 % for Zipf's, where the few hottest
+//! pages are mostly outside the sample, which contains no information about them. Only more windows, each
+//! with another sample, provide it. At scale 1 the band is too wide: all pages are observed, but treated as a sample.
 //!
 //! **Behind a hot set.** A tracer sees only references that miss its hot set of `H` sampled pages,
 //! replaced first in, first out. The curve is then that of the references seen: P(needed > c) = LRU's
-//! misses at `c` / the hot set's misses. Simulated (`H` of 64 and 512; even, class, Zipf's streams and a
+//! misses at `c` / the hot set's misses. Simulated (`H` of 64 and 512; uniform, class, Zipf's streams and a
 //! loop mixed with Zipf's; 4096 sampled pages), its mean absolute error from `H * scale` up is 0.002 to 0.010 by
 //! stack, and 0.016 by reuse time at worst (the mixture). At scale 1 nearly all of it lies below
-//! `2 H`: there the set lets pages go that LRU would have kept, and the curve is too high by up to
-//! 0.13. Shifting sizes by parts of `H` made most streams worse, so nothing is corrected; read the curve from
+//! `2 H`: there the set evicts pages that LRU would have kept, and the curve is too high by up to
+//! 0.13. Shifting sizes by parts of `H` made most streams worse, so nothing is corrected; use the curve from
 //! `2 H * scale` on.
 //!
 //! Source: the estimator is [KM58]'s; its use on reuse distances in windows is ours.
-//! Cost: two stacks' work a reference (`lru`), or two look-ups. Memory by the pages of a window, not its length.
-//! Not here: when windows open and close, and which pages are sampled.
+//! Cost: twice the work of a stack per reference (`lru`), or two look-ups. Memory is proportional to the pages of a
+//! window, not to its length.
+//! Not here: the schedule of windows, and the selection of sampled pages.
 
 use plimsoll_flow::{
     CurveError, MissRatioCurve, PageCount, PageNumber, WorkingSet, WorkingSetBound,
@@ -52,10 +53,10 @@ use crate::parts::histogram::Histogram;
 use crate::parts::last_use::LastUse;
 use crate::parts::steps::{REPLICATES, Steps, replicate_of};
 
-/// Neighbours that belong to the same part: 64 pages.
+/// Binary logarithm of the number of adjacent pages that belong to the same part: 64 pages.
 const NEIGHBOURS_BITS: u32 = 6;
 
-/// Which part of the sample a page belongs to.
+/// The part of the sample to which a page belongs.
 fn part_of(page: PageNumber) -> usize {
     let neighbours = PageNumber(page.0 >> NEIGHBOURS_BITS);
     replicate_of(PageHash::seeded(0).of(neighbours))
@@ -104,7 +105,7 @@ impl WindowStack {
                 survival.record_repeatedly(needed.saturating_mul(scale), 1.0, reuses);
             }
         }
-        // Every page was new once: the k-th when k - 1 had been seen.
+        // Each page was new once: the k-th when k - 1 had been seen.
         for seen in 0..self.stack.distinct() {
             survival.record_censored(seen.saturating_mul(scale), 1.0);
         }
@@ -124,7 +125,7 @@ impl WindowLru {
         }
     }
 
-    /// Takes in the next references to sampled pages.
+    /// Processes the next references to sampled pages.
     pub fn observe(&mut self, pages: &[PageNumber]) {
         for &page in pages {
             self.whole.touch(page);
@@ -132,7 +133,7 @@ impl WindowLru {
         }
     }
 
-    /// Closes the window, in which one in `scale` pages was inspected, and opens the next.
+    /// Closes the window, in which one in `scale` pages was observed, and opens the next.
     ///
     /// Returns the sizes in pages that its references needed.
     pub fn finish(&mut self, scale: u64) -> Survival {
@@ -156,14 +157,14 @@ pub struct WindowAet {
     parts: Vec<WindowClock>,
 }
 
-/// The references of a window counted, and the times between them.
+/// Counts of the references of a window, and of their reuse times.
 #[derive(Debug, Clone)]
 struct WindowClock {
     last_use: LastUse,
     now: u64,
     /// Reuse times in references seen.
     reuses: Histogram,
-    /// How many references had been seen before each page's first.
+    /// Number of references before each page's first.
     firsts: Vec<u64>,
 }
 
@@ -210,7 +211,7 @@ impl WindowAet {
         }
     }
 
-    /// Takes in the next references to sampled pages.
+    /// Processes the next references to sampled pages.
     pub fn observe(&mut self, pages: &[PageNumber]) {
         for &page in pages {
             self.whole.tick(page);
@@ -218,7 +219,7 @@ impl WindowAet {
         }
     }
 
-    /// Closes the window, in which one in `scale` pages was inspected, and opens the next.
+    /// Closes the window, in which one in `scale` pages was observed, and opens the next.
     ///
     /// Returns the reuse times of its references, in references to all pages.
     pub fn finish(&mut self, scale: u64) -> Survival {
@@ -237,7 +238,7 @@ impl Default for WindowAet {
 
 /// Returns the curve of references that needed `sizes`, in pages.
 ///
-/// Its last point is the largest size of which anything is known.
+/// Its last point is the largest size with any information.
 ///
 /// # Errors
 ///
@@ -255,7 +256,7 @@ pub fn lru_curve(sizes: &Survival) -> Result<MissRatioCurve, CurveError> {
 
 /// Returns the curve of references with `reuse_times`, in references, by AET.
 ///
-/// Its last point is the largest size of which anything is known.
+/// Its last point is the largest size with any information.
 ///
 /// # Errors
 ///
@@ -286,10 +287,10 @@ fn curve_of(
     steps.into_curve(survival.observations())
 }
 
-/// Reads a working set off a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].
+/// Reads the working set from a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].
 ///
-/// If the curve does not come down to that, the working set is at least the
-/// largest size it knows of.
+/// If the curve does not fall that far, the working set is at least the
+/// curve's largest size.
 #[must_use]
 pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
     let last = curve
@@ -353,7 +354,7 @@ mod tests {
         let once = PAGES as usize * 3 / 2;
         for seed in 1..=5 {
             for (count, bound) in [(1, 0.02), (10, 0.01)] {
-                // 1.5 references a page leave e^-1.5 of the pages unseen: 22 %.
+                // With 1.5 references per page, e^-1.5 of the pages are never seen: 22 %.
                 for curve in windows(uniform(PAGES, seed), once, count) {
                     let error = error(&curve, 0.75, truth);
                     assert!(error <= bound, "seed {seed}, {count} windows: {error}");
@@ -394,7 +395,7 @@ mod tests {
         }
     }
 
-    /// Share of sizes whose truth the band holds, over 15 pairs of windows at scale 16.
+    /// Share of sizes whose true ratio lies in the band, over 15 pairs of windows at scale 16.
     fn coverage(mut stream: impl Iterator<Item = u64>, truth: impl Fn(PageCount) -> f64) -> f64 {
         let pages = 4 * PAGES;
         let mut random = Random::new(99);
@@ -429,7 +430,7 @@ mod tests {
         let stream = zipf(4 * PAGES, 1.0, 1).take(1_000_000);
         let exact = curve_of(&mut ExactLru::new(), stream);
         let coverage = coverage(zipf(4 * PAGES, 1.0, 2), |size| exact.miss_ratio(size));
-        // Measured 0.83 over 100 pairs; the band's header says why not 0.95.
+        // Measured 0.83 over 100 pairs; the module's section on the band states why it is not 0.95.
         assert!(coverage >= 0.70, "{coverage}");
     }
 

@@ -1,21 +1,21 @@
-//! A short row of times: which of them are some page's last use, and how many lie after one.
+//! Short bit vector of last accesses: which times are some page's last use, and how many of them follow a given one.
 //!
-//! What `access_tree` does for a whole stream, for the few pages of a sample: the row grows at its end
-//! as times are taken, and a time is struck out and its distance counted at once. Most distances are short, and
-//! are counted in the last words of bits; only the others ask the tree (Fenwick 1994) of the counts of
+//! It is `access_tree` for the few pages of a sample: the vector grows at its end
+//! as times are assigned, and clearing a time also computes its distance. Most distances are short, and
+//! are counted in the last words of bits; only the others use the tree (Fenwick 1994) of the counts of
 //! 512 bits each.
 //!
-//! Cost: O(1) for short distances, O(log(times / 512)) for long ones; 1/8 byte a time.
-//! Not here: which page a time belongs to.
+//! Cost: O(1) for short distances, O(log(times / 512)) for long ones; 1/8 byte per time.
+//! Not here: the page of each time.
 
 pub(crate) const WORD_BITS: usize = u64::BITS as usize;
 const BLOCK_WORDS: usize = 8;
 const BLOCK_BITS: usize = BLOCK_WORDS * WORD_BITS;
 
-/// Times, taken in order and struck out in any order.
+/// Times, assigned in order and cleared in any order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessBits {
-    /// Bit `m` stands if time `m` was taken and not struck out; whole blocks of them.
+    /// Bit `m` is set if time `m` was assigned and not cleared; whole blocks of them.
     words: Vec<u64>,
     /// Counts of the blocks before the last one as a binary indexed tree, from 1.
     tree: Vec<u32>,
@@ -24,12 +24,12 @@ pub(crate) struct AccessBits {
 }
 
 impl AccessBits {
-    /// How many times were taken.
+    /// Number of times assigned.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// The time taken last, which always stands where this is asked.
+    /// The time assigned last, which must still be set.
     #[inline]
     pub(crate) fn last(&self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "rows end below 2^32")]
@@ -37,7 +37,7 @@ impl AccessBits {
         last
     }
 
-    /// Takes the next time.
+    /// Assigns the next time.
     #[inline]
     pub(crate) fn take(&mut self) -> u32 {
         if self.taken == self.words.len() * WORD_BITS {
@@ -49,7 +49,7 @@ impl AccessBits {
         self.last()
     }
 
-    /// Strikes out a time that stands, and returns how many stand after it.
+    /// Clears a time that is set, and returns the number of set times after it.
     #[inline]
     pub(crate) fn strike(&mut self, time: u32) -> usize {
         let time = time as usize;
@@ -60,7 +60,7 @@ impl AccessBits {
         self.marked -= 1;
         let last_word = self.taken.wrapping_sub(1) / WORD_BITS;
         if block < self.tree.len().wrapping_sub(1) && !self.tree.is_empty() {
-            // Of the words of its own block, the ones after; of the blocks after, by the tree.
+            // The words after it in its own block are counted directly, the blocks after it by the tree.
             for word in &self.words[word + 1..(block + 1) * BLOCK_WORDS] {
                 after = after.wrapping_add(word.count_ones());
             }
@@ -93,7 +93,7 @@ impl AccessBits {
         count
     }
 
-    /// Begins a block; the one before it enters the tree.
+    /// Starts a block; the one before it is added to the tree.
     #[cold]
     fn add_block(&mut self) {
         if self.tree.is_empty() {
@@ -112,7 +112,7 @@ impl AccessBits {
         self.words.extend([0; BLOCK_WORDS]);
     }
 
-    /// For each word, how many times stand before it.
+    /// For each word, the number of set times before it.
     pub(crate) fn ranks(&self) -> Vec<u32> {
         let ranks = self.words.iter().scan(0, |before, word| {
             let rank = *before;
@@ -122,18 +122,18 @@ impl AccessBits {
         ranks.collect()
     }
 
-    /// How many times stand before this one.
+    /// The number of set times before this one.
     pub(crate) fn rank(&self, ranks: &[u32], time: u32) -> u32 {
         let (word, bit) = (time as usize / WORD_BITS, time as usize % WORD_BITS);
         ranks[word] + (self.words[word] & ((1 << bit) - 1)).count_ones()
     }
 
-    /// How many times stand.
+    /// The number of set times.
     pub(crate) fn marked(&self) -> usize {
         self.marked
     }
 
-    /// Starts again, keeping the memory.
+    /// Resets the vector, keeping its memory.
     pub(crate) fn clear(&mut self) {
         self.words.clear();
         self.tree.clear();
@@ -141,7 +141,7 @@ impl AccessBits {
         self.marked = 0;
     }
 
-    /// Keeps as many times as stand, as if they had just been taken.
+    /// Renumbers the set times from 0, as if they had just been assigned.
     pub(crate) fn number_anew(&mut self) {
         let marked = self.marked;
         self.clear();

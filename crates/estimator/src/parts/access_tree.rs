@@ -1,7 +1,7 @@
 //! Bit vector of last accesses: which timestamps of a stream are some page's last access, and how many precede one.
 //!
 //! Every reference gets the next timestamp; the page's previous timestamp is cleared.
-//! So one timestamp remains for each page, in the order of last access, and
+//! Thus one timestamp remains for each page, in the order of last access, and
 //! those after a page's own are the pages accessed since: its position in the LRU stack.
 //!
 //! A timestamp is a bit, and 512 of them, a cache line, are a leaf. Above the leaves is a
@@ -11,13 +11,13 @@
 //! lines, so clearing also yields the count at no extra cost. A Fenwick tree
 //! takes twice as many steps as its index has bits, each in another line.
 //!
-//! Timestamps are taken at the end of the vector, and a node does not yet count children that begin after
-//! it: a child is added when the vector reaches it, so taking a timestamp costs little more than setting the bit. Timestamps
-//! may be taken before older ones are cleared, because a count depends only on those before it.
+//! Timestamps are assigned at the end of the vector, and a node does not yet count children that begin after
+//! it: a child is added when the vector reaches it, so assigning a timestamp costs little more than setting the bit.
+//! Timestamps may be assigned before older ones are cleared, because a count depends only on those before it.
 //!
 //! Source: [Olken81] for counting last uses in a tree; the nodes are ours.
-//! Cost: a strike is one line and log16(times / 512) nodes of a line each, taking is O(1); 1.14 bits a time.
-//! Not here: which page a time belongs to (`lru`).
+//! Cost: clearing takes one line and log16(times / 512) nodes of one line each, assigning is O(1); 1.14 bits per time.
+//! Not here: the page of each time (`lru`).
 
 use crate::parts::last_use::NEVER;
 use crate::parts::sys::{self, Work};
@@ -30,7 +30,7 @@ const CHILDREN: usize = 16;
 /// Number of removals by which a leaf is prefetched.
 const AHEAD: usize = 16;
 
-/// 512 times, a bit each.
+/// 512 times, one bit each.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Leaf([u64; LEAF_WORDS]);
@@ -38,9 +38,9 @@ struct Leaf([u64; LEAF_WORDS]);
 impl Leaf {
     const EMPTY: Self = Self([0; LEAF_WORDS]);
 
-    /// Strikes out a time and returns how many stand before it.
-    // Over all words and without a branch: vector instructions. And a whole line is stored,
-    // as the next strike in it loads a whole line.
+    /// Clears a time and returns the number of set times before it.
+    // Over all words and without a branch, for vector instructions. A whole line is stored,
+    // because the next removal in it loads a whole line.
     #[inline(always)]
     fn strike(&mut self, place: usize) -> u32 {
         let (word, bit) = (place / WORD_BITS, 1_u64 << (place % WORD_BITS));
@@ -59,7 +59,7 @@ impl Leaf {
         self.0.iter().map(|bits| bits.count_ones()).sum()
     }
 
-    /// Takes the times from `from` to before `to`.
+    /// Sets the times from `from` to before `to`.
     #[inline(always)]
     fn take(&mut self, from: usize, to: usize) {
         for (index, bits) in self.0.iter_mut().enumerate() {
@@ -117,14 +117,14 @@ fn window<T, const LENGTH: usize>(items: &'static [T], start: usize) -> &'static
         .expect("a window starts in the first half")
 }
 
-/// For each child, how many times stand in the children before it. Counts wrap where a
-/// strike meets a child that is not counted in yet.
+/// For each child, the number of set times in the children before it. Counts wrap where a
+/// removal meets a child that is not counted yet.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Node([u32; CHILDREN]);
 
 impl Node {
-    /// Takes note of a strike in a child and returns how many times stand in those before it.
+    /// Counts a removal in a child and returns the number of set times in the children before it.
     #[inline(always)]
     fn strike(&mut self, child: usize) -> u32 {
         let before = self.0[child];
@@ -136,21 +136,21 @@ impl Node {
     }
 }
 
-/// A bounded row of fewer than 2^32 times, taken in order and struck out in any order.
+/// A bounded vector of fewer than 2^32 times, assigned in order and cleared in any order.
 #[derive(Debug, Clone)]
 pub(crate) struct AccessTree {
     leaves: Vec<Leaf>,
     /// All levels, the lowest first.
     nodes: Vec<Node>,
-    /// Where each level begins.
+    /// Start of each level.
     levels: Vec<usize>,
     next: usize,
     marked: usize,
 }
 
 impl AccessTree {
-    /// Returns a row with room for `capacity` times, rounded up to whole leaves,
-    /// of which the first `marked` are taken.
+    /// Returns a vector with room for `capacity` times, rounded up to whole leaves,
+    /// of which the first `marked` are set.
     pub(crate) fn new(capacity: usize, marked: usize) -> Self {
         let mut times = Self {
             leaves: Vec::new(),
@@ -163,7 +163,7 @@ impl AccessTree {
         times
     }
 
-    /// Starts again as [`new`](Self::new) does, keeping the memory.
+    /// Resets the vector to the state after [`new`](Self::new), keeping its memory.
     pub(crate) fn reset(&mut self, capacity: usize, marked: usize) {
         let mut width = capacity.max(marked).div_ceil(LEAF_BITS);
         self.leaves.clear();
@@ -181,7 +181,7 @@ impl AccessTree {
         self.take(marked);
     }
 
-    /// Becomes as another is, keeping the memory.
+    /// Copies the state of another vector, keeping the memory.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.leaves.clone_from(&other.leaves);
         self.nodes.clone_from(&other.nodes);
@@ -189,22 +189,22 @@ impl AccessTree {
         (self.next, self.marked) = (other.next, other.marked);
     }
 
-    /// How many times stand.
+    /// Number of set times.
     pub(crate) fn marked(&self) -> usize {
         self.marked
     }
 
-    /// How many times are left to take.
+    /// Number of times left to assign.
     pub(crate) fn room(&self) -> usize {
         self.leaves.len() * LEAF_BITS - self.next
     }
 
-    /// The time that is taken next.
+    /// The time to be assigned next.
     pub(crate) fn next(&self) -> usize {
         self.next
     }
 
-    /// Takes the next `count` times; there must be room.
+    /// Assigns the next `count` times; there must be room.
     pub(crate) fn take(&mut self, count: usize) {
         let end = self.next + count;
         while self.next < end {
@@ -219,9 +219,9 @@ impl AccessTree {
         self.marked += count;
     }
 
-    /// Takes a time for each entry of `before`, and strikes out the one that the entry names:
-    /// a time taken before it, [`NEVER`] for none. `distances` gets one entry for each: how many times
-    /// stand between the two, [`NEVER`] if there is only one.
+    /// Assigns a time for each entry of `before`, and clears the earlier time stored in the entry,
+    /// if it is not [`NEVER`]. Appends one entry for each to `distances`: the number of set times
+    /// between the two, [`NEVER`] if there is only one.
     pub(crate) fn replace(&mut self, before: &[u32], distances: &mut Vec<u32>) {
         distances.clear();
         sys::vectorised(Replace {
@@ -231,7 +231,7 @@ impl AccessTree {
         });
     }
 
-    /// As [`replace`](Self::replace) for one time, to be struck out.
+    /// As [`replace`](Self::replace) for one time, which is cleared.
     pub(crate) fn replace_one(&mut self, before: usize) -> usize {
         self.take(1);
         let deeper = sys::vectorised(Strike {
@@ -241,19 +241,19 @@ impl AccessTree {
         self.marked - 1 - deeper as usize
     }
 
-    /// Strikes out a time that stands, taking none for it. Returns how many stand after it.
+    /// Clears a set time without assigning one. Returns the number of set times after it.
     pub(crate) fn remove(&mut self, time: usize) -> usize {
         let before = sys::vectorised(Strike { times: self, time });
         self.marked - before as usize
     }
 
-    /// Replaces each of `access_tree`, which stand, by the number of those before it.
+    /// Replaces each of `times`, which must be set, by the number of set times before it.
     pub(crate) fn number<'a>(&self, times: impl Iterator<Item = &'a mut u32>) {
         sys::vectorised(Number { row: self, times });
     }
 
-    /// Strikes out times as [`replace`](Self::replace) does, with none taken and nothing counted. Until
-    /// [`count_anew`](Self::count_anew), the row is good for nothing else.
+    /// Clears times as [`replace`](Self::replace) does, without assigning or counting any. Until
+    /// [`count_anew`](Self::count_anew) is called, no other method may be used.
     pub(crate) fn strike_uncounted(&mut self, time: u32) {
         let time = time as usize;
         let word = &mut self.leaves[time / LEAF_BITS].0[time % LEAF_BITS / WORD_BITS];
@@ -261,19 +261,19 @@ impl AccessTree {
         self.marked -= 1;
     }
 
-    /// Counts what stands, from the first leaf to the last.
+    /// Recomputes all counts, from the first leaf to the last.
     pub(crate) fn count_anew(&mut self) {
         sys::vectorised(CountAnew(self));
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.leaves.capacity() * size_of::<Leaf>()
             + self.nodes.capacity() * size_of::<Node>()
             + self.levels.capacity() * size_of::<usize>()
     }
 
-    /// Strikes out a time that stands and returns how many stand before it.
+    /// Clears a set time and returns the number of set times before it.
     #[inline(always)]
     fn strike(&mut self, time: usize) -> u32 {
         let leaf = time / LEAF_BITS;
@@ -287,7 +287,7 @@ impl AccessTree {
         before
     }
 
-    /// Returns how many times stand before `time`.
+    /// Returns the number of set times before `time`.
     #[inline(always)]
     fn marked_before(&self, time: usize) -> u32 {
         let leaf = time / LEAF_BITS;
@@ -301,13 +301,13 @@ impl AccessTree {
         before
     }
 
-    /// Enters what stands before a leaf that the row now reaches.
+    /// Enters the count before a leaf that the vector now reaches.
     #[inline(always)]
     fn count_in(&mut self, leaf: usize) {
         let Some(mut last) = leaf.checked_sub(1) else {
             return;
         };
-        // Of the child before, and of all in its node up to its end.
+        // The count of the child before, and of all children of its node up to its end.
         let mut marked = self.leaves[last].marked();
         for &level in &self.levels {
             let node = &mut self.nodes[level + last / CHILDREN].0;
@@ -321,7 +321,7 @@ impl AccessTree {
     }
 }
 
-/// [`Times::replace`] at work.
+/// The work of [`Times::replace`].
 struct Replace<'a> {
     times: &'a mut AccessTree,
     before: &'a [u32],
@@ -336,7 +336,7 @@ impl Work for Replace<'_> {
         let mut marked = u32::try_from(self.times.marked).expect("times are below 2^32");
         self.times.take(self.before.len());
         self.distances.resize(self.before.len(), NEVER);
-        // A loop, as closures given to iterators need not be compiled into it.
+        // A loop, because closures passed to iterators may not be inlined.
         for (index, (&before, distance)) in self.before.iter().zip(self.distances).enumerate() {
             if let Some(&ahead) = self.before.get(index.wrapping_add(AHEAD)) {
                 sys::prefetch(&self.times.leaves, ahead as usize / LEAF_BITS);
@@ -351,7 +351,7 @@ impl Work for Replace<'_> {
     }
 }
 
-/// One strike.
+/// The removal of one time.
 struct Strike<'a> {
     times: &'a mut AccessTree,
     time: usize,
@@ -366,7 +366,7 @@ impl Work for Strike<'_> {
     }
 }
 
-/// [`Times::number`] at work.
+/// The work of [`Times::number`].
 struct Number<'a, M> {
     row: &'a AccessTree,
     times: M,
@@ -383,7 +383,7 @@ impl<'m, M: Iterator<Item = &'m mut u32>> Work for Number<'_, M> {
     }
 }
 
-/// [`Times::count_anew`] at work.
+/// The work of [`Times::count_anew`].
 struct CountAnew<'a>(&'a mut AccessTree);
 
 impl Work for CountAnew<'_> {
@@ -402,7 +402,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What `replace` should say: a sorted list of what stands.
+    /// Expected result of `replace`, by a sorted list of the set times.
     fn replace_in_list(list: &mut Vec<u32>, before: u32, now: u32) -> u32 {
         let distance = match list.binary_search(&before) {
             Ok(index) => {
@@ -444,7 +444,7 @@ mod tests {
             let mut numbers = list.clone();
             times.number(numbers.iter_mut());
             prop_assert!(numbers.iter().copied().eq(0..list.len() as u32));
-            // Struck out first and counted later, the row is the same.
+            // Clearing first and counting later gives the same vector.
             shadow.count_anew();
             let mut numbers = list.clone();
             shadow.number(numbers.iter_mut());
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn every_way_of_counting_gives_the_same() {
-        // As compiled for any processor, beside what `sys` chose for this one.
+        // The portable version, compared with the one selected by `sys`.
         let mut chosen = AccessTree::new(40_000, 20_000);
         let mut plain = chosen.clone();
         let before: Vec<u32> = (0..20_000).map(|i| i * 7_919 % 20_000).collect();

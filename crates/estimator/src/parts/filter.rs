@@ -1,34 +1,34 @@
-//! The sampling filter: which pages of a batch have a hash at or below a limit.
+//! The sampling filter: selects the pages of a batch whose hash is at or below a limit.
 //!
-//! At a low rate an estimator does nothing for most references but hash their page and
-//! find that it is not sampled. Here 64 pages at a time are hashed
+//! At a low rate an estimator only hashes the page of most references and
+//! finds that it is not sampled. Here 64 pages at a time are hashed
 //! and compared without a branch, and one word marks the selected ones.
 //!
-//! Three paths give the same words: plain Rust, AVX2 (which has no 64-bit multiplication and puts
-//! it together from 32-bit ones), AVX-512 (which has one). The machine decides at run time (`sys`).
+//! Three implementations give the same words: plain Rust, AVX2 (which composes 64-bit multiplications
+//! of 32-bit ones), AVX-512 (which has them). The fastest one available is selected at run time (`sys`).
 //!
-//! Cost: 0.3 ns a page by AVX-512, 0.7 ns by AVX2, 1.0 ns by plain Rust.
+//! Cost: 0.3 ns per page with AVX-512, 0.7 ns with AVX2, 1.0 ns with plain Rust.
 //! Not here: the hash's definition (`hash`).
 
 use plimsoll_flow::PageNumber;
 
 use crate::parts::mix::{MIX_1, MIX_2, mix};
 
-/// Pages that one word speaks of.
+/// Number of pages represented by one word.
 pub(crate) const WORD_PAGES: usize = 64;
 
-/// What decides whether a page is chosen: `mix(page ^ key) <= limit`.
+/// The criterion by which a page is selected: `mix(page ^ key) <= limit`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Criterion {
     pub(crate) key: u64,
     pub(crate) limit: u64,
 }
 
-/// A path to the answer: sets bit `i` of word `w` if page `64 w + i` is chosen. There must
+/// An implementation: sets bit `i` of word `w` if page `64 w + i` is selected. There must
 /// be 64 pages for every word.
 pub(crate) type Filter = fn(&[[PageNumber; WORD_PAGES]], Criterion, &mut [u64]);
 
-/// The path for every machine.
+/// The implementation for all machines.
 pub(crate) fn portable(
     pages: &[[PageNumber; WORD_PAGES]],
     criterion: Criterion,
@@ -45,7 +45,7 @@ pub(crate) fn portable(
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64 {
-    //! The paths for machines with vectors. Their functions are safe to call where the features are.
+    //! The implementations for vector instructions. Their functions are safe to call where these are available.
     use super::{Criterion, MIX_1, MIX_2, PageNumber, WORD_PAGES};
     use std::arch::x86_64::*;
 
@@ -81,7 +81,7 @@ pub(crate) mod x86_64 {
         criterion: Criterion,
         chosen: &mut [u64],
     ) {
-        // Vectors are compared as signed numbers; with the top bit turned over the order is right.
+        // Vectors are compared as signed numbers; inverting the top bit gives the unsigned order.
         let sign = _mm256_set1_epi64x(i64::MIN);
         let limit = _mm256_xor_si256(_mm256_set1_epi64x(criterion.limit.cast_signed()), sign);
         let key = _mm256_set1_epi64x(criterion.key.cast_signed());
@@ -142,7 +142,7 @@ mod tests {
         ) {
             let pages: Vec<_> = pages.into_iter().map(PageNumber).collect();
             let (words, _) = pages.as_chunks::<WORD_PAGES>();
-            // A limit that some page's hash meets exactly, too.
+            // Includes a limit that equals some page's hash.
             for limit in [limit, mix(pages[0].0 ^ key), mix(pages[1].0 ^ key).saturating_sub(1)] {
                 for (name, filter) in filters() {
                     let mut chosen = vec![u64::MAX; words.len()];

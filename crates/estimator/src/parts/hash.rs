@@ -1,11 +1,11 @@
-//! Keyed hashing of page numbers: which pages are sampled, and where tables keep them.
+//! Keyed hashing of page numbers, for sampling and for hash tables.
 //!
-//! Sampling needs a hash that treats every page alike and gives the same answer
-//! on every machine; a table needs one whose collisions nobody can aim at. Both
-//! get the same bijection of 64 bits under a key: a stated seed for the first, a
-//! random one for the second.
+//! Sampling needs a hash that treats all pages alike and gives the same result
+//! on every machine; a table needs one whose collisions cannot be provoked. Both
+//! use the same 64-bit bijection with a key: a stated seed for sampling, a
+//! random one for tables.
 //!
-//! Not here: the bijection itself (`mix`); anything that resists an attacker who can read the key.
+//! Not here: the bijection itself (`mix`); resistance to an attacker who can read the key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,22 +17,22 @@ use crate::parts::filter::{Criterion, WORD_PAGES};
 use crate::parts::mix::mix;
 use crate::parts::sys::best_filter;
 
-/// The hash of page numbers under one key.
+/// The hash of page numbers with one key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageHash {
     key: u64,
 }
 
 impl PageHash {
-    /// The same for one seed everywhere, unrelated for any two seeds.
+    /// The hash for a seed: the same everywhere for one seed, unrelated for any two seeds.
     pub(crate) fn seeded(seed: u64) -> Self {
-        // The odd constant keeps seed 0 from being the key 0, under which page 0 is special.
+        // The odd constant ensures that seed 0 is not key 0, with which page 0 would be a special case.
         Self {
             key: mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)),
         }
     }
 
-    /// Another one each time, for tables.
+    /// A hash with a new random key, for tables.
     pub(crate) fn salted() -> Self {
         Self {
             key: RandomState::new().hash_one(0_u64),
@@ -45,10 +45,10 @@ impl PageHash {
     }
 }
 
-/// A table of pages that no choice of page numbers makes slow.
+/// A table of pages that remains fast for any choice of page numbers.
 pub(crate) type PageMap<V> = HashMap<PageNumber, V, PageHash>;
 
-/// Returns an empty table under a key of its own.
+/// Returns an empty table with a key of its own.
 pub(crate) fn page_map<V>() -> PageMap<V> {
     HashMap::with_hasher(PageHash::salted())
 }
@@ -61,7 +61,7 @@ impl BuildHasher for PageHash {
     }
 }
 
-/// [`PageHash`] at work for a table; the state is the hash so far.
+/// [`PageHash`] as a hasher for a table; the state is the hash so far.
 pub(crate) struct PageHasher(u64);
 
 impl Hasher for PageHasher {
@@ -80,7 +80,7 @@ impl Hasher for PageHasher {
     }
 }
 
-/// A sample of all pages: each is in it or not for good, with a stated chance.
+/// A sample of all pages: each page is permanently in it or not, with a stated probability.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageSample {
     hash: PageHash,
@@ -128,21 +128,21 @@ impl PageSample {
         (hash <= self.limit).then_some(hash)
     }
 
-    /// Whether a page of this hash is sampled.
+    /// Whether a page with this hash is sampled.
     pub(crate) fn contains_hash(&self, hash: u64) -> bool {
         hash <= self.limit
     }
 
-    /// From now on samples only pages with hashes below `hash`, which is above 0: a part of those before.
+    /// Restricts the sample to pages with hashes below `hash`, which is above 0.
     pub(crate) fn shrink_below(&mut self, hash: u64) {
         debug_assert!(hash > 0 && hash - 1 <= self.limit);
         self.limit = hash - 1;
     }
 
-    /// Replaces `sampled` by those of `pages` that are sampled, in order, with their place and
-    /// their hash. The same as [`hash_if_sampled`](Self::hash_if_sampled) of each, at a fraction of the time.
+    /// Replaces the contents of `sampled` by those of `pages` that are sampled, in order, with their index and their
+    /// hash. Gives the same result as [`hash_if_sampled`](Self::hash_if_sampled) for each, in a fraction of the time.
     ///
-    /// A caller does well to come with some thousand pages at a time ([`FILTER_PAGES`]).
+    /// Most efficient for some thousand pages at a time ([`FILTER_PAGES`]).
     pub(crate) fn select(&self, pages: &[PageNumber], sampled: &mut Vec<SampledPage>) {
         sampled.clear();
         let filter = best_filter();
@@ -179,7 +179,7 @@ impl PageSample {
 /// Number of pages filtered before the sampled ones are processed.
 pub(crate) const FILTER_PAGES: usize = 2048;
 
-/// One of a slice of pages that is sampled.
+/// A sampled page of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SampledPage {
     /// Its index in the slice.
@@ -188,10 +188,10 @@ pub(crate) struct SampledPage {
     pub(crate) hash: u64,
 }
 
-/// How many hashes there are: 2^64.
+/// Number of hashes: 2^64.
 const HASHES: f64 = 18_446_744_073_709_551_616.0;
 
-/// Refuses what is not a share of something.
+/// Returns an error for a rate outside its range.
 pub(crate) fn check_rate(rate: f64) -> Result<(), EstimatorError> {
     if rate > 0.0 && rate <= 1.0 {
         Ok(())
@@ -213,7 +213,7 @@ mod tests {
             .filter(|&page| sample.hash_if_sampled(page).is_some())
             .map(|page| page.0)
             .collect();
-        // By a separate program, from the formula.
+        // Computed by a separate program, from the formula.
         assert_eq!(sampled, [1, 6, 9, 29, 31, 34, 38, 46, 49, 54]);
     }
 
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Pearson's statistic of the hashes' top eight bits, as deviations of a normal variable
+    /// Pearson's statistic of the hashes' top eight bits, in standard deviations of a normal variable
     /// (255 degrees of freedom).
     fn unevenness(hashes: impl Iterator<Item = u64>) -> f64 {
         let mut counts = [0.0_f64; 256];

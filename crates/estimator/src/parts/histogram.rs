@@ -1,27 +1,27 @@
-//! Counts of whole numbers without a bound, in bounded memory.
+//! Histogram of unbounded whole numbers in bounded memory.
 //!
-//! Numbers below 2048 are counted one by one. Above, every power of two is
-//! divided into 1024 buckets, as in an HDR histogram, and a bucket stands for the
-//! mean of what fell into it: off by less than 1/1024, and not at all if that was
-//! one number only, as the reuse times of a loop are.
+//! Numbers below 2048 are counted individually. Above, every power of two is
+//! divided into 1024 buckets, as in an HDR histogram, and the value of a bucket is the
+//! mean of the numbers counted in it: off by less than 1/1024, and exact if they
+//! are all equal, as the reuse times of a loop are.
 //!
-//! Numbers that come in batches are first counted in one word a bucket, count and mean together, and
-//! moved on before either can overflow.
+//! Numbers in batches are first counted in one word per bucket, count and mean together, and
+//! moved before either can overflow.
 //!
-//! Cost: O(1) to count, about 1 ns in a batch; 16 bytes a bucket up to the largest number seen: 160 KiB for 10^6,
+//! Cost: O(1) to count, about 1 ns in a batch; 16 bytes per bucket up to the largest number seen: 160 KiB for 10^6,
 //! 320 KiB for 10^9; half as much again for batches.
 
 const BUCKET_BITS: u32 = 10;
 const BUCKETS: u64 = 1 << BUCKET_BITS;
 
-/// Returns the bucket that counts `value`; buckets rise with the values in them.
+/// Returns the bucket that counts `value`; buckets are in the order of their values.
 pub(crate) fn bucket_of(value: u64) -> usize {
     let shift = value.max(1).ilog2().saturating_sub(BUCKET_BITS);
     let bucket = u64::from(shift) * BUCKETS + (value >> shift);
     usize::try_from(bucket).expect("there are fewer than 2^16 buckets")
 }
 
-/// Returns the smallest number that `bucket` counts.
+/// Returns the smallest number of `bucket`.
 pub(crate) fn floor_of(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     match (bucket / BUCKETS).checked_sub(1) {
@@ -33,24 +33,24 @@ pub(crate) fn floor_of(bucket: usize) -> u64 {
 #[derive(Debug, Clone, Copy, Default)]
 struct Bucket {
     count: u64,
-    /// Sum of how far the numbers lie above the bucket's smallest.
+    /// Sum of the differences between the numbers and the bucket's smallest.
     excess: u64,
 }
 
-/// Numbers counted.
+/// A histogram.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Histogram {
     buckets: Vec<Bucket>,
-    /// Of batches: for each bucket its count, times 2^40, and its excess. Empty if there never was one.
+    /// Counts of batches: for each bucket its count, times 2^40, plus its excess. Empty if there was no batch.
     packed: Vec<u64>,
-    /// Numbers in `packed`.
+    /// Number of counts in `packed`.
     pending: u32,
 }
 
 /// Bits below the count in a packed word.
 const EXCESS_BITS: u32 = 40;
 
-/// Numbers that `packed` may hold: so many excesses, each below 2^21, do not reach its count.
+/// Limit of `pending`: the sum of this many excesses, each below 2^21, does not overflow into the count.
 const PENDING_MAX: u32 = 1 << 18;
 
 /// Buckets of numbers below 2^32.
@@ -79,9 +79,9 @@ impl Histogram {
         }
     }
 
-    /// Moves what batches counted to the buckets.
+    /// Moves the counts of batches to the buckets.
     fn unpack(&mut self) {
-        // No number is counted as a 0.
+        // Zeros in a batch are not counted.
         self.packed[0] = 0;
         let used = self.packed.iter().rposition(|&word| word != 0);
         let used = used.map_or(0, |last| last + 1);
@@ -96,14 +96,14 @@ impl Histogram {
         self.pending = 0;
     }
 
-    /// Makes all that was counted visible to [`counts`](Self::counts).
+    /// Makes all counts visible to [`counts`](Self::counts).
     pub(crate) fn settle(&mut self) {
         if self.pending > 0 {
             self.unpack();
         }
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>() + self.packed.capacity() * size_of::<u64>()
     }
@@ -118,14 +118,14 @@ impl Histogram {
         bucket.excess += value - floor_of(index);
     }
 
-    /// Forgets all counts, keeping the memory.
+    /// Resets all counts, keeping the memory.
     pub(crate) fn clear(&mut self) {
         self.buckets.clear();
         self.packed.fill(0);
         self.pending = 0;
     }
 
-    /// The numbers counted, rising, each with its count.
+    /// The numbers, rising, each with its count.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
         let counted = self.buckets.iter().enumerate().filter(|(_, b)| b.count > 0);
         counted.map(|(index, bucket)| {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_largest_numbers_overflow_nothing() {
-        // More of the largest excess than a packed word has room for.
+        // More of the largest excess than fit into a packed word.
         let value = u32::MAX;
         let mut histogram = Histogram::default();
         let values = vec![value; 2 * PENDING_MAX as usize + 3];

@@ -9,13 +9,13 @@
 //!   *elders* of 8 bytes, in one sweep every 2^31 references. No reuse is rounded or lost.
 //! - **Neighbours.** Where at least a quarter of all small page numbers is in use, as with a guest's
 //!   frames, they index a plain array: 4 to 16 bytes a page, and no hash.
-//! - **All other pages** lie in buckets of one line, five pages with their times in each. A full bucket
-//!   spills into the next. The place comes from a random key, so that no choice of pages makes the table slow,
-//!   and buckets are in the order of the hash, so that growing walks old and new
-//!   table from front to back. At most four fifths full: 16 to 24 bytes a page.
+//! - **All other pages** are in buckets of one line, five pages with their times in each. A full bucket
+//!   overflows into the next. The position depends on a random key, so that no choice of pages makes the table slow,
+//!   and buckets are in the order of the hash, so that growing scans the old and new
+//!   tables sequentially. At most four fifths full: 16 to 24 bytes per page.
 //!
-//! Cost: one cache line a reference; in a batch 4 to 20 ns with the processor, from caches to memory.
-//! Not here: forgetting single pages; nobody who keeps this table does.
+//! Cost: one cache line per reference; in a batch 4 to 20 ns including processing, from caches to memory.
+//! Not here: removing single pages; no user of this table does.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -32,20 +32,22 @@ pub(crate) const NEVER: u32 = u32::MAX;
 /// Number of references by which a line is prefetched.
 const AHEAD: usize = 64;
 
-/// Number of references by which the prefetched line is read: late enough to have arrived, early enough to prefetch another.
+/// Number of references by which the prefetched line is read: late enough for its arrival, early enough to prefetch
+/// another.
 const SEEN_AHEAD: usize = 24;
 
-/// Pages looked up between two checks for room: few against those there, so that small tables stay small.
+/// Number of pages looked up between two checks for room: small compared with the table, so that small tables stay
+/// small.
 const STRETCH_MIN: usize = 64;
 const STRETCH_MAX: usize = 4096;
 
-/// Pages in buckets that a core's first-level cache has at hand unasked.
+/// Number of pages in buckets up to which the table stays in the first-level cache without prefetching.
 const BUCKETED_NEAR: usize = 1024;
 
-/// Pages that always are in the array. Page 0 must be: it marks free places in buckets.
+/// Number of pages that are always in the array. Page 0 must be, because it marks free slots in buckets.
 const ARRAY_MIN: usize = 64;
 
-/// The array ends where less than one in so many of its pages is used.
+/// The array ends where fewer than one in this number of its pages is used.
 const ARRAY_PER_PAGE: usize = 4;
 
 /// Pages in a bucket.
@@ -54,7 +56,7 @@ const PLACES: usize = 5;
 #[expect(clippy::cast_possible_truncation, reason = "a small number")]
 const NO_PLACE: u8 = PLACES as u8;
 
-/// Pages a bucket may have on average, in fifths of [`PLACES`].
+/// Maximum mean number of pages in a bucket, in fifths of [`PLACES`].
 const FIFTHS_MAX: usize = 4;
 
 /// Pages of one cache line.
@@ -62,9 +64,9 @@ const FIFTHS_MAX: usize = 4;
 #[repr(C, align(64))]
 struct Bucket {
     pages: [u64; PLACES],
-    /// [`NEVER`] where the place is free.
+    /// [`NEVER`] for a free slot.
     times: [u32; PLACES],
-    /// Places taken: always the first ones.
+    /// Number of slots in use: always the first ones.
     taken: u32,
 }
 
@@ -77,7 +79,7 @@ impl Bucket {
         taken: 0,
     };
 
-    /// Where the page is, or [`PLACES`]. Without a branch: which place it is cannot be foretold.
+    /// Index of the page's slot, or [`PLACES`]. Without a branch, because the slot is unpredictable.
     #[inline(always)]
     fn place_of(&self, page: u64) -> usize {
         let mut found = 1_u32 << PLACES;
@@ -88,21 +90,21 @@ impl Bucket {
     }
 }
 
-/// A page's last time of use, for every page used.
+/// The time of last use of every page.
 #[derive(Debug, Clone)]
 pub(crate) struct LastUse {
     salt: [u64; 2],
-    /// By page number; [`NEVER`] for those not used.
+    /// By page number; [`NEVER`] for unused pages.
     array: Vec<u32>,
     /// In the order of the hash; all pages beyond the array.
     buckets: Vec<Bucket>,
-    /// Pages in buckets.
+    /// Number of pages in buckets.
     bucketed: usize,
-    /// The time that is counted as 0 in the array and in buckets.
+    /// The time that is stored as 0 in the array and in buckets.
     base: u64,
     /// Pages last used before it.
     elders: PageMap<u64>,
-    /// Times above `base` that there may be: [`NEVER`], less in tests.
+    /// Limit of times above `base`: [`NEVER`], less in tests.
     horizon: u32,
 }
 
@@ -120,7 +122,7 @@ impl LastUse {
         }
     }
 
-    /// Sets a page's time and returns the one before, if any. Times may only rise.
+    /// Sets a page's time and returns the previous one, if any. Times may only rise.
     pub(crate) fn replace(&mut self, page: PageNumber, time: u64) -> Option<u64> {
         self.reserve(1);
         let young = self.young(time, 1);
@@ -128,10 +130,10 @@ impl LastUse {
         self.with_elders(page, before)
     }
 
-    /// Sets the times of `pages` to `now`, `now + 1`, ..; `before` gets one entry for each: the
-    /// page's time before, [`NEVER`] if it had none. A page may occur several times.
+    /// Sets the times of `pages` to `now`, `now + 1`, ..; appends one entry for each to `before`: the
+    /// page's previous time, [`NEVER`] if there was none. A page may occur several times.
     ///
-    /// All times must be below [`NEVER`], and none may ever have been set beyond.
+    /// All times must be below [`NEVER`], and no later time may ever have been set.
     pub(crate) fn replace_batch(&mut self, pages: &[PageNumber], now: u32, before: &mut Vec<u32>) {
         debug_assert!(self.base == 0 && self.elders.is_empty());
         before.clear();
@@ -140,8 +142,8 @@ impl LastUse {
         self.replace_young_batch(pages.len(), uses, |_, _, time| before.push(time));
     }
 
-    /// Sets the time of a page for each of so many `uses`, in order; `before` is told the number of the use and the
-    /// page's time before it, [`NEVER`] if it had none. Times are as for [`replace_batch`](Self::replace_batch).
+    /// Sets the time of a page for each of `uses`, in order; calls `before` with the number of the use and the
+    /// page's previous time, [`NEVER`] if there was none. Times are as for [`replace_batch`](Self::replace_batch).
     pub(crate) fn replace_uses(
         &mut self,
         count: usize,
@@ -152,9 +154,9 @@ impl LastUse {
         self.replace_young_batch(count, uses, |index, _, time| before(index, time));
     }
 
-    /// Sets the times of `pages` to `now`, `now + 1`, ..; `times` gets one entry for each: how long ago
-    /// the page was used before, or 0 if that is unknown in 32 bits. Then `others` is told its time,
-    /// and how long ago its page was used, if it ever was.
+    /// Sets the times of `pages` to `now`, `now + 1`, ..; appends one entry for each to `times`: the time since the
+    /// page's previous use, or 0 if that does not fit into 32 bits or there was none. In that case `others` is called
+    /// with the use's time, and the time since the page's previous use, if there was any.
     pub(crate) fn reuse_times(
         &mut self,
         pages: &[PageNumber],
@@ -165,7 +167,7 @@ impl LastUse {
         times.clear();
         times.reserve(pages.len());
         let mut now = now;
-        // Pieces that a horizon holds half of at most.
+        // In blocks of at most half the horizon.
         for pages in pages.chunks((self.horizon / 2).max(1) as usize) {
             let young = self.young(now, pages.len() as u64);
             let known = times.len();
@@ -177,7 +179,7 @@ impl LastUse {
             if times[known..].contains(&0) {
                 let unknown = (now..).zip(pages).zip(&times[known..]);
                 for ((now, &page), _) in unknown.filter(|&(_, &time)| time == 0) {
-                    // Its first use here also ended any wait among the elders.
+                    // Its first use here has also removed it from the elders.
                     let before = self.with_elders(page, NEVER);
                     others(now, before.map(|before| now - before));
                 }
@@ -186,14 +188,14 @@ impl LastUse {
         }
     }
 
-    /// The times of all pages, in no order. They may be changed, but not to [`NEVER`].
+    /// The times of all pages, in unspecified order. They may be changed, but not to [`NEVER`].
     pub(crate) fn times_mut(&mut self) -> impl Iterator<Item = &mut u32> {
         let bucketed = self.buckets.iter_mut().flat_map(|bucket| &mut bucket.times);
         let times = self.array.iter_mut().chain(bucketed);
         times.filter(|time| **time != NEVER)
     }
 
-    /// The times of all pages, in no order.
+    /// The times of all pages, in unspecified order.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         let bucketed = self.buckets.iter().flat_map(|bucket| &bucket.times);
         let young = self.array.iter().chain(bucketed);
@@ -202,7 +204,7 @@ impl LastUse {
         young.chain(self.elders.values().copied())
     }
 
-    /// Forgets every page, keeping the memory.
+    /// Removes all pages, keeping the memory.
     pub(crate) fn clear(&mut self) {
         self.array.fill(NEVER);
         self.buckets.fill(Bucket::FREE);
@@ -211,7 +213,7 @@ impl LastUse {
         self.elders.clear();
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.array.capacity() * size_of::<u32>()
             + self.buckets.capacity() * size_of::<Bucket>()
@@ -229,7 +231,7 @@ impl LastUse {
         while start < count {
             let stretch = (self.bucketed / 4).clamp(STRETCH_MIN, STRETCH_MAX);
             let end = count.min(start + stretch);
-            // No growth from here to the end of the stretch: pages stay where they are.
+            // No growth until the end of the block: pages stay where they are.
             self.reserve(end - start);
             if self.bucketed <= BUCKETED_NEAR {
                 self.replace_near(start..end, &uses, &mut each);
@@ -240,7 +242,7 @@ impl LastUse {
         }
     }
 
-    /// For a stretch while buckets are few: only the array is asked for ahead.
+    /// Processes a block while there are few buckets: only the array is prefetched.
     #[inline(always)]
     fn replace_near(
         &mut self,
@@ -267,8 +269,9 @@ impl LastUse {
         }
     }
 
-    /// For a stretch when lines are far: three references are in work at once, far apart: for one a line is asked for, in the line of one it is seen
-    /// where the page is, and the time of one is replaced. So a full bucket's neighbour is asked for ahead, too.
+    /// Processes a block when lines are far from the processor, in three overlapping stages: prefetch the line of one
+    /// reference, find the page in the line of an earlier one, and replace the time of a still earlier one. A full
+    /// bucket's neighbour is thus prefetched, too.
     #[inline(always)]
     fn replace_far(
         &mut self,
@@ -308,22 +311,22 @@ impl LastUse {
         }
     }
 
-    /// Searches for a page in the bucket where its search begins: its place there, or [`NO_PLACE`]. If
-    /// it is not there it may be in the next one, which is asked for.
+    /// Searches for a page in its home bucket and returns its slot there, or [`NO_PLACE`]. If
+    /// it is not there it may be in the next bucket, which is prefetched.
     #[inline(always)]
     fn see_page(&self, page: u64, home: usize) -> u8 {
         if self.array_index(page).is_some() {
             return NO_PLACE;
         }
         let place = self.buckets[home].place_of(page);
-        // Without a branch; for most the line that is there already.
+        // Without a branch; for most pages this is the line already present.
         prefetch(&self.buckets, home + usize::from(place == PLACES));
         #[expect(clippy::cast_possible_truncation, reason = "at most PLACES")]
         let place = place as u8;
         place
     }
 
-    /// Asks for the page's line; returns the bucket where a search begins.
+    /// Prefetches the page's line; returns its home bucket.
     #[inline(always)]
     fn fetch_page(&self, page: u64) -> usize {
         if let Some(index) = self.array_index(page) {
@@ -335,7 +338,7 @@ impl LastUse {
         home
     }
 
-    /// Asks for the page's entry in the array, if it has one.
+    /// Prefetches the page's entry in the array, if it has one.
     #[inline(always)]
     fn fetch_entry(&self, page: u64) {
         #[expect(
@@ -352,7 +355,7 @@ impl LastUse {
             .filter(|&index| index < self.array.len())
     }
 
-    /// The bucket where a search for the page begins: its hash as a share of all buckets.
+    /// The home bucket of a page: its hash as a share of all buckets.
     #[inline(always)]
     fn home_of(&self, page: u64) -> usize {
         let product = u128::from(page ^ self.salt[0]).wrapping_mul(u128::from(self.salt[1]));
@@ -384,7 +387,7 @@ impl LastUse {
         self.replace_or_add(page, home, time)
     }
 
-    /// For a page that is not in the bucket where its search begins.
+    /// Handles a page that is not in its home bucket.
     #[inline(never)]
     fn replace_or_add(&mut self, page: u64, home: usize, time: u32) -> u32 {
         let mut index = home;
@@ -409,7 +412,7 @@ impl LastUse {
         }
     }
 
-    /// Makes room for so many new pages.
+    /// Makes room for this number of new pages.
     fn reserve(&mut self, pages: usize) {
         if (self.bucketed + pages) > self.buckets.len() * FIFTHS_MAX {
             self.grow(pages);
@@ -436,9 +439,9 @@ impl LastUse {
         }
     }
 
-    /// Lengthens the array as far as its pages, and those in buckets, fill it well.
+    /// Extends the array as far as its pages, and those in buckets, fill it sufficiently.
     fn widen_array(&mut self) {
-        // Pages by the length of their number in bits, and the largest of each.
+        // Number of pages by the bit length of their number, and the largest of each.
         let mut counts = [0_usize; 65];
         let mut largest = [0_u64; 65];
         for bucket in &self.buckets {
@@ -452,7 +455,7 @@ impl LastUse {
         let mut length = self.array.len();
         for (count, largest) in counts.into_iter().zip(largest) {
             below += count;
-            // An eighth more, for the pages to come.
+            // An eighth more, for later pages.
             let wanted = usize::try_from(largest)
                 .ok()
                 .and_then(|largest| largest.checked_add(largest / 8 + 1));
@@ -477,7 +480,7 @@ impl LastUse {
         self.elders.remove(&page)
     }
 
-    /// Returns `time` above the base, with room for `count` more from there.
+    /// Returns `time` above the base, with room for `count` more times.
     fn young(&mut self, time: u64, count: u64) -> u32 {
         if (time - self.base).saturating_add(count) > u64::from(self.horizon) {
             self.raise_base(time - u64::from(self.horizon / 2).min(time));
@@ -485,7 +488,7 @@ impl LastUse {
         u32::try_from(time - self.base).expect("the base was raised")
     }
 
-    /// Moves pages last used before `base` to the elders, and counts from there.
+    /// Moves pages last used before `base` to the elders, and makes `base` the new base.
     #[cold]
     fn raise_base(&mut self, base: u64) {
         let raise = base - self.base;
@@ -519,7 +522,7 @@ impl LastUse {
     }
 }
 
-/// The time of the use of this index, the first one's being `now`.
+/// The time of the use with this index; the first one's is `now`.
 #[inline(always)]
 fn nth_moment(now: u32, index: usize) -> u32 {
     #[expect(
@@ -530,12 +533,12 @@ fn nth_moment(now: u32, index: usize) -> u32 {
     now.wrapping_add(index)
 }
 
-/// A time counted from a later base, which is not after it.
+/// Converts a time to a later base, which is not after it.
 fn lowered(time: u32, by: u64) -> u32 {
     u32::try_from(u64::from(time) - by).expect("less than before")
 }
 
-/// Bytes of heap of a map of pages: entries at 8/7 and a byte of tag each, as its authors document.
+/// Bytes of heap of a map of pages: 8/7 entries and a byte of tag each, as documented by its authors.
 pub(crate) fn map_bytes<V>(map: &PageMap<V>) -> usize {
     let entry = size_of::<(PageNumber, V)>() + 1;
     map.capacity() * entry * 8 / 7
@@ -646,7 +649,7 @@ mod tests {
             for batch in [1, 63, 64, 65, 1_000, 16_384, 30_000, 16_384] {
                 let page = |_| {
                     let page = random.next() % 20_000;
-                    // Some are neighbours, some far apart; the latter used again soon as well as late.
+                    // Some are neighbours, some far apart; the latter are reused soon as well as late.
                     let page = match random.next() % 8 {
                         0 => page,
                         1 => (page % 30) << 32,

@@ -1,4 +1,4 @@
-//! What several estimators are built from: hashes, samples, orders of last use, and curves under construction.
+//! Components shared by several estimators: hashes, samples, orders of last use, and curves under construction.
 
 pub(crate) mod access_bits;
 pub(crate) mod access_tree;

@@ -9,7 +9,7 @@ pub(crate) struct NaiveStack {
 }
 
 impl NaiveStack {
-    /// Moves a page to the front and returns how many were before it.
+    /// Moves a page to the front and returns the number of pages before it.
     pub(crate) fn touch(&mut self, page: u64) -> Option<u64> {
         let depth = self.pages.iter().position(|&other| other == page);
         if let Some(depth) = depth {
@@ -19,7 +19,7 @@ impl NaiveStack {
         depth.map(|depth| depth as u64)
     }
 
-    /// The pages used last, at most `count` of them.
+    /// The most recently used pages, at most `count` of them.
     pub(crate) fn top(&self, count: usize) -> &[u64] {
         &self.pages[..count.min(self.pages.len())]
     }
@@ -42,8 +42,8 @@ impl NaiveStack {
     }
 }
 
-/// [AET] by its definition, but for the beginning of the stream: walks the time axis until the area is `size`.
-/// The area is that under the share, of references with `time` others before them, not used within `time`.
+/// [AET] by its definition, except for the beginning of the stream: steps along the time axis until the area is `size`.
+/// The area is that under the share, among references with `time` others before them, not used within `time`.
 pub(crate) fn aet_miss_ratio(pages: &[u64], size: u64) -> f64 {
     let reuse_times: Vec<Option<usize>> = (0..pages.len())
         .map(|now| {
@@ -62,7 +62,7 @@ pub(crate) fn aet_miss_ratio(pages: &[u64], size: u64) -> f64 {
         if time < pages.len() {
             area += longer(time, time) / (pages.len() - time) as f64;
         }
-        // The share is flat from `time` to `time + 1`: is the area reached before its end?
+        // The share is constant from `time` to `time + 1`: is the area reached before its end?
         if area * (1.0 - 1e-10) > size as f64 || time == pages.len() {
             return longer(0, time) / pages.len() as f64;
         }
@@ -70,7 +70,7 @@ pub(crate) fn aet_miss_ratio(pages: &[u64], size: u64) -> f64 {
     unreachable!("the last time returns")
 }
 
-/// The product-limit estimate at `value`, from (value, is it censored) pairs.
+/// The product-limit estimate at `value`, from pairs (value, whether censored).
 pub(crate) fn product_limit(observations: &[(u64, bool)], value: u64) -> f64 {
     let mut share = 1.0;
     for at in 0..=value {
@@ -83,9 +83,9 @@ pub(crate) fn product_limit(observations: &[(u64, bool)], value: u64) -> f64 {
     share
 }
 
-/// [Wires14] by its definition, with sets for counters: one begins every `interval` references, none is ever
-/// dropped. Returns the fewest and the most misses of an LRU memory of `size` pages that their sizes at
-/// the intervals' borders leave possible.
+/// [Wires14] by its definition, with sets as counters: one begins every `interval` references, none is ever
+/// removed. Returns the minimum and maximum number of misses of an LRU memory of `size` pages that are consistent with
+/// the counts at the intervals' borders.
 pub(crate) fn counter_stack_misses(pages: &[u64], interval: usize, size: usize) -> (usize, usize) {
     let distinct = |pages: &[u64]| pages.iter().collect::<BTreeSet<_>>().len();
     let (mut fewest, mut most) = (0, 0);
@@ -97,7 +97,7 @@ pub(crate) fn counter_stack_misses(pages: &[u64], interval: usize, size: usize) 
             (before, after)
         });
         let counters: Vec<_> = counters.collect();
-        // What the stream's first counter never saw misses everywhere.
+        // References that the stream's first counter counted as new miss everywhere.
         let cold = counters[0].1 - counters[0].0;
         let missed = counters.iter().filter(|&&(before, _)| before >= size);
         fewest += missed.map(|(b, a)| a - b).max().unwrap_or(0).max(cold);
@@ -107,7 +107,7 @@ pub(crate) fn counter_stack_misses(pages: &[u64], interval: usize, size: usize) 
     (fewest, most)
 }
 
-/// Distinct pages in every window of `window` references, summed up, and how many windows there are.
+/// Sum of the distinct pages in every window of `window` references, and the number of windows.
 pub(crate) fn window_pages(pages: &[u64], window: usize) -> (usize, usize) {
     let windows = pages.len() + 1 - window;
     let distinct = |start: usize| {

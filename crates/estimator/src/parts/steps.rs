@@ -1,20 +1,20 @@
-//! A curve while it is being built: steps downward, then the band around them.
+//! A curve under construction: first its steps downward, then the band around them.
 //!
 //! The band comes either from each step's own standard error or, where an
 //! estimator can afford them, from *replicates*: curves of disjoint parts of the
-//! sample, each estimated as the whole was. The spread of `g` replicates over
+//! sample, each estimated in the same way as the whole. The spread of `g` replicates over
 //! the root of `g` is the standard error of the whole (the random groups of survey sampling), whatever
-//! made them differ: which pages were drawn, how popular they are, how far
-//! distances had to be scaled. Student's quantile makes it a band of 95 %.
+//! the cause of their differences: which pages were sampled, their popularity, or the
+//! scaling of distances. Student's quantile gives a 95 % band.
 //!
-//! Not here: errors that all replicates share, as a model's own.
+//! Not here: errors common to all replicates, such as those of a model.
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
 
-/// How many replicates a sample is split into.
+/// Number of replicates into which a sample is split.
 pub(crate) const REPLICATES: usize = 16;
 
-/// Returns the replicate that a hash or a running number falls to.
+/// Returns the replicate for a hash or a running number.
 pub(crate) fn replicate_of(number: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "below 16")]
     let replicate = (number % REPLICATES as u64) as usize;
@@ -30,9 +30,9 @@ const STUDENT: [f64; REPLICATES - 1] = [
     2.145, 2.131,
 ];
 
-/// How much wider than Student's a band is. That is right for replicates spread as by a normal law; those of
-/// a sample of pages are skewed by the few hot ones, and a spread too small comes with an error too large.
-/// By measurement on the streams of the table in `shards`; without it bands of 95 % held 85 % of some.
+/// Factor by which a band is wider than Student's. Student's quantile is exact for normally distributed replicates;
+/// those of a sample of pages are skewed by a few hot pages, and samples with a small spread tend to have a large
+/// error. Measured on the streams of the table in `shards`; without it 95 % bands contained only 85 % of some.
 const SKEWED: f64 = 1.3;
 
 /// 97.5 % quantile of Student's distribution; with less than one degree of freedom, that of one.
@@ -47,7 +47,8 @@ fn student(degrees: f64) -> f64 {
     STUDENT[degrees - 1]
 }
 
-/// Standard errors in a band of 95 %, of a sample as unlike as so many equally popular pages.
+/// Half-width of a 95 % band in standard errors, for a sample with the variance of this number of equally popular
+/// pages.
 pub(crate) fn quantile_of(effective: f64) -> f64 {
     SKEWED * student(effective - 1.0)
 }
@@ -63,18 +64,18 @@ fn ceiled(pages: f64) -> u64 {
     pages
 }
 
-/// What of a share of references a short look at all pages cannot see.
+/// Share of references that may differ from what was observed in a short time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unseen {
-    /// May hit without that any did in it: up to three of those inspected, with a chance of 95 %, each counting
-    /// for as many as the longest stretch says; and all, where none is inspected.
+    /// May hit although no hit was observed: up to three observed references (95 % confidence), each with the
+    /// weight of the longest stretch; all, where none was observed.
     pub(crate) below: f64,
-    /// May miss though it seems to hit: of those cut off it is only assumed that they go on as the others do, but
-    /// the pages that a burst sees first late may be those that are used seldom.
+    /// May miss although it seems to hit: censored references are assumed to continue like the others, but
+    /// pages that a burst sees late for the first time may be rarely used ones.
     pub(crate) above: f64,
 }
 
-/// The steps of a curve to be, from size 0 (where everything misses) upward.
+/// The steps of a curve under construction, from size 0 (where everything misses) upward.
 pub(crate) struct Steps {
     points: Vec<CurvePoint>,
 }
@@ -86,10 +87,10 @@ impl Steps {
         }
     }
 
-    /// From `size` on, at least the last one's, the curve stands at `miss_ratio`.
+    /// From `size` on, at least the last step's, the curve has the value `miss_ratio`.
     ///
-    /// A ratio outside 0.0..=1.0 or above the last one's is taken to the nearest
-    /// that fits: sampling errors do not make more memory miss more.
+    /// A ratio outside 0.0..=1.0 or above the last one's is replaced by the nearest
+    /// valid one, because sampling errors must not make the curve rise.
     pub(crate) fn down_to(&mut self, size: u64, miss_ratio: f64, standard_error: f64) {
         let last = self.points[self.points.len() - 1];
         let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
@@ -113,19 +114,19 @@ impl Steps {
         }
     }
 
-    /// Replaces the band by the spread of `replicates`, as [`band_of`](Self::band_of) with pages enough.
+    /// Replaces the band by the spread of `replicates`, as [`band_of`](Self::band_of) for a large number of pages.
     pub(crate) fn band(&mut self, replicates: &[MissRatioCurve], unsampled: f64) {
         self.band_of(replicates, unsampled, f64::INFINITY);
     }
 
-    /// Replaces the band by the spread of `replicates`; `unsampled` is the share
-    /// of the population outside the sample, 0.0 to 1.0, which is what it can err in, and `effective` the number of
-    /// equally popular pages that would vary as much as the sampled ones do. When these are few, so are the
-    /// degrees of freedom, however many replicates there are.
+    /// Replaces the band by the spread of `replicates`. `unsampled` is the share of the population outside the sample,
+    /// 0.0 to 1.0, to which the sampling error is limited; `effective` is the number of equally popular pages that
+    /// would have the same variance as the sampled ones. If they are few, so are the degrees of freedom, whatever the
+    /// number of replicates.
     ///
-    /// Between its points a replicate is read as a straight line: its steps are
-    /// as many times coarser than the curve's as there are replicates. With fewer
-    /// than two, nothing is known and the band is everything.
+    /// Between its points a replicate is interpolated linearly, because its steps are
+    /// coarser than the curve's by the number of replicates. With fewer
+    /// than two, nothing is known and the band is 0.0 to 1.0.
     pub(crate) fn band_of(
         &mut self,
         replicates: &[MissRatioCurve],
@@ -141,7 +142,7 @@ impl Steps {
         for point in &mut self.points[1..] {
             let (mut sum, mut squares) = (0.0, 0.0);
             for line in &mut lines {
-                // As differences from the curve itself, which keeps the digits.
+                // As differences from the curve itself, which preserves precision.
                 let difference = line.at(point.size.0) - point.miss_ratio;
                 sum += difference;
                 squares += difference * difference;
@@ -156,8 +157,8 @@ impl Steps {
         }
     }
 
-    /// Widens the band for what cannot be seen of sizes up to `unseen`'s last, one entry for each from 0: by these
-    /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, to wherever a curve may run that ends there.
+    /// Widens the band for unobserved events at sizes up to `unseen`'s last, one entry for each size from 0: by these
+    /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, over the range of all curves that end there.
     pub(crate) fn widen_near(&mut self, unseen: &[Unseen], share: f64, unknown: f64) {
         let near = unseen.len() as u64 - 1;
         let borders = (0..64).map(|bit| 1 << bit).take_while(|&size| size < near);
@@ -170,7 +171,7 @@ impl Steps {
             if !is_near(point) {
                 break;
             }
-            // Of the sizes for which the point stands, the last.
+            // The last of the sizes that the point covers.
             let last = unseen[usize::try_from(end.min(near)).unwrap_or(0)];
             let below = (point.low - lowest).max(0.0);
             point.low = (point.low - unknown * below - share * last.below).max(0.0);
@@ -180,7 +181,7 @@ impl Steps {
     }
 
     /// Widens the band for a share `far` of references beyond the size `near` that may be `below` less or `above` more:
-    /// by these at that size, and in proportion at smaller sizes to what hits, at larger ones to what misses.
+    /// by these at that size, and in proportion to the hits at smaller sizes and to the misses at larger ones.
     pub(crate) fn widen_to(&mut self, near: u64, far: f64, below: f64, above: f64) {
         for point in &mut self.points[1..] {
             let part = if point.size.0 < near {
@@ -194,8 +195,8 @@ impl Steps {
         }
     }
 
-    /// Widens the band for sizes that may be off, from size `from` on: the whole band may stand `quantum` pages
-    /// beside its place, and the curve itself `drift * sqrt(size)` pages more.
+    /// Widens the band for possible errors of the sizes, from size `from` on: the whole band may be shifted by
+    /// `quantum` pages, and the curve itself by `drift * sqrt(size)` pages more.
     pub(crate) fn slide(&mut self, from: u64, quantum: f64, drift: f64) {
         let reach = |size: u64| quantum + drift * (size as f64).sqrt();
         let less = |size: u64, by: f64| size.saturating_sub(ceiled(by));
@@ -219,7 +220,7 @@ impl Steps {
         let points = self.points.clone();
         self.cut(cuts);
         let ends: Vec<u64> = self.points[1..].iter().map(|point| point.size.0).collect();
-        // Of `points`: the first that stands within the quantum before, and the first beyond the one after.
+        // Of `points`: the first within the quantum before, and the first beyond the quantum after.
         let (mut first, mut end) = (0, 0);
         for (at, point) in self.points.iter_mut().enumerate().skip(1) {
             let size = point.size.0;
@@ -253,7 +254,7 @@ impl Steps {
         }
     }
 
-    /// Puts points at `sizes` as well, where there are none.
+    /// Inserts points at `sizes` where there are none.
     fn cut(&mut self, mut sizes: Vec<u64>) {
         sizes.sort_unstable();
         let mut points: Vec<CurvePoint> = Vec::with_capacity(self.points.len() + sizes.len());
@@ -288,10 +289,10 @@ fn banded(size: PageCount, miss_ratio: f64, half_width: f64) -> CurvePoint {
     }
 }
 
-/// A curve read as straight lines between its points, at rising sizes.
+/// A curve, interpolated linearly between its points, for rising sizes.
 struct Line<'curve> {
     points: &'curve [CurvePoint],
-    /// Index of the first point beyond the size read last.
+    /// Index of the first point beyond the last size.
     next: usize,
 }
 

@@ -1,10 +1,10 @@
-//! Streams for the tests, each from a seed.
+//! Streams for the tests, each generated from a seed.
 
 use plimsoll_flow::{AccessKind, MissRatioCurve, PageNumber, ReferenceBatch};
 
 use crate::estimator::Estimator;
 
-/// Random numbers of its own, so that no hash under test is behind the streams.
+/// An independent random number generator, so that no hash under test affects the streams.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -30,13 +30,13 @@ impl Random {
     }
 }
 
-/// Every page equally often: misses 1 - c / pages.
+/// All pages equally likely: misses 1 - c / pages.
 pub(crate) fn uniform(pages: u64, seed: u64) -> impl Iterator<Item = u64> {
     let mut random = Random::new(seed);
     std::iter::repeat_with(move || (random.share() * pages as f64) as u64)
 }
 
-/// Page `i` in proportion to (i + 1)^-exponent.
+/// Page `i` with a probability proportional to (i + 1)^-exponent.
 pub(crate) fn zipf(pages: u64, exponent: f64, seed: u64) -> impl Iterator<Item = u64> {
     let mut sum = 0.0;
     let sums: Vec<f64> = (1..=pages)
@@ -52,7 +52,7 @@ pub(crate) fn zipf(pages: u64, exponent: f64, seed: u64) -> impl Iterator<Item =
     })
 }
 
-/// The pages one after the other, over and over.
+/// The pages in turn, repeatedly.
 pub(crate) fn cycle(pages: u64) -> impl Iterator<Item = u64> {
     (0..pages).cycle()
 }

@@ -1,4 +1,4 @@
-//! What every estimator of a working set has in common that is fed pages and intervals.
+//! The common interface of working-set estimators that are fed pages and intervals.
 
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet};
 
@@ -6,18 +6,18 @@ use super::Settled;
 
 /// An estimator of a working set, fed pages interval by interval.
 ///
-/// The registry's row determines which pages: those accessed, or those that a processor logged.
+/// The registry's row determines which pages: accessed ones, or those logged by a processor.
 pub trait WorkingSetEstimator: std::fmt::Debug {
-    /// Takes in pages of the present interval, in any order.
+    /// Processes pages of the present interval, in any order.
     fn observe(&mut self, pages: &[PageNumber]);
 
-    /// Ends an interval. Returns the row's columns, in their order, `None` where a number is unknown yet.
+    /// Ends an interval. Returns the row's columns, in their order; `None` for a value that is not known yet.
     fn end_interval(&mut self) -> Vec<Option<u64>>;
 
     /// The working set so far; `None` before the first interval ended.
     fn working_set(&self) -> Option<WorkingSet>;
 
-    /// When the size settled first, for those that wait for it.
+    /// The time at which the size first settled, for estimators that wait for it.
     fn settled(&self) -> Option<Settled> {
         None
     }
@@ -27,7 +27,7 @@ pub trait WorkingSetEstimator: std::fmt::Debug {
         PageCount(0)
     }
 
-    /// Lower and upper limit of 95 % confidence, for those that sample.
+    /// Lower and upper limit of the 95 % confidence interval, for estimators that sample.
     fn confidence(&self) -> Option<(PageCount, PageCount)> {
         None
     }

@@ -2,18 +2,18 @@
 //!
 //! | estimator | input | result | file |
 //! |---|---|---|---|
-//! | [`Prl`] | every page walk, as logged | pages logged often, once their number stands still | `prl` |
-//! | [`Pml`] | first writes of an interval | pages written, once no new ones come | `pml` |
-//! | [`Sampling`] | touches of a few random pages | share touched x memory, with its confidence | `sampling` |
-//! | [`Refault`] | what the guest misses while it is shrunk | the smallest size at which it misses nothing | `refault` |
-//! | [`TouchedPages`] | every touch | the working set by definition: the measure of the others | `touched` |
+//! | [`Prl`] | every page walk, as logged | pages logged often, once their number is constant | `prl` |
+//! | [`Pml`] | first writes of an interval | pages written, once there are no new ones | `pml` |
+//! | [`Sampling`] | touches of a few random pages | share touched x memory, with its confidence interval | `sampling` |
+//! | [`Refault`] | pages that the guest misses while it is shrunk | the smallest size at which it misses nothing | `refault` |
+//! | [`TouchedPages`] | every touch | the working set by definition: the truth for the others | `touched` |
 //!
-//! All but [`Refault`] share the trait [`WorkingSetEstimator`] and have a row in
+//! All except [`Refault`] share the trait [`WorkingSetEstimator`] and have a row in
 //! [`METHODS`](crate::registry::METHODS). They are fed page numbers, and the end of each *interval* (a step of
-//! μ seconds, \[PRL\] §4.4). Cost is O(1) a page fed, memory that of the pages ever fed.
+//! μ seconds, \[PRL\] §4.4). Cost is O(1) per page fed; memory is proportional to the number of distinct pages fed.
 //!
 //! Not here: curves (the 5 % point of any is [`MissRatioCurve::size_for`](plimsoll_flow::MissRatioCurve::size_for)),
-//! clocks, where pages come from, and what an interval is.
+//! clocks, sources of pages, and the definition of an interval.
 
 mod estimator;
 mod pml;

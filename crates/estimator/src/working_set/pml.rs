@@ -1,13 +1,13 @@
-//! Page modification logging: the pages written, once no new ones come.
+//! Page modification logging: the pages written, once there are no new ones.
 //!
 //! A processor with PML logs a page when a write sets its dirty flag. A page whose flag is set is not logged again, so
-//! there is no telling hot pages from cold ones: what can be counted are distinct pages, in each interval (at whose end the flags are
-//! cleared) and in all. The stop rule is that of \[PRL\] §4.4, on pages never logged before.
+//! hot pages cannot be distinguished from cold ones: only distinct pages can be counted, in each interval (at whose end
+//! the flags are cleared) and in total. The stop rule is that of \[PRL\] §4.4, applied to pages never logged before.
 //!
-//! Source: \[PRL\] §3.4, which finds by it that PML is not for working sets.
-//! Cannot see: reads (a phase that only reads has no working set); how often a page is used (what was written once
-//! counts for ever in the sum over all intervals).
-//! Cost: O(1) a logged page; 16 bytes for each page ever logged.
+//! Source: \[PRL\] §3.4, which concludes from it that PML is not suitable for working sets.
+//! Not observed: reads (a phase that only reads has no working set); frequency of use (a page written once
+//! counts permanently in the total).
+//! Cost: O(1) per logged page; 16 bytes for each page ever logged.
 
 use std::num::NonZeroU16;
 
@@ -17,12 +17,12 @@ use super::estimator::WorkingSetEstimator;
 use super::settling::{Settled, Settling};
 use crate::parts::hash::{PageMap, page_map};
 
-/// When [`Pml`] is sure.
+/// Conditions under which [`Pml`] settles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PmlOptions {
-    /// ω: steps without a new page.
+    /// ω: number of steps without a new page.
     pub omega: NonZeroU16,
-    /// New pages within ω steps, as a share of all, that count as none.
+    /// New pages within ω steps, as a share of all, that are ignored.
     pub tolerance: f64,
 }
 
@@ -38,25 +38,25 @@ impl Default for PmlOptions {
 /// State at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PmlStep {
-    /// Distinct pages logged in it.
+    /// Distinct pages logged in the step.
     pub written: PageCount,
     /// Distinct pages logged so far.
     pub cumulative: PageCount,
-    /// How many of them were not ω steps before; `None` in the first ω steps.
+    /// Increase of this number within ω steps; `None` in the first ω steps.
     pub growth: Option<u64>,
 }
 
-/// The estimator.
+/// The PML estimator.
 #[derive(Debug, Clone)]
 pub struct Pml {
-    /// The step that logged each page last.
+    /// The step in which each page was last logged.
     pages: PageMap<u64>,
     written: u64,
     settling: Settling,
 }
 
 impl Pml {
-    /// Returns an estimator that has seen nothing.
+    /// Returns an estimator without observations.
     #[must_use]
     pub fn new(options: PmlOptions) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Pml {
         }
     }
 
-    /// Pages were logged, in any order.
+    /// Records logged pages, in any order.
     pub fn log(&mut self, pages: &[PageNumber]) {
         let now = self.settling.steps();
         for &page in pages {
@@ -74,7 +74,7 @@ impl Pml {
         }
     }
 
-    /// A step ends.
+    /// Ends a step.
     pub fn end_interval(&mut self) -> PmlStep {
         let cumulative = self.pages.len() as u64;
         let growth = self.settling.step(cumulative, 0);
@@ -85,19 +85,19 @@ impl Pml {
         }
     }
 
-    /// How many steps ended.
+    /// Number of steps that ended.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.settling.steps()
     }
 
-    /// When the number of pages stood still first.
+    /// The time at which the number of pages was first constant.
     #[must_use]
     pub fn settled(&self) -> Option<Settled> {
         self.settling.settled()
     }
 
-    /// Pages written when their number settled; those so far are the least there can be, before that.
+    /// Pages written when their number settled; before that, those so far, as a lower bound.
     #[must_use]
     pub fn working_set(&self) -> WorkingSet {
         match self.settled() {
@@ -112,7 +112,7 @@ impl Pml {
         }
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, u64)>()

@@ -1,21 +1,23 @@
-//! Page reference logging: the pages logged often, once their number stands still.
+//! Page reference logging: the pages logged often, once their number is constant.
 //!
-//! A processor that logs every page walk names a page again and again as long as it is used. A page is *hot* when it was
-//! logged at least τ times. Hot pages are counted at the end of each step of μ seconds; when as many are hot as were ω
-//! steps before, all of the working set has been seen. Counts are never cleared, so the number of hot pages never falls.
+//! A processor that logs every page walk logs a page repeatedly as long as it is used. A page is *hot* when it was
+//! logged at least τ times. Hot pages are counted at the end of each step of μ seconds; when their number equals that ω
+//! steps before, the whole working set has been seen. Counts are never cleared, so the number of hot pages never falls.
 //!
-//! Source: \[PRL\] §4.4, with its τ = 50, ω = 4 steps (and μ = 30 s) as defaults; its text has "at least τ times" and
-//! "more than τ times" for one thing, ours is the first. Departs in two guards, without which real guests bend the rule:
+//! Source: \[PRL\] §4.4, with its τ = 50, ω = 4 steps (and μ = 30 s) as defaults; its text uses both "at least τ times"
+//! and "more than τ times", of which the first is used here. Departs in two conditions, without which the rule fails on
+//! real guests:
 //!
-//! - *warm-up*: where a step is short against the time that a page takes to be logged τ times, the first hot pages are a
-//!   few of the timer's, and their number stands still long before the workload's pages are hot. So a number settles
-//!   only when it is a share `warm_up` of the pages logged within the last ω steps.
+//! - *warm-up*: if a step is short compared with the time in which a page is logged τ times, the first hot pages are a
+//!   few of the timer's, and their number is constant long before the workload's pages are hot. A number therefore
+//!   settles only when it is a share `warm_up` of the pages logged within the last ω steps.
 //! - *tolerance*: pages of timers and of the kernel's bookkeeping reach τ one by one as long as a guest runs, and the
-//!   difference is never 0. So a change of up to a share `tolerance` of the hot pages is none.
+//!   difference is never 0. A change of up to a share `tolerance` of the hot pages is therefore ignored.
 //!
-//! Cannot see: pages used from a TLB entry that never leaves it (as good as none: interval ends empty the TLB); a working set that
-//! shrinks or moves, which takes a new estimator; what was missed while a log was drained, unless it is logged again.
-//! Cost: O(1) a logged page; 24 bytes for each page ever logged.
+//! Not observed: pages used from a TLB entry that is never evicted (practically none, because interval ends flush the
+//! TLB); a working set that shrinks or moves, which requires a new estimator; pages missed while a log was drained,
+//! unless they are logged again.
+//! Cost: O(1) per logged page; 24 bytes for each page ever logged.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -28,13 +30,13 @@ use crate::parts::hash::{PageMap, page_map};
 /// Options of [`Prl`]: which pages are hot, and when the estimate is settled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrlOptions {
-    /// τ: a page logged so many times is hot.
+    /// τ: number of times a page must be logged to be hot.
     pub tau: NonZeroU32,
     /// ω: number of steps without a change of the number of hot pages.
     pub omega: NonZeroU16,
-    /// Share, 0.0 to 1.0, of the pages logged within the last ω steps that must be hot before anything settles.
+    /// Share, 0.0 to 1.0, of the pages logged within the last ω steps that must be hot before the number can settle.
     pub warm_up: f64,
-    /// Growth within ω steps, as a share of the hot pages, that counts as none; 0.0 is the paper's rule.
+    /// Growth within ω steps, as a share of the hot pages, that is ignored; 0.0 is the paper's rule.
     pub tolerance: f64,
     /// ε: additional need of the guest's kernel, \[PRL\] §4.4.
     pub epsilon: PageCount,
@@ -55,15 +57,15 @@ impl Default for PrlOptions {
 /// State at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrlStep {
-    /// Pages that are hot.
+    /// Number of hot pages.
     pub hot: PageCount,
-    /// How many of them were not ω steps before; `None` in the first ω steps.
+    /// Increase of this number within ω steps; `None` in the first ω steps.
     pub growth: Option<u64>,
     /// Pages logged within the last ω steps, hot or not.
     pub recent: PageCount,
 }
 
-/// The estimator.
+/// The PRL estimator.
 ///
 /// ```
 /// use plimsoll_estimator::working_set::{Prl, PrlOptions};
@@ -84,20 +86,20 @@ pub struct Prl {
     options: PrlOptions,
     pages: PageMap<Logged>,
     hot: u64,
-    /// Pages by the step that logged them last: a ring of ω steps.
+    /// Number of pages by the step in which they were last logged: a ring of ω steps.
     last_logged: Vec<u64>,
     settling: Settling,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Logged {
-    /// Up to τ.
+    /// Number of times logged, up to τ.
     times: u32,
     last_step: u64,
 }
 
 impl Prl {
-    /// Returns an estimator that has seen nothing.
+    /// Returns an estimator without observations.
     #[must_use]
     pub fn new(options: PrlOptions) -> Self {
         Self {
@@ -109,7 +111,7 @@ impl Prl {
         }
     }
 
-    /// Pages were logged, in any order.
+    /// Records logged pages, in any order.
     pub fn log(&mut self, pages: &[PageNumber]) {
         let now = self.settling.steps();
         let omega = self.last_logged.len() as u64;
@@ -135,12 +137,12 @@ impl Prl {
         }
     }
 
-    /// A step ends.
+    /// Ends a step.
     pub fn end_interval(&mut self) -> PrlStep {
         let recent: u64 = self.last_logged.iter().sum();
         let least = PageCount(recent).scaled(self.options.warm_up.max(0.0));
         let growth = self.settling.step(self.hot, least.0);
-        // The slot of the step that begins held those of ω steps before.
+        // The slot of the step that begins had the pages of ω steps before.
         let omega = self.last_logged.len() as u64;
         self.last_logged[slot(self.settling.steps(), omega)] = 0;
         PrlStep {
@@ -150,19 +152,19 @@ impl Prl {
         }
     }
 
-    /// How many steps ended.
+    /// Number of steps that ended.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.settling.steps()
     }
 
-    /// When the number of hot pages stood still first.
+    /// The time at which the number of hot pages was first constant.
     #[must_use]
     pub fn settled(&self) -> Option<Settled> {
         self.settling.settled()
     }
 
-    /// Hot pages when their number settled, and ε. What is hot so far is the least there can be, before that.
+    /// Hot pages when their number settled, plus ε; before that, the hot pages so far, as a lower bound.
     #[must_use]
     pub fn working_set(&self) -> WorkingSet {
         let (hot, bound) = match self.settled() {
@@ -175,13 +177,13 @@ impl Prl {
         }
     }
 
-    /// How many pages were ever logged.
+    /// Number of pages ever logged.
     #[must_use]
     pub fn distinct(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, Logged)>()
@@ -189,7 +191,7 @@ impl Prl {
     }
 }
 
-/// Where a step's count stands in a ring of `omega`.
+/// Index of a step's count in a ring of `omega`.
 fn slot(step: u64, omega: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "below ω, of 16 bits")]
     let slot = (step % omega) as usize;
@@ -303,7 +305,7 @@ mod tests {
 
     #[test]
     fn timer_pages_do_not_settle_before_the_array_is_hot() {
-        // Twelve pages of the kernel's are logged ten times a step; of an array, each page once.
+        // Twelve pages of the kernel are logged ten times per step; of an array, each page once.
         let step: Vec<u64> = (0..120).map(|n| n % 12).chain(1_000..3_000).collect();
         let steps = vec![step; 60];
         let (_, settled) = found(&steps, options(50, 4));
@@ -327,7 +329,7 @@ mod tests {
         let steps: Vec<Vec<u64>> = (0..40)
             .map(|step| {
                 let array = (0..20_000).chain(0..20_000);
-                // A new page of the kernel's becomes hot at each step.
+                // A new page of the kernel becomes hot at each step.
                 array.chain([1_000_000 + step; 4]).collect()
             })
             .collect();

@@ -1,36 +1,35 @@
-//! Zballoond's rule: shrink a VM until it misses what it gave up, and give that back.
+//! Zballoond's rule: shrink a VM until it misses pages it gave up, and give that memory back.
 //!
-//! The guest's kernel counts the pages that it reads again after it evicted them (refaults of the page cache, swap-ins).
-//! While there are none, the VM has more than its working set. So its balloon starts at what its processes
-//! were promised (Committed_AS), grows in small steps while nothing is missed, and gives back what was missed
-//! when it is. The smallest size without a miss is the working set.
+//! The guest's kernel counts the pages that it reads again after it evicted them (refaults of the page cache,
+//! swap-ins). While there are none, the VM has more than its working set. The VM therefore starts at the memory
+//! committed to its processes (Committed_AS), is shrunk in small steps while nothing is missed, and gets missed memory
+//! back. The smallest size without a miss is the working set.
 //!
-//! Source: [Chiang13] as \[PRL\] §6 describes it; the numbers are ours where neither gives one. Departs in its end: it
-//! stops where Zballoond goes on following the guest.
-//! Cannot see: a page that is used less often than a step lasts; the working set of a guest that cannot be shrunk or has
-//! nowhere to evict to (without swap, memory of processes is never missed: the guest dies first. Set `floor` above what it
-//! needs to live).
-//! Cost: a step per 5 % between Committed_AS and the working set, and the misses at the end: it really takes the memory.
+//! Source: [Chiang13] as described in \[PRL\] §6; numbers given in neither are ours. Departs in its end: it stops where
+//! Zballoond continues to follow the guest. Not observed: a page that is used less often than once per step; the
+//! working set of a guest that cannot be shrunk or has nowhere to evict to (without swap, memory of processes is never
+//! missed, because the guest fails first; set `floor` above the size it needs to survive). Cost: a step per 5 % between
+//! Committed_AS and the working set, and the misses at the end: memory is really taken.
 
 use plimsoll_flow::{PageCount, WorkingSet, WorkingSetBound};
 
-/// How [`Refault`] goes down.
+/// How [`Refault`] shrinks the VM.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RefaultOptions {
     /// Share of its size, above 0.0 and below 1.0, that the VM gives up in a step.
     pub shrink: f64,
-    /// Refaults in a step that are none: a kernel never quite stops reading.
+    /// Number of refaults in a step that is ignored, because a kernel never stops reading entirely.
     pub quiet: u64,
-    /// Steps to wait for a balloon that stands still on its way, before its place is taken for the end.
+    /// Number of steps to wait for a balloon that has stopped before its target, until its position is accepted.
     pub patience: u32,
     /// Minimum size of the VM.
     pub floor: PageCount,
-    /// Nor a larger one: all of its memory.
+    /// Maximum size of the VM: all of its memory.
     pub ceiling: PageCount,
 }
 
 impl RefaultOptions {
-    /// Returns the usual steps between two sizes.
+    /// Returns the default options for these limits.
     #[must_use]
     pub fn between(floor: PageCount, ceiling: PageCount) -> Self {
         Self {
@@ -43,8 +42,8 @@ impl RefaultOptions {
     }
 }
 
-/// How far a size told may be missed and still be reached, as a share of it: balloons move in blocks. Less than that is
-/// no movement either.
+/// Tolerance for reaching a target, as a share of it, because balloons move in blocks. A smaller change does not count
+/// as movement, either.
 const SLACK: f64 = 0.01;
 
 /// Observation at the end of a step.
@@ -61,17 +60,17 @@ pub struct RefaultObservation {
 /// State of [`Refault`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefaultPhase {
-    /// Nothing was observed yet.
+    /// No observation yet.
     Starting,
     /// The VM gives up memory and misses nothing.
     Shrinking,
-    /// It missed something and gets memory back.
+    /// It missed pages and gets memory back.
     Growing,
-    /// The working set is found; the VM has it.
+    /// The working set has been found; the VM has this size.
     Settled,
 }
 
-/// The rule, from one observation to the next target.
+/// The rule that maps one observation to the next target.
 ///
 /// ```
 /// use plimsoll_estimator::working_set::{Refault, RefaultObservation, RefaultOptions};
@@ -93,7 +92,8 @@ pub struct Refault {
     options: RefaultOptions,
     phase: RefaultPhase,
     target: PageCount,
-    /// Where the balloon was last seen to move to, and for how many steps it has stood there short of its target.
+    /// The size to which the balloon was last seen to move, and the number of steps it has been there short of its
+    /// target.
     moved_to: PageCount,
     waited: u32,
     steps: u32,
@@ -102,7 +102,7 @@ pub struct Refault {
 }
 
 impl Refault {
-    /// Returns a rule that has seen nothing. Bounds the wrong way round are taken for the upper one.
+    /// Returns a rule without observations. If the limits are in the wrong order, the upper one is used for both.
     #[must_use]
     pub fn new(mut options: RefaultOptions) -> Self {
         options.floor = options.floor.min(options.ceiling);
@@ -118,7 +118,7 @@ impl Refault {
         }
     }
 
-    /// Takes what a step ended with and returns the size that the VM is to have for the next one.
+    /// Processes the observation at the end of a step and returns the VM's target size for the next one.
     ///
     /// Counts before the first observation are ignored.
     pub fn step(&mut self, seen: RefaultObservation) -> PageCount {
@@ -161,7 +161,7 @@ impl Refault {
         }
     }
 
-    /// Gives back what was missed, at least 1 %: the balloon would not notice less.
+    /// Gives back what was missed, at least 1 %, because a balloon ignores smaller changes.
     fn grow(&mut self, seen: RefaultObservation) -> PageCount {
         let growing = self.phase == RefaultPhase::Growing;
         let ceiling = self.options.ceiling;
@@ -200,19 +200,19 @@ impl Refault {
         self.phase
     }
 
-    /// Steps taken after the first observation, until it settled.
+    /// Number of steps after the first observation, until it settled.
     #[must_use]
     pub fn steps(&self) -> u32 {
         self.steps
     }
 
-    /// Pages that the guest read again in them.
+    /// Number of pages that the guest read again in these steps.
     #[must_use]
     pub fn refaults(&self) -> u64 {
         self.refaults
     }
 
-    /// The working set, once it is found. An upper bound if the VM was never brought to miss anything, a lower one
+    /// The working set, once it is found. An upper bound if the VM never missed anything, a lower one
     /// if it misses pages with all of its memory.
     #[must_use]
     pub fn working_set(&self) -> Option<WorkingSet> {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A guest of the given need whose balloon goes at most `speed` pages a step.
+    /// A guest that needs `need` pages and whose balloon moves at most `speed` pages per step.
     fn run(options: RefaultOptions, need: u64, committed: Option<u64>, speed: u64) -> Refault {
         let mut rule = Refault::new(options);
         let mut size = options.ceiling.0;
@@ -258,7 +258,7 @@ mod tests {
             refaults: 0,
             committed: Some(PageCount(60_000)),
         };
-        // Whatever was counted before means nothing.
+        // Counts before the first observation are ignored.
         let first = RefaultObservation {
             refaults: 99,
             ..quiet(PageCount(100_000))
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(rule.step(first), PageCount(60_000));
         assert_eq!(rule.step(quiet(PageCount(60_000))), PageCount(57_000));
         assert_eq!(rule.step(quiet(PageCount(57_000))), PageCount(54_150));
-        // Not there yet: it waits.
+        // The target is not reached yet: it waits.
         assert_eq!(rule.step(quiet(PageCount(56_000))), PageCount(54_150));
         assert_eq!(rule.steps(), 3);
     }

@@ -1,18 +1,19 @@
-//! Sampling: how many of a few random pages are touched in an interval.
+//! Sampling: the number of touched pages among a few random pages in an interval.
 //!
-//! At the start of an interval some pages of the VM are drawn and their mappings invalidated, so that the next access to each
-//! is noticed. The share that was touched by the interval's end, times the VM's memory, estimates what was touched in it.
-//! Touches of the sample are binomial, so their confidence is known: at 100 pages it is up to 20 % of the memory wide.
+//! At the start of an interval some pages of the VM are drawn and their mappings invalidated, so that the next access
+//! to each is observed. The share touched by the interval's end, times the VM's memory, estimates the memory touched in
+//! it. The number of touched pages in the sample is binomial, which gives a confidence interval: at 100 pages it is up
+//! to 20 % of the memory wide.
 //!
 //! Source: [Waldspurger02] §5.3: uniform draws anew each interval, 100 pages and 30 s by default, and two moving
-//! averages, a slow one for a stable figure and a fast one for a growing need, of which the larger counts. Its gains are
-//! not published; ours are in the options. Its third average, the fast one with the touches of the interval
-//! under way, is the fast one at an interval's end and so not there. Departs in the confidence, which is added:
-//! Clopper and Pearson's, never below the 95 % it states.
+//! averages, a slow one for a stable figure and a fast one for a growing need, of which the larger is used. Its gains
+//! are not published; ours are in the options. Its third average, the fast one with the touches of the interval in
+//! progress, equals the fast one at an interval's end and is omitted. Departs in the added confidence interval: Clopper
+//! and Pearson's, whose coverage is never below the stated 95 %.
 //!
-//! Cannot see: how often a page is used (a page touched once in passing counts as one used all the time); a share much
+//! Not observed: frequency of use (a page touched once counts like one used all the time); a share much
 //! below 1 / pages sampled.
-//! Cost: O(1) a touch; at most one fault for each sampled page and interval.
+//! Cost: O(1) per touch; at most one fault for each sampled page and interval.
 
 use std::num::NonZeroU32;
 
@@ -22,16 +23,16 @@ use super::estimator::WorkingSetEstimator;
 use crate::parts::hash::{PageMap, page_map};
 use crate::parts::mix::mix;
 
-/// How pages are sampled.
+/// Options of [`Sampling`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingOptions {
-    /// Pages drawn for each interval; all of a smaller memory.
+    /// Number of pages drawn for each interval; all pages of a smaller memory.
     pub pages: NonZeroU32,
     /// Weight of the newest estimate in the slow moving average, above 0.0 and at most 1.0.
     pub slow_gain: f64,
-    /// The same in the fast one.
+    /// The same for the fast average.
     pub fast_gain: f64,
-    /// Decides what is drawn.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
@@ -55,14 +56,14 @@ pub struct SamplingStep {
     pub sampled: u32,
     /// Share touched, times the memory.
     pub size: PageCount,
-    /// The larger of the two moving averages: what the source reports.
+    /// The larger of the two moving averages, which the source reports.
     pub smoothed: PageCount,
-    /// What the sample was drawn from.
+    /// The memory from which the sample was drawn.
     pub memory: PageCount,
 }
 
 impl SamplingStep {
-    /// The bounds between which the memory touched in the interval lies in 95 of 100 samples or more.
+    /// The limits of the confidence interval of the memory touched in the interval, of at least 95 %.
     ///
     /// Takes time in proportion to the sample.
     #[must_use]
@@ -72,7 +73,7 @@ impl SamplingStep {
     }
 }
 
-/// The estimator. Pages are numbered from 0 to the memory's end, without the hole that guest-physical addresses have.
+/// The sampling estimator. Pages are numbered from 0 to the memory's end, without the hole of guest-physical addresses.
 ///
 /// ```
 /// use plimsoll_estimator::working_set::{Sampling, SamplingOptions};
@@ -118,12 +119,12 @@ impl Sampling {
         sampling
     }
 
-    /// The pages to invalidate for the interval at hand.
+    /// The pages to invalidate for the present interval.
     pub fn sample(&self) -> impl Iterator<Item = PageNumber> + '_ {
         self.sample.keys().copied()
     }
 
-    /// A page was touched; of pages outside the sample nothing is noticed.
+    /// Records that a page was touched; ignores pages outside the sample.
     pub fn touch(&mut self, page: PageNumber) {
         if let Some(touched) = self.sample.get_mut(&page) {
             self.touched += u32::from(!*touched);
@@ -131,7 +132,7 @@ impl Sampling {
         }
     }
 
-    /// The interval ends, and another sample is drawn.
+    /// Ends the interval and draws another sample.
     pub fn end_interval(&mut self) -> SamplingStep {
         let sampled = u32::try_from(self.sample.len()).unwrap_or(u32::MAX);
         let share = f64::from(self.touched) / f64::from(sampled.max(1));
@@ -155,8 +156,8 @@ impl Sampling {
         step
     }
 
-    /// Draws a sample without replacement: for each of the last places, a page up to it or, if that is taken, its own
-    /// (Floyd's algorithm).
+    /// Draws a sample without replacement: for each of the last numbers, a random page up to it or, if that is taken,
+    /// the number itself (Floyd's algorithm).
     fn draw(&mut self) {
         self.sample.clear();
         self.touched = 0;
@@ -178,10 +179,10 @@ impl Sampling {
     }
 }
 
-/// Steps of halving: beyond the precision of what is halved.
+/// Number of bisection steps: enough for full precision.
 const HALVINGS: u32 = 60;
 
-/// The shares for which so many hits of `all` or more, or so many or fewer, have a chance of 2.5 %.
+/// The shares at which `hits` or more of `all`, or `hits` or fewer, have a probability of 2.5 %.
 fn clopper_pearson(hits: u32, all: u32) -> (f64, f64) {
     let low = match hits {
         0 => 0.0,
@@ -195,7 +196,7 @@ fn clopper_pearson(hits: u32, all: u32) -> (f64, f64) {
     (low, high)
 }
 
-/// The share at which a chance that falls with it is `level`.
+/// The share at which a probability that falls with the share is `level`.
 fn share_at(level: f64, chance: impl Fn(f64) -> f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..HALVINGS {
@@ -209,9 +210,9 @@ fn share_at(level: f64, chance: impl Fn(f64) -> f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// The chance of `hits` or fewer of `all` that each hit with the chance `share`, above 0 and below 1.
+/// The probability of `hits` or fewer among `all`, with a hit probability of `share`, above 0 and below 1.
 fn at_most(hits: u32, all: u32, share: f64) -> f64 {
-    // As logarithms: the first term alone may be too small for a number.
+    // As logarithms, because the first term alone may underflow.
     let odds = (share / (1.0 - share)).ln();
     let mut term = f64::from(all) * (1.0 - share).ln();
     let mut chance = term.exp();
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Runs an interval in which all pages below `touched` are.
+    /// Runs an interval in which all pages below `touched` are touched.
     fn interval(sampling: &mut Sampling, touched: u64) -> SamplingStep {
         let pages: Vec<_> = sampling.sample().filter(|page| page.0 < touched).collect();
         for page in pages {

@@ -1,20 +1,20 @@
-//! The stop rule of \[PRL\] §4.4: a size that does not change for ω steps is found.
+//! The stop rule of \[PRL\] §4.4: a size that does not change for ω steps is final.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
 
 use plimsoll_flow::PageCount;
 
-/// When a size stood still first.
+/// The time at which a size was first constant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
-    /// The step at whose end it did, from 0.
+    /// Number of the step at whose end it was, from 0.
     pub step: u64,
-    /// The size then.
+    /// The size at that time.
     pub size: PageCount,
 }
 
-/// Watches a size, step by step.
+/// Applies the stop rule to a size, step by step.
 #[derive(Debug, Clone)]
 pub(super) struct Settling {
     omega: NonZeroU16,
@@ -26,7 +26,7 @@ pub(super) struct Settling {
 }
 
 impl Settling {
-    /// A change of up to `tolerance`, a share of the size, is none.
+    /// A change of up to `tolerance`, a share of the size, is ignored.
     pub(super) fn new(omega: NonZeroU16, tolerance: f64) -> Self {
         Self {
             omega,
@@ -37,8 +37,8 @@ impl Settling {
         }
     }
 
-    /// Takes the size at the end of a step; it settles only above 0 and at `least` or more. Returns by how much it
-    /// grew within ω steps, once there are as many.
+    /// Adds the size at the end of a step; it settles only above 0 and at `least` or more. Returns its
+    /// growth within ω steps, once there are as many.
     pub(super) fn step(&mut self, size: u64, least: u64) -> Option<u64> {
         let full = self.before.len() == usize::from(self.omega.get());
         let before = if full { self.before.pop_front() } else { None };

@@ -1,13 +1,13 @@
 //! The working set by its definition: the pages touched within a window of time.
 //!
-//! The window is the last `intervals` intervals, and a page belongs to it when it was touched in at least `times` of
-//! them. With `times` 1 that is \[Denning68\]'s W(t, T) at the ends of intervals, T being the window's length; a higher
-//! number leaves out what was touched in passing.
+//! The window is the last `intervals` intervals, and a page belongs to its working set if it was touched in at least
+//! `times` of them. With `times` 1 that is \[Denning68\]'s W(t, T) at the ends of intervals, T being the window's
+//! length; a higher number excludes pages touched only occasionally.
 //!
-//! Fed every touch, it is exact, and so the measure of the others. A log of page walks serves as well, if the TLBs were empty when each interval
-//! began: then the first touch of a page in it is a walk.
+//! Fed every touch, it is exact, and therefore the truth for the others. A log of page walks is sufficient if the TLBs
+//! were empty when each interval began: the first touch of a page in an interval is then a walk.
 //!
-//! Cost: O(1) a touch; 24 bytes for each page ever touched, and 8 for each page and interval of the window.
+//! Cost: O(1) per touch; 24 bytes for each page ever touched, and 8 for each page and interval of the window.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU16;
@@ -17,12 +17,13 @@ use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 use super::estimator::WorkingSetEstimator;
 use crate::parts::hash::{PageMap, page_map};
 
-/// Which pages a window's working set is.
+/// Definition of a window's working set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TouchedOptions {
     /// Length of the window in intervals.
     pub intervals: NonZeroU16,
-    /// Intervals of the window in which a page must have been touched; more than there are is never reached.
+    /// Number of intervals of the window in which a page must have been touched; if it exceeds `intervals`, no page
+    /// qualifies.
     pub times: NonZeroU16,
 }
 
@@ -38,7 +39,7 @@ impl Default for TouchedOptions {
 /// State at the end of an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TouchedStep {
-    /// Distinct pages touched in it.
+    /// Distinct pages touched in the interval.
     pub touched: PageCount,
     /// Distinct pages touched so far.
     pub cumulative: PageCount,
@@ -46,15 +47,15 @@ pub struct TouchedStep {
     pub working_set: PageCount,
 }
 
-/// Counts what is touched.
+/// Counts touched pages.
 #[derive(Debug, Clone)]
 pub struct TouchedPages {
     options: TouchedOptions,
     pages: PageMap<Touches>,
-    /// The interval at hand.
+    /// The present interval.
     now: u64,
     current: Vec<PageNumber>,
-    /// Pages of the window's intervals before it, the oldest first.
+    /// Pages of the window's earlier intervals, the oldest first.
     before: VecDeque<Vec<PageNumber>>,
     working_set: u64,
     /// State at the end of the last interval.
@@ -64,12 +65,12 @@ pub struct TouchedPages {
 #[derive(Debug, Clone, Copy)]
 struct Touches {
     last: u64,
-    /// Intervals of the window in which it was touched.
+    /// Number of intervals of the window in which it was touched.
     times: u16,
 }
 
 impl TouchedPages {
-    /// Returns a count of nothing.
+    /// Returns an empty count.
     #[must_use]
     pub fn new(options: TouchedOptions) -> Self {
         Self {
@@ -83,7 +84,7 @@ impl TouchedPages {
         }
     }
 
-    /// A page was touched.
+    /// Records that a page was touched.
     pub fn touch(&mut self, page: PageNumber) {
         let now = self.now;
         let touches = self.pages.entry(page).or_insert(Touches {
@@ -98,7 +99,7 @@ impl TouchedPages {
         }
     }
 
-    /// An interval ends.
+    /// Ends an interval.
     pub fn end_interval(&mut self) -> TouchedStep {
         let step = TouchedStep {
             touched: PageCount(self.current.len() as u64),
@@ -107,7 +108,7 @@ impl TouchedPages {
         };
         self.before.push_back(std::mem::take(&mut self.current));
         if self.before.len() == usize::from(self.options.intervals.get()) {
-            // It is outside of the window that ends with the interval that begins.
+            // Outside of the window that ends with the interval that now begins.
             for page in self.before.pop_front().unwrap_or_default() {
                 if let Some(touches) = self.pages.get_mut(&page) {
                     self.working_set -= u64::from(touches.times == self.options.times.get());
@@ -120,19 +121,19 @@ impl TouchedPages {
         step
     }
 
-    /// How many intervals ended.
+    /// Number of intervals that ended.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.now
     }
 
-    /// How many pages were ever touched.
+    /// Number of distinct pages ever touched.
     #[must_use]
     pub fn cumulative(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
-    /// Bytes of heap held now.
+    /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let listed: usize = self.before.iter().map(Vec::capacity).sum();
