@@ -6,7 +6,7 @@
 //!                                       action   R or W, with D for discards, F for flushes
 //! ```
 //!
-//! A request passes several events; one kind of them is read, by default `Q`, when it
+//! A request has several events; one kind of event is read, by default `Q`, when it
 //! is queued: the request of the file system, before requests are merged.
 //! Discards, flushes and pass-through commands yield no reference and are counted.
 //! Messages and other events are skipped. The first line that begins with `CPU` or
@@ -27,13 +27,13 @@ use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
-/// Which event of a block request is its reference.
+/// The event of a block request that counts as its reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum BlockEvent {
     /// `Q`: the request was queued.
     #[default]
     Queue,
-    /// `D`: the request, perhaps merged with others, was issued to the driver.
+    /// `D`: the request, possibly merged with others, was issued to the driver.
     Issue,
     /// `C`: the request was completed.
     Complete,
@@ -73,7 +73,7 @@ impl FromStr for BlockEvent {
 const EXPECTED: &str =
     "an event like '8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]', or the summary";
 
-/// Reads `blkparse`.
+/// Reader of `blkparse` traces.
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
     requests: Requests,
@@ -125,12 +125,12 @@ impl<R: Read> Spans for Reader<R> {
     }
 }
 
-/// Whether a line is an event, by which the format is recognised.
+/// Whether a line is an event; used to recognise the format.
 pub(crate) fn is_event(line: &[u8]) -> bool {
     Event::of(line).is_some()
 }
 
-/// `blkparse` begins by saying which files it reads.
+/// Whether a line can be skipped: the output of `blkparse` begins with the names of the files it reads.
 fn is_empty(line: &[u8]) -> bool {
     let line = line.trim_ascii();
     line.is_empty() || line.starts_with(b"Input file ")
@@ -140,11 +140,11 @@ fn is_summary(line: &[u8]) -> bool {
     line.starts_with(b"CPU") || line.starts_with(b"Total")
 }
 
-/// A line of the events.
+/// A parsed event line.
 struct Event<'a> {
     device: &'a [u8],
     action: &'a [u8],
-    /// What the action says, by its own rules.
+    /// The rest of the line, whose form depends on the action.
     rest: &'a [u8],
 }
 
@@ -172,7 +172,7 @@ impl<'a> Event<'a> {
         })
     }
 
-    /// Reads the rest of a queued, issued or completed request: `W 223490 + 8 [kjournald]`.
+    /// Parses the rest of a queued, issued or completed request: `W 223490 + 8 [kjournald]`.
     fn request(&self) -> Option<Request<'a>> {
         let mut rest = self.rest;
         let kind = kind_of(word(&mut rest));
@@ -183,7 +183,7 @@ impl<'a> Event<'a> {
             length_bytes: 0,
         };
         let [sector, plus, sectors] = [(); 3].map(|()| word(&mut rest));
-        // What neither reads nor writes may have anything here; a flush without data, only a process.
+        // A request that neither reads nor writes may have any text here; a flush without data has only a process.
         if kind.is_none() || sector.starts_with(b"[") {
             return Some(request);
         }
@@ -197,7 +197,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Cuts the next word off.
+/// Removes and returns the next word.
 fn word<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     let text = rest.trim_ascii_start();
     let end = text.iter().position(u8::is_ascii_whitespace);
@@ -206,7 +206,7 @@ fn word<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     word
 }
 
-/// Tells reads from writes by the letter of the operation, before which stands an `F` if the
+/// Distinguishes reads from writes by the character of the operation, which may be preceded by an `F` if the
 /// disk's cache is flushed first.
 fn kind_of(letters: &[u8]) -> Option<AccessKind> {
     match letters.strip_prefix(b"F").unwrap_or(letters).first()? {
@@ -278,7 +278,7 @@ Skips: 0 forward (0 -   0.0%)
     #[test]
     fn one_event_of_each_request_makes_its_references() {
         let other = 1 << 48;
-        // Sector 223490 lies in page 27936 at its third sector: eight more reach into the next.
+        // Sector 223490 is the third sector of page 27936, so eight sectors extend into the next page.
         let queued = vec![(27936, W), (27937, W), (27937, R), (2, W), (other + 2, W)];
         assert_eq!(read(TRACE, "Q", None).unwrap(), (queued, 3));
         let merged = vec![(27936, W), (27937, W)];

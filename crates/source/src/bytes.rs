@@ -1,4 +1,4 @@
-//! Binary traces piece by piece, in bounded memory.
+//! Reads binary traces in blocks, in bounded memory.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -12,16 +12,16 @@ pub(crate) struct Bytes<R> {
     input: R,
     name: String,
     buffer: Box<[u8]>,
-    /// What of the buffer is yet to be taken.
+    /// The part of the buffer that has not been taken yet.
     unread: Range<usize>,
-    /// Bytes that came before the buffer's first.
+    /// Number of bytes before the buffer's first.
     offset_bytes: u64,
     /// Why there are no more bytes; reported if the available ones are not sufficient.
     fault: Option<io::Error>,
 }
 
 impl<R: Read> Bytes<R> {
-    /// Looks at `input` through a window of `capacity` bytes.
+    /// Creates a window of `capacity` bytes on `input`.
     pub(crate) fn new(input: R, name: &str, capacity: usize) -> Self {
         Self {
             input,
@@ -33,8 +33,8 @@ impl<R: Read> Bytes<R> {
         }
     }
 
-    /// Returns the bytes that come next: at least `wanted`, which must not exceed
-    /// the window, and fewer only if the trace ends with them.
+    /// Returns the next bytes: at least `wanted`, which must not exceed
+    /// the window, and fewer only at the end of the trace.
     pub(crate) fn at_least(&mut self, wanted: usize) -> Result<&[u8], SourceError> {
         if self.unread.len() < wanted {
             self.refill(wanted);
@@ -51,12 +51,12 @@ impl<R: Read> Bytes<R> {
         Ok(&self.buffer[self.unread.clone()])
     }
 
-    /// Passes over bytes that were inspected.
+    /// Skips bytes that have been inspected.
     pub(crate) fn take(&mut self, length: usize) {
         self.unread.start = self.unread.end.min(self.unread.start + length);
     }
 
-    /// Makes the error of a record at the window's start that has bytes, but not the expected ones.
+    /// Creates the error for a record at the window's start whose contents are not as expected.
     pub(crate) fn unexpected(&self, expected: impl Into<String>, length: usize) -> SourceError {
         let unread = &self.buffer[self.unread.clone()];
         SourceError::Record {
@@ -67,7 +67,7 @@ impl<R: Read> Bytes<R> {
         }
     }
 
-    /// Makes the error of a record at the window's start that the trace's end cuts short.
+    /// Creates the error for a record at the window's start that is truncated by the trace's end.
     pub(crate) fn truncated(&self, expected_bytes: usize) -> SourceError {
         SourceError::Truncated {
             name: self.name.clone(),
@@ -77,7 +77,7 @@ impl<R: Read> Bytes<R> {
         }
     }
 
-    /// Reads until `wanted` bytes are there or no more come.
+    /// Reads until `wanted` bytes are available or there are no more.
     fn refill(&mut self, wanted: usize) {
         self.offset_bytes += self.unread.start as u64;
         self.buffer.copy_within(self.unread.clone(), 0);
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Yields bytes in pieces, then fails.
+    /// Returns bytes in blocks, then fails.
     struct Failing<'a>(&'a [u8], usize);
 
     impl Read for Failing<'_> {

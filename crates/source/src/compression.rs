@@ -1,8 +1,8 @@
-//! Compression of traces, recognised by magic bytes and not by the file's name.
+//! Decompresses traces; the compression is recognised by magic bytes and not by the file's name.
 //!
-//! Concatenated members (gzip), streams (xz) and frames (zstd) read as one, as
-//! their own tools do. What a compressed file may make the decoder allocate is
-//! bounded: [`XZ_MEMORY_BYTES_MAX`], and for zstd the window of 128 MiB that the
+//! Concatenated members (gzip), streams (xz) and frames (zstd) are read as one file, as
+//! their own tools do. The memory that a compressed file can make the decoder allocate is
+//! bounded: by [`XZ_MEMORY_BYTES_MAX`], and for zstd by the window of 128 MiB that the
 //! `zstd` tool itself accepts.
 
 use std::fmt;
@@ -10,13 +10,13 @@ use std::io::{self, BufReader, Cursor, Read};
 
 use crate::lines::read_full;
 
-/// Memory an xz file may ask for: above the 65 MiB of `xz -9`.
+/// Memory limit for decoding xz: above the 65 MiB of `xz -9`.
 const XZ_MEMORY_BYTES_MAX: u64 = 256 << 20;
 
-/// How the bytes of a trace are compressed.
+/// The compression of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     Plain,
     /// gzip, RFC 1952.
     Gzip,
@@ -27,13 +27,13 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Tells the compression from the first six bytes, or all if there are fewer.
+    /// Determines the compression from the first six bytes, or all if there are fewer.
     fn of_head(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A skippable frame: pzstd begins with one.
+            // A skippable frame, which is the first frame in files of pzstd.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::Plain,
         }
@@ -51,10 +51,10 @@ impl fmt::Display for Compression {
     }
 }
 
-/// What comes out of [`decompressed`].
+/// The reader returned by [`decompressed`].
 pub(crate) type Decompressed<'a> = Box<dyn Read + Send + 'a>;
 
-/// Returns a reader of the decompressed bytes, and how they were compressed.
+/// Returns a reader of the decompressed bytes, and the compression.
 pub(crate) fn decompressed<'a>(
     mut input: impl Read + Send + 'a,
 ) -> io::Result<(Decompressed<'a>, Compression)> {

@@ -1,6 +1,6 @@
 //! `csv`: comma-separated values, RFC 4180, one column of which is the page.
 //!
-//! A record is a line: a quoted field may hold commas and doubled quotes, but no
+//! A record is a line: a quoted field may contain commas and doubled quotes, but no
 //! line end. The first record is a header if a column is selected by name, or if
 //! its page field does not begin with a digit.
 
@@ -17,21 +17,21 @@ use crate::spans::Reading;
 use crate::writing::ContentWriter;
 use crate::{Options, SourceError};
 
-/// Columns a record may have.
+/// Maximum number of columns in a record.
 const COLUMNS_MAX: usize = 4096;
 
 /// The columns that are written, and the default columns when reading.
 pub(crate) const PAGE: &str = "page";
 pub(crate) const OP: &str = "op";
 
-/// Which column of a CSV file.
+/// A column of a CSV file.
 ///
-/// As text: all digits are a place, anything else is a name.
+/// In text form, digits alone are a position, anything else is a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Column {
-    /// By its name in the header, upper or lower case.
+    /// By its name in the header, case-insensitive.
     Name(String),
-    /// By its place, counted from 1.
+    /// By its position, counted from 1.
     Place(usize),
 }
 
@@ -60,14 +60,14 @@ impl fmt::Display for Column {
     }
 }
 
-/// Reads `csv`.
+/// Reader of `csv` traces.
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
     record: Record,
-    /// Index of the page's column, and of the operation's.
+    /// Index of the page column, and of the operation column.
     page: usize,
     op: Option<usize>,
-    /// Whether `record` holds a first record that is no header.
+    /// Whether `record` contains a first record that is not a header.
     first_unread: bool,
 }
 
@@ -175,7 +175,7 @@ struct Record {
     bytes: Box<[u8]>,
     ends: Box<[usize]>,
     len: usize,
-    /// Bytes between the end of a field and the start of the next.
+    /// Number of bytes between the end of a field and the start of the next.
     gap: usize,
 }
 
@@ -190,7 +190,7 @@ impl Record {
         }
     }
 
-    /// Takes a line apart; `false` if it has too many fields.
+    /// Parses a line; `false` if it has too many fields.
     fn parse(&mut self, line: &[u8]) -> bool {
         if self.parse_plain(line) {
             return true;
@@ -200,7 +200,7 @@ impl Record {
         let (_, _, bytes, fields) = self
             .parser
             .read_record(line, &mut self.bytes, &mut self.ends);
-        // The end of the input ends the record, as a line end would.
+        // The end of the input ends the record, as a line end does.
         let (result, _, _, last) =
             self.parser
                 .read_record(&[], &mut self.bytes[bytes..], &mut self.ends[fields..]);
@@ -208,7 +208,7 @@ impl Record {
         matches!(result, csv_core::ReadRecordResult::Record)
     }
 
-    /// Cuts a line at its commas, if that is all there is to it: no quotes, no carriage return
+    /// Splits a line at its commas if that is sufficient: no quotes, no carriage return
     /// within, not too many fields.
     fn parse_plain(&mut self, line: &[u8]) -> bool {
         if line.len() > self.bytes.len() {
@@ -241,7 +241,7 @@ impl Record {
         self.len
     }
 
-    /// Returns a field without blanks around it.
+    /// Returns a field without surrounding blanks.
     fn get(&self, index: usize) -> Option<&[u8]> {
         let ends = &self.ends[..self.len];
         let end = *ends.get(index)?;
@@ -264,7 +264,7 @@ impl Record {
     }
 }
 
-/// Tells reads from writes by the words and SCSI operation codes that traces use.
+/// Distinguishes reads from writes by the words and SCSI operation codes used in traces.
 pub(crate) fn kind_of(op: &[u8]) -> AccessKind {
     let mut lower = [0; 5];
     let Some(lower) = lower.get_mut(..op.len()) else {
@@ -443,7 +443,7 @@ mod tests {
         ) {
             let mut record = Record::new();
             let cut = fields_of(&mut record, |record| record.parse(line.as_bytes()));
-            // A quote in a field that is added makes the line one for the parser.
+            // An additional field with a quote forces the line to the full parser.
             let quoted = format!("{line},\"\"");
             let parsed = fields_of(&mut record, |record| record.parse(quoted.as_bytes()));
             if let (Some(cut), Some(mut parsed)) = (cut, parsed) {

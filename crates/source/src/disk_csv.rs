@@ -1,4 +1,4 @@
-//! Comma-separated requests to block devices, as data centres publish them.
+//! Comma-separated block I/O requests, in the layouts of published data-centre traces.
 //!
 //! | layout | fields of a line | offset and length | device |
 //! |---|---|---|---|
@@ -6,8 +6,8 @@
 //! | `alibaba` | `device_id,opcode,offset,length,timestamp` | bytes | `device_id` |
 //! | `tencent` | `Timestamp,Offset,Size,IOType,VolumeID` | sectors of 512 bytes | `VolumeID` |
 //!
-//! The traces have no header; a header with these names is skipped. There is no
-//! quoting. Times are ignored: the order of the lines is the order of the requests.
+//! The traces have no header; a header with these names is skipped. Fields are not
+//! quoted. Times are ignored: the order of the lines is the order of the requests.
 //!
 //! Source: the descriptions published with the traces (`docs/formats.md`).
 
@@ -23,7 +23,7 @@ use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
-/// Which fields a line has.
+/// The layout of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// MSR Cambridge, SNIA's IOTTA repository.
@@ -62,7 +62,7 @@ impl Layout {
         }
     }
 
-    /// Tells the layout from a line, header or request; no line is of two layouts.
+    /// Determines the layout from a line, header or request; no line matches two layouts.
     pub(crate) fn of_line(line: &[u8]) -> Option<Self> {
         let line = line.trim_ascii();
         Self::ALL.into_iter().find(|&layout| {
@@ -75,7 +75,7 @@ impl Layout {
             .eq_ignore_ascii_case(self.header().as_bytes())
     }
 
-    /// Whether a request could be of no other kind of CSV: five numbers are Tencent's only
+    /// Whether a request is distinguishable from all other kinds of CSV: five numbers are recognised as Tencent's only
     /// if the first is a time in seconds after the year 2001.
     fn is_typical(self, line: &[u8]) -> bool {
         let of_ten_digits = |time: &[u8]| time.len() == 10 && time.iter().all(u8::is_ascii_digit);
@@ -85,7 +85,7 @@ impl Layout {
         }
     }
 
-    /// Takes a line apart.
+    /// Parses a line.
     fn request(self, line: &[u8]) -> Option<Request<'_>> {
         let number = |field: &[u8]| parse_digits(field.trim_ascii(), 10);
         let sectors = |field: &[u8]| number(field)?.checked_mul(SECTOR_BYTES);
@@ -129,7 +129,7 @@ impl Layout {
     }
 }
 
-/// Cuts a line at its commas into exactly `N` fields.
+/// Splits a line at its commas into exactly `N` fields.
 fn fields<const N: usize>(line: &[u8]) -> Option<[&[u8]; N]> {
     let mut fields = [&b""[..]; N];
     let mut rest = Some(line);
@@ -153,7 +153,7 @@ fn kind_of(field: &[u8], read: &[u8], write: &[u8]) -> Option<AccessKind> {
     }
 }
 
-/// Reads requests of one layout.
+/// Reader of requests in one layout.
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
     layout: Layout,
@@ -202,7 +202,7 @@ impl<R: Read> Spans for Reader<R> {
     }
 }
 
-/// What the rows of all layouts have in common.
+/// The common parts of the rows of all layouts.
 const LAYOUT: FormatRow = FormatRow {
     name: "",
     is_named: |_, _| false,

@@ -1,4 +1,4 @@
-//! For tests: a source read to its end.
+//! Test helpers that read a source to its end.
 
 use plimsoll_flow::{AccessKind, ReferenceBatch, Source};
 
@@ -7,7 +7,7 @@ use crate::SourceError;
 /// References as pages and kinds.
 pub(crate) type References = Vec<(u64, AccessKind)>;
 
-/// Returns all references, or the fault that ended them.
+/// Returns all references, or the error that ended them.
 pub(crate) fn references_of(
     source: &mut impl Source<Error = SourceError>,
 ) -> Result<References, SourceError> {
@@ -17,7 +17,7 @@ pub(crate) fn references_of(
     }
 }
 
-/// Returns the references before the end or a fault, and that.
+/// Returns the references before the end or an error, and the error.
 pub(crate) fn drained(
     source: &mut impl Source<Error = SourceError>,
 ) -> (References, Option<SourceError>) {

@@ -6,8 +6,8 @@ use crate::{Format, TraceOption};
 
 /// Why a source or a trace writer stopped.
 ///
-/// A reading source hands out every reference before the fault and is at its
-/// end after it. `name` is the trace's path, or "standard input".
+/// A source returns every reference before the error and is then at its
+/// end. `name` is the trace's path, or "standard input".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -19,12 +19,12 @@ pub enum SourceError {
         /// The system's error.
         source: io::Error,
     },
-    /// The bytes stopped coming, or could not be decompressed.
+    /// The bytes could not be read or decompressed.
     #[error("cannot read '{name}' after {offset_bytes} bytes (decompressed): {source}")]
     Read {
         /// The trace.
         name: String,
-        /// Bytes that came before the fault, counted after decompression.
+        /// Bytes before the error, counted after decompression.
         offset_bytes: u64,
         /// The error of the system or the decompressor.
         source: io::Error,
@@ -38,17 +38,17 @@ pub enum SourceError {
         line: u64,
         /// The expected contents.
         expected: String,
-        /// What stands there: escaped, quoted, cut to a short excerpt.
+        /// The actual contents: escaped, quoted, truncated to a short excerpt.
         found: String,
     },
-    /// A line, or a CSV record, is longer than any of its format.
+    /// A line, or a CSV record, exceeds the maximum length.
     #[error("{name}, line {line}: longer than {limit_bytes} bytes; is this a text trace?")]
     LineTooLong {
         /// The trace.
         name: String,
         /// Line number, from 1.
         line: u64,
-        /// The bound, in bytes.
+        /// The maximum, in bytes.
         limit_bytes: usize,
     },
     /// The trace ends within a record.
@@ -59,11 +59,11 @@ pub enum SourceError {
     Truncated {
         /// The trace.
         name: String,
-        /// Where the record starts, in bytes after decompression, from 0.
+        /// Start of the record, in bytes after decompression, from 0.
         offset_bytes: u64,
-        /// Bytes that are there.
+        /// Number of bytes available.
         found_bytes: usize,
-        /// Bytes in a whole record.
+        /// Number of bytes in a complete record.
         expected_bytes: usize,
     },
     /// A part of a binary trace does not match its format.
@@ -71,24 +71,24 @@ pub enum SourceError {
     Record {
         /// The trace.
         name: String,
-        /// Where the part starts, in bytes after decompression, from 0.
+        /// Start of the part, in bytes after decompression, from 0.
         offset_bytes: u64,
         /// The expected contents.
         expected: String,
-        /// What stands there: escaped, quoted, cut to a short excerpt.
+        /// The actual contents: escaped, quoted, truncated to a short excerpt.
         found: String,
     },
-    /// A table cannot be read on.
+    /// A table cannot be read further.
     #[error("{name}, row {row}: {reason}")]
     Table {
         /// The trace.
         name: String,
-        /// The row that could not be read, from 1; 0 stands for all of the table.
+        /// The row that could not be read, from 1; 0 for the whole table.
         row: u64,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A format that is read from its end, given as a stream; nothing was read.
+    /// The format is read from its end, but the trace is a stream; nothing was read.
     #[error("{name}: {format} is read from its end: it must be an uncompressed regular file")]
     NotSeekable {
         /// The trace.
@@ -96,7 +96,7 @@ pub enum SourceError {
         /// The format.
         format: Format,
     },
-    /// An option that the trace's format does not use; nothing was read.
+    /// An option does not apply to the trace's format; nothing was read.
     #[error("{name}: --{option} is not used by {format} traces, only by: {users}")]
     OptionNotUsed {
         /// The trace.
@@ -116,22 +116,22 @@ pub enum SourceError {
     UnknownFormat {
         /// The trace.
         name: String,
-        /// How it begins: escaped, quoted, cut to a short excerpt.
+        /// Its first bytes: escaped, quoted, truncated to a short excerpt.
         found: String,
     },
-    /// A name that no format has.
+    /// No format has this name.
     #[error("'{name}' is not a trace format; known formats: {}", Format::list())]
     NoSuchFormat {
-        /// The name, cut to a short excerpt.
+        /// The name, truncated to a short excerpt.
         name: String,
     },
-    /// A format that is read but not written; nothing was created.
+    /// The format can be read but not written; nothing was created.
     #[error("{format} traces are read, but not written")]
     NotWritten {
         /// The format.
         format: Format,
     },
-    /// A compression that is read but not written; nothing was created.
+    /// The compression can be read but not written; nothing was created.
     #[error("{name}: xz is read, but not written; name the output .gz, .zst, or neither")]
     CompressionNotWritten {
         /// The output.
@@ -145,7 +145,7 @@ pub enum SourceError {
         /// The system's error.
         source: io::Error,
     },
-    /// The output could not be written. A file of that name is as it was before; a pipe has
+    /// The output could not be written. An existing file of that name is unchanged; a pipe has received
     /// an incomplete trace.
     #[error("{name}: cannot write the trace: {source}")]
     Write {
@@ -154,18 +154,18 @@ pub enum SourceError {
         /// The system's error.
         source: io::Error,
     },
-    /// A workload that cannot be: nothing was generated.
+    /// The workload is invalid; nothing was generated.
     #[error("no such workload: {reason}")]
     Workload {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Bytes of foreign input an error shows.
+/// Maximum number of input bytes quoted in an error.
 const EXCERPT_BYTES: usize = 48;
 
-/// Quotes foreign bytes for an error: escaped to printable ASCII and cut short.
+/// Quotes input bytes for an error: escaped to printable ASCII and truncated.
 pub(crate) fn excerpt(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "nothing".to_owned();

@@ -1,6 +1,6 @@
-//! The table of trace formats: a row each, which stands in the format's own file.
+//! The table of trace formats: one row each, defined in the format's own file.
 //!
-//! To add a format, write its file with a [`FormatRow`] and name the row in [`ROWS`].
+//! To add a format, write its file with a [`FormatRow`] and add the row to [`ROWS`].
 
 use std::fmt;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::{
     parquet, plimsoll, vscsi,
 };
 
-/// Every format. Content is tried on the rows from the last to the first, so general text formats come first.
+/// All formats. The content of a trace is tested against the rows from the last to the first, so general text formats
+/// come first.
 const ROWS: [FormatRow; 11] = [
     ids::ROW,
     csv::ROW,
@@ -28,11 +29,11 @@ const ROWS: [FormatRow; 11] = [
     plimsoll::ROW,
 ];
 
-/// How a trace is laid out; `docs/formats.md` has the grammars.
+/// The format of a trace; `docs/formats.md` has the grammars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Format(usize);
 
-/// The format of that name.
+/// The format with that name.
 const fn named(name: &str) -> Format {
     let mut index = 0;
     while index < ROWS.len() {
@@ -54,15 +55,15 @@ const fn is_same(one: &str, other: &str) -> bool {
 }
 
 impl Format {
-    /// One page a line.
+    /// One page per line.
     pub const IDS: Self = named("ids");
     /// Comma-separated values, one column of which is the page.
     pub const CSV: Self = named("csv");
     /// libCacheSim's binary records of 24 bytes.
     pub const ORACLE_GENERAL: Self = named("oracle-general");
-    /// What `valgrind --tool=lackey --trace-mem=yes` prints.
+    /// Output of `valgrind --tool=lackey --trace-mem=yes`.
     pub const LACKEY: Self = named("lackey");
-    /// SCSI commands of a virtual disk, versions 1 and 2 of VMware's and CloudPhysics' records.
+    /// SCSI commands of a virtual disk, versions 1 and 2 of the records of VMware and CloudPhysics.
     pub const VSCSI: Self = named("vscsi");
     /// Block requests of MSR Cambridge, comma-separated.
     pub const MSR: Self = named("msr");
@@ -70,14 +71,14 @@ impl Format {
     pub const ALIBABA: Self = named("alibaba");
     /// Block requests of Tencent's cloud, comma-separated.
     pub const TENCENT: Self = named("tencent");
-    /// What `blkparse` prints.
+    /// Output of `blkparse`.
     pub const BLKPARSE: Self = named("blkparse");
     /// A parquet file, one column of which is the page.
     pub const PARQUET: Self = named("parquet");
     /// Our own compact binary format.
     pub const PLIMSOLL: Self = named("plimsoll");
 
-    /// Every format, in the order of the table.
+    /// All formats, in the order of the table.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> {
         (0..ROWS.len()).map(Self)
     }
@@ -110,7 +111,7 @@ impl Format {
         self.row().options
     }
 
-    /// Infers the format from a file's name, whatever its compression; `None` if the name does not say.
+    /// Infers the format from a file's name, ignoring its compression; `None` if the name does not identify it.
     #[must_use]
     pub fn of_name(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
@@ -126,7 +127,7 @@ impl Format {
     /// Infers the format from the first bytes of a trace: a binary one by its magic number or
     /// its records, a text by its first line with content.
     ///
-    /// `head` may end anywhere. An empty trace is one of `ids` without a reference.
+    /// `head` may end anywhere. An empty trace is an `ids` trace without references.
     pub(crate) fn of_head(head: &[u8]) -> Option<Self> {
         let head = Head::of(head);
         Self::all()
@@ -134,8 +135,8 @@ impl Format {
             .find(|format| (format.row().is_head)(&head))
     }
 
-    /// The format of a file named `.csv` that is not `csv` by its content. No such file reads as `csv`
-    /// unless its columns are given.
+    /// The format of a file named `.csv` whose content is not `csv`. No such file can be read as `csv`
+    /// without a selection of columns.
     pub(crate) fn of_csv_head(head: &[u8]) -> Option<Self> {
         Self::of_head(head).filter(|format| format.row().may_be_csv)
     }

@@ -1,7 +1,7 @@
-//! `ids`: one page a line, a decimal number or `0x` and hexadecimal digits.
+//! `ids`: one page per line, a decimal number or `0x` and hexadecimal digits.
 //!
-//! Blank lines and text after a `#` are skipped, and so is a single `*`, with
-//! which the LIRS traces mark phases. Kinds are not recorded.
+//! Blank lines and text after a `#` are skipped, and so is a single `*`, which
+//! marks phases in the LIRS traces. Kinds are not recorded.
 
 use std::io::{self, Read, Write};
 
@@ -13,7 +13,7 @@ use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::writing::ContentWriter;
 
-/// Reads `ids`.
+/// Reader of `ids` traces.
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
 }
@@ -57,8 +57,8 @@ impl<R: Read> Source for Reader<R> {
 
 impl<R: Read> Reading for Reader<R> {}
 
-/// Takes the lines at the beginning of `text` that are a decimal number and nothing else, as most
-/// are, until the batch is full or a line needs a closer look. Returns how many lines and bytes those are.
+/// Appends the lines at the beginning of `text` that consist of a decimal number only, as most
+/// do, until the batch is full or another line follows. Returns the number of these lines and bytes.
 fn push_plain_lines(text: &[u8], batch: &mut ReferenceBatch) -> (u64, usize) {
     let mut lines = 0;
     let mut passed = 0;
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Reads each line by itself, so that none is beside a simpler one.
+    /// Parses each line separately, without the fast path.
     fn read_line_by_line(text: &str) -> Result<Vec<u64>, SourceError> {
         let lines = text
             .split('\n')

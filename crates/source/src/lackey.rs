@@ -1,4 +1,4 @@
-//! `lackey`: memory accesses as `valgrind --tool=lackey --trace-mem=yes` prints them.
+//! `lackey`: memory accesses as printed by `valgrind --tool=lackey --trace-mem=yes`.
 //!
 //! ```text
 //! I  04016b80,3      instruction fetch of 3 bytes
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An access is one reference to each page it touches, lowest first. A modify is
-//! one write, not a read and a write: the second access can never miss. Fetches
+//! one write, not a read and a write, because the second access can never miss. Fetches
 //! count only with an option, as reads. Lines of valgrind itself (`==pid==`,
 //! `--pid--`) and blank ones are skipped; anything else is an error, because the
 //! traced program's own output may have split a line.
@@ -24,13 +24,13 @@ use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
-/// Bytes one access may have: far above any instruction's, and a bound for what one line can cause.
+/// Maximum length of an access in bytes: far above any instruction's, to bound the effect of one line.
 const ACCESS_BYTES_MAX: u64 = 1 << 20;
 
 const EXPECTED: &str =
     "an access of 1 to 1048576 bytes like ' L 1ffeffe7e8,8', or a line '==pid== ...'";
 
-/// Reads `lackey`.
+/// Reader of `lackey` traces.
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
     page_size: PageSize,
@@ -75,7 +75,7 @@ enum Operation {
     Modify,
 }
 
-/// Whether a line is an access, by which the format is recognised.
+/// Whether a line is an access; used to recognise the format.
 pub(crate) fn is_access(line: &[u8]) -> bool {
     parse_access(line.strip_suffix(b"\r").unwrap_or(line)).is_some()
 }

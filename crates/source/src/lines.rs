@@ -1,36 +1,36 @@
-//! Lines and numbers of foreign text, in bounded memory.
+//! Reads lines and numbers of untrusted text, in bounded memory.
 
 use std::io::{self, Read};
 
 use crate::SourceError;
 use crate::error::excerpt;
 
-/// Bytes a line may have, its end not counted.
+/// Maximum length of a line in bytes, excluding its end.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// UTF-8's byte-order mark, which may stand before a text.
+/// UTF-8's byte-order mark, which may precede a text.
 pub(crate) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Bytes read at a time, with room for a line that is yet to end.
+/// Number of bytes read at a time, with room for an incomplete line.
 const BUFFER_BYTES: usize = 4 * LINE_BYTES_MAX;
 
-/// Cuts a text into lines, whatever pieces it arrives in.
+/// Splits a text into lines, independently of the blocks in which it is read.
 ///
 /// A line ends with `\n` or `\r\n`, the last one also with the text. A byte-order mark before the
-/// first is no part of it.
+/// first line is skipped.
 pub(crate) struct Lines<R> {
     input: R,
     name: String,
     buffer: Box<[u8]>,
-    /// What of the buffer is yet to be handed out.
+    /// The part of the buffer that has not been returned yet.
     unread: std::ops::Range<usize>,
-    /// How much of `unread` is known to have no line end.
+    /// The length of `unread` that is known to contain no line end.
     scanned: usize,
-    /// Bytes that came before the buffer's first.
+    /// Number of bytes before the buffer's first.
     offset_bytes: u64,
-    /// Number of the line handed out last, from 1.
+    /// Number of the last returned line, from 1.
     line: u64,
-    /// Whether a byte-order mark may yet come.
+    /// Whether a byte-order mark may still follow.
     at_start: bool,
 }
 
@@ -69,14 +69,14 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Returns what is read, but not yet handed out: perhaps many lines, the last perhaps in part.
+    /// Returns the bytes that have been read but not returned yet: possibly many lines, the last possibly incomplete.
     ///
-    /// For formats that take simple lines apart faster than they are cut; see [`Self::pass`].
+    /// For formats that parse simple lines faster than they are split; see [`Self::pass`].
     pub(crate) fn unread(&self) -> &[u8] {
         &self.buffer[self.unread.clone()]
     }
 
-    /// Passes over whole lines at the beginning of what is unread.
+    /// Skips complete lines at the beginning of the unread bytes.
     pub(crate) fn pass(&mut self, lines: u64, length: usize) {
         self.unread.start = self.unread.end.min(self.unread.start + length);
         self.scanned = 0;
@@ -116,7 +116,7 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Reads more bytes behind the unread ones; there is room, for those are at most a line.
+    /// Reads more bytes after the unread ones; there is room, because those are at most a line.
     fn refill(&mut self) -> Result<usize, SourceError> {
         self.offset_bytes += self.unread.start as u64;
         self.buffer.copy_within(self.unread.clone(), 0);
@@ -130,7 +130,7 @@ impl<R: Read> Lines<R> {
                 }
             })?;
         self.unread.end += read;
-        // The first line has no end before its third byte if it begins with the mark.
+        // If the first line begins with the mark, its end is not before its third byte.
         if self.line == 0 && self.at_start && self.unread.len() >= BYTE_ORDER_MARK.len() {
             self.at_start = false;
             if self.unread().starts_with(BYTE_ORDER_MARK) {
@@ -142,7 +142,7 @@ impl<R: Read> Lines<R> {
     }
 }
 
-/// Reads once, whatever signals arrive.
+/// Reads once, ignoring interruptions by signals.
 pub(crate) fn read_some(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match input.read(buffer) {
@@ -165,7 +165,7 @@ pub(crate) fn read_full(input: &mut impl Read, buffer: &mut [u8]) -> (usize, io:
     (filled, Ok(()))
 }
 
-/// Parses an unsigned number of 64 bits, decimal or with `0x` hexadecimal; nothing else may stand there.
+/// Parses an unsigned 64-bit number, decimal or hexadecimal with `0x`; the text must contain nothing else.
 pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
     match text {
         [b'0', b'x' | b'X', digits @ ..] => parse_digits(digits, 16),
@@ -173,10 +173,10 @@ pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// Decimal digits of which any number fits 64 bits.
+/// Number of decimal digits with which any number fits into 64 bits.
 pub(crate) const DIGITS_THAT_FIT: usize = 19;
 
-/// Parses an unsigned number of 64 bits to base 10 or 16.
+/// Parses an unsigned 64-bit number in base 10 or 16.
 pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -195,13 +195,13 @@ pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-/// Returns what stands on a line before its comment, without blanks around it.
+/// Returns the content of a line before its comment, without surrounding blanks.
 pub(crate) fn content(line: &[u8]) -> &[u8] {
     let end = memchr::memchr(b'#', line).unwrap_or(line.len());
     line[..end].trim_ascii()
 }
 
-/// Whether the content of a line says nothing: none, or a `*`, with which the LIRS traces mark phases.
+/// Whether a line has no reference: it is empty, or a `*`, which marks phases in the LIRS traces.
 pub(crate) fn is_mark(content: &[u8]) -> bool {
     matches!(content, b"" | b"*")
 }

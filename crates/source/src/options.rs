@@ -1,4 +1,4 @@
-//! How to read a trace, and which formats use which option.
+//! Options of reading a trace, and the formats that use each option.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use plimsoll_flow::PageSize;
 
 use crate::{BlockEvent, Column, Format};
 
-/// How to read a trace. By default everything follows from the trace itself.
+/// Options of reading a trace. By default everything is inferred from the trace itself.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The format; `None` infers it from the file's name, then from its first bytes.
     pub format: Option<Format>,
-    /// Page size by which addresses and offsets become pages (`lackey` and block I/O).
+    /// Page size by which addresses and offsets are converted to pages (`lackey` and block I/O).
     pub page_size: PageSize,
-    /// Which column is the page (`csv`, `parquet`); `None` takes the one named `page`, in `csv` also
+    /// The page column (`csv`, `parquet`); `None` selects the one named `page`, in `csv` also
     /// the only one.
     pub page_column: Option<Column>,
-    /// Which column distinguishes reads from writes (`csv`, `parquet`); `None` takes the one named `op`, if
-    /// any (in `parquet`, of strings).
+    /// The column that distinguishes reads from writes (`csv`, `parquet`); `None` selects the one named `op`, if
+    /// there is one (in `parquet`, of strings).
     pub op_column: Option<Column>,
     /// Whether instruction fetches count, as reads (`lackey`).
     pub instructions: bool,
-    /// The only device whose requests count, by its name in a trace of block requests; `None` takes all, with
-    /// pages apart.
+    /// The only device whose requests count, by its name in a trace of block requests; `None` reads all devices, with
+    /// disjoint page numbers.
     pub device: Option<String>,
-    /// Which event of a request is its reference (`blkparse`).
+    /// The event of a request that counts as its reference (`blkparse`).
     pub block_event: Option<BlockEvent>,
 }
 

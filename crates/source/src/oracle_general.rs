@@ -24,7 +24,7 @@ use crate::writing::ContentWriter;
 const RECORD_BYTES: usize = 24;
 const NO_NEXT: i64 = -1;
 
-/// Reads `oracle-general`.
+/// Reader of `oracle-general` traces.
 pub(crate) struct Reader<R> {
     input: R,
     name: String,
@@ -78,7 +78,7 @@ impl<R: Read> Source for Reader<R> {
 
 impl<R: Read> Reading for Reader<R> {}
 
-/// The records of a trace to be written, collected until their future is known.
+/// The records of a trace to be written, collected until the next reference of each is known.
 #[derive(Default)]
 pub(crate) struct Records {
     pages: Vec<PageNumber>,
@@ -88,13 +88,13 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Appends a record, and tells the page's record before it where its next one is.
+    /// Appends a record, and stores its position in the page's previous record.
     pub(crate) fn push(&mut self, page: PageNumber) {
         let index = self.pages.len();
         self.pages.push(page);
         self.next.push(NO_NEXT);
         if let Some(before) = self.last.insert(page, index) {
-            // A vector is never as long as i64::MAX.
+            // A vector is never longer than i64::MAX.
             self.next[before] = i64::try_from(index + 1).unwrap_or(i64::MAX);
         }
     }
@@ -111,7 +111,8 @@ impl Records {
     }
 }
 
-/// `oracle-general`. libCacheSim calls its files `x.oracleGeneral`, `x.oracleGeneral.bin`, `x.oracleGeneral.zst`.
+/// `oracle-general`. The names of libCacheSim's files end in `.oracleGeneral`, `.oracleGeneral.bin` or
+/// `.oracleGeneral.zst`.
 pub(crate) const ROW: FormatRow = FormatRow {
     name: "oracle-general",
     is_named: |last, before| is_own(last) || last == "bin" && before.is_some_and(is_own),

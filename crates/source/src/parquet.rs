@@ -1,10 +1,10 @@
-//! `parquet`: a column of page numbers, and perhaps one of operations.
+//! `parquet`: a column of page numbers, and optionally one of operations.
 //!
-//! The pages are 32- or 64-bit integers, at the top of the schema, never null. The
-//! operations are strings as in `csv`; null is unknown. Any other column is left alone.
+//! The pages are 32- or 64-bit integers, at the top level of the schema, never null. The
+//! operations are strings as in `csv`; null means unknown. All other columns are ignored.
 //!
-//! A parquet file is read from its end, so it must be a file: neither a pipe nor
-//! compressed as a whole. Row groups are read one after the other and their columns
+//! A parquet file is read from its end, so it must be a regular file: neither a pipe nor
+//! compressed as a whole. Row groups are read one after another and their columns
 //! page by page, each at most [`PAGE_BYTES_MAX`] (`pages`); common writers make pages of about 1 MiB.
 //!
 //! Footers and values are decoded by the crate `parquet`. If it panics on a damaged
@@ -38,20 +38,20 @@ use crate::spans::Reading;
 use crate::{Column, Options, SourceError};
 use pages::{FOOTER_BYTES_MAX, PAGE_BYTES_MAX, Pages, is_footer};
 
-/// How a parquet file begins and ends.
+/// The first and the last bytes of a parquet file.
 pub(crate) const MAGIC: [u8; 4] = *b"PAR1";
 
-/// Bytes of the footer's length and the magic number after it.
+/// Length of the footer's length and the magic number after it, in bytes.
 const FOOTER_END_BYTES: usize = 8;
 
-/// A file that counts what is read of it and reads nothing that is not there.
+/// A file that counts the bytes read and reads nothing beyond its end.
 struct Chunks {
     file: Arc<File>,
     length_bytes: u64,
     progress: Progress,
 }
 
-/// A reader of the file from a place on.
+/// A reader of the file from a position on.
 struct From {
     file: Arc<File>,
     offset_bytes: u64,
@@ -101,7 +101,7 @@ impl ChunkReader for Chunks {
 }
 
 impl Chunks {
-    /// The bytes from a place on, fewer than `length` if the file ends before.
+    /// The bytes from a position on, fewer than `length` if the file ends before.
     fn head(&self, start: u64, length: usize) -> ParquetResult<Vec<u8>> {
         let mut bytes = vec![0; length];
         let input = &mut From {
@@ -114,7 +114,7 @@ impl Chunks {
         Ok(bytes)
     }
 
-    /// Refuses a footer that would take long to decode; its decoder reports other errors.
+    /// Refuses a footer that would take long to decode; other errors are reported by its decoder.
     fn check_footer(&self) -> ParquetResult<()> {
         let Some(end) = self.length_bytes.checked_sub(FOOTER_END_BYTES as u64) else {
             return Ok(());
@@ -138,17 +138,17 @@ impl Chunks {
     }
 }
 
-/// A column of the file, checked.
+/// A column of the file that has been checked.
 #[derive(Debug, Clone, Copy)]
 struct Leaf {
     index: usize,
-    /// Whether the numbers have no sign.
+    /// Whether the numbers are unsigned.
     unsigned: bool,
-    /// The definition level of what is not null.
+    /// The definition level of values that are not null.
     defined: i16,
 }
 
-/// Reads `parquet`.
+/// Reader of `parquet` traces.
 pub(crate) struct Reader {
     name: String,
     chunks: Arc<Chunks>,
@@ -157,21 +157,21 @@ pub(crate) struct Reader {
     op: Option<Leaf>,
     next_group: usize,
     group: Option<Group>,
-    /// Rows handed out.
+    /// Number of rows returned.
     rows: u64,
     progress: Progress,
-    // Room for what is read of the columns.
+    // Buffers for the values of the columns.
     numbers: Vec<i64>,
     small_numbers: Vec<i32>,
     words: Vec<ByteArray>,
     levels: Vec<i16>,
 }
 
-/// The columns of a row group, being read.
+/// The open columns of a row group.
 struct Group {
     page: ColumnReader,
     op: Option<ColumnReaderImpl<ByteArrayType>>,
-    /// Rows that are yet to be read.
+    /// Number of rows left to read.
     rows: usize,
 }
 
@@ -211,7 +211,7 @@ impl Reader {
                     find(&metadata, &op, &[Type::BYTE_ARRAY])?
                         .ok_or_else(|| general(format!("there is no column {op}")))?,
                 ),
-                // One of that name that was not asked for may as well be something else.
+                // A column of that name that was not selected may contain something else.
                 None => find(&metadata, &Column::Name(OP.to_owned()), &[Type::BYTE_ARRAY])
                     .unwrap_or(None),
             };
@@ -235,7 +235,7 @@ impl Reader {
         })
     }
 
-    /// Reads rows of the present row group, or begins the next one; `false` after the last.
+    /// Reads rows of the present row group, or opens the next one; `false` after the last.
     fn advance(&mut self, batch: &mut ReferenceBatch) -> ParquetResult<bool> {
         let Some(group) = self.group.as_mut().filter(|group| group.rows > 0) else {
             return self.next_group();
@@ -367,23 +367,23 @@ fn general(reason: String) -> ParquetError {
 }
 
 thread_local! {
-    /// Whether a panic of this thread is contained, so that nobody need hear of it.
+    /// Whether a panic of this thread is caught, so that it need not be printed.
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs what decodes foreign bytes; its panic is an error like any other, and is not printed.
+/// Runs a decoder of untrusted bytes; converts its panic to an error without printing it.
 fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
-            // A thread that has no variables any more is not reading a trace.
+            // A thread whose thread-local variables have been destroyed is not reading a trace.
             if !CONTAINED.try_with(Cell::get).unwrap_or(false) {
                 before(panic);
             }
         }));
     });
-    // What a panic leaves half done is never inspected again: the trace is at its end then.
+    // State left inconsistent by a panic is never used again: the trace is then at its end.
     CONTAINED.set(true);
     let result = catch_unwind(AssertUnwindSafe(decode));
     CONTAINED.set(false);
@@ -439,7 +439,7 @@ fn find(
     }))
 }
 
-/// Reads rows of a column: its values, and which of the rows have one if any may have none.
+/// Reads rows of a column: its values and, if some may be null, which of the rows have one.
 fn rows_of<T: DataType>(
     column: &mut ColumnReaderImpl<T>,
     wanted: usize,
@@ -583,7 +583,7 @@ mod tests {
         ] {
             for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
                 for dictionary in [true, false] {
-                    // Pages of many sizes; strings without a dictionary only as version 1 has them.
+                    // Pages of many sizes; strings without a dictionary only in version 1.
                     let properties = WriterProperties::builder()
                         .set_compression(compression)
                         .set_writer_version(version)
@@ -703,7 +703,7 @@ mod tests {
 
     #[test]
     fn a_footer_that_claims_what_is_not_there_is_refused_at_once() {
-        // Field 1: a list of 2^31 - 1 booleans, of which there are none.
+        // Field 1: a list of 2^31 - 1 booleans, none of which exist.
         let footer = [0x19, 0xf1, 0xff, 0xff, 0xff, 0xff, 0x07, 0];
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let length = u32::try_from(footer.len()).unwrap().to_le_bytes();

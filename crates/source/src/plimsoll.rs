@@ -1,4 +1,4 @@
-//! `plimsoll`: our own compact binary format, made to be read faster than a reference is used.
+//! `plimsoll`: our own compact binary format, designed to be read faster than references are processed.
 //!
 //! A trace is a header of 16 bytes, blocks of at most 16384 references (a batch), and an
 //! end mark with their total number, by which a truncated trace is detected. Each block
@@ -17,16 +17,16 @@
 //! | 48.. | | the planes |
 //!
 //! Plane `p` of the first eight is byte `p` of every number, lowest byte first; the ninth
-//! the kinds, four to a byte. A plane of which 0 bytes are stored is all zero; one of
-//! which all are stored stands as it is; any less is one zstd frame. High bytes of page
-//! numbers repeat, so they shrink to little, while the low ones of most traces shrink by
-//! less than two fifths, which is not worth the time, and stand as they are.
+//! contains the kinds, four per byte. A plane of which 0 bytes are stored is all zero; one of
+//! which all bytes are stored is uncompressed; otherwise it is one zstd frame. High bytes of page
+//! numbers repeat, so they compress well, while the low ones of most traces shrink by
+//! less than two fifths, which is not worth the time, and are stored uncompressed.
 //!
-//! A step is the difference from the page before, modulo 2^64, as a signed number `s`
-//! stored as `2 s` or, if negative, `-2 s - 1`. The writer takes what is smaller.
+//! A step is the difference from the previous page, modulo 2^64, as a signed number `s`
+//! stored as `2 s` or, if negative, `-2 s - 1`. The writer uses the smaller of the two forms.
 //!
 //! Cost of reading: the kernel's copy, the checksum, and zstd for the planes that need it.
-//! Traces one after the other read as one.
+//! Concatenated traces are read as one.
 
 use std::io::{self, Read, Write};
 
@@ -41,24 +41,24 @@ use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::writing::ContentWriter;
 
-/// How a trace begins: not as text does, and damaged by whatever changes line ends.
+/// First bytes of a trace: not text, and damaged by any conversion of line ends.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89PLIM\r\n\x1a";
 
 const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 48;
 
-/// References in a block: what fills a batch.
+/// Number of references in a full block, which fills a batch.
 const BLOCK_REFERENCES: usize = ReferenceBatch::CAPACITY;
 
 const PAGE_PLANES: usize = 8;
 const PLANES: usize = PAGE_PLANES + 1;
 const KINDS_PER_BYTE: usize = 4;
 
-/// Bytes the largest block has.
+/// Size of the largest block in bytes.
 const BLOCK_BYTES_MAX: usize = BLOCK_HEADER_BYTES + PLANES * BLOCK_REFERENCES;
 
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const BUFFER_BYTES: usize = 512 << 10;
 
 /// Minimum length of a repetition that zstd encodes: its maximum setting.
@@ -70,7 +70,7 @@ const MIXED: u8 = 3;
 
 const _: () = assert!(BLOCK_BYTES_MAX <= BUFFER_BYTES && BLOCK_REFERENCES <= u16::MAX as usize);
 
-/// The head of a block, its checksum aside.
+/// The header of a block, without its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Head {
     references: u16,
@@ -81,7 +81,7 @@ struct Head {
 }
 
 impl Head {
-    /// Takes the head of a block apart; what is wrong with it otherwise.
+    /// Parses the header of a block; returns the reason if it is invalid.
     fn parse(bytes: &[u8; BLOCK_HEADER_BYTES]) -> Result<Self, &'static str> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let mut base = [0; 8];
@@ -120,7 +120,7 @@ impl Head {
         bytes
     }
 
-    /// Bytes a plane has before it is compressed.
+    /// Size of a plane in bytes before compression.
     fn plane_bytes(&self, plane: usize) -> usize {
         let references = usize::from(self.references);
         if plane < PAGE_PLANES {
@@ -137,11 +137,11 @@ impl Head {
     }
 }
 
-/// Reads `plimsoll`.
+/// Reader of `plimsoll` traces.
 pub(crate) struct Reader<R> {
     bytes: Bytes<R>,
     decoder: Decoder,
-    /// Whether the next bytes are a trace's header, not a block.
+    /// Whether the next bytes are a trace's header instead of a block.
     at_header: bool,
     /// References since the last header.
     references: u64,
@@ -162,7 +162,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Passes over a header; `false` where the file ends instead.
+    /// Skips a header; `false` at the end of the file.
     fn next_header(&mut self) -> Result<bool, SourceError> {
         let header = self.bytes.at_least(HEADER_BYTES)?;
         if header.is_empty() {
@@ -236,10 +236,10 @@ impl<R: Read> Source for Reader<R> {
 
 impl<R: Read> Reading for Reader<R> {}
 
-/// Makes references of blocks.
+/// Decodes blocks to references.
 struct Decoder {
     zstd: Decompressor<'static>,
-    /// Planes that are not stored as they stand; the last is all zero.
+    /// Decompressed planes; the last one is all zero.
     planes: Box<[[u8; BLOCK_REFERENCES]]>,
     pages: Box<[u64]>,
 }
@@ -291,7 +291,7 @@ impl Decoder {
     }
 }
 
-/// The kinds that a byte stands for, lowest two bits first; 3 is a kind nobody knows.
+/// The kinds in a byte, lowest two bits first; 3 is decoded as an unknown kind.
 const FOUR_KINDS: [[AccessKind; KINDS_PER_BYTE]; 256] = {
     let mut four_kinds = [[AccessKind::Unknown; KINDS_PER_BYTE]; 256];
     let mut byte = 0;
@@ -309,7 +309,7 @@ const FOUR_KINDS: [[AccessKind; KINDS_PER_BYTE]; 256] = {
     four_kinds
 };
 
-/// Makes the block's pages of its planes. Planes above the highest in use are left out.
+/// Combines planes to the block's pages. Planes above the highest in use are left out.
 fn join(head: &Head, planes: [&[u8]; PAGE_PLANES], pages: &mut [u64]) {
     let stored = &head.stored[..PAGE_PLANES];
     let used = stored.iter().rposition(|&stored| stored > 0);
@@ -356,7 +356,7 @@ fn join(head: &Head, planes: [&[u8]; PAGE_PLANES], pages: &mut [u64]) {
     }
 }
 
-/// Writes `plimsoll`.
+/// Writer of `plimsoll` traces.
 pub(crate) struct Writer {
     /// The references that do not fill a block yet.
     pages: Vec<PageNumber>,
@@ -384,7 +384,7 @@ impl ContentWriter for Writer {
         out.write_all(&header)
     }
 
-    /// Writes the blocks that are full with a batch's references.
+    /// Writes the blocks that are filled by a batch's references.
     fn write(&mut self, batch: &ReferenceBatch, out: &mut dyn Write) -> io::Result<()> {
         let (mut pages, mut kinds) = (batch.pages(), batch.kinds());
         while !pages.is_empty() {
@@ -400,7 +400,7 @@ impl ContentWriter for Writer {
         Ok(())
     }
 
-    /// Writes what is held back, and the end mark.
+    /// Writes the pending references and the end mark.
     fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if !self.pages.is_empty() {
             self.write_block(out)?;
@@ -434,7 +434,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a block of the references held back, with room for its checksum.
+    /// Encodes the pending references as a block, with room for its checksum.
     fn block(&mut self, steps: bool) -> io::Result<Vec<u8>> {
         let base = match steps {
             true => self.pages.first(),
@@ -491,7 +491,7 @@ impl Writer {
             &packed
         } else {
             // Saving less than two fifths is not worth the time to decompress it: the
-            // middle bytes of skewed traces save a third and would take most of the reading.
+            // middle bytes of skewed traces save a third and would take most of the reading time.
             plane
         };
         block.extend_from_slice(stored);
@@ -499,8 +499,8 @@ impl Writer {
     }
 }
 
-/// Planes are mostly skewed rather than repetitive: matches of a few bytes save little and
-/// are what takes time to decompress.
+/// Planes are mostly skewed instead of repetitive: matches of a few bytes save little and
+/// take most of the decompression time.
 fn compressor() -> io::Result<Compressor<'static>> {
     let mut zstd = Compressor::new(1)?;
     zstd.set_parameter(CParameter::MinMatch(MATCH_BYTES_MIN))?;
@@ -515,7 +515,7 @@ fn number_of(kind: AccessKind) -> u8 {
     }
 }
 
-/// Writes a block under its checksum.
+/// Writes a block with its checksum.
 fn write_summed(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&xxh3_64(&block[8..]).to_le_bytes())?;
     out.write_all(&block[8..])
@@ -565,7 +565,7 @@ mod tests {
         drained(&mut reader)
     }
 
-    /// Reads a trace that is in order, by the table of the format, one number at a time.
+    /// Decodes a valid trace by the table of the format, one number at a time.
     fn naive(bytes: &[u8]) -> References {
         let number = |bytes: &[u8]| {
             let digits = bytes.iter().rev();

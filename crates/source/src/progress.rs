@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes read of a trace as it lies on disk, before decompression. A clone shows the same count.
+/// Number of bytes read of a trace as stored, before decompression. Clones share the count.
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     read_bytes: Arc<AtomicU64>,
@@ -19,7 +19,7 @@ impl Progress {
         }
     }
 
-    /// Bytes read so far; may run ahead of the references handed out by some buffers.
+    /// Bytes read so far; may be ahead of the returned references by the size of some buffers.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
@@ -35,7 +35,7 @@ impl Progress {
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Everything that was to be read has been.
+    /// Marks everything as read.
     pub(crate) fn complete(&self) {
         if let Some(total_bytes) = self.total_bytes {
             self.read_bytes.store(total_bytes, Ordering::Relaxed);
@@ -43,7 +43,7 @@ impl Progress {
     }
 }
 
-/// A reader that counts into a [`Progress`].
+/// A reader that counts its bytes in a [`Progress`].
 pub(crate) struct Counted<R> {
     pub(crate) input: R,
     pub(crate) progress: Progress,

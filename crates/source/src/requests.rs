@@ -1,8 +1,8 @@
-//! Requests to block devices, as spans of pages: what all formats of block I/O share.
+//! Block I/O requests as spans of pages; shared by all formats of block I/O.
 //!
 //! The page of byte `b` of a device is `device * 2^48 + b / page size`. Devices are
-//! numbered from 0 in the order in which the trace first mentions them, so pages of
-//! different devices never overlap and the pages of a trace of one device follow from
+//! numbered from 0 in the order of their first occurrence in the trace, so pages of
+//! different devices never overlap, and the pages of a trace of one device follow from
 //! its offsets. If only one device of a trace is read, its number is 0.
 //!
 //! A request that neither reads nor writes, or has no bytes, yields no reference and is counted.
@@ -16,13 +16,13 @@ use crate::spans::Span;
 /// Bits of a page number that identify the page within its device.
 const PAGE_BITS: u32 = 48;
 
-/// Devices a trace may have: as many as the other bits can number.
+/// Maximum number of devices in a trace: as many as the remaining bits can number.
 const DEVICES_MAX: usize = 1 << (u64::BITS - PAGE_BITS);
 
-/// Bytes in the name of a device.
+/// Maximum length of a device's name in bytes.
 const DEVICE_BYTES_MAX: usize = 128;
 
-/// Bytes one request may have: what a length of 32 bits can say, a bound for what one line can cause.
+/// Maximum length of a request in bytes: what 32 bits can represent, to bound the effect of one line.
 pub(crate) const REQUEST_BYTES_MAX: u64 = u32::MAX as u64;
 
 /// Bytes in a sector, the unit of block offsets.
@@ -31,15 +31,15 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
-    /// The device as it is named.
+    /// Name of the device.
     pub(crate) device: &'a [u8],
-    /// `None` for what neither reads nor writes.
+    /// `None` for a request that neither reads nor writes.
     pub(crate) kind: Option<AccessKind>,
     pub(crate) offset_bytes: u64,
     pub(crate) length_bytes: u64,
 }
 
-/// Places requests.
+/// Converts requests to pages.
 pub(crate) struct Requests {
     page_size: PageSize,
     /// The only device whose requests count.
@@ -61,7 +61,7 @@ impl Requests {
         }
     }
 
-    /// How many requests made no reference; those of other devices than the only one do not count.
+    /// Number of requests that made no reference, excluding those of devices that are not selected.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -70,7 +70,7 @@ impl Requests {
     ///
     /// # Errors
     ///
-    /// What was expected, in words, if no device has such a request.
+    /// A description of the expected value, if no device can have such a request.
     pub(crate) fn place(&mut self, request: Request) -> Result<Option<Span>, String> {
         let Some(device) = self.number_of(request.device)? else {
             return Ok(None);
@@ -102,8 +102,8 @@ impl Requests {
         if let Some(only) = &self.only {
             return Ok((only == device).then_some(0));
         }
-        // Lengths first: formats of one device name it by nothing, and to compare nothing
-        // with nothing by memcmp can cost 100 ns (a masked load from no address).
+        // Lengths are compared first: formats with one device use an empty name, and comparing empty
+        // slices by memcmp can cost 100 ns (a masked load from an invalid address).
         let alike =
             device.len() == self.last.0.len() && (device.is_empty() || device == self.last.0);
         if alike && !self.numbers.is_empty() {

@@ -1,4 +1,4 @@
-//! What a row of the table of formats says.
+//! A row of the table of formats.
 
 use std::fs::File;
 use std::io;
@@ -16,30 +16,31 @@ use crate::{Options, SourceError, TraceOption};
 pub(crate) struct FormatRow {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Whether a file's name says so, by its ending without that of a compression and by the part before.
+    /// Whether a file's name identifies the format, by its extension without that of a compression and by the part
+    /// before.
     pub(crate) is_named: fn(&str, Option<&str>) -> bool,
-    /// Whether the beginning of a trace is of this format.
+    /// Whether the first bytes of a trace are of this format.
     pub(crate) is_head: fn(&Head) -> bool,
-    /// Whether a file named `.csv` may be one, which its content decides.
+    /// Whether a file named `.csv` may have this format, which its content determines.
     pub(crate) may_be_csv: bool,
     /// The options that it uses, besides the page size.
     pub(crate) options: &'static [TraceOption],
     pub(crate) opening: Opening,
-    /// How it is written, if it is.
+    /// Constructor of its writer, if it can be written.
     pub(crate) writer: Option<MakeWriter>,
 }
 
-/// Makes what writes a trace with pages of that size.
+/// Creates a writer of a trace with pages of that size.
 pub(crate) type MakeWriter = fn(PageSize) -> io::Result<Box<dyn ContentWriter>>;
 
-/// Hands out a trace's references, borrowing its bytes.
+/// A reader of a trace's references that borrows its bytes.
 pub(crate) type BoxedReading<'a> = Box<dyn Reading + Send + 'a>;
 
-/// How a format is read.
+/// The way in which a format is read.
 pub(crate) enum Opening {
     /// From beginning to end.
     Stream(for<'a> fn(Decompressed<'a>, &str, &Options) -> Result<BoxedReading<'a>, SourceError>),
-    /// From a file of so many bytes, in any order. Such a file begins with `magic`.
+    /// From a file of the given length in bytes, in any order. Such a file begins with `magic`.
     Seek {
         magic: &'static [u8],
         open:
@@ -47,12 +48,12 @@ pub(crate) enum Opening {
     },
 }
 
-/// The beginning of a trace. It may end anywhere.
+/// The first bytes of a trace. It may end anywhere.
 pub(crate) struct Head<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Whether it has no zero bytes.
+    /// Whether it contains no zero bytes.
     pub(crate) is_text: bool,
-    /// Of a text, the first line that is not empty, nor a comment.
+    /// For a text, the first line that is neither empty nor a comment.
     pub(crate) line: Option<&'a [u8]>,
 }
 
@@ -71,7 +72,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Whether the first line with content passes a test.
+    /// Whether the first line with content satisfies a test.
     pub(crate) fn line_is(&self, test: impl FnOnce(&[u8]) -> bool) -> bool {
         self.line.is_some_and(test)
     }

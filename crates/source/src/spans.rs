@@ -1,9 +1,9 @@
-//! Accesses to ranges of bytes, as references to the pages they touch.
+//! Accesses to byte ranges, converted to references to the pages they touch.
 //!
-//! A format of addresses or of block I/O hands out [`Span`]s; [`SpanSource`] makes
-//! references of them, one a page, lowest first. A span may be cut by the end of a batch.
+//! A reader of addresses or of block I/O returns [`Span`]s; [`SpanSource`] converts them to
+//! references, one per page, lowest first. A span may be split by the end of a batch.
 //!
-//! Not here: which device a range lies on (`requests`).
+//! Not here: the device of a range (`requests`).
 
 use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
 
@@ -13,7 +13,7 @@ use crate::SourceError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) kind: AccessKind,
-    /// The lowest page that is yet to be handed out.
+    /// The lowest page that has not been returned yet.
     pub(crate) next: PageNumber,
     pub(crate) last: PageNumber,
 }
@@ -29,7 +29,7 @@ impl Span {
     }
 }
 
-/// What reads spans.
+/// A reader of spans.
 pub(crate) trait Spans {
     /// Returns the next access that counts, or `None` after the last.
     fn next_span(&mut self) -> Result<Option<Span>, SourceError>;
@@ -51,7 +51,7 @@ pub(crate) trait Reading: Source<Error = SourceError> {
 /// The references of spans.
 pub(crate) struct SpanSource<S> {
     spans: S,
-    /// What of a span did not fit into the batch.
+    /// The part of a span that did not fit into the batch.
     pending: Option<Span>,
 }
 

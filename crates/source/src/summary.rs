@@ -4,16 +4,16 @@ use std::collections::HashSet;
 
 use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch, Source};
 
-/// What a trace holds. One entry per distinct page is kept while it is read.
+/// Statistics of a trace. One entry per distinct page is stored while it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceSummary {
-    /// References.
+    /// Number of references.
     pub references: u64,
-    /// Distinct pages.
+    /// Number of distinct pages.
     pub distinct: PageCount,
-    /// References that read.
+    /// Number of references that read.
     pub reads: u64,
-    /// References that write; of the rest the kind is unknown.
+    /// Number of references that write; the kind of the remaining ones is unknown.
     pub writes: u64,
     /// Page of the first reference.
     pub first: Option<PageNumber>,
@@ -26,7 +26,7 @@ pub struct TraceSummary {
 }
 
 impl TraceSummary {
-    /// Reads a trace to its end; `progress` gets the number of references so far.
+    /// Reads a trace to its end; `progress` is called with the number of references so far.
     ///
     /// # Errors
     ///

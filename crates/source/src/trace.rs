@@ -1,4 +1,4 @@
-//! Opening a recorded trace: decompress, recognise the format, read.
+//! Opens a recorded trace: decompresses it, recognises its format, reads it.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read};
@@ -14,7 +14,7 @@ use crate::progress::{Counted, Progress};
 use crate::row::{BoxedReading, Opening};
 use crate::{Format, Options, SourceError};
 
-/// Bytes of a trace that are inspected to recognise its format.
+/// Number of bytes of a trace that are inspected to recognise its format.
 const HEAD_BYTES: usize = 4096;
 
 /// An opened trace: a [`Source`] with its format and compression.
@@ -33,20 +33,20 @@ impl Trace<'_> {
         self.format
     }
 
-    /// How the trace was found to be compressed.
+    /// The detected compression of the trace.
     #[must_use]
     pub fn compression(&self) -> Compression {
         self.compression
     }
 
-    /// How many requests have made no reference so far: they neither read nor wrote, or had no
-    /// bytes. Requests of devices and events that were not asked for do not count.
+    /// Number of requests so far that made no reference because they neither read nor wrote, or had no
+    /// bytes. Requests of devices and events that are not selected are not counted.
     #[must_use]
     pub fn skipped(&self) -> u64 {
         self.source.skipped()
     }
 
-    /// Shows how much of the trace has been read, from now on.
+    /// Returns a handle that shows the progress of reading from now on.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
@@ -82,7 +82,7 @@ impl Source for Trace<'_> {
 ///
 /// # Errors
 ///
-/// [`SourceError::Open`] if there is no such file, and what [`read`] finds.
+/// [`SourceError::Open`] if there is no such file, and the errors of [`read`].
 pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceError> {
     if path == Path::new("-") {
         return read_counted(io::stdin(), None, "standard input", None, options);
@@ -113,14 +113,14 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
     read_counted(file, length, &name, format_of_name, options)
 }
 
-/// Reads a trace from any reader; `name` stands for it in errors.
+/// Reads a trace from any reader; `name` identifies it in errors.
 ///
 /// # Errors
 ///
-/// [`SourceError::UnknownFormat`] if the format is neither given nor told by the
+/// [`SourceError::UnknownFormat`] if the format is neither given nor recognised from the
 /// first bytes, [`SourceError::Read`] if those cannot be read,
 /// [`SourceError::NotSeekable`] for `parquet`, and for CSV [`SourceError::Line`] if
-/// the columns asked for are not there.
+/// the selected columns do not exist.
 pub fn read<'a>(
     input: impl Read + Send + 'a,
     name: &str,
@@ -129,8 +129,8 @@ pub fn read<'a>(
     read_counted(input, None, name, None, options)
 }
 
-/// The format of a file that is read by seeking: the one expected, else any, if the file begins as it does. A
-/// file that is compressed as a whole does not.
+/// The format of a file that is read by seeking: the expected one, otherwise any, if the file begins with its magic
+/// number. A file that is compressed as a whole does not.
 fn seekable(file: &File, expected: Option<Format>) -> io::Result<Option<Format>> {
     for format in Format::all() {
         if expected.is_some_and(|expected| expected != format) {

@@ -1,4 +1,4 @@
-//! `vscsi`: SCSI commands of a virtual disk as VMware's tracer and CloudPhysics record them.
+//! `vscsi`: SCSI commands of a virtual disk as recorded by VMware's tracer and CloudPhysics.
 //!
 //! | version 1 | version 2 | field | read as |
 //! |---|---|---|---|
@@ -11,8 +11,8 @@
 //! | 24..32 | 24..32 | `u64` time in microseconds | ignored |
 //! | | 32..40 | `u64` response time | ignored |
 //!
-//! Little endian, without a header: the version is the one that all records at the
-//! beginning bear, and each later one is checked. Commands other than reads and
+//! Little endian, without a header: the version is the one found in all records at the
+//! beginning, and each later record is checked. Commands other than reads and
 //! writes make no reference and are counted.
 //!
 //! Source: the records of libCacheSim's and Mimircache's readers.
@@ -28,10 +28,10 @@ use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
 use crate::{Options, SourceError};
 
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Bytes by which the version is recognised.
+/// Number of bytes from which the version is recognised.
 const HEAD_BYTES: usize = 4096;
 
 /// Number of records that must be valid commands before an unnamed trace is accepted as one.
@@ -44,7 +44,7 @@ enum Version {
     Two,
 }
 
-/// What counts of a record.
+/// The relevant fields of a record.
 struct Command {
     version: u8,
     operation: u16,
@@ -67,7 +67,7 @@ impl Version {
         }
     }
 
-    /// Takes a record apart that has [`Self::record_bytes`].
+    /// Parses a record of length [`Self::record_bytes`].
     fn command(self, record: &[u8]) -> Option<Command> {
         let (length, operation, version) = match self {
             Self::One => (4, 12, 14),
@@ -82,7 +82,7 @@ impl Version {
         })
     }
 
-    /// The version that all whole records of `head` bear, if it is one alone.
+    /// The version of all complete records of `head`, if they agree.
     fn of_head(head: &[u8]) -> Option<Self> {
         let mut told = [Self::One, Self::Two].into_iter().filter(|version| {
             let mut records = head.chunks_exact(version.record_bytes());
@@ -94,7 +94,7 @@ impl Version {
     }
 }
 
-/// Whether an unnamed trace is certainly in format `vscsi`.
+/// Whether a trace without a given format is certainly `vscsi`.
 pub(crate) fn is_head(head: &[u8]) -> bool {
     let Some(version) = Version::of_head(head) else {
         return false;
@@ -108,7 +108,7 @@ pub(crate) fn is_head(head: &[u8]) -> bool {
     records.len() >= RECORDS_TO_TELL && { records }.all(is_command)
 }
 
-/// Tells reads from writes; `None` is a command that moves no data of the disk.
+/// Distinguishes reads from writes; `None` for a command that transfers no data of the disk.
 fn kind_of(operation: u16) -> Option<AccessKind> {
     match operation {
         0x08 | 0x28 | 0x88 | 0xa8 => Some(AccessKind::Read),
@@ -118,7 +118,7 @@ fn kind_of(operation: u16) -> Option<AccessKind> {
     }
 }
 
-/// Reads `vscsi`.
+/// Reader of `vscsi` traces.
 pub(crate) struct Reader<R> {
     bytes: Bytes<R>,
     requests: Requests,
@@ -126,14 +126,14 @@ pub(crate) struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Tells the version by the first records.
+    /// Determines the version from the first records.
     pub(crate) fn new(input: R, name: &str, options: &Options) -> Result<Self, SourceError> {
         let mut bytes = Bytes::new(input, name, BUFFER_BYTES);
         let head = bytes.at_least(HEAD_BYTES)?;
         let head = &head[..head.len().min(HEAD_BYTES)];
         let version = match Version::of_head(head) {
             Some(version) => version,
-            // Fewer bytes than a record: if there are any, reading them says so.
+            // Fewer bytes than a record: if there are any, reading them reports the error.
             None if head.len() < Version::One.record_bytes() => Version::One,
             None => {
                 let expected = "records that all bear version 1, or all version 2";
@@ -142,7 +142,7 @@ impl<R: Read> Reader<R> {
         };
         Ok(Self {
             bytes,
-            // One disk a trace: there is no device to choose.
+            // A trace has only one disk, so there is no device to select.
             requests: Requests::new(options.page_size, None),
             version,
         })

@@ -1,7 +1,7 @@
 //! Writing traces: `ids`, `csv`, `oracle-general` and `plimsoll`, plain, gzip or zstd.
 //!
 //! A file gets its final name only when it is complete: until then it has a temporary name
-//! in the same directory, which is removed with the writer. Data is not synced, so after a
+//! in the same directory, and is removed if the writer is dropped. Data is not synced, so after a
 //! crash of the machine the file may be incomplete.
 
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ use crate::row::MakeWriter;
 use crate::writing::ContentWriter;
 use crate::{Compression, Format, SourceError};
 
-/// How to write a trace.
+/// Options of writing a trace.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteOptions {
     /// The format.
@@ -26,12 +26,12 @@ pub struct WriteOptions {
     /// The compression.
     pub compression: Compression,
     /// Bytes in a page, which `oracle-general` records as each object's size
-    /// (at most `u32::MAX` can be recorded, and is).
+    /// (limited to `u32::MAX`).
     pub page_size: PageSize,
 }
 
-/// A trace being written. Unless [`finish`](Self::finish) is called, a file of that name is left
-/// as it was, and any other writer with an incomplete trace.
+/// A trace being written. Unless [`finish`](Self::finish) is called, an existing file of that name is
+/// unchanged, and any other output has received an incomplete trace.
 pub struct TraceWriter<'a> {
     name: String,
     out: Packed<'a>,
@@ -39,7 +39,7 @@ pub struct TraceWriter<'a> {
     partial: Option<Partial>,
 }
 
-/// A file that has not got its name yet; removed unless it gets it.
+/// A file with a temporary name, which is removed unless it gets its final name.
 struct Partial {
     file: TempPath,
     path: PathBuf,
@@ -73,13 +73,13 @@ impl<'a> Packed<'a> {
 
 /// Creates the trace at `path`, or overwrites it.
 ///
-/// Without a `format` the name tells it, and `ids` is what is written if it does
-/// not. The compression is told by the name: `.gz`, `.zst`, or none.
+/// Without a `format` the name determines it, and the default is `ids`.
+/// The name also determines the compression: `.gz`, `.zst`, or none.
 ///
 /// # Errors
 ///
-/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for what
-/// is only read, with nothing created; [`SourceError::Create`]; and those of [`write()`].
+/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for formats and compressions that
+/// can only be read, with nothing created; [`SourceError::Create`]; and those of [`write()`].
 pub fn create(
     path: &Path,
     format: Option<Format>,
@@ -107,9 +107,9 @@ pub fn create(
     Ok(writer)
 }
 
-/// Opens what is at `path` if that is no plain file (a pipe, a device); else a new file beside it.
+/// Opens `path` if it is not a regular file (a pipe, a device); otherwise creates a new file in the same directory.
 fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
-    // A link stays one: what it points to is replaced.
+    // A symbolic link is kept: its target is replaced.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut permissions = Permissions::from_mode(0o666);
     match path.metadata() {
@@ -118,7 +118,7 @@ fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
         Err(_) => {}
     }
     if path.exists() {
-        // What may not be written may not be replaced.
+        // A file that this user may not write must not be replaced.
         OpenOptions::new().write(true).open(&path)?;
     }
     let folder = match path.parent() {
@@ -140,12 +140,12 @@ fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
     ))
 }
 
-/// Writes a trace to any writer; `name` stands for it in errors.
+/// Writes a trace to any writer; `name` identifies it in errors.
 ///
 /// # Errors
 ///
-/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for what
-/// is only read, [`SourceError::Write`] if `out` refuses.
+/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for formats and compressions that
+/// can only be read, [`SourceError::Write`] if writing to `out` fails.
 pub fn write<'a>(
     out: impl Write + 'a,
     name: &str,
@@ -174,7 +174,7 @@ pub fn write<'a>(
     })
 }
 
-/// Refuses what is only read.
+/// Refuses formats and compressions that can only be read.
 fn check(name: &str, options: &WriteOptions) -> Result<MakeWriter, SourceError> {
     if options.compression == Compression::Xz && options.format.is_written() {
         return Err(SourceError::CompressionNotWritten {
@@ -193,7 +193,7 @@ impl TraceWriter<'_> {
     ///
     /// # Errors
     ///
-    /// [`SourceError::Write`]; the trace is then of no use.
+    /// [`SourceError::Write`]; the trace is then unusable.
     pub fn write(&mut self, batch: &ReferenceBatch) -> Result<(), SourceError> {
         let out = self.out.writer();
         let result = self.content.write(batch, out);
@@ -203,11 +203,11 @@ impl TraceWriter<'_> {
         })
     }
 
-    /// Writes what is still held back and completes the trace.
+    /// Writes the pending references and completes the trace.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Write`]; the trace is then of no use.
+    /// [`SourceError::Write`]; the trace is then unusable.
     pub fn finish(mut self) -> Result<(), SourceError> {
         let out = self.out.writer();
         let held_back = self.content.finish(out);

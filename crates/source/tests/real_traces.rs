@@ -1,7 +1,7 @@
-//! Real traces read to the last reference.
+//! Reads real traces to the last reference.
 //!
-//! They are not part of the repository: `PLIMSOLL_TRACES` names their directory, which
-//! otherwise is `../shared/traces` beside the workspace. Without them the tests say SKIPPED.
+//! They are not part of the repository: `PLIMSOLL_TRACES` is their directory, by
+//! default `../shared/traces` beside the workspace. Without them the tests print SKIPPED.
 
 use plimsoll_skip::{Lack, skip};
 use std::path::{Path, PathBuf};
@@ -81,13 +81,13 @@ fn cloud_physics_as_vscsi_is_the_same_requests_as_csv_and_as_oracle_general() {
     let trace = open(&vscsi, &sector).unwrap();
     assert_eq!(trace.format(), Format::VSCSI);
     let sectors = references(trace);
-    // By its content alone, too.
+    // Also recognised by its content alone.
     let bytes = std::fs::read(&vscsi).unwrap();
     let trace = read(&bytes[..], "vscsi", &sector).unwrap();
     assert_eq!(trace.format(), Format::VSCSI);
     assert!(references(trace) == sectors);
 
-    // The CSV has the length in bytes, which our `csv` leaves aside: taken apart by hand.
+    // The CSV contains the length in bytes, which our `csv` ignores, so it is parsed here.
     let text = std::fs::read_to_string(&csv).unwrap();
     let mut starts = Vec::new();
     let mut expected = Vec::new();
@@ -139,7 +139,7 @@ fn the_future_we_write_is_the_one_lib_cache_sim_wrote() {
         writer.write(&batch).unwrap();
     }
     writer.finish().unwrap();
-    // The time and the objects' sizes of block I/O we do not know.
+    // The time and the objects' sizes of block I/O are not known here.
     let known = |bytes: &[u8]| -> Vec<[Vec<u8>; 2]> {
         let fields = |record: &[u8]| [record[4..12].to_vec(), record[16..24].to_vec()];
         bytes.chunks(24).map(fields).collect()

@@ -1,10 +1,10 @@
 //! The pages of a `parquet` column in one row group, in bounded memory.
 //!
-//! The crate `parquet` can read them too, but believes what their headers say: it would make room
-//! for 2 GiB, or for 2^31 values of a dictionary, because a header of 20 bytes claims them. Here
-//! claims are checked before anything is allocated, and decompression stops at the size that was
-//! claimed. The crate decodes what is in a page; the encodings that make it allocate by numbers
-//! within the page (strings by their differences) are refused.
+//! The crate `parquet` can read them too, but trusts their headers: it would allocate
+//! 2 GiB, or 2^31 values of a dictionary, because a header of 20 bytes claims them. Here
+//! claims are checked before anything is allocated, and decompression stops at the claimed
+//! size. The crate decodes the contents of a page; encodings that make it allocate according to numbers
+//! within the page (delta-encoded strings) are refused.
 //!
 //! Source: the format's `parquet.thrift`, in Thrift's compact protocol.
 
@@ -21,25 +21,26 @@ use flate2::read::MultiGzDecoder;
 
 use super::{Chunks, general};
 
-/// Bytes a page may have, before and after decompression, and the footer of a file.
+/// Maximum size of a page, before and after decompression, in bytes.
 pub(super) const PAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes a footer may have: each may claim an element of a list, for which the `parquet` crate makes some hundred bytes of room.
+/// Maximum size of a footer in bytes: each byte may claim an element of a list, for which the `parquet` crate allocates
+/// some hundred bytes.
 pub(super) const FOOTER_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes a dictionary may have: its values take a multiple of that once they are decoded.
+/// Maximum size of a dictionary in bytes: its decoded values take a multiple of that.
 const DICTIONARY_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes the header of a page may have, statistics included.
+/// Maximum size of a page header in bytes, including statistics.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// How deep structures may be nested in a header or a footer; those of writers have depth 9.
+/// Maximum nesting depth of structures in a header or a footer; actual files have a depth of 9.
 const DEPTH_MAX: usize = 32;
 
-/// Fields that are inspected have numbers below this.
+/// Limit on the numbers of the fields that are inspected.
 const FIELDS: usize = 9;
 
-/// Numbers of the structures in a header; its own fields are those of structure 0.
+/// Indices of the structures in a header; its own fields belong to structure 0.
 const PAGE: usize = 0;
 const DATA: usize = 5;
 const DICTIONARY: usize = 7;
@@ -49,7 +50,7 @@ const DATA_V2: usize = 8;
 struct Header([[Option<i64>; FIELDS]; FIELDS]);
 
 impl Header {
-    /// Reads a header from the beginning of `bytes`; returns its length in bytes.
+    /// Parses a header at the beginning of `bytes`; returns its length in bytes.
     fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let mut header = Self([[None; FIELDS]; FIELDS]);
         let mut thrift = Thrift { rest: bytes };
@@ -68,7 +69,7 @@ impl Header {
         Some((header, bytes.len() - thrift.rest.len()))
     }
 
-    /// A number that must be there and counts something.
+    /// A required number that is a count.
     fn count(&self, structure: usize, field: usize) -> ParquetResult<u32> {
         let number = self.0[structure][field];
         number
@@ -85,8 +86,8 @@ impl Header {
     }
 }
 
-/// Whether a footer is a structure whose lists lie within it. The crate passes over a list of 2^31
-/// elements that are not there one by one, which takes seconds for each five bytes of a footer.
+/// Whether a footer is a structure whose lists lie within it. The crate skips a list of 2^31
+/// missing elements one by one, which takes seconds for each five bytes of a footer.
 pub(super) fn is_footer(bytes: &[u8]) -> bool {
     let mut thrift = Thrift { rest: bytes };
     thrift.structure(DEPTH_MAX, &mut |_, _| ()).is_some()
@@ -126,7 +127,7 @@ impl Thrift<'_> {
         Some((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
     }
 
-    /// Passes over a structure; tells the path and value of each integer and boolean in it.
+    /// Skips a structure; calls `tell` with the path and value of each integer and boolean in it.
     fn structure(&mut self, depth: usize, tell: &mut dyn FnMut(&[usize], i64)) -> Option<()> {
         let depth = depth.checked_sub(1)?;
         let mut last = 0i64;
@@ -139,7 +140,7 @@ impl Thrift<'_> {
                 0 => self.signed()?,
                 more => last.checked_add(more.into())?,
             };
-            // What has an impossible number is passed over like what has an unknown one.
+            // A field with an impossible number is skipped like an unknown one.
             let field = usize::try_from(last).unwrap_or(usize::MAX);
             match head & 0xf {
                 1 => tell(&[field], 1),
@@ -193,7 +194,7 @@ pub(super) struct Pages {
     values: Type,
     /// Whether values may be null, so that pages begin with levels.
     nullable: bool,
-    /// Where the next page begins, and how many bytes the column has from there on.
+    /// Start of the next page, and number of bytes of the column from there on.
     offset_bytes: u64,
     rest_bytes: u64,
     has_dictionary: bool,
@@ -213,7 +214,7 @@ impl Pages {
         }
     }
 
-    /// Passes over the header of the next page.
+    /// Skips the header of the next page.
     fn next_header(&mut self) -> ParquetResult<Header> {
         let room = self.rest_bytes.min(HEADER_BYTES_MAX as u64);
         let head = self
@@ -276,7 +277,7 @@ impl Pages {
         let count = header.count(DICTIONARY, 1)?;
         let value_bytes = match self.values {
             Type::INT64 => 8,
-            // Integers of 32 bits, and lengths of strings.
+            // 32-bit integers, and lengths of strings.
             _ => 4,
         };
         let is_plain = matches!(
@@ -342,7 +343,7 @@ impl Pages {
         })
     }
 
-    /// The encoding of values, if it is one that can be read in bounded memory.
+    /// The encoding of values, if it can be read in bounded memory.
     fn encoding(&self, number: u32) -> ParquetResult<Encoding> {
         use Encoding as E;
         let integers = self.values != Type::BYTE_ARRAY;
@@ -361,7 +362,7 @@ impl Pages {
     }
 }
 
-/// The encodings that are known here, by their number in `parquet.thrift`.
+/// The supported encodings, by their number in `parquet.thrift`.
 fn encoding(number: u32) -> Option<Encoding> {
     match number {
         0 => Some(Encoding::PLAIN),
@@ -374,11 +375,11 @@ fn encoding(number: u32) -> Option<Encoding> {
     }
 }
 
-/// Decompresses what should become `wanted` bytes; makes at most one more.
+/// Decompresses data with an expected size of `wanted` bytes; produces at most one byte more.
 fn unpack(compression: Compression, packed: &[u8], wanted: usize) -> ParquetResult<Vec<u8>> {
     let failed = |error: &dyn std::fmt::Display| general(format!("a page is damaged: {error}"));
     match compression {
-        // A page of nulls alone has no bytes at all.
+        // A page that contains only nulls has no bytes at all.
         _ if wanted == 0 => Ok(Vec::new()),
         Compression::SNAPPY => {
             if snap::raw::decompress_len(packed).ok() != Some(wanted) {
@@ -465,7 +466,7 @@ mod tests {
         numbers.iter().flat_map(field).collect()
     }
 
-    /// A page of `kind` whose header claims what it is told to.
+    /// A page of `kind` with the given claims in its header.
     fn page(kind: u32, unpacked: u32, stored: u32, inner: &[u32], body: &[u8]) -> Vec<u8> {
         // From field 3 on to the structure of that kind.
         let (structure, kinds) = match kind {
@@ -477,7 +478,7 @@ mod tests {
         [head, vec![step], kinds, vec![0, 0], body.to_vec()].concat()
     }
 
-    /// The first page of a column that is stored as `bytes`, or why there is none.
+    /// The first page of a column that is stored as `bytes`, or the error.
     fn first(bytes: &[u8], kind: &str, compression: Compression) -> Result<Page, String> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
@@ -515,7 +516,7 @@ mod tests {
                 let claimed = format!("a page has {} bytes", unpacked.max(stored));
                 assert!(error.contains(&claimed), "{error}");
             }
-            // Below the bound, the bytes that are there decide.
+            // Below the limit, the number of available bytes decides.
             for (unpacked, stored) in [(8, 9), (u32::MAX, 8)] {
                 let bytes = page(0, unpacked, stored, &[1, 0, 3, 3], &[0; 8]);
                 assert!(first(&bytes, "int64", codec()).is_err());
@@ -546,7 +547,7 @@ mod tests {
             for wrong in [whole - 1, whole + 1, 10, 0] {
                 let bytes = page(0, wrong, stored, &[1, 0, 3, 3], body);
                 let page = first(&bytes, "int64", codec());
-                // A page that claims nothing has nothing.
+                // A page that claims no bytes has none.
                 let is_empty = page.as_ref().is_ok_and(|page| page.buffer().is_empty());
                 assert!(page.is_err() || wrong == 0 && is_empty, "{wrong}");
             }

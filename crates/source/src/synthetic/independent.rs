@@ -1,5 +1,5 @@
-//! Curves of independent references: each page comes with a fixed probability,
-//! whatever came before (the *independent reference model*).
+//! Curves of independent references: each reference is to a page with a fixed probability,
+//! independent of earlier references (the *independent reference model*).
 //!
 //! Let p_i be page i's probability. Within t references page i is missing with
 //! probability (1 - p_i)^t, and
@@ -9,12 +9,12 @@
 //! M(t) = sum over i of p_i (1 - p_i)^t       chance that a reference's page is not among the t before
 //! ```
 //!
-//! An LRU memory of c pages holds the c pages used last. Che's approximation
-//! [Che02] is that the time t(c) in which c distinct pages come by does not
-//! scatter: D(t(c)) = c. Then the steady miss ratio is M(t(c)). For equally likely
+//! An LRU memory of c pages contains the c pages used last. Che's approximation
+//! [Che02] is that the time t(c) in which c distinct pages are referenced has no
+//! variance: D(t(c)) = c. Then the steady-state miss ratio is M(t(c)). For equally likely
 //! pages the result, 1 - c/N, is exact ([King71]); for skewed ones the error shrinks
 //! as the memory grows (module `synthetic` has figures).
-//! [Che02] lets references come as a Poisson process, exp(-p_i t); counting them
+//! In [Che02] references arrive as a Poisson process, exp(-p_i t); counting them
 //! instead, as here, is also exact for c = 1.
 //!
 //! *Finite trace* of n references, first ones counted as misses: the reference
@@ -27,24 +27,24 @@
 //! ratio(c) = D(n) / n                        otherwise: nothing but first references
 //! ```
 //!
-//! Cost: O(log pages) groups of pages of equal or nearly equal probability, times sizes.
+//! Cost: O(log pages) groups of pages of equal or nearly equal probability, times the number of sizes.
 
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 
 use super::{check_alpha, check_pages, no_curve, refusal, zipf};
 use crate::SourceError;
 
-/// How many times as likely a hot page of a class workload is as a cold one.
+/// Ratio of the probabilities of a hot and a cold page in a class workload.
 pub(super) const HOT_WEIGHT: u64 = 10;
 
-/// Number of points of a curve without chosen sizes.
+/// Number of points of a curve for which no sizes are given.
 const POINTS: u64 = 1000;
 
-/// Zipf ranks up to this one stand alone; those above in groups as wide as 1/512 of
-/// their rank, over which the probability varies too little to matter (1e-6 of it).
+/// Largest Zipf rank that is evaluated individually; higher ranks are grouped by 1/512 of
+/// their rank, within which the probability varies too little to matter (1e-6 of it).
 const RANKS_ALONE: u64 = 512;
 
-/// How many pages are hot in a class workload over `pages`: a tenth, rounded up.
+/// Number of hot pages in a class workload over `pages`: a tenth, rounded up.
 pub(super) fn hot_pages(pages: PageCount) -> u64 {
     pages.0.div_ceil(10)
 }
@@ -92,8 +92,8 @@ pub fn class_curve(pages: PageCount, sizes: &[PageCount]) -> Result<MissRatioCur
     Popularity::class(pages).curve(sizes, None)
 }
 
-/// Returns at most 1001 sizes from 0 to `pages`, the denser the smaller: curves of
-/// skewed references are steep there.
+/// Returns at most 1001 sizes from 0 to `pages`, denser at small sizes, where curves of
+/// skewed references are steep.
 #[must_use]
 pub fn curve_sizes(pages: PageCount) -> Vec<PageCount> {
     if pages.0 <= POINTS {
@@ -108,12 +108,12 @@ pub fn curve_sizes(pages: PageCount) -> Vec<PageCount> {
     sizes
 }
 
-/// How likely each page is.
+/// The probabilities of the pages.
 pub(super) struct Popularity {
     groups: Vec<Group>,
 }
 
-/// Pages that are equally likely, or taken to be.
+/// Pages with equal, or nearly equal, probabilities.
 struct Group {
     pages: f64,
     /// Probability of each page.
@@ -142,7 +142,7 @@ impl Popularity {
         let mut rank = RANKS_ALONE + 1;
         while rank <= pages.0 {
             let width = (rank / RANKS_ALONE).min(pages.0 - rank + 1);
-            // The midpoint rule, backwards: wrong by less than alpha^2 / 512^2 of the sum.
+            // The inverse midpoint rule, with an error below alpha^2 / 512^2 of the sum.
             let middle = rank as f64 + (width - 1) as f64 / 2.0;
             weights.push((width as f64, zipf::density(middle, alpha)));
             rank += width;
@@ -150,7 +150,7 @@ impl Popularity {
         Self::of(weights)
     }
 
-    /// Takes groups by their number of pages and each page's weight.
+    /// Creates groups from their numbers of pages and each page's weight.
     fn of(weights: Vec<(f64, f64)>) -> Self {
         let sum: f64 = weights.iter().map(|(pages, weight)| pages * weight).sum();
         let groups = weights.into_iter().map(|(pages, weight)| {
@@ -158,7 +158,7 @@ impl Popularity {
             Group {
                 pages,
                 share,
-                // Bounded, so that a certain page does not bring in infinity x 0.
+                // Bounded, so that a page with probability 1 does not lead to infinity x 0.
                 rate: (-(-share).ln_1p()).min(700.0),
             }
         });
@@ -179,9 +179,9 @@ impl Popularity {
         (distinct, misses, slope)
     }
 
-    /// Returns t(c), to the right of `from` where D is at most c; infinite if c distinct pages never come.
+    /// Returns t(c), starting at `from`, where D is at most c; infinite if c distinct pages are never reached.
     ///
-    /// Newton's method: D rises ever more slowly, so that each step stays left of the root.
+    /// Newton's method: D is concave, so each step stays left of the root.
     fn time_of(&self, size: f64, from: f64) -> f64 {
         let mut time = from;
         for _ in 0..1000 {
@@ -190,7 +190,7 @@ impl Popularity {
             if !step.is_finite() {
                 return f64::INFINITY;
             }
-            // Also ends where rounding has carried a step over the root.
+            // Also ends if rounding has carried a step beyond the root.
             if step <= time * 1e-13 {
                 return time;
             }
@@ -199,7 +199,7 @@ impl Popularity {
         time
     }
 
-    /// Returns the curve at `sizes`, of a trace of so many references or of endless ones.
+    /// Returns the curve at `sizes`, of a finite or an infinite number of references.
     pub(super) fn curve(
         &self,
         sizes: &[PageCount],
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn two_pages_of_three_are_near_the_exact_answer_of_king() {
-        // All pairs (i, j) the memory may hold, j used before i: p_i p_j / (1 - p_i).
+        // All pairs (i, j) that the memory may contain, j used before i: p_i p_j / (1 - p_i).
         let shares = [6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0];
         let mut expected = 0.0;
         for i in 0..3 {

@@ -1,21 +1,21 @@
-//! Workloads made up here, whose miss-ratio curve is known without measuring.
+//! Synthetic workloads whose miss-ratio curve is known without measuring.
 //!
 //! | pattern | references | its curve here |
 //! |---|---|---|
-//! | loop | pages in turn, again and again | exact |
+//! | loop | pages in turn, repeatedly | exact |
 //! | steps | as a loop, over one size after the other: the benchmark of \[AET\] §4.1 | exact |
 //! | arrays | as a loop, reads and writes by round: the programs of \[PRL\] §5.1 | exact |
 //! | uniform | every page equally likely | steady state exact; finite trace near |
 //! | zipf | page of rank k (from 1) with a probability ~ 1/k^alpha | near |
 //! | class | a tenth of the pages ten times as likely as the rest, after \[LS07\] §6.1 | near |
 //!
-//! *Near*: the expected miss ratio by Che's approximation, which the module
-//! `independent` derives. Against simulation of 500 pages the tests find it within 0.006, and
-//! within 0.015 for memories of fewer than 10 pages, where strong skew shows.
+//! *Near*: the expected miss ratio by Che's approximation, which is derived in the module
+//! `independent`. In tests it is within 0.006 of simulations of 500 pages, and
+//! within 0.015 for memories of fewer than 10 pages, where strong skew matters.
 //!
 //! The same workload gives the same references in every version of this crate; a
-//! test with recorded values holds that. `zipf` computes in floating point, so
-//! that another mathematics library could differ in a reference in 2^50.
+//! test with recorded values checks this. `zipf` computes in floating point, so
+//! another mathematics library might differ in one of 2^50 references.
 //!
 //! Not here: workloads that run inside a VM (`guest/workload`); they have the same
 //! curves, from the functions without a workload: [`loop_curve`], [`uniform_curve`],
@@ -44,67 +44,67 @@ use zipf::Zipf;
 pub use independent::{class_curve, curve_sizes, uniform_curve, zipf_curve};
 pub use scan::{loop_curve, steps_curve};
 
-/// Pages a workload may have: counts below this are exact in floating point.
+/// Maximum number of pages in a workload: counts below this are exact in floating point.
 const PAGES_MAX: u64 = 1 << 48;
 
-/// Keeps the kinds' random numbers apart from the pages'.
+/// Separates the random numbers of the kinds from those of the pages.
 const KIND_STREAM: u64 = 0x6b69_6e64;
 
-/// Which pages are referenced, in which order. Pages are numbered from 0.
+/// The order in which pages are referenced. Pages are numbered from 0.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Pattern {
-    /// Pages in turn, again and again.
+    /// Pages in turn, repeatedly.
     Loop {
-        /// How many pages.
+        /// Number of pages.
         pages: PageCount,
-        /// How many references.
+        /// Number of references.
         references: u64,
     },
-    /// Every page equally likely, whatever was referenced before.
+    /// All pages equally likely, independent of earlier references.
     Uniform {
-        /// How many pages.
+        /// Number of pages.
         pages: PageCount,
-        /// How many references.
+        /// Number of references.
         references: u64,
     },
-    /// Page k - 1 with a probability proportional to 1/k^alpha, whatever was referenced before.
+    /// Page k - 1 with a probability proportional to 1/k^alpha, independent of earlier references.
     Zipf {
-        /// How many pages.
+        /// Number of pages.
         pages: PageCount,
-        /// The exponent: 0 is uniform, 1 the classic law; any finite number from 0.
+        /// The exponent: 0 is uniform, 1 the classic law; any finite number of at least 0.
         alpha: f64,
-        /// How many references.
+        /// Number of references.
         references: u64,
     },
     /// The first tenth of the pages (rounded up) ten times as likely as each of the rest.
     Class {
-        /// How many pages.
+        /// Number of pages.
         pages: PageCount,
-        /// How many references.
+        /// Number of references.
         references: u64,
     },
     /// For each size, `rounds` times all its pages in turn, from page 0.
     Steps {
         /// The sizes, in order.
         sizes: Vec<PageCount>,
-        /// Rounds over each size.
+        /// Number of rounds over each size.
         rounds: u64,
     },
     /// `rounds` times all pages in turn, each round with one kind of operation.
     Arrays {
-        /// How many pages.
+        /// Number of pages.
         pages: PageCount,
         /// Which rounds read and which write.
         program: Program,
-        /// How many rounds.
+        /// Number of rounds.
         rounds: u64,
     },
 }
 
-/// The array programs of \[PRL\] §5.1: one operation a page and round.
+/// The array programs of \[PRL\] §5.1: one operation per page and round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Program {
-    /// Rounds read and write in turn.
+    /// Rounds alternately read and write.
     Rwrw,
     /// The first half of the rounds (rounded up) reads, the rest writes.
     Rrww,
@@ -126,7 +126,7 @@ impl Program {
         }
     }
 
-    /// What the operations of a round do; rounds are counted from 0.
+    /// The operation of a round; rounds are counted from 0.
     #[must_use]
     pub fn kind(self, round: u64, rounds: u64) -> AccessKind {
         let first_half = round < rounds.div_ceil(2);
@@ -158,22 +158,22 @@ impl FromStr for Program {
     }
 }
 
-/// A workload: a pattern and what happens to its pages.
+/// A workload: a pattern, and the kinds and numbering of its accesses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
-    /// Which pages, in which order.
+    /// The order in which pages are referenced.
     pub pattern: Pattern,
-    /// What all randomness comes from.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// Share of references that write, 0.0 to 1.0; arrays have kinds of their own.
+    /// Share of references that write, 0.0 to 1.0; ignored for arrays, which have kinds of their own.
     pub write_ratio: f64,
-    /// Whether pages are renumbered at random, so that neighbours are no longer
-    /// alike. The curve stays what it is.
+    /// Whether pages are renumbered at random, so that adjacent pages no longer
+    /// behave alike. The curve is unchanged.
     pub scrambled: bool,
 }
 
 impl Workload {
-    /// A workload of reads, neither scrambled nor seeded otherwise than by 0.
+    /// A workload of reads, not scrambled, with seed 0.
     #[must_use]
     pub fn of(pattern: Pattern) -> Self {
         Self {
@@ -209,12 +209,12 @@ impl Workload {
         })
     }
 
-    /// Returns the miss-ratio curve of exactly this many references, first ones
-    /// counted as misses: what an exact LRU stack is expected to measure.
+    /// Returns the miss-ratio curve of exactly this number of references, first ones
+    /// counted as misses: the expected result of an exact LRU stack.
     ///
     /// For uniform, zipf and class the curve has points at `sizes`, which must rise
-    /// ([`curve_sizes`] offers some). For loop, steps and arrays it has one point at
-    /// each size where it falls, so that it is right everywhere.
+    /// ([`curve_sizes`] returns suitable ones). For loop, steps and arrays it has one point at
+    /// each size where it falls, so that it is exact at all sizes.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl Workload {
 }
 
 impl Pattern {
-    /// How many pages the pattern ranges over.
+    /// Number of pages of the pattern.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         match self {
@@ -254,11 +254,11 @@ impl Pattern {
         }
     }
 
-    /// How many references the pattern has.
+    /// Number of references of the pattern.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Workload`] if no `u64` holds the number.
+    /// [`SourceError::Workload`] if the number exceeds a `u64`.
     pub fn references(&self) -> Result<u64, SourceError> {
         let scanned = |pages: Option<u64>, rounds| {
             pages
@@ -307,7 +307,7 @@ pub struct Synthetic {
     permutation: Option<Permutation>,
 }
 
-/// Where the next page comes from.
+/// The generator of the next page.
 #[derive(Debug)]
 enum Stream {
     Uniform {
@@ -355,7 +355,7 @@ impl Stream {
         }
     }
 
-    /// Returns the next page, and its kind if the pattern has kinds of its own.
+    /// Returns the next page, and its kind if the pattern defines kinds.
     #[inline]
     fn next(&mut self, random: &mut Random) -> (u64, Option<AccessKind>) {
         match self {
@@ -473,7 +473,7 @@ mod tests {
         hits.iter().map(ratio).collect()
     }
 
-    /// Differences between the expected curve and the mean of some simulations, by size.
+    /// Differences between the expected curve and the mean of several simulations, by size.
     fn errors(pattern: &Pattern, runs: u64) -> Vec<f64> {
         let mut workload = Workload {
             scrambled: true,
@@ -529,7 +529,7 @@ mod tests {
     #[test]
     fn curves_of_independent_references_are_as_near_to_simulation_as_stated() {
         let pages = PAGES;
-        // So many runs that chance alone stays below 0.003.
+        // Enough runs that the random error stays below 0.003.
         for (references, runs) in [(300, 100), (2_000, 30), (60_000, 2)] {
             let mut patterns = vec![
                 Pattern::Uniform { pages, references },
@@ -616,7 +616,7 @@ mod tests {
             pages: PAGES,
             references: 190_000,
         }));
-        // 50 hot pages of weight 10, 450 of weight 1: 500 of 950 tickets are hot.
+        // 50 hot pages of weight 10, 450 of weight 1: hot pages have 500 of the total weight 950.
         let hot = references.iter().filter(|&&(page, _)| page < 50).count();
         assert!((99_000..101_000).contains(&hot), "{hot}");
     }

@@ -1,8 +1,8 @@
 //! Renumbering of pages at random, without a table.
 //!
-//! A balanced Feistel network of four rounds is a bijection on numbers of an even
-//! count of bits; walking on until the result is below `pages` narrows it to those
-//! (Black and Rogaway 2002). As the power of four is below 4 x `pages`, a walk takes
+//! A balanced Feistel network of four rounds is a bijection on numbers with an even
+//! number of bits; repeating it until the result is below `pages` restricts it to those
+//! (Black and Rogaway 2002). As the power of four is below 4 x `pages`, this takes
 //! fewer than four steps on average.
 
 use super::random::{mix, split_mix};
@@ -26,7 +26,7 @@ impl Permutation {
         }
     }
 
-    /// Returns the number of `page`, which is below `pages`.
+    /// Returns the new number of `page`, which must be below `pages`.
     #[inline]
     pub(super) fn apply(&self, page: u64) -> u64 {
         let mut page = self.encrypt(page);

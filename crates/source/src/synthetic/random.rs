@@ -1,8 +1,8 @@
-//! Random numbers that never change: xoshiro256++ 1.0, seeded by splitmix64, as
-//! their authors (Blackman and Vigna) recommend.
+//! Reproducible random numbers: xoshiro256++ 1.0, seeded by splitmix64, as
+//! recommended by their authors (Blackman and Vigna).
 //!
-//! Written out here because traces must be repeatable in every version, which
-//! libraries of random numbers do not promise.
+//! Implemented here because traces must be reproducible in every version, which
+//! libraries of random numbers do not guarantee.
 
 /// A stream of random numbers.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Random {
         result
     }
 
-    /// Returns a number below `bound`, which is not 0, each equally likely (Lemire 2019).
+    /// Returns a uniformly distributed number below `bound`, which is not 0 (Lemire 2019).
     #[inline]
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         let draw = |random: &mut Self| {
@@ -46,7 +46,7 @@ impl Random {
         high
     }
 
-    /// Returns a number from 0.0, below 1.0, in steps of 2^-53.
+    /// Returns a number of at least 0.0 and below 1.0, in steps of 2^-53.
     #[inline]
     pub(super) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)

@@ -14,7 +14,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use super::{check_pages, no_curve, refusal};
 use crate::SourceError;
 
-/// Pages in turn, some rounds over each size; the last size goes on forever.
+/// Pages in turn, with a number of rounds over each size; the last size is repeated indefinitely.
 #[derive(Debug)]
 pub(super) struct Scan {
     sizes: Vec<PageCount>,
@@ -25,7 +25,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Scans `sizes`, of which there is at least one and none is 0.
+    /// Scans `sizes`, of which there must be at least one, and none may be 0.
     pub(super) fn new(sizes: Vec<PageCount>, rounds: u64) -> Self {
         Self {
             sizes,
@@ -57,7 +57,7 @@ impl Scan {
     }
 }
 
-/// Returns the curve of an endless loop over `pages`: all misses below that size, none from it on.
+/// Returns the curve of an infinite loop over `pages`: all misses below that size, none from it on.
 ///
 /// The curve's number of references is `u64::MAX`: the limit of ever longer traces.
 ///
@@ -99,7 +99,7 @@ pub fn steps_curve(sizes: &[PageCount], rounds: u64) -> Result<MissRatioCurve, S
             continue;
         }
         *hits.entry(size).or_default() += size.0 * (rounds - 1);
-        // The first round: pages below `met` were touched by a step already inspected.
+        // The first round: pages below `met` were touched by an earlier step.
         let mut met = 0;
         for earlier in sizes[..step].iter().rev() {
             let reached = earlier.0.min(size.0);
@@ -112,7 +112,7 @@ pub fn steps_curve(sizes: &[PageCount], rounds: u64) -> Result<MissRatioCurve, S
     curve_of(hits, references)
 }
 
-/// Makes a curve of how many references hit from which size on.
+/// Creates a curve from the numbers of references that hit from each size on.
 fn curve_of(
     hits: BTreeMap<PageCount, u64>,
     references: u64,

@@ -1,4 +1,4 @@
-//! Ranks that follow Zipf's law exactly, by rejection-inversion: no table, about one draw a rank.
+//! Ranks with an exact Zipf distribution, by rejection-inversion: no table, about one draw per rank.
 //!
 //! Source: Hörmann and Derflinger, "Rejection-inversion to generate variates from
 //! monotone discrete distributions", 1996, §3. The hat over rank k is the integral of
@@ -6,7 +6,7 @@
 //! Departs from it in computing through `expm1` and `ln_1p`, so that exponents
 //! near 1, where the integral turns into a logarithm, keep their accuracy.
 //!
-//! Cost: a logarithm and an exponential a draw; below 1.1 draws a rank on average.
+//! Cost: a logarithm and an exponential per draw; below 1.1 draws per rank on average.
 
 use super::random::Random;
 
@@ -15,7 +15,7 @@ use super::random::Random;
 pub(super) struct Zipf {
     ranks: u64,
     alpha: f64,
-    /// Integral up to the lowest and the highest point from which a rank is drawn.
+    /// Integral up to the lower and the upper limit of the range from which ranks are drawn.
     low: f64,
     high: f64,
     /// Distance from its rank within which a point is accepted without computing.
@@ -65,7 +65,7 @@ pub(super) fn density(x: f64, alpha: f64) -> f64 {
 pub(super) fn integral(x: f64, alpha: f64) -> f64 {
     let log = x.ln();
     let exponent = (1.0 - alpha) * log;
-    // expm1(e) / e without its hole at 0.
+    // expm1(e) / e, continued at its removable singularity at 0.
     let factor = if exponent.abs() > 1e-8 {
         exponent.exp_m1() / exponent
     } else {
