@@ -1,6 +1,6 @@
-//! One period of tracing a VM: what the backend did, saw, cost and lost.
+//! One period of tracing a VM: results, cost and losses of the backend.
 //!
-//! A field has one meaning whatever the method: traps are counted in [`TrapCounts`], touches found by scans in
+//! A field has the same meaning for all methods: traps are counted in [`TrapCounts`], touches found by scans in
 //! [`ScanCounts`], and the counts of the other kind are zero.
 
 use std::fmt;
@@ -130,7 +130,7 @@ pub struct Period {
     pub length: Duration,
     /// The part of the period in which pages were tracked.
     pub window: Duration,
-    /// One page in `scale` was tracked; each tracked page stands for that many.
+    /// One page in `scale` was tracked; each tracked page represents that many.
     pub scale: u32,
     /// Pages of the VM that have contents.
     pub populated_pages: u64,
@@ -168,8 +168,8 @@ impl Period {
         }
     }
 
-    /// Minimum resolvable size in pages of the VM: a curve says nothing about smaller memories, which the hot set, or
-    /// the pages touched between two scans, would fill.
+    /// Minimum resolvable size in pages of the VM: a curve contains no information about smaller memories, which the
+    /// hot set, or the pages touched between two scans, would fill.
     #[must_use]
     pub fn resolution_pages(&self) -> u64 {
         let sampled = match self.method {
