@@ -46,11 +46,13 @@ pub enum Lack {
     Program,
     /// Files that are not part of the project, such as recorded traces.
     Data,
+    /// What only some hosts have, such as free huge pages, AppArmor, or enough idle time to compare times.
+    Host,
 }
 
 impl Lack {
     /// Every kind.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Live,
         Self::Root,
         Self::Swap,
@@ -58,6 +60,7 @@ impl Lack {
         Self::Kvm,
         Self::Program,
         Self::Data,
+        Self::Host,
     ];
 
     /// The name by which `PLIMSOLL_TESTS_MUST_RUN` lists it.
@@ -71,6 +74,7 @@ impl Lack {
             Self::Kvm => "kvm",
             Self::Program => "program",
             Self::Data => "data",
+            Self::Host => "host",
         }
     }
 }

@@ -168,7 +168,7 @@ fn huge_pages_are_assessed_as_attach_refuses_them() {
         .lines()
         .find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse().ok());
     if free.unwrap_or(0_u64) < 64 {
-        skip(Lack::Live, "this host has fewer than 64 free huge pages");
+        skip(Lack::Host, "this host has fewer than 64 free huge pages");
         return;
     }
     let object = "memory-backend-memfd,id=ram,size=128M,share=on,hugetlb=on,hugetlbsize=2M";

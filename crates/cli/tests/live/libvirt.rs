@@ -193,7 +193,7 @@ fn vms_of_a_stock_libvirt_are_traced_within_the_units_limits() {
     };
     if !fs::exists("/sys/kernel/security/apparmor").unwrap() {
         skip(
-            Lack::Live,
+            Lack::Host,
             "this host has no AppArmor: the profiles of libvirt's VMs are left out",
         );
     }

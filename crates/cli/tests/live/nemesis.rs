@@ -148,7 +148,7 @@ impl Group {
             Some(Ok(group)) if group.0.join("cgroup.freeze").exists() => Some(group),
             made => {
                 skip(
-                    Lack::Live,
+                    Lack::Host,
                     format_args!("no control group can be frozen here: {made:?}"),
                 );
                 None

@@ -248,7 +248,8 @@ fn swap_that_is_turned_on_ends_tracing_before_it_is_filled() {
         for words in ["swap is on", "tracing was ended", "memory.swap.max"] {
             assert!(ended.complaint.contains(words), "{}", ended.complaint);
         }
-        assert!(written <= 16, "{written} pages were swapped out");
+        // Swap may be turned on in the middle of a call, which is for 512 pages at most.
+        assert!(written <= 512, "{written} pages were swapped out");
         assert_eq!(subject.footprint(), footprint);
         subject.assert_no_trap_is_left();
         subject.assert_goes_on();
