@@ -317,7 +317,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// The stages' cost, [AET] §4.3.
+    /// The stages' cost, \[AET\] §4.3.
     fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
         let totals = &self.totals;
         let (seen, touches, again, looking) = if self.args.tracing.backend != TraceMethod::Traps {
