@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod curve;
+mod first_touch;
 mod page;
 mod period;
 mod reference;
@@ -21,6 +22,7 @@ mod vm;
 mod working_set;
 
 pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
+pub use first_touch::{FirstTouch, FirstTouches};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{Period, PeriodLosses, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
