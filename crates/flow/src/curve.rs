@@ -76,6 +76,7 @@ pub enum CurveError {
 pub struct MissRatioCurve {
     points: Vec<CurvePoint>,
     references: u64,
+    references_per_second: Option<f64>,
 }
 
 /// Distance between two curves over a set of sizes.
@@ -152,7 +153,28 @@ impl MissRatioCurve {
                 return Err(CurveError::RatioRising { index, miss_ratio });
             }
         }
-        Ok(Self { points, references })
+        Ok(Self {
+            points,
+            references,
+            references_per_second: None,
+        })
+    }
+
+    /// Returns the curve with the rate of the references of which its ratios are shares, 0.0 or more; a rate that is
+    /// not a finite number is ignored.
+    #[must_use]
+    pub fn with_references_per_second(self, rate: f64) -> Self {
+        Self {
+            references_per_second: (rate.is_finite() && rate >= 0.0).then_some(rate),
+            ..self
+        }
+    }
+
+    /// Rate of the references of which the ratios are shares, so that a ratio times this rate is a number of misses
+    /// per second; `None` for a curve of references without a clock.
+    #[must_use]
+    pub fn references_per_second(&self) -> Option<f64> {
+        self.references_per_second
     }
 
     /// The steps, rising in size; never empty.
@@ -310,7 +332,11 @@ impl MissRatioCurve {
     /// [`CurveError::SizeNotRising`] if they do not, [`CurveError::Empty`] if there are none.
     pub fn at_sizes(&self, sizes: &[PageCount]) -> Result<Self, CurveError> {
         let points = sizes.iter().map(|&size| self.at(size)).collect();
-        Self::new(points, self.references)
+        let curve = Self::new(points, self.references)?;
+        Ok(Self {
+            references_per_second: self.references_per_second,
+            ..curve
+        })
     }
 
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
@@ -346,6 +372,7 @@ impl MissRatioCurve {
         Self {
             points: kept,
             references: self.references,
+            references_per_second: self.references_per_second,
         }
     }
 }
@@ -467,6 +494,21 @@ mod tests {
         let thin = curve(&points).thinned(20);
         assert!(thin.points().len() <= 20);
         assert_eq!(thin.size_for(0.5), Some(PageCount(6_000)));
+    }
+
+    #[test]
+    fn the_rate_stays_with_a_curve_that_is_thinned_or_cut() {
+        let points: Vec<_> = (0..100)
+            .map(|size| (size, 1.0 - size as f64 / 100.0))
+            .collect();
+        let rated = curve(&points).with_references_per_second(2e6);
+        assert_eq!(rated.thinned(5).references_per_second(), Some(2e6));
+        let at = rated.at_sizes(&[PageCount(3), PageCount(50)]).unwrap();
+        assert_eq!(at.references_per_second(), Some(2e6));
+        for rate in [-1.0, f64::NAN, f64::INFINITY] {
+            let unrated = curve(&points).with_references_per_second(rate);
+            assert_eq!(unrated.references_per_second(), None);
+        }
     }
 
     proptest! {

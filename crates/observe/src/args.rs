@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use plimsoll_estimator::live::{LIVE_ESTIMATORS, LiveEstimatorRow};
+use plimsoll_estimator::live::{LIVE_ESTIMATORS, LiveEstimatorRow, LiveInputKind};
 use plimsoll_flow::TraceMethod;
 use plimsoll_output::bail_usage;
 use plimsoll_trap::{BACKENDS, BackendRow, HandlerCpu, RateRule, SCALE_MAX, TraceConfig};
@@ -68,7 +68,10 @@ fn backends() -> impl TypedValueParser<Value = TraceMethod> {
 /// Parser of the name of an estimator of references in order.
 #[must_use]
 pub fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
-    let rows = || LIVE_ESTIMATORS.iter().filter(|row| row.is_ordered);
+    let rows = || {
+        let is_ordered = |row: &&&LiveEstimatorRow| row.takes == LiveInputKind::References;
+        LIVE_ESTIMATORS.iter().filter(is_ordered)
+    };
     let names = rows().map(|row| PossibleValue::new(row.name).help(row.help));
     PossibleValuesParser::new(names).try_map(move |name| {
         let row = rows().copied().find(|row| row.name == name);

@@ -29,14 +29,17 @@ pub mod wss;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_estimator::live::{self, LiveEstimator, LiveEstimatorRow, LiveOptions};
+use plimsoll_estimator::live::{
+    self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions,
+};
 use plimsoll_estimator::working_set;
 use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
     WorkingSetBound,
 };
 use plimsoll_trap::{
-    Assessment, Backend, BackendRow, Refusal, TouchCost, TraceConfig, TraceTarget, TrapError, Yield,
+    Assessment, Backend, BackendRow, Observation, Refusal, TouchCost, TraceConfig, TraceTarget,
+    TrapError, Yield,
 };
 use plimsoll_vm::{QemuVm, VmError};
 
@@ -216,7 +219,8 @@ impl Observer {
             Yield::Scans => Some(live::SCANS),
             Yield::Sample => None,
         };
-        let compared = chosen.filter(|row| options.is_compared && row.is_ordered);
+        let compared =
+            chosen.filter(|row| options.is_compared && row.takes == LiveInputKind::References);
         self.compared = compared.map(|chosen| {
             let is_other_lru = chosen.name != live::LRU.name;
             let other = if is_other_lru { live::LRU } else { live::AET };
@@ -255,15 +259,18 @@ impl Observer {
         let (heat, compared) = (&mut self.heat, &mut self.compared);
         let estimator = &mut self.estimator;
         let ran = self.backend.run_period(stop, &mut |seen| {
-            let pages = seen.pages();
+            let input = match seen {
+                Observation::References(batch) => LiveInput::References(batch.pages()),
+                Observation::Scan(scan) => LiveInput::Scan(scan.touched.pages()),
+            };
             if let Some(estimator) = estimator {
-                estimator.observe(pages);
+                estimator.observe(&input);
             }
             if let Some(compared) = compared {
-                compared.other.observe(pages);
+                compared.other.observe(&input);
             }
             if let Some(heat) = heat {
-                heat.count(pages);
+                heat.count(seen.pages());
             }
         });
         let period = match ran {

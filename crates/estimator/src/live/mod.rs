@@ -5,6 +5,7 @@
 //! | `lru` | references in order: exact stack distances, censored at the window's ends | `ordered` |
 //! | `aet` | references in order: reuse times and the AET model | `ordered` |
 //! | `scans` | pages touched between two scans: the slope of their footprint | `scans` |
+//! | `first-touch` | sampled pages, each observed until its first touch: the slope of their distribution | `first_touch` |
 //!
 //! A window is one period of a tracer. Windows are pooled weighted by the time that each represents, because the number
 //! of references that a VM made in it cannot be known from outside.
@@ -12,6 +13,7 @@
 //! A new estimator is one file with an implementation of [`LiveEstimator`] and a row in [`LIVE_ESTIMATORS`].
 //! Not here: the schedule of windows, and the selection of sampled pages (crate `plimsoll-trap`).
 
+mod first_touch;
 mod ordered;
 mod scans;
 mod survival;
@@ -24,15 +26,16 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{FirstTouches, MissRatioCurve, PageCount, PageNumber};
 
+use first_touch::FirstTouchCurve;
 use ordered::Pooled;
 use scans::ScanCurve;
 
 /// An algorithm that computes curves of a VM window by window.
 pub trait LiveEstimator: fmt::Debug + Send {
-    /// Processes the next references to sampled pages, or the pages found touched by one scan.
-    fn observe(&mut self, pages: &[PageNumber]);
+    /// Processes the next observations. Input of another kind than [`LiveEstimatorRow::takes`] is ignored.
+    fn observe(&mut self, input: &LiveInput<'_>);
 
     /// Closes the window, in which a sampled page represents `scale` pages and which represents `seconds`, and opens
     /// the next.
@@ -50,12 +53,35 @@ pub trait LiveEstimator: fmt::Debug + Send {
     fn recent_curve(&self) -> Option<MissRatioCurve>;
 }
 
+/// Observations of a running VM.
+#[derive(Debug, Clone, Copy)]
+pub enum LiveInput<'a> {
+    /// The next references to sampled pages, in order.
+    References(&'a [PageNumber]),
+    /// The pages found touched by one scan, each once.
+    Scan(&'a [PageNumber]),
+    /// The first touches of one period.
+    FirstTouches(FirstTouches<'a>),
+}
+
+/// A kind of observations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LiveInputKind {
+    /// [`LiveInput::References`].
+    References,
+    /// [`LiveInput::Scan`].
+    Scans,
+    /// [`LiveInput::FirstTouches`].
+    FirstTouches,
+}
+
 /// Options of a live estimator.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
     /// RAM of the VM in pages.
     pub ram: PageCount,
-    /// Time span of [`LiveEstimator::recent_curve`]; `None` if it is not used, so that nothing is stored for it.
+    /// Time span of [`LiveEstimator::recent_curve`]; `None` if it is not used, so that nothing is stored for it. It is
+    /// also the time for which `first-touch` keeps a sample, with `None` a minute.
     pub reach: Option<Duration>,
 }
 
@@ -66,8 +92,8 @@ pub struct LiveEstimatorRow {
     pub name: &'static str,
     /// What it computes, for help.
     pub help: &'static str,
-    /// Whether it takes references in order; otherwise scans.
-    pub is_ordered: bool,
+    /// The kind of observations that it processes.
+    pub takes: LiveInputKind,
     /// Constructor.
     pub make: fn(&LiveOptions) -> Box<dyn LiveEstimator>,
 }
@@ -76,7 +102,7 @@ pub struct LiveEstimatorRow {
 pub const LRU: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "lru",
     help: "Exact reuse distances of the traced references",
-    is_ordered: true,
+    takes: LiveInputKind::References,
     make: |options| Box::new(Pooled::<WindowLru>::new(options)),
 };
 
@@ -84,7 +110,7 @@ pub const LRU: &LiveEstimatorRow = &LiveEstimatorRow {
 pub const AET: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "aet",
     help: "Reuse times and the AET model",
-    is_ordered: true,
+    takes: LiveInputKind::References,
     make: |options| Box::new(Pooled::<WindowAet>::new(options)),
 };
 
@@ -92,12 +118,20 @@ pub const AET: &LiveEstimatorRow = &LiveEstimatorRow {
 pub const SCANS: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "scans",
     help: "Footprint of the pages touched between scans",
-    is_ordered: false,
+    takes: LiveInputKind::Scans,
     make: |options| Box::new(ScanCurve::new(options)),
 };
 
-/// All live estimators; the first one that accepts a backend's kind of references is the default.
-pub const LIVE_ESTIMATORS: &[&LiveEstimatorRow] = &[LRU, AET, SCANS];
+/// The distribution of first touches.
+pub const FIRST_TOUCH: &LiveEstimatorRow = &LiveEstimatorRow {
+    name: "first-touch",
+    help: "Footprint of sampled pages that are each observed until their first touch",
+    takes: LiveInputKind::FirstTouches,
+    make: |options| Box::new(FirstTouchCurve::new(options)),
+};
+
+/// All live estimators; the first one that accepts a backend's kind of observations is the default.
+pub const LIVE_ESTIMATORS: &[&LiveEstimatorRow] = &[LRU, AET, SCANS, FIRST_TOUCH];
 
 /// Results of the newest windows, with their lengths in seconds.
 #[derive(Debug)]
@@ -147,12 +181,34 @@ mod tests {
         }
     }
 
+    /// The estimators that pool windows. The other one is rolling.
+    fn pooling() -> impl Iterator<Item = &'static &'static LiveEstimatorRow> {
+        let is_pooling = |row: &&&LiveEstimatorRow| row.takes != LiveInputKind::FirstTouches;
+        LIVE_ESTIMATORS.iter().filter(is_pooling)
+    }
+
+    fn observe_all<'a>(
+        estimator: &mut dyn LiveEstimator,
+        kind: LiveInputKind,
+        chunks: impl Iterator<Item = &'a [PageNumber]>,
+    ) {
+        for pages in chunks {
+            estimator.observe(&match kind {
+                LiveInputKind::Scans => LiveInput::Scan(pages),
+                _ => LiveInput::References(pages),
+            });
+        }
+    }
+
     /// Three windows of loops over 1000, 1000 and 3000 pages.
-    fn observe(estimator: &mut dyn LiveEstimator) -> Vec<Option<MissRatioCurve>> {
+    fn observe(
+        estimator: &mut dyn LiveEstimator,
+        kind: LiveInputKind,
+    ) -> Vec<Option<MissRatioCurve>> {
         let windows = [1000, 1000, 3000].map(|size: u64| {
             let pages: Vec<_> = (0..size).cycle().take(10_000).map(PageNumber).collect();
             // A scan lists each page once.
-            pages.chunks(100).for_each(|pages| estimator.observe(pages));
+            observe_all(estimator, kind, pages.chunks(100));
             estimator.close_window(1, 5.0)
         });
         windows.into_iter().collect()
@@ -160,11 +216,11 @@ mod tests {
 
     #[test]
     fn every_estimator_finds_a_loop_and_pools_windows_by_their_time() {
-        for row in LIVE_ESTIMATORS {
+        for row in pooling() {
             let mut estimator = (row.make)(&options(Some(5)));
             assert!(estimator.curve().is_none(), "{}", row.name);
             assert!(estimator.recent_curve().is_none(), "{}", row.name);
-            let windows = observe(&mut *estimator);
+            let windows = observe(&mut *estimator, row.takes);
             let first = windows[0].as_ref().unwrap();
             assert!(first.miss_ratio(PageCount(900)) > 0.9, "{}", row.name);
             assert!(first.miss_ratio(PageCount(1050)) < 0.1, "{}", row.name);
@@ -179,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_window_that_is_discarded_leaves_nothing() {
-        for row in LIVE_ESTIMATORS {
+        for row in pooling() {
             let mut estimator = (row.make)(&options(None));
             let pages: Vec<_> = (0..100).cycle().take(400).map(PageNumber).collect();
-            pages.chunks(50).for_each(|pages| estimator.observe(pages));
+            observe_all(&mut *estimator, row.takes, pages.chunks(50));
             estimator.discard_window();
             assert!(estimator.close_window(1, 1.0).is_none(), "{}", row.name);
             assert!(estimator.curve().is_none(), "{}", row.name);

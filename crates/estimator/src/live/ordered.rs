@@ -7,7 +7,7 @@ use std::fmt;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
-use super::{LiveEstimator, LiveOptions, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, Recent};
 use crate::live::survival::Survival;
 use crate::live::window::{WindowAet, WindowLru, aet_curve, lru_curve};
 
@@ -73,8 +73,10 @@ fn curve_of<W: Window>(survival: &Survival) -> Option<MissRatioCurve> {
 }
 
 impl<W: Window> LiveEstimator for Pooled<W> {
-    fn observe(&mut self, pages: &[PageNumber]) {
-        self.window.observe(pages);
+    fn observe(&mut self, input: &LiveInput<'_>) {
+        if let LiveInput::References(pages) = input {
+            self.window.observe(pages);
+        }
     }
 
     fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {

@@ -20,7 +20,7 @@
 
 use std::collections::HashMap;
 
-use super::{LiveEstimator, LiveOptions, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, Recent};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
@@ -342,8 +342,10 @@ impl ScanCurve {
 }
 
 impl LiveEstimator for ScanCurve {
-    fn observe(&mut self, pages: &[PageNumber]) {
-        self.window.observe(pages);
+    fn observe(&mut self, input: &LiveInput<'_>) {
+        if let LiveInput::Scan(pages) = input {
+            self.window.observe(pages);
+        }
     }
 
     fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
