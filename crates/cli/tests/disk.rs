@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use plimsoll_serve::disk::Report;
 use tempfile::TempDir;
 
-use program::{Killed, ran};
+use program::{KilledOnDrop, ran};
 
 /// The program with a line of arguments, in which `@` stands for a folder.
 fn plimsoll(folder: &TempDir, line: &str) -> Command {
@@ -33,13 +33,13 @@ fn images() -> TempDir {
 }
 
 /// A daemon for `good.raw` with all its sockets.
-struct Served {
+struct DiskServer {
     folder: TempDir,
-    child: Killed,
+    child: KilledOnDrop,
     told: String,
 }
 
-impl Served {
+impl DiskServer {
     fn new(options: &str) -> Self {
         let folder = images();
         let line = "disk serve --name vm --disk @/good.raw,socket=@/disk --control @/control --admin @/admin";
@@ -47,7 +47,7 @@ impl Served {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut child = Killed(child);
+        let mut child = KilledOnDrop(child);
         let mut lines = BufReader::new(child.0.stdout.take().unwrap());
         let mut told = String::new();
         while !told.contains("disk: serving ") {
@@ -191,7 +191,8 @@ fn capabilities_are_those_of_the_schema_and_nothing_else_is_done() {
 #[test]
 fn a_daemon_says_what_it_serves_and_ends_well_at_a_signal() {
     for signal in ["-TERM", "-INT"] {
-        let mut served = Served::new("--cache 8M --write delayed --state @/state --record @/trace");
+        let mut served =
+            DiskServer::new("--cache 8M --write delayed --state @/state --record @/trace");
         assert!(served.told.starts_with("disk: 0 is "), "{}", served.told);
         assert!(served.told.contains("good.raw (1 MiB, "), "{}", served.told);
         let rest = "disk: serving vm, exclusive cache of 8 MiB, up to 2 MiB of writes delayed, control disk at ";
@@ -207,7 +208,7 @@ fn a_daemon_says_what_it_serves_and_ends_well_at_a_signal() {
 
 #[test]
 fn an_image_or_socket_in_use_is_left_to_who_uses_it() {
-    let served = Served::new("");
+    let served = DiskServer::new("");
     for (line, reason) in [
         (
             "--disk @/good.raw,socket=@/other",
@@ -234,7 +235,7 @@ fn an_image_or_socket_in_use_is_left_to_who_uses_it() {
 
 #[test]
 fn a_cache_is_looked_at_and_changed_at_run_time() {
-    let served = Served::new("--cache 8M --cache-max 32M");
+    let served = DiskServer::new("--cache 8M --cache-max 32M");
     assert_eq!(served.text("disk resize @/admin 16M"), "cache 16 MiB\n");
     let report = served.report();
     assert_eq!(
@@ -284,7 +285,7 @@ fn a_cache_is_looked_at_and_changed_at_run_time() {
 
 #[test]
 fn bad_input_on_the_admin_socket_is_told_and_harms_nobody() {
-    let served = Served::new("");
+    let served = DiskServer::new("");
     let mut stream = UnixStream::connect(served.path("admin")).unwrap();
     let lines =
         b"\0\xff\n{}\n{\"command\":\"stop\"}\n{\"command\":\"resize\",\"cache_bytes\":1e99}\n";

@@ -14,7 +14,7 @@ use plimsoll_serve::hcache::Report;
 use plimsoll_serve::hcache::report::PoolAccess;
 use tempfile::TempDir;
 
-use program::{Killed, ran};
+use program::{KilledOnDrop, ran};
 
 fn plimsoll(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
@@ -23,13 +23,13 @@ fn plimsoll(line: &str) -> Command {
 }
 
 /// A server on a socket of its own.
-struct Served {
+struct Server {
     folder: TempDir,
-    child: Killed,
+    child: KilledOnDrop,
     ready: String,
 }
 
-impl Served {
+impl Server {
     fn new(options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let child = plimsoll(&format!("serve {options} --socket"))
@@ -37,7 +37,7 @@ impl Served {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut child = Killed(child);
+        let mut child = KilledOnDrop(child);
         let mut ready = String::new();
         let mut lines = BufReader::new(child.0.stdout.take().unwrap());
         lines.read_line(&mut ready).unwrap();
@@ -174,7 +174,7 @@ fn verbs_without_a_server_end_with_3() {
 #[test]
 fn a_server_says_when_it_is_ready_and_leaves_nothing_at_its_end() {
     for signal in ["-TERM", "-INT"] {
-        let mut served = Served::new("--capacity 4M --max-capacity 8M --workers 1 --compress");
+        let mut served = Server::new("--capacity 4M --max-capacity 8M --workers 1 --compress");
         let socket = served.socket();
         let ready = format!(
             "hcache: serving at {}, capacity 4 MiB (up to 8 MiB), 1 worker, LZ4 compression\n",
@@ -195,7 +195,7 @@ fn a_server_says_when_it_is_ready_and_leaves_nothing_at_its_end() {
 
 #[test]
 fn a_killed_servers_socket_is_taken_over() {
-    let mut served = Served::new("--capacity 2M");
+    let mut served = Server::new("--capacity 2M");
     assert_eq!(served.child.end_by("-KILL"), None);
     assert_eq!(ran(&mut served.verb("stat")).0, Some(3));
     let mut again = plimsoll("serve --capacity 2M --socket")
@@ -213,7 +213,7 @@ fn a_killed_servers_socket_is_taken_over() {
 
 #[test]
 fn statistics_are_the_same_in_every_form() {
-    let served = Served::new("--capacity 4M --share client --client-max 3M --workers 2");
+    let served = Server::new("--capacity 4M --share client --client-max 3M --workers 2");
     let (mut web, pool) = served.client("we\"b");
     let mut content = [5; 4096];
     for index in 0..10 {
@@ -318,7 +318,7 @@ fn is_openmetrics(line: &str) -> bool {
 
 #[test]
 fn a_smaller_capacity_holds_when_resize_returns() {
-    let served = Served::new("--capacity 8M --max-capacity 16M --no-ghost");
+    let served = Server::new("--capacity 8M --max-capacity 16M --no-ghost");
     let (mut web, pool) = served.client("web");
     let mut content = [0; 4096];
     for index in 0..1500_u32 {
@@ -345,7 +345,7 @@ fn a_smaller_capacity_holds_when_resize_returns() {
 #[test]
 fn a_loops_curve_falls_at_its_size() {
     // A page in an exclusive store is gone once it is got, so the loop needs room for all its pages.
-    let served = Served::new("--capacity 4M --ghost-rate 1");
+    let served = Server::new("--capacity 4M --ghost-rate 1");
     let (mut connection, pool) = served.client("loop");
     go_round(&mut connection, pool, 200, 10);
     let report = served.report("stat --curves -o json");
@@ -389,7 +389,7 @@ fn a_loops_curve_falls_at_its_size() {
         "{table}"
     );
 
-    let served = Served::new("--capacity 4M --no-ghost");
+    let served = Server::new("--capacity 4M --no-ghost");
     let (_connection, _) = served.client("loop");
     let table = served.text("stat --curves");
     assert!(
@@ -401,7 +401,7 @@ fn a_loops_curve_falls_at_its_size() {
 
 #[test]
 fn watch_shows_rates_until_it_is_told_to_stop() {
-    let mut served = Served::new("--capacity 4M");
+    let mut served = Server::new("--capacity 4M");
     let (mut connection, pool) = served.client("loop");
     let mut watch = served.verb("stat --watch 1 -o table");
     let mut watch = watch
@@ -425,7 +425,7 @@ fn watch_shows_rates_until_it_is_told_to_stop() {
 
 #[test]
 fn load_checks_the_pages_that_come_back() {
-    let served = Served::new("--capacity 4M --compress");
+    let served = Server::new("--capacity 4M --compress");
     let json = served.text("bench --seconds 1 --pages 2000 --batch 16 -o json");
     let load: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(

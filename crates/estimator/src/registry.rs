@@ -465,7 +465,7 @@ pub enum Feed {
 
 /// How a method's size is plotted over the intervals of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Plotted {
+pub struct PlotLine {
     /// Name of the line.
     pub label: &'static str,
     /// Index of its column.
@@ -505,7 +505,7 @@ pub struct Method {
     /// Names of the columns of each interval's result.
     pub columns: &'static [&'static str],
     /// How it is plotted.
-    pub plotted: Plotted,
+    pub plotted: PlotLine,
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
     make: fn(&MethodOptions) -> Option<Box<dyn WorkingSetEstimator>>,
@@ -528,7 +528,7 @@ pub const METHODS: &[Method] = &[
         of_last_interval: false,
         reported: Some("at the end"),
         columns: &["touched_pages", "truth_pages"],
-        plotted: Plotted {
+        plotted: PlotLine {
             label: "truth",
             column: 1,
             band: None,
@@ -543,7 +543,7 @@ pub const METHODS: &[Method] = &[
         of_last_interval: false,
         reported: None,
         columns: &["prl_hot_pages", "prl_growth_pages"],
-        plotted: Plotted {
+        plotted: PlotLine {
             label: "prl: hot pages",
             column: 0,
             band: None,
@@ -558,7 +558,7 @@ pub const METHODS: &[Method] = &[
         of_last_interval: false,
         reported: None,
         columns: &["pml_written_pages", "pml_cumulative_pages"],
-        plotted: Plotted {
+        plotted: PlotLine {
             label: "pml: pages written so far",
             column: 1,
             band: None,
@@ -578,7 +578,7 @@ pub const METHODS: &[Method] = &[
             "esx_high_pages",
             "esx_smoothed_pages",
         ],
-        plotted: Plotted {
+        plotted: PlotLine {
             label: "esx: sampled, 95 %",
             column: 0,
             band: Some((1, 2)),

@@ -96,20 +96,20 @@ pub struct Observer {
     /// `None` if the backend's observations yield no curve.
     estimator: Option<Box<dyn LiveEstimator>>,
     /// Exact LRU and AET, if they are compared; one of them is the selected estimator.
-    compared: Option<Compared>,
+    compared: Option<OtherEstimator>,
     has_reach: bool,
     heat: Option<Heat>,
 }
 
 /// The second estimator of a comparison.
 #[derive(Debug)]
-struct Compared {
+struct OtherEstimator {
     other: Box<dyn LiveEstimator>,
     /// Whether the second estimator is exact LRU, and therefore the selected one AET.
     is_other_lru: bool,
 }
 
-impl Compared {
+impl OtherEstimator {
     fn curves(
         &self,
         chosen: Option<MissRatioCurve>,
@@ -224,7 +224,7 @@ impl Observer {
         self.compared = compared.map(|chosen| {
             let is_other_lru = chosen.name != live::LRU.name;
             let other = if is_other_lru { live::LRU } else { live::AET };
-            Compared {
+            OtherEstimator {
                 other: (other.make)(&LiveOptions { ram, reach: None }),
                 is_other_lru,
             }

@@ -224,7 +224,7 @@ impl PageLog {
 pub struct Recording {
     path: PathBuf,
     lives: Arc<AtomicBool>,
-    thread: Option<JoinHandle<anyhow::Result<Recorded>>>,
+    thread: Option<JoinHandle<anyhow::Result<RecordingSummary>>>,
 }
 
 impl Drop for Recording {
@@ -240,7 +240,7 @@ impl Recording {
     /// # Errors
     ///
     /// Why the log is truncated or was not started; the records before are in the file.
-    pub fn end(mut self) -> anyhow::Result<Recorded> {
+    pub fn end(mut self) -> anyhow::Result<RecordingSummary> {
         self.lives.store(false, Ordering::Release);
         let joined = self.thread.take().map(JoinHandle::join);
         match joined.context("the page log has ended before")? {
@@ -252,7 +252,7 @@ impl Recording {
 
 /// Results of a recording.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Recorded {
+pub struct RecordingSummary {
     /// Records in the log.
     pub records: u64,
     /// Page walks among them.
@@ -273,7 +273,7 @@ pub struct Recorded {
     pub lost: u64,
 }
 
-impl std::fmt::Display for Recorded {
+impl std::fmt::Display for RecordingSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let per_record = self.bytes as f64 / self.records.max(1) as f64;
         let mips = self.instructions as f64 / self.seconds.max(1e-3) / 1e6;
@@ -298,7 +298,7 @@ fn record(
     mut reader: RingReader,
     file: File,
     mut inspect: impl FnMut(&[Record]),
-) -> anyhow::Result<Recorded> {
+) -> anyhow::Result<RecordingSummary> {
     let mut log = LogWriter::new(BufWriter::new(file), reader.description())?;
     let mut seen = Counts::default();
     let mut batch = Vec::new();
@@ -318,7 +318,7 @@ fn record(
     let records = log.records();
     let file = log.finish(Totals { waits, lost })?;
     let bytes = file.get_ref().metadata().context("the log's size")?.len();
-    Ok(Recorded {
+    Ok(RecordingSummary {
         records,
         walks: seen.walks,
         references: seen.references,

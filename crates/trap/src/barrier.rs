@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::ram::{Mapped, Presence};
+use crate::ram::{MappedPage, Presence};
 use crate::sys::{self, AddressRange};
 use crate::uffd::Userfault;
 
@@ -80,7 +80,7 @@ impl RemotePageout {
     pub(crate) fn for_each_mapped(
         &mut self,
         range: AddressRange,
-        visit: impl FnMut(u64, Mapped),
+        visit: impl FnMut(u64, MappedPage),
     ) -> io::Result<()> {
         self.presence.for_each_present(range, visit)
     }

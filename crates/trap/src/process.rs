@@ -16,7 +16,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::inject::{assess_injection, ends_soon, has_ended, open_pidfd, take_userfaultfd};
 use crate::placement::Placement;
-use crate::ram::{Mapped, PAGE_BYTES, PageRange, Populated, RamLayout};
+use crate::ram::{MappedPage, PAGE_BYTES, PageRange, PopulatedPages, RamLayout};
 use crate::refusal::Refusal;
 use crate::swap::SwapWatch;
 use crate::sys::{AddressRange, process_cpu_time};
@@ -163,7 +163,7 @@ pub struct Session<B: PageBarrier = RemotePageout> {
     pub process: TracedProcess,
     pub layout: RamLayout,
     pub barrier: B,
-    populated: Populated,
+    populated: PopulatedPages,
     placement: Placement,
     pages_before: Option<u64>,
     /// `None` if swap does not matter to the barrier.
@@ -193,7 +193,7 @@ impl Session {
     pub fn for_each_mapped(
         &mut self,
         pages: &[u64],
-        mut visit: impl FnMut(u64, Mapped),
+        mut visit: impl FnMut(u64, MappedPage),
     ) -> Result<(), TrapError> {
         let (layout, barrier) = (&self.layout, &mut self.barrier);
         let read = pages.iter().try_for_each(|&page| {
@@ -232,7 +232,7 @@ impl<B: PageBarrier> Session<B> {
     pub fn assemble(
         process: TracedProcess,
         layout: RamLayout,
-        populated: Populated,
+        populated: PopulatedPages,
         barrier: B,
         target: &TraceTarget,
         config: &TraceConfig,

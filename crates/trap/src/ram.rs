@@ -90,7 +90,7 @@ impl RamLayout {
 /// Listing them requires a kernel walk over all (12 ms a GiB), so it is repeated only when the files' number of blocks
 /// has changed, and periodically in case a page was added while another was removed.
 #[derive(Debug)]
-pub struct Populated {
+pub struct PopulatedPages {
     files: Vec<(PageRange, u64, File)>,
     /// Blocks of each file when the runs were listed.
     blocks: Vec<u64>,
@@ -102,7 +102,7 @@ pub struct Populated {
 /// How often runs are returned before they are listed again: five minutes of the usual periods.
 const USES_MAX: u32 = 60;
 
-impl Populated {
+impl PopulatedPages {
     /// Opens the files behind the mappings of process `pid`.
     pub fn open(pid: u32, layout: &RamLayout, mappings: &[RamMapping]) -> io::Result<Self> {
         let folder = format!("/proc/{pid}/map_files");
@@ -182,7 +182,7 @@ impl Populated {
 
 /// State of a mapped page in its process's page table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MappedPage {
     /// Whether the page is free of userfaultfd's write protection: it was written since it was
     /// protected, or never was protected.
     pub unprotected: bool,
@@ -213,7 +213,7 @@ impl Presence {
     pub fn for_each_present(
         &mut self,
         range: AddressRange,
-        mut visit: impl FnMut(u64, Mapped),
+        mut visit: impl FnMut(u64, MappedPage),
     ) -> io::Result<()> {
         const ENTRY_BYTES: usize = 8;
         const CHUNK_PAGES: u64 = 8192;
@@ -229,7 +229,7 @@ impl Presence {
                 let flags = entry[ENTRY_BYTES - 1];
                 if flags & 0x80 != 0 {
                     let unprotected = flags & 0x02 == 0;
-                    visit(first + index as u64, Mapped { unprotected });
+                    visit(first + index as u64, MappedPage { unprotected });
                 }
             }
             first += count;
@@ -274,7 +274,7 @@ mod tests {
             start: 0,
             len_bytes: 8 * PAGE_BYTES,
         }]);
-        let mut populated = Populated::of_file(&layout, file.try_clone().unwrap());
+        let mut populated = PopulatedPages::of_file(&layout, file.try_clone().unwrap());
         assert!(populated.runs().unwrap().is_empty());
         for page in [1, 2, 6] {
             file.write_all_at(&[1], page * PAGE_BYTES).unwrap();

@@ -10,7 +10,7 @@ use plimsoll_flow::RamBacking;
 
 use crate::config::TraceConfig;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
-use crate::ram::Populated;
+use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;
 use crate::sys;
 use crate::target::TraceTarget;
@@ -140,11 +140,13 @@ fn check_memory_access(pid: u32) -> Result<(), Refusal> {
 
 impl TraceTarget {
     /// Opens the files behind its RAM.
-    pub(crate) fn populated(&self) -> Result<Populated, Refusal> {
+    pub(crate) fn populated(&self) -> Result<PopulatedPages, Refusal> {
         let pid = self.pid;
-        Populated::open(pid, &self.layout(), &self.ram).map_err(|source| Refusal::NoPrivilege {
-            what: format!("read /proc/{pid}/map_files"),
-            source,
+        PopulatedPages::open(pid, &self.layout(), &self.ram).map_err(|source| {
+            Refusal::NoPrivilege {
+                what: format!("read /proc/{pid}/map_files"),
+                source,
+            }
         })
     }
 }

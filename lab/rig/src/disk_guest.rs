@@ -70,7 +70,7 @@ pub type Fields = BTreeMap<String, String>;
 
 /// Output of a guest until it ended, in order.
 #[derive(Debug, Clone, Default)]
-pub struct Told {
+pub struct GuestOutput {
     /// Its results by name.
     pub results: Vec<(String, Fields)>,
     /// Number of wrong blocks, by its last line; `None` if it did not end by itself.
@@ -81,7 +81,7 @@ pub struct Told {
     pub flushed: Option<u64>,
 }
 
-impl Told {
+impl GuestOutput {
     /// A number of the last result of that name and, if given, phase.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ pub struct DiskGuest {
     folder: TempDir,
     program: PathBuf,
     setup: Setup,
-    told: Told,
+    told: GuestOutput,
 }
 
 impl DiskGuest {
@@ -142,7 +142,7 @@ impl DiskGuest {
             setup: setup.clone(),
             daemon,
             guest: None,
-            told: Told::default(),
+            told: GuestOutput::default(),
         })
     }
 
@@ -170,7 +170,7 @@ impl DiskGuest {
         }
         disk("control.sock", 1);
         let image = GuestImage::for_guest(&config)?;
-        self.told = Told::default();
+        self.told = GuestOutput::default();
         self.guest = Some(Guest::start(&image, &config)?);
         Ok(())
     }
@@ -243,7 +243,7 @@ impl DiskGuest {
     ///
     /// # Errors
     /// If it is not within `timeout`, or failed.
-    pub fn finish(&mut self, timeout: Duration) -> anyhow::Result<Told> {
+    pub fn finish(&mut self, timeout: Duration) -> anyhow::Result<GuestOutput> {
         self.listen(timeout, |event| matches!(event, ConsoleEvent::Done { .. }))?;
         if let Some(guest) = self.guest.as_mut() {
             guest.wait(Duration::from_secs(30))?;
@@ -254,7 +254,7 @@ impl DiskGuest {
 
     /// Output of the guest so far.
     #[must_use]
-    pub fn told(&self) -> &Told {
+    pub fn told(&self) -> &GuestOutput {
         &self.told
     }
 

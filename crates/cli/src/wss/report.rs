@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use plimsoll_estimator::registry::METHODS;
 use plimsoll_flow::PageCount;
-use plimsoll_observe::wss::{EstimatorArgs, Finding, Logging, Origin, Results, Step};
+use plimsoll_observe::wss::{EstimatorArgs, Finding, LoggingEffect, Origin, Results, Step};
 use serde::{Serialize, Serializer};
 
 use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
@@ -27,7 +27,7 @@ struct LoggingJson {
 }
 
 impl LoggingJson {
-    fn new(estimator: &'static str, logging: &Logging) -> Self {
+    fn new(estimator: &'static str, logging: &LoggingEffect) -> Self {
         let vm = &logging.vm;
         Self {
             estimator,

@@ -6,7 +6,7 @@ use plimsoll_protocol::vm::VmSummary;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, MIB, Place, alone, balloon_to, boot, with_balloon};
+use crate::rig::{Daemon, DaemonDirectory, MIB, alone, balloon_to, boot, with_balloon};
 
 /// One guest has more than its rule allows, until that is changed by hand.
 const RULES: &str = "
@@ -40,7 +40,7 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
             with_balloon("poor", 256, "workload=zipf mib=32"),
         ]);
         balloon_to(&mut poor, 128);
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let daemon = place.start(RULES);
         let moved = daemon.until_state(State::Kept);
         assert_eq!((moved.kind, moved.by), (Kind::Divide, By::Daemon));

@@ -5,7 +5,7 @@ use plimsoll_protocol::vm::CurveSource;
 use plimsoll_rig::{DiskGuest, GuestConfig, GuestDisk, PATIENCE, Setup};
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{MIB, PLIMSOLL, Place, alone, start, with_balloon};
+use crate::rig::{DaemonDirectory, MIB, PLIMSOLL, alone, start, with_balloon};
 
 #[test]
 fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
@@ -29,7 +29,7 @@ fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
         let serves = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Result { name, .. } if name == "serve");
         guest.guest.wait_for(PATIENCE, serves).unwrap();
 
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let daemon = place.start(
             "mode = \"act\"
             [curves]

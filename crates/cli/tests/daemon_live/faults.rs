@@ -9,7 +9,9 @@ use plimsoll_vm::Qmp;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, MIB, Place, alone, balloon_to, boot, signal, wait, with_balloon};
+use crate::rig::{
+    Daemon, DaemonDirectory, MIB, alone, balloon_to, boot, signal, wait, with_balloon,
+};
 
 /// `poor` is to be raised by more than `rich` can give: its array and its kernel need 160 MiB and more.
 fn rules(patience: &str) -> String {
@@ -52,7 +54,7 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
             with_balloon("poor", 256, "workload=zipf mib=16"),
         ]);
         balloon_to(&mut poor, 112);
-        let place = Place::new();
+        let place = DaemonDirectory::new();
 
         // Another client has the monitor.
         let monitor = rich.guest.vm().unwrap().qmp_socket.unwrap();
@@ -159,7 +161,7 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         .unwrap();
         deaf.until_populated().unwrap();
         fixed.until_populated().unwrap();
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let daemon = place.start(
             "mode = \"act\"\n[policy]\ncooldown = \"1s\"\n[[vm]]\nname = \"*\"\nmin = \"64M\"\nmax_loss = 10\n\
              baseline = \"96M\"\n",

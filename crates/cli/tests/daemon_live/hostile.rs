@@ -11,15 +11,15 @@ use std::thread;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, Place, alone, signal, start, wait, with_balloon};
+use crate::rig::{Daemon, DaemonDirectory, alone, signal, start, wait, with_balloon};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
 
 /// A program that runs; dropped, it is killed.
-struct Running(Child);
+struct Program(Child);
 
-impl Drop for Running {
+impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -42,7 +42,7 @@ fn victim(path: &Path) -> Arc<AtomicUsize> {
 }
 
 /// A shell called as an emulator, of this owner and run by this user, with a command line that names a monitor.
-fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Running {
+fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Program {
     fs::create_dir_all(folder).unwrap();
     let program = folder.join("qemu-system-evil");
     fs::copy("/bin/sh", &program).unwrap();
@@ -65,7 +65,7 @@ fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Running {
         .spawn()
         .unwrap();
     let link = format!("/proc/{}/exe", child.id());
-    let running = Running(child);
+    let running = Program(child);
     wait("the impostor", || {
         (fs::read_link(&link).ok()? == program).then_some(())
     });
@@ -75,7 +75,7 @@ fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Running {
 #[test]
 fn an_impostor_is_no_vm_and_the_monitor_that_it_names_sees_nobody() {
     alone(|| {
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path();
         // Its programs are run by others.
@@ -109,10 +109,10 @@ fn longest_turn_ms(daemon: &Daemon<'_>, turns: u32) -> f64 {
 #[test]
 fn monitors_that_never_answer_lengthen_no_turn() {
     alone(|| {
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let folder = tempfile::tempdir().unwrap();
         // Emulators of root's that are stopped: who connects to them waits for ever.
-        let silent: Vec<Running> = (0..50)
+        let silent: Vec<Program> = (0..50)
             .map(|number| {
                 let socket = folder.path().join(format!("{number}.sock"));
                 let child = Command::new(plimsoll_vm::QEMU)
@@ -122,7 +122,7 @@ fn monitors_that_never_answer_lengthen_no_turn() {
                     .stdin(Stdio::null())
                     .spawn()
                     .unwrap();
-                let running = Running(child);
+                let running = Program(child);
                 wait("a monitor", || socket.exists().then_some(()));
                 signal(running.0.id(), Signal::STOP);
                 running

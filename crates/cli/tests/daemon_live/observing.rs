@@ -8,7 +8,7 @@ use plimsoll_rig::has_ended;
 
 use rustix::process::Signal;
 
-use crate::rig::{MIB, Place, alone, balloon_to, boot, wait, with_balloon};
+use crate::rig::{DaemonDirectory, MIB, alone, balloon_to, boot, wait, with_balloon};
 
 #[test]
 fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
@@ -18,7 +18,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
             192,
             "workload=zipf mib=64 write_ratio=0.3 seconds=60",
         )]);
-        let place = Place::new();
+        let place = DaemonDirectory::new();
         let daemon = place.start("");
         let found = Instant::now();
         daemon.until("curve and working set", |host| {

@@ -104,13 +104,13 @@ pub fn signal(pid: u32, signal: Signal) {
 }
 
 /// Where daemons run, one after the other: configuration, socket, history and log.
-pub struct Place {
+pub struct DaemonDirectory {
     folder: tempfile::TempDir,
     /// Daemons started here.
     started: Cell<u32>,
 }
 
-impl Place {
+impl DaemonDirectory {
     pub fn new() -> Self {
         Self {
             folder: tempfile::Builder::new()
@@ -183,7 +183,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DaemonDirectory {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("the daemons' log:\n{}", self.log());
@@ -193,7 +193,7 @@ impl Drop for Place {
 
 /// A daemon that runs; dropped, it is killed.
 pub struct Daemon<'a> {
-    place: &'a Place,
+    place: &'a DaemonDirectory,
     server: Server,
 }
 
@@ -226,7 +226,7 @@ impl Daemon<'_> {
     /// Waits until the host is as it should be.
     pub fn until(&self, what: &str, is: impl Fn(&HostView) -> bool) -> HostView {
         let last = RefCell::new(None);
-        let seen = Seen(&last);
+        let seen = LastValue(&last);
         let found = wait(what, || {
             let host = self.host();
             let found = is(&host).then(|| host.clone());
@@ -240,7 +240,7 @@ impl Daemon<'_> {
     /// Waits until the newest decision is as it should be.
     pub fn until_decision(&self, what: &str, is: impl Fn(&Decision) -> bool) -> Decision {
         let last = RefCell::new(None);
-        let seen = Seen(&last);
+        let seen = LastValue(&last);
         let found = wait(what, || {
             self.host();
             let newest = self.decisions().into_iter().next();
@@ -306,9 +306,9 @@ impl Drop for Daemon<'_> {
 }
 
 /// Tells what was last seen if the wait for it fails.
-struct Seen<'a, T: std::fmt::Debug>(&'a RefCell<Option<T>>);
+struct LastValue<'a, T: std::fmt::Debug>(&'a RefCell<Option<T>>);
 
-impl<T: std::fmt::Debug> Drop for Seen<'_, T> {
+impl<T: std::fmt::Debug> Drop for LastValue<'_, T> {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("last seen: {:#?}", self.0.borrow());

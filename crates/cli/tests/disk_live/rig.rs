@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use plimsoll_disk::EngineStats;
 use plimsoll_rig::{
-    DiskGuest, GuestConfig, GuestDisk, GuestError, GuestImage, GuestKernel, Setup, Told, host,
+    DiskGuest, GuestConfig, GuestDisk, GuestError, GuestImage, GuestKernel, GuestOutput, Setup,
+    host,
 };
 use plimsoll_serve::disk::{Report, admin};
 use plimsoll_skip::{Lack, guests_wanted, skip};
@@ -49,7 +50,7 @@ pub fn image(kernel: GuestKernel) -> Result<GuestImage, GuestError> {
 }
 
 /// Makes an image, runs a guest on it to its end, and has the image checked.
-pub fn run(setup: &Setup) -> (Told, Report) {
+pub fn run(setup: &Setup) -> (GuestOutput, Report) {
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), setup).unwrap();
     let (told, report) = finish(&mut guest);
     guest.check_image().unwrap();
@@ -57,7 +58,7 @@ pub fn run(setup: &Setup) -> (Told, Report) {
 }
 
 /// Waits until the guest has ended by itself, and asks the daemon then.
-pub fn finish(guest: &mut DiskGuest) -> (Told, Report) {
+pub fn finish(guest: &mut DiskGuest) -> (GuestOutput, Report) {
     let told = guest.finish(PATIENCE).unwrap_or_else(|error| {
         let told = guest.told();
         let log = guest.daemon_log();
@@ -72,7 +73,7 @@ pub fn report(guest: &DiskGuest) -> Report {
 }
 
 /// Fails unless the guest read what it had written and its kernel had nothing to complain of.
-pub fn assert_sound(told: &Told) {
+pub fn assert_sound(told: &GuestOutput) {
     assert_eq!(told.mismatches, Some(0), "{told:?}");
     assert_eq!(told.number("kernel", None, "complaints").unwrap(), 0);
     assert_eq!(told.kernel, [""; 0]);
@@ -92,7 +93,7 @@ pub fn assert_right(engine: &EngineStats) {
 }
 
 /// Says what came of the cache.
-pub fn tell(what: &str, told: &Told, engine: &EngineStats) {
+pub fn tell(what: &str, told: &GuestOutput, engine: &EngineStats) {
     println!(
         "{what}: {} blocks read, {} from the cache; {} evicted, {} taken in, {} not what they should be; \
          {} served wrong, {:?} read wrong",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use plimsoll_hcache::{Handle, PoolOptions};
-use plimsoll_rig::{DiskGuest, Server, Setup, Told};
+use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_vm::ConsoleEvent;
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ fn setup(socket: &Path, workload: &str) -> Setup {
 }
 
 /// A count of the target's status.
-fn of_target(told: &Told, key: &str) -> u64 {
+fn of_target(told: &GuestOutput, key: &str) -> u64 {
     let (_, fields) = told
         .results
         .iter()

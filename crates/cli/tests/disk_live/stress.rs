@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_rig::GuestKernel::{V6_1, V6_12};
-use plimsoll_rig::{DiskGuest, Guest, Setup, Told};
+use plimsoll_rig::{DiskGuest, Guest, GuestOutput, Setup};
 use plimsoll_serve::disk::Report;
 
 use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, has, report, run, tell, turn};
@@ -18,7 +18,7 @@ fn stressed(serve: &str, words: &str) -> Setup {
 }
 
 /// A number of the module's statistics.
-fn of_module(told: &Told, key: &str) -> u64 {
+fn of_module(told: &GuestOutput, key: &str) -> u64 {
     told.number("plimsoll", None, key).unwrap_or_else(|_| {
         let has = told
             .results
@@ -29,7 +29,7 @@ fn of_module(told: &Told, key: &str) -> u64 {
     })
 }
 
-fn assert_all_sound(what: &str, told: &Told, report: &Report) {
+fn assert_all_sound(what: &str, told: &GuestOutput, report: &Report) {
     let engine = &report.machine.engine;
     tell(what, told, engine);
     assert_sound(told);

@@ -19,7 +19,7 @@ const ARRAY_MIB: u64 = 48;
 const MEMORY_MIB: u64 = 224;
 
 /// A guest whose console goes to a file, line by line as it comes.
-struct Watched {
+struct WatchedGuest {
     pid: String,
     qmp: Option<Qmp>,
     console: PathBuf,
@@ -49,7 +49,7 @@ fn listen(mut guest: Guest, mut file: File, end: &Receiver<()>) -> Vec<String> {
     wrong
 }
 
-impl Watched {
+impl WatchedGuest {
     fn boot(ground: &Ground, name: &str, balloon: bool, workload: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let console = folder.path().join("console");
@@ -145,7 +145,7 @@ fn every_way_finds_an_array_and_the_balloon_gets_back_what_it_had() {
         "workload=arrays array=RWRW mib={ARRAY_MIB} seconds=0 step_ms=1000000 memstat_ms=250 \
          swap=zram swap_mib=160"
     );
-    let mut vm = Watched::boot(&ground, "compare", true, &workload);
+    let mut vm = WatchedGuest::boot(&ground, "compare", true, &workload);
     let full = vm.size_bytes();
     assert_eq!(full, MEMORY_MIB * MIB);
     let words = "--interval 3s --rounds 1 --budget 100% --shrink --shrink-step 1s -o json";
@@ -210,7 +210,7 @@ fn every_way_finds_an_array_and_the_balloon_gets_back_what_it_had() {
 #[test]
 fn a_vm_without_balloon_or_words_says_what_is_missing() {
     let Some(ground) = ground() else { return };
-    let vm = Watched::boot(&ground, "plain", false, "workload=sequential mib=16");
+    let vm = WatchedGuest::boot(&ground, "plain", false, "workload=sequential mib=16");
     let words = "--interval 300ms --rounds 1 --shrink -o json";
     let found = document(&mut vm.compare(words));
     for way in ["balloon statistics", "Zballoond"] {

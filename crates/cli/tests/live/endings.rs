@@ -14,7 +14,7 @@ use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 use plimsoll_rig::{PATIENCE, Subject, send, wait_for};
 use rustix::process::Signal;
 
-use crate::rig::{Attach, EVERYTHING, Ended, MIB, PLIMSOLL, ground, until_ended};
+use crate::rig::{Attach, EVERYTHING, MIB, Outcome, PLIMSOLL, ground, until_ended};
 
 /// Fails unless a VM can be traced, from attach to detach.
 fn assert_traceable(subject: &Subject) {
@@ -262,7 +262,7 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
 }
 
 /// Fails unless the run ended well, said that the VM ended, and told what it had seen.
-fn assert_tells_of_the_end(ended: &Ended, pid: &str) {
+fn assert_tells_of_the_end(ended: &Outcome, pid: &str) {
     assert_eq!(ended.code, Some(0), "{}", ended.complaint);
     let said = format!("plimsoll: the VM ended: its process {pid} is gone\n");
     assert_eq!(ended.complaint, said);

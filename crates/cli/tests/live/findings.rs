@@ -7,7 +7,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_rig::{GuestConfig, Subject, median};
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Attach, EVERYTHING, Ended, Line, MIB, ground};
+use crate::rig::{Attach, EVERYTHING, Line, MIB, Outcome, ground};
 
 /// The working set of a uniform workload over `pages`: all but 5 % of it.
 fn of_uniform(pages: u64) -> f64 {
@@ -65,7 +65,7 @@ fn distance_from_uniform(curve: &CurveJson, pages: u64) -> f64 {
     errors.sum::<f64>() / 100.0
 }
 
-fn sum(ended: &Ended, key: &str) -> f64 {
+fn sum(ended: &Outcome, key: &str) -> f64 {
     ended.periods().map(|period| period.number(key)).sum()
 }
 

@@ -12,7 +12,7 @@ use plimsoll_vm::{QemuVm, Qmp};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::rig::{Attach, EVERYTHING, Ended, Ground, PLIMSOLL, ground};
+use crate::rig::{Attach, EVERYTHING, Ground, Outcome, PLIMSOLL, ground};
 
 /// Longest time that a guest may stand still because of its tracer.
 const STALL_MAX: Duration = Duration::from_millis(300);
@@ -42,7 +42,7 @@ fn assert_bounded(nemesis: &str, stall: Duration, untraced: Duration) {
 }
 
 /// Fails unless the watchdog ended a tracer and said so.
-fn assert_ended_by_watchdog(ended: &Ended, subject: &Subject) {
+fn assert_ended_by_watchdog(ended: &Outcome, subject: &Subject) {
     let kill = Signal::KILL.as_raw();
     assert_eq!(ended.signal, Some(kill), "{}", ended.complaint);
     let said = format!("the tracer of process {} served no access", subject.pid());

@@ -122,7 +122,7 @@ pub struct Attach {
 
 /// What a run of it came to.
 #[derive(Debug)]
-pub struct Ended {
+pub struct Outcome {
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
@@ -131,7 +131,7 @@ pub struct Ended {
     pub complaint: String,
 }
 
-impl Ended {
+impl Outcome {
     /// The lines that tell of a period.
     pub fn periods(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter().filter(|line| !line.is_final())
@@ -232,13 +232,13 @@ impl Attach {
     }
 
     /// Waits until the run has ended by itself.
-    pub fn end(mut self) -> Ended {
+    pub fn end(mut self) -> Outcome {
         let lines: Vec<Line> = self.lines.iter().collect();
         let status = wait_for("the end of attach", PATIENCE, || {
             self.child.try_wait().unwrap()
         });
         let complaint = self.complaint.take().map(|reader| reader.join().unwrap());
-        Ended {
+        Outcome {
             code: status.code(),
             signal: status.signal(),
             lines,

@@ -13,7 +13,7 @@ use plimsoll_protocol::vm::HostView;
 use serde_json::Value;
 
 use host::HOSTILE;
-use program::{Killed, ran};
+use program::{KilledOnDrop, ran};
 use server::{Manner, Server};
 
 /// What ends up on a terminal: no letter of it moves the cursor but the line end.
@@ -310,7 +310,7 @@ fn who_no_longer_wants_to_wait_is_told_that_the_move_goes_on() {
         .verb(&["apply", "--wait"])
         .stderr(Stdio::piped())
         .spawn();
-    let mut child = Killed(child.unwrap());
+    let mut child = KilledOnDrop(child.unwrap());
     let mut said = BufReader::new(child.0.stderr.take().unwrap()).lines();
     // It waits from here on.
     while !said.next().unwrap().unwrap().contains("measuring") {}

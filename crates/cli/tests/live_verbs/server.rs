@@ -38,7 +38,7 @@ pub enum Manner {
 
 /// What it was asked, and how often a decision was looked at.
 #[derive(Debug, Default)]
-struct Seen {
+struct RequestLog {
     requests: Vec<String>,
     looks: u32,
 }
@@ -46,14 +46,14 @@ struct Seen {
 /// The server; it ends with the process.
 pub struct Server {
     folder: TempDir,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<RequestLog>>,
 }
 
 impl Server {
     pub fn new(manner: Manner) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(RequestLog::default()));
         let shared = Arc::clone(&seen);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -90,7 +90,7 @@ impl Server {
     }
 }
 
-fn serve(stream: UnixStream, manner: Manner, seen: &Mutex<Seen>) {
+fn serve(stream: UnixStream, manner: Manner, seen: &Mutex<RequestLog>) {
     let mut reader = BufReader::new(stream);
     let (mut request, mut body_bytes) = (String::new(), 0);
     // Who only looks whether somebody is there asks nothing.

@@ -14,9 +14,9 @@ pub fn ran(command: &mut Command) -> (Option<i32>, String, String) {
 }
 
 /// A process that is killed when this goes.
-pub struct Killed(pub Child);
+pub struct KilledOnDrop(pub Child);
 
-impl Killed {
+impl KilledOnDrop {
     /// Sends a signal and waits for the end; exit code.
     pub fn end_by(&mut self, signal: &str) -> Option<i32> {
         let mut kill = Command::new("kill");
@@ -26,7 +26,7 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.0.kill();

@@ -29,7 +29,7 @@ use std::time::Duration;
 use plimsoll_flow::{FirstTouches, MissRatioCurve, PageCount, PageNumber};
 
 use first_touch::FirstTouchCurve;
-use ordered::Pooled;
+use ordered::PooledEstimator;
 use scans::ScanCurve;
 
 /// An algorithm that computes curves of a VM window by window.
@@ -103,7 +103,7 @@ pub const LRU: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "lru",
     help: "Exact reuse distances of the traced references",
     takes: LiveInputKind::References,
-    make: |options| Box::new(Pooled::<WindowLru>::new(options)),
+    make: |options| Box::new(PooledEstimator::<WindowLru>::new(options)),
 };
 
 /// The AET model.
@@ -111,7 +111,7 @@ pub const AET: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "aet",
     help: "Reuse times and the AET model",
     takes: LiveInputKind::References,
-    make: |options| Box::new(Pooled::<WindowAet>::new(options)),
+    make: |options| Box::new(PooledEstimator::<WindowAet>::new(options)),
 };
 
 /// The footprint of scans.

@@ -48,13 +48,13 @@ impl Window for WindowAet {
 
 /// An estimator of windows, with the pooled results of all windows so far.
 #[derive(Debug)]
-pub(super) struct Pooled<W> {
+pub(super) struct PooledEstimator<W> {
     window: W,
     pooled: Survival,
     recent: Recent<Survival>,
 }
 
-impl<W: Window> Pooled<W> {
+impl<W: Window> PooledEstimator<W> {
     pub(super) fn new(options: &LiveOptions) -> Self {
         Self {
             window: W::default(),
@@ -72,7 +72,7 @@ fn curve_of<W: Window>(survival: &Survival) -> Option<MissRatioCurve> {
     W::curve_of(survival).ok()
 }
 
-impl<W: Window> LiveEstimator for Pooled<W> {
+impl<W: Window> LiveEstimator for PooledEstimator<W> {
     fn observe(&mut self, input: &LiveInput<'_>) {
         if let LiveInput::References(pages) = input {
             self.window.observe(pages);

@@ -234,7 +234,7 @@ impl AccessTree {
     /// As [`replace`](Self::replace) for one time, which is cleared.
     pub(crate) fn replace_one(&mut self, before: usize) -> usize {
         self.take(1);
-        let deeper = sys::vectorised(Strike {
+        let deeper = sys::vectorised(Removal {
             times: self,
             time: before,
         });
@@ -243,7 +243,7 @@ impl AccessTree {
 
     /// Clears a set time without assigning one. Returns the number of set times after it.
     pub(crate) fn remove(&mut self, time: usize) -> usize {
-        let before = sys::vectorised(Strike { times: self, time });
+        let before = sys::vectorised(Removal { times: self, time });
         self.marked - before as usize
     }
 
@@ -263,7 +263,7 @@ impl AccessTree {
 
     /// Recomputes all counts, from the first leaf to the last.
     pub(crate) fn count_anew(&mut self) {
-        sys::vectorised(CountAnew(self));
+        sys::vectorised(Recount(self));
     }
 
     /// Bytes of heap allocated now.
@@ -352,12 +352,12 @@ impl Work for Replace<'_> {
 }
 
 /// The removal of one time.
-struct Strike<'a> {
+struct Removal<'a> {
     times: &'a mut AccessTree,
     time: usize,
 }
 
-impl Work for Strike<'_> {
+impl Work for Removal<'_> {
     type Output = u32;
 
     #[inline(always)]
@@ -384,9 +384,9 @@ impl<'m, M: Iterator<Item = &'m mut u32>> Work for Number<'_, M> {
 }
 
 /// The work of [`Times::count_anew`].
-struct CountAnew<'a>(&'a mut AccessTree);
+struct Recount<'a>(&'a mut AccessTree);
 
-impl Work for CountAnew<'_> {
+impl Work for Recount<'_> {
     type Output = ();
 
     #[inline(always)]

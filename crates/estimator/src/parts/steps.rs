@@ -66,7 +66,7 @@ fn ceiled(pages: f64) -> u64 {
 
 /// Share of references that may differ from what was observed in a short time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Unseen {
+pub(crate) struct UnseenShare {
     /// May hit although no hit was observed: up to three observed references (95 % confidence), each with the
     /// weight of the longest stretch; all, where none was observed.
     pub(crate) below: f64,
@@ -159,7 +159,7 @@ impl Steps {
 
     /// Widens the band for unobserved events at sizes up to `unseen`'s last, one entry for each size from 0: by these
     /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, over the range of all curves that end there.
-    pub(crate) fn widen_near(&mut self, unseen: &[Unseen], share: f64, unknown: f64) {
+    pub(crate) fn widen_near(&mut self, unseen: &[UnseenShare], share: f64, unknown: f64) {
         let near = unseen.len() as u64 - 1;
         let borders = (0..64).map(|bit| 1 << bit).take_while(|&size| size < near);
         self.cut(borders.chain([near]).collect());

@@ -2,7 +2,7 @@
 
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet};
 
-use super::Settled;
+use super::SettledSize;
 
 /// An estimator of a working set, fed pages interval by interval.
 ///
@@ -18,7 +18,7 @@ pub trait WorkingSetEstimator: std::fmt::Debug {
     fn working_set(&self) -> Option<WorkingSet>;
 
     /// The time at which the size first settled, for estimators that wait for it.
-    fn settled(&self) -> Option<Settled> {
+    fn settled(&self) -> Option<SettledSize> {
         None
     }
 

@@ -28,5 +28,5 @@ pub use pml::{Pml, PmlOptions, PmlStep};
 pub use prl::{Prl, PrlOptions, PrlStep};
 pub use refault::{Refault, RefaultObservation, RefaultOptions, RefaultPhase};
 pub use sampling::{Sampling, SamplingOptions, SamplingStep};
-pub use settling::Settled;
+pub use settling::SettledSize;
 pub use touched::{TouchedOptions, TouchedPages, TouchedStep};

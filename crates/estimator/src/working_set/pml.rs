@@ -14,7 +14,7 @@ use std::num::NonZeroU16;
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
 use super::estimator::WorkingSetEstimator;
-use super::settling::{Settled, Settling};
+use super::settling::{SettledSize, StopRule};
 use crate::parts::hash::{PageMap, page_map};
 
 /// Conditions under which [`Pml`] settles.
@@ -52,7 +52,7 @@ pub struct Pml {
     /// The step in which each page was last logged.
     pages: PageMap<u64>,
     written: u64,
-    settling: Settling,
+    settling: StopRule,
 }
 
 impl Pml {
@@ -62,7 +62,7 @@ impl Pml {
         Self {
             pages: page_map(),
             written: 0,
-            settling: Settling::new(options.omega, options.tolerance),
+            settling: StopRule::new(options.omega, options.tolerance),
         }
     }
 
@@ -93,7 +93,7 @@ impl Pml {
 
     /// The time at which the number of pages was first constant.
     #[must_use]
-    pub fn settled(&self) -> Option<Settled> {
+    pub fn settled(&self) -> Option<SettledSize> {
         self.settling.settled()
     }
 
@@ -133,7 +133,7 @@ impl WorkingSetEstimator for Pml {
         (self.steps() > 0).then(|| self.working_set())
     }
 
-    fn settled(&self) -> Option<Settled> {
+    fn settled(&self) -> Option<SettledSize> {
         self.settled()
     }
 }

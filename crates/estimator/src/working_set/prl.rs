@@ -24,7 +24,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
 
 use super::estimator::WorkingSetEstimator;
-use super::settling::{Settled, Settling};
+use super::settling::{SettledSize, StopRule};
 use crate::parts::hash::{PageMap, page_map};
 
 /// Options of [`Prl`]: which pages are hot, and when the estimate is settled.
@@ -84,15 +84,15 @@ pub struct PrlStep {
 #[derive(Debug, Clone)]
 pub struct Prl {
     options: PrlOptions,
-    pages: PageMap<Logged>,
+    pages: PageMap<LoggedPage>,
     hot: u64,
     /// Number of pages by the step in which they were last logged: a ring of ω steps.
     last_logged: Vec<u64>,
-    settling: Settling,
+    settling: StopRule,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Logged {
+struct LoggedPage {
     /// Number of times logged, up to τ.
     times: u32,
     last_step: u64,
@@ -107,7 +107,7 @@ impl Prl {
             pages: page_map(),
             hot: 0,
             last_logged: vec![0; usize::from(options.omega.get())],
-            settling: Settling::new(options.omega, options.tolerance),
+            settling: StopRule::new(options.omega, options.tolerance),
         }
     }
 
@@ -118,7 +118,7 @@ impl Prl {
         for &page in pages {
             let logged = self.pages.entry(page).or_insert_with(|| {
                 self.last_logged[slot(now, omega)] += 1;
-                Logged {
+                LoggedPage {
                     times: 0,
                     last_step: now,
                 }
@@ -160,7 +160,7 @@ impl Prl {
 
     /// The time at which the number of hot pages was first constant.
     #[must_use]
-    pub fn settled(&self) -> Option<Settled> {
+    pub fn settled(&self) -> Option<SettledSize> {
         self.settling.settled()
     }
 
@@ -186,7 +186,7 @@ impl Prl {
     /// Bytes of heap allocated now.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<(PageNumber, Logged)>()
+        self.pages.capacity() * size_of::<(PageNumber, LoggedPage)>()
             + self.last_logged.capacity() * size_of::<u64>()
     }
 }
@@ -212,7 +212,7 @@ impl WorkingSetEstimator for Prl {
         (self.steps() > 0).then(|| self.working_set())
     }
 
-    fn settled(&self) -> Option<Settled> {
+    fn settled(&self) -> Option<SettledSize> {
         self.settled()
     }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     /// The definition: all pages logged so far, counted at the end of each step.
-    fn naive(steps: &[Vec<u64>], options: &PrlOptions) -> (Vec<PrlStep>, Option<Settled>) {
+    fn naive(steps: &[Vec<u64>], options: &PrlOptions) -> (Vec<PrlStep>, Option<SettledSize>) {
         let omega = usize::from(options.omega.get());
         let tau = options.tau.get() as usize;
         let mut told = Vec::new();
@@ -256,7 +256,7 @@ mod tests {
             let still =
                 growth.is_some_and(|growth| growth as f64 <= options.tolerance * hot as f64);
             if hot > 0 && warm && still && settled.is_none() {
-                settled = Some(Settled {
+                settled = Some(SettledSize {
                     step: end as u64 - 1,
                     size: PageCount(hot),
                 });
@@ -279,7 +279,7 @@ mod tests {
         (steps.collect(), settled)
     }
 
-    fn found(steps: &[Vec<u64>], options: PrlOptions) -> (Vec<PrlStep>, Option<Settled>) {
+    fn found(steps: &[Vec<u64>], options: PrlOptions) -> (Vec<PrlStep>, Option<SettledSize>) {
         let mut prl = Prl::new(options);
         let told = steps.iter().map(|pages| {
             let pages: Vec<_> = pages.iter().copied().map(PageNumber).collect();
@@ -311,7 +311,7 @@ mod tests {
         let (_, settled) = found(&steps, options(50, 4));
         assert_eq!(
             settled,
-            Some(Settled {
+            Some(SettledSize {
                 step: 53,
                 size: PageCount(2_012)
             })

@@ -7,7 +7,7 @@ use plimsoll_flow::PageCount;
 
 /// The time at which a size was first constant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settled {
+pub struct SettledSize {
     /// Number of the step at whose end it was, from 0.
     pub step: u64,
     /// The size at that time.
@@ -16,16 +16,16 @@ pub struct Settled {
 
 /// Applies the stop rule to a size, step by step.
 #[derive(Debug, Clone)]
-pub(super) struct Settling {
+pub(super) struct StopRule {
     omega: NonZeroU16,
     tolerance: f64,
     /// The sizes of the last ω steps.
     before: VecDeque<u64>,
     steps: u64,
-    settled: Option<Settled>,
+    settled: Option<SettledSize>,
 }
 
-impl Settling {
+impl StopRule {
     /// A change of up to `tolerance`, a share of the size, is ignored.
     pub(super) fn new(omega: NonZeroU16, tolerance: f64) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Settling {
         let growth = before.map(|before| size.saturating_sub(before));
         let still = growth.is_some_and(|growth| growth as f64 <= self.tolerance * size as f64);
         if still && size >= least.max(1) && self.settled.is_none() {
-            self.settled = Some(Settled {
+            self.settled = Some(SettledSize {
                 step: self.steps,
                 size: PageCount(size),
             });
@@ -59,7 +59,7 @@ impl Settling {
         self.steps
     }
 
-    pub(super) fn settled(&self) -> Option<Settled> {
+    pub(super) fn settled(&self) -> Option<SettledSize> {
         self.settled
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn settled(omega: u16, tolerance: f64, sizes: &[u64]) -> Option<u64> {
-        let mut settling = Settling::new(NonZeroU16::new(omega).unwrap(), tolerance);
+        let mut settling = StopRule::new(NonZeroU16::new(omega).unwrap(), tolerance);
         for &size in sizes {
             settling.step(size, 0);
         }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_size_below_the_least_waits() {
-        let mut settling = Settling::new(NonZeroU16::MIN, 0.0);
+        let mut settling = StopRule::new(NonZeroU16::MIN, 0.0);
         for (size, least) in [(4, 5), (4, 5), (4, 5), (4, 4)] {
             settling.step(size, least);
         }

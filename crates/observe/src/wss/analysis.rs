@@ -2,7 +2,7 @@
 
 use plimsoll_estimator::FilteredLru;
 use plimsoll_estimator::registry::{Feed, METHODS, Method, MethodOptions};
-use plimsoll_estimator::working_set::{Settled, WorkingSetEstimator};
+use plimsoll_estimator::working_set::{SettledSize, WorkingSetEstimator};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use plimsoll_pagelog::Description;
 use plimsoll_pagelog::log::Totals;
@@ -19,9 +19,9 @@ const FRAME_SHIFT: u32 = 12;
 
 /// When an estimator settled.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Settling {
+pub(super) struct SettlingTime {
     /// The estimate and the interval.
-    pub settled: Settled,
+    pub settled: SettledSize,
     /// Instructions, or references, since the start.
     pub at: u64,
     /// The truth at that time.
@@ -34,7 +34,7 @@ struct RunningMethod {
     estimator: Box<dyn WorkingSetEstimator>,
     /// The logging buffers in front of it, for methods that are fed logged pages.
     machine: Option<Machine>,
-    settled: Option<Settling>,
+    settled: Option<SettlingTime>,
     /// Its columns of the last interval.
     columns: Vec<Option<u64>>,
 }
@@ -94,7 +94,7 @@ impl RunningMethod {
             method: self.method,
             estimator: self.estimator,
             settled: self.settled,
-            logging: outcome.map(|outcome| Logging {
+            logging: outcome.map(|outcome| LoggingEffect {
                 vm: outcome.vms.first().copied().unwrap_or_default(),
                 host: outcome.host,
             }),
@@ -104,7 +104,7 @@ impl RunningMethod {
 
 /// Effects and cost of logging.
 #[derive(Debug, Clone, Copy)]
-pub struct Logging {
+pub struct LoggingEffect {
     /// For the VM.
     pub vm: VmOutcome,
     /// For the host.
@@ -116,9 +116,9 @@ pub struct Logging {
 pub(super) struct MethodResult {
     pub(super) method: &'static Method,
     pub(super) estimator: Box<dyn WorkingSetEstimator>,
-    pub(super) settled: Option<Settling>,
+    pub(super) settled: Option<SettlingTime>,
     /// For methods that are fed logged pages.
-    pub(super) logging: Option<Logging>,
+    pub(super) logging: Option<LoggingEffect>,
 }
 
 /// All methods at the end of the run.
@@ -153,7 +153,7 @@ pub struct Results {
 
 impl Results {
     /// Effects and cost of logging, by method.
-    pub fn logging(&self) -> impl Iterator<Item = (&'static str, &Logging)> {
+    pub fn logging(&self) -> impl Iterator<Item = (&'static str, &LoggingEffect)> {
         let methods = self.methods.iter();
         methods.filter_map(|result| Some((result.method.name, result.logging.as_ref()?)))
     }
@@ -250,7 +250,7 @@ impl Run {
         for running in &mut self.methods {
             if running.settled.is_none() {
                 let settled = running.estimator.settled();
-                running.settled = settled.map(|settled| Settling { settled, at, truth });
+                running.settled = settled.map(|settled| SettlingTime { settled, at, truth });
             }
         }
         let columns = METHODS.iter().map(|method| {

@@ -22,7 +22,7 @@ use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::{PageLogError, RecordSource};
 use plimsoll_protocol::size::ByteSize;
 
-pub use analysis::{Logging, Results};
+pub use analysis::{LoggingEffect, Results};
 pub use findings::Finding;
 pub use options::EstimatorArgs;
 pub use steps::{Step, Steps};

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::arm::{CHUNK_PAGES, chunks, join_neighbours};
 use super::*;
 use crate::process::TracedProcess;
-use crate::ram::{Populated, Presence, RamLayout};
+use crate::ram::{PopulatedPages, Presence, RamLayout};
 use crate::refusal::Refusal;
 use crate::sample::mix;
 use crate::sys::usize_of;
@@ -72,7 +72,7 @@ fn traced(
         presence: Presence::open(pid).map_err(missing)?,
         raised: Arc::clone(&raised),
     };
-    let populated = Populated::of_file(&layout, file);
+    let populated = PopulatedPages::of_file(&layout, file);
     let process = TracedProcess::open(&target)?;
     let session = Session::assemble(process, layout, populated, barrier, &target, config);
     let cost = TrapCost {

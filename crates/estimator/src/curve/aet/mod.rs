@@ -20,7 +20,7 @@ pub use spatial::SpatialAet;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
 
-use crate::curve::shards::witness::{Certain, Witness};
+use crate::curve::shards::witness::{ExactCounts, Witness};
 use crate::estimator::Estimator;
 use crate::parts::histogram::Histogram;
 use crate::parts::last_use::LastUse;
@@ -106,7 +106,7 @@ impl Estimator for Aet {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let times = self.reuse_times();
-        let certain = Certain {
+        let certain = ExactCounts {
             first_references: self.firsts.counts().map(|(_, count)| count).sum(),
             references: self.references,
         };

@@ -48,7 +48,7 @@ const DEFICIT_DISMISSED: f64 = 3.0;
 #[derive(Debug, Clone)]
 pub struct SpatialAet {
     sample: PageSample,
-    pages: PageMap<Seen>,
+    pages: PageMap<PageUse>,
     times: Histogram,
     /// Times of first references.
     firsts: Histogram,
@@ -64,7 +64,7 @@ pub struct SpatialAet {
 
 /// A sampled page.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct PageUse {
     last: u64,
     uses: u64,
 }
@@ -135,7 +135,7 @@ impl SpatialAet {
         let seen = self
             .pages
             .entry(page)
-            .or_insert(Seen { last: now, uses: 0 });
+            .or_insert(PageUse { last: now, uses: 0 });
         let before = std::mem::replace(&mut seen.last, now);
         seen.uses += 1;
         if seen.uses == 1 {

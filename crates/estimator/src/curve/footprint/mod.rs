@@ -34,7 +34,7 @@ pub use gaps::Footprint;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
 
-use crate::curve::shards::witness::{Certain, Witness};
+use crate::curve::shards::witness::{ExactCounts, Witness};
 use crate::estimator::Estimator;
 use crate::parts::last_use::LastUse;
 
@@ -152,7 +152,7 @@ impl Estimator for AverageFootprint {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let average = self.average().map_err(|_| CurveError::Empty)?;
-        let certain = Certain {
+        let certain = ExactCounts {
             first_references: self.footprint.pages().0,
             references: self.references,
         };

@@ -22,7 +22,7 @@ use plimsoll_flow::PageNumber;
 use crate::parts::access_bits::AccessBits;
 use crate::parts::hash::PageHash;
 use crate::parts::mix::mix;
-use crate::parts::steps::{REPLICATES, Unseen};
+use crate::parts::steps::{REPLICATES, UnseenShare};
 use crate::parts::sys::prefetch;
 
 /// Positions prefetched ahead of their use.
@@ -41,14 +41,14 @@ const GROWTH_REFERENCES: usize = 4096;
 const UNSEEN: f64 = 3.0;
 
 /// Shares of references whose distance is at least 0, 1, .. pages.
-pub(crate) type Reaching = Vec<f64>;
+pub(crate) type TailShares = Vec<f64>;
 
 /// Results of the bursts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shares {
-    pub(crate) all: Reaching,
+    pub(crate) all: TailShares,
     /// By replicate; `None` for those without a burst.
-    pub(crate) parts: Vec<Option<Reaching>>,
+    pub(crate) parts: Vec<Option<TailShares>>,
     /// Number of replicates of equal weight that would have the same variance.
     pub(crate) effective: f64,
 }
@@ -218,7 +218,7 @@ impl Bursts {
 
     /// Returns the possible difference between the share of references that miss and the share that reaches, from size
     /// 0 on.
-    pub(crate) fn unseen(&self) -> Vec<Unseen> {
+    pub(crate) fn unseen(&self) -> Vec<UnseenShare> {
         let risks = (0..self.groups[0].len()).map(|distance| {
             let risks = self.groups.iter().map(|group| group[distance]);
             risks.fold((0.0, 0.0), |(ended, cut_off), risk| {
@@ -235,7 +235,7 @@ impl Bursts {
             .map(|(&share, (ended, cut_off))| {
                 // A size hits references of shorter distances.
                 let above = (surviving / all.max(1.0) - share).max(0.0);
-                let unseen = Unseen { below, above };
+                let unseen = UnseenShare { below, above };
                 at_risk -= cut_off;
                 let chance = UNSEEN * self.weight as f64 / at_risk.max(f64::MIN_POSITIVE);
                 below = below.max(share * chance.min(1.0));
@@ -257,7 +257,7 @@ impl Bursts {
 }
 
 /// The shares that reach each distance, from the weights that end there and that are censored there.
-fn product_limit(risks: &[(f64, f64)]) -> Reaching {
+fn product_limit(risks: &[(f64, f64)]) -> TailShares {
     let mut at_risk: f64 = risks.iter().map(|(ended, cut_off)| ended + cut_off).sum();
     let mut share = 1.0;
     let mut reaching = Vec::with_capacity(risks.len());

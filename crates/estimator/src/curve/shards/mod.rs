@@ -81,7 +81,7 @@ use crate::error::EstimatorError;
 use crate::estimator::Estimator;
 use crate::parts::hash::{FILTER_PAGES, PageSample, SampledPage};
 use crate::parts::steps::{NORMAL, REPLICATES, quantile_of, replicate_of};
-use bursts::{Bursts, Reaching, Shares};
+use bursts::{Bursts, Shares, TailShares};
 use reuses::{Reference, Reuses, Stream};
 use sampled_stack::{Distances, SampledStack};
 
@@ -172,7 +172,7 @@ pub(crate) struct PagesSampled {
     exact: Vec<u64>,
     exact_references: u64,
     whole: Reuses,
-    parts: Vec<Part>,
+    parts: Vec<Replicate>,
     /// Bursts of the references since the first page was dropped.
     bursts: Bursts,
     burst_references: u64,
@@ -184,7 +184,7 @@ pub(crate) struct PagesSampled {
 
 /// A part of the sample: one of the replicates.
 #[derive(Debug, Clone)]
-struct Part {
+struct Replicate {
     reuses: Reuses,
     references: u64,
 }
@@ -196,7 +196,7 @@ impl PagesSampled {
         whole_bits: u32,
         bursts: Bursts,
     ) -> Self {
-        let part = Part {
+        let part = Replicate {
             reuses: Reuses::new(PART_BITS),
             references: 0,
         };
@@ -354,7 +354,7 @@ impl PagesSampled {
             + self.exact.capacity() * size_of::<u64>()
             + self.whole.memory_bytes()
             + parts.sum::<usize>()
-            + self.parts.capacity() * size_of::<Part>()
+            + self.parts.capacity() * size_of::<Replicate>()
             + self.bursts.memory_bytes()
             + self.chosen.capacity() * size_of::<SampledPage>()
     }
@@ -364,7 +364,7 @@ impl PagesSampled {
     /// Bursts give all of them. The last one is also estimated by the sample, which is
     /// better where the stream changes faster than bursts come. Both vary between replicates; they are weighted
     /// by the inverse of their variances, and the preceding shares are scaled in proportion.
-    fn reaching(&self) -> Near {
+    fn reaching(&self) -> NearReferences {
         let Shares {
             all: bursts,
             parts: by_part,
@@ -372,7 +372,7 @@ impl PagesSampled {
         } = self.bursts.reaching();
         let last = bursts.len() - 1;
         let others = self.burst_references as f64;
-        let far_of = |part: &Part| part.reuses.far_share(others, REPLICATES as f64);
+        let far_of = |part: &Replicate| part.reuses.far_share(others, REPLICATES as f64);
         let fars: Vec<_> = self.parts.iter().map(far_of).collect();
         let sample_variance = variance_of_mean(fars.iter().flatten().copied());
         let burst_far = bursts[last];
@@ -396,7 +396,7 @@ impl PagesSampled {
         let variance = sample_variance + burst_variance;
         let weight = sample_variance / variance;
         let weight = if weight.is_nan() { 0.5 } else { weight };
-        let together = |reaching: Reaching, sample: f64| {
+        let together = |reaching: TailShares, sample: f64| {
             let far = weight * reaching[last] + (1.0 - weight) * sample;
             scaled(reaching, far)
         };
@@ -415,7 +415,7 @@ impl PagesSampled {
         });
         let parts = parts.collect();
         let differ = (burst_far - sample_far).powi(2) > NORMAL * NORMAL * variance;
-        Near {
+        NearReferences {
             parts,
             reaching: together(bursts, sample_far),
             unknown: if missing.is_nan() { 0.0 } else { missing },
@@ -425,7 +425,7 @@ impl PagesSampled {
     }
 
     pub(crate) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        let Near {
+        let NearReferences {
             reaching,
             parts: part_reaching,
             unknown,
@@ -483,11 +483,11 @@ impl PagesSampled {
 
 /// Data about near references.
 #[derive(Debug)]
-struct Near {
+struct NearReferences {
     /// Shares of references that reach each near distance,
-    reaching: Reaching,
+    reaching: TailShares,
     /// and those of every replicate.
-    parts: Vec<Reaching>,
+    parts: Vec<TailShares>,
     /// The share of bursts that missed them, 0.0 to 1.0; the shares below the last are unknown to that extent.
     unknown: f64,
     /// Number of replicates of equal weight that would have the same variance as the bursts.
@@ -497,7 +497,7 @@ struct Near {
 }
 
 /// Returns `reaching` with the last share set to `far`, and those before scaled in proportion.
-fn scaled(mut reaching: Reaching, far: f64) -> Reaching {
+fn scaled(mut reaching: TailShares, far: f64) -> TailShares {
     let last = reaching.len() - 1;
     let nearer = 1.0 - reaching[last];
     if nearer > 0.0 {

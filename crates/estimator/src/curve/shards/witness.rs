@@ -65,14 +65,14 @@ impl Witness {
 
 /// Exact counts of an estimator that processes every reference.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Certain {
+pub(crate) struct ExactCounts {
     /// Number of first references, which equals the number of pages.
     pub(crate) first_references: u64,
     /// Number of all references.
     pub(crate) references: u64,
 }
 
-impl Certain {
+impl ExactCounts {
     /// Narrows the band to known limits: first references miss at every size, and no others do where all pages fit.
     pub(crate) fn narrow(self, curve: &MissRatioCurve) -> Result<MissRatioCurve, CurveError> {
         let cold = self.first_references as f64 / self.references as f64;
@@ -176,7 +176,7 @@ mod tests {
             high: 1.0,
         };
         let curve = MissRatioCurve::new(vec![wide(0, 1.0), wide(10, 0.5), wide(90, 0.2)], 100);
-        let certain = Certain {
+        let certain = ExactCounts {
             first_references: 40,
             references: 200,
         };

@@ -389,9 +389,9 @@ mod tests {
 
     /// Takes 100 bytes, then fails.
     #[derive(Debug)]
-    struct Full(usize);
+    struct FullDevice(usize);
 
-    impl Write for Full {
+    impl Write for FullDevice {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 += bytes.len();
             if self.0 > 100 {
@@ -409,7 +409,7 @@ mod tests {
     fn a_writer_that_fails_stops_the_record_and_not_the_counting() {
         let pages: Vec<_> = cycle(50).take(1_000).collect();
         let options = options(100, 0.1, 0);
-        let mut writer = StreamWriter::new(options, Full(0)).unwrap();
+        let mut writer = StreamWriter::new(options, FullDevice(0)).unwrap();
         writer.observe(&batch_of(pages.iter().copied()));
         assert_same(&writer.curve().unwrap(), &counted(options, &pages));
         assert!(writer.bytes() <= 100);
