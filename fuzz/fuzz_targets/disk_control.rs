@@ -76,9 +76,9 @@ impl VictimCache for Naive {
     }
 }
 
-struct Deaf;
+struct NullSink;
 
-impl FrameSink for Deaf {
+impl FrameSink for NullSink {
     fn forget(&mut self) {}
 
     fn notice(&mut self, _: Notice, _: Option<Contents<'_>>) {}
@@ -87,7 +87,7 @@ impl FrameSink for Deaf {
 fuzz_target!(|input: &[u8]| {
     let mut guest = Guest::new();
     let mut disk = ControlDisk::new(true, Some(Box::new(Naive::default())));
-    disk.set_ram(guest.ram.clone(), &mut Deaf);
+    disk.set_ram(guest.ram.clone(), &mut NullSink);
     // What was put last, by pool and block; what may not be found is not in it.
     let mut twin: HashMap<(u64, u64), u8> = HashMap::new();
     for step in input.as_chunks::<8>().0 {
@@ -100,8 +100,8 @@ fuzz_target!(|input: &[u8]| {
                     control::ATTACH => [HEADER, NONCE ^ (value & 1), 0, 0],
                     _ => [value & 0xff, value >> 8 & 1, 0, 0],
                 };
-                disk.drain(&mut Deaf);
-                disk.write(0, &command(number, value, &arguments), &mut Deaf)
+                disk.drain(&mut NullSink);
+                disk.write(0, &command(number, value, &arguments), &mut NullSink)
                     .unwrap();
                 if disk.victim_cache_stats().pools == 0 {
                     twin.clear();
@@ -118,10 +118,10 @@ fuzz_target!(|input: &[u8]| {
                 } else {
                     usize::from(step[3])
                 };
-                let _ = disk.write(value >> 40, &bytes[..length], &mut Deaf);
+                let _ = disk.write(value >> 40, &bytes[..length], &mut NullSink);
                 twin.clear();
-                disk.guest_gone(&mut Deaf);
-                disk.set_ram(guest.ram.clone(), &mut Deaf);
+                disk.guest_gone(&mut NullSink);
+                disk.set_ram(guest.ram.clone(), &mut NullSink);
             }
             2 if guest.has_room() && guest.has_slot() => {
                 guest.put(pool, block, &[step[7]; 4096]);
@@ -144,23 +144,23 @@ fuzz_target!(|input: &[u8]| {
                 assert!(given <= bytes);
                 // It may have been a get.
                 twin.clear();
-                disk.guest_gone(&mut Deaf);
-                disk.set_ram(guest.ram.clone(), &mut Deaf);
+                disk.guest_gone(&mut NullSink);
+                disk.set_ram(guest.ram.clone(), &mut NullSink);
             }
             5 => disk.turn(),
             6 if step[1] == 0 => {
                 // What comes of it is anybody's guess, but not a panic.
                 guest.set(ring::AT_HEAD, value >> (step[2] % 48));
-                disk.drain(&mut Deaf);
-                disk.guest_gone(&mut Deaf);
+                disk.drain(&mut NullSink);
+                disk.guest_gone(&mut NullSink);
                 guest = Guest::new();
-                disk.set_ram(guest.ram.clone(), &mut Deaf);
+                disk.set_ram(guest.ram.clone(), &mut NullSink);
                 twin.clear();
             }
             _ => {
-                if disk.drain(&mut Deaf) == Drained::Fault {
+                if disk.drain(&mut NullSink) == Drained::Fault {
                     guest = Guest::new();
-                    disk.set_ram(guest.ram.clone(), &mut Deaf);
+                    disk.set_ram(guest.ram.clone(), &mut NullSink);
                     twin.clear();
                 }
                 let count = usize::from(step[7] % 64) + 1;

@@ -11,7 +11,7 @@ use plimsoll_vm::{GuestStats, Listener, PeerSocket, Qmp, VmError};
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
-use crate::{ActuatorError, MemoryPart, Observation, Sent};
+use crate::{ActuatorError, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "balloon",
@@ -259,18 +259,18 @@ impl MemoryPart for Balloon {
             });
         }
         let deadline = Instant::now() + self.settings.timeout;
-        let mut sent = Sent::No;
+        let mut sent = Delivery::No;
         let outcome = self.connect(deadline).and_then(|mut qmp| {
-            sent = Sent::Maybe;
+            sent = Delivery::Maybe;
             qmp.within(deadline).set_balloon(target_bytes)
         });
         if let Err(VmError::QmpRefused { class, .. }) = &outcome {
-            sent = Sent::No;
+            sent = Delivery::No;
             if class == NO_BALLOON {
                 self.absence = Some(Absence::NoDevice);
             }
         }
-        if outcome.is_ok() || sent == Sent::Maybe {
+        if outcome.is_ok() || sent == Delivery::Maybe {
             self.tracker
                 .tell(target_bytes, outcome.is_ok(), Instant::now());
         }

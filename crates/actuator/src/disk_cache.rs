@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::Part;
 use crate::resize::BackgroundResize;
-use crate::{ActuatorError, MemoryPart, Observation, Sent};
+use crate::{ActuatorError, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "disk cache",
@@ -130,8 +130,10 @@ impl MemoryPart for DiskCache {
                 what,
                 target_bytes,
                 sent: match source {
-                    DiskAdminError::Unreachable { .. } | DiskAdminError::Refused { .. } => Sent::No,
-                    _ => Sent::Maybe,
+                    DiskAdminError::Unreachable { .. } | DiskAdminError::Refused { .. } => {
+                        Delivery::No
+                    }
+                    _ => Delivery::Maybe,
                 },
                 source: source.into(),
             })

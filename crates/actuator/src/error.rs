@@ -6,7 +6,7 @@ use plimsoll_flow::VmId;
 
 /// Whether a target may be in force although setting it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
+pub enum Delivery {
     /// Nothing was sent, or it was refused: the target before it is in force.
     No,
     /// It was sent but not answered: either target may be in force. Setting it again resolves this.
@@ -29,8 +29,8 @@ pub enum ActuatorError {
     },
     /// A target that was not set, or may not have been set.
     #[error("{what} was not set to {target_bytes} bytes: {}", match sent {
-        Sent::No => "its target is unchanged",
-        Sent::Maybe => "either this target or the previous one is in force",
+        Delivery::No => "its target is unchanged",
+        Delivery::Maybe => "either this target or the previous one is in force",
     })]
     Set {
         /// The memory.
@@ -38,7 +38,7 @@ pub enum ActuatorError {
         /// The target.
         target_bytes: u64,
         /// Whether it was sent.
-        sent: Sent,
+        sent: Delivery,
         /// What went wrong.
         #[source]
         source: Box<dyn Error + Send + Sync>,
@@ -83,11 +83,11 @@ pub enum ActuatorError {
 impl ActuatorError {
     /// Whether a target may be in force although setting it failed; `None` if the error is not about setting one.
     #[must_use]
-    pub fn sent(&self) -> Option<Sent> {
+    pub fn sent(&self) -> Option<Delivery> {
         match self {
             Self::Set { sent, .. } => Some(*sent),
             Self::Query { .. } | Self::Claim { .. } => None,
-            _ => Some(Sent::No),
+            _ => Some(Delivery::No),
         }
     }
 }

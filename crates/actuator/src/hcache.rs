@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::Part;
 use crate::resize::BackgroundResize;
-use crate::{ActuatorError, MemoryPart, Observation, Sent};
+use crate::{ActuatorError, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "hcache",
@@ -90,8 +90,8 @@ impl MemoryPart for HcacheStore {
                     what,
                     target_bytes,
                     sent: match source {
-                        Error::Unreachable { .. } | Error::Refused { .. } => Sent::No,
-                        _ => Sent::Maybe,
+                        Error::Unreachable { .. } | Error::Refused { .. } => Delivery::No,
+                        _ => Delivery::Maybe,
                     },
                     source: source.into(),
                 }

@@ -39,7 +39,7 @@ pub use balloon::{Balloon, BalloonSettings};
 pub use disk_cache::{DiskCache, ask_disk_daemon};
 pub use dry_run::DryRun;
 pub use endpoints::{ActuatorRow, Endpoints, Role};
-pub use error::{ActuatorError, Sent};
+pub use error::{ActuatorError, Delivery};
 pub use fixed::FixedMemory;
 pub use hcache::HcacheStore;
 #[cfg(feature = "libvirt")]

@@ -15,7 +15,7 @@ use plimsoll_vm::GuestStats;
 
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::{Absence, Part, Tracker};
-use crate::{ActuatorError, BalloonSettings, MemoryPart, Observation, Sent};
+use crate::{ActuatorError, BalloonSettings, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "libvirt",
@@ -401,15 +401,15 @@ impl MemoryPart for Domain {
         }
         let outcome = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
         let sent = match &outcome {
-            Err(VirshError::Start(_)) => Sent::No,
+            Err(VirshError::Start(_)) => Delivery::No,
             Err(VirshError::Failed { text, .. })
                 if REFUSALS.iter().any(|refusal| text.contains(refusal)) =>
             {
-                Sent::No
+                Delivery::No
             }
-            _ => Sent::Maybe,
+            _ => Delivery::Maybe,
         };
-        if outcome.is_ok() || sent == Sent::Maybe {
+        if outcome.is_ok() || sent == Delivery::Maybe {
             self.tracker
                 .tell(target_bytes, outcome.is_ok(), Instant::now());
         }

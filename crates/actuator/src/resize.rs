@@ -5,18 +5,18 @@ use std::thread;
 use std::time::Instant;
 
 use crate::progress::{Part, Patience, Tracker};
-use crate::{ActuatorError, Sent};
+use crate::{ActuatorError, Delivery};
 
 /// Capacity of a store and its pending change.
 #[derive(Debug)]
 pub(crate) struct BackgroundResize {
     tracker: Tracker,
-    running: Option<Running>,
+    running: Option<PendingCall>,
 }
 
 /// A call in progress.
 #[derive(Debug)]
-struct Running {
+struct PendingCall {
     target_bytes: u64,
     ended: Receiver<Result<(), ActuatorError>>,
 }
@@ -50,10 +50,10 @@ impl BackgroundResize {
             .map_err(|source| ActuatorError::Set {
                 what: what.to_owned(),
                 target_bytes,
-                sent: Sent::No,
+                sent: Delivery::No,
                 source: source.into(),
             })?;
-        self.running = Some(Running {
+        self.running = Some(PendingCall {
             target_bytes,
             ended,
         });
@@ -74,7 +74,7 @@ impl BackgroundResize {
                 None
             }
             Ok(Err(error)) => {
-                if error.sent() == Some(Sent::Maybe) {
+                if error.sent() == Some(Delivery::Maybe) {
                     self.tracker.tell(target_bytes, false, Instant::now());
                 }
                 Some(error)

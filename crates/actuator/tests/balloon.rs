@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use monitor::{Answer, GREETING, Monitor, now_unix_s};
 use plimsoll_actuator::{
-    Absence, ActuatorError, Balloon, BalloonSettings, MemoryPart as _, Patience, Progress, Sent,
+    Absence, ActuatorError, Balloon, BalloonSettings, Delivery, MemoryPart as _, Patience, Progress,
 };
 use plimsoll_flow::VmId;
 use plimsoll_vm::{PeerSocket, ProcessId};
@@ -136,7 +136,7 @@ fn a_monitor_that_does_not_greet_was_sent_nothing() {
         let mut balloon = seen(&monitor);
         monitor.state().quirk = Some((GREETING, greeting));
         let error = balloon.set(128 * MIB).unwrap_err();
-        assert_eq!(error.sent(), Some(Sent::No), "{greeting:?}");
+        assert_eq!(error.sent(), Some(Delivery::No), "{greeting:?}");
         assert!(error.to_string().ends_with("its target is unchanged"));
         assert_eq!(monitor.targets(), [0; 0]);
         assert_eq!(balloon.part().target_bytes, None);
@@ -163,7 +163,7 @@ fn a_target_that_is_not_answered_is_counted_beside_the_one_before() {
         balloon.query().unwrap();
         monitor.state().quirk = Some(("balloon", answer));
         let error = balloon.set(384 * MIB).unwrap_err();
-        assert_eq!(error.sent(), Some(Sent::Maybe), "{answer:?}");
+        assert_eq!(error.sent(), Some(Delivery::Maybe), "{answer:?}");
         assert_eq!(mib(&balloon), (256, 384), "{answer:?}");
         let error = balloon.set(128 * MIB).unwrap_err();
         assert!(
@@ -188,7 +188,7 @@ fn a_refusal_leaves_the_target_before() {
     let refusal = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"not now\"}, \"id\": 1}\n";
     monitor.state().quirk = Some(("balloon", Answer::Text(refusal)));
     let error = balloon.set(128 * MIB).unwrap_err();
-    assert_eq!(error.sent(), Some(Sent::No));
+    assert_eq!(error.sent(), Some(Delivery::No));
     assert!(
         told(&error).contains("not now (GenericError)"),
         "{}",
@@ -246,7 +246,10 @@ fn a_monitor_never_seen_counts_with_all_ram() {
     balloon.query().unwrap_err();
     assert_eq!(mib(&balloon), (512, 512));
     assert_eq!(balloon.part().age_ms, None);
-    assert_eq!(balloon.set(256 * MIB).unwrap_err().sent(), Some(Sent::No));
+    assert_eq!(
+        balloon.set(256 * MIB).unwrap_err().sent(),
+        Some(Delivery::No)
+    );
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn a_vm_without_a_balloon_keeps_its_ram() {
     assert_eq!(balloon.part().progress, absent);
     assert_eq!(mib(&balloon), (512, 512));
     let error = balloon.set(128 * MIB).unwrap_err();
-    assert_eq!(error.sent(), Some(Sent::No));
+    assert_eq!(error.sent(), Some(Delivery::No));
     assert_eq!(balloon.part().progress, absent);
 }
 
@@ -339,7 +342,7 @@ fn a_monitor_that_is_taken_says_so_and_is_free_again_later() {
     let mut balloon = seen(&monitor);
     let other = UnixStream::connect(&monitor.socket).unwrap();
     let error = balloon.set(128 * MIB).unwrap_err();
-    assert_eq!(error.sent(), Some(Sent::No));
+    assert_eq!(error.sent(), Some(Delivery::No));
     assert!(
         told(&error).contains("another client is connected to it"),
         "{}",
@@ -373,7 +376,7 @@ fn a_monitor_of_another_process_is_not_believed() {
     other.wait().unwrap();
     let why = error.source().unwrap().source().unwrap().to_string();
     assert!(why.contains("listens there, not the VM's process"), "{why}");
-    assert_eq!(target.sent(), Some(Sent::No));
+    assert_eq!(target.sent(), Some(Delivery::No));
     assert_eq!(balloon.part().reserved_bytes, 16 * MIB);
     assert!(monitor.state().commands.is_empty());
 }

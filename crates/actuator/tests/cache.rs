@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use monitor::{Monitor, peer};
 use plimsoll_actuator::{
-    Absence, ActuatorError, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding, MemoryPart,
-    MemoryStatus, Progress, Sent, VmMemory,
+    Absence, ActuatorError, Delivery, DiskCache, Endpoints, FixedMemory, HcacheStore, Holding,
+    MemoryPart, MemoryStatus, Progress, VmMemory,
 };
 use plimsoll_flow::VmId;
 use plimsoll_hcache::{Store, StoreOptions};
@@ -204,7 +204,7 @@ fn a_refused_size_leaves_the_one_before() {
     let [error] = &status.failures[..] else {
         panic!("{status:?}");
     };
-    assert_eq!(error.sent(), Some(Sent::No));
+    assert_eq!(error.sent(), Some(Delivery::No));
     let cause = error.source().unwrap().to_string();
     assert_eq!(cause, "the daemon refuses: too large");
 }
@@ -225,7 +225,7 @@ fn a_resize_that_broke_off_is_in_doubt_whether_it_was_done_or_not() {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        assert_eq!(failures[0].sent(), Some(Sent::Maybe));
+        assert_eq!(failures[0].sent(), Some(Delivery::Maybe));
         let status = memory.poll();
         assert_eq!(mib(&status), (if done { 128 } else { 64 }, 128));
         assert!(status.cache.unwrap().in_doubt);
@@ -252,7 +252,7 @@ fn a_daemon_that_says_nothing_leaves_what_was_known() {
     memory.set_cache(32 * MIB).unwrap();
     let status = settled(&mut memory);
     assert_eq!(mib(&status), (64, 64));
-    assert_eq!(status.failures[0].sent(), Some(Sent::No));
+    assert_eq!(status.failures[0].sent(), Some(Delivery::No));
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn hcache_is_set_and_seen() {
     assert_eq!(hcache.part().actual_bytes, 24 * MIB);
     hcache.set(64 * MIB).unwrap();
     let failures = until_settled(&mut hcache);
-    assert_eq!(failures[0].sent(), Some(Sent::No), "{failures:?}");
+    assert_eq!(failures[0].sent(), Some(Delivery::No), "{failures:?}");
     assert_eq!(hcache.part().reserved_bytes, 24 * MIB);
     stop.stop();
     thread.join().unwrap();

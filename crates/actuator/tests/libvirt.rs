@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
-    ActuatorError, BalloonSettings, Domain, DomainInfo, MemoryPart as _, Progress, Sent, Virsh,
+    ActuatorError, BalloonSettings, Delivery, Domain, DomainInfo, MemoryPart as _, Progress, Virsh,
     VmMemory,
 };
 use plimsoll_flow::VmId;
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(180);
 
 /// A running domain, which is destroyed on drop.
-struct Running {
+struct TestDomain {
     name: String,
     _folder: tempfile::TempDir,
 }
@@ -33,14 +33,14 @@ fn virsh(words: &[&str]) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-impl Drop for Running {
+impl Drop for TestDomain {
     fn drop(&mut self) {
         virsh(&["destroy", &self.name]);
     }
 }
 
 /// Starts a domain of 192 MiB; `None` where there is no libvirt or no image.
-fn start(balloon: &str) -> Option<Running> {
+fn start(balloon: &str) -> Option<TestDomain> {
     if !guests_wanted() {
         return None;
     }
@@ -76,7 +76,7 @@ fn start(balloon: &str) -> Option<Running> {
     );
     let file = folder.path().join("domain.xml");
     fs::write(&file, description).unwrap();
-    let running = Running {
+    let running = TestDomain {
         name,
         _folder: folder,
     };
@@ -84,7 +84,7 @@ fn start(balloon: &str) -> Option<Running> {
     Some(running)
 }
 
-fn info_of(running: &Running) -> DomainInfo {
+fn info_of(running: &TestDomain) -> DomainInfo {
     let domains = Virsh::new(URI, TIMEOUT).domains().unwrap();
     let info = domains.into_iter().find(|info| info.name == running.name);
     info.unwrap()
@@ -144,7 +144,7 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     );
     assert_eq!(status.reserved().direct_bytes, 192 * MIB);
     let error = memory.set_direct(128 * MIB).unwrap_err();
-    assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
+    assert_eq!(error.sent(), Some(Delivery::No), "{error:?}");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
     );
     assert_eq!(status.reserved().direct_bytes, 192 * MIB);
     let error = memory.set_direct(128 * MIB).unwrap_err();
-    assert_eq!(error.sent(), Some(Sent::No), "{error:?}");
+    assert_eq!(error.sent(), Some(Delivery::No), "{error:?}");
 }
 
 #[test]
@@ -177,6 +177,6 @@ fn without_libvirt_nothing_was_sent() {
     };
     let mut domain = Domain::new(virsh, &info, BalloonSettings::default());
     domain.query().unwrap_err();
-    assert_eq!(domain.set(MIB).unwrap_err().sent(), Some(Sent::No));
+    assert_eq!(domain.set(MIB).unwrap_err().sent(), Some(Delivery::No));
     assert_eq!(domain.part().reserved_bytes, 192 * MIB);
 }

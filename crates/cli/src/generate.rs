@@ -12,20 +12,20 @@ use clap_complete::Shell;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Artifact,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Artifact {
     /// Man pages, one for each command: plimsoll.1, plimsoll-vms.1, ...
-    Man(Folder),
+    Man(OutputDirectory),
     /// Completions for bash, zsh and fish
-    Completions(Folder),
+    Completions(OutputDirectory),
 }
 
 /// Where to.
 #[derive(Debug, clap::Args)]
-struct Folder {
+struct OutputDirectory {
     /// Output directory; created if needed
     folder: PathBuf,
 }
@@ -39,12 +39,13 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 ///
 /// The cause with the directory's name; some of the files may have been written.
 pub fn run(args: &Args, mut verbs: Command, out: &mut dyn Write) -> anyhow::Result<()> {
-    let (What::Man(Folder { folder }) | What::Completions(Folder { folder })) = &args.what;
+    let (Artifact::Man(OutputDirectory { folder })
+    | Artifact::Completions(OutputDirectory { folder })) = &args.what;
     let cannot = || format!("cannot write to '{}'", folder.display());
     fs::create_dir_all(folder).with_context(cannot)?;
     match args.what {
-        What::Man(_) => clap_mangen::generate_to(verbs, folder).with_context(cannot)?,
-        What::Completions(_) => {
+        Artifact::Man(_) => clap_mangen::generate_to(verbs, folder).with_context(cannot)?,
+        Artifact::Completions(_) => {
             for shell in SHELLS {
                 clap_complete::generate_to(shell, &mut verbs, "plimsoll", folder)
                     .with_context(cannot)?;

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use plimsoll_flow::{PageCount, PageNumber};
 use plimsoll_pagelog::RecordSource;
 use plimsoll_pagelog::log::{LogWriter, Totals};
-use plimsoll_pagelog::mmu::{Config, Emulated};
+use plimsoll_pagelog::mmu::{Config, EmulatedRecords};
 use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record, Walk};
 use plimsoll_source::synthetic::{Pattern, Program, Workload};
 use serde_json::Value;
@@ -76,7 +76,7 @@ impl Desk {
             program: Program::Rwrw,
             rounds: ROUNDS,
         });
-        let mut source = Emulated::new(workload.source().unwrap(), &config).unwrap();
+        let mut source = EmulatedRecords::new(workload.source().unwrap(), &config).unwrap();
         let mut description = source.description().clone();
         description.ram_bytes = RAM_PAGES << 12;
         description.below_4g_bytes = description.ram_bytes;

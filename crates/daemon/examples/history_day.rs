@@ -5,9 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll_daemon::history::{History, Limits, Moment};
+use plimsoll_daemon::history::{History, Limits, TurnRecord};
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
-use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step, StepState};
+use plimsoll_protocol::decision::{
+    Decision, HoldingView, Initiator, Kind, Mode, State, Step, StepState,
+};
 use plimsoll_protocol::plan::{DemandJson, PlanInputs, Policy, RulesJson};
 use plimsoll_protocol::vm::{HeatRow, Sample};
 
@@ -36,8 +38,8 @@ fn main() -> anyhow::Result<()> {
         let unix_ms = BEGIN_MS + turn * TURN_MS;
         let rows: Vec<HeatRow> = names.iter().map(|_| noise.heat(unix_ms)).collect();
         let curves: Vec<CurveJson> = names.iter().map(|name| noise.curve(name)).collect();
-        let moments: Vec<Moment<'_>> = (0..VMS)
-            .map(|vm| Moment {
+        let moments: Vec<TurnRecord<'_>> = (0..VMS)
+            .map(|vm| TurnRecord {
                 vm: &names[vm],
                 sample: noise.sample(unix_ms),
                 heat: Some((4 << 20, &rows[vm])),
@@ -177,7 +179,7 @@ fn decision(
         id,
         unix_ms,
         kind: Kind::Divide,
-        by: By::Daemon,
+        by: Initiator::Daemon,
         mode: Mode::Act,
         state,
         reason: "less misses together".to_owned(),

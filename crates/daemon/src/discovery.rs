@@ -119,7 +119,7 @@ fn refusal_view(refusal: &Refusal) -> BackendRefusal {
 
 /// Results of the last round.
 #[derive(Debug, Clone, Default)]
-pub struct Discovered {
+pub struct DiscoveryResult {
     /// VMs, in the order of their start.
     pub vms: Vec<Arc<QemuVm>>,
     /// Which tracing backends can observe each of them.
@@ -133,7 +133,7 @@ pub struct Discovered {
 /// The discovery thread. Ends when dropped.
 #[derive(Debug)]
 pub struct Discovery {
-    shared: Arc<(Mutex<Discovered>, Condvar)>,
+    shared: Arc<(Mutex<DiscoveryResult>, Condvar)>,
     began: Instant,
     _end: Sender<()>,
 }
@@ -142,7 +142,7 @@ impl Discovery {
     /// Starts the thread.
     #[must_use]
     pub fn begin(processes: impl Processes) -> Self {
-        let shared = Arc::new((Mutex::new(Discovered::default()), Condvar::new()));
+        let shared = Arc::new((Mutex::new(DiscoveryResult::default()), Condvar::new()));
         let (end, ended) = mpsc::channel();
         let its = Arc::clone(&shared);
         let run = move || {
@@ -169,9 +169,9 @@ impl Discovery {
 
     /// The results of the last round; waits a second at most for the first one.
     #[must_use]
-    pub fn last(&self) -> Discovered {
+    pub fn last(&self) -> DiscoveryResult {
         let first = FIRST_ROUND_MAX.saturating_sub(self.began.elapsed());
-        let waiting = |discovered: &mut Discovered| discovered.at.is_none();
+        let waiting = |discovered: &mut DiscoveryResult| discovered.at.is_none();
         let waited = self
             .shared
             .1
@@ -189,7 +189,7 @@ impl Discovery {
     }
 }
 
-fn lock(discovered: &Mutex<Discovered>) -> MutexGuard<'_, Discovered> {
+fn lock(discovered: &Mutex<DiscoveryResult>) -> MutexGuard<'_, DiscoveryResult> {
     // It is only ever replaced as a whole, so it is consistent.
     discovered.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -204,7 +204,7 @@ struct Pending {
 
 /// Which tracing backends can observe a VM, and the time of the assessment.
 #[derive(Debug)]
-struct Assessed {
+struct CachedAssessment {
     at: Instant,
     is_locked: bool,
     backends: Vec<BackendView>,
@@ -215,11 +215,11 @@ struct Assessed {
 struct Rounds {
     known: BTreeMap<ProcessId, Arc<QemuVm>>,
     pending: BTreeMap<ProcessId, Pending>,
-    assessed: BTreeMap<ProcessId, Assessed>,
+    assessed: BTreeMap<ProcessId, CachedAssessment>,
 }
 
 impl Rounds {
-    fn round(&mut self, processes: &impl Processes) -> Discovered {
+    fn round(&mut self, processes: &impl Processes) -> DiscoveryResult {
         let began = Instant::now();
         let mut warnings = Vec::new();
         let mut refused = Vec::new();
@@ -251,7 +251,7 @@ impl Rounds {
         let mut vms: Vec<_> = self.known.values().map(Arc::clone).collect();
         vms.sort_by_key(|vm| (vm.start_ticks, vm.pid));
         let assessed = self.assessed.iter();
-        Discovered {
+        DiscoveryResult {
             vms,
             backends: assessed
                 .map(|(process, assessed)| (*process, assessed.backends.clone()))
@@ -275,7 +275,7 @@ impl Rounds {
             }
             let is_locked = before.map(|before| before.is_locked);
             let is_locked = is_locked.unwrap_or_else(|| processes.is_locked(vm));
-            let assessed = Assessed {
+            let assessed = CachedAssessment {
                 backends: processes.assess(vm, is_locked),
                 is_locked,
                 at: Instant::now(),
@@ -491,8 +491,8 @@ mod tests {
 
     #[test]
     fn a_process_of_the_same_number_is_another_one() {
-        struct Reused(Mutex<u64>);
-        impl Processes for Reused {
+        struct ReusedPid(Mutex<u64>);
+        impl Processes for ReusedPid {
             fn list(&self) -> Result<Vec<ProcessId>, VmError> {
                 let start_ticks = *self.0.lock().unwrap();
                 Ok(vec![ProcessId {
@@ -517,7 +517,7 @@ mod tests {
                 false
             }
         }
-        let host = Reused(Mutex::new(1));
+        let host = ReusedPid(Mutex::new(1));
         let mut rounds = Rounds::default();
         assert_eq!(rounds.round(&host).vms[0].start_ticks, 1);
         *host.0.lock().unwrap() = 2;

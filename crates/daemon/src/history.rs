@@ -30,7 +30,7 @@ use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::Config;
-use form::{Heat, KeptVm, Turn};
+use form::{Heat, Turn, VmRecord};
 use store::{Failure, Store};
 
 /// Time span of a mean, and the interval at which heat is kept.
@@ -82,16 +82,16 @@ impl Limits {
 
 /// Where a record that must be durable is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum Persistence {
     /// On disk.
-    Durably,
+    OnDisk,
     /// Only in memory, for now or permanently.
     InMemory,
 }
 
 /// A VM at the end of a turn.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment<'a> {
+pub struct TurnRecord<'a> {
     /// Its name.
     pub vm: &'a str,
     /// Its memory and misses.
@@ -123,7 +123,7 @@ struct State {
     phase: Option<Phase>,
     /// The next decision's number.
     next_id: u64,
-    vms: BTreeMap<String, KeptVm>,
+    vms: BTreeMap<String, VmRecord>,
     /// Heat since it was last stored.
     heat: HashMap<u64, Heat>,
     /// The span in which heat and curves were last stored.
@@ -193,19 +193,19 @@ impl History {
     }
 
     /// Stores the state of all VMs at the end of a turn, in one transaction.
-    pub fn record_turn(&self, vms: &[Moment<'_>]) {
+    pub fn record_turn(&self, vms: &[TurnRecord<'_>]) {
         if let Some(unix_ms) = vms.iter().map(|vm| vm.sample.unix_ms).max() {
             self.state().record_turn(unix_ms, vms);
         }
     }
 
     /// Writes all turns to disk.
-    pub fn flush(&self) -> Kept {
+    pub fn flush(&self) -> Persistence {
         self.state().write(true, &|_| Ok(()))
     }
 
     /// Stores a decision or its new state. Inputs stored earlier are kept if it comes without.
-    pub fn put_decision(&self, decision: &Decision) -> Kept {
+    pub fn put_decision(&self, decision: &Decision) -> Persistence {
         let mut state = self.state();
         let next_id = state.next_id.max(decision.id.saturating_add(1));
         state.next_id = next_id;
@@ -325,7 +325,7 @@ impl History {
     }
 
     /// Stores whether moving is paused.
-    pub fn put_paused(&self, paused: bool) -> Kept {
+    pub fn put_paused(&self, paused: bool) -> Persistence {
         let mut state = self.state();
         state.paused = paused;
         state.write(true, &|txn| store::put_paused(txn, paused))
@@ -338,7 +338,7 @@ impl History {
     }
 
     /// Stores the host's phase in the workflow.
-    pub fn put_phase(&self, phase: Phase) -> Kept {
+    pub fn put_phase(&self, phase: Phase) -> Persistence {
         let mut state = self.state();
         state.phase = Some(phase);
         state.write(true, &|txn| store::put_phase(txn, phase))
@@ -353,7 +353,7 @@ impl History {
     }
 
     /// Stores all settings changed by hand for a VM in place of the earlier ones; an empty change deletes them.
-    pub fn put_settings(&self, vm: &str, change: &SettingsChange) -> Kept {
+    pub fn put_settings(&self, vm: &str, change: &SettingsChange) -> Persistence {
         let settings = form::Settings::of(change);
         self.state().change_vm(vm, |kept| kept.settings = settings)
     }
@@ -365,7 +365,7 @@ impl History {
     }
 
     /// Stores a VM's size at discovery. It is deleted when the VM was absent for longer than history is kept.
-    pub fn put_baseline(&self, vm: &str, bytes: u64) -> Kept {
+    pub fn put_baseline(&self, vm: &str, bytes: u64) -> Persistence {
         self.state()
             .change_vm(vm, |kept| kept.baseline_bytes = Some(bytes))
     }
@@ -437,7 +437,7 @@ impl State {
         &mut self,
         durable: bool,
         write: &dyn Fn(&WriteTransaction) -> Result<(), redb::Error>,
-    ) -> Kept {
+    ) -> Persistence {
         if self.memory.is_some() && Instant::now() >= self.retry_at {
             self.retry();
         }
@@ -445,7 +445,7 @@ impl State {
             && let Some(file) = &self.file
         {
             match file.write(durable, write) {
-                Ok(()) => return Kept::Durably,
+                Ok(()) => return Persistence::OnDisk,
                 Err(failure) => {
                     self.file = None;
                     self.keep_in_memory(&failure);
@@ -454,13 +454,13 @@ impl State {
             }
         }
         let Some(memory) = &self.memory else {
-            return Kept::InMemory;
+            return Persistence::InMemory;
         };
         if let Err(failure) = memory.write(false, write) {
             warn!("history in memory begins anew: {failure}");
             self.memory = Store::in_memory().ok().map(Arc::new);
         }
-        Kept::InMemory
+        Persistence::InMemory
     }
 
     /// Continues in memory because of `failure`.
@@ -541,7 +541,7 @@ impl State {
         Store::open(path, limits.bytes_max).map(Arc::new)
     }
 
-    fn record_turn(&mut self, unix_ms: u64, moments: &[Moment<'_>]) {
+    fn record_turn(&mut self, unix_ms: u64, moments: &[TurnRecord<'_>]) {
         let span = unix_ms / SPAN_MS;
         let closes = self.span != Some(span);
         let mut curves = Vec::new();
@@ -578,7 +578,7 @@ impl State {
         let oldest_ms = keep.map_or(0, |keep| unix_ms.saturating_sub(millis(keep)));
         if closes {
             self.span = Some(span);
-            let forgotten = |vm: &KeptVm| vm.settings.is_none() && vm.seen_unix_ms < oldest_ms;
+            let forgotten = |vm: &VmRecord| vm.settings.is_none() && vm.seen_unix_ms < oldest_ms;
             // A VM without an earlier record was set just now.
             self.vms
                 .retain(|_, vm| vm.seen_unix_ms == 0 || !forgotten(vm));
@@ -624,7 +624,7 @@ impl State {
         }
     }
 
-    fn change_vm(&mut self, name: &str, change: impl FnOnce(&mut KeptVm)) -> Kept {
+    fn change_vm(&mut self, name: &str, change: impl FnOnce(&mut VmRecord)) -> Persistence {
         let vm = self.vms.entry(name.to_owned()).or_default();
         change(vm);
         let vm = vm.clone();

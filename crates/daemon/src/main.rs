@@ -12,7 +12,7 @@ use clap::Parser;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::qemu_host::QemuHost;
-use plimsoll_daemon::shared::{Command, Shared, Snapshot};
+use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
 use sd_notify::NotifyState;
@@ -80,7 +80,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         None => History::nowhere(),
     };
     let (sender, commands) = mpsc::sync_channel(COMMANDS);
-    let shared = Shared::new(
+    let shared = SharedState::new(
         Snapshot::before_the_first_turn(&config),
         sender.clone(),
         Arc::new(history),

@@ -17,7 +17,7 @@ use plimsoll_vm::{AllowedUsers, HostMemory, Listener, PeerSocket, QemuVm};
 
 use crate::clock::Clock;
 use crate::config::{Config, VmRule};
-use crate::discovery::{Discovered, Discovery, HostProcesses};
+use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::host::{DiscoveredVm, Feed, Host, VmHandles};
 use crate::moves::chain;
@@ -72,7 +72,7 @@ impl QemuHost {
 
 impl Host for QemuHost {
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
-        let Discovered {
+        let DiscoveryResult {
             vms,
             mut warnings,
             mut backends,

@@ -73,14 +73,14 @@ pub fn host_name() -> String {
 
 /// A refusal, with its reason and the resulting state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RequestRefusal {
     /// Its kind.
     pub kind: RefusalKind,
     /// The message for the client.
     pub message: String,
 }
 
-impl Refused {
+impl RequestRefusal {
     /// Makes a refusal.
     pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Refused {
 }
 
 /// Receiver of the answer to a command.
-pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+pub type Reply<T> = oneshot::Sender<Result<T, RequestRefusal>>;
 
 /// Commands of clients. The turn loop answers within a tick (a second).
 #[derive(Debug)]
@@ -112,7 +112,7 @@ pub enum Command {
 
 /// State held by both sides.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedState {
     snapshot: RwLock<Arc<Snapshot>>,
     commands: SyncSender<Command>,
     /// Curves, samples and decisions of the past.
@@ -124,7 +124,7 @@ pub struct Shared {
 /// Maximum number of events kept for a slow subscriber.
 const EVENTS: usize = 64;
 
-impl Shared {
+impl SharedState {
     /// Shares `snapshot` until the first turn, and passes commands to the other end of `commands`.
     #[must_use]
     pub fn new(snapshot: Snapshot, commands: SyncSender<Command>, history: Arc<History>) -> Self {
@@ -162,7 +162,7 @@ impl Shared {
     /// # Errors
     ///
     /// [`RefusalKind::Busy`] if the loop is behind or has ended; nothing was changed.
-    pub fn command(&self, command: Command) -> Result<(), Refused> {
+    pub fn command(&self, command: Command) -> Result<(), RequestRefusal> {
         self.commands.try_send(command).map_err(|error| {
             let why = match error {
                 TrySendError::Full(_) => {
@@ -170,7 +170,7 @@ impl Shared {
                 }
                 TrySendError::Disconnected(_) => "the daemon is shutting down; nothing was changed",
             };
-            Refused::new(RefusalKind::Busy, why)
+            RequestRefusal::new(RefusalKind::Busy, why)
         })
     }
 }

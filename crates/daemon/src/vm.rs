@@ -31,7 +31,7 @@ const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
 /// A VM's curve, over sizes as the host counts them.
 #[derive(Debug, Clone)]
-pub struct KnownCurve {
+pub struct VmCurve {
     /// The curve.
     pub curve: MissRatioCurve,
     /// The same with few points, for display and history.
@@ -59,7 +59,7 @@ pub struct Vm {
     /// Settings changed by hand.
     pub change: SettingsChange,
     /// Its curve.
-    pub known: Option<KnownCurve>,
+    pub known: Option<VmCurve>,
     /// Its working set.
     pub working_set: Option<WorkingSet>,
     /// How it is traced.
@@ -240,7 +240,7 @@ impl Vm {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
             self.warnings.push(silent.to_owned());
         }
-        let mut found: Vec<KnownCurve> = Vec::new();
+        let mut found: Vec<VmCurve> = Vec::new();
         let mut new_heat = false;
         let mut new_set = None;
         for index in 0..self.feeds.len() {
@@ -256,7 +256,7 @@ impl Vm {
             self.warnings.extend(warning);
             if let Some(observed) = curve {
                 match self.in_host_sizes(&observed, source) {
-                    Ok(curve) => found.push(KnownCurve {
+                    Ok(curve) => found.push(VmCurve {
                         shown: curve.thinned(SHOWN_POINTS),
                         curve,
                         source,

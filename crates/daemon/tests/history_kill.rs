@@ -8,8 +8,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_daemon::history::{History, Kept, Limits, Moment};
-use plimsoll_protocol::decision::{By, Decision, HoldingView, Kind, Mode, State, Step, StepState};
+use plimsoll_daemon::history::{History, Limits, Persistence, TurnRecord};
+use plimsoll_protocol::decision::{
+    Decision, HoldingView, Initiator, Kind, Mode, State, Step, StepState,
+};
 use plimsoll_protocol::vm::Sample;
 
 /// Environment variable with the path to which this program writes until it is killed.
@@ -92,7 +94,7 @@ fn write_until_killed(path: &Path) -> ! {
     let first = newest.first().map_or(1, |decision| decision.id + 1);
     let mut out = std::io::stdout();
     for id in first.. {
-        assert_eq!(history.put_baseline("web", id), Kept::Durably);
+        assert_eq!(history.put_baseline("web", id), Persistence::OnDisk);
         let _ = history.put_decision(&decision(id, State::Moving));
         let unix_ms = id * 30_000;
         let sample = Sample {
@@ -106,14 +108,14 @@ fn write_until_killed(path: &Path) -> ! {
             overhead_ratio: None,
             lost: 0,
         };
-        let moment = Moment {
+        let moment = TurnRecord {
             vm: "web",
             sample,
             heat: None,
             curve: None,
         };
         history.record_turn(&[moment; 50]);
-        if history.put_decision(&decision(id, State::Kept)) == Kept::Durably {
+        if history.put_decision(&decision(id, State::Kept)) == Persistence::OnDisk {
             writeln!(out, "kept {id}").unwrap();
         }
     }
@@ -127,7 +129,7 @@ fn decision(id: u64, state: State) -> Decision {
         id,
         unix_ms: id * 30_000,
         kind: Kind::Divide,
-        by: By::Daemon,
+        by: Initiator::Daemon,
         mode: Mode::Act,
         state,
         reason: "a test".to_owned(),

@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::history::History;
-use plimsoll_daemon::shared::{Command, Refused, Reply, Shared, Snapshot};
+use plimsoll_daemon::shared::{Command, Reply, RequestRefusal, SharedState, Snapshot};
 use plimsoll_daemon::turn::{TICK, Turns};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
 use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, StepState, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::Standing;
+use plimsoll_protocol::vm::VmStatus;
 use tokio::sync::oneshot;
 
 #[allow(dead_code, reason = "shared with the benchmarks")]
 #[path = "common/simulated.rs"]
 mod simulated;
 
-use simulated::{Follows, SimulatedHost, SimulatedVm};
+use simulated::{BalloonBehaviour, SimulatedHost, SimulatedVm};
 
 const MIB: u64 = 1 << 20;
 
@@ -58,7 +58,7 @@ fn scan() -> MissRatioCurve {
 struct Rig {
     host: SimulatedHost,
     turns: Turns<SimulatedHost>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     commands: Receiver<Command>,
     now: Instant,
 }
@@ -89,7 +89,7 @@ impl Rig {
 
     fn with(config: Config, host: SimulatedHost, history: Arc<History>) -> Self {
         let (sender, commands) = sync_channel(8);
-        let shared = Arc::new(Shared::new(
+        let shared = Arc::new(SharedState::new(
             Snapshot::before_the_first_turn(&config),
             sender,
             history,
@@ -145,7 +145,7 @@ impl Rig {
     fn ask<T: std::fmt::Debug>(
         &mut self,
         command: impl FnOnce(Reply<T>) -> Command,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, RequestRefusal> {
         let (reply, answer) = oneshot::channel();
         self.shared.command(command(reply)).unwrap();
         let command = self.commands.try_recv().unwrap();
@@ -153,7 +153,7 @@ impl Rig {
         answer.blocking_recv().unwrap()
     }
 
-    fn apply(&mut self) -> Result<Decision, Refused> {
+    fn apply(&mut self) -> Result<Decision, RequestRefusal> {
         self.ask(|reply| Command::Apply(Choice::default(), reply))
     }
 
@@ -255,7 +255,8 @@ fn an_adviser_records_what_it_would_do_once() {
 #[test]
 fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
     let mut rig = Rig::of_three(config(Mode::Act));
-    rig.host.change("scan", |vm| vm.follows = Follows::Never);
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Never);
     rig.until("it ends", |rig| {
         rig.decisions()
             .iter()
@@ -276,7 +277,7 @@ fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
     );
     // If it reacted now, it would lose nothing: its target is its present size.
     rig.host
-        .change("scan", |vm| vm.follows = Follows::Pace(MIB));
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(MIB));
     rig.pass(30);
     assert_eq!(rig.mib("scan"), 512);
 }
@@ -284,7 +285,8 @@ fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
 #[test]
 fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
     let mut rig = Rig::of_three(config(Mode::Act));
-    rig.host.change("scan", |vm| vm.follows = Follows::Broken);
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Broken);
     rig.until("it ends", |rig| {
         rig.decisions()
             .iter()
@@ -310,7 +312,7 @@ fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
 fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
     let mut rig = Rig::of_three(config(Mode::Act));
     rig.host
-        .change("scan", |vm| vm.follows = Follows::Pace(4 * MIB));
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
     rig.until("it moves", |rig| rig.mib("scan") < 500);
     rig.host.end("scan");
     rig.until("it ends", |rig| rig.newest().state.has_ended());
@@ -331,7 +333,7 @@ fn pause_stops_a_move_where_it_is() {
     let mut rig = Rig::of_three(config(Mode::Act));
     for vm in ["web", "search", "scan"] {
         rig.host
-            .change(vm, |vm| vm.follows = Follows::Pace(2 * MIB));
+            .change(vm, |vm| vm.follows = BalloonBehaviour::Pace(2 * MIB));
     }
     rig.until("it moves", |rig| rig.mib("scan") < 480);
     rig.ask(Command::Pause).unwrap();
@@ -379,7 +381,7 @@ fn a_promise_found_broken_is_made_good() {
     assert!(decisions[1].reason.contains("A VM exceeded its limit"));
     let snapshot = rig.snapshot();
     let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
-    assert_eq!(scan.standing, Standing::Violating);
+    assert_eq!(scan.standing, VmStatus::Violating);
     // It is not repeated at once.
     rig.pass(60);
     assert_eq!(rig.decisions().len(), decisions.len());
@@ -449,7 +451,7 @@ fn the_papers_workflow_shrinks_traces_divides_and_gives_back() {
 fn a_daemon_that_was_killed_in_the_middle_is_followed_by_one_that_knows() {
     let mut rig = Rig::of_three(config(Mode::Act));
     rig.host
-        .change("scan", |vm| vm.follows = Follows::Pace(2 * MIB));
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(2 * MIB));
     rig.until("it moves", |rig| rig.mib("scan") < 480);
     let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
     let id = rig.newest().id;

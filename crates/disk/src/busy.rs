@@ -26,7 +26,7 @@ pub(crate) enum Use {
 }
 
 /// A change of many blocks at once.
-struct Wide {
+struct WideChange {
     submission: SubmissionId,
     disk: DiskNumber,
     first: u64,
@@ -34,12 +34,12 @@ struct Wide {
 }
 
 #[derive(Default)]
-pub(crate) struct Busy {
+pub(crate) struct BusyBlocks {
     blocks: HashMap<Location, Transfers, RandomState>,
-    wide: Vec<Wide>,
+    wide: Vec<WideChange>,
 }
 
-impl Busy {
+impl BusyBlocks {
     /// Records that a transfer of the block begins.
     pub(crate) fn begin(&mut self, location: Location, what: Use) {
         let is_wide = self.is_wide(location);
@@ -113,7 +113,7 @@ impl Busy {
                 raced(*location, block);
             }
         }
-        self.wide.push(Wide {
+        self.wide.push(WideChange {
             submission,
             disk,
             first,
@@ -158,7 +158,7 @@ mod tests {
             (Use::Fill, Use::Read, false),
             (Use::Read, Use::Fill, false),
         ] {
-            let mut busy = Busy::default();
+            let mut busy = BusyBlocks::default();
             busy.begin(BLOCK, first);
             busy.begin(BLOCK, second);
             assert_eq!(busy.end(BLOCK, first), alone, "{first:?} {second:?}");
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_wide_change_meets_those_before_and_after_it() {
         for wide in [(5, 5), (0, 1 << 40)] {
-            let mut busy = Busy::default();
+            let mut busy = BusyBlocks::default();
             busy.begin(BLOCK, Use::Read);
             busy.begin_wide(SubmissionId(9), BLOCK.disk(), wide.0, wide.1);
             assert!(busy.is_written(BLOCK));
@@ -182,7 +182,7 @@ mod tests {
             busy.begin(BLOCK, Use::Read);
             assert!(busy.end(BLOCK, Use::Read) && !busy.is_written(BLOCK));
         }
-        let mut busy = Busy::default();
+        let mut busy = BusyBlocks::default();
         busy.begin_wide(SubmissionId(1), DiskNumber(2), 0, 100);
         busy.begin_wide(SubmissionId(2), BLOCK.disk(), 6, 100);
         assert!(!busy.is_written(BLOCK));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::notices::{Drained, FrameSink, Notices, RingMemory};
+use crate::notices::{DrainResult, FrameSink, Notices, RingMemory};
 use crate::protocol::{SECTOR_BYTES, VERSION, control, set_u32, set_u64, u32_at, u64_at};
 use crate::{PAGE_BYTES, Page, PoolRequest, Pools, RingStats, VictimCache, VictimCacheStats};
 
@@ -84,9 +84,9 @@ impl ControlDisk {
 
     /// Applies all notifications published so far. To be called after a request was popped from a queue of any disk and
     /// before it is served, and periodically.
-    pub fn drain(&mut self, frames: &mut dyn FrameSink) -> Drained {
+    pub fn drain(&mut self, frames: &mut dyn FrameSink) -> DrainResult {
         let drained = self.notices.drain(frames, &mut self.pools);
-        if drained == Drained::Fault {
+        if drained == DrainResult::Fault {
             // No flush will arrive any more.
             self.pools.close_all();
         }

@@ -57,7 +57,7 @@ pub(crate) struct Dirty {
 
 /// The state of a block after its write-back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum WriteBackResult {
     /// It is on storage.
     Clean,
     /// It was overwritten meanwhile, or writing failed: it is still dirty.
@@ -170,12 +170,17 @@ impl Dirty {
     }
 
     /// Records the result of writing the block.
-    pub(crate) fn finish(&mut self, location: Location, written: bool, now: Duration) -> Written {
+    pub(crate) fn finish(
+        &mut self,
+        location: Location,
+        written: bool,
+        now: Duration,
+    ) -> WriteBackResult {
         let Some(block) = self.blocks.get_mut(&location) else {
-            return Written::Clean;
+            return WriteBackResult::Clean;
         };
         let Phase::Writing { after, .. } = block.phase else {
-            return Written::StillDirty;
+            return WriteBackResult::StillDirty;
         };
         self.writing -= 1;
         let disk = self.disks.entry(location.disk()).or_default();
@@ -183,19 +188,19 @@ impl Dirty {
         match (written, after) {
             (true, None) => {
                 self.blocks.remove(&location);
-                Written::Clean
+                WriteBackResult::Clean
             }
             (true, Some(after)) => {
                 block.since = after;
                 block.born = now;
                 block.phase = Phase::Waiting;
                 disk.waiting.insert(block.since, location);
-                Written::StillDirty
+                WriteBackResult::StillDirty
             }
             (false, _) => {
                 block.phase = Phase::Held;
                 disk.others.insert(block.since, location);
-                Written::StillDirty
+                WriteBackResult::StillDirty
             }
         }
     }
@@ -304,7 +309,7 @@ mod tests {
                                 lacking.remove(&n);
                             }
                         }
-                        prop_assert_eq!(after == Written::Clean, !lacking.contains_key(&n));
+                        prop_assert_eq!(after == WriteBackResult::Clean, !lacking.contains_key(&n));
                     }
                     Step::Drop(n) => if dirty.drop_block(at(n)) {
                         lacking.remove(&n);

@@ -258,7 +258,7 @@ fn read_header(file: &File) -> io::Result<Result<(Layout, Vec<DiskIdentity>), St
 }
 
 /// What a former daemon left: the first step of opening a [`DirtyLog`]. The log is locked.
-pub struct LeftPages {
+pub struct LeftoverPages {
     path: PathBuf,
     slots: u64,
     disks: Vec<DiskIdentity>,
@@ -269,7 +269,7 @@ pub struct LeftPages {
     torn: u64,
 }
 
-impl LeftPages {
+impl LeftoverPages {
     /// Number of pages.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -433,7 +433,7 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Locks the log at `path` and reads what the previous daemon left in it; [`LeftPages::finish`] then creates a log
+    /// Locks the log at `path` and reads what the previous daemon left in it; [`LeftoverPages::finish`] then creates a log
     /// of `slots` pages for these disks. The file need not exist.
     ///
     /// # Errors
@@ -442,7 +442,7 @@ impl DirtyLog {
         path: &Path,
         slots: u64,
         disks: &[DiskIdentity],
-    ) -> Result<LeftPages, DirtyLogError> {
+    ) -> Result<LeftoverPages, DirtyLogError> {
         if !(1..=SLOTS_MAX).contains(&slots) {
             return Err(DirtyLogError::Slots(slots));
         }
@@ -451,7 +451,7 @@ impl DirtyLog {
             what,
             source,
         };
-        let mut left = LeftPages {
+        let mut left = LeftoverPages {
             path: path.to_owned(),
             slots,
             disks: disks.to_vec(),
@@ -557,7 +557,7 @@ impl DirtyPages for DirtyLog {
     }
 }
 
-impl LeftPages {
+impl LeftoverPages {
     /// Finds the newest valid entry of each location.
     fn scan(&mut self, file: &File, layout: Layout) -> io::Result<()> {
         let mut entries = vec![0; PAGE_BYTES];
@@ -632,7 +632,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, File, LeftPages, Medium,
+        DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, File, LeftoverPages, Medium,
         PAGE_BYTES, Page, Path, io, open,
     };
     use crate::{DiskNumber, Location};
@@ -653,7 +653,7 @@ mod tests {
         [identity(0, 100, 1 << 20), identity(1, 101, 1 << 20)]
     }
 
-    fn left(path: &Path) -> Result<LeftPages, DirtyLogError> {
+    fn left(path: &Path) -> Result<LeftoverPages, DirtyLogError> {
         DirtyLog::open(path, SLOTS, &disks())
     }
 
@@ -668,7 +668,7 @@ mod tests {
     }
 
     /// What is left, as the byte that the pages are made of.
-    fn contents(left: &LeftPages) -> BTreeMap<Location, u8> {
+    fn contents(left: &LeftoverPages) -> BTreeMap<Location, u8> {
         let pages = left.pages().map(|found| {
             let (location, found) = found.unwrap();
             assert_eq!(*found, page(found[1]), "a torn page");
@@ -678,14 +678,14 @@ mod tests {
     }
 
     /// Accepts writes until its end: of the last write only a part is stored, and nothing afterwards.
-    struct Mortal {
+    struct FailingWriter {
         file: File,
         writes_left: Arc<AtomicU64>,
         /// Bytes of the last write, in 256ths.
         part: u8,
     }
 
-    impl Medium for Mortal {
+    impl Medium for FailingWriter {
         fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
             let left = self.writes_left.load(Relaxed);
             self.writes_left.store(left.saturating_sub(1), Relaxed);
@@ -717,7 +717,7 @@ mod tests {
             let mut log = left(&path).unwrap().finish().unwrap();
             let writes_left = Arc::new(AtomicU64::new(writes));
             let file = open(&path, false).unwrap();
-            log.file = Box::new(Mortal { file, writes_left: writes_left.clone(), part });
+            log.file = Box::new(FailingWriter { file, writes_left: writes_left.clone(), part });
             let mut twin = BTreeMap::new();
             let mut allowed = vec![twin.clone()];
             for (block, byte, kind) in steps {
@@ -760,7 +760,7 @@ mod tests {
         log.record(at(0, 1), &page(1)).unwrap();
         let file = std::mem::replace(
             &mut log.file,
-            Box::new(Mortal {
+            Box::new(FailingWriter {
                 file: open(&path, false).unwrap(),
                 writes_left: Arc::default(),
                 part: 0,

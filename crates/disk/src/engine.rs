@@ -29,18 +29,18 @@ use foldhash::fast::RandomState as FastState;
 use plimsoll_hcache::{Error, Version};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use self::admission::Looks;
+use self::admission::InspectionCounts;
 use self::transfer::{BLOCK, Piece};
 use self::write_back::WRITING_BLOCKS_MAX;
 
 use crate::buffers::Buffers;
-use crate::busy::{Busy, Use};
+use crate::busy::{BusyBlocks, Use};
 use crate::cache::Cache;
 use crate::dirty::{Dirty, WriteNumber};
-use crate::frames::{Frames, Held, Ticket};
+use crate::frames::{FrameContents, Frames, Ticket};
 use crate::{
-    Action, Buffer, CacheMode, Completed, Contents, DirtyPages, DiskNumber, EngineOptions,
-    EngineStats, GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request,
+    Action, Buffer, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions, EngineStats,
+    GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request, RequestResult,
     Status, Submission, SubmissionId, Tag,
 };
 
@@ -62,8 +62,8 @@ pub struct Engine {
     dirty: Dirty,
     log: Option<Box<dyn DirtyPages>>,
     observer: Option<Box<dyn Observer>>,
-    busy: Busy,
-    requests: HashMap<RequestId, Running, FastState>,
+    busy: BusyBlocks,
+    requests: HashMap<RequestId, PendingRequest, FastState>,
     submissions: HashMap<SubmissionId, Outstanding, FastState>,
     flushes: Vec<Flush>,
     /// Disks whose storage once failed to make writes stable. The kernel reports such a failure only once and may have
@@ -71,14 +71,14 @@ pub struct Engine {
     unsynced: HashSet<DiskNumber>,
     fills: usize,
     ready: VecDeque<Submission>,
-    completed: VecDeque<Completed>,
+    completed: VecDeque<RequestResult>,
     buffers: Buffers,
     scratch: Box<Page>,
     next_number: u64,
     now: Duration,
     turned: Duration,
     disabled: Option<String>,
-    looks: Looks,
+    looks: InspectionCounts,
     stats: EngineStats,
 }
 
@@ -86,7 +86,7 @@ pub struct Engine {
 struct RequestId(u64);
 
 /// A request that is not completed.
-struct Running {
+struct PendingRequest {
     disk: DiskNumber,
     tag: Tag,
     /// Submissions it waits for, plus 1 while it is being inspected.
@@ -155,7 +155,7 @@ impl Engine {
             dirty: Dirty::default(),
             log: None,
             observer,
-            busy: Busy::default(),
+            busy: BusyBlocks::default(),
             requests: HashMap::default(),
             submissions: HashMap::default(),
             flushes: Vec::new(),
@@ -169,7 +169,7 @@ impl Engine {
             now: Duration::ZERO,
             turned: Duration::ZERO,
             disabled: None,
-            looks: Looks::default(),
+            looks: InspectionCounts::default(),
             stats: EngineStats::default(),
         })
     }
@@ -188,7 +188,7 @@ impl Engine {
             ram,
         } = request;
         let id = RequestId(self.number());
-        let running = Running {
+        let running = PendingRequest {
             disk,
             tag,
             left: 1,
@@ -344,7 +344,7 @@ impl Engine {
                 // Unless it was written meanwhile, or the guest has released it.
                 let newest = self.frames.newest(location);
                 let unchanged = newest.and_then(|frame| self.frames.held(frame))
-                    == Some(Held::Contents(location, hash));
+                    == Some(FrameContents::Contents(location, hash));
                 if unchanged && ok && self.hash(bytes) != hash {
                     self.stats.wrong_served += 1;
                 }
@@ -362,7 +362,7 @@ impl Engine {
     }
 
     /// The next completed request.
-    pub fn next_completed(&mut self) -> Option<Completed> {
+    pub fn next_completed(&mut self) -> Option<RequestResult> {
         self.completed.pop_front()
     }
 
@@ -421,7 +421,7 @@ impl Engine {
     /// Restarts a cache that disabled itself.
     pub fn enable(&mut self) {
         self.disabled = None;
-        self.looks = Looks::default();
+        self.looks = InspectionCounts::default();
     }
 
     /// To be called periodically (every 100 ms): writes back blocks that have been dirty for too long. `now` counts
@@ -516,7 +516,8 @@ impl Engine {
         let (tag, failed) = (running.tag, running.failed);
         self.requests.remove(&request);
         let status = if failed { Status::IoError } else { Status::Ok };
-        self.completed.push_back(Completed { disk, tag, status });
+        self.completed
+            .push_back(RequestResult { disk, tag, status });
     }
 
     fn want_flush(&mut self, request: RequestId) {

@@ -28,14 +28,14 @@ pub(crate) struct Ticket(pub u64);
 
 /// What a frame holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum FrameContents {
     /// The contents that an I/O in flight will have moved.
     Pending(Location, Ticket),
     /// The block's contents, which have this hash.
     Contents(Location, u64),
 }
 
-impl Held {
+impl FrameContents {
     pub(crate) fn location(self) -> Location {
         match self {
             Self::Pending(location, _) | Self::Contents(location, _) => location,
@@ -72,7 +72,7 @@ impl Frames {
     }
 
     /// The recorded contents of the frame.
-    pub(crate) fn held(&self, frame: u64) -> Option<Held> {
+    pub(crate) fn held(&self, frame: u64) -> Option<FrameContents> {
         let (piece, place) = place(frame)?;
         let entry = self.pieces.get(piece)?.as_ref()?[place];
         entry.held()
@@ -85,7 +85,7 @@ impl Frames {
 
     /// Records that an I/O between the frame and the block begins, or has moved these contents.
     /// Frames beyond [`FRAMES_MAX`] are not recorded, and the block then has no newest frame.
-    pub(crate) fn set(&mut self, frame: u64, held: Held) {
+    pub(crate) fn set(&mut self, frame: u64, held: FrameContents) {
         self.release(frame);
         let location = held.location();
         let (Some((piece, place)), Ok(number)) = (place(frame), u32::try_from(frame)) else {
@@ -120,7 +120,7 @@ impl Frames {
     fn pending(&mut self, frame: u64, location: Location, ticket: Ticket) -> Option<&mut Entry> {
         let (piece, place) = place(frame)?;
         let entry = &mut self.pieces.get_mut(piece)?.as_mut()?[place];
-        (entry.held() == Some(Held::Pending(location, ticket))).then_some(entry)
+        (entry.held() == Some(FrameContents::Pending(location, ticket))).then_some(entry)
     }
 
     /// Removes the frame's entry.
@@ -174,7 +174,7 @@ impl Frames {
         self.known = 0;
     }
 
-    fn take(&mut self, frame: u64) -> Option<Held> {
+    fn take(&mut self, frame: u64) -> Option<FrameContents> {
         let (piece, place) = place(frame)?;
         let entry = &mut self.pieces.get_mut(piece)?.as_mut()?[place];
         let held = entry.held()?;
@@ -191,25 +191,25 @@ fn place(frame: u64) -> Option<(usize, usize)> {
 }
 
 impl Entry {
-    fn of(held: Held) -> Self {
+    fn of(held: FrameContents) -> Self {
         match held {
-            Held::Pending(location, Ticket(word)) => Self {
+            FrameContents::Pending(location, Ticket(word)) => Self {
                 location: (location.number() + 1) | PENDING,
                 word,
             },
-            Held::Contents(location, word) => Self {
+            FrameContents::Contents(location, word) => Self {
                 location: location.number() + 1,
                 word,
             },
         }
     }
 
-    fn held(self) -> Option<Held> {
+    fn held(self) -> Option<FrameContents> {
         let location = Location::from_number((self.location & !PENDING).checked_sub(1)?);
         Some(if self.location & PENDING == 0 {
-            Held::Contents(location, self.word)
+            FrameContents::Contents(location, self.word)
         } else {
-            Held::Pending(location, Ticket(self.word))
+            FrameContents::Pending(location, Ticket(self.word))
         })
     }
 }
@@ -258,7 +258,7 @@ mod tests {
     /// Both tables as two plain maps, after the rules of the paper and of migration.
     #[derive(Default)]
     struct Twin {
-        p2s: BTreeMap<u64, Held>,
+        p2s: BTreeMap<u64, FrameContents>,
         s2p: BTreeMap<Location, u64>,
     }
 
@@ -271,7 +271,7 @@ mod tests {
             }
         }
 
-        fn set(&mut self, frame: u64, held: Held) {
+        fn set(&mut self, frame: u64, held: FrameContents) {
             self.release(frame);
             self.p2s.insert(frame, held);
             self.s2p.insert(held.location(), frame);
@@ -285,15 +285,15 @@ mod tests {
 
         fn apply(&mut self, step: &Step) {
             match *step {
-                Step::Set(f, b, h) => self.set(f, Held::Contents(block(b), h)),
-                Step::Begin(f, b, t) => self.set(f, Held::Pending(block(b), Ticket(t))),
+                Step::Set(f, b, h) => self.set(f, FrameContents::Contents(block(b), h)),
+                Step::Begin(f, b, t) => self.set(f, FrameContents::Pending(block(b), Ticket(t))),
                 Step::Finish(f, b, t, h) => {
-                    if self.p2s.get(&f) == Some(&Held::Pending(block(b), Ticket(t))) {
-                        self.p2s.insert(f, Held::Contents(block(b), h));
+                    if self.p2s.get(&f) == Some(&FrameContents::Pending(block(b), Ticket(t))) {
+                        self.p2s.insert(f, FrameContents::Contents(block(b), h));
                     }
                 }
                 Step::Abandon(f, b, t) => {
-                    if self.p2s.get(&f) == Some(&Held::Pending(block(b), Ticket(t))) {
+                    if self.p2s.get(&f) == Some(&FrameContents::Pending(block(b), Ticket(t))) {
                         self.release(f);
                     }
                 }
@@ -326,8 +326,8 @@ mod tests {
             for step in &steps {
                 twin.apply(step);
                 match *step {
-                    Step::Set(f, b, h) => frames.set(f, Held::Contents(block(b), h)),
-                    Step::Begin(f, b, t) => frames.set(f, Held::Pending(block(b), Ticket(t))),
+                    Step::Set(f, b, h) => frames.set(f, FrameContents::Contents(block(b), h)),
+                    Step::Begin(f, b, t) => frames.set(f, FrameContents::Pending(block(b), Ticket(t))),
                     Step::Finish(f, b, t, h) => frames.finish(f, block(b), Ticket(t), h),
                     Step::Abandon(f, b, t) => frames.abandon(f, block(b), Ticket(t)),
                     Step::Release(f) => frames.release(f),
@@ -350,9 +350,9 @@ mod tests {
     #[test]
     fn a_frame_beyond_all_ram_is_not_recorded() {
         let mut frames = Frames::new();
-        frames.set(7, Held::Contents(block(1), 5));
-        frames.set(FRAMES_MAX, Held::Contents(block(1), 6));
-        frames.set(u64::MAX, Held::Contents(block(2), 6));
+        frames.set(7, FrameContents::Contents(block(1), 5));
+        frames.set(FRAMES_MAX, FrameContents::Contents(block(1), 6));
+        frames.set(u64::MAX, FrameContents::Contents(block(2), 6));
         assert_eq!(frames.held(FRAMES_MAX), None);
         assert_eq!(
             frames.newest(block(1)),

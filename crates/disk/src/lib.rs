@@ -26,19 +26,19 @@ mod vhost;
 mod victim_cache;
 
 pub use control_disk::{BadRequest, ControlDisk};
-pub use dirty_log::{DirtyLog, DirtyLogError, DiskIdentity, LeftPages};
+pub use dirty_log::{DirtyLog, DirtyLogError, DiskIdentity, LeftoverPages};
 pub use engine::Engine;
 pub use error::DiskError;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Socket};
 pub use memory::{GuestRam, RamError, RamRegion};
-pub use notices::{AttachError, BlockSink, Drained, FrameSink, Notices, RingMemory};
+pub use notices::{AttachError, BlockSink, DrainResult, FrameSink, Notices, RingMemory};
 pub use source::{MissObserver, Misses, misses};
 pub use stats::{DiskStats, EngineStats, MachineStats, RingStats, VictimCacheStats};
 pub use storage::Direct;
 pub use sys::{Buffer, Ring, RingCompletion};
 pub use types::{
-    Action, ByteRange, CacheMode, Completed, Contents, DirtyPages, DiskNumber, EngineOptions,
-    GuestData, Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request,
+    Action, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions, GuestData,
+    Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request, RequestResult,
     Segment, Status, Submission, SubmissionId, Tag, WriteMode,
 };
 pub use victim_cache::{PoolRequest, Pools, VictimCache};

@@ -28,11 +28,11 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use self::connections::recover;
 use self::device::{Device, InFlight, Link, lock};
 use self::handle::Command;
-use self::requests::Served;
+use self::requests::QueueProgress;
 use self::token::{Slab, Token};
 
 use crate::queue::Piece;
-use crate::storage::{Running, Storage};
+use crate::storage::{PendingSubmission, Storage};
 use crate::vhost::Geometry;
 use crate::{
     CacheMode, ControlDisk, Direct, DirtyLog, DirtyPages, DiskError, DiskNumber, DiskStats, Engine,
@@ -113,7 +113,7 @@ pub struct Machine {
     sweep: bool,
     began: Instant,
     requests: Slab<InFlight>,
-    submissions: Slab<Running>,
+    submissions: Slab<PendingSubmission>,
     in_flight_bytes: u64,
     /// Queues to process: device, queue.
     active: Vec<(usize, usize)>,
@@ -457,8 +457,8 @@ impl Machine {
         let mut queues = std::mem::take(&mut self.active);
         queues.retain(|&(index, queue)| {
             let served = self.serve_queue(index, queue);
-            busy |= matches!(served, Served::More);
-            let keep = !matches!(served, Served::All);
+            busy |= matches!(served, QueueProgress::More);
+            let keep = !matches!(served, QueueProgress::All);
             if let Some(connection) = self.devices[index].connection() {
                 connection.active[queue] = keep;
             }

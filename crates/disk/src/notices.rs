@@ -111,7 +111,7 @@ impl AttachError {
 
 /// Result of reading the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainResult {
     /// Nothing new, or no ring.
     Nothing,
     /// Records, or a loss.
@@ -131,7 +131,7 @@ impl<E: std::error::Error> From<E> for Fault {
 
 /// The reader of a guest's ring, if it has announced one.
 pub struct Notices {
-    ring: Option<Attached>,
+    ring: Option<ValidRing>,
     stats: RingStats,
     run: Box<Page>,
     page: Box<Page>,
@@ -161,7 +161,7 @@ impl Notices {
         nonce: u64,
     ) -> Result<(), AttachError> {
         self.detach();
-        let ring = Attached::new(ram, address, nonce)?;
+        let ring = ValidRing::new(ram, address, nonce)?;
         ring.store(ring::AT_ATTACHED, nonce)
             .map_err(|_| AttachError::OutsideRam)?;
         self.stats.attached = true;
@@ -184,7 +184,7 @@ impl Notices {
         self.let_go();
     }
 
-    fn let_go(&mut self) -> Option<Attached> {
+    fn let_go(&mut self) -> Option<ValidRing> {
         self.stats.attached = false;
         self.stats.guest_memory_pages = 0;
         self.ring.take()
@@ -211,9 +211,9 @@ impl Notices {
     }
 
     /// Passes on all records that were in the ring at the call, in order.
-    pub fn drain(&mut self, frames: &mut dyn FrameSink, blocks: &mut dyn BlockSink) -> Drained {
+    pub fn drain(&mut self, frames: &mut dyn FrameSink, blocks: &mut dyn BlockSink) -> DrainResult {
         let Some(ring) = &mut self.ring else {
-            return Drained::Nothing;
+            return DrainResult::Nothing;
         };
         let mut batch = Batch {
             frames,
@@ -231,7 +231,7 @@ impl Notices {
             blocks.forget();
             self.stats.faults += 1;
             self.detach();
-            Drained::Fault
+            DrainResult::Fault
         })
     }
 
@@ -262,7 +262,7 @@ impl Batch<'_> {
 }
 
 /// A validated ring.
-struct Attached {
+struct ValidRing {
     ram: Arc<dyn RingMemory>,
     address: u64,
     nonce: u64,
@@ -278,7 +278,7 @@ struct Attached {
     lost: u64,
 }
 
-impl Attached {
+impl ValidRing {
     fn new(ram: Arc<dyn RingMemory>, address: u64, nonce: u64) -> Result<Self, AttachError> {
         let mut header = [0; PAGE_BYTES];
         if !address.is_multiple_of(PAGE_BYTES as u64) {
@@ -387,13 +387,13 @@ impl Attached {
         Ok(self.ram.mapped().read_slice(bytes, GuestAddress(address))?)
     }
 
-    fn drain(&mut self, batch: &mut Batch<'_>, run: &mut Page) -> Result<Drained, Fault> {
+    fn drain(&mut self, batch: &mut Batch<'_>, run: &mut Page) -> Result<DrainResult, Fault> {
         const RUN: u64 = (PAGE_BYTES / record::BYTES) as u64;
         let head = self.load(ring::AT_HEAD, Acquire)?;
         let lost = self.load(ring::AT_LOST, Acquire)?;
         batch.stats.guest_memory_pages = self.load(ring::AT_MEMORY_PAGES, Relaxed)?;
         if head == self.tail && lost == self.lost {
-            return Ok(Drained::Nothing);
+            return Ok(DrainResult::Nothing);
         }
         self.is_still_there()?;
         let waiting = head.checked_sub(self.tail).ok_or(Fault)?;
@@ -445,7 +445,7 @@ impl Attached {
         // The tail first: a later reader, if this one dies in between, then finds no record whose slot is gone.
         self.store(ring::AT_TAIL, self.tail)?;
         self.store(ring::AT_SLOT_TAIL, self.slot_tail)?;
-        Ok(Drained::Records)
+        Ok(DrainResult::Records)
     }
 
     /// Copies the page that came with a record. Returns whether one did.

@@ -12,7 +12,7 @@ pub(crate) struct Cursor<'a> {
 
 /// The part of a block that a request concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Within {
+pub(crate) struct BlockPart {
     /// Its number.
     pub block: u64,
     /// First byte in it.
@@ -21,7 +21,7 @@ pub(crate) struct Within {
     pub bytes: usize,
 }
 
-impl Within {
+impl BlockPart {
     pub(crate) fn is_whole(self) -> bool {
         self.bytes == PAGE_BYTES
     }
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Advances to the next block, and sets `parts` to its memory.
-    pub(crate) fn next_block(&mut self, parts: &mut Vec<Segment>) -> Option<Within> {
+    pub(crate) fn next_block(&mut self, parts: &mut Vec<Segment>) -> Option<BlockPart> {
         parts.clear();
         let block = self.offset / PAGE_BYTES as u64;
         let start = usize::try_from(self.offset % PAGE_BYTES as u64).unwrap_or(0);
@@ -69,7 +69,7 @@ impl<'a> Cursor<'a> {
             }
         }
         self.offset += bytes as u64;
-        (bytes > 0).then_some(Within {
+        (bytes > 0).then_some(BlockPart {
             block,
             start,
             bytes,

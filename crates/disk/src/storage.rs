@@ -47,7 +47,7 @@ pub(crate) struct Storage {
 
 /// A submission in progress.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct PendingSubmission {
     pub(crate) id: SubmissionId,
     /// The disk.
     pub(crate) disk: usize,
@@ -82,7 +82,7 @@ enum Step {
 }
 
 /// The result of a submission.
-pub(crate) struct CarriedOut {
+pub(crate) struct SubmissionResult {
     pub(crate) result: io::Result<()>,
     pub(crate) buffer: Option<Buffer>,
 }
@@ -197,7 +197,7 @@ impl Storage {
         ring: &mut Ring,
         submission: Submission,
         token: u64,
-    ) -> io::Result<Running> {
+    ) -> io::Result<PendingSubmission> {
         let file = &self.file;
         let step = match submission.action {
             Action::Read { offset, buffer } => {
@@ -235,7 +235,7 @@ impl Storage {
                 Step::Zero { range, ways }
             }
         };
-        Ok(Running {
+        Ok(PendingSubmission {
             id: submission.id,
             disk: usize::from(submission.disk.0),
             step,
@@ -249,10 +249,10 @@ impl Storage {
     pub(crate) fn proceed(
         &self,
         ring: &mut Ring,
-        running: &mut Running,
+        running: &mut PendingSubmission,
         completion: RingCompletion,
         token: u64,
-    ) -> io::Result<Option<CarriedOut>> {
+    ) -> io::Result<Option<SubmissionResult>> {
         let mut buffer = completion.buffer;
         // Nothing moved without an interruption: the end of the image.
         let (moved, ended, interrupted) = match completion.result {
@@ -311,11 +311,11 @@ impl Storage {
     fn refused(
         &self,
         ring: &mut Ring,
-        running: &mut Running,
+        running: &mut PendingSubmission,
         error: io::Error,
         buffer: Option<Buffer>,
         token: u64,
-    ) -> io::Result<Option<CarriedOut>> {
+    ) -> io::Result<Option<SubmissionResult>> {
         let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL]
             .iter()
             .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
@@ -333,7 +333,7 @@ impl Storage {
                 }
                 Ok(None)
             }
-            _ => Ok(Some(CarriedOut {
+            _ => Ok(Some(SubmissionResult {
                 result: Err(error),
                 buffer,
             })),
@@ -368,13 +368,13 @@ fn punch() -> FallocateFlags {
     FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
 }
 
-fn carried_out(ended: bool, buffer: Option<Buffer>) -> CarriedOut {
+fn carried_out(ended: bool, buffer: Option<Buffer>) -> SubmissionResult {
     let result = if ended {
         Err(io::ErrorKind::UnexpectedEof.into())
     } else {
         Ok(())
     };
-    CarriedOut { result, buffer }
+    SubmissionResult { result, buffer }
 }
 
 /// Retries for up to two seconds: the kernel tears down the `io_uring` of a process that was killed, and releases the

@@ -173,7 +173,7 @@ pub enum Status {
 
 /// A completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completed {
+pub struct RequestResult {
     /// The disk.
     pub disk: DiskNumber,
     /// Its identifier.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use plimsoll_disk::{
-    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, DiskNumber, LeftPages, Location,
+    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, DiskNumber, LeftoverPages, Location,
     PAGE_BYTES, Page,
 };
 
@@ -26,7 +26,7 @@ fn identity(inode: u64, size_bytes: u64) -> DiskIdentity {
     }
 }
 
-fn open(path: &Path) -> Result<LeftPages, DirtyLogError> {
+fn open(path: &Path) -> Result<LeftoverPages, DirtyLogError> {
     DirtyLog::open(path, SLOTS, &[identity(7, 1 << 30)])
 }
 

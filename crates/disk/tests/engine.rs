@@ -159,14 +159,14 @@ fn stamped(bytes: &mut [u8], first: u64) {
     }
 }
 
-enum Asked {
+enum SectorUse {
     Read { first: u64, segments: Vec<Segment> },
     Change { sectors: Vec<std::ops::Range<u64>> },
     Flush,
 }
 
-struct Under {
-    asked: Asked,
+struct RequestInFlight {
+    asked: SectorUse,
     begun: u64,
     frames: Vec<u64>,
 }
@@ -219,7 +219,7 @@ struct World {
     flushed: u64,
     orders: Vec<Submission>,
     model: Model,
-    under: BTreeMap<u64, Under>,
+    under: BTreeMap<u64, RequestInFlight>,
     time: u64,
     stamp: u64,
     /// Frames of the page cache, with the guest's record of them: they hold what the last I/O moved.
@@ -295,11 +295,11 @@ impl World {
         }
     }
 
-    fn submit(&mut self, operation: Operation, asked: Asked, frames: Vec<u64>) {
+    fn submit(&mut self, operation: Operation, asked: SectorUse, frames: Vec<u64>) {
         self.time += 1;
         let tag = self.time;
         match &asked {
-            Asked::Change { sectors } => {
+            SectorUse::Change { sectors } => {
                 let stamps = matches!(operation, Operation::Write { .. }).then_some(self.stamp);
                 let zero = matches!(operation, Operation::WriteZeroes { .. });
                 for range in sectors {
@@ -312,11 +312,11 @@ impl World {
                     }
                 }
             }
-            Asked::Read { .. } | Asked::Flush => {}
+            SectorUse::Read { .. } | SectorUse::Flush => {}
         }
         self.under.insert(
             tag,
-            Under {
+            RequestInFlight {
                 asked,
                 begun: tag,
                 frames,
@@ -344,7 +344,7 @@ impl World {
             let ok = done.status == Status::Ok;
             assert!(ok || self.guest.failures, "nothing failed");
             match under.asked {
-                Asked::Read { first, segments } if ok => {
+                SectorUse::Read { first, segments } if ok => {
                     let total: u32 = segments.iter().map(|segment| segment.bytes).sum();
                     let mut bytes = vec![0; total as usize];
                     let mut at = 0;
@@ -361,19 +361,19 @@ impl World {
                         self.wrong += u64::from(!right);
                     }
                 }
-                Asked::Read { .. } => {
+                SectorUse::Read { .. } => {
                     for frame in under.frames {
                         self.cached[frame as usize] = false;
                     }
                 }
-                Asked::Change { sectors } => {
+                SectorUse::Change { sectors } => {
                     if ok {
                         for range in sectors {
                             self.model.end(range, under.begun, time);
                         }
                     }
                 }
-                Asked::Flush => {
+                SectorUse::Flush => {
                     if ok {
                         self.flushed = self.flushed.max(under.begun);
                     }
@@ -410,7 +410,7 @@ impl World {
                 offset: first * SECTOR,
                 segments: segments.clone(),
             };
-            self.submit(operation, Asked::Read { first, segments }, frames);
+            self.submit(operation, SectorUse::Read { first, segments }, frames);
             return;
         }
         let block = self.random.below(BLOCKS);
@@ -435,7 +435,7 @@ impl World {
         };
         self.submit(
             operation,
-            Asked::Read {
+            SectorUse::Read {
                 first: block * 8,
                 segments,
             },
@@ -483,7 +483,7 @@ impl World {
         };
         self.submit(
             operation,
-            Asked::Change {
+            SectorUse::Change {
                 sectors: vec![first..first + sectors],
             },
             frames,
@@ -508,7 +508,7 @@ impl World {
         };
         self.submit(
             operation,
-            Asked::Change {
+            SectorUse::Change {
                 sectors: vec![first..first + sectors],
             },
             Vec::new(),
@@ -653,7 +653,9 @@ impl World {
             0..=3 => self.read(),
             4..=5 => self.write(),
             6 if self.random.one_in(3) => self.range(),
-            7 if self.random.one_in(2) => self.submit(Operation::Flush, Asked::Flush, Vec::new()),
+            7 if self.random.one_in(2) => {
+                self.submit(Operation::Flush, SectorUse::Flush, Vec::new());
+            }
             8..=14 => self.evict(),
             15 => self.migrate(),
             16 => self.hole(),

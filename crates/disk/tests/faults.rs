@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use faults_common::{Guest, IMAGE_BYTES, Running, Setup, ram};
+use faults_common::{Guest, IMAGE_BYTES, MachineThread, Setup, ram};
 use plimsoll_disk::{CacheMode, WriteMode};
 use plimsoll_driver::{Driver, DriverOptions, FrontendError, Status};
 
@@ -37,7 +37,7 @@ fn random_requests_over_queues_of_all_kinds_agree_with_a_model() {
     .enumerate()
     {
         for (indirect, event_index) in [(true, true), (false, false)] {
-            let mut running = Running::start(setup.clone());
+            let mut running = MachineThread::start(setup.clone());
             let options = DriverOptions {
                 indirect,
                 event_index,
@@ -66,7 +66,7 @@ fn what_is_written_without_a_flush_is_stable_where_the_guest_knows_no_flush() {
         write: WriteMode::Delayed,
         ..Setup::default()
     };
-    let running = Running::start(setup);
+    let running = MachineThread::start(setup);
     let options = DriverOptions {
         flush: false,
         ..DriverOptions::default()
@@ -83,7 +83,7 @@ fn what_is_written_without_a_flush_is_stable_where_the_guest_knows_no_flush() {
 
 #[test]
 fn a_read_only_disk_is_read_and_refuses_all_else() {
-    let running = Running::start(Setup {
+    let running = MachineThread::start(Setup {
         read_only: true,
         ..Setup::default()
     });
@@ -110,7 +110,7 @@ fn a_read_only_disk_is_read_and_refuses_all_else() {
 
 #[test]
 fn requests_beyond_the_disk_fail_and_touch_nothing() {
-    let running = Running::start(Setup::default());
+    let running = MachineThread::start(Setup::default());
     let mut disk = running.connect(&ram(), 0, DriverOptions::default());
     assert_eq!(disk.config().capacity_sectors, IMAGE_BYTES / 512);
     let mut page = [0; 4096];
@@ -143,7 +143,7 @@ fn waiting_connections(socket: &Path) -> usize {
 
 #[test]
 fn a_second_guest_waits_until_the_first_is_gone() {
-    let running = Running::start(Setup::default());
+    let running = MachineThread::start(Setup::default());
     let mut first = running.connect(&ram(), 0, DriverOptions::default());
     let path = running.place.socket(0);
     let socket = path.clone();
@@ -171,7 +171,7 @@ fn a_second_guest_waits_until_the_first_is_gone() {
 
 #[test]
 fn guests_that_vanish_with_requests_in_flight_come_back_to_all_of_them_done() {
-    let running = Running::start(Setup {
+    let running = MachineThread::start(Setup {
         mode: CacheMode::Exclusive,
         write: WriteMode::Delayed,
         ..Setup::default()
@@ -192,7 +192,7 @@ fn guests_that_vanish_with_requests_in_flight_come_back_to_all_of_them_done() {
 
 #[test]
 fn the_cache_is_resized_under_load() {
-    let running = Running::start(Setup {
+    let running = MachineThread::start(Setup {
         mode: CacheMode::Exclusive,
         write: WriteMode::Delayed,
         ..Setup::default()

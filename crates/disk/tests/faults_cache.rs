@@ -6,7 +6,7 @@ mod faults_common;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use faults_common::{IMAGE_BYTES, Random, Running, Setup, ram};
+use faults_common::{IMAGE_BYTES, MachineThread, Random, Setup, ram};
 use plimsoll_disk::{CacheMode, EngineStats, WriteMode};
 use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, NoticeRing, Page, Ram, Request, RingOptions, Segment,
@@ -16,7 +16,7 @@ const BLOCKS: u64 = IMAGE_BYTES / 4096;
 
 /// A machine with an exclusive cache and a guest with a few frames.
 struct Guest {
-    running: Running,
+    running: MachineThread,
     ram: Arc<Ram>,
     disk: Driver,
     control: ControlDisk,
@@ -27,7 +27,7 @@ struct Guest {
 impl Guest {
     fn new(mut setup: Setup, frames: u64, options: RingOptions) -> Self {
         setup.mode = CacheMode::Exclusive;
-        let running = Running::start(setup);
+        let running = MachineThread::start(setup);
         let ram = ram();
         let disk = running.connect(&ram, 0, DriverOptions::default());
         let mut control = running.connect_control(&ram);

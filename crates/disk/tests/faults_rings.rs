@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use faults_common::{IMAGE_BYTES, Random, Running, Setup, ram};
+use faults_common::{IMAGE_BYTES, MachineThread, Random, Setup, ram};
 use plimsoll_disk::protocol::record;
 use plimsoll_driver::{
     Bank, Descriptor, Driver, DriverOptions, NoticeRing, Ram, RamOptions, Record, RingOptions,
@@ -27,8 +27,8 @@ const INDIRECT: u16 = Descriptor::INDIRECT;
 /// Where no RAM is: between the banks.
 const NOWHERE: u64 = 3 << 30;
 
-fn two_disks() -> Running {
-    Running::start(Setup {
+fn two_disks() -> MachineThread {
+    MachineThread::start(Setup {
         disks: 2,
         ..Setup::default()
     })
@@ -38,7 +38,7 @@ fn two_disks() -> Running {
 struct Witness(Driver);
 
 impl Witness {
-    fn new(running: &Running) -> Self {
+    fn new(running: &MachineThread) -> Self {
         Self(running.connect(&ram(), 1, DriverOptions::default()))
     }
 
@@ -51,7 +51,7 @@ impl Witness {
 }
 
 /// A request taken apart.
-struct Parts {
+struct RequestParts {
     ram: Arc<Ram>,
     header: u64,
     data: u64,
@@ -59,7 +59,7 @@ struct Parts {
     table: u64,
 }
 
-impl Parts {
+impl RequestParts {
     fn new(ram: &Arc<Ram>) -> Self {
         Self {
             ram: Arc::clone(ram),
@@ -130,7 +130,7 @@ fn malformed_requests_are_answered_and_counted() {
     let mut witness = Witness::new(&running);
     let ram = ram();
     let mut disk = running.connect(&ram, 0, DriverOptions::default());
-    let parts = Parts::new(&ram);
+    let parts = RequestParts::new(&ram);
     let (header, data, status) = (parts.header, parts.data, parts.status);
     let head = descriptor(header, 16, NEXT, 1);
     let end = descriptor(status, 1, WRITE, 0);
@@ -304,7 +304,7 @@ fn indirect_tables_of_any_shape_are_answered() {
     let mut witness = Witness::new(&running);
     let ram = ram();
     let mut disk = running.connect(&ram, 0, DriverOptions::default());
-    let parts = Parts::new(&ram);
+    let parts = RequestParts::new(&ram);
     let chain = [
         descriptor(parts.header, 16, NEXT, 1),
         descriptor(parts.data, 512, NEXT | WRITE, 2),
@@ -423,7 +423,7 @@ fn requests_of_gigabytes_take_no_memory() {
     // A disk that has room for them.
     let ram = ram();
     let mut disk = running.connect(&ram, 0, DriverOptions::default());
-    let parts = Parts::new(&ram);
+    let parts = RequestParts::new(&ram);
     let before = peak_kib();
     // 1000 times 7 MiB of one buffer, of a disk of 8 MiB; and within the disk, as much as fits.
     for (kind, count, flags) in [(IN, 1000, WRITE), (OUT, 1000, 0), (IN, 1, WRITE)] {
@@ -473,7 +473,7 @@ fn ram_cannot_be_taken_from_under_the_daemon() {
 }
 
 /// A connection whose messages are sent one by one.
-fn bare(running: &Running) -> (Frontend, u64) {
+fn bare(running: &MachineThread) -> (Frontend, u64) {
     let stream = UnixStream::connect(running.place.socket(0)).unwrap();
     let limit = Some(Duration::from_secs(20));
     stream.set_read_timeout(limit).unwrap();
@@ -490,7 +490,7 @@ fn bare(running: &Running) -> (Frontend, u64) {
 }
 
 /// Waits until disk 0 serves a new guest.
-fn serves_the_next(running: &Running) {
+fn serves_the_next(running: &MachineThread) {
     let mut next = running.connect(&ram(), 0, DriverOptions::default());
     next.write(0, &[3; 512]).unwrap();
     next.stop().unwrap();
@@ -620,7 +620,7 @@ fn noise_on_the_socket_ends_the_connection_alone() {
 
 #[test]
 fn rings_of_notices_that_break_rules_are_let_go() {
-    let running = Running::start(Setup {
+    let running = MachineThread::start(Setup {
         mode: plimsoll_disk::CacheMode::Exclusive,
         ..Setup::default()
     });
@@ -698,7 +698,7 @@ fn rings_of_notices_that_break_rules_are_let_go() {
 
 #[test]
 fn control_disks_are_read_and_written_anywhere_without_harm() {
-    let running = Running::start(Setup::default());
+    let running = MachineThread::start(Setup::default());
     let ram = ram();
     let mut control = running.connect_control(&ram);
     control.features().unwrap();

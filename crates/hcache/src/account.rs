@@ -70,9 +70,9 @@ impl Account {
     }
 
     /// Location of the oldest clean page that is charged to it.
-    pub(crate) fn oldest(&self) -> Option<Oldest> {
+    pub(crate) fn oldest(&self) -> Option<OldestPage> {
         let pools = lock(&self.pools);
-        let oldest = pools.iter().filter_map(|pool| Oldest::of(pool, true));
+        let oldest = pools.iter().filter_map(|pool| OldestPage::of(pool, true));
         oldest.min_by_key(|oldest| oldest.stamp)
     }
 
@@ -189,7 +189,7 @@ impl PoolTotals {
 }
 
 /// Location of a pool's oldest page.
-pub(crate) struct Oldest {
+pub(crate) struct OldestPage {
     pub(crate) pool: Arc<PoolTotals>,
     pub(crate) shard: usize,
     pub(crate) stamp: u64,
@@ -197,7 +197,7 @@ pub(crate) struct Oldest {
     pub(crate) next: u64,
 }
 
-impl Oldest {
+impl OldestPage {
     /// The oldest page of a pool, of those that are not dirty if `clean`.
     pub(crate) fn of(pool: &Arc<PoolTotals>, clean: bool) -> Option<Self> {
         let (mut shard, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);

@@ -51,7 +51,7 @@ impl EntryId {
 
 /// The result of offering a frame for sharing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shared {
+pub(crate) enum ShareResult {
     /// The content is stored already: the entry has one more reference, and the frame still belongs to the caller.
     Existing(EntryId),
     /// The frame is that of a new entry with one reference.
@@ -88,13 +88,13 @@ impl Contents {
 
     /// Finds the entry of a domain that has the content of a frame, which the caller holds, and adds a
     /// reference to it; or else makes the frame an entry.
-    pub(crate) fn share(&self, slab: &Slab, domain: u32, frame: u32) -> Shared {
+    pub(crate) fn share(&self, slab: &Slab, domain: u32, frame: u32) -> ShareResult {
         let seed = self.seed ^ u64::from(domain);
         let hash = slab.read(frame, |page| xxh3_64_with_seed(page, seed));
         self.share_hashed(slab, domain, frame, hash)
     }
 
-    fn share_hashed(&self, slab: &Slab, domain: u32, frame: u32, hash: u64) -> Shared {
+    fn share_hashed(&self, slab: &Slab, domain: u32, frame: u32, hash: u64) -> ShareResult {
         #[expect(clippy::cast_possible_truncation, reason = "different bits of it")]
         let (shard, tag) = (hash as usize % SHARDS, (hash >> 32) as u32);
         self.with(shard, |entries| {
@@ -104,7 +104,7 @@ impl Contents {
                 let entry = &mut entries.slots[slot as usize];
                 if same(slab, entry.frame, frame) {
                     entry.references += 1;
-                    return Shared::Existing(EntryId::new(shard, slot));
+                    return ShareResult::Existing(EntryId::new(shard, slot));
                 }
             }
             let slot = entries.insert(Entry {
@@ -116,7 +116,7 @@ impl Contents {
             if found.is_none() {
                 entries.add_to_index(slot);
             }
-            Shared::New(EntryId::new(shard, slot))
+            ShareResult::New(EntryId::new(shard, slot))
         })
     }
 
@@ -448,7 +448,7 @@ mod tests {
 
     /// The twin's record of an entry.
     #[derive(Clone, Copy)]
-    struct Known {
+    struct TwinEntry {
         domain: u32,
         number: u32,
         hash: u64,
@@ -462,23 +462,24 @@ mod tests {
         let slab = Slab::reserve(frames, false).unwrap();
         let contents = Contents::new(1);
         let mut free: Vec<u32> = (0..frames).collect();
-        let mut known: HashMap<EntryId, Known> = HashMap::new();
+        let mut known: HashMap<EntryId, TwinEntry> = HashMap::new();
         let mut found: HashMap<(u32, u64), EntryId> = HashMap::new();
         let mut held: Vec<EntryId> = Vec::new();
-        let release = |entry, known: &mut HashMap<EntryId, Known>, found: &mut HashMap<_, _>| {
-            let now = known.get_mut(&entry).unwrap();
-            now.references -= 1;
-            let freed = contents.release(entry);
-            assert_eq!(freed, (now.references == 0).then_some(now.frame));
-            if now.references == 0 {
-                let key = (now.domain, now.hash);
-                if found.get(&key) == Some(&entry) {
-                    found.remove(&key);
+        let release =
+            |entry, known: &mut HashMap<EntryId, TwinEntry>, found: &mut HashMap<_, _>| {
+                let now = known.get_mut(&entry).unwrap();
+                now.references -= 1;
+                let freed = contents.release(entry);
+                assert_eq!(freed, (now.references == 0).then_some(now.frame));
+                if now.references == 0 {
+                    let key = (now.domain, now.hash);
+                    if found.get(&key) == Some(&entry) {
+                        found.remove(&key);
+                    }
+                    known.remove(&entry);
                 }
-                known.remove(&entry);
-            }
-            freed
-        };
+                freed
+            };
         for step in steps {
             match *step {
                 Step::Share { domain, number } => {
@@ -487,7 +488,7 @@ mod tests {
                     let hash = hash_of(number);
                     let there = found.get(&(domain, hash)).copied();
                     match contents.share_hashed(&slab, domain, frame, hash) {
-                        Shared::Existing(entry) => {
+                        ShareResult::Existing(entry) => {
                             assert_eq!(there, Some(entry));
                             let now = known.get_mut(&entry).unwrap();
                             assert_eq!((now.domain, now.number), (domain, number));
@@ -495,9 +496,9 @@ mod tests {
                             free.push(frame);
                             held.push(entry);
                         }
-                        Shared::New(entry) => {
+                        ShareResult::New(entry) => {
                             assert!(there.is_none_or(|there| known[&there].number != number));
-                            let new = Known {
+                            let new = TwinEntry {
                                 domain,
                                 number,
                                 hash,
@@ -577,11 +578,11 @@ mod tests {
         for frame in 0..3 {
             slab.write(frame, |page| *page = content(5));
         }
-        let Shared::New(first) = contents.share(&slab, 1, 0) else {
+        let ShareResult::New(first) = contents.share(&slab, 1, 0) else {
             panic!()
         };
-        assert_eq!(contents.share(&slab, 1, 1), Shared::Existing(first));
-        let Shared::New(other) = contents.share(&slab, 2, 2) else {
+        assert_eq!(contents.share(&slab, 1, 1), ShareResult::Existing(first));
+        let ShareResult::New(other) = contents.share(&slab, 2, 2) else {
             panic!()
         };
         assert_eq!(
@@ -602,7 +603,7 @@ mod tests {
         let mut held: Vec<EntryId> = (0..ENTRIES)
             .map(|frame| {
                 slab.write(frame, |page| *page = content(frame));
-                let Shared::New(entry) = contents.share(&slab, 0, frame) else {
+                let ShareResult::New(entry) = contents.share(&slab, 0, frame) else {
                     panic!()
                 };
                 entry
@@ -636,7 +637,7 @@ mod tests {
         let contents = Contents::new(7);
         let new_entry = |frame, number| {
             slab.write(frame, |page| *page = content(number));
-            let Shared::New(entry) = contents.share(&slab, 0, frame) else {
+            let ShareResult::New(entry) = contents.share(&slab, 0, frame) else {
                 panic!("page {number} is new")
             };
             entry
@@ -681,8 +682,8 @@ mod tests {
                             slab.write(frame, |page| *page = content(number));
                             let domain = number % 2;
                             held.push(match contents.share(slab, domain, frame) {
-                                Shared::New(entry) => (entry, number),
-                                Shared::Existing(entry) => {
+                                ShareResult::New(entry) => (entry, number),
+                                ShareResult::Existing(entry) => {
                                     slab.write(frame, |page| page.fill(0xee));
                                     lock(free).push(frame);
                                     (entry, number)

@@ -48,5 +48,5 @@ pub use stats::{ClientStats, Counters, PoolStats, StoreStats};
 pub use store::{Client, Store};
 pub use types::{
     ClientId, ClientOptions, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
-    PoolKind, PoolOptions, PutOutcome, Sharing, StoreOptions, Taken, Version,
+    PoolKind, PoolOptions, PutOutcome, Sharing, StoreOptions, TakenPage, Version,
 };

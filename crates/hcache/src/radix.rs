@@ -26,7 +26,7 @@ const IDS: u32 = 1 << 28;
 pub(crate) struct Link(u32);
 
 /// The target of a link.
-enum To {
+enum LinkTarget {
     Nothing,
     Page(u32),
     Node { id: u32, shift: u32 },
@@ -44,13 +44,13 @@ impl Link {
     }
 
     #[inline(always)]
-    fn to(self) -> To {
+    fn to(self) -> LinkTarget {
         if self.0 < Self::NODE {
-            To::Page(self.0)
+            LinkTarget::Page(self.0)
         } else if self == Self::EMPTY {
-            To::Nothing
+            LinkTarget::Nothing
         } else {
-            To::Node {
+            LinkTarget::Node {
                 id: self.0 % IDS,
                 shift: (self.0 - Self::NODE) / IDS * BITS,
             }
@@ -182,10 +182,12 @@ impl Tree {
         let mut link = root;
         loop {
             match link.to() {
-                To::Nothing => return NIL,
-                To::Page(id) if pages[id].index == index => return id,
-                To::Page(_) => return NIL,
-                To::Node { id, shift } => link = self.nodes[id].slots[Node::slot(index, shift)],
+                LinkTarget::Nothing => return NIL,
+                LinkTarget::Page(id) if pages[id].index == index => return id,
+                LinkTarget::Page(_) => return NIL,
+                LinkTarget::Node { id, shift } => {
+                    link = self.nodes[id].slots[Node::slot(index, shift)];
+                }
             }
         }
     }
@@ -196,9 +198,11 @@ impl Tree {
         let mut link = root;
         loop {
             match link.to() {
-                To::Nothing => return NIL,
-                To::Page(id) => return id,
-                To::Node { id, shift } => link = self.nodes[id].slots[Node::slot(index, shift)],
+                LinkTarget::Nothing => return NIL,
+                LinkTarget::Page(id) => return id,
+                LinkTarget::Node { id, shift } => {
+                    link = self.nodes[id].slots[Node::slot(index, shift)];
+                }
             }
         }
     }
@@ -207,7 +211,7 @@ impl Tree {
     #[inline(always)]
     pub(crate) fn prefetch(&self, root: Link, index: u32) {
         let mut link = root;
-        while let To::Node { id, shift } = link.to() {
+        while let LinkTarget::Node { id, shift } = link.to() {
             if shift == 0 {
                 self.nodes
                     .prefetch_within(id, Node::slot(index, 0) * size_of::<Link>());
@@ -240,12 +244,12 @@ impl Tree {
         // Descends to the level at which the index differs from the subtree there, which starts with `there`.
         let there = loop {
             match link.to() {
-                To::Nothing => {
+                LinkTarget::Nothing => {
                     self.hold(root, holder, page);
                     return Ok(());
                 }
-                To::Page(other) => break pages[other].index,
-                To::Node { id, shift } => {
+                LinkTarget::Page(other) => break pages[other].index,
+                LinkTarget::Node { id, shift } => {
                     let node = &self.nodes[id];
                     if (index ^ node.base) & !below(shift) != 0 {
                         break node.base;
@@ -276,10 +280,10 @@ impl Tree {
         let (mut above, mut holder, mut link) = (Holder::Root, Holder::Root, *root);
         let found = loop {
             match link.to() {
-                To::Nothing => return NIL,
-                To::Page(id) if pages[id].index == index => break id,
-                To::Page(_) => return NIL,
-                To::Node { id, shift } => {
+                LinkTarget::Nothing => return NIL,
+                LinkTarget::Page(id) if pages[id].index == index => break id,
+                LinkTarget::Page(_) => return NIL,
+                LinkTarget::Node { id, shift } => {
                     let slot = Node::slot(index, shift);
                     (above, holder) = (holder, Holder::Slot { node: id, slot });
                     link = self.nodes[id].slots[slot];
@@ -320,8 +324,8 @@ impl Tree {
         removed: &mut impl FnMut(u32),
     ) -> Link {
         match link.to() {
-            To::Nothing => Link::EMPTY,
-            To::Page(id) => {
+            LinkTarget::Nothing => Link::EMPTY,
+            LinkTarget::Page(id) => {
                 if *left == 0 || !range.contains(&pages[id].index) {
                     return link;
                 }
@@ -329,7 +333,7 @@ impl Tree {
                 removed(id);
                 Link::EMPTY
             }
-            To::Node { id, shift } => {
+            LinkTarget::Node { id, shift } => {
                 let node = &self.nodes[id];
                 let (low, high) = (node.base, node.last(shift));
                 if *range.end() < low || *range.start() > high {

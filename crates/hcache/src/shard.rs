@@ -20,7 +20,7 @@ mod memory;
 mod pool;
 mod put;
 
-use self::pool::Found;
+use self::pool::PoolMember;
 
 use crate::account::{Account, NONE_OLD, PoolTotals};
 use crate::arena::{Arena, Frames, NIL};
@@ -35,7 +35,7 @@ use crate::sys::Slab;
 use crate::table::Table;
 use crate::{
     ClientId, Counters, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
-    Sharing, Taken, Version, packed,
+    Sharing, TakenPage, Version, packed,
 };
 
 pub(crate) use self::magazine::Magazine;
@@ -159,7 +159,7 @@ pub(crate) enum Goal {
 
 /// The result of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Won {
+pub(crate) struct EvictionGain {
     /// Pages dropped or compressed.
     pub(crate) pages: u64,
     /// Frames freed.
@@ -167,7 +167,7 @@ pub(crate) struct Won {
 }
 
 /// The result of flushing an object's range in one shard.
-pub(crate) struct Flushed {
+pub(crate) struct FlushResult {
     pub(crate) pages: u64,
     /// From this index on there may be more.
     pub(crate) next: Option<u32>,
@@ -344,21 +344,21 @@ impl Shard {
 
     /// Finds a pool of which the client is a member.
     #[inline(always)]
-    fn find_pool(&self, client: ClientId, id: PoolId) -> Result<Found, Error> {
+    fn find_pool(&self, client: ClientId, id: PoolId) -> Result<PoolMember, Error> {
         let slot = slot(id);
         let pool = self.pools.get(slot).and_then(Option::as_deref);
         let pool = pool.filter(|pool| pool.id == id && !pool.leaving);
         let member =
             pool.and_then(|pool| pool.members.iter().position(|member| member.id == client));
         match member {
-            Some(member) => Ok(Found { slot, member }),
+            Some(member) => Ok(PoolMember { slot, member }),
             None => Err(Error::NoSuchPool(id)),
         }
     }
 
     /// Counters of the caller's operations.
     #[inline(always)]
-    fn counters(&mut self, found: Found) -> &mut Counters {
+    fn counters(&mut self, found: PoolMember) -> &mut Counters {
         &mut self.pool(found.slot).members[found.member].counters
     }
 
@@ -625,7 +625,7 @@ impl Shard {
         client: ClientId,
         pool: PoolId,
         page: &mut Page,
-    ) -> Result<Option<Taken>, Error> {
+    ) -> Result<Option<TakenPage>, Error> {
         let slot = self.find_pool(client, pool)?.slot;
         let Some(id) = self.oldest(slot) else {
             return Ok(None);
@@ -633,7 +633,7 @@ impl Shard {
         self.read(id, |frame| *page = *frame);
         let descriptor = self.descriptors[id];
         let object = self.table[descriptor.object].object;
-        let taken = Taken {
+        let taken = TakenPage {
             handle: Handle {
                 pool,
                 object,

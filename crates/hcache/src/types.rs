@@ -207,7 +207,7 @@ pub struct Version(pub u64);
 
 /// A page that [`Client::take_head`](crate::Client::take_head) took out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenPage {
     /// Its handle.
     pub handle: Handle,
     /// Whether it was dirty.

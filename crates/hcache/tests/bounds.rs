@@ -67,14 +67,14 @@ fn stats_of(store: &Store, id: ClientId) -> ClientStats {
 fn under_load(load: impl Fn(u64, u64) + Sync, main: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
     /// Sets the end flag even if `main` panics: the threads would run for ever.
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
+    struct EndFlag<'a>(&'a AtomicBool);
+    impl Drop for EndFlag<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
     thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let _over = EndFlag(&is_over);
         for thread in 0..3 {
             let (load, is_over) = (&load, &is_over);
             scope.spawn(move || {

@@ -10,7 +10,7 @@
 //! | 5 | partly applied |
 //!
 //! A verb returns [`anyhow::Error`]; one that holds a [`UsageError`] ends with 2, one that holds
-//! [`Unreachable`] with 3, [`Forbidden`] with 4, [`Partly`] with 5, every other with 1. Only standard
+//! [`Unreachable`] with 3, [`Forbidden`] with 4, [`PartialResult`] with 5, every other with 1. Only standard
 //! output's own broken pipe is quiet: a socket that breaks inside a verb is a failure like any other.
 
 use std::error::Error;
@@ -37,7 +37,7 @@ pub struct Forbidden(pub String);
 /// The request was carried out in part; the text states which part, and the state of the rest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Partly(pub String);
+pub struct PartialResult(pub String);
 
 /// Fails with a [`UsageError`] made from a format string, as [`anyhow::bail!`] does with a failure.
 #[macro_export]
@@ -99,7 +99,7 @@ fn code_of(error: &anyhow::Error) -> ExitCode {
         ExitCode::from(3)
     } else if error.downcast_ref::<Forbidden>().is_some() {
         ExitCode::from(4)
-    } else if error.downcast_ref::<Partly>().is_some() {
+    } else if error.downcast_ref::<PartialResult>().is_some() {
         ExitCode::from(5)
     } else {
         ExitCode::FAILURE
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
     use anyhow::{Context, anyhow};
 
-    struct Broken;
+    struct BrokenPipe;
 
-    impl Write for Broken {
+    impl Write for BrokenPipe {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(io::ErrorKind::BrokenPipe.into())
         }
@@ -185,13 +185,13 @@ mod tests {
         assert_eq!(finish(Err(gone.into())), (ExitCode::from(3), said));
         let forbidden = anyhow::Error::new(Forbidden("web would miss too much".to_owned()));
         assert_eq!(finish(Err(forbidden.context("apply"))).0, ExitCode::from(4));
-        let partly = Partly("web has all, mail none".to_owned());
+        let partly = PartialResult("web has all, mail none".to_owned());
         assert_eq!(finish(Err(partly.into())).0, ExitCode::from(5));
     }
 
     #[test]
     fn a_reader_that_went_away_is_no_failure_but_a_broken_socket_is() {
-        let mut output = Output::new(Broken);
+        let mut output = Output::new(BrokenPipe);
         let result = writeln!(output, "line").map_err(anyhow::Error::from);
         let mut complaints = Vec::new();
         assert_eq!(

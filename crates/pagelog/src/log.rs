@@ -190,9 +190,9 @@ fn low_half(word: u64) -> u32 {
 
 /// Low halves of the previous words (which contain page frames), by kind.
 #[derive(Default)]
-struct Before([u32; 8]);
+struct PreviousWords([u32; 8]);
 
-impl Before {
+impl PreviousWords {
     fn of(&mut self, word: u64) -> &mut u32 {
         &mut self.0[(word >> 61) as usize]
     }
@@ -220,7 +220,7 @@ impl Before {
 /// The first bytes of all words, then the second ones, and so on.
 fn planes_of(words: &[u64]) -> Vec<u8> {
     let mut planes = vec![0; PLANES * words.len()];
-    let mut before = Before::default();
+    let mut before = PreviousWords::default();
     for (index, &word) in words.iter().enumerate() {
         let bytes = before.shrink(word).to_le_bytes();
         for (plane, byte) in bytes.into_iter().enumerate() {
@@ -369,7 +369,7 @@ impl<'a> LogReader<'a> {
         if !matches!(unpacked, Ok(bytes) if bytes == planes.len()) {
             return Err(self.damaged("words that decompress to their length"));
         }
-        let mut before = Before::default();
+        let mut before = PreviousWords::default();
         for index in 0..records {
             let bytes = std::array::from_fn(|plane| self.planes[plane * records + index]);
             let word = before.restore(u64::from_le_bytes(bytes));
@@ -687,7 +687,7 @@ mod tests {
 
         #[test]
         fn steps_lead_back(words: Vec<u64>) {
-            let (mut there, mut back) = (Before::default(), Before::default());
+            let (mut there, mut back) = (PreviousWords::default(), PreviousWords::default());
             for word in words {
                 prop_assert_eq!(back.restore(there.shrink(word)), word);
             }

@@ -34,7 +34,7 @@ use plimsoll_flow::PageNumber;
 use crate::record::{Record, Walk};
 use buffer::{Buffer, Put};
 pub use cost::CostModel;
-use host::{Full, Host};
+use host::{FullBuffer, Host};
 pub use merge::run;
 
 /// Which pages are logged, and which CPU empties the buffers.
@@ -358,7 +358,7 @@ impl Machine {
                 vm.vcpus[vcpu].buffer.suspend();
                 vm.outcome.full_events += 1;
                 vm.outcome.missed_at_full += 1;
-                let full = Full { vm: number, vcpu };
+                let full = FullBuffer { vm: number, vcpu };
                 self.host.interrupt(full, vm.now, costs);
                 return;
             }
@@ -394,7 +394,7 @@ impl Machine {
     fn work_until(&mut self, now: Time, sink: &mut dyn Sink) {
         let (entries, costs) = (self.config.buffer_entries, &self.config.costs);
         while let Some(pass) = self.host.pass_ended_by(now, entries, costs) {
-            for Full { vm: number, vcpu } in pass {
+            for FullBuffer { vm: number, vcpu } in pass {
                 let vm = &mut self.vms[number];
                 let buffer = &mut vm.vcpus[vcpu].buffer;
                 sink.drained(number, buffer.entries());

@@ -13,7 +13,7 @@
 //! - The filter contains the most recently used pages; its records precede the access's walk: the page that enters, then
 //!   the one that leaves.
 //!
-//! [`Emulated`] converts a plain trace of references into a page log.
+//! [`EmulatedRecords`] converts a plain trace of references into a page log.
 
 mod filter;
 mod tlb;
@@ -199,7 +199,7 @@ fn frame_of(
 }
 
 /// Converts references to the records of a machine with one vCPU, one instruction each. Unknown kinds count as reads.
-pub struct Emulated<S> {
+pub struct EmulatedRecords<S> {
     source: S,
     config: Config,
     mmu: Mmu,
@@ -212,7 +212,7 @@ pub struct Emulated<S> {
     ended: bool,
 }
 
-impl<S: Source> Emulated<S> {
+impl<S: Source> EmulatedRecords<S> {
     /// Creates a machine that executes the references of a source.
     ///
     /// The RAM in its description is the maximum that frame numbers can address, not the memory used.
@@ -286,7 +286,7 @@ impl<S: Source> Emulated<S> {
     }
 }
 
-impl<S: Source> RecordSource for Emulated<S> {
+impl<S: Source> RecordSource for EmulatedRecords<S> {
     fn description(&self) -> &Description {
         &self.description
     }

@@ -24,7 +24,7 @@ use crate::check::Checker;
 use crate::description::{DESCRIPTION_BYTES, PAGE_BYTES, VERSION};
 use crate::error::RecordFault;
 use crate::record::Record;
-use crate::sys::{SEALS, Shared};
+use crate::sys::{SEALS, SharedMapping};
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
 
 /// Maximum capacity of a ring in records (8 GiB).
@@ -62,7 +62,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(4);
 
 /// A ring without a writer.
 pub struct Ring {
-    shared: Shared,
+    shared: SharedMapping,
     /// Locked as long as the reader exists.
     memory: OwnedFd,
     capacity: u64,
@@ -86,7 +86,7 @@ impl Ring {
             ftruncate(&memory, bytes)?;
             fcntl_add_seals(&memory, SEALS | SealFlags::SEAL)?;
             flock(&memory, FlockOperation::NonBlockingLockExclusive)?;
-            Ok((Shared::map(&memory, HEAD_BYTES)?, memory))
+            Ok((SharedMapping::map(&memory, HEAD_BYTES)?, memory))
         };
         let (shared, memory) = make().map_err(|source| PageLogError::Ring { source })?;
         shared.half(at::VERSION).store(VERSION, Relaxed);
@@ -154,7 +154,7 @@ impl Ring {
 /// Reader of a ring. Dropping it releases the lock.
 pub struct RingReader {
     description: Description,
-    shared: Shared,
+    shared: SharedMapping,
     /// Holds the lock on the file.
     _memory: OwnedFd,
     capacity: u64,
@@ -267,7 +267,7 @@ fn place(position: u64, capacity: u64) -> usize {
 
 /// Writer of a ring.
 pub struct RingWriter {
-    shared: Shared,
+    shared: SharedMapping,
     memory: File,
     capacity: u64,
     head: u64,
@@ -288,7 +288,7 @@ impl RingWriter {
         let of_ring = |source| PageLogError::Ring { source };
         let mut options = File::options();
         let memory = options.read(true).write(true).open(path).map_err(of_ring)?;
-        let shared = Shared::map(&memory, HEAD_BYTES).map_err(of_ring)?;
+        let shared = SharedMapping::map(&memory, HEAD_BYTES).map_err(of_ring)?;
         let capacity = shared.word(at::CAPACITY).load(Relaxed);
         let whole = usize::try_from(capacity)
             .ok()

@@ -16,15 +16,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A shared mapping of words.
-pub(crate) struct Shared {
+pub(crate) struct SharedMapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the mapping is not tied to a thread, and its contents are accessed only through atomics.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedMapping {}
 
-impl Shared {
+impl SharedMapping {
     /// Maps a memory file of words whose size is sealed.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: `base` and `bytes` are the mapping's own, and no borrow of it outlives `self`. It is unmapped only
         // once.

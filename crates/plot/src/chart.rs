@@ -50,7 +50,7 @@ pub struct Marker {
 
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum SeriesStyle {
     /// Each value holds until the next, as in miss-ratio curves and sizes that change at once.
     Steps,
     /// Straight lines between the values.
@@ -67,7 +67,7 @@ pub struct Series {
     /// Its name in the legend; no legend entry if empty.
     pub name: String,
     /// How it is drawn.
-    pub look: Look,
+    pub look: SeriesStyle,
     /// The values.
     pub points: Vec<Point>,
 }
@@ -108,7 +108,7 @@ impl Series {
     /// Returns a series of values without bands.
     pub fn new(
         name: impl Into<String>,
-        look: Look,
+        look: SeriesStyle,
         points: impl IntoIterator<Item = (f64, f64)>,
     ) -> Self {
         Self {
@@ -142,7 +142,7 @@ impl Series {
             });
         Self {
             name: name.into(),
-            look: Look::Steps,
+            look: SeriesStyle::Steps,
             points: points.collect(),
         }
     }
@@ -270,12 +270,12 @@ impl Chart {
         svg.finish()
     }
 
-    /// The series with their colours: the palette in order, grey for [`Look::Truth`].
+    /// The series with their colours: the palette in order, grey for [`SeriesStyle::Truth`].
     fn colored(&self) -> impl Iterator<Item = (&Series, &'static str)> {
         let mut palette = PALETTE.into_iter().cycle();
         self.series.iter().map(move |series| {
             let color = match series.look {
-                Look::Truth => TRUTH,
+                SeriesStyle::Truth => TRUTH,
                 _ => palette.next().unwrap_or(TRUTH),
             };
             (series, color)
@@ -366,9 +366,9 @@ fn draw_key(svg: &mut Svg, key: &Key<'_>, left: f64, middle: f64) {
             }
             let (from, to) = ((left, middle), (left + SWATCH, middle));
             match series.look {
-                Look::Steps | Look::Line => svg.line(from, to, (2.0, color), ""),
-                Look::Truth => svg.line(from, to, (1.6, color), DASHES),
-                Look::Dots => draw_dot(svg, left + SWATCH / 2.0, middle, color),
+                SeriesStyle::Steps | SeriesStyle::Line => svg.line(from, to, (2.0, color), ""),
+                SeriesStyle::Truth => svg.line(from, to, (1.6, color), DASHES),
+                SeriesStyle::Dots => draw_dot(svg, left + SWATCH / 2.0, middle, color),
             }
         }
         Key::Shade(_) => svg.put(format_args!(
@@ -447,7 +447,7 @@ fn draw_band(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) 
     if !series.has_band() {
         return;
     }
-    let steps = matches!(series.look, Look::Steps | Look::Truth);
+    let steps = matches!(series.look, SeriesStyle::Steps | SeriesStyle::Truth);
     let upper = path(series.finite().map(|p| (x.at(p.x), y.at(p.high))), steps);
     // In the reverse direction a step changes its value before it continues, so it is written explicitly.
     let mut lower = String::new();
@@ -468,14 +468,14 @@ fn draw_band(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) 
 fn draw_series(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) {
     let points = series.finite().map(|point| (x.at(point.x), y.at(point.y)));
     let (width, dashes) = match series.look {
-        Look::Dots => {
+        SeriesStyle::Dots => {
             points.for_each(|(x, y)| draw_dot(svg, x, y, color));
             return;
         }
-        Look::Truth => (1.6, DASHES),
-        Look::Steps | Look::Line => (2.0, ""),
+        SeriesStyle::Truth => (1.6, DASHES),
+        SeriesStyle::Steps | SeriesStyle::Line => (2.0, ""),
     };
-    let path = path(points, series.look != Look::Line);
+    let path = path(points, series.look != SeriesStyle::Line);
     svg.put(format_args!(
         "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\" stroke-linejoin=\"round\"{dashes}/>"
     ));
@@ -537,8 +537,8 @@ mod tests {
 
     #[test]
     fn colors_go_by_order_and_a_truth_takes_none() {
-        let series =
-            [Look::Truth, Look::Steps, Look::Dots].map(|look| Series::new("", look, [(0.0, 0.0)]));
+        let series = [SeriesStyle::Truth, SeriesStyle::Steps, SeriesStyle::Dots]
+            .map(|look| Series::new("", look, [(0.0, 0.0)]));
         let chart = chart(series.to_vec());
         let colors: Vec<_> = chart.colored().map(|(_, color)| color).collect();
         assert_eq!(colors, [TRUTH, PALETTE[0], PALETTE[1]]);
@@ -565,7 +565,13 @@ mod tests {
     #[test]
     fn the_legend_breaks_into_rows_within_the_picture() {
         let series = (0..9)
-            .map(|index| Series::new(format!("a series of a long name {index}"), Look::Line, []))
+            .map(|index| {
+                Series::new(
+                    format!("a series of a long name {index}"),
+                    SeriesStyle::Line,
+                    [],
+                )
+            })
             .collect();
         let chart = chart(series);
         let keys = chart.keys();
@@ -599,7 +605,12 @@ mod tests {
             (1e300, 1e300),
         ];
         let ends = [None, Some(f64::NAN), Some(-1.0), Some(10.0)];
-        let looks = [Look::Steps, Look::Line, Look::Dots, Look::Truth];
+        let looks = [
+            SeriesStyle::Steps,
+            SeriesStyle::Line,
+            SeriesStyle::Dots,
+            SeriesStyle::Truth,
+        ];
         for ((look, to), count) in looks.into_iter().zip(ends).zip([4, 2, 0, 3]) {
             let points = odd.iter().take(count).copied();
             let mut chart = chart(vec![Series::new("<vm & \u{1}\">", look, points)]);

@@ -20,7 +20,7 @@ mod png;
 mod svg;
 
 pub use axis::{Axis, Unit};
-pub use chart::{Chart, Look, Marker, Point, Series, Shade};
+pub use chart::{Chart, Marker, Point, Series, SeriesStyle, Shade};
 pub use heat_chart::HeatChart;
 pub use png::{PlotError, encode};
-pub use svg::Escaped;
+pub use svg::EscapedText;

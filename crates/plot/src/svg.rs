@@ -55,7 +55,7 @@ impl Svg {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" aria-label=\"{}\" \
              font-family=\"{FONT_FAMILY}, 'Helvetica Neue', Helvetica, Arial, sans-serif\">",
-            Escaped(name)
+            EscapedText(name)
         ));
         svg.put(format_args!(
             "<rect width=\"{width:.0}\" height=\"{height:.0}\" fill=\"#ffffff\"/>"
@@ -86,7 +86,7 @@ impl Svg {
         self.put(format_args!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\" \
              fill=\"{color}\"{attributes}>{}</text>",
-            Escaped(text)
+            EscapedText(text)
         ));
     }
 
@@ -143,9 +143,9 @@ impl Svg {
 
 /// Text escaped for XML; characters that XML cannot represent become replacement characters.
 #[derive(Debug, Clone, Copy)]
-pub struct Escaped<'a>(pub &'a str);
+pub struct EscapedText<'a>(pub &'a str);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for EscapedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for letter in self.0.chars() {
             match letter {
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn names_from_outside_cannot_break_the_picture() {
         assert_eq!(
-            Escaped("<b a=\"1\">&\u{0}\u{7}").to_string(),
+            EscapedText("<b a=\"1\">&\u{0}\u{7}").to_string(),
             "&lt;b a=&quot;1&quot;&gt;&amp;\u{fffd}\u{fffd}"
         );
     }

@@ -48,7 +48,7 @@ pub(crate) struct Outcome {
 
 /// A candidate relative to its VM's best at the price.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct Alternative {
     candidate: u32,
     /// Pages in addition to the best's.
     pages: i64,
@@ -60,7 +60,7 @@ struct Way {
 /// A VM with more than one remaining candidate.
 struct Core {
     vm: usize,
-    ways: Vec<Way>,
+    ways: Vec<Alternative>,
 }
 
 /// Partial allocations of the same first VMs, rising in pages and falling in cost.
@@ -148,7 +148,7 @@ fn cores(lists: &[Vec<Candidate>], relaxation: &Relaxation, distance: f64) -> Ve
             let pages = signed(option.from) - signed(best.from);
             let cost = option.cost - best.cost;
             let loss = (cost + relaxation.price * pages as f64).max(0.0);
-            (loss <= distance + ROUNDING).then(|| Way {
+            (loss <= distance + ROUNDING).then(|| Alternative {
                 candidate: u32::try_from(candidate).unwrap_or(u32::MAX),
                 pages,
                 cost,
@@ -254,7 +254,7 @@ impl Search {
     fn merge(
         &self,
         states: &[State],
-        option: &Way,
+        option: &Alternative,
         way: usize,
         rest: (i64, i64),
         merged: &[State],

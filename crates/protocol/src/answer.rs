@@ -46,7 +46,7 @@ pub struct ReplayView {
 /// The answer to requests without data: done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Done {
+pub struct Acknowledgement {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
 }

@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::{self, Runtime};
 use tokio::time;
 
-use crate::answer::{Done, ProposalView, ReplayView, VmsView};
+use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
@@ -288,7 +288,8 @@ impl Client {
     ///
     /// Those of [`host`](Self::host).
     pub fn pause(&self) -> Result<(), ClientError> {
-        self.post::<_, Done>("/v1/pause", &Nothing {}).map(drop)
+        self.post::<_, Acknowledgement>("/v1/pause", &EmptyBody {})
+            .map(drop)
     }
 
     /// Reverses [`pause`](Self::pause).
@@ -297,7 +298,8 @@ impl Client {
     ///
     /// Those of [`host`](Self::host).
     pub fn resume(&self) -> Result<(), ClientError> {
-        self.post::<_, Done>("/v1/resume", &Nothing {}).map(drop)
+        self.post::<_, Acknowledgement>("/v1/resume", &EmptyBody {})
+            .map(drop)
     }
 
     /// Makes the daemon read its configuration again.
@@ -306,7 +308,8 @@ impl Client {
     ///
     /// Those of [`host`](Self::host); refused if the configuration is invalid, and the old one then stays in force.
     pub fn reload(&self) -> Result<(), ClientError> {
-        self.post::<_, Done>("/v1/reload", &Nothing {}).map(drop)
+        self.post::<_, Acknowledgement>("/v1/reload", &EmptyBody {})
+            .map(drop)
     }
 
     /// Changes a VM's limits.
@@ -434,7 +437,7 @@ impl Client {
 
 /// The body of requests that take no parameters.
 #[derive(Serialize)]
-struct Nothing {}
+struct EmptyBody {}
 
 /// `body` as JSON.
 fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, ClientError> {
@@ -505,7 +508,7 @@ mod tests {
         let (result, request) = asked(done, |client| {
             let path = of_vm("a/b ?\u{fc}#\n", "");
             client
-                .patch::<_, Done>(&path, &SettingsChange::default())
+                .patch::<_, Acknowledgement>(&path, &SettingsChange::default())
                 .map(drop)
         });
         result.unwrap();

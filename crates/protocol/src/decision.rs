@@ -52,7 +52,7 @@ pub struct Decision {
     /// What kind.
     pub kind: Kind,
     /// Its author.
-    pub by: By,
+    pub by: Initiator,
     /// The mode at that time.
     pub mode: Mode,
     /// Its state.
@@ -94,7 +94,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum By {
+pub enum Initiator {
     /// The turn loop.
     Daemon,
     /// Somebody at the command line, the page or the API.

@@ -129,13 +129,13 @@ pub struct Shortfall {
     /// The host's total, in bytes.
     pub total_bytes: u64,
     /// The smallest size of each VM, in the order of the inputs.
-    pub least: Vec<LeastJson>,
+    pub least: Vec<MinimumJson>,
 }
 
 /// The smallest size of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct LeastJson {
+pub struct MinimumJson {
     /// The VM.
     pub vm: String,
     /// The smallest size that keeps its minimum and its loss bound, in bytes.
@@ -340,7 +340,7 @@ impl PlanError {
                 least: demands
                     .iter()
                     .zip(least)
-                    .map(|(demand, least)| LeastJson {
+                    .map(|(demand, least)| MinimumJson {
                         vm: demand.vm.0.clone(),
                         bytes: least.to_bytes(page_size),
                     })
@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn a_long_shortfall_names_the_largest() {
-        let least = (1..=20).map(|index| LeastJson {
+        let least = (1..=20).map(|index| MinimumJson {
             vm: format!("vm{index}"),
             bytes: index << 20,
         });

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::PlanJson;
-use crate::vm::{Relative, Standing};
+use crate::vm::{Relative, VmStatus};
 
 /// Body of `POST /v1/apply` and `POST /v1/rollback`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct VmWhatIf {
     /// And then.
     pub relative_then: Option<Relative>,
     /// How it would stand.
-    pub standing_then: Standing,
+    pub standing_then: VmStatus,
     /// In a sentence.
     pub why: String,
 }

@@ -77,7 +77,7 @@ pub struct HostMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum VmStatus {
     /// Within its limit, and could give memory.
     Safe,
     /// Within its limit, and can give nothing.
@@ -104,7 +104,7 @@ pub struct VmSummary {
     /// Whether libvirt manages it.
     pub libvirt: bool,
     /// How it stands.
-    pub standing: Standing,
+    pub standing: VmStatus,
     /// Why, in a sentence.
     pub why: String,
     /// Its RAM at start: the maximum of its guest memory.

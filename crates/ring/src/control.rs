@@ -26,7 +26,7 @@ use crate::protocol::{
     Geometry, HEAD_BYTES, NAME_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request, RequestFault, VERSION,
 };
 use crate::sys::Region;
-use crate::worker::{Served, Worker, new_bell};
+use crate::worker::{ServedClient, Worker, new_bell};
 use crate::{Refusal, Server};
 
 /// Time between turns of the store.
@@ -38,7 +38,7 @@ const STOP: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
 /// A refusal and its reason as text.
-type Refused = (Refusal, String);
+type RefusalText = (Refusal, String);
 
 /// A connection.
 struct Connection {
@@ -293,7 +293,7 @@ impl<'a> Control<'a> {
         }
     }
 
-    fn resize(&self, uid: u32, capacity_bytes: u64) -> Result<(), Refused> {
+    fn resize(&self, uid: u32, capacity_bytes: u64) -> Result<(), RefusalText> {
         if !is_privileged(uid) {
             let text = format!("user {uid} may not change the capacity");
             return Err((Refusal::NotAllowed, text));
@@ -312,7 +312,7 @@ impl<'a> Control<'a> {
         token: u64,
         [version, entries, slots, flags]: [u32; 4],
         name: Vec<u8>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusalText> {
         let server = self.server;
         let options = &server.options;
         if version != VERSION || flags != 0 {
@@ -382,7 +382,7 @@ impl<'a> Control<'a> {
         peer.ring = Some((gone.clone(), worker));
         let socket = peer.socket.clone();
         let executor = Executor::new(region, client, limits.max_pools);
-        self.workers[worker].take(Served::new(
+        self.workers[worker].take(ServedClient::new(
             executor,
             bell,
             socket,
@@ -393,7 +393,7 @@ impl<'a> Control<'a> {
     }
 
     /// Sends a refusal, counts it and closes.
-    fn refuse(&mut self, token: u64, (refusal, text): Refused) {
+    fn refuse(&mut self, token: u64, (refusal, text): RefusalText) {
         self.server.counts.refused(refusal);
         if let Some(peer) = self.connections.get_mut(&token) {
             peer.closing = true;

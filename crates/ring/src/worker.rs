@@ -25,7 +25,7 @@ use crate::executor::{Executor, Tally};
 const TURN_ENTRIES: u32 = 64;
 
 /// A client with a ring, owned by its worker. Dropped, it returns its share of the limits and closes its socket.
-pub struct Served {
+pub struct ServedClient {
     executor: Executor,
     /// The eventfd that the client writes when the server sleeps.
     bell: OwnedFd,
@@ -50,7 +50,7 @@ impl Drop for End {
     }
 }
 
-impl Served {
+impl ServedClient {
     /// Adds a client.
     pub fn new(
         executor: Executor,
@@ -102,7 +102,7 @@ impl Served {
 /// State shared by the control thread and one worker.
 pub struct Worker {
     /// Clients that it is to add.
-    inbox: Mutex<Vec<Served>>,
+    inbox: Mutex<Vec<ServedClient>>,
     /// Set when the inbox has entries, a client is gone, or the worker must end.
     rung: AtomicBool,
     /// The eventfd that wakes it.
@@ -130,7 +130,7 @@ impl Worker {
     }
 
     /// Passes a client to it.
-    pub fn take(&self, served: Served) {
+    pub fn take(&self, served: ServedClient) {
         self.clients.fetch_add(1, Relaxed);
         self.lock_inbox().push(served);
         self.ring();
@@ -148,7 +148,7 @@ impl Worker {
         self.ring();
     }
 
-    fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Vec<Served>> {
+    fn lock_inbox(&self) -> std::sync::MutexGuard<'_, Vec<ServedClient>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -165,8 +165,8 @@ impl Worker {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&epoll, &self.bell, data, edges).expect("the worker's bell in its epoll");
 
-        let mut clients: Vec<Served> = Vec::new();
-        let drop_client = |client: Served| {
+        let mut clients: Vec<ServedClient> = Vec::new();
+        let drop_client = |client: ServedClient| {
             // A client holds the eventfd as well, so closing ours would leave it in the epoll.
             epoll::delete(&epoll, &client.bell).expect("a client's bell in the epoll");
             drop(client);
@@ -184,11 +184,11 @@ impl Worker {
                     epoll::add(&epoll, &client.bell, data, edges).expect("a bell in the epoll");
                     clients.push(client);
                 }
-                let gone = |client: &mut Served| client.gone.load(Acquire);
+                let gone = |client: &mut ServedClient| client.gone.load(Acquire);
                 clients.extract_if(.., gone).for_each(drop_client);
             }
             let mut busy = false;
-            let broken = |client: &mut Served| {
+            let broken = |client: &mut ServedClient| {
                 let served = client.turn();
                 busy |= served == Some(true);
                 served.is_none()
@@ -211,8 +211,8 @@ impl Worker {
     }
 
     /// Waits for an eventfd, unless a client published something in the meantime.
-    fn sleep(&self, epoll: &OwnedFd, clients: &mut [Served], sleeps: &AtomicU64) {
-        let say = |clients: &[Served], sleeping| {
+    fn sleep(&self, epoll: &OwnedFd, clients: &mut [ServedClient], sleeps: &AtomicU64) {
+        let say = |clients: &[ServedClient], sleeping| {
             for client in clients {
                 client.executor.set_sleeping(sleeping);
             }
@@ -220,7 +220,7 @@ impl Worker {
         say(clients, true);
         // A client publishes, then checks whether we sleep; we publish that, then check for its entries.
         fence(SeqCst);
-        let idle = |client: &mut Served| client.executor.ready() == Ok(0);
+        let idle = |client: &mut ServedClient| client.executor.ready() == Ok(0);
         if !self.rung.load(Acquire) && clients.iter_mut().all(idle) {
             sleeps.fetch_add(1, Relaxed);
             let mut events = Vec::with_capacity(64);

@@ -5,7 +5,7 @@ mod common;
 use std::io::Write;
 use std::time::Duration;
 
-use common::{Raw, Running, dial, entry, reply, signed, wait_for_end, wait_until};
+use common::{Raw, ServerThread, dial, entry, reply, signed, wait_for_end, wait_until};
 use plimsoll_hcache::{Handle, PoolId, PoolOptions};
 use plimsoll_ring::protocol::{
     CREATE_CAPACITY, CREATE_SHARED, Op, REQUEST_BYTES_MAX, Reply, Request, Status, Submission,
@@ -15,7 +15,7 @@ use plimsoll_ring::{ClientLimits, ConnectOptions, Connection, Refusal, ServerOpt
 
 #[test]
 fn each_bad_entry_gets_its_status_and_the_ring_goes_on() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut other = Raw::connect(running.path(), 4, 1);
     let foreign = other.pool();
     let mut raw = Raw::connect(running.path(), 8, 2);
@@ -88,7 +88,7 @@ fn each_bad_entry_gets_its_status_and_the_ring_goes_on() {
 
 #[test]
 fn an_entry_at_the_very_first_place_that_was_not_written_is_torn() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut raw = Raw::connect(running.path(), 4, 1);
     raw.publish_tail(1);
     assert_eq!(raw.completion().status, Status::Torn as i32);
@@ -96,7 +96,7 @@ fn an_entry_at_the_very_first_place_that_was_not_written_is_torn() {
 
 #[test]
 fn positions_that_cannot_be_end_the_client_and_free_its_share() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut witness = Raw::connect(running.path(), 4, 1);
     let pool = witness.pool();
     assert_eq!(witness.call(entry(Op::Put, pool)).0, Status::Ok);
@@ -131,7 +131,7 @@ fn positions_that_cannot_be_end_the_client_and_free_its_share() {
 
 #[test]
 fn what_a_client_writes_over_the_head_of_its_ring_changes_nothing() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut raw = Raw::connect(running.path(), 4, 1);
     let pool = raw.pool();
     for word in [
@@ -164,7 +164,7 @@ fn what_a_client_writes_over_the_head_of_its_ring_changes_nothing() {
 
 #[test]
 fn a_client_that_takes_no_completions_is_waited_for_and_loses_none() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut raw = Raw::connect(running.path(), 4, 1);
     for _ in 0..4 {
         raw.write(entry(Op::Nop, PoolId(0)));
@@ -195,7 +195,7 @@ fn a_client_that_takes_no_completions_is_waited_for_and_loses_none() {
 
 #[test]
 fn a_pool_too_many_is_refused() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut connection = Connection::connect(running.path(), &ConnectOptions::new("many")).unwrap();
     let mut made = 0;
     let refused = loop {
@@ -222,7 +222,7 @@ fn hello(entries: u32, slots: u32, name: &[u8]) -> Request {
 
 #[test]
 fn a_hello_that_cannot_be_met_is_refused_with_its_reason() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let with = |version, flags| Request::Hello {
         version,
         entries: 4,
@@ -268,7 +268,7 @@ fn bad_messages_close_their_connection_and_no_other() {
         idle_timeout: Duration::from_millis(300),
         ..ServerOptions::default()
     };
-    let running = Running::new(options);
+    let running = ServerThread::new(options);
     let mut witness = Raw::connect(running.path(), 4, 1);
     let bytes_of = |length: u32, kind: u32, payload: usize| {
         let head = [length.to_le_bytes(), kind.to_le_bytes()];
@@ -314,13 +314,13 @@ fn bad_messages_close_their_connection_and_no_other() {
 
 #[test]
 fn clients_past_the_limits_are_refused() {
-    let connect = |running: &Running| {
+    let connect = |running: &ServerThread| {
         Connection::connect(running.path(), &ConnectOptions::new("")).map_err(|error| match error {
             plimsoll_ring::Error::Refused { refusal, .. } => refusal,
             error => panic!("{error}"),
         })
     };
-    let running = Running::new(ServerOptions {
+    let running = ServerThread::new(ServerOptions {
         max_clients: 2,
         ..ServerOptions::default()
     });
@@ -331,7 +331,7 @@ fn clients_past_the_limits_are_refused() {
     running.wait_for("one gone", |counters| counters.clients_left == 1);
     assert!(connect(&running).is_ok());
 
-    let running = Running::new(ServerOptions {
+    let running = ServerThread::new(ServerOptions {
         limits: ClientLimits {
             max_clients: 1,
             ceiling_bytes: Some(1 << 20),
@@ -346,7 +346,7 @@ fn clients_past_the_limits_are_refused() {
     assert_eq!(connect(&running).err(), Some(Refusal::TooManyOfUser));
 
     // A floor that the store cannot give.
-    let running = Running::new(ServerOptions {
+    let running = ServerThread::new(ServerOptions {
         limits: ClientLimits {
             weight: 0,
             ..ClientLimits::default()
@@ -358,7 +358,7 @@ fn clients_past_the_limits_are_refused() {
 
 #[test]
 fn a_hostile_neighbour_changes_nobodys_pages() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut good = Connection::connect(running.path(), &ConnectOptions::new("good")).unwrap();
     let pool = good.create_pool(PoolOptions::private()).unwrap();
     let mut bad = Raw::connect(running.path(), 64, 4);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
-use common::{Running, dial, signed, wait_until};
+use common::{ServerThread, dial, signed, wait_until};
 use plimsoll_hcache::{Handle, PoolOptions, PutOutcome, Store, StoreOptions};
 use plimsoll_ring::protocol::{Geometry, Op, Request, Status};
 use plimsoll_ring::{
@@ -25,13 +25,13 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Environment variable with the socket for [`loads_a_server_until_it_is_killed`].
 const SOCKET: &str = "PLIMSOLL_TEST_SOCKET";
 
-fn connect(running: &Running) -> Connection {
+fn connect(running: &ServerThread) -> Connection {
     Connection::connect(running.path(), &ConnectOptions::new("test")).unwrap()
 }
 
 #[test]
 fn every_call_does_what_the_store_does() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut connection = connect(&running);
     let pool = connection.create_pool(PoolOptions::private()).unwrap();
     let handle = |index| Handle {
@@ -94,7 +94,7 @@ fn every_call_does_what_the_store_does() {
 
 #[test]
 fn batches_larger_than_the_ring_come_back_in_order() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let options = ConnectOptions {
         entries: 8,
         slots: 5,
@@ -158,7 +158,7 @@ fn batches_larger_than_the_ring_come_back_in_order() {
 
 #[test]
 fn many_clients_join_and_leave_and_see_only_their_own_pages() {
-    let running = Running::new(ServerOptions {
+    let running = ServerThread::new(ServerOptions {
         workers: 2,
         ..ServerOptions::default()
     });
@@ -226,7 +226,7 @@ fn loads_a_server_until_it_is_killed() {
 
 #[test]
 fn a_killed_client_gives_everything_back() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let mut witness = connect(&running);
     let pool = witness.create_pool(PoolOptions::private()).unwrap();
     let handle = Handle {
@@ -256,7 +256,7 @@ fn a_killed_client_gives_everything_back() {
 
 #[test]
 fn a_client_sees_the_end_of_its_server_and_comes_back_to_the_next() {
-    let mut running = Running::new(ServerOptions::default());
+    let mut running = ServerThread::new(ServerOptions::default());
     let mut waiting = connect(&running);
     let mut busy = connect(&running);
     let pool = busy.create_pool(PoolOptions::private()).unwrap();
@@ -326,7 +326,7 @@ fn a_socket_is_taken_over_only_from_the_dead_and_removed_only_by_its_own_server(
 fn statistics_of_any_size_arrive_and_who_does_not_read_them_holds_up_nobody() {
     let text = "x".repeat(8 << 20);
     let answer = text.clone();
-    let running = Running::with_stats(
+    let running = ServerThread::with_stats(
         ServerOptions {
             idle_timeout: Duration::from_millis(500),
             ..ServerOptions::default()
@@ -349,7 +349,7 @@ fn statistics_of_any_size_arrive_and_who_does_not_read_them_holds_up_nobody() {
 
 #[test]
 fn the_capacity_is_changed_over_the_socket() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     resize(running.path(), 32 << 20, TIMEOUT).unwrap();
     assert_eq!(running.store.stats().capacity_bytes, 32 << 20);
     for bad in [0, 1 << 60] {
@@ -402,7 +402,7 @@ fn c_client(folder: &std::path::Path) -> PathBuf {
 
 #[test]
 fn the_c_client_does_all_calls_and_sees_the_end() {
-    let mut running = Running::new(ServerOptions::default());
+    let mut running = ServerThread::new(ServerOptions::default());
     let mut child = Command::new(c_client(running.folder()))
         .arg(running.path())
         .stdout(Stdio::piped())
@@ -487,7 +487,7 @@ fn another_user_is_let_in_only_if_listed() {
         (vec![], "Permission denied\n"),
         (vec![NOBODY], "connected\n"),
     ] {
-        let running = Running::new(ServerOptions {
+        let running = ServerThread::new(ServerOptions {
             mode: 0o666,
             allowed_uids: allowed.clone(),
             ..ServerOptions::default()

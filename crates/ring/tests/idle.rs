@@ -5,7 +5,7 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::Running;
+use common::ServerThread;
 use plimsoll_hcache::PoolOptions;
 use plimsoll_ring::{ConnectOptions, Connection, ServerOptions};
 use rustix::time::{ClockId, clock_gettime};
@@ -17,7 +17,7 @@ fn processor_time() -> Duration {
 
 #[test]
 fn an_idle_server_uses_no_processor_time() {
-    let running = Running::new(ServerOptions::default());
+    let running = ServerThread::new(ServerOptions::default());
     let connect = |_| Connection::connect(running.path(), &ConnectOptions::new("idle")).unwrap();
     let mut clients: Vec<_> = (0..20).map(connect).collect();
     for client in &mut clients {

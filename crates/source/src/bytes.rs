@@ -98,9 +98,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// Returns bytes in blocks, then fails.
-    struct Failing<'a>(&'a [u8], usize);
+    struct FailingReader<'a>(&'a [u8], usize);
 
-    impl Read for Failing<'_> {
+    impl Read for FailingReader<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             if self.0.is_empty() {
                 return Err(io::Error::other("broken"));
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_came_before_a_fault_is_handed_out_before_it() {
-        let mut bytes = Bytes::new(Failing(b"abcde", 2), "t", 4);
+        let mut bytes = Bytes::new(FailingReader(b"abcde", 2), "t", 4);
         assert!(bytes.at_least(4).unwrap().starts_with(b"abcd"));
         bytes.take(4);
         assert_eq!(bytes.at_least(1).unwrap(), b"e");

@@ -52,18 +52,18 @@ impl fmt::Display for Compression {
 }
 
 /// The reader returned by [`decompressed`].
-pub(crate) type Decompressed<'a> = Box<dyn Read + Send + 'a>;
+pub(crate) type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 
 /// Returns a reader of the decompressed bytes, and the compression.
 pub(crate) fn decompressed<'a>(
     mut input: impl Read + Send + 'a,
-) -> io::Result<(Decompressed<'a>, Compression)> {
+) -> io::Result<(DecompressedReader<'a>, Compression)> {
     let mut head = [0; 6];
     let (length, result) = read_full(&mut input, &mut head);
     result?;
     let compression = Compression::of_head(&head[..length]);
     let whole = Cursor::new(head).take(length as u64).chain(input);
-    let reader: Decompressed = match compression {
+    let reader: DecompressedReader = match compression {
         Compression::Plain => Box::new(whole),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(whole)),
         Compression::Xz => {

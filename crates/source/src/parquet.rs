@@ -52,12 +52,12 @@ struct Chunks {
 }
 
 /// A reader of the file from a position on.
-struct From {
+struct PositionReader {
     file: Arc<File>,
     offset_bytes: u64,
 }
 
-impl Read for From {
+impl Read for PositionReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(buffer, self.offset_bytes)?;
         self.offset_bytes += read as u64;
@@ -72,10 +72,10 @@ impl Length for Chunks {
 }
 
 impl ChunkReader for Chunks {
-    type T = BufReader<From>;
+    type T = BufReader<PositionReader>;
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
-        Ok(BufReader::new(From {
+        Ok(BufReader::new(PositionReader {
             file: self.file.clone(),
             offset_bytes: start,
         }))
@@ -104,7 +104,7 @@ impl Chunks {
     /// The bytes from a position on, fewer than `length` if the file ends before.
     fn head(&self, start: u64, length: usize) -> ParquetResult<Vec<u8>> {
         let mut bytes = vec![0; length];
-        let input = &mut From {
+        let input = &mut PositionReader {
             file: self.file.clone(),
             offset_bytes: start,
         };

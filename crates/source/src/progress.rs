@@ -44,12 +44,12 @@ impl Progress {
 }
 
 /// A reader that counts its bytes in a [`Progress`].
-pub(crate) struct Counted<R> {
+pub(crate) struct CountingReader<R> {
     pub(crate) input: R,
     pub(crate) progress: Progress,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.input.read(buffer)?;
         self.progress.add(read as u64);

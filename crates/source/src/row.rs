@@ -5,7 +5,7 @@ use std::io;
 
 use plimsoll_flow::PageSize;
 
-use crate::compression::Decompressed;
+use crate::compression::DecompressedReader;
 use crate::lines::{BYTE_ORDER_MARK, is_empty_line};
 use crate::progress::Progress;
 use crate::spans::Reading;
@@ -39,7 +39,9 @@ pub(crate) type BoxedReading<'a> = Box<dyn Reading + Send + 'a>;
 /// The way in which a format is read.
 pub(crate) enum Opening {
     /// From beginning to end.
-    Stream(for<'a> fn(Decompressed<'a>, &str, &Options) -> Result<BoxedReading<'a>, SourceError>),
+    Stream(
+        for<'a> fn(DecompressedReader<'a>, &str, &Options) -> Result<BoxedReading<'a>, SourceError>,
+    ),
     /// From a file of the given length in bytes, in any order. Such a file begins with `magic`.
     Seek {
         magic: &'static [u8],

@@ -102,9 +102,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Listed(std::vec::IntoIter<Span>);
+    struct SpanList(std::vec::IntoIter<Span>);
 
-    impl Spans for Listed {
+    impl Spans for SpanList {
         fn next_span(&mut self) -> Result<Option<Span>, SourceError> {
             Ok(self.0.next())
         }
@@ -114,7 +114,7 @@ mod tests {
     fn the_last_page_there_is_ends_a_span() {
         let size = PageSize::new(1).unwrap();
         let span = Span::of_bytes(AccessKind::Read, u64::MAX - 1, u64::MAX, size);
-        let mut source = SpanSource::new(Listed(vec![span].into_iter()));
+        let mut source = SpanSource::new(SpanList(vec![span].into_iter()));
         let mut batch = ReferenceBatch::new();
         assert!(source.next_batch(&mut batch).unwrap());
         assert_eq!(batch.pages(), [u64::MAX - 1, u64::MAX].map(PageNumber));
@@ -134,7 +134,7 @@ mod tests {
                     last: PageNumber(u64::from(first) + more),
                 })
                 .collect();
-            let mut source = SpanSource::new(Listed(listed.into_iter()));
+            let mut source = SpanSource::new(SpanList(listed.into_iter()));
             let mut batch = ReferenceBatch::new();
             let mut pages = Vec::new();
             let mut before_was_full = true;

@@ -10,7 +10,7 @@ use plimsoll_flow::{ReferenceBatch, Source};
 use crate::compression::{Compression, decompressed};
 use crate::error::excerpt;
 use crate::lines::read_full;
-use crate::progress::{Counted, Progress};
+use crate::progress::{CountingReader, Progress};
 use crate::row::{BoxedReading, Opening};
 use crate::{Format, Options, SourceError};
 
@@ -159,7 +159,7 @@ fn read_counted<'a>(
         offset_bytes: 0,
         source,
     };
-    let counted = Counted {
+    let counted = CountingReader {
         input,
         progress: progress.clone(),
     };

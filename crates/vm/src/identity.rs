@@ -342,9 +342,9 @@ mod tests {
         ProcessId::of_pid(std::process::id()).unwrap()
     }
 
-    struct Killed(Child);
+    struct KilledOnDrop(Child);
 
-    impl Drop for Killed {
+    impl Drop for KilledOnDrop {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
@@ -352,11 +352,11 @@ mod tests {
     }
 
     /// A process whose executable, a copy of sleep(1), has this mode.
-    fn sleeper(folder: &Path, mode: u32) -> Killed {
+    fn sleeper(folder: &Path, mode: u32) -> KilledOnDrop {
         let program = folder.join("qemu-system-evil");
         fs::copy("/bin/sleep", &program).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
-        Killed(Command::new(program).arg("60").spawn().unwrap())
+        KilledOnDrop(Command::new(program).arg("60").spawn().unwrap())
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::Context;
 
 /// A process that is killed when this is dropped.
-pub(crate) struct Running(pub(crate) Child);
+pub(crate) struct ChildProcess(pub(crate) Child);
 
-impl Running {
+impl ChildProcess {
     pub(crate) fn start(command: &mut Command) -> anyhow::Result<Self> {
         let child = command.spawn();
         let name = command.get_program().to_string_lossy().into_owned();
@@ -17,7 +17,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // A process that has already ended cannot be killed, which is harmless.
         let _ = self.0.kill();

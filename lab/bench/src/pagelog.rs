@@ -45,12 +45,12 @@ pub(crate) struct Args {
 }
 
 /// A VM's records in memory, from any place on and then from the start.
-struct Kept<'a> {
+struct MemoryRecords<'a> {
     description: &'a Description,
     ahead: [&'a [Record]; 2],
 }
 
-impl RecordSource for Kept<'_> {
+impl RecordSource for MemoryRecords<'_> {
     fn description(&self) -> &Description {
         self.description
     }
@@ -69,13 +69,13 @@ impl RecordSource for Kept<'_> {
 
 /// What the handler took, in its order.
 #[derive(Default)]
-struct Taken {
+struct DrainedPages {
     pages: Vec<PageNumber>,
     /// VM, and how many pages.
     buffers: Vec<(usize, usize)>,
 }
 
-impl Sink for Taken {
+impl Sink for DrainedPages {
     fn drained(&mut self, vm: usize, pages: &[PageNumber]) {
         self.pages.extend_from_slice(pages);
         self.buffers.push((vm, pages.len()));
@@ -141,7 +141,7 @@ fn run_vms(
     let mut kept: Vec<_> = (0..vms)
         .map(|vm| {
             let (before, ahead) = records.split_at(vm * records.len() / vms);
-            Kept {
+            MemoryRecords {
                 description,
                 ahead: [ahead, before],
             }
@@ -238,7 +238,13 @@ fn speeds(
     for (name, mode) in [("model of PRL", Mode::Prl), ("model of PML", Mode::Pml)] {
         let modelled = repeated(Clock::Cpu, &mut || {
             let config = Config::new(mode);
-            run_vms(1, &config, description, records, &mut Taken::default())?;
+            run_vms(
+                1,
+                &config,
+                description,
+                records,
+                &mut DrainedPages::default(),
+            )?;
             Ok(())
         })?;
         line(name, modelled, None)?;
@@ -272,7 +278,7 @@ fn host(
         ..Config::new(Mode::Prl)
     };
     for vms in 1..=args.vms.max(1) {
-        let mut taken = Taken::default();
+        let mut taken = DrainedPages::default();
         let outcome = run_vms(vms, &config, description, records, &mut taken)?;
         let guest_seconds = outcome.host.elapsed_cycles as f64 / (args.ghz * 1e9);
         let mut times = Vec::new();
@@ -337,7 +343,13 @@ fn missed(
                 buffer_entries,
                 costs,
             };
-            run_vms(1, &config, description, records, &mut Taken::default())
+            run_vms(
+                1,
+                &config,
+                description,
+                records,
+                &mut DrainedPages::default(),
+            )
         };
         let (prl, large) = (outcome(Mode::Prl, 512)?, outcome(Mode::Prl, 1024)?);
         let pml = outcome(Mode::Pml, 512)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
-use plimsoll_daemon::shared::{Shared, Snapshot};
+use plimsoll_daemon::shared::{SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use plimsoll_protocol::decision::Mode;
@@ -67,7 +67,7 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
     let (history, _) = History::open(&folder.path().join("history.redb"), limits)?;
     let (sender, _commands) = sync_channel(8);
     let before = resident_mib();
-    let shared = Arc::new(Shared::new(
+    let shared = Arc::new(SharedState::new(
         Snapshot::before_the_first_turn(&config),
         sender,
         Arc::new(history),

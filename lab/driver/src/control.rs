@@ -8,7 +8,7 @@ use crate::virtqueue::Segment;
 use crate::{Bank, Driver, FrontendError, NoticeRing, PAGE_BYTES, Page, Request};
 
 /// The pages returned by a get of consecutive blocks, one by one.
-pub type Gotten = Vec<Option<Box<Page>>>;
+pub type OptionalPages = Vec<Option<Box<Page>>>;
 
 /// The control disk, accessed through a driver.
 pub struct ControlDisk {
@@ -140,7 +140,12 @@ impl ControlDisk {
     ///
     /// # Panics
     /// If `count` is out of range.
-    pub fn get(&mut self, pool: u32, block: u64, count: usize) -> Result<Gotten, FrontendError> {
+    pub fn get(
+        &mut self,
+        pool: u32,
+        block: u64,
+        count: usize,
+    ) -> Result<OptionalPages, FrontendError> {
         assert!(
             (1..=control::GET_PAGES_MAX).contains(&count),
             "1 to 64 blocks"

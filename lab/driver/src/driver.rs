@@ -24,7 +24,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::error::ToDo as _;
+use crate::error::OperationContext as _;
 use crate::virtqueue::ID_BYTES;
 use crate::{Bank, Completion, Config, FrontendError, Ram, Request, Segment, Status, Virtqueue};
 

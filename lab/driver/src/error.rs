@@ -58,23 +58,23 @@ pub enum FrontendError {
 }
 
 /// Adds the operation to an error of the operating system.
-pub(crate) trait ToDo<T> {
+pub(crate) trait OperationContext<T> {
     fn to(self, what: &'static str) -> Result<T, FrontendError>;
 }
 
-impl<T> ToDo<T> for io::Result<T> {
+impl<T> OperationContext<T> for io::Result<T> {
     fn to(self, what: &'static str) -> Result<T, FrontendError> {
         self.map_err(|source| FrontendError::System { what, source })
     }
 }
 
-impl<T> ToDo<T> for rustix::io::Result<T> {
+impl<T> OperationContext<T> for rustix::io::Result<T> {
     fn to(self, what: &'static str) -> Result<T, FrontendError> {
         self.map_err(io::Error::from).to(what)
     }
 }
 
-impl<T> ToDo<T> for vhost::Result<T> {
+impl<T> OperationContext<T> for vhost::Result<T> {
     fn to(self, step: &'static str) -> Result<T, FrontendError> {
         self.map_err(|source| FrontendError::Protocol { step, source })
     }

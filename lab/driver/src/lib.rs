@@ -16,7 +16,7 @@ mod ram;
 mod virtqueue;
 
 pub use config::Config;
-pub use control::{ControlDisk, Gotten};
+pub use control::{ControlDisk, OptionalPages};
 pub use driver::{Driver, DriverOptions};
 pub use error::FrontendError;
 pub use notices::{NoticeRing, Record, RingOptions};

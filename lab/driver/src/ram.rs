@@ -12,7 +12,7 @@ use vm_memory::{
 };
 
 use crate::FrontendError;
-use crate::error::ToDo as _;
+use crate::error::OperationContext as _;
 
 /// Bytes of a page frame.
 pub const PAGE_BYTES: usize = 4096;

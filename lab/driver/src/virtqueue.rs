@@ -17,7 +17,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::error::ToDo as _;
+use crate::error::OperationContext as _;
 use crate::{Bank, FrontendError, PAGE_BYTES, Ram};
 
 /// Offsets of a request's parts in the page of its first descriptor.

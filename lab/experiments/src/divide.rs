@@ -28,7 +28,7 @@ use plimsoll_protocol::plan::{
 use plimsoll_rig::program;
 use serde::Serialize;
 
-use crate::trio::{BASELINE_MIB, CACHE_MIB, Counted, RAM_MIB, Server, TRACED_MIB, Trio};
+use crate::trio::{BASELINE_MIB, CACHE_MIB, RAM_MIB, Server, ServerCounts, TRACED_MIB, Trio};
 use plimsoll_output::{TableOrJson, bail_usage, stop_flag};
 use plimsoll_protocol::size::{Interval, Share};
 
@@ -73,18 +73,18 @@ pub struct Args {
 
 /// Results.
 #[derive(Debug, Serialize)]
-struct Found {
+struct Results {
     schema: u32,
     accelerator: String,
     background: bool,
     baseline_bytes: u64,
-    vms: Vec<Before>,
-    divisions: Vec<Division>,
+    vms: Vec<InitialVm>,
+    divisions: Vec<AllocationResult>,
 }
 
 /// A VM with its initial memory.
 #[derive(Debug, Serialize)]
-struct Before {
+struct InitialVm {
     vm: String,
     misses_per_request: f64,
     /// The same at the end, with the same memory again: the change in the servers' behaviour meanwhile.
@@ -96,16 +96,16 @@ struct Before {
 
 /// An allocation and its result.
 #[derive(Debug, Serialize)]
-struct Division {
+struct AllocationResult {
     max_loss: Option<f64>,
     predicted_mean: f64,
     measured_mean: f64,
-    vms: Vec<After>,
+    vms: Vec<VmResult>,
     plan: PlanJson,
 }
 
 #[derive(Debug, Serialize)]
-struct After {
+struct VmResult {
     vm: String,
     bytes: u64,
     predicted: f64,
@@ -143,7 +143,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .map(curve)
         .collect::<anyhow::Result<_>>()?;
 
-    let mut found = Found {
+    let mut found = Results {
         schema: SCHEMA,
         accelerator: trio.servers[0].accelerator(),
         background: args.background,
@@ -152,7 +152,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         divisions: Vec::new(),
     };
     for (index, curve) in curves.iter().enumerate() {
-        found.vms.push(Before {
+        found.vms.push(InitialVm {
             vm: curve.vm.clone(),
             misses_per_request: per_request(&trio, &before, index)?,
             misses_per_request_again: None,
@@ -176,7 +176,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let vms = plan.targets.iter().enumerate().map(|(index, target)| {
             let measured = per_request(&trio, &after, index)? / found.vms[index].misses_per_request;
             let bound = max_loss.map(|loss| 1.0 + loss + TOLERANCE);
-            Ok(After {
+            Ok(VmResult {
                 vm: target.vm.clone(),
                 bytes: target.target_bytes,
                 predicted: target.relative.map_or(1.0, |relative| relative.expected),
@@ -185,7 +185,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             })
         });
         let vms: Vec<_> = vms.collect::<anyhow::Result<_>>()?;
-        let division = Division {
+        let division = AllocationResult {
             max_loss,
             predicted_mean: geometric_mean(vms.iter().map(|vm| vm.predicted)),
             measured_mean: geometric_mean(vms.iter().map(|vm| vm.measured)),
@@ -290,7 +290,7 @@ fn curve(server: &mut Server) -> anyhow::Result<CurveJson> {
     Ok(curve)
 }
 
-fn per_request(trio: &Trio, counted: &[Counted], index: usize) -> anyhow::Result<f64> {
+fn per_request(trio: &Trio, counted: &[ServerCounts], index: usize) -> anyhow::Result<f64> {
     counted[index]
         .per_request()
         .with_context(|| format!("VM {} answered no request", trio.servers[index].name))
@@ -341,7 +341,7 @@ fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     (logarithms.sum::<f64>() / count).exp()
 }
 
-fn write_before(found: &Found, out: &mut dyn Write) -> anyhow::Result<()> {
+fn write_before(found: &Results, out: &mut dyn Write) -> anyhow::Result<()> {
     let background = if found.background {
         ", scan with its background task"
     } else {
@@ -367,7 +367,7 @@ fn write_before(found: &Found, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-fn write_division(division: &Division, out: &mut dyn Write) -> anyhow::Result<()> {
+fn write_division(division: &AllocationResult, out: &mut dyn Write) -> anyhow::Result<()> {
     let policy = division.plan.policy.row().title;
     let name = match division.max_loss {
         None => policy.to_owned(),
@@ -399,7 +399,7 @@ fn write_division(division: &Division, out: &mut dyn Write) -> anyhow::Result<()
     Ok(out.flush()?)
 }
 
-fn write_again(found: &Found, out: &mut dyn Write) -> anyhow::Result<()> {
+fn write_again(found: &Results, out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(out, "\nwith the memory of the beginning again")?;
     for vm in &found.vms {
         let again = vm.misses_per_request_again.unwrap_or(f64::NAN);

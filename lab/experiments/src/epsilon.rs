@@ -63,8 +63,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value = "5%")]
     step: Rate,
     /// How memory is removed
-    #[arg(long, value_enum, default_value_t = Way::Both)]
-    way: Way,
+    #[arg(long, value_enum, default_value_t = ShrinkMethod::Both)]
+    way: ShrinkMethod,
     /// Find the minimum size of a new VM by bisection, to 1 MiB, instead of in steps
     #[arg(long)]
     bisect: bool,
@@ -84,7 +84,7 @@ pub struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Way {
+enum ShrinkMethod {
     /// A new VM for each size
     Boot,
     /// The balloon of one VM
@@ -127,7 +127,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if memory_mib == 0 || step >= 1.0 {
         bail_usage!("expected at least 1 MiB to begin with, and steps of less than 100 %");
     }
-    if args.initrd.is_some() && args.way != Way::Boot {
+    if args.initrd.is_some() && args.way != ShrinkMethod::Boot {
         bail_usage!(
             "--initrd: whether it lives is heard once, when it has come up: add --way boot"
         );
@@ -141,9 +141,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut nothing = Vec::new();
     for kernel in &args.kernel {
         let ways: &[bool] = match args.way {
-            Way::Boot => &[false],
-            Way::Balloon => &[true],
-            Way::Both => &[false, true],
+            ShrinkMethod::Boot => &[false],
+            ShrinkMethod::Balloon => &[true],
+            ShrinkMethod::Both => &[false, true],
         };
         for &balloon in ways {
             let image = match &args.initrd {
@@ -213,7 +213,7 @@ fn walk(
         )?;
     }
     let step = args.step.get();
-    let mut told = Teller {
+    let mut told = TrialWriter {
         args,
         kernel: &walk.kernel,
         way: walk.way,
@@ -221,7 +221,7 @@ fn walk(
         out,
     };
     let found = if balloon {
-        let mut shrinking = Shrinking::start(&lab, memory_mib);
+        let mut shrinking = BalloonVm::start(&lab, memory_mib);
         let mut lives = |mib| shrinking.lives(mib);
         steps(memory_mib, step, &mut lives, &mut |trial| told.tell(trial))
     } else if args.bisect {
@@ -257,7 +257,7 @@ fn walk(
 }
 
 /// Writes trials where they are written one by one.
-struct Teller<'a> {
+struct TrialWriter<'a> {
     args: &'a Args,
     kernel: &'a str,
     way: &'a str,
@@ -265,7 +265,7 @@ struct Teller<'a> {
     out: &'a mut dyn Write,
 }
 
-impl Teller<'_> {
+impl TrialWriter<'_> {
     fn tell(&mut self, trial: &Trial) -> anyhow::Result<()> {
         let why = trial.why.clone().unwrap_or_default();
         match self.args.output {
@@ -305,7 +305,7 @@ impl Teller<'_> {
 /// Tries a size, in MiB.
 type Lives<'a> = dyn FnMut(u64) -> anyhow::Result<Trial> + 'a;
 /// Receives each size that was tried.
-type Each<'a> = dyn FnMut(&Trial) -> anyhow::Result<()> + 'a;
+type TrialSink<'a> = dyn FnMut(&Trial) -> anyhow::Result<()> + 'a;
 
 /// Tries a size, and once more if it failed.
 fn twice(lives: &mut Lives<'_>, mib: u64) -> anyhow::Result<Trial> {
@@ -318,7 +318,7 @@ fn steps(
     memory_mib: u64,
     step: f64,
     lives: &mut Lives<'_>,
-    each: &mut Each<'_>,
+    each: &mut TrialSink<'_>,
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials = Vec::new();
     let mut mib = memory_mib;
@@ -345,7 +345,7 @@ fn steps(
 fn halves(
     memory_mib: u64,
     lives: &mut Lives<'_>,
-    each: &mut Each<'_>,
+    each: &mut TrialSink<'_>,
 ) -> anyhow::Result<Vec<Trial>> {
     let first = twice(lives, memory_mib)?;
     each(&first)?;
@@ -467,14 +467,14 @@ fn brief(why: &str) -> String {
 }
 
 /// A VM whose balloon takes its memory.
-struct Shrinking<'a> {
+struct BalloonVm<'a> {
     lab: &'a Lab<'a>,
     memory_mib: u64,
     /// It and its monitor; anew after it has failed, as a failed size is tried twice.
     running: Option<(Guest, Qmp)>,
 }
 
-impl<'a> Shrinking<'a> {
+impl<'a> BalloonVm<'a> {
     fn start(lab: &'a Lab<'a>, memory_mib: u64) -> Self {
         Self {
             lab,

@@ -9,7 +9,7 @@ use plimsoll_rig::GuestConfig;
 use plimsoll_trap::TraceConfig;
 
 use crate::guests::GuestArgs;
-use crate::tracing::{Traced, judge, trace};
+use crate::tracing::{TracedPeriod, judge, trace};
 use plimsoll_observe::args::TracingArgs;
 use plimsoll_protocol::size::ByteSize;
 
@@ -66,7 +66,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         &config,
         limit,
         &AtomicBool::new(false),
-        &mut |_: &Traced| (),
+        &mut |_: &TracedPeriod| (),
     )?;
     let judged = judge(&observed.periods, &subject.listen()?.steps());
 

@@ -13,7 +13,7 @@ use plimsoll_observe::{Curves, ObservedPeriod, Observer, ObserverOptions};
 
 /// A traced period and its time.
 #[derive(Debug)]
-pub struct Traced {
+pub struct TracedPeriod {
     /// Begin of the period.
     pub start: Instant,
     /// End of the period.
@@ -24,9 +24,9 @@ pub struct Traced {
 
 /// The result of tracing a guest.
 #[derive(Debug)]
-pub struct Observed {
+pub struct TracingResult {
     /// The periods in order.
-    pub periods: Vec<Traced>,
+    pub periods: Vec<TracedPeriod>,
     /// The curves over all of them; `None` if no page was used twice.
     pub curves: Option<Curves>,
 }
@@ -41,8 +41,8 @@ pub fn trace(
     config: &TraceConfig,
     limit: Duration,
     stop: &AtomicBool,
-    each: &mut dyn FnMut(&Traced),
-) -> anyhow::Result<Observed> {
+    each: &mut dyn FnMut(&TracedPeriod),
+) -> anyhow::Result<TracingResult> {
     let options = ObserverOptions {
         is_compared: true,
         ..ObserverOptions::default()
@@ -55,7 +55,7 @@ pub fn trace(
         let start = Instant::now();
         match observer.period(stop) {
             Ok(period) => {
-                let traced = Traced {
+                let traced = TracedPeriod {
                     start,
                     end: Instant::now(),
                     observed: period,
@@ -74,12 +74,12 @@ pub fn trace(
     if !gone {
         observer.detach()?;
     }
-    Ok(Observed { periods, curves })
+    Ok(TracingResult { periods, curves })
 }
 
 /// A period compared with the guest's report.
 #[derive(Debug, Clone, Copy)]
-pub struct Judged {
+pub struct PeriodVerdict {
     /// The step's true working set.
     pub truth: PageCount,
     /// The estimate; `None` if there was only a bound.
@@ -88,7 +88,7 @@ pub struct Judged {
     pub first: bool,
 }
 
-impl Judged {
+impl PeriodVerdict {
     /// Relative error of the estimate, 0.0 for none; `None` if there was only a bound.
     #[must_use]
     pub fn error(&self) -> Option<f64> {
@@ -98,7 +98,7 @@ impl Judged {
 
 /// Compares every period that lies wholly within one step with that step's working set.
 #[must_use]
-pub fn judge(periods: &[Traced], steps: &[(Instant, PageCount)]) -> Vec<Judged> {
+pub fn judge(periods: &[TracedPeriod], steps: &[(Instant, PageCount)]) -> Vec<PeriodVerdict> {
     let ends = steps.iter().skip(1).map(|&(at, _)| Some(at)).chain([None]);
     let mut judged = Vec::new();
     for (&(begin, truth), end) in steps.iter().zip(ends) {
@@ -106,7 +106,7 @@ pub fn judge(periods: &[Traced], steps: &[(Instant, PageCount)]) -> Vec<Judged> 
             .iter()
             .filter(|traced| traced.start >= begin && end.is_none_or(|end| traced.end <= end));
         judged.extend(whole.enumerate().map(|(index, traced)| {
-            Judged {
+            PeriodVerdict {
                 truth,
                 found: traced
                     .observed

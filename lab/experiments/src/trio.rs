@@ -64,14 +64,14 @@ pub struct Trio {
 
 /// Counts of a server over a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Counted {
+pub struct ServerCounts {
     /// Requests answered.
     pub requests: u64,
     /// Pages that were in none of its memory, as its kernel counts reads from its disk, less what the cache caught.
     pub misses: f64,
 }
 
-impl Counted {
+impl ServerCounts {
     /// Misses per request; `None` without requests.
     #[must_use]
     pub fn per_request(&self) -> Option<f64> {
@@ -137,7 +137,11 @@ impl Trio {
     /// # Errors
     ///
     /// Those of [`pass`](Self::pass), and if a disk's daemon does not answer.
-    pub fn measure(&mut self, time: Duration, stop: &AtomicBool) -> anyhow::Result<Vec<Counted>> {
+    pub fn measure(
+        &mut self,
+        time: Duration,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<ServerCounts>> {
         let begin = Instant::now();
         let before = self.disks()?;
         self.pass(time, stop)?;
@@ -290,7 +294,7 @@ impl Server {
         begin: Instant,
         before: &DiskStat,
         after: &DiskStat,
-    ) -> anyhow::Result<Counted> {
+    ) -> anyhow::Result<ServerCounts> {
         let (mut requests, mut sectors) = (0, 0);
         for (at, fields) in &self.told {
             let length = Duration::from_millis(number(fields, "ms")?);
@@ -306,7 +310,7 @@ impl Server {
         } else {
             1.0 - hits as f64 / reads as f64
         };
-        Ok(Counted {
+        Ok(ServerCounts {
             requests,
             misses: sectors as f64 / 8.0 * missed,
         })

@@ -214,7 +214,7 @@ fn row(
     workload: &str,
     scale: u32,
     hot_set: u32,
-    observed: &crate::tracing::Observed,
+    observed: &crate::tracing::TracingResult,
     misses: &Misses,
 ) -> Row {
     let reports = || {
@@ -306,7 +306,7 @@ fn csv(rows: &[Row]) -> String {
 fn table(rows: &[Row]) -> String {
     let size = |pages: u64| ByteSize(PageCount(pages).to_bytes(PageSize::FOUR_KIB)).rounded();
     let mut text = String::from(
-        "Traced curves against the full reference trace of the same time, guests under TCG.\n\
+        "TracedPeriod curves against the full reference trace of the same time, guests under TCG.\n\
          Errors: of the share of references that miss, of those that reach past twice the hot set.\n",
     );
     let mut workload = None;

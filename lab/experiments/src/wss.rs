@@ -107,12 +107,12 @@ struct Row {
     waits: u64,
     lost: u64,
     /// Of RRWW alone.
-    missed: Vec<Missed>,
+    missed: Vec<MissedAddresses>,
 }
 
 /// Missed addresses at one buffer size and cost of draining.
 #[derive(Debug, Serialize)]
-struct Missed {
+struct MissedAddresses {
     buffer_entries: u32,
     drain_cycles: u32,
     full_events: u64,
@@ -235,7 +235,7 @@ fn row_of(
 }
 
 /// What PRL misses in a log, by the buffer's size and the cost of draining it.
-fn missed(log: &Path, array_mb: f64) -> anyhow::Result<Vec<Missed>> {
+fn missed(log: &Path, array_mb: f64) -> anyhow::Result<Vec<MissedAddresses>> {
     let mut missed = Vec::new();
     for buffer_entries in BUFFERS {
         for times in DRAINS {
@@ -253,7 +253,7 @@ fn missed(log: &Path, array_mb: f64) -> anyhow::Result<Vec<Missed>> {
             let logging = &found["logging"][0];
             let count = |name: &str| logging[name].as_u64().unwrap_or_default();
             let all = count("missed_at_full") + count("missed_in_handler");
-            missed.push(Missed {
+            missed.push(MissedAddresses {
                 buffer_entries,
                 drain_cycles,
                 full_events: count("full_events"),

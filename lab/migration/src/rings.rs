@@ -7,7 +7,7 @@ use kvm_ioctls::VmFd;
 
 use super::slot::{FIRST_SLOT, Slot};
 use super::sys::{self, RingEntry, RingMapping};
-use super::written::Written;
+use super::written::WrittenBitmaps;
 use super::{KvmError, Round};
 
 /// The kernel wrote the entry.
@@ -25,7 +25,7 @@ pub(super) struct Rings {
 #[derive(Debug)]
 struct State {
     rings: Vec<Ring<RingMapping>>,
-    written: Written,
+    written: WrittenBitmaps,
 }
 
 /// A ring and the index of its next entry.
@@ -37,7 +37,7 @@ struct Ring<E> {
 
 impl<E: std::ops::Deref<Target = [RingEntry]>> Ring<E> {
     /// Takes the entries that are there, at most a whole ring; returns how many.
-    fn take(&mut self, written: &mut Written) -> usize {
+    fn take(&mut self, written: &mut WrittenBitmaps) -> usize {
         for taken in 0..self.entries.len() {
             let entry = &self.entries[self.next];
             if entry.flags.load(Ordering::Acquire) & (DIRTY | RESET) != DIRTY {
@@ -82,7 +82,7 @@ impl Rings {
         Self {
             state: Mutex::new(State {
                 rings: rings.into_iter().map(ring).collect(),
-                written: Written::new(slots),
+                written: WrittenBitmaps::new(slots),
             }),
             full_exits: AtomicU64::new(0),
         }
@@ -139,8 +139,8 @@ mod tests {
         }
     }
 
-    fn written() -> Written {
-        Written::new(&[(512, 70), (1 << 20, 8)].map(|(first, pages)| Slot {
+    fn written() -> WrittenBitmaps {
+        WrittenBitmaps::new(&[(512, 70), (1 << 20, 8)].map(|(first, pages)| Slot {
             first: PageNumber(first),
             pages: PageCount(pages),
         }))
@@ -213,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_ring_that_never_ends_is_taken_once_around() {
-        struct Endless(Vec<RingEntry>);
-        impl std::ops::Deref for Endless {
+        struct EndlessRing(Vec<RingEntry>);
+        impl std::ops::Deref for EndlessRing {
             type Target = [RingEntry];
             fn deref(&self) -> &[RingEntry] {
                 for entry in &self.0 {
@@ -225,7 +225,7 @@ mod tests {
         }
         let entries = (0..8).map(|page| entry(DIRTY, 1, page)).collect();
         let mut ring = Ring {
-            entries: Endless(entries),
+            entries: EndlessRing(entries),
             next: 0,
         };
         assert_eq!(ring.take(&mut written()), 8);

@@ -13,21 +13,21 @@ use plimsoll_trap::uffd::{AddressRange, Userfault, UserfaultPurpose, WrittenPage
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::tiny::Machine;
-use super::written::Written;
+use super::written::WrittenBitmaps;
 use super::{KvmError, Round, Tracker};
 
 const PAGE_BYTES: u64 = 4096;
 
 /// A machine's memory under a userfaultfd, all of it protected.
 #[derive(Debug)]
-struct Protected {
+struct ProtectedMemory {
     userfault: Userfault,
     ranges: Vec<AddressRange>,
     /// Keeps the memory of the ranges alive.
     machine: Arc<Machine>,
 }
 
-impl Protected {
+impl ProtectedMemory {
     fn new(machine: Arc<Machine>, purpose: UserfaultPurpose) -> Result<Self, KvmError> {
         let ranges = machine.ranges();
         let userfault = Userfault::open(purpose, ranges.iter().copied());
@@ -62,7 +62,7 @@ impl Protected {
     }
 }
 
-impl Drop for Protected {
+impl Drop for ProtectedMemory {
     fn drop(&mut self) {
         self.release();
     }
@@ -71,14 +71,14 @@ impl Drop for Protected {
 /// Write protection whose faults wait for a thread of ours.
 #[derive(Debug)]
 pub struct WriteProtect {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    protected: Protected,
+struct SharedState {
+    protected: ProtectedMemory,
     /// Held while a page is recorded and unprotected, and while a round is taken and protected again: so a page is
     /// writable only if it is recorded.
     state: Mutex<State>,
@@ -86,7 +86,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    written: Written,
+    written: WrittenBitmaps,
     /// Why the thread ended; all memory is writable then.
     failed: Option<KvmError>,
 }
@@ -98,11 +98,11 @@ impl WriteProtect {
     ///
     /// [`KvmError::Call`]: the kernel has no such userfaultfd, or we may not open one.
     pub fn start(machine: Arc<Machine>) -> Result<Self, KvmError> {
-        let written = Written::new(machine.slots());
-        let protected = Protected::new(machine, UserfaultPurpose::WriteProtect)?;
+        let written = WrittenBitmaps::new(machine.slots());
+        let protected = ProtectedMemory::new(machine, UserfaultPurpose::WriteProtect)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(KvmError::call("eventfd"))?;
         let heard = stop.try_clone().map_err(KvmError::call("dup"))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedState {
             protected,
             state: Mutex::new(State {
                 written,
@@ -122,7 +122,7 @@ impl WriteProtect {
     }
 }
 
-impl Shared {
+impl SharedState {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,7 +208,7 @@ impl Drop for WriteProtect {
 /// Write protection whose faults the kernel serves by itself (`UFFD_FEATURE_WP_ASYNC`), read by `PAGEMAP_SCAN`.
 #[derive(Debug)]
 pub struct AsyncWriteProtect {
-    protected: Protected,
+    protected: ProtectedMemory,
     pagemap: File,
     written: WrittenPages,
 }
@@ -223,7 +223,7 @@ impl AsyncWriteProtect {
         let pagemap = File::open("/proc/self/pagemap");
         Ok(Self {
             pagemap: pagemap.map_err(KvmError::call("open of /proc/self/pagemap"))?,
-            protected: Protected::new(machine, UserfaultPurpose::AsyncWriteProtect)?,
+            protected: ProtectedMemory::new(machine, UserfaultPurpose::AsyncWriteProtect)?,
             written: WrittenPages::new(),
         })
     }

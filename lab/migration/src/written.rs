@@ -7,13 +7,13 @@ use super::{Round, each_set};
 
 /// A bit for each page of each slot.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WrittenBitmaps {
     slots: Vec<Slot>,
     bitmaps: Vec<Vec<u64>>,
     lost: u64,
 }
 
-impl Written {
+impl WrittenBitmaps {
     pub(super) fn new(slots: &[Slot]) -> Self {
         let bitmap = |slot: &Slot| vec![0; slot.len_bytes().div_ceil(4096 * 64)];
         Self {

@@ -19,7 +19,7 @@ use plimsoll_migration::{
 const WORK_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+enum TrackerKind {
     Log,
     LogLate,
     Ring,
@@ -27,9 +27,15 @@ enum By {
     Scan,
 }
 
-const ALL: [By; 5] = [By::Log, By::LogLate, By::Ring, By::Faults, By::Scan];
+const ALL: [TrackerKind; 5] = [
+    TrackerKind::Log,
+    TrackerKind::LogLate,
+    TrackerKind::Ring,
+    TrackerKind::Faults,
+    TrackerKind::Scan,
+];
 
-impl By {
+impl TrackerKind {
     fn start(self, machine: &Arc<Machine>) -> Result<Box<dyn Tracker>, KvmError> {
         let machine = Arc::clone(machine);
         Ok(match self {
@@ -55,11 +61,11 @@ fn slots() -> Vec<Slot> {
 }
 
 /// A machine with vCPUs; `None` where there is no KVM.
-fn machine(by: By, vcpus: u32, slots: Vec<Slot>) -> Option<(Arc<Machine>, Vec<Vcpu>)> {
+fn machine(by: TrackerKind, vcpus: u32, slots: Vec<Slot>) -> Option<(Arc<Machine>, Vec<Vcpu>)> {
     let config = MachineConfig {
         slots,
         vcpus,
-        ring_entries: if by == By::Ring { 1024 } else { 0 },
+        ring_entries: if by == TrackerKind::Ring { 1024 } else { 0 },
     };
     match Machine::new(&config) {
         Ok(made) => Some(made),
@@ -177,7 +183,7 @@ fn two_vcpus_write_into_two_slots_at_once() {
 fn a_full_ring_stops_its_vcpu_and_nothing_is_missed() {
     // More pages than the ring has entries.
     let array = slot(1024, 5000);
-    let Some((machine, vcpus)) = machine(By::Ring, 1, vec![array]) else {
+    let Some((machine, vcpus)) = machine(TrackerKind::Ring, 1, vec![array]) else {
         return;
     };
     let mut runner = runner(&machine, vcpus);
@@ -207,7 +213,7 @@ fn a_full_ring_stops_its_vcpu_and_nothing_is_missed() {
 
 #[test]
 fn what_is_not_copied_is_told_again_when_protection_is_late() {
-    let Some((machine, vcpus)) = machine(By::LogLate, 1, slots()) else {
+    let Some((machine, vcpus)) = machine(TrackerKind::LogLate, 1, slots()) else {
         return;
     };
     let mut runner = runner(&machine, vcpus);
@@ -276,7 +282,7 @@ fn a_machine_that_runs_is_copied_as_it_is() {
 
 #[test]
 fn without_a_tracker_it_stands_still_while_it_is_copied() {
-    let Some((machine, vcpus)) = machine(By::Log, 1, slots()) else {
+    let Some((machine, vcpus)) = machine(TrackerKind::Log, 1, slots()) else {
         return;
     };
     let mut runner = runner(&machine, vcpus);
@@ -291,7 +297,7 @@ fn without_a_tracker_it_stands_still_while_it_is_copied() {
 
 #[test]
 fn what_a_machine_cannot_do_is_refused_in_words() {
-    let Some((machine, vcpus)) = machine(By::Log, 1, slots()) else {
+    let Some((machine, vcpus)) = machine(TrackerKind::Log, 1, slots()) else {
         return;
     };
     let refused = |result: Result<(), KvmError>| result.unwrap_err().to_string();
@@ -317,7 +323,7 @@ fn what_a_machine_cannot_do_is_refused_in_words() {
     };
     let error = Machine::new(&overlapping).map(drop);
     assert!(refused(error).contains("KVM_SET_USER_MEMORY_REGION"));
-    let Some((ringed, _)) = self::machine(By::Ring, 1, slots()) else {
+    let Some((ringed, _)) = self::machine(TrackerKind::Ring, 1, slots()) else {
         return;
     };
     let log = DirtyLog::start(ringed, Clearing::WithRound).map(drop);

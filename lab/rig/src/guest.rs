@@ -501,9 +501,9 @@ impl Guest {
     /// [`GuestError::GuestEnded`] if the guest has ended and all its lines were taken.
     pub fn next_line(&mut self, timeout: Duration) -> Result<Option<ConsoleLine>, GuestError> {
         match self.console.take(Instant::now() + timeout) {
-            Taken::Line(line) => Ok(Some(line)),
-            Taken::Nothing => Ok(None),
-            Taken::Ended => Err(self.ended()),
+            ConsoleItem::Line(line) => Ok(Some(line)),
+            ConsoleItem::Nothing => Ok(None),
+            ConsoleItem::Ended => Err(self.ended()),
         }
     }
 
@@ -719,7 +719,7 @@ struct Lines {
     ended: bool,
 }
 
-enum Taken {
+enum ConsoleItem {
     Line(ConsoleLine),
     Nothing,
     Ended,
@@ -762,18 +762,18 @@ impl Console {
         self.changed.notify_all();
     }
 
-    fn take(&self, deadline: Instant) -> Taken {
+    fn take(&self, deadline: Instant) -> ConsoleItem {
         let mut lines = self.lock();
         loop {
             if let Some(line) = lines.waiting.pop_front() {
-                return Taken::Line(line);
+                return ConsoleItem::Line(line);
             }
             if lines.ended {
-                return Taken::Ended;
+                return ConsoleItem::Ended;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Taken::Nothing;
+                return ConsoleItem::Nothing;
             }
             let waited = self.changed.wait_timeout(lines, left);
             lines = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -825,7 +825,9 @@ mod tests {
             console.put(number.to_string(), Instant::now());
         }
         assert_eq!(console.lock().lost, 3);
-        assert!(matches!(console.take(Instant::now()), Taken::Line(line) if line.text == "3"));
+        assert!(
+            matches!(console.take(Instant::now()), ConsoleItem::Line(line) if line.text == "3")
+        );
         let last = console.last_lines();
         assert_eq!(last.len(), LAST_LINES);
         assert_eq!(last[LAST_LINES - 1], (LINES_MAX + 2).to_string());
@@ -835,10 +837,10 @@ mod tests {
     fn a_console_that_ended_says_so_after_its_last_line() {
         let console = Console::default();
         console.put("bye".into(), Instant::now());
-        assert!(matches!(console.take(Instant::now()), Taken::Line(_)));
-        assert!(matches!(console.take(Instant::now()), Taken::Nothing));
+        assert!(matches!(console.take(Instant::now()), ConsoleItem::Line(_)));
+        assert!(matches!(console.take(Instant::now()), ConsoleItem::Nothing));
         console.end();
-        assert!(matches!(console.take(Instant::now()), Taken::Ended));
+        assert!(matches!(console.take(Instant::now()), ConsoleItem::Ended));
     }
 
     #[test]

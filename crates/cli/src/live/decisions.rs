@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use plimsoll_protocol::client::{Client, ClientError};
-use plimsoll_protocol::decision::{By, Check, Decision, Kind, State, Step, Verdict};
+use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 use plimsoll_protocol::request::Choice;
 
 use super::words::{local_time, name_of, ratio, relative, size};
 use super::{Daemon, SocketArg, write_json};
-use plimsoll_output::exit::Partly;
+use plimsoll_output::exit::PartialResult;
 use plimsoll_output::{TextFormat, TextFormatArg, csv_table, or_empty, printable, stop_flag};
 
 /// Interval of polling a decision that is waited for.
@@ -94,11 +94,11 @@ fn now_doing(decision: &Decision) -> String {
 fn outcome(decision: &Decision) -> anyhow::Result<()> {
     let id = decision.id;
     match decision.state {
-        State::Partly => Err(Partly(format!(
+        State::Partly => Err(PartialResult(format!(
             "decision {id} was carried out in part: each VM has what is shown as its size now"
         ))
         .into()),
-        State::Stopped => Err(Partly(format!(
+        State::Stopped => Err(PartialResult(format!(
             "decision {id} was stopped: what was moved by then stays moved"
         ))
         .into()),
@@ -127,8 +127,8 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
             },
         },
         match decision.by {
-            By::Daemon => format!("by the daemon in mode {}", name_of(decision.mode)),
-            By::Operator => "by an operator".to_owned(),
+            Initiator::Daemon => format!("by the daemon in mode {}", name_of(decision.mode)),
+            Initiator::Operator => "by an operator".to_owned(),
         },
     );
     let _ = writeln!(text, "  Why: {}", printable(&decision.reason));

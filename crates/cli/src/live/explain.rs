@@ -7,7 +7,7 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::DecisionsView;
 
 use super::decisions::{csv, text};
-use super::{Daemon, LookArgs, write_json};
+use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::{TextFormat, printable};
 
 /// Explain decisions about a VM: reasons, predictions and measured results, newest first.
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
     #[command(flatten)]
-    look: LookArgs,
+    look: QueryArgs,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.

@@ -37,7 +37,7 @@ use serde::Serialize;
 
 /// Connection to the daemon, and output format.
 #[derive(Debug, Clone, clap::Args)]
-pub struct LookArgs {
+pub struct QueryArgs {
     #[command(flatten)]
     socket: SocketArg,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::{percent, size};
-use super::{Daemon, LookArgs, write_json};
+use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::{TextFormat, bail_usage, csv_table, printable};
 use plimsoll_protocol::size::ByteSize;
 
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long)]
     reset: bool,
     #[command(flatten)]
-    look: LookArgs,
+    look: QueryArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

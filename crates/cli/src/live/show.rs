@@ -13,7 +13,7 @@ use super::daemon::curve_of;
 use super::words::{
     UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
 };
-use super::{Daemon, LookArgs, write_json};
+use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::csv as line;
 use plimsoll_output::{TextFormat, printable, short};
 use plimsoll_protocol::byte_curve::ByteCurve;
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
     #[command(flatten)]
-    look: LookArgs,
+    look: QueryArgs,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.

@@ -7,14 +7,14 @@ use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
 use super::words::{
     is_emulated, local_time, maybe_size, name, name_of, percent, ratio, size, working_set,
 };
-use super::{Daemon, LookArgs, write_json};
+use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::{Columns, Side, TextFormat, csv_table, duration, or_empty, printable};
 
 /// List the VMs: status, size, working set and reclaimable memory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    look: LookArgs,
+    look: QueryArgs,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.

@@ -7,7 +7,7 @@ use plimsoll_protocol::plan::PlanJson;
 use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 
 use super::words::{name, name_of, ratio, relative, size};
-use super::{Daemon, LookArgs, write_json};
+use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::exit::Forbidden;
 use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv_table, or_empty, printable};
 use plimsoll_protocol::size::ByteSize;
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", conflicts_with = "vm")]
     host_gains: Option<ByteSize>,
     #[command(flatten)]
-    look: LookArgs,
+    look: QueryArgs,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.

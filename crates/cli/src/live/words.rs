@@ -74,11 +74,11 @@ mod tests {
     use super::*;
     use plimsoll_flow::WorkingSetBound;
     use plimsoll_protocol::decision::Phase;
-    use plimsoll_protocol::vm::Standing;
+    use plimsoll_protocol::vm::VmStatus;
 
     #[test]
     fn states_have_the_names_of_the_json() {
-        assert_eq!(name_of(Standing::Violating), "violating");
+        assert_eq!(name_of(VmStatus::Violating), "violating");
         assert_eq!(name_of(Phase::GivingBack), "giving-back");
     }
 

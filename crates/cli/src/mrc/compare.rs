@@ -18,7 +18,7 @@ use super::input::{curve_of, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
-use plimsoll_plot::{Axis, Chart, Look, Point, Series, Unit, encode};
+use plimsoll_plot::{Axis, Chart, Point, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 
 /// Sizes at which curves are compared.
@@ -232,7 +232,7 @@ impl Comparison<'_> {
         let until = self.footprint.to_bytes(page_size);
         let until = until.saturating_add(until / 25);
         let exact = Series {
-            look: Look::Truth,
+            look: SeriesStyle::Truth,
             ..Series::of_curve("exact", self.exact, page_size, until)
         };
         let curves = entries.iter().filter_map(|entry| {

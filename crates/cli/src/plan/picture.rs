@@ -9,7 +9,7 @@ use plimsoll_protocol::plan::{PlanJson, TargetJson};
 use plimsoll_protocol::vm::Relative;
 
 use super::report::{change, counted, method, size, times};
-use plimsoll_plot::{Axis, Chart, Escaped, Look, Marker, Point, Series, Unit};
+use plimsoll_plot::{Axis, Chart, EscapedText, Marker, Point, Series, SeriesStyle, Unit};
 
 /// Most VMs shown; of more, those whose size changes most.
 const PANELS_MAX: usize = 24;
@@ -104,7 +104,7 @@ pub(super) fn svg(
          <rect width=\"{width:.0}\" height=\"{row_top:.0}\" fill=\"#ffffff\"/>\n\
          <text x=\"24\" y=\"38\" font-size=\"22\" fill=\"#1a1a1a\" stroke=\"#1a1a1a\" stroke-width=\"0.5\">{title}</text>\n\
          <text x=\"24\" y=\"62\" font-size=\"14\" fill=\"#555555\">{}</text>",
-        Escaped(&subtitle)
+        EscapedText(&subtitle)
     );
     svg + &body + "</svg>\n"
 }
@@ -152,14 +152,14 @@ impl Panel<'_> {
         let mut series = vec![
             Series::new(
                 format!("bound: at most {}", times(bound)),
-                Look::Truth,
+                SeriesStyle::Truth,
                 [(0.0, bound), (until as f64, bound)],
             ),
             self.relative(rules, page_size, until),
         ];
         let dot = |name: &str, bytes: u64, relative: Option<Relative>| {
             let point = relative.map(|relative| (bytes as f64, relative.expected.min(top)));
-            Series::new(name, Look::Dots, point)
+            Series::new(name, SeriesStyle::Dots, point)
         };
         if moved {
             series.push(dot("now", target.current_bytes, target.relative_now));

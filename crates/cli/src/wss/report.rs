@@ -8,7 +8,7 @@ use plimsoll_observe::wss::{EstimatorArgs, Finding, LoggingEffect, Origin, Resul
 use serde::{Serialize, Serializer};
 
 use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
-use plimsoll_plot::{Axis, Chart, Look, Marker, Point, Series, Unit, encode};
+use plimsoll_plot::{Axis, Chart, Marker, Point, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 
 /// What logging did and cost, as JSON.
@@ -393,10 +393,10 @@ impl<'a> Report<'a> {
             }
         };
         let mut series: Vec<_> = (1..METHODS.len())
-            .map(|index| drawn(index, Look::Line))
+            .map(|index| drawn(index, SeriesStyle::Line))
             .collect();
         if self.args.wants(METHODS[0].name) || series.iter().any(|s| !s.points.is_empty()) {
-            series.push(drawn(0, Look::Truth));
+            series.push(drawn(0, SeriesStyle::Truth));
         }
         series.retain(|series| !series.points.is_empty());
         let markers = self.findings.iter().filter_map(|finding| {

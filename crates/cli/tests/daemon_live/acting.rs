@@ -1,6 +1,6 @@
 //! A daemon that moves memory by curves from traps.
 
-use plimsoll_protocol::decision::{By, Kind, State};
+use plimsoll_protocol::decision::{Initiator, Kind, State};
 use plimsoll_protocol::request::{Choice, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
 
@@ -43,7 +43,7 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
         let place = DaemonDirectory::new();
         let daemon = place.start(RULES);
         let moved = daemon.until_state(State::Kept);
-        assert_eq!((moved.kind, moved.by), (Kind::Divide, By::Daemon));
+        assert_eq!((moved.kind, moved.by), (Kind::Divide, Initiator::Daemon));
         until_sizes(&daemon, 176, 128);
         let host = daemon.host();
         assert_eq!(host.memory.divided_bytes, 384 * MIB);
@@ -64,7 +64,10 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
                 decision: Some(moved.id),
             })
             .unwrap();
-        assert_eq!((taken.kind, taken.by), (Kind::Rollback, By::Operator));
+        assert_eq!(
+            (taken.kind, taken.by),
+            (Kind::Rollback, Initiator::Operator)
+        );
         daemon.until_decision("the end of a rollback", |decision| {
             decision.id == taken.id && decision.state == State::Kept
         });

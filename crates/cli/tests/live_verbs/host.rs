@@ -4,12 +4,12 @@ use plimsoll_flow::{TraceMethod, WorkingSetBound};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::decision::{
-    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, StepState, Verdict,
+    Check, Decision, HoldingView, Initiator, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
 use plimsoll_protocol::vm::{
     BackendRefusal, BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow,
-    HeatmapView, HistoryView, HostMemory, HostView, Relative, Sample, Settings, Standing,
-    TraceState, TraceView, VmSummary, VmView, WorkingSetView,
+    HeatmapView, HistoryView, HostMemory, HostView, Relative, Sample, Settings, TraceState,
+    TraceView, VmStatus, VmSummary, VmView, WorkingSetView,
 };
 
 /// A name that clears the screen of who prints it raw.
@@ -52,7 +52,7 @@ fn backend(backend: TraceMethod) -> BackendView {
     }
 }
 
-fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: u64) -> VmSummary {
+fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: u64) -> VmSummary {
     let size_bytes = (direct_mib + cache_mib) * MIB;
     VmSummary {
         vm: vm.to_owned(),
@@ -106,7 +106,7 @@ fn summary(vm: &str, standing: Standing, why: &str, direct_mib: u64, cache_mib: 
 fn vms() -> Vec<VmSummary> {
     let mut mail = summary(
         "mail",
-        Standing::Tight,
+        VmStatus::Tight,
         "it can give nothing without missing more than promised",
         320,
         128,
@@ -126,10 +126,10 @@ fn vms() -> Vec<VmSummary> {
         hits: 900_000,
         disabled: None,
     });
-    let mut web = summary("web", Standing::Safe, "it could give 120 MiB", 512, 0);
+    let mut web = summary("web", VmStatus::Safe, "it could give 120 MiB", 512, 0);
     web.reclaimable_bytes = Some(120 * MIB);
     web.promise_bytes = Some(392 * MIB);
-    let mut hostile = summary(HOSTILE, Standing::Unknown, "\u{1b}]0;owned\u{7}", 448, 0);
+    let mut hostile = summary(HOSTILE, VmStatus::Unknown, "\u{1b}]0;owned\u{7}", 448, 0);
     hostile.working_set = None;
     hostile.relative = None;
     hostile.reclaimable_bytes = None;
@@ -285,7 +285,7 @@ pub fn decisions() -> Vec<Decision> {
         id: 12,
         unix_ms: NOW_UNIX_MS - 600_000,
         kind: Kind::Divide,
-        by: By::Daemon,
+        by: Initiator::Daemon,
         mode: Mode::Act,
         state: State::Kept,
         reason: "mail gains most by more; web loses least".to_owned(),

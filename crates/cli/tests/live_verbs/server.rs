@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::answer::{Done, VmsView};
+use plimsoll_protocol::answer::{Acknowledgement, VmsView};
 use plimsoll_protocol::decision::{Decision, DecisionsView, State, StepState};
 use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
 use plimsoll_protocol::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
-use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -173,7 +173,7 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
             _ => State::Kept,
         })),
         ("POST", ["v1", "apply" | "rollback"]) => ok(decision(State::Moving)),
-        ("POST", ["v1", "pause" | "resume"]) => ok(Done { schema: SCHEMA }),
+        ("POST", ["v1", "pause" | "resume"]) => ok(Acknowledgement { schema: SCHEMA }),
         (_, ["v1", "vms", vm, rest @ ..]) => {
             let vm = percent_encoding::percent_decode_str(vm)
                 .decode_utf8()
@@ -245,7 +245,7 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
                     low: 1.1,
                     high: 1.24,
                 }),
-                standing_then: Standing::Tight,
+                standing_then: VmStatus::Tight,
                 why: "its promise would just be kept".to_owned(),
             })
         }
@@ -272,9 +272,9 @@ fn plan() -> PlanJson {
         relative_now: vm.relative,
         relative: vm.relative,
         reason: match vm.standing {
-            Standing::Safe => Reason::GivesToItsBound,
-            Standing::Unknown => Reason::Unknown,
-            Standing::Tight | Standing::Violating => Reason::Kept,
+            VmStatus::Safe => Reason::GivesToItsBound,
+            VmStatus::Unknown => Reason::Unknown,
+            VmStatus::Tight | VmStatus::Violating => Reason::Kept,
         },
     };
     PlanJson {

@@ -14,9 +14,9 @@ use toml::Spanned;
 
 use super::file::File;
 use super::values::{
-    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, Checked, FROM_0_TO_1, FROM_0_TO_10, FilePath,
-    Flag, FromCaches, OrAuto, OrNone, PolicyName, SearchName, ShareIn, Size, SocketPath, Text,
-    Time, Users, Uuid, Whole, Word,
+    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, CurveOrigin, FROM_0_TO_1, FROM_0_TO_10,
+    FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn, Size, SocketPath,
+    Text, Time, Users, Uuid, WholeNumber, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
@@ -31,7 +31,7 @@ const WEEK: u64 = 7 * 24 * HOUR;
 const YEAR: u64 = 365 * 24 * HOUR;
 
 /// An optional key, with its position in the file.
-type Key<K> = Option<Spanned<Checked<K>>>;
+type Key<K> = Option<Spanned<RangedValue<K>>>;
 
 /// Declares the keys of each section, and stores those of a file, with their positions, in the setting beside them.
 macro_rules! keys {
@@ -86,7 +86,7 @@ keys! {
     [policy, PolicyKeys]: "a section: write [policy]" {
         name: Word<PolicyName> => all.policy,
         search: Word<SearchName> => all.search,
-        seed: Whole<0, { i64::MAX.unsigned_abs() }> => all.seed,
+        seed: WholeNumber<0, { i64::MAX.unsigned_abs() }> => all.seed,
         idle_tax: ShareIn<FROM_0_TO_1> => all.idle_tax,
         unit: Size<PAGE, GIB> => all.config.unit_bytes,
         step: OrNone<Size<PAGE, SIZE_MAX>> => all.config.step_bytes,
@@ -101,7 +101,7 @@ keys! {
         patience: Time<SECOND, HOUR> => all.config.balloon_patience,
     }
     [curves, CurvesKeys]: "a section: write [curves]" {
-        from: Word<FromCaches> => all.from_caches,
+        from: Word<CurveOrigin> => all.from_caches,
         direct: ShareIn<ABOVE_0_BELOW_1> => all.direct_ratio,
         trace_for: Time<SECOND, WEEK> => all.trace_for,
         keep: Flag => all.keep,
@@ -148,16 +148,16 @@ keys! {
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, expecting = "rules, each headed [[vm]]")]
 struct VmKeys {
-    name: Option<Checked<Text>>,
-    uuid: Option<Checked<Uuid>>,
-    managed: Option<Checked<Flag>>,
-    min: Option<Checked<Size<0, SIZE_MAX>>>,
-    max: Option<Checked<Size<0, SIZE_MAX>>>,
-    baseline: Option<Checked<Size<0, SIZE_MAX>>>,
-    shares: Option<Checked<Whole<1, 1_000_000>>>,
-    max_loss: Option<Checked<ShareIn<FROM_0_TO_10>>>,
-    self_balloon: Option<Checked<Flag>>,
-    disk_admin: Option<Checked<SocketPath>>,
+    name: Option<RangedValue<Text>>,
+    uuid: Option<RangedValue<Uuid>>,
+    managed: Option<RangedValue<Flag>>,
+    min: Option<RangedValue<Size<0, SIZE_MAX>>>,
+    max: Option<RangedValue<Size<0, SIZE_MAX>>>,
+    baseline: Option<RangedValue<Size<0, SIZE_MAX>>>,
+    shares: Option<RangedValue<WholeNumber<1, 1_000_000>>>,
+    max_loss: Option<RangedValue<ShareIn<FROM_0_TO_10>>>,
+    self_balloon: Option<RangedValue<Flag>>,
+    disk_admin: Option<RangedValue<SocketPath>>,
 }
 
 /// The settings of all files so far, with those keys that form a setting only in combination.

@@ -17,7 +17,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 /// A value as it is written in the file.
 #[derive(Clone, Copy)]
-pub(super) enum Written<'a> {
+pub(super) enum RawValue<'a> {
     Text(&'a str),
     Whole(u64),
     Float(f64),
@@ -26,7 +26,7 @@ pub(super) enum Written<'a> {
     Other,
 }
 
-impl<'a> Written<'a> {
+impl<'a> RawValue<'a> {
     fn text(self) -> Option<&'a str> {
         match self {
             Self::Text(text) => Some(text),
@@ -44,13 +44,13 @@ pub(super) trait Kind {
     fn expected() -> String;
 
     /// The value, if it is accepted.
-    fn of(written: Written<'_>) -> Option<Self::Value>;
+    fn of(written: RawValue<'_>) -> Option<Self::Value>;
 }
 
 /// A value of this kind, within its range.
-pub(super) struct Checked<K: Kind>(pub(super) K::Value);
+pub(super) struct RangedValue<K: Kind>(pub(super) K::Value);
 
-impl<'de, K: Kind> Deserialize<'de> for Checked<K> {
+impl<'de, K: Kind> Deserialize<'de> for RangedValue<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = deserializer.deserialize_any(KindVisitor::<K>(PhantomData))?;
         value
@@ -69,21 +69,21 @@ impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(K::of(Written::Text(text)))
+        Ok(K::of(RawValue::Text(text)))
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(K::of(Written::Whole(number)))
+        Ok(K::of(RawValue::Whole(number)))
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
         Ok(K::of(
-            u64::try_from(number).map_or(Written::Other, Written::Whole),
+            u64::try_from(number).map_or(RawValue::Other, RawValue::Whole),
         ))
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
-        Ok(K::of(Written::Float(number)))
+        Ok(K::of(RawValue::Float(number)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -91,11 +91,11 @@ impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
         while let Some(word) = list.next_element()? {
             words.push(word);
         }
-        Ok(K::of(Written::List(&words)))
+        Ok(K::of(RawValue::List(&words)))
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<Self::Value, E> {
-        Ok(K::of(Written::Flag(flag)))
+        Ok(K::of(RawValue::Flag(flag)))
     }
 }
 
@@ -111,7 +111,7 @@ impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
         K::expected()
     }
 
-    fn of(written: Written<'_>) -> Option<Self::Value> {
+    fn of(written: RawValue<'_>) -> Option<Self::Value> {
         match written.text() {
             Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
             _ => K::of(written).map(Some),
@@ -129,9 +129,9 @@ impl Kind for Flag {
         "true or false".into()
     }
 
-    fn of(written: Written<'_>) -> Option<bool> {
+    fn of(written: RawValue<'_>) -> Option<bool> {
         match written {
-            Written::Flag(flag) => Some(flag),
+            RawValue::Flag(flag) => Some(flag),
             _ => None,
         }
     }
@@ -147,9 +147,9 @@ impl Kind for Users {
         "a list of users of this host, such as [\"root\", \"libvirt-qemu\", \"1001\"]".into()
     }
 
-    fn of(written: Written<'_>) -> Option<AllowedUsers> {
+    fn of(written: RawValue<'_>) -> Option<AllowedUsers> {
         match written {
-            Written::List(names) => AllowedUsers::of_names(names).ok(),
+            RawValue::List(names) => AllowedUsers::of_names(names).ok(),
             _ => None,
         }
     }
@@ -165,24 +165,24 @@ impl Kind for Uuid {
         "a UUID, such as \"c7a5fdbd-edaf-9455-926a-d65c16db1809\"".into()
     }
 
-    fn of(written: Written<'_>) -> Option<String> {
+    fn of(written: RawValue<'_>) -> Option<String> {
         written.text().and_then(plimsoll_vm::parse_uuid)
     }
 }
 
 /// A whole number from `MIN` to `MAX`.
-pub(super) struct Whole<const MIN: u64, const MAX: u64>;
+pub(super) struct WholeNumber<const MIN: u64, const MAX: u64>;
 
-impl<const MIN: u64, const MAX: u64> Kind for Whole<MIN, MAX> {
+impl<const MIN: u64, const MAX: u64> Kind for WholeNumber<MIN, MAX> {
     type Value = u64;
 
     fn expected() -> String {
         format!("a whole number from {MIN} to {MAX}")
     }
 
-    fn of(written: Written<'_>) -> Option<u64> {
+    fn of(written: RawValue<'_>) -> Option<u64> {
         match written {
-            Written::Whole(number) if (MIN..=MAX).contains(&number) => Some(number),
+            RawValue::Whole(number) if (MIN..=MAX).contains(&number) => Some(number),
             _ => None,
         }
     }
@@ -199,10 +199,10 @@ impl<const MIN: u64, const MAX: u64> Kind for Size<MIN, MAX> {
         format!("a size from {min} to {max} in whole pages of 4 KiB, such as \"512M\" or \"2GiB\"")
     }
 
-    fn of(written: Written<'_>) -> Option<u64> {
+    fn of(written: RawValue<'_>) -> Option<u64> {
         let bytes = match written {
-            Written::Text(text) => text.parse::<ByteSize>().ok()?.0,
-            Written::Whole(bytes) => bytes,
+            RawValue::Text(text) => text.parse::<ByteSize>().ok()?.0,
+            RawValue::Whole(bytes) => bytes,
             _ => return None,
         };
         ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(4096)).then_some(bytes)
@@ -220,7 +220,7 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
         format!("a time from {min} to {max}, such as \"500ms\", \"30s\", \"5m\" or \"2h\"")
     }
 
-    fn of(written: Written<'_>) -> Option<Duration> {
+    fn of(written: RawValue<'_>) -> Option<Duration> {
         let time = written.text()?.parse::<Interval>().ok()?.get();
         let range = Duration::from_millis(MIN_MS)..=Duration::from_millis(MAX_MS);
         range.contains(&time).then_some(time)
@@ -262,11 +262,11 @@ impl<const RANGE: usize> Kind for ShareIn<RANGE> {
         format!("a share {}, such as \"5%\" or 0.05", SHARE_RANGES[RANGE].0)
     }
 
-    fn of(written: Written<'_>) -> Option<f64> {
+    fn of(written: RawValue<'_>) -> Option<f64> {
         let share: Share = match written {
-            Written::Text(text) => text.parse().ok()?,
-            Written::Whole(number) => number.to_string().parse().ok()?,
-            Written::Float(number) => number.to_string().parse().ok()?,
+            RawValue::Text(text) => text.parse().ok()?,
+            RawValue::Whole(number) => number.to_string().parse().ok()?,
+            RawValue::Float(number) => number.to_string().parse().ok()?,
             _ => return None,
         };
         Some(share.get()).filter(|&share| SHARE_RANGES[RANGE].1(share))
@@ -283,7 +283,7 @@ impl Kind for Text {
         "a text that is not empty".into()
     }
 
-    fn of(written: Written<'_>) -> Option<String> {
+    fn of(written: RawValue<'_>) -> Option<String> {
         let text = written.text()?;
         (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
     }
@@ -302,7 +302,7 @@ impl<const BYTES_MAX: usize> Kind for AbsolutePath<BYTES_MAX> {
         format!("a path that begins with / and has at most {BYTES_MAX} bytes")
     }
 
-    fn of(written: Written<'_>) -> Option<PathBuf> {
+    fn of(written: RawValue<'_>) -> Option<PathBuf> {
         let path = Text::of(written).filter(|path| path.len() <= BYTES_MAX)?;
         Some(PathBuf::from(path)).filter(|path| path.is_absolute())
     }
@@ -318,7 +318,7 @@ impl Kind for Address {
         "address and port, such as \"127.0.0.1:7373\" or \"[::1]:7373\"".into()
     }
 
-    fn of(written: Written<'_>) -> Option<SocketAddr> {
+    fn of(written: RawValue<'_>) -> Option<SocketAddr> {
         written.text()?.parse().ok()
     }
 }
@@ -343,7 +343,7 @@ impl<W: Words> Kind for Word<W> {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    fn of(written: Written<'_>) -> Option<W::Value> {
+    fn of(written: RawValue<'_>) -> Option<W::Value> {
         let text = written.text()?;
         let mut words = W::words().into_iter();
         words
@@ -375,9 +375,9 @@ impl Words for TraceMethod {
 }
 
 /// Whether curves come from caches; otherwise from traced RAM.
-pub(super) struct FromCaches;
+pub(super) struct CurveOrigin;
 
-impl Words for FromCaches {
+impl Words for CurveOrigin {
     type Value = bool;
 
     fn words() -> Vec<(&'static str, bool)> {

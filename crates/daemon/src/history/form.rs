@@ -13,7 +13,7 @@ const POINTS_MAX: usize = 48;
 
 /// All VMs at the end of a turn, by key.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Turn(pub(super) Vec<(u64, Moment)>);
+pub(super) struct Turn(pub(super) Vec<(u64, StoredSample)>);
 
 impl Turn {
     pub(super) fn of(samples: impl Iterator<Item = (u64, Sample)>) -> Self {
@@ -23,7 +23,7 @@ impl Turn {
 
 /// [`Sample`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Moment {
+pub(super) struct StoredSample {
     pub(super) unix_ms: u64,
     direct_bytes: u64,
     cache_bytes: u64,
@@ -35,7 +35,7 @@ pub(super) struct Moment {
     lost: u64,
 }
 
-impl From<Sample> for Moment {
+impl From<Sample> for StoredSample {
     fn from(sample: Sample) -> Self {
         Self {
             unix_ms: sample.unix_ms,
@@ -51,8 +51,8 @@ impl From<Sample> for Moment {
     }
 }
 
-impl From<Moment> for Sample {
-    fn from(moment: Moment) -> Self {
+impl From<StoredSample> for Sample {
+    fn from(moment: StoredSample) -> Self {
         Self {
             unix_ms: moment.unix_ms,
             direct_bytes: moment.direct_bytes,
@@ -183,7 +183,7 @@ impl Curve {
 
 /// A VM's record besides its samples.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct KeptVm {
+pub(super) struct VmRecord {
     pub(super) baseline_bytes: Option<u64>,
     pub(super) settings: Option<Settings>,
     /// Time at which it was last present; 0 if never.

@@ -20,11 +20,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::form::{Curve, Heat, KeptVm, Moment, SCHEMA, Turn, together};
+use super::form::{Curve, Heat, SCHEMA, StoredSample, Turn, VmRecord, together};
 use super::{SPAN_MS, key_of};
 
 /// Key: a VM's key and the time.
-type ByVm = Pairs;
+type VmTable = Pairs;
 /// Key: two numbers. Value: bytes.
 type Pairs = TableDefinition<'static, (u64, u64), &'static [u8]>;
 
@@ -32,9 +32,9 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// Turns of the last hours, by time.
 const TURNS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("turns");
 /// Means over [`SPAN_MS`], by their beginning.
-const MEANS: ByVm = TableDefinition::new("means");
-const HEAT: ByVm = TableDefinition::new("heat");
-const CURVES: ByVm = TableDefinition::new("curves");
+const MEANS: VmTable = TableDefinition::new("means");
+const HEAT: VmTable = TableDefinition::new("heat");
+const CURVES: VmTable = TableDefinition::new("curves");
 /// Decisions without inputs, by number.
 const DECISIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("decisions");
 /// In numbered parts, because redb rounds a long value up to the next power of two.
@@ -103,11 +103,11 @@ impl From<io::Error> for Failure {
 }
 
 /// Flags, and the records of VMs.
-pub(super) struct Loaded {
+pub(super) struct StoredState {
     pub(super) paused: bool,
     pub(super) phase: Option<Phase>,
     pub(super) next_id: u64,
-    pub(super) vms: BTreeMap<String, KeptVm>,
+    pub(super) vms: BTreeMap<String, VmRecord>,
 }
 
 /// A database with all its tables.
@@ -232,7 +232,7 @@ impl Store {
         })
     }
 
-    pub(super) fn load(&self) -> Result<Loaded, Failure> {
+    pub(super) fn load(&self) -> Result<StoredState, Failure> {
         self.read(|txn| {
             let meta = txn.open_table(META)?;
             let number = |key| Ok::<_, redb::Error>(meta.get(key)?.map(|number| number.value()));
@@ -241,7 +241,7 @@ impl Store {
                 let (name, vm) = entry?;
                 vms.insert(name.value().to_owned(), unpacked(vm.value())?);
             }
-            Ok(Loaded {
+            Ok(StoredState {
                 paused: number("paused")? == Some(1),
                 phase: number("phase")?.and_then(|number| {
                     let number = usize::try_from(number).ok()?;
@@ -317,7 +317,7 @@ impl Store {
             let from = since_ms.saturating_sub(SPAN_MS);
             let means = txn.open_table(MEANS)?;
             for entry in means.range((vm, from)..=(vm, until_ms))? {
-                let moment: Moment = unpacked(entry?.1.value())?;
+                let moment: StoredSample = unpacked(entry?.1.value())?;
                 found.push(moment.into());
             }
             let turns = txn.open_table(TURNS)?;
@@ -502,7 +502,7 @@ pub(super) fn put_next_id(txn: &WriteTransaction, next_id: u64) -> Result<(), re
 pub(super) fn put_vm(
     txn: &WriteTransaction,
     name: &str,
-    vm: Option<&KeptVm>,
+    vm: Option<&VmRecord>,
 ) -> Result<(), redb::Error> {
     let mut vms = txn.open_table(VMS)?;
     match vm {
@@ -515,7 +515,7 @@ pub(super) fn put_vm(
 /// The records of all VMs, replacing all others.
 pub(super) fn put_all_vms(
     txn: &WriteTransaction,
-    all: &BTreeMap<String, KeptVm>,
+    all: &BTreeMap<String, VmRecord>,
 ) -> Result<(), redb::Error> {
     let mut vms = txn.open_table(VMS)?;
     vms.retain(|name, _| all.contains_key(name))?;
@@ -615,7 +615,7 @@ pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), red
         }
         for (vm, samples) in &of_vm {
             if let Some(mean) = together(samples) {
-                means.insert((*vm, begin), packed(&Moment::from(mean))?.as_slice())?;
+                means.insert((*vm, begin), packed(&StoredSample::from(mean))?.as_slice())?;
             }
         }
         turns.retain_in(begin..end, |_, _| false)?;

@@ -3,7 +3,9 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use plimsoll_protocol::curve_json::PointJson;
-use plimsoll_protocol::decision::{By, HoldingView, Kind, Mode, State as Became, Step, StepState};
+use plimsoll_protocol::decision::{
+    HoldingView, Initiator, Kind, Mode, State as Became, Step, StepState,
+};
 use plimsoll_protocol::plan::PlanInputs;
 use tempfile::TempDir;
 
@@ -42,8 +44,8 @@ fn sample(unix_ms: u64, direct_bytes: u64) -> Sample {
     }
 }
 
-fn moment(vm: &str, sample: Sample) -> Moment<'_> {
-    Moment {
+fn moment(vm: &str, sample: Sample) -> TurnRecord<'_> {
+    TurnRecord {
         vm,
         sample,
         heat: None,
@@ -58,7 +60,7 @@ fn decision(id: u64, vm: &str, state: Became) -> Decision {
         id,
         unix_ms: NOON_MS + id,
         kind: Kind::Divide,
-        by: By::Daemon,
+        by: Initiator::Daemon,
         mode: Mode::Act,
         state,
         reason: format!("the reason of {id}"),
@@ -108,19 +110,19 @@ fn what_was_kept_is_there_when_opened_again() {
         let history = opened_quietly(&path);
         assert!(!history.paused());
         assert_eq!(history.next_id(), 1);
-        assert_eq!(history.put_paused(true), Kept::Durably);
+        assert_eq!(history.put_paused(true), Persistence::OnDisk);
         assert_eq!(history.phase(), None);
-        assert_eq!(history.put_phase(Phase::Moving), Kept::Durably);
-        assert_eq!(history.put_settings("web", &change), Kept::Durably);
-        assert_eq!(history.put_settings("db", &change), Kept::Durably);
+        assert_eq!(history.put_phase(Phase::Moving), Persistence::OnDisk);
+        assert_eq!(history.put_settings("web", &change), Persistence::OnDisk);
+        assert_eq!(history.put_settings("db", &change), Persistence::OnDisk);
         assert_eq!(
             history.put_settings("db", &SettingsChange::default()),
-            Kept::Durably
+            Persistence::OnDisk
         );
-        assert_eq!(history.put_baseline("web", 1 << 30), Kept::Durably);
+        assert_eq!(history.put_baseline("web", 1 << 30), Persistence::OnDisk);
         assert_eq!(
             history.put_decision(&decision(5, "web", Became::Moving)),
-            Kept::Durably
+            Persistence::OnDisk
         );
         history.record_turn(&[moment("web", sample(NOON_MS, 100))]);
     }
@@ -244,7 +246,7 @@ fn curves_and_heat_of_the_past_are_found() {
     for turn in 0..41 {
         let now = NOON_MS + turn * TURN_MS;
         row.pages[0] = u32::try_from(turn).unwrap();
-        history.record_turn(&[Moment {
+        history.record_turn(&[TurnRecord {
             heat: Some((1 << 20, &row)),
             curve: Some(&curve),
             ..moment("web", sample(now, 1))
@@ -303,7 +305,7 @@ fn bytes_are_bounded_the_oldest_going_first() {
     let (history, _) = History::open(&path, limits).unwrap();
     for id in 1..=200 {
         let one = large(id, 50_000);
-        assert_eq!(history.put_decision(&one), Kept::Durably);
+        assert_eq!(history.put_decision(&one), Persistence::OnDisk);
         history.record_turn(&[moment("web", sample(one.unix_ms, id))]);
         let bytes = history.bytes().unwrap();
         assert!(bytes <= limits.bytes_max, "{bytes} after {id}");
@@ -321,7 +323,7 @@ fn memory_is_bounded_too() {
     let history = History::nowhere();
     for id in 1..=100 {
         let one = large(id, 200_000);
-        assert_eq!(history.put_decision(&one), Kept::InMemory);
+        assert_eq!(history.put_decision(&one), Persistence::InMemory);
         history.record_turn(&[moment("web", sample(one.unix_ms, id))]);
     }
     let left = ids(&history.decisions(None, None, 1000));
@@ -370,7 +372,7 @@ fn a_file_that_is_not_what_was_written_is_set_aside() {
         assert!(history.decisions(None, None, 9).is_empty());
         assert_eq!(
             history.put_decision(&decision(7, "web", Became::Kept)),
-            Kept::Durably
+            Persistence::OnDisk
         );
         let aside = warnings[0].split("kept as ").nth(1).unwrap();
         let aside = aside.split(" and a new").next().unwrap();
@@ -405,7 +407,7 @@ fn a_second_daemon_is_refused() {
         error.to_string().contains("another plimsolld has"),
         "{error}"
     );
-    assert_eq!(first.put_paused(true), Kept::Durably);
+    assert_eq!(first.put_paused(true), Persistence::OnDisk);
 }
 
 #[test]
@@ -421,12 +423,12 @@ fn without_a_place_to_write_it_goes_on_in_memory() {
     assert_eq!(history.warnings(), warnings);
     assert_eq!(
         history.put_decision(&decision(3, "web", Became::Moving)),
-        Kept::InMemory
+        Persistence::InMemory
     );
     assert_eq!(ids(&history.unfinished()), [3]);
     fs::remove_file(folder.path().join("file")).unwrap();
     history.state().retry_at = Instant::now();
-    assert_eq!(history.put_paused(true), Kept::Durably);
+    assert_eq!(history.put_paused(true), Persistence::OnDisk);
     assert_eq!(history.warnings(), [""; 0]);
     drop(history);
     let history = opened_quietly(&path);
@@ -446,20 +448,20 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     };
     let path = folder.path().join("history.redb");
     let history = opened_quietly(&path);
-    assert_eq!(history.put_baseline("web", 5), Kept::Durably);
+    assert_eq!(history.put_baseline("web", 5), Persistence::OnDisk);
     let mut id = 0;
     let put = |id| history.put_decision(&large(id, 16_000));
     while history.warnings().is_empty() {
         id += 1;
         assert!(id < 10_000);
         let kept = put(id);
-        assert_eq!(kept == Kept::Durably, history.warnings().is_empty());
+        assert_eq!(kept == Persistence::OnDisk, history.warnings().is_empty());
     }
     let problem = history.warnings().remove(0);
     assert!(problem.contains("No space left on device"), "{problem}");
     assert!(problem.contains("history is kept in memory"), "{problem}");
     for more in 1..=3 {
-        assert_eq!(put(id + more), Kept::InMemory);
+        assert_eq!(put(id + more), Persistence::InMemory);
         history.state().retry_at = Instant::now();
     }
     id += 3;
@@ -470,7 +472,7 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
 
     disk.enlarge();
     history.state().retry_at = Instant::now();
-    assert_eq!(put(id + 1), Kept::Durably);
+    assert_eq!(put(id + 1), Persistence::OnDisk);
     assert_eq!(history.warnings(), [""; 0]);
     let all: Vec<u64> = (1..=id + 1).rev().take(1000).collect();
     assert_eq!(ids(&history.decisions(None, None, 1000)), all);

@@ -19,7 +19,7 @@ use plimsoll_protocol::request::RefusalKind;
 use subtle::ConstantTimeEq;
 use tokio::time;
 
-use crate::shared::Refused;
+use crate::shared::RequestRefusal;
 
 /// Maximum duration of a request; longer than that of the turn loop.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
@@ -47,12 +47,12 @@ pub(super) struct Access {
     /// The credentials that clients must present.
     pub token: Option<Arc<str>>,
     /// The kind of listener.
-    pub way: Way,
+    pub way: ListenerKind,
 }
 
 /// Kinds of listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ListenerKind {
     /// A Unix socket.
     Unix,
     /// TCP on the loopback interface.
@@ -68,7 +68,7 @@ pub(super) async fn guard(State(access): State<Access>, request: Request, next: 
             .await
             .unwrap_or_else(|_| {
                 let late = "the request took too long; what was asked for may still be done";
-                Refused::new(RefusalKind::Busy, late).into_response()
+                RequestRefusal::new(RefusalKind::Busy, late).into_response()
             }),
         Err(refused) => refused.into_response(),
     };
@@ -90,11 +90,13 @@ pub(super) async fn guard(State(access): State<Access>, request: Request, next: 
 }
 
 impl Access {
-    fn check(&self, request: &Request) -> Result<(), Refused> {
+    fn check(&self, request: &Request) -> Result<(), RequestRefusal> {
         let headers = request.headers();
         let looks = matches!(*request.method(), Method::GET | Method::HEAD);
-        if self.way == Way::Loopback && !host(headers).is_some_and(|host| is_loopback(&host)) {
-            return Err(Refused::new(
+        if self.way == ListenerKind::Loopback
+            && !host(headers).is_some_and(|host| is_loopback(&host))
+        {
+            return Err(RequestRefusal::new(
                 RefusalKind::BadRequest,
                 "this address is served as localhost, 127.0.0.1 or [::1] alone, and the request names another host",
             ));
@@ -103,19 +105,19 @@ impl Access {
             && !is_public(request.uri().path())
             && !shows(headers, token)
         {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::Unauthorized,
                 "the daemon's token is needed: 'Authorization: Bearer TOKEN', or the page's address with #token=TOKEN",
             ));
         }
         if self.read_only && !looks {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::ReadOnly,
                 "this socket only shows; nothing was changed",
             ));
         }
-        if self.way != Way::Unix && !looks && is_foreign(headers) {
-            return Err(Refused::new(
+        if self.way != ListenerKind::Unix && !looks && is_foreign(headers) {
+            return Err(RequestRefusal::new(
                 RefusalKind::Unauthorized,
                 "changes are taken from pages of this daemon alone; nothing was changed",
             ));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::answer::Done;
+use plimsoll_protocol::answer::Acknowledgement;
 use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
@@ -14,19 +14,19 @@ use tokio::sync::oneshot;
 use tokio::time;
 use utoipa::ToSchema;
 
-use super::params::{Body, Named, NoParams, Params, find};
-use super::{Answer, Desk};
-use crate::shared::{Command, Refused, Reply};
+use super::params::{Body, NoParams, Params, PathValue, find};
+use super::{Answer, ApiState};
+use crate::shared::{Command, Reply, RequestRefusal};
 
 /// The body of what needs none.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Nothing {}
+pub(super) struct EmptyBody {}
 
 /// Carries out a proposal; the answer is the decision as it begins.
 #[utoipa::path(post, path = "/v1/apply", request_body = Choice, responses((status = 200, body = Decision)))]
 pub(super) async fn apply(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
     Body(choice): Body<Choice>,
 ) -> Answer<Decision> {
@@ -37,7 +37,7 @@ pub(super) async fn apply(
 /// Takes a decision back; the answer is the decision that does.
 #[utoipa::path(post, path = "/v1/rollback", request_body = Choice, responses((status = 200, body = Decision)))]
 pub(super) async fn roll_back(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
     Body(choice): Body<Choice>,
 ) -> Answer<Decision> {
@@ -46,40 +46,40 @@ pub(super) async fn roll_back(
 }
 
 /// Has nothing moved from now on; a move under way stops where it is.
-#[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
+#[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn pause(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
-    Body(Nothing {}): Body<Nothing>,
-) -> Answer<Done> {
+    Body(EmptyBody {}): Body<EmptyBody>,
+) -> Answer<Acknowledgement> {
     order(&desk, Command::Pause).await.map(|()| DONE)
 }
 
 /// Lets memory be moved again.
-#[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
+#[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn resume(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
-    Body(Nothing {}): Body<Nothing>,
-) -> Answer<Done> {
+    Body(EmptyBody {}): Body<EmptyBody>,
+) -> Answer<Acknowledgement> {
     order(&desk, Command::Resume).await.map(|()| DONE)
 }
 
 /// Has the configuration read again; a wrong one is refused, and the old one stands.
-#[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = Done)))]
+#[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn reload(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
-    Body(Nothing {}): Body<Nothing>,
-) -> Answer<Done> {
+    Body(EmptyBody {}): Body<EmptyBody>,
+) -> Answer<Acknowledgement> {
     order(&desk, Command::Reload).await.map(|()| DONE)
 }
 
 /// Changes a VM's limits.
 #[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = VmSummary)))]
 pub(super) async fn set(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
     Body(change): Body<SettingsChange>,
 ) -> Answer<VmSummary> {
@@ -88,10 +88,13 @@ pub(super) async fn set(
     done.map(Json)
 }
 
-const DONE: Json<Done> = Json(Done { schema: SCHEMA });
+const DONE: Json<Acknowledgement> = Json(Acknowledgement { schema: SCHEMA });
 
 /// Passes a command to the turn loop and waits for its answer.
-async fn order<T>(desk: &Desk, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+async fn order<T>(
+    desk: &ApiState,
+    command: impl FnOnce(Reply<T>) -> Command,
+) -> Result<T, RequestRefusal> {
     let (reply, answer) = oneshot::channel();
     desk.shared.command(command(reply))?;
     let why = match time::timeout(desk.command_max, answer).await {
@@ -100,5 +103,5 @@ async fn order<T>(desk: &Desk, command: impl FnOnce(Reply<T>) -> Command) -> Res
         Err(_) => "the turn loop does not answer",
     };
     let message = format!("{why}; the request may still be carried out: check before repeating it");
-    Err(Refused::new(RefusalKind::Busy, message))
+    Err(RequestRefusal::new(RefusalKind::Busy, message))
 }

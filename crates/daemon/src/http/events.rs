@@ -10,7 +10,7 @@ use futures_util::stream::{self, Stream};
 use plimsoll_protocol::request::Event;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::Desk;
+use super::ApiState;
 use super::params::{NoParams, Params};
 
 /// Interval of keep-alive messages of an idle stream.
@@ -20,7 +20,7 @@ const ALIVE: Duration = Duration::from_secs(15);
 /// turn in the place of what it missed.
 #[utoipa::path(get, path = "/v1/events", responses((status = 200, body = Event, content_type = "text/event-stream")))]
 pub(super) async fn events(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let news = desk.shared.events.subscribe();
@@ -46,7 +46,7 @@ pub(super) async fn events(
     Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE))
 }
 
-fn last_turn(desk: &Desk) -> Event {
+fn last_turn(desk: &ApiState) -> Event {
     let turn = desk.shared.snapshot().host.turn;
     Event::Turn { turn }
 }

@@ -19,7 +19,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-use super::access::{Access, Way};
+use super::access::{Access, ListenerKind};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
 
 /// Maximum number of connections that wait to be accepted.
@@ -83,7 +83,7 @@ pub enum ServeError {
 
 /// A listener, and the permissions of its clients.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct GuardedListener {
     pub listener: Listener,
     pub access: Access,
 }
@@ -119,7 +119,9 @@ impl Drop for Claim {
 }
 
 /// Opens all listeners of `settings`.
-pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), ServeError> {
+pub(super) fn open(
+    settings: &ServeSettings,
+) -> Result<(Vec<GuardedListener>, Vec<Claim>), ServeError> {
     // First the checks that fail most easily, then changes visible to others.
     let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
     let mut doors = Vec::new();
@@ -131,12 +133,12 @@ pub(super) fn open(settings: &ServeSettings) -> Result<(Vec<Door>, Vec<Claim>), 
         };
         let (listener, claim) = open_unix(path, mode, group)?;
         claims.push(claim);
-        doors.push(Door {
+        doors.push(GuardedListener {
             listener: Listener::Unix(listener),
             access: Access {
                 read_only,
                 token: None,
-                way: Way::Unix,
+                way: ListenerKind::Unix,
             },
         });
         Ok(())
@@ -242,7 +244,7 @@ fn claim(path: &Path) -> Result<Claim, ServeError> {
     })
 }
 
-fn open_tcp(settings: &TcpSettings) -> Result<Door, ServeError> {
+fn open_tcp(settings: &TcpSettings) -> Result<GuardedListener, ServeError> {
     let listen = settings.listen;
     let loopback = listen.ip().is_loopback();
     let certificates = settings.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
@@ -262,15 +264,15 @@ fn open_tcp(settings: &TcpSettings) -> Result<Door, ServeError> {
         at: listen.to_string(),
         source,
     })?;
-    Ok(Door {
+    Ok(GuardedListener {
         listener: Listener::Tcp(listener, tls),
         access: Access {
             read_only: settings.read_only,
             token,
             way: if loopback {
-                Way::Loopback
+                ListenerKind::Loopback
             } else {
-                Way::Network
+                ListenerKind::Network
             },
         },
     })

@@ -13,12 +13,12 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
 use plimsoll_protocol::families;
 use plimsoll_protocol::openmetrics::{Exposition, Family, Kind, Labels};
-use plimsoll_protocol::vm::{BalloonState, HostView, Standing, TraceState, TraceView, VmSummary};
+use plimsoll_protocol::vm::{BalloonState, HostView, TraceState, TraceView, VmStatus, VmSummary};
 
 use super::params::{NoParams, Params};
-use super::{Desk, beside};
+use super::{ApiState, beside};
 use crate::history::History;
-use crate::shared::{Refused, Snapshot};
+use crate::shared::{RequestRefusal, Snapshot};
 
 /// Maximum number of buckets of a curve.
 const BUCKETS_MAX: u32 = 40;
@@ -29,13 +29,13 @@ const DECISIONS: usize = 100;
 const DECISIONS_MAX: usize = 10_000;
 
 /// A metric of the host: name, meaning, value.
-type OfHost = (&'static str, &'static str, fn(&HostView) -> Option<f64>);
+type HostMetric = (&'static str, &'static str, fn(&HostView) -> Option<f64>);
 /// A metric of a VM.
-type OfVm = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
+type VmMetric = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
 /// A metric of a tracer.
-type OfTrace = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
+type TraceMetric = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
 
-const HOST_GAUGES: &[OfHost] = families! { h =>
+const HOST_GAUGES: &[HostMetric] = families! { h =>
     host_total_bytes: Some(float(h.memory.total_bytes)), "All RAM of the host.";
     host_available_bytes: Some(float(h.memory.available_bytes)), "Memory that the kernel could allocate without swapping.";
     host_divided_bytes: Some(float(h.memory.divided_bytes)), "Total memory that Plimsoll allocates.";
@@ -54,7 +54,7 @@ const HOST_GAUGES: &[OfHost] = families! { h =>
     history_bytes: h.history_bytes.map(float), "History on disk.";
 };
 
-const VM_GAUGES: &[OfVm] = families! { vm =>
+const VM_GAUGES: &[VmMetric] = families! { vm =>
     vm_ram_bytes: Some(float(vm.ram_bytes)), "RAM that the VM was started with.";
     vm_direct_bytes: Some(float(vm.direct_bytes)), "RAM less balloon.";
     vm_cache_bytes: Some(float(vm.cache_bytes)), "Capacity of the cache under its disk.";
@@ -93,7 +93,7 @@ const VM_GAUGES: &[OfVm] = families! { vm =>
         "Whether it is being traced.";
 };
 
-const VM_COUNTERS: &[OfVm] = families! { vm =>
+const VM_COUNTERS: &[VmMetric] = families! { vm =>
     vm_cache_read_blocks: vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
         "Blocks read through the cache under its disk.";
     vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Of them, from the cache.";
@@ -101,7 +101,7 @@ const VM_COUNTERS: &[OfVm] = families! { vm =>
         "Sizes reported by it or its disk daemon that the kernel rules out.";
 };
 
-const TRACE_GAUGES: &[OfTrace] = families! { t =>
+const TRACE_GAUGES: &[TraceMetric] = families! { t =>
     trace_overhead_ratio: Some(t.overhead_ratio),
         "Time taken from the VM by its tracer, as a share of its CPU time.";
     trace_tracking_ratio: Some(t.tracking_rate), "Share of the VM's pages that is tracked.";
@@ -112,7 +112,7 @@ const TRACE_GAUGES: &[OfTrace] = families! { t =>
     trace_timestamp_seconds: t.last_unix_ms.map(seconds), "End of the last period.";
 };
 
-const TRACE_COUNTERS: &[OfTrace] = families! { t =>
+const TRACE_COUNTERS: &[TraceMetric] = families! { t =>
     trace_lost_references: Some(float(t.lost)), "References that may be missing.";
     trace_lost_lines: Some(float(t.lost_lines)), "Reports of the tracer that could not be read.";
     trace_periods: Some(float(t.periods)), "Periods traced.";
@@ -134,11 +134,11 @@ const PHASES: [(Phase, &str); 6] = [
     (Phase::GivingBack, "giving-back"),
 ];
 
-const STANDINGS: [(Standing, &str); 4] = [
-    (Standing::Safe, "safe"),
-    (Standing::Tight, "tight"),
-    (Standing::Violating, "violating"),
-    (Standing::Unknown, "unknown"),
+const STANDINGS: [(VmStatus, &str); 4] = [
+    (VmStatus::Safe, "safe"),
+    (VmStatus::Tight, "tight"),
+    (VmStatus::Violating, "violating"),
+    (VmStatus::Unknown, "unknown"),
 ];
 
 /// The results of decisions.
@@ -209,9 +209,9 @@ impl Tally {
 /// All numbers, for Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
 pub(super) async fn metrics(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
-) -> Result<impl IntoResponse, Refused> {
+) -> Result<impl IntoResponse, RequestRefusal> {
     let text = beside(Arc::clone(&desk.reads), move || {
         let ended = {
             let mut tally = desk.tally.lock().unwrap_or_else(PoisonError::into_inner);

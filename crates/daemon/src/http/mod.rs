@@ -26,12 +26,12 @@ mod events;
 #[path = "../../tests/common/example.rs"]
 mod example;
 mod listen;
-mod look;
 mod metrics;
 mod openapi;
 mod page;
 mod params;
 mod serve;
+mod views;
 
 #[cfg(test)]
 mod tests;
@@ -52,11 +52,11 @@ use plimsoll_protocol::request::{Refusal, RefusalKind};
 use tokio::sync::{Semaphore, watch};
 use tokio::task;
 
-use crate::shared::{Refused, Shared};
+use crate::shared::{RequestRefusal, SharedState};
 use metrics::Tally;
 
 /// The response to a request: an answer or a refusal.
-type Answer<T> = Result<Json<T>, Refused>;
+type Answer<T> = Result<Json<T>, RequestRefusal>;
 
 /// Maximum number of concurrent computations of an allocation.
 const WHAT_IFS_MAX: usize = 2;
@@ -69,8 +69,8 @@ const COMMAND_MAX: Duration = Duration::from_secs(15);
 
 /// State used to answer requests.
 #[derive(Debug)]
-struct Desk {
-    shared: Arc<Shared>,
+struct ApiState {
+    shared: Arc<SharedState>,
     /// Decisions counted by their result.
     tally: Mutex<Tally>,
     /// Permits for computations.
@@ -83,8 +83,12 @@ struct Desk {
     command_max: Duration,
 }
 
-impl Desk {
-    fn new(shared: Arc<Shared>, stop: watch::Receiver<bool>, command_max: Duration) -> Arc<Self> {
+impl ApiState {
+    fn new(
+        shared: Arc<SharedState>,
+        stop: watch::Receiver<bool>,
+        command_max: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             tally: Mutex::new(Tally::from_now_on(&shared.history)),
             what_ifs: Arc::new(Semaphore::new(WHAT_IFS_MAX)),
@@ -96,7 +100,7 @@ impl Desk {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RequestRefusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.kind.status());
         let refusal = Refusal {
@@ -115,11 +119,11 @@ impl IntoResponse for Refused {
 async fn beside<T: Send + 'static>(
     reads: Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refused> {
+) -> Result<T, RequestRefusal> {
     let waiting = reads.acquire_owned();
     let Ok(Ok(permit)) = tokio::time::timeout(READ_WAIT_MAX, waiting).await else {
         let busy = "too many ask at a time; nothing was changed, ask again";
-        return Err(Refused::new(RefusalKind::Busy, busy));
+        return Err(RequestRefusal::new(RefusalKind::Busy, busy));
     };
     let failed = "the daemon could not finish this; nothing was changed";
     let work = move || {
@@ -128,5 +132,5 @@ async fn beside<T: Send + 'static>(
     };
     task::spawn_blocking(work)
         .await
-        .map_err(|_| Refused::new(RefusalKind::Busy, failed))
+        .map_err(|_| RequestRefusal::new(RefusalKind::Busy, failed))
 }

@@ -10,7 +10,7 @@ use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Desk, change, events, look, metrics, what_if};
+use super::{ApiState, change, events, metrics, views, what_if};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -38,24 +38,24 @@ impl Modify for Token {
 }
 
 /// All routes of the API.
-pub(super) fn routes() -> OpenApiRouter<Arc<Desk>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(look::host))
-        .routes(routes!(look::vms))
-        .routes(routes!(look::vm, change::set))
-        .routes(routes!(look::curve))
-        .routes(routes!(look::history))
-        .routes(routes!(look::heatmap))
-        .routes(routes!(look::explain))
+        .routes(routes!(views::host))
+        .routes(routes!(views::vms))
+        .routes(routes!(views::vm, change::set))
+        .routes(routes!(views::curve))
+        .routes(routes!(views::history))
+        .routes(routes!(views::heatmap))
+        .routes(routes!(views::explain))
         .routes(routes!(what_if::vm))
         .routes(routes!(what_if::host))
-        .routes(routes!(look::plan))
-        .routes(routes!(look::decisions))
-        .routes(routes!(look::decision))
+        .routes(routes!(views::plan))
+        .routes(routes!(views::decisions))
+        .routes(routes!(views::decision))
         .routes(routes!(what_if::replay))
         .routes(routes!(events::events))
         .routes(routes!(metrics::metrics))
-        .routes(routes!(look::health))
+        .routes(routes!(views::health))
         .routes(routes!(change::apply))
         .routes(routes!(change::roll_back))
         .routes(routes!(change::pause))

@@ -8,30 +8,30 @@ use axum::response::{IntoResponse, Response};
 use plimsoll_protocol::request::RefusalKind;
 use rust_embed::RustEmbed;
 
-use super::params::Named;
-use crate::shared::Refused;
+use super::params::PathValue;
+use crate::shared::RequestRefusal;
 
 #[derive(RustEmbed)]
 #[folder = "../../web/assets"]
 struct Files;
 
 /// The page.
-pub(super) async fn index(headers: HeaderMap) -> Result<Response, Refused> {
+pub(super) async fn index(headers: HeaderMap) -> Result<Response, RequestRefusal> {
     file("index.html", &headers)
 }
 
 /// What the page loads.
 pub(super) async fn asset(
-    Named(path): Named<String>,
+    PathValue(path): PathValue<String>,
     headers: HeaderMap,
-) -> Result<Response, Refused> {
+) -> Result<Response, RequestRefusal> {
     file(&path, &headers)
 }
 
-fn file(path: &str, headers: &HeaderMap) -> Result<Response, Refused> {
+fn file(path: &str, headers: &HeaderMap) -> Result<Response, RequestRefusal> {
     let Some(file) = Files::get(path) else {
         let missing = format!("the page has no file {path:?}");
-        return Err(Refused::new(RefusalKind::NotFound, missing));
+        return Err(RequestRefusal::new(RefusalKind::NotFound, missing));
     };
     let mut tag = String::from("\"");
     for byte in file.metadata.sha256_hash() {

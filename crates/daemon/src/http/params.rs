@@ -8,15 +8,15 @@ use plimsoll_protocol::vm::VmSummary;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::shared::{Refused, Snapshot};
+use crate::shared::{RequestRefusal, Snapshot};
 
 /// Maximum length of a body.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 /// Similarity, 0.0 to 1.0, above which a name is suggested as the correction of another.
 const ALIKE: f64 = 0.8;
 
-fn bad(message: impl Into<String>) -> Refused {
-    Refused::new(RefusalKind::BadRequest, message)
+fn bad(message: impl Into<String>) -> RequestRefusal {
+    RequestRefusal::new(RefusalKind::BadRequest, message)
 }
 
 /// A query; unknown keys are refused.
@@ -29,9 +29,9 @@ pub(super) struct Params<T>(pub T);
 pub(super) struct NoParams {}
 
 impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
-    type Rejection = Refused;
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refused> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, RequestRefusal> {
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Self(params)),
             Err(error) => Err(bad(format!("{}: {}", parts.uri.path(), error.body_text()))),
@@ -41,12 +41,12 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 
 /// The part of a path that is a name or a number.
 #[derive(Debug)]
-pub(super) struct Named<T>(pub T);
+pub(super) struct PathValue<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T> {
-    type Rejection = Refused;
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathValue<T> {
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestRefusal> {
         match Path::from_request_parts(parts, state).await {
             Ok(Path(name)) => Ok(Self(name)),
             Err(error) => Err(bad(format!("{}: {}", parts.uri.path(), error.body_text()))),
@@ -59,9 +59,9 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T
 pub(super) struct Body<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
-    type Rejection = Refused;
+    type Rejection = RequestRefusal;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refused> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, RequestRefusal> {
         let text = Bytes::from_request(request, state)
             .await
             .map_err(|error| bad(format!("the body: {}", error.body_text())))?;
@@ -73,14 +73,17 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 }
 
 /// The VM called `name`.
-pub(super) fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Result<&'a VmSummary, Refused> {
+pub(super) fn find<'a>(
+    snapshot: &'a Snapshot,
+    name: &str,
+) -> Result<&'a VmSummary, RequestRefusal> {
     let vms = &snapshot.host.vms;
     let found = vms.iter().find(|vm| vm.vm == name);
     found.ok_or_else(|| no_vm(snapshot, name))
 }
 
 /// There is no VM called `name`.
-pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> Refused {
+pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> RequestRefusal {
     let alike = |vm: &VmSummary| strsim::jaro_winkler(&vm.vm, name);
     let vms = snapshot.host.vms.iter();
     let nearest = vms.max_by(|a, b| alike(a).total_cmp(&alike(b)));
@@ -89,5 +92,5 @@ pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> Refused {
         _ => String::new(),
     };
     let message = format!("no VM is called {name:?}{hint}");
-    Refused::new(RefusalKind::NotFound, message)
+    RequestRefusal::new(RefusalKind::NotFound, message)
 }

@@ -25,11 +25,11 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::access::{Access, guard};
-use super::listen::{self, Claim, Door, Listener, ServeError};
+use super::listen::{self, Claim, GuardedListener, Listener, ServeError};
 use super::params::BODY_BYTES_MAX;
-use super::{COMMAND_MAX, Desk, openapi, page};
+use super::{ApiState, COMMAND_MAX, openapi, page};
 use crate::config::ServeSettings;
-use crate::shared::{Refused, Shared};
+use crate::shared::{RequestRefusal, SharedState};
 
 /// Number of threads beside the one that serves.
 const BESIDE_MAX: usize = 4;
@@ -98,12 +98,12 @@ impl Drop for Server {
 /// # Errors
 ///
 /// Any [`ServeError`]; nothing is then served.
-pub fn serve(shared: Arc<Shared>, settings: &ServeSettings) -> Result<Server, ServeError> {
+pub fn serve(shared: Arc<SharedState>, settings: &ServeSettings) -> Result<Server, ServeError> {
     serve_within(shared, settings, Limits::default())
 }
 
 pub(super) fn serve_within(
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     settings: &ServeSettings,
     limits: Limits,
 ) -> Result<Server, ServeError> {
@@ -119,12 +119,12 @@ pub(super) fn serve_within(
         .build()
         .map_err(failed)?;
     let (stop, stopped) = watch::channel(false);
-    let desk = Desk::new(shared, stopped.clone(), limits.command);
+    let desk = ApiState::new(shared, stopped.clone(), limits.command);
     let mut tcp = None;
     let mut open = JoinSet::new();
-    for Door { listener, access } in doors {
+    for GuardedListener { listener, access } in doors {
         let _inside = runtime.enter();
-        let listener = Accepting::new(listener).map_err(failed)?;
+        let listener = AsyncListener::new(listener).map_err(failed)?;
         tcp = listener.address().or(tcp);
         let router = router(&desk, access);
         open.spawn_on(
@@ -148,7 +148,7 @@ pub(super) fn serve_within(
 }
 
 /// The routes of a listener.
-fn router(desk: &Arc<Desk>, access: Access) -> Router {
+fn router(desk: &Arc<ApiState>, access: Access) -> Router {
     openapi::routes()
         .split_for_parts()
         .0
@@ -157,14 +157,14 @@ fn router(desk: &Arc<Desk>, access: Access) -> Router {
         .route("/openapi.json", get(async || Json(openapi::openapi())))
         .fallback(async |uri: Uri| {
             let missing = format!("nothing is served at {:?}", uri.path());
-            Refused::new(RefusalKind::NotFound, missing)
+            RequestRefusal::new(RefusalKind::NotFound, missing)
         })
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             let wrong = format!(
                 "{:?} does not take {method}; nothing was changed",
                 uri.path()
             );
-            Refused::new(RefusalKind::BadRequest, wrong)
+            RequestRefusal::new(RefusalKind::BadRequest, wrong)
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn_with_state(access, guard))
@@ -172,12 +172,12 @@ fn router(desk: &Arc<Desk>, access: Access) -> Router {
 }
 
 /// A [`Listener`] in the runtime.
-enum Accepting {
+enum AsyncListener {
     Unix(UnixListener),
     Tcp(TcpListener, Option<TlsAcceptor>),
 }
 
-impl Accepting {
+impl AsyncListener {
     fn new(listener: Listener) -> io::Result<Self> {
         Ok(match listener {
             Listener::Unix(listener) => Self::Unix(UnixListener::from_std(listener)?),
@@ -211,7 +211,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// Serves connections until the server stops.
 async fn admit(
-    listener: Accepting,
+    listener: AsyncListener,
     router: Router,
     limits: Limits,
     mut stop: watch::Receiver<bool>,

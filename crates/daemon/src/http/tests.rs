@@ -17,7 +17,7 @@ use std::time::Duration;
 use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::decision::State;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::Standing;
+use plimsoll_protocol::vm::VmStatus;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -30,18 +30,18 @@ use super::serve::{Limits, serve_within};
 use super::{ServeError, Server, example, openapi, serve};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
 use crate::history::History;
-use crate::shared::{Command, Shared};
+use crate::shared::{Command, SharedState};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// An example that is served until this is dropped.
-struct Served {
+struct ExampleServer {
     folder: TempDir,
     server: Option<Server>,
     turns: Option<JoinHandle<()>>,
 }
 
-impl Served {
+impl ExampleServer {
     fn new(change: impl FnOnce(&mut ServeSettings)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = settings(folder.path());
@@ -70,7 +70,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ExampleServer {
     fn drop(&mut self) {
         drop(self.server.take());
         let ended = self.turns.take().map(JoinHandle::join);
@@ -131,7 +131,7 @@ fn kind<T>(answer: Result<T, ClientError>) -> RefusalKind {
 
 #[test]
 fn a_client_sees_the_host_and_all_that_is_known_of_it() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let client = served.client();
     let host = client.host().unwrap();
     let names: Vec<_> = host.vms.iter().map(|vm| vm.vm.as_str()).collect();
@@ -163,13 +163,13 @@ fn a_client_sees_the_host_and_all_that_is_known_of_it() {
 
 #[test]
 fn what_would_be_follows_from_the_curves() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let client = served.client();
     let less = client.vm_what_if("web", 256 << 20).unwrap();
-    assert_eq!(less.standing_then, Standing::Violating);
+    assert_eq!(less.standing_then, VmStatus::Violating);
     assert!(less.relative_then.unwrap().expected > 2.0);
     let more = client.vm_what_if("web", 1 << 30).unwrap();
-    assert_eq!(more.standing_then, Standing::Safe);
+    assert_eq!(more.standing_then, VmStatus::Safe);
     let above = client.vm_what_if("web", 2 << 30).unwrap();
     assert!(
         above.why.ends_with("it never gets more than 1 GiB"),
@@ -179,7 +179,7 @@ fn what_would_be_follows_from_the_curves() {
     let unknown = client.vm_what_if("fresh", 1 << 20).unwrap();
     assert_eq!(
         (unknown.standing_then, unknown.relative_then),
-        (Standing::Unknown, None)
+        (VmStatus::Unknown, None)
     );
 
     let total = |lose_bytes| {
@@ -219,7 +219,7 @@ fn a_record_that_was_changed_does_not_agree() {
 
 #[test]
 fn what_is_asked_wrongly_is_refused_with_a_reason() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let cases = [
         ("/v1/nothing", 404, "nothing is served at"),
         ("/v1/vms/webb", 404, "did you mean \\\"web\\\"?"),
@@ -277,7 +277,7 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
 
 #[test]
 fn what_is_no_request_ends_its_connection_and_nothing_else() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let post = |body: &str, length: usize| {
         format!(
             "POST /v1/apply HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
@@ -313,7 +313,7 @@ fn what_is_no_request_ends_its_connection_and_nothing_else() {
 
 #[test]
 fn the_turn_loop_does_what_it_is_told() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let client = served.client();
     client.pause().unwrap();
     assert!(client.host().unwrap().paused);
@@ -350,7 +350,7 @@ fn the_turn_loop_does_what_it_is_told() {
 
 #[test]
 fn a_read_only_door_shows_and_changes_nothing() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let client = Client::connect(&read_only(served.folder.path())).unwrap();
     assert_eq!(client.host().unwrap().vms.len(), 4);
     assert_eq!(kind(client.pause()), RefusalKind::ReadOnly);
@@ -425,14 +425,14 @@ fn a_crowd_at_one_door_does_not_shut_the_other() {
 
 #[test]
 fn sockets_have_their_permissions_and_are_taken_over_only_from_the_dead() {
-    let served = Served::new(|_| {});
+    let served = ExampleServer::new(|_| {});
     let folder = served.folder.path();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(
         (mode(&socket(folder)), mode(&read_only(folder))),
         (0o660, 0o660)
     );
-    let open = Served::new(|settings| settings.read_only_group = Some("everybody".into()));
+    let open = ExampleServer::new(|settings| settings.read_only_group = Some("everybody".into()));
     assert_eq!(mode(&read_only(open.folder.path())), 0o666);
     assert_eq!(mode(&socket(open.folder.path())), 0o660);
     let begin = |settings: &ServeSettings| serve(example::shared().0, settings);
@@ -504,7 +504,7 @@ fn tcp_is_not_opened_to_everybody() {
 #[test]
 fn over_tcp_a_token_is_needed_and_foreign_pages_are_kept_out() {
     let token = tempfile::tempdir().unwrap();
-    let served = Served::new(|settings| {
+    let served = ExampleServer::new(|settings| {
         let mut tcp = tcp("127.0.0.1:0");
         tcp.token_file = Some(secret(token.path().join("token"), &format!("{TOKEN}\n")));
         settings.tcp = Some(tcp);
@@ -593,7 +593,7 @@ fn over_tls_clients_show_a_certificate() {
         key: file("key", &key),
         client_ca: Some(file("client-ca", &client_ca)),
     };
-    let served = Served::new(|settings| {
+    let served = ExampleServer::new(|settings| {
         let mut tcp = tcp("127.0.0.1:0");
         tcp.tls = Some(tls.clone());
         settings.tcp = Some(tcp);
@@ -655,7 +655,7 @@ fn over_tls_clients_show_a_certificate() {
 
 #[test]
 fn events_are_told_as_they_happen_until_the_server_ends() {
-    let mut served = Served::new(|_| {});
+    let mut served = ExampleServer::new(|_| {});
     let mut stream = UnixStream::connect(socket(served.folder.path())).unwrap();
     stream.write_all(&get("/v1/events")).unwrap();
     let mut told = String::new();
@@ -680,7 +680,11 @@ fn events_are_told_as_they_happen_until_the_server_ends() {
 fn a_daemon_whose_turns_do_not_come_is_not_well() {
     let (sender, _commands) = mpsc::sync_channel(1);
     let history = Arc::new(History::nowhere());
-    let shared = Arc::new(Shared::new(example::snapshot(1_000_000), sender, history));
+    let shared = Arc::new(SharedState::new(
+        example::snapshot(1_000_000),
+        sender,
+        history,
+    ));
     let folder = tempfile::tempdir().unwrap();
     let _server = serve(shared, &settings(folder.path())).unwrap();
     let stream = UnixStream::connect(socket(folder.path())).unwrap();

@@ -14,15 +14,15 @@ use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{HostWhatIf, RefusalKind, VmWhatIf};
 use plimsoll_protocol::size::ByteSize;
-use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::Deserialize;
 use tokio::time;
 use utoipa::IntoParams;
 
-use super::look::recorded;
-use super::params::{Named, NoParams, Params, find};
-use super::{Answer, Desk, beside};
-use crate::shared::Refused;
+use super::params::{NoParams, Params, PathValue, find};
+use super::views::recorded;
+use super::{Answer, ApiState, beside};
+use crate::shared::RequestRefusal;
 
 /// How long a computation may wait for others.
 const TURN_MAX: Duration = Duration::from_secs(5);
@@ -39,8 +39,8 @@ pub(super) struct Size {
 /// What a VM would suffer or gain at another size.
 #[utoipa::path(get, path = "/v1/vms/{vm}/whatif", params(("vm", description = "Its name"), Size), responses((status = 200, body = VmWhatIf)))]
 pub(super) async fn vm(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(Size { size_bytes }): Params<Size>,
 ) -> Answer<VmWhatIf> {
     let snapshot = desk.shared.snapshot();
@@ -60,7 +60,7 @@ pub(super) struct Loss {
 /// How the host would be divided in the end if it lost (or won) memory: step by step where moves are limited.
 #[utoipa::path(get, path = "/v1/whatif", params(Loss), responses((status = 200, body = HostWhatIf)))]
 pub(super) async fn host(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(Loss { lose_bytes }): Params<Loss>,
 ) -> Answer<HostWhatIf> {
     let inputs = desk.shared.snapshot().inputs.clone();
@@ -80,8 +80,8 @@ pub(super) async fn host(
 /// Asks the policy anew for a recorded decision.
 #[utoipa::path(get, path = "/v1/decisions/{id}/replay", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = ReplayView)))]
 pub(super) async fn replay(
-    State(desk): State<Arc<Desk>>,
-    Named(id): Named<u64>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(id): PathValue<u64>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<ReplayView> {
     let on_desk = Arc::clone(&desk);
@@ -94,13 +94,13 @@ pub(super) async fn replay(
 /// Computes when fewer than the maximum are in progress; a client that disconnects frees its permit only when its
 /// computation has ended.
 async fn computed<T: Send + 'static>(
-    desk: &Desk,
+    desk: &ApiState,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refused> {
+) -> Result<T, RequestRefusal> {
     let permit = time::timeout(TURN_MAX, Arc::clone(&desk.what_ifs).acquire_owned()).await;
     let Ok(permit) = permit else {
         let busy = "too many ask for a division at a time; ask again";
-        return Err(Refused::new(RefusalKind::Busy, busy));
+        return Err(RequestRefusal::new(RefusalKind::Busy, busy));
     };
     beside(Arc::clone(&desk.reads), move || {
         let _permit = permit;
@@ -138,20 +138,20 @@ fn standing(
     summary: &VmSummary,
     relative: Option<Relative>,
     size_bytes: u64,
-) -> (Standing, String) {
+) -> (VmStatus, String) {
     let settings = &summary.settings;
     let bound = 1.0 + settings.max_loss;
     let (standing, mut why) = match relative {
-        None => (Standing::Unknown, "its curve is not known".to_owned()),
+        None => (VmStatus::Unknown, "its curve is not known".to_owned()),
         Some(relative) if relative.expected > bound => (
-            Standing::Violating,
+            VmStatus::Violating,
             format!(
                 "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
                 relative.expected
             ),
         ),
         Some(relative) if relative.high > bound => (
-            Standing::Tight,
+            VmStatus::Tight,
             format!(
                 "within its promise as predicted, but not for certain: its misses may be {:.2} times those at its \
                  baseline, promised {bound:.2} at most",
@@ -160,14 +160,14 @@ fn standing(
         ),
         Some(_) => match summary.promise_bytes {
             Some(promise) if promise < size_bytes => (
-                Standing::Safe,
+                VmStatus::Safe,
                 format!(
                     "it is within its limit, and would be with {} less",
                     ByteSize(size_bytes - promise).rounded()
                 ),
             ),
             _ => (
-                Standing::Tight,
+                VmStatus::Tight,
                 "its promise is kept, and it could give nothing".to_owned(),
             ),
         },
@@ -201,11 +201,11 @@ fn with_less(mut inputs: PlanInputs, lose_bytes: i64) -> HostWhatIf {
     }
 }
 
-fn replayed(decision: &Decision) -> Result<ReplayView, Refused> {
+fn replayed(decision: &Decision) -> Result<ReplayView, RequestRefusal> {
     let id = decision.id;
     let Some(inputs) = &decision.inputs else {
         let none = format!("decision {id} was not taken by a policy: there is nothing to replay");
-        return Err(Refused::new(RefusalKind::NotFound, none));
+        return Err(RequestRefusal::new(RefusalKind::NotFound, none));
     };
     let (plan, agrees, why) = match inputs.plan() {
         Ok(plan) => {

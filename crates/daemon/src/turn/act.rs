@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use plimsoll_actuator::{Holding, Progress};
-use plimsoll_protocol::decision::{By, Decision, Kind, Phase, State};
+use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
 use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns};
@@ -18,7 +18,7 @@ impl<H: Host> Turns<H> {
     pub(super) fn begin(
         &mut self,
         pending: PendingMove,
-        by: By,
+        by: Initiator,
         proposed: Option<Decision>,
         now: Instant,
     ) {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use plimsoll_protocol::decision::{By, Check, Mode, Phase, State, Step, StepState, Verdict};
+use plimsoll_protocol::decision::{Check, Initiator, Mode, Phase, State, Step, StepState, Verdict};
 use plimsoll_protocol::vm::Relative;
 
 use super::{BACK_OFF_MAX, TICK, Turns};
@@ -172,7 +172,8 @@ impl<H: Host> Turns<H> {
             " A VM exceeded its limit, so the move is rolled back: {}.",
             broken.join("; ")
         );
-        if self.paused || (self.config.mode != Mode::Act && active.decision.by == By::Daemon) {
+        if self.paused || (self.config.mode != Mode::Act && active.decision.by == Initiator::Daemon)
+        {
             let why = format!(
                 "{why} It stays until somebody rolls it back: the daemon does not act now."
             );
@@ -185,7 +186,7 @@ impl<H: Host> Turns<H> {
         let pending = self.rollback_move(&active.decision, "Its check found a promise broken.");
         self.end(active.decision, State::RolledBack, Some(&why));
         if let Some(pending) = pending {
-            self.begin(pending, By::Daemon, None, now);
+            self.begin(pending, Initiator::Daemon, None, now);
             self.mark_taken_back(id);
         }
     }
@@ -207,7 +208,7 @@ impl<H: Host> Turns<H> {
         let why = "The division is done, so the caches' memory goes back to the VMs.";
         if let Some(pending) = self.give_back(why) {
             if self.config.mode == Mode::Act {
-                self.begin(pending, By::Daemon, None, now);
+                self.begin(pending, Initiator::Daemon, None, now);
             } else {
                 self.propose(Some(pending));
             }

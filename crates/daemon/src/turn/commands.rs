@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_policy::{PolicyError, allocate};
-use plimsoll_protocol::decision::{By, Decision, Kind, Mode, State};
+use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, State};
 use plimsoll_protocol::plan::PlanError;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
 
 use super::{Stage, Turns};
 use crate::host::Host;
-use crate::shared::{Command, Refused};
+use crate::shared::{Command, RequestRefusal};
 use crate::vm::Vm;
 
 /// Maximum size that may be set by hand.
@@ -46,16 +46,16 @@ impl<H: Host> Turns<H> {
         tracing::warn!("paused: nothing is moved until resumed");
     }
 
-    pub(super) fn free_to_move(&self) -> Result<(), Refused> {
+    pub(super) fn free_to_move(&self) -> Result<(), RequestRefusal> {
         if self.paused {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::Conflict,
                 "the daemon is paused: resume it first; nothing was moved",
             ));
         }
         match &self.active {
             None => Ok(()),
-            Some(active) => Err(Refused::new(
+            Some(active) => Err(RequestRefusal::new(
                 RefusalKind::Conflict,
                 format!(
                     "decision {} is under way: wait for its end or pause; nothing was moved",
@@ -65,7 +65,11 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    pub(super) fn apply(&mut self, choice: Choice, now: Instant) -> Result<Decision, Refused> {
+    pub(super) fn apply(
+        &mut self,
+        choice: Choice,
+        now: Instant,
+    ) -> Result<Decision, RequestRefusal> {
         self.free_to_move()?;
         let Some((decision, pending)) = self.proposal.clone() else {
             let (kind, why) = match &self.infeasible {
@@ -77,10 +81,13 @@ impl<H: Host> Turns<H> {
                         .to_owned(),
                 ),
             };
-            return Err(Refused::new(kind, format!("{why}; nothing was moved")));
+            return Err(RequestRefusal::new(
+                kind,
+                format!("{why}; nothing was moved"),
+            ));
         };
         if choice.decision.is_some_and(|id| id != decision.id) {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::Conflict,
                 format!(
                     "the proposal is now {}: review and apply that one; nothing was moved",
@@ -88,22 +95,26 @@ impl<H: Host> Turns<H> {
                 ),
             ));
         }
-        self.begin(pending, By::Operator, Some(decision), now);
+        self.begin(pending, Initiator::Operator, Some(decision), now);
         self.under_way()
     }
 
-    pub(super) fn under_way(&self) -> Result<Decision, Refused> {
+    pub(super) fn under_way(&self) -> Result<Decision, RequestRefusal> {
         let active = self.active.as_ref().map(|active| active.decision.clone());
         let last = || self.history.decisions(None, None, 1).into_iter().next();
         active.or_else(last).ok_or_else(|| {
-            Refused::new(
+            RequestRefusal::new(
                 RefusalKind::Busy,
                 "the decision was carried out, but is not recorded",
             )
         })
     }
 
-    pub(super) fn roll_back(&mut self, choice: Choice, now: Instant) -> Result<Decision, Refused> {
+    pub(super) fn roll_back(
+        &mut self,
+        choice: Choice,
+        now: Instant,
+    ) -> Result<Decision, RequestRefusal> {
         if self.paused {
             self.free_to_move()?;
         }
@@ -118,13 +129,13 @@ impl<H: Host> Turns<H> {
         let decision = match choice.decision {
             Some(id) => {
                 let found = self.history.decision(id).ok_or_else(|| {
-                    Refused::new(
+                    RequestRefusal::new(
                         RefusalKind::NotFound,
                         format!("there is no decision {id}; nothing was moved"),
                     )
                 })?;
                 if !can(&found) {
-                    return Err(Refused::new(
+                    return Err(RequestRefusal::new(
                         RefusalKind::Conflict,
                         format!(
                             "decision {id} moved nothing that could be rolled back, or was already rolled back"
@@ -139,7 +150,7 @@ impl<H: Host> Turns<H> {
                 .into_iter()
                 .find(|decision| can(decision))
                 .ok_or_else(|| {
-                    Refused::new(
+                    RequestRefusal::new(
                         RefusalKind::NotFound,
                         "there is no decision that could be taken back",
                     )
@@ -153,7 +164,7 @@ impl<H: Host> Turns<H> {
         }
         let pending = self.rollback_move(&decision, "An operator asked for it.");
         let Some(pending) = pending else {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::NotFound,
                 format!(
                     "the VMs have what they had before decision {}: nothing was moved",
@@ -161,22 +172,26 @@ impl<H: Host> Turns<H> {
                 ),
             ));
         };
-        self.begin(pending, By::Operator, None, now);
+        self.begin(pending, Initiator::Operator, None, now);
         self.mark_taken_back(decision.id);
         // The daemon must not repeat at once what was just rolled back.
         self.cooldown_until = Some(now + self.config.cooldown);
         self.under_way()
     }
 
-    pub(super) fn set(&mut self, name: &str, change: SettingsChange) -> Result<VmSummary, Refused> {
+    pub(super) fn set(
+        &mut self,
+        name: &str,
+        change: SettingsChange,
+    ) -> Result<VmSummary, RequestRefusal> {
         let bad = |what: String| {
-            Refused::new(
+            RequestRefusal::new(
                 RefusalKind::BadRequest,
                 format!("{what}; nothing was changed"),
             )
         };
         let Some(vm) = self.vms.get(name) else {
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::NotFound,
                 format!("there is no VM {name}; nothing was changed"),
             ));
@@ -232,7 +247,7 @@ impl<H: Host> Turns<H> {
         };
         if let (Some(why), Some(vm)) = (refused, self.vms.get_mut(name)) {
             vm.change = before;
-            return Err(Refused::new(
+            return Err(RequestRefusal::new(
                 RefusalKind::Guarantee,
                 format!("with that, {why}; nothing was changed"),
             ));
@@ -268,10 +283,10 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    pub(super) fn reload(&mut self) -> Result<(), Refused> {
+    pub(super) fn reload(&mut self) -> Result<(), RequestRefusal> {
         let new = (self.reload)().map_err(|why| {
             tracing::error!("the configuration was not reloaded, the old one holds: {why}");
-            Refused::new(
+            RequestRefusal::new(
                 RefusalKind::BadRequest,
                 format!("{why}; the old configuration holds"),
             )

@@ -8,7 +8,7 @@ use plimsoll_flow::{
 };
 use plimsoll_policy::{Demand, PolicyError, Rules, allocate, relative};
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::decision::{By, Decision, Kind, Mode, Phase, State};
+use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, Phase, State};
 use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
 use plimsoll_protocol::request::Event;
 use plimsoll_protocol::vm::CurveSource;
@@ -119,7 +119,7 @@ impl<H: Host> Turns<H> {
             && let Some(pending) = &pending
         {
             let pending = pending.clone();
-            self.begin(pending, By::Daemon, None, now);
+            self.begin(pending, Initiator::Daemon, None, now);
             return;
         }
         self.propose(pending);
@@ -425,7 +425,7 @@ impl<H: Host> Turns<H> {
             }
         }
         self.withdraw();
-        let decision = self.decision(&pending, By::Daemon, State::Proposed);
+        let decision = self.decision(&pending, Initiator::Daemon, State::Proposed);
         if self.config.mode == Mode::Advise {
             self.keep(&decision);
             self.shared.tell(Event::Decision { id: decision.id });
@@ -443,7 +443,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    pub(super) fn decision(&self, pending: &PendingMove, by: By, state: State) -> Decision {
+    pub(super) fn decision(&self, pending: &PendingMove, by: Initiator, state: State) -> Decision {
         let steps = Move::begin(pending.moves.clone(), Instant::now()).steps();
         Decision {
             schema: SCHEMA,

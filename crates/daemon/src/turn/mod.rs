@@ -36,10 +36,10 @@ use views::curve_json;
 
 use crate::clock::unix_ms;
 use crate::config::{Config, Workflow};
-use crate::history::{History, Moment};
+use crate::history::{History, TurnRecord};
 use crate::host::Host;
 use crate::moves::Move;
-use crate::shared::{Command, Shared, host_name};
+use crate::shared::{Command, SharedState, host_name};
 use crate::vm::{Vm, bytes};
 
 /// Interval between ticks.
@@ -88,7 +88,7 @@ pub struct Turns<H: Host> {
     reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
     host: H,
     history: Arc<History>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     vms: BTreeMap<String, Vm>,
     paused: bool,
     phase: Phase,
@@ -125,7 +125,7 @@ impl<H: Host> Turns<H> {
         config: Config,
         reload: Box<dyn FnMut() -> Result<Config, String> + Send>,
         host: H,
-        shared: Arc<Shared>,
+        shared: Arc<SharedState>,
         now: Instant,
     ) -> Self {
         let history = Arc::clone(&shared.history);
@@ -204,7 +204,7 @@ impl<H: Host> Turns<H> {
         let _ = self.history.put_decision(decision);
     }
 
-    /// Runs until every [`Shared`] is dropped or `stop` is set; `alive` is called at every tick.
+    /// Runs until every [`SharedState`] is dropped or `stop` is set; `alive` is called at every tick.
     pub fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -291,7 +291,7 @@ impl<H: Host> Turns<H> {
         let lost: Vec<_> = self.vms.values_mut().map(Vm::newly_lost).collect();
         for (index, (name, vm)) in self.vms.iter().enumerate() {
             let holding = vm.status.holding();
-            moments.push(Moment {
+            moments.push(TurnRecord {
                 vm: name,
                 sample: Sample {
                     unix_ms: now,

@@ -8,7 +8,7 @@ use plimsoll_policy::{Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, Standing,
+    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, VmStatus,
     VmSummary, WorkingSetView,
 };
 
@@ -78,14 +78,14 @@ impl<H: Host> Turns<H> {
         vm: &Vm,
         relative: Option<Relative>,
         reclaimable: Option<u64>,
-    ) -> (Standing, String) {
+    ) -> (VmStatus, String) {
         if let Some(why) = &vm.broken {
-            return (Standing::Violating, why.clone());
+            return (VmStatus::Violating, why.clone());
         }
         let (Some(relative), Some(reclaimable)) = (relative, reclaimable) else {
             let why = vm.warnings.first().cloned();
             let why = why.unwrap_or_else(|| "its curve is not available yet".to_owned());
-            return (Standing::Unknown, why);
+            return (VmStatus::Unknown, why);
         };
         let bound = 1.0 + vm.settings().max_loss;
         if relative.expected > bound + self.config.tolerance {
@@ -93,21 +93,21 @@ impl<H: Host> Turns<H> {
                 "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
                 relative.expected
             );
-            (Standing::Violating, why)
+            (VmStatus::Violating, why)
         } else if relative.high > bound {
             let why = format!(
                 "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), limit {bound:.2}: not certain",
                 relative.expected, relative.high
             );
-            (Standing::Tight, why)
+            (VmStatus::Tight, why)
         } else if reclaimable < self.config.unit_bytes {
             (
-                Standing::Tight,
+                VmStatus::Tight,
                 "it is within its limit, and can give nothing".to_owned(),
             )
         } else {
             (
-                Standing::Safe,
+                VmStatus::Safe,
                 format!(
                     "it stays within its limit even with {} MiB less",
                     reclaimable >> 20

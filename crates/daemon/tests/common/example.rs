@@ -15,19 +15,19 @@ use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{
-    By, Check, Decision, HoldingView, Kind, Mode, Phase, State, Step, StepState, Verdict,
+    Check, Decision, HoldingView, Initiator, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
     BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView,
-    HostMemory, HostView, Relative, Sample, Settings, Standing, TraceState, TraceView, VmSummary,
+    HostMemory, HostView, Relative, Sample, Settings, TraceState, TraceView, VmStatus, VmSummary,
     WorkingSetView,
 };
 
 use plimsoll_daemon::clock;
-use plimsoll_daemon::history::{History, Moment};
-use plimsoll_daemon::shared::{Command, Refused, Shared, Snapshot};
+use plimsoll_daemon::history::{History, TurnRecord};
+use plimsoll_daemon::shared::{Command, RequestRefusal, SharedState, Snapshot};
 
 const MIB: u64 = 1 << 20;
 const PAGE: PageSize = PageSize::FOUR_KIB;
@@ -96,7 +96,7 @@ const GUESTS: [Guest; 4] = [
 
 /// An example's daemon: its shared state, and the commands that it answers.
 #[must_use]
-pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
+pub fn shared() -> (Arc<SharedState>, Receiver<Command>) {
     let now_ms = clock::unix_ms();
     let history = History::nowhere();
     for decision in decisions(now_ms) {
@@ -109,7 +109,7 @@ pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
     let (sender, commands) = mpsc::sync_channel(COMMANDS);
     let snapshot = snapshot(now_ms);
     (
-        Arc::new(Shared::new(snapshot, sender, Arc::new(history))),
+        Arc::new(SharedState::new(snapshot, sender, Arc::new(history))),
         commands,
     )
 }
@@ -117,7 +117,7 @@ pub fn shared() -> (Arc<Shared>, Receiver<Command>) {
 /// Answers commands, with a turn every `interval`, until all others that hold `shared` are gone.
 ///
 /// An applied proposal is in progress for a turn and then kept. A rollback is done at once.
-pub fn run(shared: &Arc<Shared>, commands: &Receiver<Command>, interval: Duration) {
+pub fn run(shared: &Arc<SharedState>, commands: &Receiver<Command>, interval: Duration) {
     let mut next_turn = Instant::now() + interval;
     while Arc::strong_count(shared) > 1 {
         let left = next_turn.saturating_duration_since(Instant::now());
@@ -247,15 +247,15 @@ impl Guest {
         let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
         let (standing, why) = match reclaimable {
             None => (
-                Standing::Unknown,
+                VmStatus::Unknown,
                 "its curve is not available yet".to_owned(),
             ),
             Some(reclaimable) if reclaimable < 4 * MIB => (
-                Standing::Tight,
+                VmStatus::Tight,
                 "it is within its limit, and can give nothing".to_owned(),
             ),
             Some(reclaimable) => (
-                Standing::Safe,
+                VmStatus::Safe,
                 format!(
                     "it stays within its limit even with {} MiB less",
                     reclaimable / MIB
@@ -410,7 +410,7 @@ fn proposal(now_unix_ms: u64) -> Decision {
         state: State::Proposed,
         ended_unix_ms: None,
         reason: "The VMs together are predicted to miss less often.".to_owned(),
-        ..blank(4, now_unix_ms, Kind::Divide, By::Daemon)
+        ..blank(4, now_unix_ms, Kind::Divide, Initiator::Daemon)
     }
 }
 
@@ -452,7 +452,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
         checks: vec![check(search, 1.02, 1.04)],
         ended_unix_ms: Some(ago(48)),
         reason: "Others gain more than search loses. Every VM stayed within its limit.".to_owned(),
-        ..blank(1, ago(50), Kind::Divide, By::Operator)
+        ..blank(1, ago(50), Kind::Divide, Initiator::Operator)
     };
     let broken = Decision {
         steps: vec![step("web", web.holding(), whole(384), StepState::Done)],
@@ -462,19 +462,19 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
         ended_unix_ms: Some(ago(28)),
         reason: "web was to give 128 MiB. Its promise was broken: taken back by decision 3."
             .to_owned(),
-        ..blank(2, ago(31), Kind::Divide, By::Daemon)
+        ..blank(2, ago(31), Kind::Divide, Initiator::Daemon)
     };
     let rollback = Decision {
         steps: vec![step("web", whole(384), web.holding(), StepState::Done)],
         takes_back: Some(2),
         ended_unix_ms: Some(ago(27)),
         reason: "Decision 2 broke web's promise.".to_owned(),
-        ..blank(3, ago(28), Kind::Rollback, By::Daemon)
+        ..blank(3, ago(28), Kind::Rollback, Initiator::Daemon)
     };
     vec![kept, broken, rollback, proposal(now_unix_ms)]
 }
 
-fn blank(id: u64, unix_ms: u64, kind: Kind, by: By) -> Decision {
+fn blank(id: u64, unix_ms: u64, kind: Kind, by: Initiator) -> Decision {
     Decision {
         schema: SCHEMA,
         id,
@@ -512,7 +512,7 @@ fn record(history: &History, unix_ms: u64, moment: u64) {
         let wave = moment.abs_diff(moment / 16 * 16 + 8) * u64::from(guest.working_set_mib) / 64;
         let known = guest.misses.is_some();
         let relative = guest.relative(guest.size());
-        Moment {
+        TurnRecord {
             vm: guest.vm,
             sample: Sample {
                 unix_ms,
@@ -533,7 +533,7 @@ fn record(history: &History, unix_ms: u64, moment: u64) {
 }
 
 /// Another turn: only the time has changed, and a move in progress is completed.
-fn turn(shared: &Shared) {
+fn turn(shared: &SharedState) {
     let mut next = (*shared.snapshot()).clone();
     next.host.turn += 1;
     next.host.now_unix_ms = clock::unix_ms();
@@ -556,7 +556,7 @@ fn turn(shared: &Shared) {
     shared.publish(next);
 }
 
-fn answer(shared: &Shared, command: Command) {
+fn answer(shared: &SharedState, command: Command) {
     let mut next = (*shared.snapshot()).clone();
     // The requester may have gone.
     match command {
@@ -596,7 +596,11 @@ fn answer(shared: &Shared, command: Command) {
     shared.publish(next);
 }
 
-fn apply(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decision, Refused> {
+fn apply(
+    shared: &SharedState,
+    next: &mut Snapshot,
+    choice: Choice,
+) -> Result<Decision, RequestRefusal> {
     if next.host.paused {
         let paused = "the daemon is paused; nothing was moved";
         return Err(refused(RefusalKind::Conflict, paused));
@@ -607,7 +611,7 @@ fn apply(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decisio
         return Err(refused(RefusalKind::Conflict, none));
     };
     decision.state = State::Moving;
-    decision.by = By::Operator;
+    decision.by = Initiator::Operator;
     for step in &mut decision.steps {
         step.state = StepState::Shrinking;
     }
@@ -616,7 +620,11 @@ fn apply(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decisio
     Ok(decision)
 }
 
-fn roll_back(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Decision, Refused> {
+fn roll_back(
+    shared: &SharedState,
+    next: &mut Snapshot,
+    choice: Choice,
+) -> Result<Decision, RequestRefusal> {
     let newest = || {
         let recent = shared.history.decisions(None, None, 10);
         let kept = recent
@@ -633,7 +641,7 @@ fn roll_back(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Dec
     let newest = shared.history.decisions(None, None, 1);
     let id = newest.first().map_or(1, |newest| newest.id + 1);
     let now = clock::unix_ms();
-    let mut rollback = blank(id, now, Kind::Rollback, By::Operator);
+    let mut rollback = blank(id, now, Kind::Rollback, Initiator::Operator);
     rollback.takes_back = Some(decision.id);
     rollback.reason = "An operator took it back.".to_owned();
     for old in &decision.steps {
@@ -649,7 +657,7 @@ fn roll_back(shared: &Shared, next: &mut Snapshot, choice: Choice) -> Result<Dec
     Ok(rollback)
 }
 
-fn put(shared: &Shared, decision: &Decision) {
+fn put(shared: &SharedState, decision: &Decision) {
     shared.history.put_decision(decision);
     shared.tell(Event::Decision { id: decision.id });
 }
@@ -663,8 +671,8 @@ fn set_holding(next: &mut Snapshot, vm: &str, holding: HoldingView) {
     }
 }
 
-fn refused(kind: RefusalKind, why: &str) -> Refused {
-    Refused::new(kind, why)
+fn refused(kind: RefusalKind, why: &str) -> RequestRefusal {
+    RequestRefusal::new(kind, why)
 }
 
 fn bytes(mib: u32) -> u64 {

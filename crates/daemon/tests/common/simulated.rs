@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::{
-    Absence, ActuatorError, DiskStat, MemoryPart, Observation, Part, Progress, Sent, VmMemory,
+    Absence, ActuatorError, Delivery, DiskStat, MemoryPart, Observation, Part, Progress, VmMemory,
 };
 use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
@@ -22,7 +22,7 @@ const STUCK_MS: u64 = 10_000;
 
 /// How a balloon follows its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Follows {
+pub enum BalloonBehaviour {
     /// By this many bytes a second.
     Pace(u64),
     /// Not at all.
@@ -53,7 +53,7 @@ pub struct SimulatedVm {
     /// References a second.
     pub references_per_second: u64,
     /// How its balloon follows its target.
-    pub follows: Follows,
+    pub follows: BalloonBehaviour,
     /// How long its monitor blocks a query without an answer.
     pub silence: Duration,
     /// Its working set as its tracer reports it.
@@ -78,7 +78,7 @@ impl SimulatedVm {
             claimed: Some(truth.clone()),
             truth,
             references_per_second: 1000,
-            follows: Follows::Pace(64 << 20),
+            follows: BalloonBehaviour::Pace(64 << 20),
             silence: Duration::ZERO,
             working_set: None,
             target_bytes: None,
@@ -96,7 +96,7 @@ impl SimulatedVm {
 
     fn pass(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        if let (Follows::Pace(pace), Some(target)) = (self.follows, self.target_bytes) {
+        if let (BalloonBehaviour::Pace(pace), Some(target)) = (self.follows, self.target_bytes) {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -127,10 +127,10 @@ impl SimulatedVm {
             .map_or(0, |target| target.abs_diff(self.direct_bytes));
         let unchanged_ms = now_ms - self.told_at_ms;
         let progress = match (self.follows, self.target_bytes) {
-            (Follows::Absent, _) => Progress::Absent(Absence::NoDevice),
+            (BalloonBehaviour::Absent, _) => Progress::Absent(Absence::NoDevice),
             (_, None) => Progress::NoTarget,
             (_, Some(_)) if left_bytes == 0 => Progress::Reached,
-            (Follows::Never, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
+            (BalloonBehaviour::Never, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
                 unchanged_ms,
                 left_bytes,
             },
@@ -306,7 +306,7 @@ impl SimulatedPart {
         ActuatorError::Set {
             what: format!("balloon of VM {}", self.vm),
             target_bytes,
-            sent: Sent::Maybe,
+            sent: Delivery::Maybe,
             source: "the monitor closed the connection".into(),
         }
     }
@@ -370,9 +370,9 @@ impl MemoryPart for SimulatedPart {
             vm.cache_bytes = Some(target_bytes);
         } else {
             match vm.follows {
-                Follows::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
-                Follows::Broken => return Err(self.broken(target_bytes)),
-                Follows::Pace(_) | Follows::Never => {}
+                BalloonBehaviour::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
+                BalloonBehaviour::Broken => return Err(self.broken(target_bytes)),
+                BalloonBehaviour::Pace(_) | BalloonBehaviour::Never => {}
             }
             vm.target_bytes = Some(target_bytes.min(vm.ram_bytes));
             vm.told_at_ms = now_ms;

@@ -4,7 +4,7 @@ use super::transfer::BLOCK;
 use super::{Engine, Outstanding};
 
 use crate::busy::Use;
-use crate::frames::Held;
+use crate::frames::FrameContents;
 use crate::{Action, CacheMode, Contents, Location, PAGE_BYTES};
 
 /// A cache disables itself when at least this many pages did not have the contents of their last I/O, and these are
@@ -21,12 +21,12 @@ const LOOKS: u64 = 4096;
 
 /// Recent numbers of inspected pages and of mismatches.
 #[derive(Default)]
-pub(super) struct Looks {
+pub(super) struct InspectionCounts {
     pub(super) looks: u64,
     pub(super) mismatches: u64,
 }
 
-impl Looks {
+impl InspectionCounts {
     /// Counts an inspection. Returns whether too many pages did not match.
     fn look(&mut self, matches: bool) -> bool {
         if self.looks >= LOOKS {
@@ -46,7 +46,7 @@ impl Engine {
             self.stats.refused_unknown += 1;
             return;
         };
-        let Held::Contents(location, _) = held else {
+        let FrameContents::Contents(location, _) = held else {
             self.stats.refused_other += 1;
             return;
         };
@@ -75,7 +75,7 @@ impl Engine {
         if self.options.hash_check {
             // Of the newest I/O with the block, whichever frame it was.
             let newest = newest.and_then(|frame| self.frames.held(frame));
-            let Some(Held::Contents(_, hash)) = newest else {
+            let Some(FrameContents::Contents(_, hash)) = newest else {
                 self.stats.refused_unknown += 1;
                 return;
             };

@@ -8,7 +8,7 @@ use super::transfer::{BLOCK, Piece, Run, copy_to, copy_to_stretches, frame_of};
 use super::{Engine, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
-use crate::frames::{Held, Ticket};
+use crate::frames::{FrameContents, Ticket};
 use crate::segments::Cursor;
 use crate::{Action, DiskNumber, GuestData, Location, OutsideRam, PAGE_BYTES, Segment};
 
@@ -83,7 +83,8 @@ impl Engine {
         }
         self.stats.hits += 1;
         if let Some(frame) = frame.filter(|_| self.disabled.is_none()) {
-            self.frames.set(frame, Held::Contents(location, hash));
+            self.frames
+                .set(frame, FrameContents::Contents(location, hash));
         } else {
             self.release_frames(parts);
         }
@@ -166,7 +167,7 @@ impl Engine {
             match piece.frame.filter(|_| self.disabled.is_none()) {
                 Some(frame) => self
                     .frames
-                    .set(frame, Held::Pending(piece.location, ticket)),
+                    .set(frame, FrameContents::Pending(piece.location, ticket)),
                 None => self.release_frames(&[piece.segment()]),
             }
         }

@@ -6,7 +6,7 @@ use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, copy_from_stretches,
 use super::{Engine, OBSERVED_BLOCKS_MAX, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
-use crate::frames::{Held, Ticket};
+use crate::frames::{FrameContents, Ticket};
 use crate::segments::Cursor;
 use crate::{
     Action, ByteRange, DiskNumber, GuestData, Location, PAGE_BYTES, Page, Segment, WriteMode,
@@ -103,7 +103,8 @@ impl Engine {
         if matches!(result, Ok(true)) {
             if let Some(frame) = frame.filter(|_| self.disabled.is_none()) {
                 let hash = self.hash(&page[..]);
-                self.frames.set(frame, Held::Contents(location, hash));
+                self.frames
+                    .set(frame, FrameContents::Contents(location, hash));
             } else {
                 self.frames.forget(location);
                 self.release_frames(parts);

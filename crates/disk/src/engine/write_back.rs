@@ -5,7 +5,7 @@ use plimsoll_hcache::Version;
 use super::transfer::BLOCK;
 use super::{Engine, Flush, Outstanding};
 
-use crate::dirty::Written;
+use crate::dirty::WriteBackResult;
 use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
 
 /// Maximum number of blocks written back by one submission, and of blocks being written back at a time.
@@ -106,7 +106,7 @@ impl Engine {
         ok: bool,
     ) {
         for &(location, version) in blocks {
-            if self.dirty.finish(location, ok, self.now) == Written::StillDirty {
+            if self.dirty.finish(location, ok, self.now) == WriteBackResult::StillDirty {
                 continue;
             }
             self.stats.written_back_blocks += 1;

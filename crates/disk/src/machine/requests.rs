@@ -19,7 +19,7 @@ use crate::{
 const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 
 /// The result of serving a queue.
-pub(super) enum Served {
+pub(super) enum QueueProgress {
     /// The queue has more requests.
     More,
     /// Suspended until a request completes, or the frontend's message is handled.
@@ -105,13 +105,13 @@ fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -
 
 impl Machine {
     /// Serves the requests in a queue.
-    pub(super) fn serve_queue(&mut self, index: usize, number: usize) -> Served {
+    pub(super) fn serve_queue(&mut self, index: usize, number: usize) -> QueueProgress {
         let device = &mut self.devices[index];
         let Link::Open(connection) = &mut device.link else {
-            return Served::All;
+            return QueueProgress::All;
         };
         if connection.held {
-            return Served::Waiting;
+            return QueueProgress::Waiting;
         }
         let mut guard = lock(&connection.vhost);
         let vhost = &mut *guard;
@@ -119,21 +119,21 @@ impl Machine {
         let vring = &mut vhost.vrings[number];
         let run = vring.run;
         let Some(queue) = &mut vring.queue else {
-            return Served::All;
+            return QueueProgress::All;
         };
         let ram = Arc::clone(queue.ram());
-        let served = (|| -> Result<Served, QueueFault> {
+        let served = (|| -> Result<QueueProgress, QueueFault> {
             queue.disable_notifications()?;
             for _ in 0..TURN {
                 // A disk without requests in flight may always begin one.
                 if self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && device.in_flight > 0 {
-                    return Ok(Served::Waiting);
+                    return Ok(QueueProgress::Waiting);
                 }
                 let Some((head, again)) = queue.pop()? else {
                     if queue.enable_notifications()? {
                         continue;
                     }
-                    return Ok(Served::All);
+                    return Ok(QueueProgress::All);
                 };
                 device.stats.resubmitted += u64::from(again);
                 let wanted = match queue.chain(head, &mut self.pieces) {
@@ -214,12 +214,12 @@ impl Machine {
                     self.touched.push((index, number));
                 }
             }
-            Ok(Served::More)
+            Ok(QueueProgress::More)
         })();
         served.unwrap_or_else(|_| {
             device.stats.bad_requests += 1;
             vring.fail();
-            Served::All
+            QueueProgress::All
         })
     }
 

@@ -114,13 +114,13 @@ fn options(folder: &Path, setup: &Setup) -> MachineOptions {
 }
 
 /// A machine that runs in a thread.
-pub struct Running {
+pub struct MachineThread {
     pub place: Place,
     pub handle: MachineHandle,
     thread: Option<JoinHandle<Result<(), DiskError>>>,
 }
 
-impl Running {
+impl MachineThread {
     pub fn start(setup: Setup) -> Self {
         let place = Place::new(setup);
         let mut machine = Machine::new(place.options()).unwrap();
@@ -166,7 +166,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for MachineThread {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             // A failed test reports the reason itself.
@@ -288,7 +288,7 @@ impl Model {
 
 /// What a request in flight does.
 #[derive(Clone, Copy)]
-enum Doing {
+enum Operation {
     Read,
     Write(u64),
     Discard,
@@ -298,7 +298,7 @@ enum Doing {
 
 /// A request in flight.
 struct Flight {
-    doing: Doing,
+    doing: Operation,
     first: u64,
     count: u64,
     segments: Vec<Segment>,
@@ -358,15 +358,15 @@ impl Guest {
             }
         };
         let doing = match self.random.below(20) {
-            0 => Doing::Flush,
-            1 => Doing::Discard,
-            2 => Doing::Zero,
-            3..11 => Doing::Write(self.next_seed),
-            _ => Doing::Read,
+            0 => Operation::Flush,
+            1 => Operation::Discard,
+            2 => Operation::Zero,
+            3..11 => Operation::Write(self.next_seed),
+            _ => Operation::Read,
         };
         self.next_seed += 1;
         let segments = self.segments(self.buffers[at], count * 512, aligned);
-        if let Doing::Write(seed) = doing {
+        if let Operation::Write(seed) = doing {
             let bytes: Vec<u8> = (first..first + count)
                 .flat_map(|sector| sector_of(seed, sector))
                 .collect();
@@ -381,20 +381,20 @@ impl Guest {
         let sector = first;
         let unmap = self.random.below(2) == 0;
         let request = match doing {
-            Doing::Read => Request::Read {
+            Operation::Read => Request::Read {
                 sector,
                 segments: &segments,
             },
-            Doing::Write(_) => Request::Write {
+            Operation::Write(_) => Request::Write {
                 sector,
                 segments: &segments,
             },
-            Doing::Discard => Request::Discard(&ranges),
-            Doing::Zero => Request::WriteZeroes {
+            Operation::Discard => Request::Discard(&ranges),
+            Operation::Zero => Request::WriteZeroes {
                 ranges: &ranges,
                 unmap,
             },
-            Doing::Flush => Request::Flush,
+            Operation::Flush => Request::Flush,
         };
         let queue = usize::try_from(self.random.below(self.queues as u64)).unwrap();
         self.disk.queue(queue).submit(&request, at as u64)?;
@@ -481,7 +481,7 @@ impl Guest {
     fn completed(&mut self, flight: &Flight) {
         let Flight { first, count, .. } = *flight;
         match flight.doing {
-            Doing::Read => {
+            Operation::Read => {
                 let mut bytes = Vec::new();
                 for segment in &flight.segments {
                     let mut piece = vec![0; segment.bytes as usize];
@@ -490,10 +490,10 @@ impl Guest {
                 }
                 self.model.check(first, &bytes, "read");
             }
-            Doing::Write(seed) => self.model.set(first, count, Some(seed)),
-            Doing::Discard => self.model.set(first, count, None),
-            Doing::Zero => self.model.set(first, count, Some(0)),
-            Doing::Flush => {}
+            Operation::Write(seed) => self.model.set(first, count, Some(seed)),
+            Operation::Discard => self.model.set(first, count, None),
+            Operation::Zero => self.model.set(first, count, Some(0)),
+            Operation::Flush => {}
         }
     }
 

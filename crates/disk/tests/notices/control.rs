@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use plimsoll_disk::protocol::{control, record, ring};
-use plimsoll_disk::{BadRequest, ControlDisk, Drained, PAGE_BYTES, VictimCache};
+use plimsoll_disk::{BadRequest, ControlDisk, DrainResult, PAGE_BYTES, VictimCache};
 
 use crate::guest::{Guest, HEADER, NONCE, Record, command, get_offset};
 use crate::store::{LocalStore, store};
-use crate::{Notebook, Told};
+use crate::{Notebook, SinkCall};
 
 const EINVAL: u64 = 22;
 const ENOENT: u64 = 2;
@@ -286,7 +286,7 @@ fn without_a_ring_there_are_no_pools() {
         ("gone", |m| m.disk.guest_gone(&mut m.notebook)),
         ("fault", |m| {
             m.guest.set(ring::AT_HEAD, 1 << 60);
-            assert_eq!(m.disk.drain(&mut m.notebook), Drained::Fault);
+            assert_eq!(m.disk.drain(&mut m.notebook), DrainResult::Fault);
         }),
     ];
     for (name, end) in ends {
@@ -296,7 +296,7 @@ fn without_a_ring_there_are_no_pools() {
         machine.disk.drain(&mut machine.notebook);
         end(&mut machine);
         assert!(
-            machine.notebook.take().contains(&Told::ForgetFrames),
+            machine.notebook.take().contains(&SinkCall::ForgetFrames),
             "{name}"
         );
         assert_eq!(machine.disk.victim_cache_stats().pools, 0, "{name}");
@@ -311,7 +311,10 @@ fn without_a_ring_there_are_no_pools() {
     let mut machine = Machine::attached(None);
     assert_eq!(machine.command(control::DETACH, &[1]), Ok(0));
     machine.guest.post(Record::new(record::ADD, 1));
-    assert_eq!(machine.disk.drain(&mut machine.notebook), Drained::Records);
+    assert_eq!(
+        machine.disk.drain(&mut machine.notebook),
+        DrainResult::Records
+    );
 }
 
 #[test]

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use guest::{CHUNK_BYTES, FRAMES_END, Guest, HEADER, HIGH, NONCE, RAM_BYTES, Ram, Record};
 use plimsoll_disk::protocol::{record, ring};
 use plimsoll_disk::{
-    AttachError, BlockSink, Contents, Drained, FrameSink, GuestData as _, Notice, Notices,
+    AttachError, BlockSink, Contents, DrainResult, FrameSink, GuestData as _, Notice, Notices,
     PAGE_BYTES, Page,
 };
 use proptest::prelude::*;
 
 /// A call that a sink received. Of a page, the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum SinkCall {
     ForgetFrames,
     ForgetBlocks,
     Notice(Notice, Option<u8>),
@@ -30,17 +30,17 @@ enum Told {
 
 /// Records its calls, in order.
 #[derive(Clone, Default)]
-struct Notebook(Rc<RefCell<Vec<Told>>>);
+struct Notebook(Rc<RefCell<Vec<SinkCall>>>);
 
 impl Notebook {
-    fn take(&self) -> Vec<Told> {
+    fn take(&self) -> Vec<SinkCall> {
         self.0.take()
     }
 }
 
 impl FrameSink for Notebook {
     fn forget(&mut self) {
-        self.0.borrow_mut().push(Told::ForgetFrames);
+        self.0.borrow_mut().push(SinkCall::ForgetFrames);
     }
 
     fn notice(&mut self, notice: Notice, contents: Option<Contents<'_>>) {
@@ -58,22 +58,22 @@ impl FrameSink for Notebook {
                 byte[0]
             }
         });
-        self.0.borrow_mut().push(Told::Notice(notice, first));
+        self.0.borrow_mut().push(SinkCall::Notice(notice, first));
     }
 }
 
 impl BlockSink for Notebook {
     fn put(&mut self, pool: u32, block: u64, page: &Page) {
         assert!(page.iter().all(|byte| *byte == page[0]), "a torn page");
-        (self.0.borrow_mut()).push(Told::Put(pool, block, page[0]));
+        (self.0.borrow_mut()).push(SinkCall::Put(pool, block, page[0]));
     }
 
     fn flush(&mut self, pool: u32, block: u64, count: u32) {
-        (self.0.borrow_mut()).push(Told::Flush(pool, block, count));
+        (self.0.borrow_mut()).push(SinkCall::Flush(pool, block, count));
     }
 
     fn forget(&mut self) {
-        self.0.borrow_mut().push(Told::ForgetBlocks);
+        self.0.borrow_mut().push(SinkCall::ForgetBlocks);
     }
 }
 
@@ -96,36 +96,36 @@ impl Pair {
         }
     }
 
-    fn drain(&mut self) -> (Drained, Vec<Told>) {
+    fn drain(&mut self) -> (DrainResult, Vec<SinkCall>) {
         let drained = (self.notices).drain(&mut self.notebook.clone(), &mut self.notebook.clone());
         (drained, self.notebook.take())
     }
 
     /// Drains, and checks that the ring was released.
-    fn fault(&mut self) -> Vec<Told> {
+    fn fault(&mut self) -> Vec<SinkCall> {
         let (drained, told) = self.drain();
-        assert_eq!(drained, Drained::Fault);
+        assert_eq!(drained, DrainResult::Fault);
         assert_eq!(
             told[told.len() - 2..],
-            [Told::ForgetFrames, Told::ForgetBlocks]
+            [SinkCall::ForgetFrames, SinkCall::ForgetBlocks]
         );
         let stats = self.notices.stats();
         assert_eq!((stats.attached, stats.faults), (false, 1));
         self.guest.post(Record::new(record::ADD, 1));
-        assert_eq!(self.drain(), (Drained::Nothing, vec![]));
+        assert_eq!(self.drain(), (DrainResult::Nothing, vec![]));
         told
     }
 }
 
-fn add(frame: u64) -> Told {
-    Told::Notice(Notice::Add { frame }, None)
+fn add(frame: u64) -> SinkCall {
+    SinkCall::Notice(Notice::Add { frame }, None)
 }
 
 #[test]
 fn records_come_in_order_with_their_pages() {
     let mut pair = Pair::new();
     assert_eq!(pair.guest.get(ring::AT_ATTACHED), NONCE);
-    assert_eq!(pair.drain(), (Drained::Nothing, vec![]));
+    assert_eq!(pair.drain(), (DrainResult::Nothing, vec![]));
     let guest = &mut pair.guest;
     guest.set(ring::AT_MEMORY_PAGES, 77);
     guest.post(Record::new(record::ADD, 5));
@@ -146,23 +146,23 @@ fn records_come_in_order_with_their_pages() {
     guest.put(31, (1 << 44) - 1, &[10; PAGE_BYTES]);
     guest.flush(1, 3, 4);
     let (drained, told) = pair.drain();
-    assert_eq!(drained, Drained::Records);
+    assert_eq!(drained, DrainResult::Records);
     assert_eq!(
         told,
         [
             add(5),
-            Told::Notice(Notice::Evict { frame: 5 }, Some(8)),
-            Told::Notice(Notice::Evict { frame: 6 }, None),
-            Told::Notice(
+            SinkCall::Notice(Notice::Evict { frame: 5 }, Some(8)),
+            SinkCall::Notice(Notice::Evict { frame: 6 }, None),
+            SinkCall::Notice(
                 Notice::Evict {
                     frame: FRAMES_END - 1
                 },
                 Some(9)
             ),
-            Told::Notice(Notice::Migrate { frame: 7, to: 8 }, None),
-            Told::Notice(Notice::Release { frame: 8 }, None),
-            Told::Put(31, (1 << 44) - 1, 10),
-            Told::Flush(1, 3, 4),
+            SinkCall::Notice(Notice::Migrate { frame: 7, to: 8 }, None),
+            SinkCall::Notice(Notice::Release { frame: 8 }, None),
+            SinkCall::Put(31, (1 << 44) - 1, 10),
+            SinkCall::Flush(1, 3, 4),
         ]
     );
     assert_eq!(pair.guest.get(ring::AT_TAIL), 8);
@@ -183,10 +183,10 @@ fn a_loss_is_told_before_the_batch_to_frames_and_after_it_to_blocks() {
     assert_eq!(
         told,
         [
-            Told::ForgetFrames,
-            Told::Put(1, 1, 1),
+            SinkCall::ForgetFrames,
+            SinkCall::Put(1, 1, 1),
             add(1),
-            Told::ForgetBlocks
+            SinkCall::ForgetBlocks
         ]
     );
     assert_eq!(pair.notices.stats().lost, 3);
@@ -198,12 +198,12 @@ fn a_loss_is_told_before_the_batch_to_frames_and_after_it_to_blocks() {
 fn a_loss_without_a_record_behind_it_is_told() {
     let mut pair = Pair::new();
     pair.guest.lose(1);
-    let forgotten = vec![Told::ForgetFrames, Told::ForgetBlocks];
-    assert_eq!(pair.drain(), (Drained::Records, forgotten.clone()));
-    assert_eq!(pair.drain(), (Drained::Nothing, vec![]));
+    let forgotten = vec![SinkCall::ForgetFrames, SinkCall::ForgetBlocks];
+    assert_eq!(pair.drain(), (DrainResult::Records, forgotten.clone()));
+    assert_eq!(pair.drain(), (DrainResult::Nothing, vec![]));
     // A count that falls is no better.
     pair.guest.set(ring::AT_LOST, 0);
-    assert_eq!(pair.drain(), (Drained::Records, forgotten));
+    assert_eq!(pair.drain(), (DrainResult::Records, forgotten));
     assert_eq!(pair.notices.stats().lost, 1);
 }
 
@@ -215,7 +215,7 @@ fn losses_from_before_the_ring_was_announced_are_not_counted() {
     notices.attach(guest.ram.clone(), HEADER, NONCE).unwrap();
     let notebook = Notebook::default();
     let drained = notices.drain(&mut notebook.clone(), &mut notebook.clone());
-    assert_eq!((drained, notices.stats().lost), (Drained::Nothing, 0));
+    assert_eq!((drained, notices.stats().lost), (DrainResult::Nothing, 0));
 }
 
 #[test]
@@ -287,10 +287,15 @@ fn records_that_make_no_sense_are_counted_and_count_as_lost() {
             pair.guest.post(record);
         }
         let (drained, told) = pair.drain();
-        assert_eq!(drained, Drained::Records, "{bad:?}");
+        assert_eq!(drained, DrainResult::Records, "{bad:?}");
         assert_eq!(
             told,
-            [add(3), Told::ForgetFrames, add(3), Told::ForgetBlocks],
+            [
+                add(3),
+                SinkCall::ForgetFrames,
+                add(3),
+                SinkCall::ForgetBlocks
+            ],
             "{bad:?}"
         );
         let stats = pair.notices.stats();
@@ -324,7 +329,11 @@ fn pages_with_records_that_make_no_sense_are_passed_over() {
         let told = pair.drain().1;
         assert_eq!(
             told,
-            [Told::ForgetFrames, Told::Put(1, 2, 2), Told::ForgetBlocks],
+            [
+                SinkCall::ForgetFrames,
+                SinkCall::Put(1, 2, 2),
+                SinkCall::ForgetBlocks
+            ],
             "{bad:?}"
         );
         assert_eq!(pair.guest.get(ring::AT_SLOT_TAIL), 2);
@@ -354,14 +363,14 @@ fn a_slot_out_of_order_lets_the_ring_go() {
         slot,
         ..Record::new(record::EVICT, 1)
     };
-    let evicted = Told::Notice(Notice::Evict { frame: 1 }, Some(0));
+    let evicted = SinkCall::Notice(Notice::Evict { frame: 1 }, Some(0));
     pair.guest.post(evict(1));
     assert_eq!(pair.drain().1, [evicted], "a slot may be left out");
     pair.guest.post(evict(2));
     pair.guest.post(evict(2));
     assert_eq!(
         pair.fault(),
-        [evicted, Told::ForgetFrames, Told::ForgetBlocks]
+        [evicted, SinkCall::ForgetFrames, SinkCall::ForgetBlocks]
     );
     // No more pages in a batch than there are slots.
     for slot in [4, u64::MAX] {
@@ -404,8 +413,8 @@ fn lazy_contents_are_those_of_the_frame() {
     assert_eq!(
         pair.drain().1,
         [
-            Told::Notice(Notice::Evict { frame }, Some(42)),
-            Told::Notice(Notice::Release { frame }, None)
+            SinkCall::Notice(Notice::Evict { frame }, Some(42)),
+            SinkCall::Notice(Notice::Release { frame }, None)
         ]
     );
 }
@@ -562,14 +571,14 @@ fn another_reader_goes_on_where_the_first_one_stopped() {
         .unwrap();
     let mut third = Notices::default();
     let drained = second.drain(&mut pair.notebook.clone(), &mut pair.notebook.clone());
-    assert_eq!(drained, Drained::Records);
-    assert_eq!(pair.notebook.take(), [Told::Put(1, 1, 2)]);
+    assert_eq!(drained, DrainResult::Records);
+    assert_eq!(pair.notebook.take(), [SinkCall::Put(1, 1, 2)]);
     // One that died between its two words.
     pair.guest.set(ring::AT_SLOT_TAIL, 1);
     pair.guest.put(1, 2, &[3; PAGE_BYTES]);
     third.attach(pair.guest.ram.clone(), HEADER, NONCE).unwrap();
     third.drain(&mut pair.notebook.clone(), &mut pair.notebook.clone());
-    assert_eq!(pair.notebook.take(), [Told::Put(1, 2, 3)]);
+    assert_eq!(pair.notebook.take(), [SinkCall::Put(1, 2, 3)]);
 }
 
 #[test]
@@ -619,18 +628,18 @@ proptest! {
                 }
                 3..5 if guest.has_room() && guest.has_slot() => {
                     guest.put(2, page, &[byte; PAGE_BYTES]);
-                    twin.push_back(Told::Put(2, page, byte));
+                    twin.push_back(SinkCall::Put(2, page, byte));
                 }
                 5 if guest.has_room() => {
                     guest.flush(3, page, 9);
-                    twin.push_back(Told::Flush(3, page, 9));
+                    twin.push_back(SinkCall::Flush(3, page, 9));
                 }
                 6 => {
                     guest.lose(1);
                     let (_, told) = pair.drain();
-                    let expected = std::iter::once(Told::ForgetFrames)
+                    let expected = std::iter::once(SinkCall::ForgetFrames)
                         .chain(twin.drain(..))
-                        .chain([Told::ForgetBlocks]);
+                        .chain([SinkCall::ForgetBlocks]);
                     prop_assert!(told.into_iter().eq(expected));
                 }
                 _ => prop_assert!(pair.drain().1.into_iter().eq(twin.drain(..))),

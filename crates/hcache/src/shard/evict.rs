@@ -1,6 +1,6 @@
 //! Evictions, and compression of pages that become cold.
 
-use super::{DESCRIPTION_BYTES, Goal, RAW_BYTES, Shard, Won, pool_in, slot, some};
+use super::{DESCRIPTION_BYTES, EvictionGain, Goal, RAW_BYTES, Shard, pool_in, slot, some};
 
 use crate::PoolId;
 use crate::arena::Frames;
@@ -11,13 +11,19 @@ use crate::sync::Ordering;
 impl Shard {
     /// Frees `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the
     /// oldest first.
-    pub(crate) fn evict(&mut self, pool: PoolId, until: u64, count: usize, goal: Goal) -> Won {
+    pub(crate) fn evict(
+        &mut self,
+        pool: PoolId,
+        until: u64,
+        count: usize,
+        goal: Goal,
+    ) -> EvictionGain {
         let slot = slot(pool);
         if self.any_pool(pool).is_none() {
-            return Won::default();
+            return EvictionGain::default();
         }
         let before = self.magazine.balance;
-        let mut won = Won::default();
+        let mut won = EvictionGain::default();
         // A page that shares its content, has none stored, or does not shrink frees no frame.
         for _ in 0..count.saturating_mul(8).max(256) {
             let enough = match goal {

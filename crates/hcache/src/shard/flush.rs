@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{DRAIN_PAGES, Flushed, Shard, slot, some};
+use super::{DRAIN_PAGES, FlushResult, Shard, slot, some};
 
 use crate::descriptor::Descriptor;
 use crate::{ClientId, Error, EventKind, Handle, PoolId};
@@ -36,13 +36,13 @@ impl Shard {
         object: u64,
         indices: RangeInclusive<u32>,
         first: bool,
-    ) -> Result<Flushed, Error> {
+    ) -> Result<FlushResult, Error> {
         let found = self.find_pool(client, pool)?;
         let slot = found.slot;
         self.counters(found).flushes += u64::from(first);
         let large = self.pool(slot).totals.is_large();
         let Some(record) = some(self.table.find(hash, pool.0, object)) else {
-            return Ok(Flushed {
+            return Ok(FlushResult {
                 pages: 0,
                 next: None,
                 large,
@@ -74,7 +74,7 @@ impl Shard {
         self.counters(found).flushed_pages += flushed.len() as u64;
         self.publish(slot);
         self.clear_if_empty();
-        Ok(Flushed {
+        Ok(FlushResult {
             pages: flushed.len() as u64,
             next,
             large,

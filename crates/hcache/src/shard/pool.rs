@@ -26,7 +26,7 @@ impl Member {
 
 /// A pool that was found, and the member that requested it.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct PoolMember {
     pub(super) slot: usize,
     pub(super) member: usize,
 }

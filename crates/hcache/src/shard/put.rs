@@ -2,11 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::pool::Found;
+use super::pool::PoolMember;
 use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
 
 use crate::arena::{Frames, NoFrame};
-use crate::contents::{Shared, repeated_word};
+use crate::contents::{ShareResult, repeated_word};
 use crate::descriptor::{Descriptor, Place};
 use crate::sync::Ordering;
 use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sharing};
@@ -68,7 +68,7 @@ impl Shard {
     /// Replaces a page's contents. If it needs something first, the older contents stay.
     pub(super) fn replace<F: FnOnce(&mut Page)>(
         &mut self,
-        found: Found,
+        found: PoolMember,
         id: u32,
         put: &mut Put<F>,
     ) -> Result<PutOutcome, Need> {
@@ -124,7 +124,7 @@ impl Shard {
     /// Inserts a page that is not there.
     pub(super) fn insert<F: FnOnce(&mut Page)>(
         &mut self,
-        found: Found,
+        found: PoolMember,
         put: &mut Put<F>,
     ) -> Result<PutOutcome, Need> {
         let slot = found.slot;
@@ -236,7 +236,7 @@ impl Shard {
     }
 
     /// Removes the frame of a page that was just filled, if its content allows it to be stored without one.
-    fn share(&mut self, found: Found, id: u32) {
+    fn share(&mut self, found: PoolMember, id: u32) {
         let slot = found.slot;
         let Place::Frame(frame) = self.descriptors[id].place() else {
             return;
@@ -260,10 +260,10 @@ impl Shard {
             return;
         }
         let shared = common.contents.share(&common.slab, domain, frame);
-        let (Shared::Existing(entry) | Shared::New(entry)) = shared;
+        let (ShareResult::Existing(entry) | ShareResult::New(entry)) = shared;
         self.descriptors[id].set_place(Place::Shared(entry.0));
         self.pool(slot).frameless += 1;
-        if let Shared::Existing(_) = shared {
+        if let ShareResult::Existing(_) = shared {
             self.magazine.give(frame);
             self.counters(found).shared_pages += 1;
             // If clients share it, the frame has no single owner: each is charged for it.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::registry::{ClientRecord, PoolRecord, Registry};
 use super::{FEWEST_SHARD_FRAMES, HEAP_RESERVE_BYTES, HUGE_FROM_BYTES, Inner, allowed_heap_bytes};
 
-use crate::account::{Account, Oldest, PoolTotals};
+use crate::account::{Account, OldestPage, PoolTotals};
 use crate::arena::NoFrame;
 use crate::schedule::Claim;
-use crate::shard::{Goal, Magazine, Won};
+use crate::shard::{EvictionGain, Goal, Magazine};
 use crate::sync::{Arc, Ordering, lock};
 use crate::sys::HUGE_PAGE_FRAMES;
 use crate::{ClientId, Error, PAGE_BYTES, StoreOptions, schedule, sync};
@@ -249,11 +249,11 @@ impl Inner {
     }
 
     /// Frees frames (or drops pages) of the clients chosen for eviction.
-    pub(super) fn evict_somebody(&self, count: usize, goal: Goal) -> Won {
+    pub(super) fn evict_somebody(&self, count: usize, goal: Goal) -> EvictionGain {
         let mut without: Vec<ClientId> = Vec::new();
         loop {
             let Some(victim) = self.victim(&without) else {
-                return Won::default();
+                return EvictionGain::default();
             };
             let won = self.evict_from(&victim, count, goal);
             if won.pages > 0 {
@@ -297,17 +297,22 @@ impl Inner {
     }
 
     /// Frees frames (or drops pages) of one client, oldest pages first.
-    pub(super) fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> Won {
+    pub(super) fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> EvictionGain {
         self.evict_oldest(|| account.oldest(), count, goal)
     }
 
     /// Drops pages of one pool, oldest first.
-    pub(super) fn evict_from_pool(&self, pool: &Arc<PoolTotals>, count: usize) -> Won {
-        self.evict_oldest(|| Oldest::of(pool, true), count, Goal::Pages)
+    pub(super) fn evict_from_pool(&self, pool: &Arc<PoolTotals>, count: usize) -> EvictionGain {
+        self.evict_oldest(|| OldestPage::of(pool, true), count, Goal::Pages)
     }
 
     /// Evicts from the shard with the oldest page.
-    fn evict_oldest(&self, oldest: impl Fn() -> Option<Oldest>, count: usize, goal: Goal) -> Won {
+    fn evict_oldest(
+        &self,
+        oldest: impl Fn() -> Option<OldestPage>,
+        count: usize,
+        goal: Goal,
+    ) -> EvictionGain {
         // The published stamps may be out of date when the shard is locked: the page may be gone or young.
         // Then any page of that shard is evicted.
         for attempt in 0..=self.shards.len() {
@@ -326,7 +331,7 @@ impl Inner {
                 return won;
             }
         }
-        Won::default()
+        EvictionGain::default()
     }
 
     /// Number of frames to free at once: few in a small store, where each counts.

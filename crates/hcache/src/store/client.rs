@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use super::{Inner, Store};
 
-use crate::account::{Account, Oldest};
+use crate::account::{Account, OldestPage};
 use crate::shard::{RUN, Shard};
 use crate::sync::{Arc, MutexGuard};
-use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome, Taken, Version};
+use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome, TakenPage, Version};
 
 /// A client of a store. Its operations may be called from several threads. When it is dropped,
 /// everything that only it held is released at once.
@@ -238,10 +238,10 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
-    pub fn take_head(&self, pool: PoolId, page: &mut Page) -> Result<Option<Taken>, Error> {
+    pub fn take_head(&self, pool: PoolId, page: &mut Page) -> Result<Option<TakenPage>, Error> {
         let inner = self.inner();
         let totals = inner.shard(0).totals(self.id(), pool)?;
-        while let Some(oldest) = Oldest::of(&totals, false) {
+        while let Some(oldest) = OldestPage::of(&totals, false) {
             if let Some(taken) = inner.shard(oldest.shard).take_head(self.id(), pool, page)? {
                 return Ok(Some(taken));
             }

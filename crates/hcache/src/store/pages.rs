@@ -6,7 +6,7 @@ use super::Inner;
 use super::capacity::TRIES;
 
 use crate::arena::NIL;
-use crate::shard::{CHUNK_PAGES, Common, Goal, Need, Put, RUN, Request, Step, Won};
+use crate::shard::{CHUNK_PAGES, Common, EvictionGain, Goal, Need, Put, RUN, Request, Step};
 use crate::sync::{Ordering, RwLockReadGuard, lock};
 use crate::{ClientId, Error, Handle, Page, PoolId, PutOutcome, sync};
 
@@ -101,7 +101,7 @@ impl Inner {
                 Need::Frames => self.evict_somebody(self.batch(), Goal::Memory),
                 Need::Ceiling(account) => self.evict_from(&account, self.batch(), Goal::Memory),
                 Need::PoolCapacity(pool) => self.evict_from_pool(&pool, 1),
-                Need::Clean => Won::default(),
+                Need::Clean => EvictionGain::default(),
             };
             if won.pages == 0 {
                 break;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::Inner;
 use super::registry::{ClientRecord, PoolRecord};
 
-use crate::account::Oldest;
+use crate::account::OldestPage;
 use crate::shard::Shard;
 use crate::sync::{Ordering, lock};
 use crate::{ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, StoreStats};
@@ -13,7 +13,7 @@ use crate::{ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, Stor
 /// Sums over shards.
 #[derive(Default)]
 struct ShardTotals {
-    pools: HashMap<PoolId, Counted>,
+    pools: HashMap<PoolId, PoolCounts>,
     /// Each client's counters in the pools it uses.
     clients: HashMap<ClientId, Counters>,
     metadata_frames: u64,
@@ -24,7 +24,7 @@ struct ShardTotals {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Counted {
+struct PoolCounts {
     pages: u64,
     dirty: u64,
     packed: u64,
@@ -74,7 +74,7 @@ impl Inner {
                 dirty_pages: counted.dirty,
                 compressed_pages: counted.packed,
                 objects: counted.objects,
-                oldest_age: Oldest::of(&record.totals, false)
+                oldest_age: OldestPage::of(&record.totals, false)
                     .map(|oldest| registry.age(oldest.stamp)),
                 created: record.created,
                 counters: counted.counters,

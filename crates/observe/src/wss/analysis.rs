@@ -418,7 +418,7 @@ mod tests {
     use super::*;
     use plimsoll_flow::PageSize;
     use plimsoll_pagelog::RecordSource;
-    use plimsoll_pagelog::mmu::{Config, Emulated};
+    use plimsoll_pagelog::mmu::{Config, EmulatedRecords};
     use plimsoll_source::synthetic::{Pattern, Workload};
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
             references: 1,
         });
         let source = source.source().unwrap();
-        let machine = Emulated::new(source, &Config::default()).unwrap();
+        let machine = EmulatedRecords::new(source, &Config::default()).unwrap();
         let mut machine = machine.description().clone();
         (machine.ram_bytes, machine.below_4g_bytes) = (6 << 30, 3 << 30);
         for (bytes, per_gib) in [(4096, 1 << 18), (2 << 20, 1 << 9)] {

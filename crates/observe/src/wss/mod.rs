@@ -17,7 +17,7 @@ use std::path::Path;
 use anyhow::Context;
 use plimsoll_flow::{PageCount, PageSize, Source};
 use plimsoll_pagelog::log::{LogReader, is_page_log};
-use plimsoll_pagelog::mmu::{Config, Emulated};
+use plimsoll_pagelog::mmu::{Config, EmulatedRecords};
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::{PageLogError, RecordSource};
 use plimsoll_protocol::size::ByteSize;
@@ -107,13 +107,13 @@ pub fn of_trace<S: Source>(
     mut progress: impl FnMut(u64),
 ) -> anyhow::Result<(Origin, Results)>
 where
-    Emulated<S>: RecordSource,
+    EmulatedRecords<S>: RecordSource,
 {
     let config = Config {
         interval_references: Some(interval),
         ..*config
     };
-    let mut source = Emulated::new(trace, &config)?;
+    let mut source = EmulatedRecords::new(trace, &config)?;
     let second = config
         .tlb2
         .map_or(String::new(), |tlb| format!(" and {tlb}"));

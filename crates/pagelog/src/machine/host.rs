@@ -4,7 +4,7 @@ use super::{CostModel, HostOutcome, Time};
 
 /// A full buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Full {
+pub(super) struct FullBuffer {
     pub(super) vm: usize,
     pub(super) vcpu: usize,
 }
@@ -18,7 +18,7 @@ enum Phase {
     /// An interrupt is pending and arrives at this time.
     Called(Time),
     /// The handler drains these buffers until this time.
-    Pass(Vec<Full>, Time),
+    Pass(Vec<FullBuffer>, Time),
 }
 
 /// The CPU of the host that serves all VMs.
@@ -26,7 +26,7 @@ enum Phase {
 pub(super) struct Host {
     phase: Phase,
     /// Full buffers that are not part of a pass, in the order in which they became full.
-    waiting: Vec<Full>,
+    waiting: Vec<FullBuffer>,
     outcome: HostOutcome,
     /// Time at which it last had work.
     worked: Time,
@@ -34,7 +34,7 @@ pub(super) struct Host {
 
 impl Host {
     /// Reports a full buffer; a pending or masked interrupt covers it.
-    pub(super) fn interrupt(&mut self, full: Full, now: Time, costs: &CostModel) {
+    pub(super) fn interrupt(&mut self, full: FullBuffer, now: Time, costs: &CostModel) {
         self.waiting.push(full);
         if matches!(self.phase, Phase::Idle) {
             self.outcome.interrupts += 1;
@@ -48,7 +48,7 @@ impl Host {
         now: Time,
         entries: u32,
         costs: &CostModel,
-    ) -> Option<Vec<Full>> {
+    ) -> Option<Vec<FullBuffer>> {
         if let Phase::Called(at) = self.phase
             && at <= now
         {

@@ -5,13 +5,13 @@ use crate::record::Record;
 use crate::{PageLogError, RecordSource};
 
 /// The remaining records of a VM.
-struct Ahead<'a> {
+struct RemainingRecords<'a> {
     source: &'a mut dyn RecordSource,
     batch: Vec<Record>,
     next: usize,
 }
 
-impl Ahead<'_> {
+impl RemainingRecords<'_> {
     /// The next record; `None` at the end.
     fn peek(&mut self) -> Result<Option<Record>, PageLogError> {
         if self.next == self.batch.len() {
@@ -42,12 +42,12 @@ pub fn run(
 ) -> Result<Outcome, PageLogError> {
     let vcpus: Vec<u32> = sources.iter().map(|vm| vm.description().vcpus).collect();
     let mut machine = Machine::new(config, &vcpus);
-    let ahead = |source| Ahead {
+    let ahead = |source| RemainingRecords {
         source,
         batch: Vec::new(),
         next: 0,
     };
-    let mut vms: Vec<Ahead> = sources.iter_mut().map(|vm| ahead(&mut **vm)).collect();
+    let mut vms: Vec<RemainingRecords> = sources.iter_mut().map(|vm| ahead(&mut **vm)).collect();
     loop {
         let mut first = None;
         for (number, vm) in vms.iter_mut().enumerate() {

@@ -20,27 +20,27 @@ const FREE: CostModel = CostModel {
 
 /// An event received by a sink.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Told {
+enum SinkEvent {
     Drained(usize, Vec<u64>),
     Interval(usize, u64, u64),
     Mark(usize, u8),
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Listener(Vec<Told>);
+struct Listener(Vec<SinkEvent>);
 
 impl Sink for Listener {
     fn drained(&mut self, vm: usize, pages: &[PageNumber]) {
         let pages = pages.iter().map(|page| page.0).collect();
-        self.0.push(Told::Drained(vm, pages));
+        self.0.push(SinkEvent::Drained(vm, pages));
     }
 
     fn interval(&mut self, vm: usize, number: u64, instructions: u64) {
-        self.0.push(Told::Interval(vm, number, instructions));
+        self.0.push(SinkEvent::Interval(vm, number, instructions));
     }
 
     fn mark(&mut self, vm: usize, id: u8) {
-        self.0.push(Told::Mark(vm, id));
+        self.0.push(SinkEvent::Mark(vm, id));
     }
 }
 
@@ -92,10 +92,10 @@ fn pml_stops_the_vm_at_the_entry_after_the_last_and_misses_nothing() {
     let config = config(Mode::Pml, 512, costs);
     let (outcome, listener) = played(&config, 1, &walks(512, 100));
     // Disabling PML at the end drains the buffer.
-    assert_eq!(listener.0, [Told::Drained(0, (0..512).collect())]);
+    assert_eq!(listener.0, [SinkEvent::Drained(0, (0..512).collect())]);
     assert_eq!((outcome.vms[0].full_events, outcome.vms[0].exits), (0, 1));
     let (outcome, listener) = played(&config, 1, &walks(513, 100));
-    let drained = [(0..512).collect(), vec![512]].map(|pages| Told::Drained(0, pages));
+    let drained = [(0..512).collect(), vec![512]].map(|pages| SinkEvent::Drained(0, pages));
     assert_eq!(listener.0, drained);
     let expected = VmOutcome {
         instructions: 51_300,
@@ -118,7 +118,7 @@ fn pml_stops_the_vm_at_the_entry_after_the_last_and_misses_nothing() {
 fn pml_sees_writes_that_set_the_dirty_flag_alone_and_prl_all_walks() {
     let records: Vec<_> = (0..8).map(|n| walk_of(0, n, 1, n % 2 == 0)).collect();
     let (pml, listener) = played(&config(Mode::Pml, 4, FREE), 1, &records);
-    assert_eq!(listener.0, [Told::Drained(0, vec![0, 2, 4, 6])]);
+    assert_eq!(listener.0, [SinkEvent::Drained(0, vec![0, 2, 4, 6])]);
     assert_eq!((pml.vms[0].walks, pml.vms[0].logged), (8, 4));
     let (prl, _) = played(&config(Mode::Prl, 4, FREE), 1, &records);
     assert_eq!((prl.vms[0].walks, prl.vms[0].logged), (8, 7));
@@ -136,10 +136,10 @@ fn pml_gives_all_pages_of_an_interval_before_its_end() {
     records.push(Record::Interval { number: 1 });
     let (outcome, listener) = played(&config(Mode::Pml, 512, FREE), 1, &records);
     let told = [
-        Told::Drained(0, vec![0, 1, 2]),
-        Told::Interval(0, 0, 77),
-        Told::Mark(0, 9),
-        Told::Interval(0, 1, 77),
+        SinkEvent::Drained(0, vec![0, 1, 2]),
+        SinkEvent::Interval(0, 0, 77),
+        SinkEvent::Mark(0, 9),
+        SinkEvent::Interval(0, 1, 77),
     ];
     assert_eq!(listener.0, told);
     assert_eq!((outcome.vms[0].exits, outcome.vms[0].intervals), (1, 2));
@@ -173,7 +173,7 @@ fn prl_misses_the_page_that_finds_the_buffer_full_and_those_until_the_reset() {
     };
     assert_eq!(outcome.vms[0], expected);
     assert_eq!(outcome.vms[0].missed(), 6);
-    assert_eq!(listener.0, [Told::Drained(0, vec![0, 1, 2, 3])]);
+    assert_eq!(listener.0, [SinkEvent::Drained(0, vec![0, 1, 2, 3])]);
     let host = HostOutcome {
         interrupts: 1,
         passes: 1,
@@ -191,7 +191,7 @@ fn a_handler_of_no_cost_misses_one_page_for_each_full_buffer() {
     // 512 logged, one missed, and so on.
     assert_eq!((vm.full_events, vm.missed()), (3, 3));
     assert_eq!((vm.drained, vm.left), (3 * 512, 2000 - 3 * 513));
-    assert!(matches!(&listener.0[1], Told::Drained(0, pages) if pages[0] == 513));
+    assert!(matches!(&listener.0[1], SinkEvent::Drained(0, pages) if pages[0] == 513));
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn one_pass_takes_all_buffers_that_are_full_and_the_next_those_that_became_so() 
     assert_eq!((outcome.host.interrupts, outcome.host.passes), (1, 2));
     assert_eq!(outcome.host.busy_cycles, 30);
     assert_eq!(outcome.host.elapsed_cycles, 140);
-    let drained = [0, 1, 2].map(|page| Told::Drained(0, vec![page]));
+    let drained = [0, 1, 2].map(|page| SinkEvent::Drained(0, vec![page]));
     assert_eq!(listener.0, drained);
 }
 
@@ -237,20 +237,20 @@ fn a_vcpu_that_slept_takes_up_where_the_others_are() {
     let (outcome, listener) = played(&config(Mode::Prl, 1, costs), 2, &records);
     assert_eq!(outcome.host.elapsed_cycles, 1110);
     assert_eq!(outcome.vms[0].left, 1);
-    let told = [vec![1], vec![3]].map(|pages| Told::Drained(0, pages));
+    let told = [vec![1], vec![3]].map(|pages| SinkEvent::Drained(0, pages));
     assert_eq!(listener.0, told);
     assert_eq!(outcome.vms[0].instructions, 1100);
 }
 
 /// Records of a machine in memory, returned in batches of a given size.
-struct Kept {
+struct MemoryRecords {
     description: Description,
     records: Vec<Record>,
     next: usize,
     batch: usize,
 }
 
-impl Kept {
+impl MemoryRecords {
     fn new(vcpus: u32, records: &[Record], batch: usize) -> Self {
         Self {
             description: Description {
@@ -264,7 +264,7 @@ impl Kept {
     }
 }
 
-impl RecordSource for Kept {
+impl RecordSource for MemoryRecords {
     fn description(&self) -> &Description {
         &self.description
     }
@@ -280,8 +280,8 @@ impl RecordSource for Kept {
 
 /// Results of a cycle-by-cycle run of \[PRL\] §4.1-4.3.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Played {
-    told: Vec<Told>,
+struct NaiveRun {
+    told: Vec<SinkEvent>,
     /// Logged, missed at full, missed in the handler; by VM.
     counts: Vec<[u64; 3]>,
     interrupts: u64,
@@ -291,10 +291,10 @@ struct Played {
 }
 
 /// The naive twin: steps through all cycles, and checks in each whether the handler starts or ends something.
-fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> Played {
-    let mut result = Played {
+fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> NaiveRun {
+    let mut result = NaiveRun {
         counts: vec![[0; 3]; vms.len()],
-        ..Played::default()
+        ..NaiveRun::default()
     };
     // By VM and vCPU: pages, whether logging is suspended, the vCPU's cycle.
     let mut vcpus: Vec<Vec<(Vec<u64>, bool, u64)>> = Vec::new();
@@ -332,7 +332,7 @@ fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> Playe
                 if pass.as_ref().is_some_and(|pass| pass.1 == cycle) {
                     for (vm, vcpu) in pass.take().unwrap().0 {
                         let pages = std::mem::take(&mut vcpus[vm][vcpu].0);
-                        result.told.push(Told::Drained(vm, pages));
+                        result.told.push(SinkEvent::Drained(vm, pages));
                         vcpus[vm][vcpu].1 = false;
                     }
                     begins = !full.is_empty();
@@ -363,7 +363,7 @@ fn naive(costs: &CostModel, entries: usize, vms: &[(u32, Vec<Record>)]) -> Playe
         now[vm] = time;
         let Record::Walk(walk) = record else {
             if let Record::Interval { number } = record {
-                result.told.push(Told::Interval(vm, number, ran[vm]));
+                result.told.push(SinkEvent::Interval(vm, number, ran[vm]));
             }
             continue;
         };
@@ -427,7 +427,7 @@ proptest! {
             ..FREE
         };
         let expected = naive(&costs, entries as usize, &vms);
-        let mut kept: Vec<_> = vms.iter().map(|vm| Kept::new(vm.0, &vm.1, batch)).collect();
+        let mut kept: Vec<_> = vms.iter().map(|vm| MemoryRecords::new(vm.0, &vm.1, batch)).collect();
         let mut sources: Vec<_> = kept.iter_mut().map(|vm| vm as &mut dyn RecordSource).collect();
         let mut listener = Listener::default();
         let config = config(Mode::Prl, entries, costs);
@@ -439,7 +439,7 @@ proptest! {
             Ok([vm.logged, vm.missed_at_full, vm.missed_in_handler])
         });
         let counts: Vec<_> = counts.collect::<Result<_, _>>()?;
-        let found = Played {
+        let found = NaiveRun {
             told: listener.0,
             counts,
             interrupts: outcome.host.interrupts,
@@ -469,7 +469,7 @@ proptest! {
             let (mut pages, mut found) = (Vec::new(), Vec::new());
             for told in listener.0 {
                 match told {
-                    Told::Drained(_, drained) => pages.extend(drained),
+                    SinkEvent::Drained(_, drained) => pages.extend(drained),
                     _ => found.push(std::mem::take(&mut pages)),
                 }
             }

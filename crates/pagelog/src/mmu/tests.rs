@@ -6,12 +6,12 @@ use super::*;
 use proptest::prelude::*;
 
 /// References in memory.
-struct Made {
+struct MemoryReferences {
     references: Vec<(u64, AccessKind)>,
     batch: usize,
 }
 
-impl Source for Made {
+impl Source for MemoryReferences {
     type Error = std::convert::Infallible;
 
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, Self::Error> {
@@ -25,11 +25,11 @@ impl Source for Made {
 }
 
 fn records_of(references: &[(u64, AccessKind)], config: &Config) -> Vec<Record> {
-    let source = Made {
+    let source = MemoryReferences {
         references: references.to_vec(),
         batch: 100,
     };
-    let mut log = Emulated::new(source, config).unwrap();
+    let mut log = EmulatedRecords::new(source, config).unwrap();
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while log.next_batch(&mut batch).unwrap() {
         assert!(batch.len() <= BATCH_RECORDS);
@@ -153,7 +153,7 @@ fn a_walk_after_a_long_time_stands_behind_a_clock() {
 
 #[test]
 fn a_filter_that_cannot_be_is_refused() {
-    let source = Made {
+    let source = MemoryReferences {
         references: Vec::new(),
         batch: 1,
     };
@@ -161,7 +161,7 @@ fn a_filter_that_cannot_be_is_refused() {
         filter_pages: Some(0),
         ..Config::default()
     };
-    let error = Emulated::new(source, &config).err().unwrap();
+    let error = EmulatedRecords::new(source, &config).err().unwrap();
     assert!(matches!(error, PageLogError::Description { .. }));
 }
 

@@ -22,7 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that runs; dropped, it is stopped.
-pub struct Running {
+pub struct ServerThread {
     pub store: Store,
     server: Option<Arc<Server>>,
     thread: Option<JoinHandle<()>>,
@@ -30,7 +30,7 @@ pub struct Running {
     folder: tempfile::TempDir,
 }
 
-impl Running {
+impl ServerThread {
     pub fn new(options: ServerOptions) -> Self {
         Self::with_stats(options, || String::from("{}"))
     }
@@ -89,7 +89,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop();
     }

@@ -17,7 +17,7 @@ use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 
-use super::report::{Expected, GhostsReport, cache_pages};
+use super::report::{GhostsReport, HitPrediction, cache_pages};
 use crate::prediction::{hit_ratios, lock};
 
 /// Cache sizes for which hit ratios are predicted, as multiples of the present one.
@@ -132,7 +132,7 @@ impl Ghosts {
             let hit_ratios = hit_ratios(curve, sizes.map(behind))?;
             let expected = sizes.into_iter().zip(hit_ratios);
             let mut expected: Vec<_> = expected
-                .map(|(cache_pages, hit_ratio)| Expected {
+                .map(|(cache_pages, hit_ratio)| HitPrediction {
                     cache_pages,
                     hit_ratio,
                 })

@@ -41,12 +41,12 @@ pub struct GhostsReport {
     /// Blocks of `reads` served from the cache.
     pub hits: u64,
     /// Hit ratios of caches of other sizes, smallest first; `null` while too few blocks were read.
-    pub expected: Option<Vec<Expected>>,
+    pub expected: Option<Vec<HitPrediction>>,
 }
 
 /// The hit ratio of a cache of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Expected {
+pub struct HitPrediction {
     /// Size of the cache, in whole segments.
     pub cache_pages: u64,
     /// Share of reads that it would serve, 0.0 to 1.0.
@@ -188,7 +188,7 @@ pub(crate) mod tests {
             victim_cache: VictimCacheStats::default(),
         };
         let mut report = Report::new("web", machine, None, None);
-        let at = |cache_pages, hit_ratio| Expected {
+        let at = |cache_pages, hit_ratio| HitPrediction {
             cache_pages,
             hit_ratio,
         };

@@ -253,7 +253,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let Ok(handle) = starting.recv() else {
             return joined(serving);
         };
-        let served = Served {
+        let served = AdminState {
             vm: name,
             handle,
             ghosts,
@@ -292,14 +292,14 @@ fn end_with(parent: i32) -> anyhow::Result<()> {
 
 /// The server as the admin socket sees it.
 #[derive(Clone)]
-struct Served {
+struct AdminState {
     vm: String,
     handle: MachineHandle,
     ghosts: Option<Ghosts>,
     record: Option<(PathBuf, Arc<AtomicU64>)>,
 }
 
-impl Served {
+impl AdminState {
     /// Serves until `stop`, or until the machine has stopped.
     fn serve(
         &self,
@@ -377,7 +377,7 @@ impl Served {
     }
 }
 
-impl Daemon for Served {
+impl Daemon for AdminState {
     fn answer(&self, request: Request) -> anyhow::Result<Value> {
         Ok(match request {
             Request::Stat => {

@@ -267,12 +267,12 @@ mod tests {
     use plimsoll_ring::{Server, ServerOptions};
 
     /// A server in a thread, until it is dropped.
-    struct Served {
+    struct ServerThread {
         stop: plimsoll_ring::StopHandle,
         thread: Option<thread::JoinHandle<()>>,
     }
 
-    impl Served {
+    impl ServerThread {
         fn at(socket: &Path) -> Self {
             let store = Store::new(StoreOptions::new(32 << 20)).unwrap();
             let server = Server::bind(socket, store, ServerOptions::default()).unwrap();
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    impl Drop for Served {
+    impl Drop for ServerThread {
         fn drop(&mut self) {
             self.stop.stop();
             if let Some(thread) = self.thread.take() {
@@ -313,7 +313,7 @@ mod tests {
     fn pages_come_back_until_they_are_taken_or_flushed() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("hcache");
-        let _served = Served::at(&socket);
+        let _served = ServerThread::at(&socket);
         let mut behind = HcacheClient::new(&socket, "test");
         let private = behind.open(PoolRequest::Private).unwrap();
         let shared = behind.open(PoolRequest::Shared { key: 7 }).unwrap();
@@ -360,13 +360,13 @@ mod tests {
         // Not tried again at once.
         let again = behind.open(PoolRequest::Private).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::NotConnected);
-        let served = Served::at(&socket);
+        let served = ServerThread::at(&socket);
         let pool = reopened(&mut behind);
         put(&mut behind, pool, [1]);
         drop(served);
         assert!(behind.get(pool, 1, 1, &mut |_, _| panic!("found")).is_err());
         assert!(behind.flush(pool, 1, 1).is_err());
-        let _served = Served::at(&socket);
+        let _served = ServerThread::at(&socket);
         let other = reopened(&mut behind);
         assert!(other > pool);
         assert!(behind.put(pool, 1, &[0; 4096]).is_err());

@@ -90,7 +90,7 @@ pub struct ClientReport {
     pub counters: Counters,
     pub pools: Vec<PoolReport>,
     /// Hit ratios at other capacities, smallest first; `null` while it got too little.
-    pub expected: Option<Vec<Expected>>,
+    pub expected: Option<Vec<HitPrediction>>,
     /// Share of its gets that miss by the pages it may have; present if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub curve: Option<CurveJson>,
@@ -98,7 +98,7 @@ pub struct ClientReport {
 
 /// The hit ratio of a client at another capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Expected {
+pub struct HitPrediction {
     /// Multiple of the client's present pages.
     pub ratio: f64,
     /// The capacity in pages.
@@ -200,7 +200,7 @@ impl ClientReport {
                 let present = client.pages.next_multiple_of(plan.segment_pages());
                 let sizes = RATIOS.map(|ratio| PageCount(present).scaled(ratio));
                 let hit_ratios = hit_ratios(curve, sizes)?;
-                let at = |index: usize| Expected {
+                let at = |index: usize| HitPrediction {
                     ratio: RATIOS[index],
                     size_pages: sizes[index].0,
                     hit_ratio: hit_ratios[index],
@@ -339,8 +339,8 @@ pub(crate) mod tests {
         report
     }
 
-    fn expected(ratio: f64, hit_ratio: f64) -> Expected {
-        Expected {
+    fn expected(ratio: f64, hit_ratio: f64) -> HitPrediction {
+        HitPrediction {
             ratio,
             size_pages: PageCount(102_000).scaled(ratio).0,
             hit_ratio,

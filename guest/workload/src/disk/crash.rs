@@ -140,7 +140,7 @@ fn write(file: &File, plan: &Plan, writes: Option<u32>, batch: u32) -> std::io::
 
 /// What is found on the disk.
 #[derive(Debug, Default)]
-struct Found {
+struct BlockCounts {
     /// Blocks that were written and flushed, and so must hold something.
     judged: u64,
     /// Blocks that hold a later write than they must.
@@ -150,9 +150,9 @@ struct Found {
     tally: Tally,
 }
 
-fn verify(file: &File, plan: &Plan, upto: u32) -> std::io::Result<Found> {
+fn verify(file: &File, plan: &Plan, upto: u32) -> std::io::Result<BlockCounts> {
     let newest = plan.newest(upto);
-    let mut found = Found::default();
+    let mut found = BlockCounts::default();
     let mut buffer = Buffer::new(READ_BYTES);
     let per_read = READ_BYTES / WRITE_BYTES;
     for (first, generations) in (0..).step_by(per_read).zip(newest.chunks(per_read)) {
@@ -167,7 +167,7 @@ fn verify(file: &File, plan: &Plan, upto: u32) -> std::io::Result<Found> {
     Ok(found)
 }
 
-impl Found {
+impl BlockCounts {
     /// Judges a block that must hold the write `least` or a later one; 0: it may hold anything
     /// that is not a torn write of this run.
     fn judge(&mut self, plan: &Plan, block: u32, least: u32, bytes: &[u8]) {

@@ -25,14 +25,14 @@ const LOAD: u8 = 9;
 const STATUS: u8 = 12;
 
 /// A mapped device.
-pub struct Mapped {
+pub struct MappedDevice {
     control: File,
     name: &'static str,
     /// Its block device.
     pub path: PathBuf,
 }
 
-impl Mapped {
+impl MappedDevice {
     /// Makes the device `name` of `sectors` sectors: `target` with the words of its table line.
     pub fn new(name: &'static str, sectors: u64, target: &str, words: &str) -> io::Result<Self> {
         let control = File::options().read(true).write(true).open(CONTROL)?;

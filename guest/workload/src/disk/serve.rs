@@ -211,7 +211,7 @@ fn index(number: u64) -> usize {
 struct Task {
     files: Files,
     next: usize,
-    every: Every,
+    every: Schedule,
 }
 
 impl Task {
@@ -219,7 +219,7 @@ impl Task {
         Self {
             files: Files::new(place, first, background.files, background.file_kib, seed),
             next: 0,
-            every: Every::new(background.every_ms * 1000),
+            every: Schedule::new(background.every_ms * 1000),
         }
     }
 
@@ -232,12 +232,12 @@ impl Task {
 }
 
 /// What comes due once a period. A period that passed unseen is left out.
-struct Every {
+struct Schedule {
     period_us: u64,
     next_us: u64,
 }
 
-impl Every {
+impl Schedule {
     fn new(period_us: u64) -> Self {
         Self {
             period_us,
@@ -298,7 +298,7 @@ impl Pace {
 /// What was counted up to the last line.
 struct Report<'a> {
     scene: &'a Scene<'a>,
-    every: Every,
+    every: Schedule,
     lines: u64,
     told_us: u64,
     busy_us: u64,
@@ -312,7 +312,7 @@ impl<'a> Report<'a> {
     fn new(scene: &'a Scene<'a>, every_s: u64) -> Result<Self, WorkloadError> {
         Ok(Self {
             scene,
-            every: Every::new(every_s * 1_000_000),
+            every: Schedule::new(every_s * 1_000_000),
             lines: 0,
             told_us: 0,
             busy_us: 0,
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn what_comes_due_each_period_comes_once_for_each_that_was_seen() {
-        let mut every = Every::new(100);
+        let mut every = Schedule::new(100);
         assert!(!every.is_due(99));
         assert_eq!(every.wait_us(99), 1);
         assert!(every.is_due(100));

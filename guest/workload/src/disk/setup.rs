@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::dm::Mapped;
+use super::dm::MappedDevice;
 use super::settings::{Machine, Swap};
 use crate::WorkloadError;
 use crate::clock::Time;
@@ -34,7 +34,7 @@ pub struct Ready {
     pub device: PathBuf,
     /// Name of the virtio disk behind it.
     pub disk: String,
-    hcache: Option<Mapped>,
+    hcache: Option<MappedDevice>,
     /// Modules of ours that were loaded, the last one first.
     loaded: Vec<&'static str>,
 }
@@ -101,7 +101,7 @@ impl Ready {
     fn map_hcache(&mut self, words: &str) -> Result<(), WorkloadError> {
         let sectors = device_bytes(&self.device)? / 512;
         let lower = self.device.display();
-        let mapped = Mapped::new("hcache", sectors, "hcache", &format!("{lower} 0 {words}"))
+        let mapped = MappedDevice::new("hcache", sectors, "hcache", &format!("{lower} 0 {words}"))
             .map_err(WorkloadError::during("making the device of target hcache"))?;
         self.device.clone_from(&mapped.path);
         self.hcache = Some(mapped);

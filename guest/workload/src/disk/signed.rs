@@ -6,7 +6,7 @@
 
 use super::Scene;
 use super::counters::Counters;
-use super::dm::Mapped;
+use super::dm::MappedDevice;
 use super::files::{Files, Place};
 use super::settings::{Order, Signed};
 use super::setup::device_bytes;
@@ -45,7 +45,7 @@ pub fn run_encrypted(scene: &Scene, pieces: &Signed, cipher: &str) -> Result<Tal
     let key: String = (0..32).map(|nth| format!("{nth:02x}")).collect();
     let tweak = key.chars().rev().collect::<String>();
     let table = format!("{cipher} {key}{tweak} 0 {} 0", lower.display());
-    let mapped = Mapped::new("crypt", bytes / 512, "crypt", &table).map_err(
+    let mapped = MappedDevice::new("crypt", bytes / 512, "crypt", &table).map_err(
         WorkloadError::during(format_args!("making a device of {cipher}")),
     )?;
     let tally = visit_all(scene, pieces, Place::Device(mapped.path.clone()))?;

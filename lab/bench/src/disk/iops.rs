@@ -11,7 +11,7 @@ use plimsoll_driver::{
 
 use super::serve::{QEMU_AIO, cpu_seconds, start_ours, start_qemu};
 use super::{Args, make_image};
-use crate::child::Running;
+use crate::child::ChildProcess;
 use crate::measure::{at_least, median};
 use crate::random::Random;
 use crate::title;
@@ -59,7 +59,7 @@ const LOADS: [Load; 4] = [
 /// A daemon, its guest, and their results.
 struct Side {
     name: String,
-    process: Running,
+    process: ChildProcess,
     disk: Driver,
     buffers: Vec<u64>,
     random: Random,
@@ -70,7 +70,12 @@ struct Side {
 
 impl Side {
     /// Connects to a daemon.
-    fn new(name: String, process: Running, socket: &Path, inflight: bool) -> anyhow::Result<Self> {
+    fn new(
+        name: String,
+        process: ChildProcess,
+        socket: &Path,
+        inflight: bool,
+    ) -> anyhow::Result<Self> {
         let ram = Ram::new(&RamOptions::default())?;
         let options = DriverOptions {
             inflight,

@@ -55,14 +55,14 @@ impl GuestData for Memory {
 }
 
 /// An engine whose storage completes at once.
-struct Driven {
+struct EngineDriver {
     engine: Engine,
     ram: Arc<Memory>,
     contents: Vec<Page>,
     next_tag: u64,
 }
 
-impl Driven {
+impl EngineDriver {
     fn new(mode: CacheMode) -> anyhow::Result<Self> {
         let ram = File::from(memfd_create("plimsoll-bench", MemfdFlags::CLOEXEC)?);
         let contents = vec![[FILL; PAGE_BYTES]; BLOCKS];
@@ -133,9 +133,9 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     for run in 0..cli.runs.max(1) {
         let mut random = Random(u64::from(run));
         let order = random.order(BLOCKS);
-        let mut plain = Driven::new(CacheMode::None)?;
+        let mut plain = EngineDriver::new(CacheMode::None)?;
         costs[0].push(each(&order, |block| plain.read(block))?);
-        let mut cached = Driven::new(CacheMode::Exclusive)?;
+        let mut cached = EngineDriver::new(CacheMode::Exclusive)?;
         costs[1].push(each(&order, |block| cached.read(block))?);
         let order = random.order(BLOCKS);
         costs[2].push(each(&order, |frame| cached.evict(frame))?);

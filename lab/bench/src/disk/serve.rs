@@ -12,7 +12,7 @@ use plimsoll_disk::{
     CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket, WriteMode,
 };
 
-use crate::child::{Running, ourselves};
+use crate::child::{ChildProcess, ourselves};
 
 /// What the process is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -81,7 +81,7 @@ pub(super) fn engine_options(mode: CacheMode) -> EngineOptions {
 }
 
 /// CPU seconds that a process has used, to 10 ms.
-pub(super) fn cpu_seconds(process: &Running) -> anyhow::Result<f64> {
+pub(super) fn cpu_seconds(process: &ChildProcess) -> anyhow::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/stat", process.0.id()))?;
     let (_, fields) = text.rsplit_once(')').context("no name in stat")?;
     let mut fields = fields.split_whitespace().skip(11);
@@ -94,7 +94,7 @@ pub(super) fn start_ours(
     image: &Path,
     socket: &Path,
     cache: Option<(u64, &Path)>,
-) -> anyhow::Result<Running> {
+) -> anyhow::Result<ChildProcess> {
     let mut command = ourselves(["disk-serve"])?;
     command
         .arg("--image")
@@ -105,14 +105,14 @@ pub(super) fn start_ours(
         command.arg("--cache-mib").arg(mib.to_string());
         command.arg("--control").arg(control);
     }
-    Running::start(command.stdin(Stdio::piped()))
+    ChildProcess::start(command.stdin(Stdio::piped()))
 }
 
 /// How QEMU's daemon does its I/O.
 pub(super) const QEMU_AIO: [&str; 2] = ["threads", "io_uring"];
 
 /// Starts QEMU's daemon, bypassing the page cache as ours does.
-pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Result<Running> {
+pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Result<ChildProcess> {
     let (image, path) = (image.display(), socket.display());
     let mut command = Command::new("qemu-storage-daemon");
     command.arg("--blockdev").arg(format!(
@@ -121,6 +121,6 @@ pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Resu
     command.arg("--export").arg(format!(
         "type=vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={path}"
     ));
-    Running::start(command.stdin(Stdio::null()))
+    ChildProcess::start(command.stdin(Stdio::null()))
         .context("qemu-storage-daemon is in package qemu-system-common")
 }

@@ -34,7 +34,7 @@ const SCANNED: usize = 1 << 12;
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     #[arg(value_enum)]
-    which: Which,
+    which: CacheKind,
     #[arg(long)]
     mib: usize,
     #[arg(long)]
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Which {
+enum CacheKind {
     Hcache,
     Moka,
     MokaLru,
@@ -53,7 +53,7 @@ enum Which {
     FoyerS3Fifo,
 }
 
-impl Which {
+impl CacheKind {
     const ALL: [(Self, &str, &str); 6] = [
         (Self::Hcache, "hcache", "hcache, LRU"),
         (Self::Moka, "moka", "moka, TinyLFU"),
@@ -76,9 +76,9 @@ trait Cache: Sync {
     fn pages(&self) -> u64;
 }
 
-struct Ours(Client, PoolId);
+struct OwnCache(Client, PoolId);
 
-impl Cache for Ours {
+impl Cache for OwnCache {
     fn look(&self, number: u64, read: impl FnOnce(&[u8])) -> bool {
         let found = self.0.get_with(handle(self.1, number), |page| read(page));
         found.expect("the pool is there")
@@ -161,11 +161,11 @@ pub(super) fn run(cli: &Cli, args: &super::Args, out: &mut dyn Write) -> anyhow:
         "threads", "1", "2", "1", "2", "", "", "B/page"
     )?;
     let ways = [(true, "1"), (true, "2"), (false, "1"), (false, "2")];
-    let mut rates = Which::ALL.map(|_| ways.map(|_| Vec::new()));
-    let mut held = Which::ALL.map(|_| [0.0; 3]);
+    let mut rates = CacheKind::ALL.map(|_| ways.map(|_| Vec::new()));
+    let mut held = CacheKind::ALL.map(|_| [0.0; 3]);
     let mib = args.cache_mib.to_string();
     for _ in 0..cli.runs.clamp(1, 3) {
-        for (number, (_, name, _)) in Which::ALL.iter().enumerate() {
+        for (number, (_, name, _)) in CacheKind::ALL.iter().enumerate() {
             for (way, &(copied, threads)) in ways.iter().enumerate() {
                 let mut words = vec!["hcache-cache", name, "--mib", &mib, "--threads", threads];
                 if copied {
@@ -182,7 +182,9 @@ pub(super) fn run(cli: &Cli, args: &super::Args, out: &mut dyn Write) -> anyhow:
             }
         }
     }
-    for (((_, _, title), rates), [ratio, pages, bytes]) in Which::ALL.iter().zip(rates).zip(held) {
+    for (((_, _, title), rates), [ratio, pages, bytes]) in
+        CacheKind::ALL.iter().zip(rates).zip(held)
+    {
         let [a, b, c, d] = rates.map(median);
         writeln!(
             out,
@@ -201,26 +203,26 @@ pub(crate) fn run_one(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let references: Vec<_> = all.chunks(2 * REFERENCES).collect();
     let before = proc_bytes("/proc/self/status", "VmRSS")?;
     let figures = match args.which {
-        Which::Hcache => {
+        CacheKind::Hcache => {
             let options = StoreOptions::new(bytes as u64);
             let (client, pool) = store_of(options, PoolOptions::shared(1))?;
-            drive(&Ours(client, pool), &references, args.copied)?
+            drive(&OwnCache(client, pool), &references, args.copied)?
         }
-        Which::Moka => drive(&Moka::new(values as u64), &references, args.copied)?,
-        Which::MokaLru => {
+        CacheKind::Moka => drive(&Moka::new(values as u64), &references, args.copied)?,
+        CacheKind::MokaLru => {
             let builder = Moka::builder().max_capacity(values as u64);
             let cache = builder.eviction_policy(EvictionPolicy::lru()).build();
             drive(&cache, &references, args.copied)?
         }
-        Which::QuickCache => {
+        CacheKind::QuickCache => {
             let cache = quick_cache::sync::Cache::new(values);
             drive(&cache, &references, args.copied)?
         }
-        Which::Foyer => {
+        CacheKind::Foyer => {
             let cache: Foyer<u64, Value> = FoyerBuilder::new(values).build();
             drive(&cache, &references, args.copied)?
         }
-        Which::FoyerS3Fifo => {
+        CacheKind::FoyerS3Fifo => {
             let builder = FoyerBuilder::new(values).with_eviction_config(S3FifoConfig::default());
             let cache: Foyer<u64, Value> = builder.build();
             drive(&cache, &references, args.copied)?

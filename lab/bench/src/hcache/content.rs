@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-struct Held {
+struct ContentResult {
     put_ns: f64,
     got_ns: f64,
     pages: u64,
@@ -124,7 +124,7 @@ struct Held {
 }
 
 /// Puts all pages, and gets those that are left in another order; every byte is compared.
-fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<Held> {
+fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<ContentResult> {
     let (client, pool) = store_of(options, PoolOptions::shared(1))?;
     let pages = region.pages();
     let watch = Watch::start(Clock::Cpu);
@@ -165,7 +165,7 @@ fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<Held> {
     let got_ns = watch.seconds() * 1e9 / left.len().max(1) as f64;
     anyhow::ensure!(hits > 0, "no page is left");
     let pool_stats = &stats.clients[0].pools[0];
-    Ok(Held {
+    Ok(ContentResult {
         put_ns,
         got_ns,
         pages: stats.pages,

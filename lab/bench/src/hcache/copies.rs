@@ -19,13 +19,13 @@ const BAR: f64 = 1.15;
 
 /// The result of one operation compared to the copies with which it alternated.
 #[derive(Default)]
-struct Beside {
+struct CopyComparison {
     copy_ns: Vec<f64>,
     ours_ns: Vec<f64>,
     ratios: Vec<f64>,
 }
 
-impl Beside {
+impl CopyComparison {
     fn line(self, out: &mut dyn Write, name: &str, barred: bool) -> anyhow::Result<()> {
         let (copy, ours) = (median(self.copy_ns), median(self.ours_ns));
         let ratio = median(self.ratios);
@@ -61,7 +61,7 @@ impl Memory {
         order: &[usize],
         others: &[usize],
         mut work: impl FnMut(&mut Self, &[usize]) -> anyhow::Result<()>,
-        found: &mut Beside,
+        found: &mut CopyComparison,
     ) -> anyhow::Result<()> {
         let half = order.len() / 2 / CHUNK * CHUNK;
         for start in (0..order.len() / CHUNK * CHUNK).step_by(CHUNK) {
@@ -210,7 +210,7 @@ fn private(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let (client, pool) = store_of(roomy(puts.len()), PoolOptions::private())?;
-    let [mut first, mut again, mut out_again] = [(); 3].map(|()| Beside::default());
+    let [mut first, mut again, mut out_again] = [(); 3].map(|()| CopyComparison::default());
     memory.pass(puts, others, put(&client, pool, 0), &mut first)?;
     memory.pass(gets, others, get(&client, pool), &mut out_again)?;
     for _ in 0..cli.runs.max(1) {
@@ -236,8 +236,13 @@ fn shared(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let (client, pool) = store_of(roomy(puts.len()), PoolOptions::shared(1))?;
-    let [mut replaced, mut got] = [(); 2].map(|()| Beside::default());
-    memory.pass(puts, others, put(&client, pool, 0), &mut Beside::default())?;
+    let [mut replaced, mut got] = [(); 2].map(|()| CopyComparison::default());
+    memory.pass(
+        puts,
+        others,
+        put(&client, pool, 0),
+        &mut CopyComparison::default(),
+    )?;
     for _ in 0..cli.runs.max(1) {
         memory.pass(gets, others, get(&client, pool), &mut got)?;
         memory.pass(puts, others, put(&client, pool, 0), &mut replaced)?;
@@ -260,8 +265,13 @@ fn full(
     options.capacity_bytes = pages * 4096 / 16 * 15;
     options.max_capacity_bytes = options.capacity_bytes;
     let (client, pool) = store_of(options, PoolOptions::private())?;
-    memory.pass(puts, others, put(&client, pool, 0), &mut Beside::default())?;
-    let mut found = Beside::default();
+    memory.pass(
+        puts,
+        others,
+        put(&client, pool, 0),
+        &mut CopyComparison::default(),
+    )?;
+    let mut found = CopyComparison::default();
     let before = client.store().stats().counters;
     for run in 1..=u64::from(cli.runs.max(1)) {
         memory.pass(puts, others, put(&client, pool, run * pages), &mut found)?;

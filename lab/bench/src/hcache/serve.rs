@@ -11,7 +11,7 @@ use anyhow::Context;
 use plimsoll_hcache::{Store, StoreOptions};
 use plimsoll_ring::{Server, ServerOptions};
 
-use crate::child::{Running, ourselves};
+use crate::child::{ChildProcess, ourselves};
 
 /// What the process is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -41,14 +41,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Starts such a process and waits until it answers.
-pub(super) fn start(socket: &Path, mib: u64, compression: bool) -> anyhow::Result<Running> {
+pub(super) fn start(socket: &Path, mib: u64, compression: bool) -> anyhow::Result<ChildProcess> {
     let mib = mib.to_string();
     let path = socket.to_str().context("a path that is no text")?;
     let mut words = vec!["hcache-serve", "--socket", path, "--mib", &mib];
     if compression {
         words.push("--compression");
     }
-    let running = Running::start(ourselves(words)?.stdin(Stdio::piped()))?;
+    let running = ChildProcess::start(ourselves(words)?.stdin(Stdio::piped()))?;
     wait_for("the hcache server", || figures(socket).is_ok())?;
     Ok(running)
 }

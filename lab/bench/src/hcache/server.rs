@@ -18,7 +18,7 @@ use super::pages::{handle, is_signed, sign};
 use super::redis::Redis;
 use super::region::load_average;
 use super::serve;
-use crate::child::Running;
+use crate::child::ChildProcess;
 use crate::measure::{Clock, Watch, at_least, median};
 use crate::random::Random;
 use crate::{Cli, title};
@@ -286,7 +286,7 @@ fn report(lines: Vec<Line>, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// Starts redis: nothing written to disk, least recently used pages dropped.
-fn start_redis(folder: &Path, socket: &Path, capacity_mib: usize) -> anyhow::Result<Running> {
+fn start_redis(folder: &Path, socket: &Path, capacity_mib: usize) -> anyhow::Result<ChildProcess> {
     let mut command = Command::new("redis-server");
     command.args(["--port", "0", "--save", "", "--appendonly", "no"]);
     command.args(["--daemonize", "no", "--maxmemory-policy", "allkeys-lru"]);
@@ -296,17 +296,17 @@ fn start_redis(folder: &Path, socket: &Path, capacity_mib: usize) -> anyhow::Res
         .arg(folder)
         .arg("--unixsocket")
         .arg(socket);
-    let running = Running::start(command.stdout(Stdio::null()))?;
+    let running = ChildProcess::start(command.stdout(Stdio::null()))?;
     serve::wait_for("redis", || Redis::connect(socket).is_ok())?;
     Ok(running)
 }
 
 /// Starts memcached.
-fn start_memcached(socket: &Path, capacity_mib: usize) -> anyhow::Result<Running> {
+fn start_memcached(socket: &Path, capacity_mib: usize) -> anyhow::Result<ChildProcess> {
     let mut command = Command::new("memcached");
     // As root it requires a user; it must keep the present one to reach its socket.
     command.args(["-u", "root", "-m", &capacity_mib.to_string(), "-s"]);
-    let running = Running::start(command.arg(socket))?;
+    let running = ChildProcess::start(command.arg(socket))?;
     serve::wait_for("memcached", || Memcached::connect(socket, false).is_ok())?;
     Ok(running)
 }

@@ -27,7 +27,7 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, Kind, Phase};
 use plimsoll_rig::program;
 
-use crate::trio::{BASELINE_MIB, Counted, TRACED_MIB, Trio};
+use crate::trio::{BASELINE_MIB, ServerCounts, TRACED_MIB, Trio};
 use plimsoll_output::{stop_flag, write_file};
 use plimsoll_protocol::size::Interval;
 
@@ -130,7 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn rows(trio: &mut Trio, counted: &[Counted]) -> anyhow::Result<Vec<Row>> {
+fn rows(trio: &mut Trio, counted: &[ServerCounts]) -> anyhow::Result<Vec<Row>> {
     let servers = trio.servers.iter_mut().zip(counted);
     servers
         .map(|(server, counted)| {

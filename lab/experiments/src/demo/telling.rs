@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use plimsoll_protocol::decision::{Check, Decision, Kind, Phase, State};
 use plimsoll_protocol::plan::TargetJson;
 
-use crate::trio::{BASELINE_MIB, Counted, RAM_MIB, Trio};
+use crate::trio::{BASELINE_MIB, RAM_MIB, ServerCounts, Trio};
 
 /// A server at one time.
 #[derive(Debug, Clone, PartialEq)]
@@ -170,7 +170,7 @@ pub(super) fn warming(time: Duration, out: &mut dyn Write) -> anyhow::Result<()>
 
 /// Both times side by side.
 pub(super) fn compare(
-    before: &[Counted],
+    before: &[ServerCounts],
     after: &[Row],
     division: Option<&Decision>,
     out: &mut dyn Write,
@@ -246,7 +246,7 @@ fn line(begin: Instant, out: &mut dyn Write, text: &str) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use plimsoll_protocol::SCHEMA;
-    use plimsoll_protocol::decision::{By, Mode, Verdict};
+    use plimsoll_protocol::decision::{Initiator, Mode, Verdict};
     use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search};
     use plimsoll_protocol::vm::Relative;
 
@@ -274,7 +274,7 @@ mod tests {
             id: 2,
             unix_ms: 0,
             kind: Kind::Divide,
-            by: By::Daemon,
+            by: Initiator::Daemon,
             mode: Mode::Act,
             state,
             reason: "It pays.".to_owned(),
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn who_misses_more_than_promised_is_named() {
         let compared = |misses_per_request| {
-            let before = Counted {
+            let before = ServerCounts {
                 requests: 100,
                 misses: 100.0,
             };

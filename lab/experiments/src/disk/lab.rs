@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_disk::EngineStats;
 use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_rig::{DiskGuest, GuestKernel, Setup, Told};
+use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup};
 use plimsoll_serve::disk::admin::report;
 use plimsoll_vm::ConsoleEvent;
 
@@ -173,7 +173,7 @@ fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
 }
 
 /// Fails unless nothing was read wrong and the guest's kernel printed no complaint.
-pub(super) fn ensure_right(told: &Told, engine: &EngineStats) -> anyhow::Result<()> {
+pub(super) fn ensure_right(told: &GuestOutput, engine: &EngineStats) -> anyhow::Result<()> {
     ensure!(
         told.mismatches == Some(0) && engine.wrong_served == 0,
         "the guest found {:?} wrong blocks, {} pages were served wrong",

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use plimsoll_vm::ConsoleEvent;
 
 use super::lab::{Lab, PATIENCE, ensure_right};
-use plimsoll_rig::{DiskGuest, Setup, Told};
+use plimsoll_rig::{DiskGuest, GuestOutput, Setup};
 use plimsoll_serve::disk::admin::report;
 
 /// RAM and cache in MiB: both hold a part of 96 MiB of files.
@@ -196,7 +196,7 @@ pub(super) fn crash(lab: &mut Lab<'_>, kills: u32) -> anyhow::Result<()> {
         guest.boot(&format!("{about} verify=1 upto={upto}"))?;
         let told = guest.finish(PATIENCE)?;
         ensure_right(&told, &report(&guest.admin(), false)?.machine.engine)?;
-        let of_crash = |told: &Told, key| told.number("crash", None, key);
+        let of_crash = |told: &GuestOutput, key| told.number("crash", None, key);
         let (old, torn) = (of_crash(&told, "old")?, of_crash(&told, "torn")?);
         let blocks = of_crash(&told, "blocks")?;
         writeln!(

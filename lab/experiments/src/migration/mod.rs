@@ -157,7 +157,7 @@ impl Figures {
 
 /// A tracker of the machine against write protection by faults, beside the paper's PML against its own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Against {
+struct TrackerComparison {
     way: &'static str,
     write_percent: f64,
     /// How much more of its own speed the application kept.
@@ -177,7 +177,7 @@ struct Report {
     /// Whether the processor logs pages by itself (PML).
     pml: Option<bool>,
     rows: Vec<Row>,
-    against_faults: Vec<Against>,
+    against_faults: Vec<TrackerComparison>,
 }
 
 /// Runs the experiment.
@@ -280,7 +280,7 @@ fn default_size() -> u64 {
     })
 }
 
-fn against_faults(rows: &[Row]) -> Vec<Against> {
+fn against_faults(rows: &[Row]) -> Vec<TrackerComparison> {
     let machine = |way: &str, percent: f64| {
         rows.iter().find_map(|row| {
             let same = row.subject == "machine" && row.way == way && row.write_percent == percent;
@@ -296,7 +296,7 @@ fn against_faults(rows: &[Row]) -> Vec<Against> {
             let (kept_by_faults, took_by_faults) = machine(machine::FAULTS, percent)?;
             let paper = PAPER.iter().find(|(share, _, _)| *share == percent);
             let paper = paper.filter(|_| row.way == machine::LOG);
-            Some(Against {
+            Some(TrackerComparison {
                 way: row.way,
                 write_percent: percent,
                 faster_percent: (kept / kept_by_faults - 1.0) * 100.0,

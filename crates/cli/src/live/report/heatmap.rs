@@ -7,7 +7,7 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{HeatRow, HeatmapView};
 
 use super::super::words::{local_time, name, size, time_of_day};
-use super::OfVm;
+use super::VmArgs;
 use plimsoll_output::{Format, OutputArgs, bail_usage, csv, printable};
 use plimsoll_plot::{Axis, HeatChart, Unit, encode};
 
@@ -21,7 +21,7 @@ const SHADES: [char; 5] = [' ', '░', '▒', '▓', '█'];
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    of: OfVm,
+    of: VmArgs,
     #[command(flatten)]
     output: OutputArgs,
 }

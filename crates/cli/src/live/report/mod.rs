@@ -33,7 +33,7 @@ enum Report {
 
 /// VM and connection to the daemon.
 #[derive(Debug, Clone, clap::Args)]
-struct OfVm {
+struct VmArgs {
     /// Name of the VM [default: all]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     vm: Option<String>,
@@ -41,7 +41,7 @@ struct OfVm {
     socket: SocketArg,
 }
 
-impl OfVm {
+impl VmArgs {
     fn daemon(&self) -> anyhow::Result<Daemon> {
         Daemon::to_read(&self.socket)
     }

@@ -9,7 +9,7 @@ use plimsoll_protocol::vm::VmView;
 use super::super::daemon::curve_of;
 use super::super::show;
 use super::super::words::{name, size};
-use super::OfVm;
+use super::VmArgs;
 use plimsoll_output::{Format, OutputArgs, csv_table, grouped, printable};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
@@ -17,7 +17,7 @@ use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    of: OfVm,
+    of: VmArgs,
     #[command(flatten)]
     output: OutputArgs,
 }

@@ -9,7 +9,7 @@ use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
 use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
 use super::super::write_json;
-use super::OfVm;
+use super::VmArgs;
 use plimsoll_output::{
     Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable, short,
 };
@@ -18,7 +18,7 @@ use plimsoll_output::{
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    of: OfVm,
+    of: VmArgs,
     #[command(flatten)]
     form: TextFormatArg,
 }

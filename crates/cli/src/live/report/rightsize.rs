@@ -3,19 +3,19 @@
 use std::io::Write;
 
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::vm::{Relative, Standing, VmSummary};
+use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
 use super::super::write_json;
-use super::OfVm;
+use super::VmArgs;
 use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
 
 /// Smallest size of each VM within its max_loss, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    of: OfVm,
+    of: VmArgs,
     #[command(flatten)]
     form: TextFormatArg,
 }
@@ -32,7 +32,7 @@ struct Rightsizes {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Rightsize {
     vm: String,
-    standing: Standing,
+    standing: VmStatus,
     /// What it has.
     size_bytes: u64,
     /// Smallest size within its limit; `null` if there is no curve.

@@ -6,9 +6,9 @@ use anyhow::ensure;
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
 use super::super::words::{UNKNOWN, local_time, maybe_size, name, percent, ratio, size};
-use super::{OfVm, compare};
+use super::{VmArgs, compare};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, csv_table, or_empty, printable};
-use plimsoll_plot::{Axis, Chart, Look, Series, Unit, encode};
+use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::Interval;
 
 /// Default number of points in tables, and in other outputs.
@@ -19,7 +19,7 @@ const POINTS: u16 = 500;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    of: OfVm,
+    of: VmArgs,
     /// Period covered
     #[arg(long, value_name = "TIME", default_value = "1h")]
     since: Interval,
@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, requires = "vm", conflicts_with_all = ["since", "points"])]
     compare: bool,
     #[command(flatten)]
-    how: compare::HowArgs,
+    how: compare::ComparisonArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -159,13 +159,18 @@ fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {
             _ => (name(&history.vm), false),
         };
         let used = |sample: &Sample| sample.working_set_bytes;
-        series.push(over_time(label, Look::Line, history, used));
+        series.push(over_time(label, SeriesStyle::Line, history, used));
         if alone {
             let has = |sample: &Sample| Some(had(sample));
             let of = history;
-            series.push(over_time("size".to_owned(), Look::Steps, of, has));
+            series.push(over_time("size".to_owned(), SeriesStyle::Steps, of, has));
             let cache = |sample: &Sample| (sample.cache_bytes > 0).then_some(sample.cache_bytes);
-            series.push(over_time("of it cache".to_owned(), Look::Steps, of, cache));
+            series.push(over_time(
+                "of it cache".to_owned(),
+                SeriesStyle::Steps,
+                of,
+                cache,
+            ));
         }
     }
     series.retain(|series| !series.points.is_empty());

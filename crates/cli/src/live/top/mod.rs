@@ -19,7 +19,7 @@ use ratatui::crossterm::terminal;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 
-use self::screen::{Detail, Picture, Screen, Wish};
+use self::screen::{Detail, PauseRequest, Picture, Screen};
 use super::{Daemon, SocketArg};
 use plimsoll_output::exit::with_causes;
 use plimsoll_output::{bail_usage, stop_flag};
@@ -81,11 +81,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Commands to the thread that queries the daemon.
 #[derive(Debug)]
-enum Ask {
+enum WorkerCommand {
     /// This VM is selected now.
     Selected(String),
     /// Have nothing moved, or let it be moved again.
-    Wish(Wish),
+    Pause(PauseRequest),
 }
 
 /// What it answers.
@@ -98,7 +98,7 @@ enum Answer {
 }
 
 /// Polls the daemon until the receiver is gone.
-fn serve(daemon: &Daemon, asked: &Receiver<Ask>, answers: &Sender<Answer>) {
+fn serve(daemon: &Daemon, asked: &Receiver<WorkerCommand>, answers: &Sender<Answer>) {
     let mut selected = None;
     loop {
         let picture = look(daemon, selected.as_deref());
@@ -107,11 +107,11 @@ fn serve(daemon: &Daemon, asked: &Receiver<Ask>, answers: &Sender<Answer>) {
             return;
         }
         match asked.recv_timeout(LOOK_EVERY) {
-            Ok(Ask::Selected(vm)) => selected = Some(vm),
-            Ok(Ask::Wish(wish)) => {
+            Ok(WorkerCommand::Selected(vm)) => selected = Some(vm),
+            Ok(WorkerCommand::Pause(wish)) => {
                 let done = match wish {
-                    Wish::Pause => daemon.ask(Client::pause).map(|()| "paused"),
-                    Wish::Resume => daemon.ask(Client::resume).map(|()| "resumed"),
+                    PauseRequest::Pause => daemon.ask(Client::pause).map(|()| "paused"),
+                    PauseRequest::Resume => daemon.ask(Client::resume).map(|()| "resumed"),
                 };
                 let said = done.map_or_else(|error| with_causes(error.as_ref()), str::to_owned);
                 if answers.send(Answer::Wished(said)).is_err() {
@@ -154,7 +154,7 @@ fn look(daemon: &Daemon, selected: Option<&str>) -> anyhow::Result<Picture> {
 /// Draws, and carries out what keys request, until the user leaves.
 fn interact(
     terminal: &mut DefaultTerminal,
-    asks: &Sender<Ask>,
+    asks: &Sender<WorkerCommand>,
     answers: &Receiver<Answer>,
     stopped: impl Fn() -> bool,
 ) -> anyhow::Result<()> {
@@ -172,10 +172,10 @@ fn interact(
             && key.kind != KeyEventKind::Release
         {
             match press(&mut screen, key) {
-                Pressed::Leave => break,
+                KeyAction::Leave => break,
                 // That thread ends with this one, so it receives every request.
-                Pressed::Ask(ask) => asks.send(ask)?,
-                Pressed::Nothing => {}
+                KeyAction::Send(ask) => asks.send(ask)?,
+                KeyAction::Nothing => {}
             }
         }
     }
@@ -184,25 +184,30 @@ fn interact(
 
 /// What a key leads to.
 #[derive(Debug)]
-enum Pressed {
+enum KeyAction {
     Nothing,
-    Ask(Ask),
+    Send(WorkerCommand),
     Leave,
 }
 
-fn press(screen: &mut Screen, key: KeyEvent) -> Pressed {
-    let selected =
-        |vm: Option<String>| vm.map_or(Pressed::Nothing, |vm| Pressed::Ask(Ask::Selected(vm)));
+fn press(screen: &mut Screen, key: KeyEvent) -> KeyAction {
+    let selected = |vm: Option<String>| {
+        vm.map_or(KeyAction::Nothing, |vm| {
+            KeyAction::Send(WorkerCommand::Selected(vm))
+        })
+    };
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-        return Pressed::Leave;
+        return KeyAction::Leave;
     }
     if screen.is_asking() {
         let wish = screen.answer(matches!(key.code, KeyCode::Char('y' | 'Y')));
-        return wish.map_or(Pressed::Nothing, |wish| Pressed::Ask(Ask::Wish(wish)));
+        return wish.map_or(KeyAction::Nothing, |wish| {
+            KeyAction::Send(WorkerCommand::Pause(wish))
+        });
     }
     match key.code {
-        KeyCode::Char('q') => return Pressed::Leave,
-        KeyCode::Esc if !screen.close() => return Pressed::Leave,
+        KeyCode::Char('q') => return KeyAction::Leave,
+        KeyCode::Esc if !screen.close() => return KeyAction::Leave,
         KeyCode::Down | KeyCode::Char('j') => return selected(screen.step(1)),
         KeyCode::Up | KeyCode::Char('k') => return selected(screen.step(-1)),
         KeyCode::Enter => screen.open_or_close(),
@@ -210,7 +215,7 @@ fn press(screen: &mut Screen, key: KeyEvent) -> Pressed {
         KeyCode::Char('p') => screen.ask(),
         _ => {}
     }
-    Pressed::Nothing
+    KeyAction::Nothing
 }
 
 /// A frame as text.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use plimsoll_protocol::decision::{Decision, State};
-use plimsoll_protocol::vm::{HostView, Sample, Standing, VmSummary, VmView};
+use plimsoll_protocol::vm::{HostView, Sample, VmStatus, VmSummary, VmView};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -44,7 +44,7 @@ pub struct Detail {
 
 /// What the operator wants of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum PauseRequest {
     Pause,
     Resume,
 }
@@ -98,12 +98,12 @@ impl Sort {
     }
 }
 
-fn urgency(standing: Standing) -> u8 {
+fn urgency(standing: VmStatus) -> u8 {
     match standing {
-        Standing::Violating => 0,
-        Standing::Tight => 1,
-        Standing::Unknown => 2,
-        Standing::Safe => 3,
+        VmStatus::Violating => 0,
+        VmStatus::Tight => 1,
+        VmStatus::Unknown => 2,
+        VmStatus::Safe => 3,
     }
 }
 
@@ -126,7 +126,7 @@ pub struct Screen {
     sort: Sort,
     /// The selected VM has the room of the list.
     is_open: bool,
-    asking: Option<Wish>,
+    asking: Option<PauseRequest>,
     table: TableState,
 }
 
@@ -181,9 +181,9 @@ impl Screen {
         self.note = None;
         self.asking = host.map(|host| {
             if host.paused {
-                Wish::Resume
+                PauseRequest::Resume
             } else {
-                Wish::Pause
+                PauseRequest::Pause
             }
         });
     }
@@ -194,7 +194,7 @@ impl Screen {
     }
 
     /// Takes the answer to the question.
-    pub fn answer(&mut self, yes: bool) -> Option<Wish> {
+    pub fn answer(&mut self, yes: bool) -> Option<PauseRequest> {
         self.asking.take().filter(|_| yes)
     }
 
@@ -302,8 +302,10 @@ impl Screen {
 
     fn draw_foot(&self, host: &HostView, frame: &mut Frame, area: Rect) {
         let line = match (self.asking, &self.trouble, &self.note) {
-            (Some(Wish::Pause), ..) => Line::raw("Move nothing from now on? y / n").bold().yellow(),
-            (Some(Wish::Resume), ..) => Line::raw("Let memory be moved again? y / n")
+            (Some(PauseRequest::Pause), ..) => {
+                Line::raw("Move nothing from now on? y / n").bold().yellow()
+            }
+            (Some(PauseRequest::Resume), ..) => Line::raw("Let memory be moved again? y / n")
                 .bold()
                 .yellow(),
             (None, Some(trouble), _) => Line::raw(printable(trouble)).red(),
@@ -348,12 +350,12 @@ fn right(text: &str) -> Cell<'static> {
     Cell::new(Text::raw(text.to_owned()).right_aligned())
 }
 
-fn style_of(standing: Standing) -> Style {
+fn style_of(standing: VmStatus) -> Style {
     let color = match standing {
-        Standing::Safe => Color::Green,
-        Standing::Tight => Color::Yellow,
-        Standing::Violating => Color::Red,
-        Standing::Unknown => return Style::new().dim(),
+        VmStatus::Safe => Color::Green,
+        VmStatus::Tight => Color::Yellow,
+        VmStatus::Violating => Color::Red,
+        VmStatus::Unknown => return Style::new().dim(),
     };
     Style::new().fg(color)
 }

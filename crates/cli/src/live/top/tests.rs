@@ -18,14 +18,14 @@ fn screen() -> Screen {
     screen
 }
 
-fn press(screen: &mut Screen, code: KeyCode) -> Pressed {
+fn press(screen: &mut Screen, code: KeyCode) -> KeyAction {
     super::press(screen, KeyEvent::new(code, KeyModifiers::NONE))
 }
 
 /// The selected VM, shared with the thread that queries the daemon.
-fn selected(pressed: Pressed) -> String {
+fn selected(pressed: KeyAction) -> String {
     match pressed {
-        Pressed::Ask(Ask::Selected(vm)) => vm,
+        KeyAction::Send(WorkerCommand::Selected(vm)) => vm,
         other => panic!("{other:?}"),
     }
 }
@@ -78,7 +78,7 @@ fn arrows_walk_the_list_in_the_order_of_the_sort_key() {
     for _ in 0..2 {
         assert!(matches!(
             press(&mut screen, KeyCode::Char('s')),
-            Pressed::Nothing
+            KeyAction::Nothing
         ));
     }
     // By size: web is the largest, then by name.
@@ -89,13 +89,13 @@ fn arrows_walk_the_list_in_the_order_of_the_sort_key() {
 #[test]
 fn a_pause_is_asked_for_and_only_y_says_yes() {
     let mut screen = screen();
-    for (answer, wanted) in [('n', None), ('q', None), ('y', Some(Wish::Pause))] {
+    for (answer, wanted) in [('n', None), ('q', None), ('y', Some(PauseRequest::Pause))] {
         press(&mut screen, KeyCode::Char('p'));
         let text = frame(&mut screen, (80, 24)).unwrap();
         assert!(text.contains("Move nothing from now on? y / n"), "{text}");
         let wish = match press(&mut screen, KeyCode::Char(answer)) {
-            Pressed::Ask(Ask::Wish(wish)) => Some(wish),
-            Pressed::Nothing => None,
+            KeyAction::Send(WorkerCommand::Pause(wish)) => Some(wish),
+            KeyAction::Nothing => None,
             other => panic!("{other:?}"),
         };
         assert_eq!(wish, wanted);
@@ -106,7 +106,10 @@ fn a_pause_is_asked_for_and_only_y_says_yes() {
     assert!(frame(&mut screen, (80, 24)).unwrap().contains("PAUSED"));
     press(&mut screen, KeyCode::Char('p'));
     let resumed = press(&mut screen, KeyCode::Char('y'));
-    assert!(matches!(resumed, Pressed::Ask(Ask::Wish(Wish::Resume))));
+    assert!(matches!(
+        resumed,
+        KeyAction::Send(WorkerCommand::Pause(PauseRequest::Resume))
+    ));
 }
 
 #[test]
@@ -116,16 +119,19 @@ fn enter_opens_a_vm_escape_goes_back_and_then_leaves() {
     let open = frame(&mut screen, (80, 24)).unwrap();
     assert!(!open.contains(" target "), "{open}");
     assert!(open.contains("tracer tracing, lost 0"), "{open}");
-    assert!(matches!(press(&mut screen, KeyCode::Esc), Pressed::Nothing));
-    assert!(matches!(press(&mut screen, KeyCode::Esc), Pressed::Leave));
+    assert!(matches!(
+        press(&mut screen, KeyCode::Esc),
+        KeyAction::Nothing
+    ));
+    assert!(matches!(press(&mut screen, KeyCode::Esc), KeyAction::Leave));
     assert!(matches!(
         press(&mut screen, KeyCode::Char('q')),
-        Pressed::Leave
+        KeyAction::Leave
     ));
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     assert!(matches!(
         super::press(&mut screen, interrupt),
-        Pressed::Leave
+        KeyAction::Leave
     ));
 }
 

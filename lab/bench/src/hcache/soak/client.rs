@@ -44,7 +44,7 @@ pub(super) const OBJECT_PAGES: u64 = 256;
 
 /// A client's record of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum Expectation {
     /// Unknown: another client may have put it.
     Unknown,
     /// It may not be found.
@@ -69,7 +69,7 @@ struct Pool {
     /// The pool's identity in its pages: another for each private pool, one for the shared pool.
     tag: u64,
     exclusive: bool,
-    known: Vec<Known>,
+    known: Vec<Expectation>,
     /// Which handles this client may put.
     place: u64,
     places: u64,
@@ -106,11 +106,11 @@ impl Pool {
             ))
         };
         self.known[slot] = match (operation, status) {
-            (Operation::Put(generation), Status::Ok) => Known::Put(generation),
-            (Operation::Put(_), Status::Refused) => Known::Absent,
-            (Operation::Flush, Status::Ok) => Known::Absent,
+            (Operation::Put(generation), Status::Ok) => Expectation::Put(generation),
+            (Operation::Put(_), Status::Refused) => Expectation::Absent,
+            (Operation::Flush, Status::Ok) => Expectation::Absent,
             (Operation::Get, Status::Miss) => match before {
-                Known::Put(_) if self.owns(number) => Known::Absent,
+                Expectation::Put(_) if self.owns(number) => Expectation::Absent,
                 _ => before,
             },
             (Operation::Get, Status::Ok) => {
@@ -119,16 +119,16 @@ impl Pool {
                     return wrong("wrong bytes");
                 };
                 match before {
-                    Known::Absent => return wrong("found though it is gone"),
-                    Known::Put(put) if put != generation => {
+                    Expectation::Absent => return wrong("found though it is gone"),
+                    Expectation::Put(put) if put != generation => {
                         return wrong(&format!("generation {generation}"));
                     }
-                    Known::From(least) if generation < least => {
+                    Expectation::From(least) if generation < least => {
                         return wrong(&format!("older generation {generation}"));
                     }
-                    _ if self.exclusive => Known::Absent,
-                    _ if self.owns(number) => Known::Put(generation),
-                    _ => Known::From(generation),
+                    _ if self.exclusive => Expectation::Absent,
+                    _ if self.owns(number) => Expectation::Put(generation),
+                    _ => Expectation::From(generation),
                 }
             }
             (operation, status) => return wrong(&format!("{operation:?} is answered {status:?}")),
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             id: connection.create_pool(PoolOptions::private())?,
             tag: args.seed,
             exclusive: true,
-            known: vec![Known::Absent; count],
+            known: vec![Expectation::Absent; count],
             place: 0,
             places: 1,
         },
@@ -155,7 +155,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             id: connection.create_pool(PoolOptions::shared(1))?,
             tag: 1,
             exclusive: false,
-            known: vec![Known::Unknown; count],
+            known: vec![Expectation::Unknown; count],
             place: args.place,
             places: args.places,
         },
@@ -277,7 +277,7 @@ fn flush_many(
     tally.flushes += 1;
     for (number, known) in (0..).zip(&mut pool.known) {
         if flushed.contains(&number) {
-            *known = Known::Absent;
+            *known = Expectation::Absent;
         }
     }
     Ok(Ok(()))
@@ -320,7 +320,7 @@ fn values(seed: u64) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    fn pool(exclusive: bool, known: Known) -> Pool {
+    fn pool(exclusive: bool, known: Expectation) -> Pool {
         Pool {
             id: PoolId(1),
             tag: 5,
@@ -344,21 +344,21 @@ mod tests {
             pool.learn(3, Operation::Get, Status::Ok, Some(page))
         };
         let right = page(5, 3, 70);
-        assert_eq!(get(Known::Put(70), &right), Ok(()));
+        assert_eq!(get(Expectation::Put(70), &right), Ok(()));
         let mut changed = right;
         changed[4000] ^= 1;
-        assert!(get(Known::Put(70), &changed).is_err());
-        assert!(get(Known::Put(70), &page(5, 4, 70)).is_err());
-        assert!(get(Known::Put(70), &page(6, 3, 70)).is_err());
-        assert!(get(Known::Put(71), &right).is_err());
-        assert!(get(Known::From(71), &right).is_err());
-        assert_eq!(get(Known::From(70), &right), Ok(()));
-        assert!(get(Known::Absent, &right).is_err());
+        assert!(get(Expectation::Put(70), &changed).is_err());
+        assert!(get(Expectation::Put(70), &page(5, 4, 70)).is_err());
+        assert!(get(Expectation::Put(70), &page(6, 3, 70)).is_err());
+        assert!(get(Expectation::Put(71), &right).is_err());
+        assert!(get(Expectation::From(71), &right).is_err());
+        assert_eq!(get(Expectation::From(70), &right), Ok(()));
+        assert!(get(Expectation::Absent, &right).is_err());
     }
 
     #[test]
     fn a_page_got_from_a_private_pool_is_known_to_be_gone() {
-        let mut pool = pool(true, Known::Put(70));
+        let mut pool = pool(true, Expectation::Put(70));
         let right = page(5, 3, 70);
         let mut get = || pool.learn(3, Operation::Get, Status::Ok, Some(&right));
         assert_eq!(get(), Ok(()));
@@ -367,9 +367,9 @@ mod tests {
 
     #[test]
     fn a_refused_put_leaves_nothing() {
-        let mut pool = pool(false, Known::Put(70));
+        let mut pool = pool(false, Expectation::Put(70));
         pool.learn(3, Operation::Put(80), Status::Refused, None)
             .unwrap();
-        assert_eq!(pool.known[3], Known::Absent);
+        assert_eq!(pool.known[3], Expectation::Absent);
     }
 }

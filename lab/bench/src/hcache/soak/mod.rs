@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use crate::child::{Running, ourselves};
+use crate::child::{ChildProcess, ourselves};
 use crate::hcache::region::proc_bytes;
 use crate::hcache::serve::{Figures, figures, start};
 use crate::measure::median;
@@ -96,7 +96,7 @@ impl Tally {
 
 /// A client's process.
 struct Client {
-    process: Running,
+    process: ChildProcess,
     name: String,
     tally: Receiver<Tally>,
     /// When it is killed, unless it leaves before.
@@ -112,7 +112,7 @@ enum Place {
 
 /// Observations of a run.
 #[derive(Default)]
-struct Seen {
+struct RunObservations {
     violations: Vec<String>,
     looks: u64,
     joined: u64,
@@ -149,7 +149,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut server = start(&socket, args.mib, args.compression)?;
     let status = format!("/proc/{}/status", server.0.id());
     let empty = proc_bytes(&status, "RssAnon")?;
-    let mut seen = Seen::default();
+    let mut seen = RunObservations::default();
     let mut random = Random(args.seed);
     let mut places: Vec<_> = (0..args.clients)
         .map(|_| Place::Leaving(String::new()))
@@ -199,7 +199,7 @@ fn look(
     process: u32,
     empty: u64,
     full_bytes: u64,
-    seen: &mut Seen,
+    seen: &mut RunObservations,
 ) -> anyhow::Result<()> {
     let folder = format!("/proc/{process}");
     let own = proc_bytes(&format!("{folder}/status"), "RssAnon")?.saturating_sub(empty);
@@ -235,7 +235,7 @@ fn step(
     place: &mut Place,
     figures: &Figures,
     random: &mut Random,
-    seen: &mut Seen,
+    seen: &mut RunObservations,
 ) -> anyhow::Result<()> {
     match place {
         Place::Leaving(name) if !figures.clients.contains(name) => {
@@ -287,7 +287,7 @@ fn join(
         format!("--seed={}", random.bits()),
         format!("--seconds={seconds}"),
     ])?;
-    let mut process = Running::start(command.stdout(Stdio::piped()))?;
+    let mut process = ChildProcess::start(command.stdout(Stdio::piped()))?;
     let tally = listen(&mut process.0)?;
     Ok(Client {
         process,
@@ -310,7 +310,7 @@ fn listen(process: &mut Child) -> anyhow::Result<Receiver<Tally>> {
     Ok(receiver)
 }
 
-fn ended(client: &Client, status: ExitStatus, seen: &mut Seen) {
+fn ended(client: &Client, status: ExitStatus, seen: &mut RunObservations) {
     if let Ok(tally) = client.tally.recv() {
         seen.tally.add(tally);
     }
@@ -327,7 +327,12 @@ fn ended(client: &Client, status: ExitStatus, seen: &mut Seen) {
     }
 }
 
-fn report(seen: &mut Seen, last: &Figures, empty: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+fn report(
+    seen: &mut RunObservations,
+    last: &Figures,
+    empty: u64,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     // The first tenth fills the store.
     let quarters = |values: &[f64]| -> Option<[f64; 2]> {

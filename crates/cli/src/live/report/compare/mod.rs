@@ -24,7 +24,7 @@ use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 /// Options of the comparison. Only with --compare.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "With --compare")]
-pub struct HowArgs {
+pub struct ComparisonArgs {
     /// Length of a round
     #[arg(long, value_name = "TIME", default_value = "30s", requires = "compare")]
     interval: Interval,
@@ -68,7 +68,7 @@ pub struct HowArgs {
     epsilon: ByteSize,
 }
 
-impl HowArgs {
+impl ComparisonArgs {
     fn options(&self) -> Options {
         Options {
             interval: self.interval.get(),
@@ -122,7 +122,7 @@ struct Document<'a> {
 /// That there is no such VM, or that plimsolld manages it and it is to be shrunk; what a method cannot do is stated in its row.
 pub fn run(
     vm: &str,
-    how: &HowArgs,
+    how: &ComparisonArgs,
     daemon: &SocketArg,
     output: &OutputArgs,
     out: &mut dyn Write,
@@ -160,7 +160,7 @@ pub fn run(
     output.write(content.as_bytes(), out)
 }
 
-fn truth(how: &HowArgs) -> anyhow::Result<Option<u64>> {
+fn truth(how: &ComparisonArgs) -> anyhow::Result<Option<u64>> {
     match (&how.truth, &how.console) {
         (Some(truth), _) => Ok(Some(truth.0)),
         (None, Some(console)) => truth_of_console(console),
@@ -171,7 +171,7 @@ fn truth(how: &HowArgs) -> anyhow::Result<Option<u64>> {
 /// Runs each method. The truth is that of its time, as a guest's needs may change.
 fn rows(
     vm: &QemuVm,
-    how: &HowArgs,
+    how: &ComparisonArgs,
     options: &Options,
     daemon: &SocketArg,
     stop: &AtomicBool,
@@ -194,7 +194,7 @@ fn rows(
     Ok(rows)
 }
 
-fn text(vm: &QemuVm, how: &HowArgs, truth: Option<u64>, rows: &[Row]) -> String {
+fn text(vm: &QemuVm, how: &ComparisonArgs, truth: Option<u64>, rows: &[Row]) -> String {
     let by = vm
         .accelerator
         .map_or_else(String::new, |by| format!(", {by}"));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::answer::{Done, ProposalView, VmsView};
+use plimsoll_protocol::answer::{Acknowledgement, ProposalView, VmsView};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
 use plimsoll_protocol::request::RefusalKind;
@@ -13,10 +13,10 @@ use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, VmView};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::params::{Named, NoParams, Params, find};
-use super::{Answer, Desk, beside};
+use super::params::{NoParams, Params, PathValue, find};
+use super::{Answer, ApiState, beside};
 use crate::clock;
-use crate::shared::Refused;
+use crate::shared::RequestRefusal;
 
 /// Default period of a history.
 const HISTORY_MS: u64 = 3_600_000;
@@ -32,7 +32,7 @@ const LATE_MS: u64 = 120_000;
 /// The host and its VMs.
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostView)))]
 pub(super) async fn host(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Json<HostView> {
     Json(desk.shared.snapshot().host.clone())
@@ -41,7 +41,7 @@ pub(super) async fn host(
 /// The VMs, by name.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = VmsView)))]
 pub(super) async fn vms(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Json<VmsView> {
     Json(VmsView {
@@ -53,8 +53,8 @@ pub(super) async fn vms(
 /// A VM in full.
 #[utoipa::path(get, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), responses((status = 200, body = VmView)))]
 pub(super) async fn vm(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<VmView> {
     let snapshot = desk.shared.snapshot();
@@ -68,8 +68,8 @@ pub(super) async fn vm(
 /// A VM's curve.
 #[utoipa::path(get, path = "/v1/vms/{vm}/curve", params(("vm", description = "Its name")), responses((status = 200, body = CurveJson)))]
 pub(super) async fn curve(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<CurveJson> {
     let snapshot = desk.shared.snapshot();
@@ -82,8 +82,8 @@ pub(super) async fn curve(
 /// Where in its RAM a VM is busy.
 #[utoipa::path(get, path = "/v1/vms/{vm}/heatmap", params(("vm", description = "Its name")), responses((status = 200, body = HeatmapView)))]
 pub(super) async fn heatmap(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<HeatmapView> {
     let snapshot = desk.shared.snapshot();
@@ -109,8 +109,8 @@ pub(super) struct Span {
 /// A VM's history.
 #[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm", description = "Its name"), Span), responses((status = 200, body = HistoryView)))]
 pub(super) async fn history(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(span): Params<Span>,
 ) -> Answer<HistoryView> {
     let until_ms = span.until_unix_ms.unwrap_or_else(clock::unix_ms);
@@ -137,7 +137,7 @@ pub(super) async fn history(
 /// What `apply` would carry out.
 #[utoipa::path(get, path = "/v1/plan", responses((status = 200, body = ProposalView)))]
 pub(super) async fn plan(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Json<ProposalView> {
     let proposal = desk.shared.snapshot().proposal.clone();
@@ -154,7 +154,7 @@ pub(super) async fn plan(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Which {
+pub(super) struct DecisionFilter {
     /// Those that touch this VM; all if it is not given.
     vm: Option<String>,
     /// Those with a lower number; the newest if it is not given.
@@ -164,10 +164,10 @@ pub(super) struct Which {
 }
 
 /// Decisions, newest first, without their `inputs`.
-#[utoipa::path(get, path = "/v1/decisions", params(Which), responses((status = 200, body = DecisionsView)))]
+#[utoipa::path(get, path = "/v1/decisions", params(DecisionFilter), responses((status = 200, body = DecisionsView)))]
 pub(super) async fn decisions(
-    State(desk): State<Arc<Desk>>,
-    Params(which): Params<Which>,
+    State(desk): State<Arc<ApiState>>,
+    Params(which): Params<DecisionFilter>,
 ) -> Answer<DecisionsView> {
     let limit = within("limit", which.limit, DECISIONS, DECISIONS_MAX)?;
     beside(Arc::clone(&desk.reads), move || {
@@ -181,8 +181,8 @@ pub(super) async fn decisions(
 /// The decisions that touched a VM, newest first, without their `inputs`.
 #[utoipa::path(get, path = "/v1/vms/{vm}/explain", params(("vm", description = "Its name")), responses((status = 200, body = DecisionsView)))]
 pub(super) async fn explain(
-    State(desk): State<Arc<Desk>>,
-    Named(vm): Named<String>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<DecisionsView> {
     beside(Arc::clone(&desk.reads), move || {
@@ -198,8 +198,8 @@ pub(super) async fn explain(
 /// A decision with all that led to it.
 #[utoipa::path(get, path = "/v1/decisions/{id}", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = Decision)))]
 pub(super) async fn decision(
-    State(desk): State<Arc<Desk>>,
-    Named(id): Named<u64>,
+    State(desk): State<Arc<ApiState>>,
+    PathValue(id): PathValue<u64>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<Decision> {
     beside(Arc::clone(&desk.reads), move || {
@@ -209,11 +209,11 @@ pub(super) async fn decision(
 }
 
 /// Whether the daemon works: refused (503) if its turns do not come.
-#[utoipa::path(get, path = "/healthz", responses((status = 200, body = Done)))]
+#[utoipa::path(get, path = "/healthz", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn health(
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
-) -> Answer<Done> {
+) -> Answer<Acknowledgement> {
     let snapshot = desk.shared.snapshot();
     let age_ms = clock::unix_ms().saturating_sub(snapshot.host.now_unix_ms);
     let interval_ms = snapshot.host.turn_interval_ms;
@@ -223,13 +223,13 @@ pub(super) async fn health(
             age_ms / 1000,
             interval_ms / 1000
         );
-        return Err(Refused::new(RefusalKind::Busy, late));
+        return Err(RequestRefusal::new(RefusalKind::Busy, late));
     }
-    Ok(Json(Done { schema: SCHEMA }))
+    Ok(Json(Acknowledgement { schema: SCHEMA }))
 }
 
 /// Decision number `id`: the one that waits, or a recorded one.
-pub(super) fn recorded(desk: &Desk, id: u64) -> Result<Decision, Refused> {
+pub(super) fn recorded(desk: &ApiState, id: u64) -> Result<Decision, RequestRefusal> {
     let proposal = desk.shared.snapshot().proposal.clone();
     proposal
         .filter(|proposal| proposal.id == id)
@@ -245,7 +245,12 @@ fn list(decisions: Vec<Decision>) -> DecisionsView {
 }
 
 /// How many: `given`, or else `usual`; 1 to `most`.
-fn within(key: &str, given: Option<usize>, usual: usize, most: usize) -> Result<usize, Refused> {
+fn within(
+    key: &str,
+    given: Option<usize>,
+    usual: usize,
+    most: usize,
+) -> Result<usize, RequestRefusal> {
     let value = given.unwrap_or(usual);
     if (1..=most).contains(&value) {
         Ok(value)
@@ -254,10 +259,10 @@ fn within(key: &str, given: Option<usize>, usual: usize, most: usize) -> Result<
     }
 }
 
-fn bad(message: impl Into<String>) -> Refused {
-    Refused::new(RefusalKind::BadRequest, message)
+fn bad(message: impl Into<String>) -> RequestRefusal {
+    RequestRefusal::new(RefusalKind::BadRequest, message)
 }
 
-fn not_found(message: String) -> Refused {
-    Refused::new(RefusalKind::NotFound, message)
+fn not_found(message: String) -> RequestRefusal {
+    RequestRefusal::new(RefusalKind::NotFound, message)
 }
