@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::refusal::Refusal;
+use crate::stopped::CALL_MAX;
 
 /// Why a VM could not be traced, or no longer. In every case the VM continues to run
 /// with its memory unchanged: a tracer that ends removes its traps.
@@ -60,6 +61,32 @@ pub enum TrapError {
         /// How.
         #[source]
         source: io::Error,
+    },
+    /// The process delays an injected call: another thread of it has exchanged what the call works on, for a file that
+    /// it serves itself. The call was interrupted and the thread restored.
+    #[error(
+        "process {pid} delays {step}, which was injected into it, for more than {} s; \
+         its thread continues unchanged",
+        CALL_MAX.as_secs()
+    )]
+    InjectionDelayed {
+        /// Process of the VM.
+        pid: u32,
+        /// The step that was delayed.
+        step: String,
+    },
+    /// As [`TrapError::InjectionDelayed`], by a call that cannot be interrupted.
+    #[error(
+        "process {pid} delays {step}, which was injected into it, and the call cannot be interrupted; \
+         when it returns, process {keeper}, which must not be ended, lets its thread continue unchanged"
+    )]
+    InjectionHeld {
+        /// Process of the VM.
+        pid: u32,
+        /// The step that does not return.
+        step: String,
+        /// The process that waits for it.
+        keeper: u32,
     },
     /// A call failed that should not have. The traps are removed when the tracer is dropped.
     #[error("{call} failed while tracing process {pid}; the traps are removed")]

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use crate::error::TrapError;
 use crate::refusal::Refusal;
 use crate::seccomp::{self, SystemCallFilter};
-use crate::stopped::{StepError, StoppedThread, at};
+use crate::stopped::{STOPPING, StepError, StoppedThread, at};
 use crate::sys;
 
 /// Takes a userfaultfd on the address space of `pid`.
@@ -37,12 +37,21 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
     let child = sys::fork(|| {
         // The child's copy, which would keep it from detecting that ours is closed.
         ours.take();
-        let taken = take_as_tracer(pid, pidfd);
+        let mut thread = None;
+        let taken = take_as_tracer(pid, pidfd, &mut thread);
+        if taken.is_err() {
+            // The error is reported already; another one could only be that the target is gone, or holds the thread.
+            let _ = thread.as_mut().map(StoppedThread::restore);
+        }
+        let held = thread.filter(StoppedThread::is_held);
         // If nobody reads, there is nobody to take the descriptor: it goes with this process.
-        let told = theirs.write_all(&Answer::of(&taken).to_bytes());
+        let told = theirs.write_all(&Answer::of(&taken, held.is_some()).to_bytes());
         let told = told.and_then(|()| theirs.shutdown(Shutdown::Write));
-        // The other end closes when the descriptor has been copied.
-        let _ = told.and_then(|()| theirs.read(&mut [0]));
+        match held {
+            Some(thread) => thread.restore_when_released(),
+            // The other end closes when the descriptor has been copied.
+            None => drop(told.and_then(|()| theirs.read(&mut [0]))),
+        }
     })
     .map_err(failed("forking"))?;
     drop(theirs);
@@ -50,13 +59,16 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
     let read = ours
         .as_mut()
         .map_or(Ok(0), |ours| ours.read_to_end(&mut bytes));
+    let keeper = child.unsigned_abs();
     let taken = match read.ok().and_then(|_| Answer::from_bytes(&bytes)) {
         Some(Answer::Taken(theirs)) => {
-            let copied = open_pidfd(child.unsigned_abs()).and_then(|child| {
+            let copied = open_pidfd(keeper).and_then(|child| {
                 pidfd_getfd(child.as_fd(), theirs).map_err(failed("pidfd_getfd()"))
             });
             Some(copied)
         }
+        // The child outlives this attempt.
+        Some(Answer::Held { step }) => return Err(TrapError::InjectionHeld { pid, step, keeper }),
         Some(Answer::Failed { errno, step }) => Some(Err(injection_error(
             pid,
             step,
@@ -80,11 +92,16 @@ enum Answer {
     Taken(u64),
     /// The step that failed, and its error.
     Failed { errno: i32, step: String },
+    /// The step that does not return. The child waits for it.
+    Held { step: String },
 }
 
 impl Answer {
-    fn of(taken: &Result<OwnedFd, StepError>) -> Self {
+    fn of(taken: &Result<OwnedFd, StepError>, held: bool) -> Self {
         match taken {
+            Err(StepError { step, .. }) if held => Self::Held {
+                step: (*step).to_owned(),
+            },
             Ok(descriptor) => Self::Taken(u64::from(descriptor.as_raw_fd().unsigned_abs())),
             Err(StepError { step, source }) => Self::Failed {
                 errno: source.raw_os_error().unwrap_or(libc::EIO),
@@ -97,6 +114,7 @@ impl Answer {
         match self {
             Self::Taken(descriptor) => format!("taken {descriptor}").into_bytes(),
             Self::Failed { errno, step } => format!("failed {errno} {step}").into_bytes(),
+            Self::Held { step } => format!("held {step}").into_bytes(),
         }
     }
 
@@ -105,6 +123,9 @@ impl Answer {
         let (what, rest) = text.split_once(' ')?;
         match what {
             "taken" => rest.parse().ok().map(Self::Taken),
+            "held" => Some(Self::Held {
+                step: rest.to_owned(),
+            }),
             "failed" => {
                 let (errno, step) = rest.split_once(' ')?;
                 Some(Self::Failed {
@@ -117,12 +138,17 @@ impl Answer {
     }
 }
 
-/// Takes the descriptor as the tracer of the target's main thread; the error names the step that failed.
-fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
+/// Takes the descriptor as the tracer of the target's main thread, which becomes `stopped`; the error names the step that
+/// failed.
+fn take_as_tracer(
+    pid: u32,
+    pidfd: BorrowedFd<'_>,
+    stopped: &mut Option<StoppedThread>,
+) -> Result<OwnedFd, StepError> {
     let device = open_device();
     // The VM waits for this process alone. Without the right to it, it waits as long as others run.
     let _ = rustix::process::setpriority_process(None, HIGHEST_PRIORITY);
-    let mut thread = StoppedThread::stop(pid)?;
+    let thread = stopped.insert(StoppedThread::stop(pid)?);
     // Only now can the thread set no other filter.
     let filter = SystemCallFilter::of(pid).map_err(at("reading its status"))?;
     if filter != SystemCallFilter::None {
@@ -132,7 +158,7 @@ fn take_as_tracer(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, StepError>
         }
     }
     let remote = match device {
-        Ok(device) => open_by_device(&mut thread, pidfd, device.as_fd())?,
+        Ok(device) => open_by_device(thread, pidfd, device.as_fd())?,
         // Enough for a process that has the privilege itself, or where everybody has it.
         Err(denied) => thread
             .call(libc::SYS_userfaultfd, [USERFAULTFD_FLAGS, 0, 0, 0])?
@@ -328,6 +354,7 @@ fn injection_error(pid: u32, step: String, source: io::Error) -> TrapError {
             source,
         }
         .into(),
+        Some(libc::ETIME) if step != STOPPING => TrapError::InjectionDelayed { pid, step },
         Some(libc::ESRCH | libc::ENOENT) => TrapError::VmGone { pid },
         _ => TrapError::Injection { pid, step, source },
     }
@@ -388,7 +415,10 @@ mod tests {
             errno: libc::EPERM,
             step: "ptrace(SEIZE)".to_owned(),
         };
-        for answer in [Answer::Taken(7), failed] {
+        let held = Answer::Held {
+            step: "a system call".into(),
+        };
+        for answer in [Answer::Taken(7), failed, held] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
         }
         for cut_short in ["", "taken", "taken x", "failed 1", "other 1 2"] {

@@ -6,10 +6,16 @@
 //! that is read back is trusted.
 //!
 //! Signals other than those it cannot block wait until it continues.
+//!
+//! A call may not return: another thread of the process can exchange the file that a descriptor refers to for one of a
+//! file system that the process serves itself (FUSE). Such a call is interrupted after [`CALL_MAX`]. One that cannot be
+//! interrupted leaves the thread held in it, and it is restored whenever the call returns: [`StoppedThread::is_held`].
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
 use crate::sys::{self, Registers};
 
@@ -19,6 +25,14 @@ const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 const RED_ZONE_BYTES: u64 = 128;
 /// How often a process may be stopped by others within one instruction.
 const STOPS_MAX: u32 = 100;
+/// How long a call may take before it is interrupted, and then until the interrupt takes effect. All calls of ours
+/// return at once, so only a process that delays them, or that gets no CPU, comes to this.
+pub const CALL_MAX: Duration = Duration::from_secs(1);
+/// How long a thread may take to stop: longer than it waits for a busy disk in a call of its own.
+const STOP_MAX: Duration = Duration::from_secs(10);
+
+/// The step before any call.
+pub const STOPPING: &str = "stopping its main thread";
 
 /// An error and the step in which it occurred.
 pub struct StepError {
@@ -45,6 +59,8 @@ pub struct StoppedThread {
     /// The signal to be delivered when it continues; 0 for none.
     signal: libc::c_int,
     stopped: bool,
+    /// Whether it is in a call that cannot be interrupted.
+    held: bool,
 }
 
 impl StoppedThread {
@@ -80,11 +96,12 @@ impl StoppedThread {
                 open: Vec::new(),
                 signal: 0,
                 stopped: true,
+                held: false,
             }),
             Err(source) => {
                 // Nothing was set yet, so detaching restores everything. Fails if the thread is gone.
                 let _ = sys::ptrace_detach(tid, 0);
-                Err(at("stopping its main thread")(source))
+                Err(at(STOPPING)(source))
             }
         }
     }
@@ -101,8 +118,12 @@ impl StoppedThread {
         number: libc::c_long,
         args: [u64; 4],
     ) -> Result<io::Result<u64>, StepError> {
-        self.step_over_syscall(number, args)
-            .map_err(at("a step over a system call"))
+        let called = self.step_over_syscall(number, args);
+        called.map_err(at(if self.held {
+            "a system call"
+        } else {
+            "a step over a system call"
+        }))
     }
 
     fn step_over_syscall(
@@ -122,7 +143,7 @@ impl StoppedThread {
             registers.0.r10,
         ] = args;
         sys::ptrace_set_registers(self.tid, &registers)?;
-        let status = self.step()?;
+        let (status, interrupted) = self.step()?;
         let registers = sys::ptrace_registers(self.tid)?;
         if libc::WSTOPSIG(status) != libc::SIGTRAP
             || registers.0.rip != self.syscall_address + SYSCALL_INSTRUCTION.len() as u64
@@ -132,31 +153,73 @@ impl StoppedThread {
         // The kernel returns errors as -4095..=-1.
         let result = registers.0.rax.cast_signed();
         Ok(match i32::try_from(result) {
+            Ok(error @ -4095..=-1) if interrupted && is_interruption(-error) => {
+                Err(io::Error::from_raw_os_error(libc::ETIME))
+            }
             Ok(error @ -4095..=-1) => Err(io::Error::from_raw_os_error(-error)),
             _ => Ok(registers.0.rax),
         })
     }
 
-    /// Executes one instruction. Another process may stop the process meanwhile, which cannot be blocked: the thread
-    /// continues all the same, and is stopped as it should be when we detach.
-    fn step(&mut self) -> io::Result<libc::c_int> {
+    /// Executes one instruction. Returns how the thread stopped, and whether the call was interrupted.
+    fn step(&mut self) -> io::Result<(libc::c_int, bool)> {
+        sys::ptrace_step(self.tid)?;
+        if let Some(status) = self.until_stepped(Some(CALL_MAX))? {
+            return Ok((status, false));
+        }
+        sys::ptrace_interrupt(self.tid)?;
+        if let Some(status) = self.until_stepped(Some(CALL_MAX))? {
+            return Ok((status, true));
+        }
+        self.held = true;
+        Err(io::Error::from_raw_os_error(libc::ETIME))
+    }
+
+    /// Waits for the end of a step; `None` if it takes longer than `limit`. Another process may stop the process
+    /// meanwhile, which cannot be blocked: the thread continues all the same, and is stopped as it should be when we
+    /// detach.
+    fn until_stepped(&mut self, limit: Option<Duration>) -> io::Result<Option<libc::c_int>> {
         for _ in 0..STOPS_MAX {
-            sys::ptrace_step(self.tid)?;
-            let status = sys::wait_for_thread(self.tid)?;
+            let status = match limit {
+                Some(limit) => sys::wait_for_thread_within(self.tid, limit)?,
+                None => Some(sys::wait_for_thread(self.tid)?),
+            };
+            let Some(status) = status else {
+                return Ok(None);
+            };
             if !libc::WIFSTOPPED(status) {
                 self.stopped = false;
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             let is_of_group = status >> 16 == libc::PTRACE_EVENT_STOP;
             if !is_of_group && libc::WSTOPSIG(status) != libc::SIGSTOP {
-                return Ok(status);
+                return Ok(Some(status));
             }
             // The kernel itself records that the group is stopped.
             if !is_of_group {
                 self.signal = libc::SIGSTOP;
             }
+            sys::ptrace_step(self.tid)?;
         }
         Err(io::Error::other("the process is stopped again and again"))
+    }
+
+    /// Whether the thread is in a call that could not be interrupted. It cannot be restored before that returns, and
+    /// would continue with borrowed registers if this process ended.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Waits, for as long as it takes, until the thread can be restored, and restores it. For a process of which
+    /// nothing else is left to do: it gives up all other descriptors.
+    pub fn restore_when_released(mut self) {
+        sys::close_all_but(&[self.memory.as_raw_fd()]);
+        while self.held {
+            self.held = false;
+            // Fails if the thread is gone.
+            let _ = self.until_stepped(None);
+            let _ = self.restore();
+        }
     }
 
     /// Memory below the thread's stack, lent to it until it continues.
@@ -194,6 +257,9 @@ impl StoppedThread {
         let mut cleaned = Ok(());
         while let Some(descriptor) = self.open.pop() {
             let closed = self.step_over_syscall(libc::SYS_close, [descriptor, 0, 0, 0]);
+            if self.held {
+                return closed.map(drop);
+            }
             cleaned = cleaned.and(closed.and_then(|closed| closed.map(drop)));
         }
         if let Some((address, before)) = self.lent.take() {
@@ -204,10 +270,13 @@ impl StoppedThread {
 
     /// Lets the thread continue where it was, with nothing left behind in its process.
     pub fn restore(&mut self) -> io::Result<()> {
-        if !self.stopped {
+        if !self.stopped || self.held {
             return Ok(());
         }
         let cleaned = self.clean_up();
+        if self.held {
+            return cleaned;
+        }
         self.stopped = false;
         let registers = sys::ptrace_set_registers(self.tid, &self.saved);
         let mask = sys::ptrace_set_signal_mask(self.tid, self.saved_mask);
@@ -224,11 +293,21 @@ impl Drop for StoppedThread {
     }
 }
 
+/// Whether a system call returns `error` because it was interrupted: EINTR, or one of the kernel's own numbers from
+/// ERESTARTSYS to ERESTART_RESTARTBLOCK.
+fn is_interruption(error: i32) -> bool {
+    const ERESTARTSYS: i32 = 512;
+    const ERESTART_RESTARTBLOCK: i32 = 516;
+    error == libc::EINTR || (ERESTARTSYS..=ERESTART_RESTARTBLOCK).contains(&error)
+}
+
 /// Brings a seized thread to the stop that PTRACE_INTERRUPT requests.
 fn stop_seized(tid: libc::pid_t) -> io::Result<()> {
     sys::ptrace_interrupt(tid)?;
     loop {
-        let status = sys::wait_for_thread(tid)?;
+        let status = sys::wait_for_thread_within(tid, STOP_MAX)?;
+        // When this process ends, the thread was never stopped.
+        let status = status.ok_or_else(|| io::Error::from_raw_os_error(libc::ETIME))?;
         if !libc::WIFSTOPPED(status) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }

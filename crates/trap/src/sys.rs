@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A number of pages or bytes of this address space, as an index: the same width on x86-64.
 pub fn usize_of(value: u64) -> usize {
@@ -508,15 +508,48 @@ pub fn close_all_but(kept: &[std::os::fd::RawFd]) {
 
 /// Waits until a traced thread changes state; returns the status as wait(2) encodes it.
 pub fn wait_for_thread(tid: libc::pid_t) -> io::Result<libc::c_int> {
-    let mut status = 0;
     loop {
-        // SAFETY: waitpid(2) writes one int to `status`, which we borrow mutably.
-        match check(unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) }) {
-            Ok(_) => return Ok(status),
+        match wait(tid, 0) {
+            Ok(status) => return Ok(status.unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The same for at most `limit`; `None` if its state has not changed. Takes a pending SIGCHLD, which the calling thread
+/// must block.
+pub fn wait_for_thread_within(
+    tid: libc::pid_t,
+    limit: Duration,
+) -> io::Result<Option<libc::c_int>> {
+    /// Where SIGCHLD is ignored, the state is read this often.
+    const INTERVAL_NS: libc::c_long = 10_000_000;
+    let interval = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: INTERVAL_NS,
+    };
+    let start = Instant::now();
+    loop {
+        let status = wait(tid, libc::WNOHANG)?;
+        if status.is_some() || start.elapsed() >= limit {
+            return Ok(status);
+        }
+        // SAFETY: a sigset is plain bytes, for which zero is a value; both calls only touch the set and the time, which
+        // we own, and no information about the signal is requested.
+        unsafe {
+            let mut child = mem::zeroed();
+            libc::sigaddset(&raw mut child, libc::SIGCHLD);
+            libc::sigtimedwait(&raw const child, ptr::null_mut(), &raw const interval);
+        }
+    }
+}
+
+fn wait(tid: libc::pid_t, flags: libc::c_int) -> io::Result<Option<libc::c_int>> {
+    let mut status = 0;
+    // SAFETY: waitpid(2) writes one int to `status`, which we borrow mutably.
+    let changed = check(unsafe { libc::waitpid(tid, &raw mut status, flags | libc::__WALL) })?;
+    Ok((changed != 0).then_some(status))
 }
 
 /// Shared memory of our own, mapped, on which a host's ability to trap is tried out.

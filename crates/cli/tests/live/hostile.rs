@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use plimsoll_skip::{Lack, longer, skip};
 
 use crate::limits::{UnitLimits, compile};
 use crate::refusals::{AS_NOBODY, WORKLOAD, assert_refused, has_setpriv};
-use crate::rig::{Attach, PLIMSOLL, boot_with, ground, make_readable};
+use crate::rig::{Attach, PLIMSOLL, boot_with, ground, make_readable, until_ended};
 
 /// The arguments of a VM whose RAM can be traced.
 const SHARED: [&str; 6] = [
@@ -112,10 +113,9 @@ fn two_hundred_attaches_give_nothing_to_a_process_that_exchanges_directories() {
         Attach::start(&pid, ""),
         &["user namespace of its own", "--allow-namespaced"],
     );
-    let options =
-        "--allow-namespaced --period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
+    let options = format!("--allow-namespaced {BRIEFLY}");
     for _ in 0..longer(200) {
-        Attach::start(&pid, options).end().assert_quiet_success();
+        Attach::start(&pid, &options).end().assert_quiet_success();
     }
     evil.assert_nothing_gained();
 }
@@ -223,10 +223,9 @@ fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed
     assert_eq!(line, "ready\n");
     let mut process = Process(child);
     let pid = process.0.id().to_string();
-    let options = "--period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
     let mut failures = Vec::new();
     for _ in 0..longer(100) {
-        let ended = Attach::start(&pid, options).end();
+        let ended = Attach::start(&pid, BRIEFLY).end();
         match ended.code {
             Some(0) => ended.assert_quiet_success(),
             Some(1) => failures.push(ended.complaint),
@@ -238,6 +237,134 @@ fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed
     failures.dedup();
     println!("{}", failures.concat());
     assert_eq!(process.0.try_wait().unwrap(), None, "the process was ended");
+}
+
+/// A process that puts a file that it serves itself in the place of the device. Its `ioctl()` takes some seconds; 0 for
+/// until it is interrupted.
+struct Delaying {
+    process: Process,
+    pid: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Delaying {
+    fn start(seconds: u64) -> Option<Self> {
+        if !Path::new("/dev/fuse").exists() {
+            skip(Lack::Host, "this host has no /dev/fuse");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let compiled = compile("delay", folder.path())?;
+        let program = folder.path().join("qemu-system-delay");
+        fs::rename(compiled, &program).unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let mut command = Command::new(program);
+        command.arg(file).arg(seconds.to_string());
+        let child = command.args(["-m", "16M"]).stdout(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Some(Self {
+            pid: child.id().to_string(),
+            process: Process(child),
+            _folder: folder,
+        })
+    }
+
+    /// Its descriptors.
+    fn footprint(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap();
+        let links = entries.map(|entry| fs::read_link(entry.unwrap().path()).unwrap());
+        let mut links: Vec<_> = links.collect();
+        links.sort();
+        links
+    }
+
+    /// The process that traces it; 0 for none.
+    fn tracer(&self) -> u32 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let mut lines = status.lines();
+        let tracer = lines.find_map(|line| line.strip_prefix("TracerPid:"));
+        tracer.unwrap().trim().parse().unwrap()
+    }
+
+    /// Attaches until the process has been quick enough to delay it; returns what was reported, and after how long.
+    fn attach_delayed(&self) -> (String, Duration) {
+        for _ in 0..100 {
+            let from = Instant::now();
+            let ended = Attach::start(&self.pid, BRIEFLY).end();
+            if ended.code != Some(0) {
+                assert_eq!(ended.code, Some(1), "{}", ended.complaint);
+                return (ended.complaint, from.elapsed());
+            }
+        }
+        panic!("no attach of 100 was delayed");
+    }
+
+    /// Fails unless it goes on with these descriptors, and can be traced.
+    fn assert_as_before(&mut self, footprint: &[PathBuf]) {
+        assert_eq!(self.tracer(), 0);
+        assert_eq!(self.footprint(), footprint);
+        Attach::start(&self.pid, BRIEFLY)
+            .end()
+            .assert_quiet_success();
+        assert_eq!(self.footprint(), footprint);
+        assert_eq!(self.process.0.try_wait().unwrap(), None);
+    }
+}
+
+/// Options for a look at a process of a few pages.
+const BRIEFLY: &str = "--period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
+
+#[test]
+fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
+    if ground().is_none() {
+        return;
+    }
+    let Some(mut delaying) = Delaying::start(0) else {
+        return;
+    };
+    let footprint = delaying.footprint();
+    let (complaint, took) = delaying.attach_delayed();
+    println!("after {took:?}: {complaint}");
+    let delayed = "delays ioctl(USERFAULTFD_IOC_NEW)";
+    for words in [delayed, "more than 1 s", "its thread continues unchanged"] {
+        assert!(complaint.contains(words), "{complaint}");
+    }
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    delaying.assert_as_before(&footprint);
+}
+
+#[test]
+fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
+    const DELAY: Duration = Duration::from_secs(8);
+    if ground().is_none() {
+        return;
+    }
+    let Some(mut delaying) = Delaying::start(DELAY.as_secs()) else {
+        return;
+    };
+    let footprint = delaying.footprint();
+    let (complaint, took) = delaying.attach_delayed();
+    println!("after {took:?}: {complaint}");
+    assert!(took < DELAY, "{took:?}");
+    for words in [
+        "cannot be interrupted",
+        "lets its thread continue unchanged",
+    ] {
+        assert!(complaint.contains(words), "{complaint}");
+    }
+    let keeper = delaying.tracer();
+    assert!(
+        complaint.contains(&format!("process {keeper}, which must not be ended")),
+        "{complaint}"
+    );
+    assert_refused(Attach::start(&delaying.pid, ""), &["is traced by process"]);
+    until_ended(keeper);
+    delaying.assert_as_before(&footprint);
 }
 
 #[test]
