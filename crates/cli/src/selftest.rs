@@ -7,12 +7,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use plimsoll_flow::Accelerator;
 use plimsoll_observe::selftest::{Outcome, Subject};
 use plimsoll_output::TableOrJson;
 use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_trap::BACKENDS;
-use plimsoll_vm::{Accelerator, HostKernel, KvmSupport, QEMU, detect};
+use plimsoll_vm::{HostKernel, KvmSupport, QEMU, detect};
 use serde::Serialize;
 
 /// Trace a small known guest by every backend, under KVM and emulated, and compare with the truth.

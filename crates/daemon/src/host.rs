@@ -3,7 +3,7 @@
 //! The loop depends only on these traits, so that it runs on a simulated host as on a real one.
 
 use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
-use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
+use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
 use plimsoll_vm::ProcessId;
@@ -22,8 +22,8 @@ pub struct DiscoveredVm {
     pub start_ticks: u64,
     /// Its UUID, if it has one.
     pub uuid: Option<String>,
-    /// `kvm` or `tcg`, if known.
-    pub accelerator: Option<String>,
+    /// What executes its instructions, if known.
+    pub accelerator: Option<Accelerator>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
     /// Its RAM at its start.

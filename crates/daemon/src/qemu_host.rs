@@ -99,7 +99,7 @@ impl Host for QemuHost {
                 pid: vm.pid,
                 start_ticks: vm.start_ticks,
                 uuid: vm.uuid.clone(),
-                accelerator: vm.accelerator.map(|accelerator| accelerator.to_string()),
+                accelerator: vm.accelerator,
                 libvirt: is_libvirts(vm),
                 ram_bytes: vm.memory_bytes,
                 backends: backends.remove(&vm.process()).unwrap_or_default(),

@@ -27,5 +27,5 @@ pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{Period, PeriodLosses, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;
-pub use vm::{RamBacking, RamMapping, VmId};
+pub use vm::{Accelerator, RamBacking, RamMapping, VmId};
 pub use working_set::{WorkingSet, WorkingSetBound};

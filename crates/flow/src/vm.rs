@@ -12,6 +12,30 @@ impl fmt::Display for VmId {
     }
 }
 
+/// The accelerator that executes a guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum Accelerator {
+    /// The processor itself, through KVM.
+    Kvm,
+    /// QEMU's translator: the guest is emulated.
+    Tcg,
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        })
+    }
+}
+
 /// Backing of a mapping of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RamBacking {

@@ -17,11 +17,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_flow::Accelerator;
 use plimsoll_pagelog::log::{LogWriter, Totals};
 use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
-use plimsoll_vm::{Accelerator, CommandLine, comma_words, escape_commas};
+use plimsoll_vm::{CommandLine, comma_words, escape_commas};
 
 use plimsoll_output::bail_usage;
 

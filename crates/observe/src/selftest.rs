@@ -8,11 +8,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use plimsoll_flow::WorkingSetBound;
+use plimsoll_flow::{Accelerator, WorkingSetBound};
 use plimsoll_trap::{BackendRow, Toucher, TraceConfig};
-use plimsoll_vm::{
-    Accelerator, BareGuest, BareGuestEvent, ConsoleEvent, QEMU, QemuVm, Stalls, VmError,
-};
+use plimsoll_vm::{BareGuest, BareGuestEvent, ConsoleEvent, QEMU, QemuVm, Stalls, VmError};
 use serde::Serialize;
 
 use crate::{ObservedPeriod, Observer, ObserverOptions};

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use plimsoll_flow::{TraceMethod, WorkingSetBound};
+use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
 pub use plimsoll_policy::Relative;
 
 use crate::curve_json::CurveJson;
@@ -99,8 +99,8 @@ pub struct VmSummary {
     /// Its UUID; `null` if it has none.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// `kvm`, `tcg`; `null` if not known. What runs under TCG is emulated.
-    pub accelerator: Option<String>,
+    /// What executes its instructions; `null` if unknown.
+    pub accelerator: Option<Accelerator>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
     /// How it stands.

@@ -11,6 +11,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use plimsoll_flow::Accelerator;
 use serde::{Deserialize, Serialize};
 
 use crate::{BareGuest, BareGuestEvent, ConsoleEvent};
@@ -29,25 +30,6 @@ const CPU_MODELS: [&str; 3] = ["host", "host,-arch-capabilities", "qemu64,-cx16"
 const EMULATED_SLOWDOWN: u64 = 20;
 /// Lifetime of a cached result against KVM.
 const VERDICT_AGAINST_HOLDS: Duration = Duration::from_secs(3600);
-
-/// The accelerator that executes a guest's instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Accelerator {
-    /// The processor itself, through KVM.
-    Kvm,
-    /// QEMU's translator.
-    Tcg,
-}
-
-impl fmt::Display for Accelerator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        })
-    }
-}
 
 /// How far KVM runs guests on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -11,7 +11,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Accelerator, ConsoleEvent, qemu_program};
+use crate::{ConsoleEvent, qemu_program};
+use plimsoll_flow::Accelerator;
 
 /// Maximum bytes of QEMU's error output in a message.
 const COMPLAINT_BYTES_MAX: usize = 1024;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::Accelerator;
+use plimsoll_flow::Accelerator;
 
 /// RAM that QEMU gives a VM without `-m`, in bytes.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;

@@ -32,7 +32,7 @@ mod process;
 mod qmp;
 mod transfer;
 
-pub use accelerator::{Accelerator, Detection, KvmSupport, QEMU, detect, qemu_program};
+pub use accelerator::{Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
 pub use bare_guest::{BareGuest, BareGuestEvent};
 pub use command_line::{

@@ -11,7 +11,8 @@ use plimsoll_flow::{RamMapping, VmId};
 
 use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
 use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
-use crate::{Accelerator, CommandLine, Qmp, VmError};
+use crate::{CommandLine, Qmp, VmError};
+use plimsoll_flow::Accelerator;
 
 /// Time limit for a monitor to list the threads of its virtual CPUs.
 const VCPU_QUERY_TIMEOUT: Duration = Duration::from_millis(300);

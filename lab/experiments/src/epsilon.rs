@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
+use plimsoll_flow::Accelerator;
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage};
-use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, detect};
+use plimsoll_vm::{ConsoleEvent, Qmp, detect};
 use serde::Serialize;
 
 use plimsoll_output::exit::with_causes;

@@ -17,9 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::Accelerator;
 use plimsoll_vm::{
-    Accelerator, ConsoleEvent, ConsoleLine, Detection, KvmSupport, QEMU, QemuVm, Qmp, detect,
-    qemu_program,
+    ConsoleEvent, ConsoleLine, Detection, KvmSupport, QEMU, QemuVm, Qmp, detect, qemu_program,
 };
 
 use crate::{GuestError, GuestImage};

@@ -5,11 +5,9 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{PageCount, RamBacking, VmId};
+use plimsoll_flow::{Accelerator, PageCount, RamBacking, VmId};
 use plimsoll_rig::{AcceleratorChoice, Boot, Guest, GuestConfig, GuestError, GuestImage};
-use plimsoll_vm::{
-    Accelerator, ConsoleEvent, KvmSupport, QemuVm, RamState, VmError, detect, find, running,
-};
+use plimsoll_vm::{ConsoleEvent, KvmSupport, QemuVm, RamState, VmError, detect, find, running};
 
 /// A guest under TCG on a busy machine boots in 5 to 20 s.
 const BOOT: Duration = Duration::from_secs(90);

@@ -3,13 +3,15 @@
 use std::io::Write;
 use std::time::Duration;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, Period, TraceMethod, WorkingSet};
+use plimsoll_flow::{
+    Accelerator, MissRatioCurve, PageCount, PageSize, Period, TraceMethod, WorkingSet,
+};
 use plimsoll_observe::{Curves, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{FinalLine, PeriodLine, TracerLine};
 use plimsoll_trap::Toucher;
-use plimsoll_vm::{Accelerator, QemuVm};
+use plimsoll_vm::QemuVm;
 
 use super::Args;
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};

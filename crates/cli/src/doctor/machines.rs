@@ -2,10 +2,10 @@
 
 use std::error::Error;
 
-use plimsoll_flow::RamMapping;
+use plimsoll_flow::{Accelerator, RamMapping};
 use plimsoll_observe::{ObserveError, assess};
 use plimsoll_trap::{Assessment, TraceConfig};
-use plimsoll_vm::{Accelerator, QemuVm, VmError, qemu_pids};
+use plimsoll_vm::{QemuVm, VmError, qemu_pids};
 
 use super::{Chapter, Finding};
 use plimsoll_protocol::size::ByteSize;

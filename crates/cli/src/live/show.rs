@@ -5,14 +5,12 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context;
-use plimsoll_flow::TraceMethod;
+use plimsoll_flow::{Accelerator, TraceMethod};
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
 use super::daemon::curve_of;
-use super::words::{
-    UNKNOWN, age, is_emulated, maybe_size, name_of, percent, ratio, size, working_set,
-};
+use super::words::{UNKNOWN, age, maybe_size, name_of, percent, ratio, size, working_set};
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::csv as line;
 use plimsoll_output::{TextFormat, printable, short};
@@ -74,11 +72,11 @@ impl Sections {
 
 fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     let vm = &view.summary;
-    let mut kind = match &vm.accelerator {
-        Some(_) if is_emulated(vm) => {
+    let mut kind = match vm.accelerator {
+        Some(Accelerator::Tcg) => {
             "emulated (tcg): times do not carry over to real hardware".to_owned()
         }
-        Some(accelerator) => printable(accelerator),
+        Some(accelerator) => accelerator.to_string(),
         None => "accelerator unknown".to_owned(),
     };
     if vm.libvirt {

@@ -159,9 +159,7 @@ fn lines(host: &HostView) -> String {
         &[
             ("vm", &|vm| printable(&vm.vm)),
             ("pid", &|vm| vm.pid.to_string()),
-            ("accelerator", &|vm| {
-                printable(vm.accelerator.as_deref().unwrap_or_default())
-            }),
+            ("accelerator", &|vm| or_empty(vm.accelerator)),
             ("standing", &|vm| name_of(vm.standing)),
             ("size_bytes", &|vm| vm.size_bytes.to_string()),
             ("direct_bytes", &|vm| vm.direct_bytes.to_string()),

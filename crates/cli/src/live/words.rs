@@ -1,5 +1,6 @@
 //! Formatting of the daemon's answers in the live verbs.
 
+use plimsoll_flow::Accelerator;
 use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
@@ -56,7 +57,7 @@ pub fn name_of(value: impl Serialize) -> String {
 
 /// Whether a VM is emulated: its times do not carry over to real hardware.
 pub fn is_emulated(vm: &VmSummary) -> bool {
-    vm.accelerator.as_deref() == Some("tcg")
+    vm.accelerator == Some(Accelerator::Tcg)
 }
 
 /// A VM's name as a table shows it.

@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::Accelerator;
 use plimsoll_rig::{AcceleratorChoice, Boot, GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
-use plimsoll_vm::{Accelerator, KvmSupport, detect};
+use plimsoll_vm::{KvmSupport, detect};
 
 use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground};
 

@@ -9,11 +9,12 @@ use std::sync::{MutexGuard, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::Accelerator;
 use plimsoll_rig::{
     AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, has_ended, host, send, wait_for,
 };
 use plimsoll_skip::{Lack, guests_wanted, skip};
-use plimsoll_vm::{Accelerator, detect};
+use plimsoll_vm::detect;
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! A host with three VMs as its daemon tells of it; the name of one is an attack on the terminal.
 
-use plimsoll_flow::{TraceMethod, WorkingSetBound};
+use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::decision::{
@@ -57,7 +57,7 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
     VmSummary {
         vm: vm.to_owned(),
         pid: 1234,
-        accelerator: Some("tcg".to_owned()),
+        accelerator: Some(Accelerator::Tcg),
         uuid: None,
         refused_claims: 0,
         backends: TraceMethod::ALL.map(backend).into(),
@@ -111,7 +111,7 @@ fn vms() -> Vec<VmSummary> {
         320,
         128,
     );
-    mail.accelerator = Some("kvm".to_owned());
+    mail.accelerator = Some(Accelerator::Kvm);
     mail.libvirt = true;
     mail.curve_source = Some(CurveSource::Disk);
     mail.target_bytes = Some(480 * MIB);

@@ -275,7 +275,9 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
     let help = "What runs a VM; an accelerator of \"tcg\" emulates.";
     let mut family = text.family(Kind::Info, "vm", help);
     for vm in vms {
-        let accelerator = vm.accelerator.as_deref().unwrap_or("unknown");
+        let accelerator = vm
+            .accelerator
+            .map_or_else(|| "unknown".to_owned(), |by| by.to_string());
         let labels: Labels<'_> = &[
             ("vm", &vm.vm),
             ("pid", &vm.pid),

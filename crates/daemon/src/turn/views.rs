@@ -42,7 +42,7 @@ impl<H: Host> Turns<H> {
             vm: name.to_owned(),
             pid: vm.found.pid,
             uuid: vm.found.uuid.clone(),
-            accelerator: vm.found.accelerator.clone(),
+            accelerator: vm.found.accelerator,
             libvirt: vm.found.libvirt,
             standing,
             why,

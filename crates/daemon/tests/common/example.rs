@@ -9,7 +9,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId, WorkingSetBound,
+    Accelerator, CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId,
+    WorkingSetBound,
 };
 use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
@@ -43,7 +44,7 @@ const ROWS: u32 = 60;
 /// A VM of the example.
 struct Guest {
     vm: &'static str,
-    accelerator: &'static str,
+    accelerator: Accelerator,
     direct_mib: u32,
     cache_mib: u32,
     max_loss: f64,
@@ -58,7 +59,7 @@ const BASELINE_MIB: u32 = 512;
 const GUESTS: [Guest; 4] = [
     Guest {
         vm: "web",
-        accelerator: "kvm",
+        accelerator: Accelerator::Kvm,
         direct_mib: 448,
         cache_mib: 64,
         max_loss: 0.05,
@@ -67,7 +68,7 @@ const GUESTS: [Guest; 4] = [
     },
     Guest {
         vm: "search",
-        accelerator: "kvm",
+        accelerator: Accelerator::Kvm,
         direct_mib: 512,
         cache_mib: 0,
         max_loss: 0.25,
@@ -76,7 +77,7 @@ const GUESTS: [Guest; 4] = [
     },
     Guest {
         vm: "scan",
-        accelerator: "tcg",
+        accelerator: Accelerator::Tcg,
         direct_mib: 384,
         cache_mib: 128,
         max_loss: 0.25,
@@ -85,7 +86,7 @@ const GUESTS: [Guest; 4] = [
     },
     Guest {
         vm: "fresh",
-        accelerator: "kvm",
+        accelerator: Accelerator::Kvm,
         direct_mib: 512,
         cache_mib: 0,
         max_loss: 0.05,
@@ -266,7 +267,7 @@ impl Guest {
         VmSummary {
             vm: self.vm.to_owned(),
             pid: 4000 + self.direct_mib + self.cache_mib / 64,
-            accelerator: Some(self.accelerator.to_owned()),
+            accelerator: Some(self.accelerator),
             uuid: None,
             refused_claims: 0,
             backends: TraceMethod::ALL

@@ -10,7 +10,7 @@ use std::time::Duration;
 use plimsoll_actuator::{
     Absence, ActuatorError, Delivery, DiskStat, MemoryPart, Observation, Part, Progress, VmMemory,
 };
-use plimsoll_flow::{MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
+use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
@@ -245,7 +245,7 @@ impl Host for SimulatedHost {
             pid: vm.pid,
             start_ticks: vm.start_ticks,
             uuid: None,
-            accelerator: Some("tcg".to_owned()),
+            accelerator: Some(Accelerator::Tcg),
             libvirt: false,
             ram_bytes: vm.ram_bytes,
             backends: Vec::new(),

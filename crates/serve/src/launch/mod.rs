@@ -14,8 +14,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use anyhow::Context as _;
+use plimsoll_flow::Accelerator;
 use plimsoll_output::bail_usage;
-use plimsoll_vm::{Accelerator, CommandLine, escape_commas};
+use plimsoll_vm::{CommandLine, escape_commas};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::disk::options::{CacheArgs, DiskSpec, name, name_of};

@@ -4,8 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_flow::Accelerator;
 use plimsoll_rig::{AcceleratorChoice, GuestConfig, GuestError, GuestImage, Subject, try_wait_for};
-use plimsoll_vm::{Accelerator, ConsoleEvent, Qmp, VmError, detect};
+use plimsoll_vm::{ConsoleEvent, Qmp, VmError, detect};
 use serde_json::{Value, json};
 
 use plimsoll_output::exit::with_causes;

@@ -156,9 +156,6 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("plimsoll", &["plimsoll-rig"]),
 ];
 
-/// Fields that are still strings though they have few values, as FILE:FIELD.
-const LISTED_STRINGS: &[&str] = &["host.rs:accelerator", "vm.rs:accelerator"];
-
 /// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
 const WITH_UNSAFE: &[&str] = &[
     "plimsoll-estimator",
@@ -238,7 +235,6 @@ impl Member {
             let fields = fields::listed_strings(text).into_iter();
             let name = path.file_name().unwrap_or_default().display();
             let fields = fields.map(|field| format!("{name}:{field}"));
-            let fields = fields.filter(|field| !LISTED_STRINGS.contains(&field.as_str()));
             found.extend(
                 fields
                     .filter(|_| path.starts_with(&product))

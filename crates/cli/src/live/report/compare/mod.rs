@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
+use plimsoll_flow::Accelerator;
 use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
@@ -106,7 +107,7 @@ struct Row {
 struct Document<'a> {
     schema: u32,
     vm: &'a str,
-    accelerator: Option<String>,
+    accelerator: Option<Accelerator>,
     memory_bytes: u64,
     interval_seconds: f64,
     rounds: u32,
@@ -145,7 +146,7 @@ pub fn run(
             let document = Document {
                 schema: SCHEMA,
                 vm: &vm.id.0,
-                accelerator: vm.accelerator.map(|by| by.to_string()),
+                accelerator: vm.accelerator,
                 memory_bytes: vm.memory_bytes,
                 interval_seconds: options.interval.as_secs_f64(),
                 rounds: options.rounds,
@@ -268,7 +269,7 @@ fn text(vm: &QemuVm, how: &ComparisonArgs, truth: Option<u64>, rows: &[Row]) -> 
     text.push_str(
         ".\nour CPU: time of this program; overhead: share of the VM's own time, where that is measured.\n",
     );
-    if vm.accelerator == Some(plimsoll_vm::Accelerator::Tcg) {
+    if vm.accelerator == Some(Accelerator::Tcg) {
         text.push_str("tcg: emulated; its times are not those of real hardware.\n");
     }
     text
