@@ -226,13 +226,14 @@ fn statistics_are_the_same_in_every_form() {
 
     let report = served.report("stat -o json");
     assert_eq!((report.schema, report.clients.len()), (1, 1));
-    let (store, client) = (&report.store, &report.clients[0]);
+    let (server, client) = (&report.store, &report.clients[0]);
+    let (store, of_client) = (&server.stats, &client.stats);
     assert_eq!((store.capacity_bytes, store.pages), (4 << 20, 8));
     assert!(store.used_bytes <= store.capacity_bytes && store.metadata_bytes <= store.used_bytes);
-    assert_eq!((store.workers, store.sharing), (2, Sharing::WithinClient));
-    assert_eq!((&*client.name, client.pages), ("we\"b", 8));
-    assert_eq!(client.ceiling_bytes, Some(3 << 20));
-    let counters = client.counters;
+    assert_eq!((server.workers, server.sharing), (2, Sharing::WithinClient));
+    assert_eq!((&*of_client.name, of_client.pages), ("we\"b", 8));
+    assert_eq!(of_client.ceiling_bytes, Some(3 << 20));
+    let counters = of_client.counters;
     assert_eq!((counters.puts, counters.gets, counters.hits), (10, 2, 1));
     assert_eq!((counters.flushes, counters.flushed_pages), (1, 1));
     assert_eq!(store.counters, counters);
@@ -272,7 +273,10 @@ fn statistics_are_the_same_in_every_form() {
         thread::sleep(Duration::from_millis(10));
     }
     let report = served.report("stat -o json");
-    assert_eq!((report.store.pages, report.store.counters.puts), (0, 10));
+    assert_eq!(
+        (report.store.stats.pages, report.store.stats.counters.puts),
+        (0, 10)
+    );
 }
 
 /// Whether a line is one of an exposition.
@@ -325,10 +329,10 @@ fn a_smaller_capacity_holds_when_resize_returns() {
         content[..4].copy_from_slice(&index.to_le_bytes());
         web.put(page(pool, index), &content).unwrap();
     }
-    let before = served.report("stat -o json").store;
+    let before = served.report("stat -o json").store.stats;
     assert!((1000..=1500).contains(&before.pages), "{before:?}");
     assert_eq!(served.text("resize 4M"), "capacity 4 MiB\n");
-    let after = served.report("stat -o json").store;
+    let after = served.report("stat -o json").store.stats;
     assert_eq!(after.capacity_bytes, 4 << 20);
     assert!(after.used_bytes <= 4 << 20, "{after:?}");
     assert!((500..=1024).contains(&after.pages), "{after:?}");
@@ -339,7 +343,10 @@ fn a_smaller_capacity_holds_when_resize_returns() {
         assert!(complaint.contains(reason), "{complaint}");
     }
     assert_eq!(ran(&mut served.verb("resize much")).0, Some(2));
-    assert_eq!(served.report("stat -o json").store.capacity_bytes, 16 << 20);
+    assert_eq!(
+        served.report("stat -o json").store.stats.capacity_bytes,
+        16 << 20
+    );
 }
 
 #[test]
@@ -442,7 +449,7 @@ fn load_checks_the_pages_that_come_back() {
         0.0 < times[0] && times[0] <= times[1] && times[1] <= times[2],
         "{json}"
     );
-    let counters = served.report("stat -o json").store.counters;
+    let counters = served.report("stat -o json").store.stats.counters;
     assert_eq!((counters.gets, counters.hits), (gets, hits));
 
     let table = served.text("bench --seconds 1 --pages 10 --batch 1");

@@ -75,14 +75,15 @@ pub struct PoolStats {
     pub counters: Counters,
 }
 
-/// Statistics of one client.
-#[derive(Debug, Clone, PartialEq)]
+/// Statistics of one client. As JSON without its pools, whose kinds contain keys; its group is called `uid` there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientStats {
     /// Its number.
     pub id: ClientId,
     /// Its name.
     pub name: String,
     /// Its group (the server's: its user).
+    #[serde(rename = "uid")]
     pub group: u64,
     /// Its weight.
     pub weight: u32,
@@ -98,19 +99,23 @@ pub struct ClientStats {
     pub pages: u64,
     /// Gets a second, decayed.
     pub activity: f64,
-    /// Time of its creation, since the store began.
-    pub created: Duration,
-    /// Time of its last put or get, since the store began, to the precision of a turn.
-    pub last_active: Duration,
+    /// Time since its creation.
+    pub age_seconds: f64,
+    /// Time since its last put or get, to the precision of a turn.
+    pub idle_seconds: f64,
     /// Its counters.
     pub counters: Counters,
     /// Its pools.
+    #[serde(skip)]
     pub pools: Vec<PoolStats>,
 }
 
 /// Statistics of a store. Sums over shards that are read one after the other: exact when no operation is running.
-#[derive(Debug, Clone, PartialEq)]
+/// As JSON without the clients.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoreStats {
+    /// Age of the store at its last turn.
+    pub age_seconds: f64,
     /// Its current capacity, in bytes.
     pub capacity_bytes: u64,
     /// Maximum capacity, in bytes.
@@ -129,10 +134,9 @@ pub struct StoreStats {
     pub dirty_pages: u64,
     /// Pages without a frame of their own, because their content is shared or is one word repeated.
     pub deduplicated_pages: u64,
-    /// Age of the store at its last turn.
-    pub age: Duration,
     /// Counters since it was created, including clients that have left.
     pub counters: Counters,
     /// Its clients.
+    #[serde(skip)]
     pub clients: Vec<ClientStats>,
 }

@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub type Page = [u8; PAGE_BYTES];
 
 /// Number of a client; unique among the clients that exist at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClientId(pub u32);
 
 /// Number of a pool; that of a closed pool is not reused soon.

@@ -65,7 +65,7 @@ impl stat::Report for Report {
                 let curve = curve_of(json)?;
                 let last = curve.points().last().map_or(0, |point| point.size.0);
                 let until = last.saturating_mul(PageSize::FOUR_KIB.bytes());
-                let name = format!("{} {}", client.id, printable(&client.name));
+                let name = format!("{} {}", client.stats.id.0, printable(&client.stats.name));
                 series.push(Series::of_curve(name, &curve, PageSize::FOUR_KIB, until));
             }
         }

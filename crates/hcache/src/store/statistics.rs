@@ -80,6 +80,7 @@ impl Inner {
                 counters: counted.counters,
             }
         };
+        let since = |time| registry.now.saturating_sub(time).as_secs_f64();
         let client = |(id, record): (&ClientId, &ClientRecord)| {
             let charged = registry
                 .pools
@@ -100,8 +101,8 @@ impl Inner {
                 used_bytes: record.account.used_bytes(),
                 pages: pools.iter().map(|pool| pool.pages).sum(),
                 activity: record.activity.rate,
-                created: record.created,
-                last_active: record.last_active,
+                age_seconds: since(record.created),
+                idle_seconds: since(record.last_active),
                 counters,
                 pools,
             }
@@ -112,7 +113,7 @@ impl Inner {
             .values()
             .for_each(|pool| counters.add(&pool.counters));
         let clients: Vec<ClientStats> = registry.clients.iter().map(client).collect();
-        let age = registry.now;
+        let age_seconds = registry.now.as_secs_f64();
         drop(registry);
         let heap_bytes = self.heap_bytes();
         let bound = lock(&self.bound);
@@ -121,6 +122,7 @@ impl Inner {
         let held = u64::from(bound.top).saturating_sub(free) * frame_bytes;
         let outside = heap_bytes + bound.outside_bytes;
         StoreStats {
+            age_seconds,
             capacity_bytes: bound.capacity_bytes,
             max_capacity_bytes: self.options.max_capacity_bytes,
             used_bytes: held + outside,
@@ -133,7 +135,6 @@ impl Inner {
             deduplicated_pages: shards
                 .deduplicated_pages
                 .saturating_sub(self.common.contents.entries() as u64),
-            age,
             counters,
             clients,
         }

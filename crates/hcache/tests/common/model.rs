@@ -1139,7 +1139,7 @@ impl Twin {
         assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
         assert!(stats.metadata_bytes <= stats.used_bytes);
         assert!(stats.compressed_frame_bytes <= stats.used_bytes);
-        assert_eq!(stats.age, self.age);
+        assert_eq!(stats.age_seconds, self.age.as_secs_f64());
         let clients = self.clients.iter().flatten();
         assert_eq!(stats.clients.len(), clients.count());
         let mut sums = self.past;

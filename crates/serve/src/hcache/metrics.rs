@@ -34,29 +34,29 @@ const COUNTERS: &[Counter] = families! { c =>
 };
 
 const STORE_GAUGES: &[StoreGauge] = families! { r =>
-    capacity_bytes: r.store.capacity_bytes, "Capacity of the store, metadata included.";
-    max_capacity_bytes: r.store.max_capacity_bytes, "Largest capacity that the store can be resized to.";
-    used_bytes: r.store.used_bytes, "Memory held, metadata included.";
-    metadata_bytes: r.store.metadata_bytes, "Memory of metadata.";
-    compressed_frame_bytes: r.store.compressed_frame_bytes, "Memory of compressed pages.";
-    compressed_raw_bytes: r.store.compressed_raw_bytes, "Size of the compressed pages before compression.";
-    pages: r.store.pages, "Pages in the store.";
-    dirty_pages: r.store.dirty_pages, "Dirty pages in the store.";
-    deduplicated_pages: r.store.deduplicated_pages, "Pages without a frame of their own.";
+    capacity_bytes: r.store.stats.capacity_bytes, "Capacity of the store, metadata included.";
+    max_capacity_bytes: r.store.stats.max_capacity_bytes, "Largest capacity that the store can be resized to.";
+    used_bytes: r.store.stats.used_bytes, "Memory held, metadata included.";
+    metadata_bytes: r.store.stats.metadata_bytes, "Memory of metadata.";
+    compressed_frame_bytes: r.store.stats.compressed_frame_bytes, "Memory of compressed pages.";
+    compressed_raw_bytes: r.store.stats.compressed_raw_bytes, "Size of the compressed pages before compression.";
+    pages: r.store.stats.pages, "Pages in the store.";
+    dirty_pages: r.store.stats.dirty_pages, "Dirty pages in the store.";
+    deduplicated_pages: r.store.stats.deduplicated_pages, "Pages without a frame of their own.";
     clients: r.clients.len() as u64, "Clients of the store.";
     workers: r.store.workers, "Threads that serve clients.";
 };
 
 const CLIENT_GAUGES: &[ClientGauge] = families! { c =>
-    weight: Some(c.weight.into()), "Share of the capacity relative to others'.";
-    floor_bytes: Some(c.floor_bytes as f64), "Memory that other clients cannot take from the client.";
-    ceiling_bytes: c.ceiling_bytes.map(|bytes| bytes as f64), "Limit of the client's memory.";
-    target_bytes: Some(c.target_bytes as f64), "Memory that the scheduler assigns to the client.";
-    used_bytes: Some(c.used_bytes as f64), "Memory of the client's pages.";
-    pages: Some(c.pages as f64), "Pages charged to the client.";
+    weight: Some(c.stats.weight.into()), "Share of the capacity relative to others'.";
+    floor_bytes: Some(c.stats.floor_bytes as f64), "Memory that other clients cannot take from the client.";
+    ceiling_bytes: c.stats.ceiling_bytes.map(|bytes| bytes as f64), "Limit of the client's memory.";
+    target_bytes: Some(c.stats.target_bytes as f64), "Memory that the scheduler assigns to the client.";
+    used_bytes: Some(c.stats.used_bytes as f64), "Memory of the client's pages.";
+    pages: Some(c.stats.pages as f64), "Pages charged to the client.";
     pools: Some(c.pools.len() as f64), "Pools charged to the client.";
-    age_seconds: Some(c.age_seconds), "Time since the client connected.";
-    idle_seconds: Some(c.idle_seconds), "Time since the client's last put or get.";
+    age_seconds: Some(c.stats.age_seconds), "Time since the client connected.";
+    idle_seconds: Some(c.stats.idle_seconds), "Time since the client's last put or get.";
 };
 
 /// Writes the report as OpenMetrics text.
@@ -66,7 +66,7 @@ pub fn text(report: &Report) -> String {
     for &(name, help, value) in STORE_GAUGES {
         text.single(Kind::Gauge, (name, help), &[], value(report));
     }
-    let store = &report.store;
+    let store = &report.store.stats;
     let age = ("age_seconds", "Time since the store's start.");
     text.single(Kind::Gauge, age, &[], store.age_seconds);
     for &(name, help, count) in COUNTERS {
@@ -101,7 +101,7 @@ pub fn text(report: &Report) -> String {
         let name = format!("client_{name}");
         let mut family = text.family(Kind::Counter, &name, help);
         for client in &report.clients {
-            family.sample(&labels(client), count(&client.counters));
+            family.sample(&labels(client), count(&client.stats.counters));
         }
     }
     let help = "Share of gets that would hit at that share of the client's pages.";
@@ -117,7 +117,7 @@ pub fn text(report: &Report) -> String {
 
 /// A client's labels. Its name is its own choice.
 fn labels(client: &ClientReport) -> [(&str, &dyn Display); 2] {
-    [("client", &client.id), ("name", &client.name)]
+    [("client", &client.stats.id.0), ("name", &client.stats.name)]
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! their store, client or pool.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_hcache::{ClientStats, Counters, PoolKind, PoolStats, Sharing, StoreStats};
@@ -34,24 +33,18 @@ pub struct Report {
     pub clients: Vec<ClientReport>,
 }
 
-/// The store as a whole.
+/// The store as a whole, and its server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "as in `StoreStats`")]
 pub struct StoreReport {
-    pub age_seconds: f64,
+    /// Statistics of the store.
+    #[serde(flatten)]
+    pub stats: StoreStats,
+    /// Threads that serve.
     pub workers: u64,
+    /// Whether pages are compressed.
     pub compression: bool,
+    /// Which pages are stored once.
     pub sharing: Sharing,
-    pub capacity_bytes: u64,
-    pub max_capacity_bytes: u64,
-    pub used_bytes: u64,
-    pub metadata_bytes: u64,
-    pub compressed_frame_bytes: u64,
-    pub compressed_raw_bytes: u64,
-    pub pages: u64,
-    pub dirty_pages: u64,
-    pub deduplicated_pages: u64,
-    pub counters: Counters,
 }
 
 /// How hit ratios are predicted.
@@ -69,25 +62,11 @@ pub struct GhostsReport {
 
 /// One client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "as in `ClientStats`")]
 pub struct ClientReport {
-    pub id: u32,
-    pub name: String,
-    /// User that it runs as.
-    pub uid: u64,
-    pub weight: u32,
-    pub floor_bytes: u64,
-    pub ceiling_bytes: Option<u64>,
-    pub target_bytes: u64,
-    pub used_bytes: u64,
-    pub pages: u64,
-    /// Gets a second, decayed.
-    pub activity: f64,
-    /// Time since it connected.
-    pub age_seconds: f64,
-    /// Time since its last put or get.
-    pub idle_seconds: f64,
-    pub counters: Counters,
+    /// Statistics of the client.
+    #[serde(flatten)]
+    pub stats: ClientStats,
+    /// The pools that are charged to it.
     pub pools: Vec<PoolReport>,
     /// Hit ratios at other capacities, smallest first; `null` while it got too little.
     pub expected: Option<Vec<HitPrediction>>,
@@ -152,30 +131,19 @@ pub struct Surroundings {
 impl Report {
     /// The report of a store and its server.
     #[must_use]
-    pub fn new(stats: &StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
-        let age = stats.age;
-        let clients = stats
-            .clients
-            .iter()
-            .map(|client| ClientReport::new(client, age, ghosts))
+    pub fn new(mut stats: StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
+        let age_seconds = stats.age_seconds;
+        let clients = std::mem::take(&mut stats.clients)
+            .into_iter()
+            .map(|client| ClientReport::new(client, age_seconds, ghosts))
             .collect();
         Self {
             schema: SCHEMA,
             store: StoreReport {
-                age_seconds: age.as_secs_f64(),
+                stats,
                 workers: surroundings.workers,
                 compression: surroundings.compression,
                 sharing: surroundings.sharing,
-                capacity_bytes: stats.capacity_bytes,
-                max_capacity_bytes: stats.max_capacity_bytes,
-                used_bytes: stats.used_bytes,
-                metadata_bytes: stats.metadata_bytes,
-                compressed_frame_bytes: stats.compressed_frame_bytes,
-                compressed_raw_bytes: stats.compressed_raw_bytes,
-                pages: stats.pages,
-                dirty_pages: stats.dirty_pages,
-                deduplicated_pages: stats.deduplicated_pages,
-                counters: stats.counters,
             },
             server: surroundings.server,
             ghosts: ghosts.map(|ghosts| GhostsReport {
@@ -190,7 +158,7 @@ impl Report {
 }
 
 impl ClientReport {
-    fn new(client: &ClientStats, age: Duration, ghosts: Option<&Ghosts>) -> Self {
+    fn new(mut client: ClientStats, store_age_seconds: f64, ghosts: Option<&Ghosts>) -> Self {
         let curve = ghosts.and_then(|ghosts| Some((ghosts.plan(), ghosts.curve(client.id)?)));
         let expected = curve
             .as_ref()
@@ -207,40 +175,29 @@ impl ClientReport {
                 };
                 Some((0..RATIOS.len()).map(at).collect())
             });
+        let curve = curve.map(|(_, curve)| {
+            CurveJson::new(
+                &*client.name,
+                PageSize::FOUR_KIB,
+                Some(PageCount(client.pages)),
+                &curve.thinned(POINTS),
+            )
+        });
+        let pools = std::mem::take(&mut client.pools);
         Self {
-            id: client.id.0,
-            name: client.name.clone(),
-            uid: client.group,
-            weight: client.weight,
-            floor_bytes: client.floor_bytes,
-            ceiling_bytes: client.ceiling_bytes,
-            target_bytes: client.target_bytes,
-            used_bytes: client.used_bytes,
-            pages: client.pages,
-            activity: client.activity,
-            age_seconds: since(client.created, age),
-            idle_seconds: since(client.last_active, age),
-            counters: client.counters,
-            pools: client
-                .pools
+            stats: client,
+            pools: pools
                 .iter()
-                .map(|pool| PoolReport::new(pool, age))
+                .map(|pool| PoolReport::new(pool, store_age_seconds))
                 .collect(),
             expected,
-            curve: curve.map(|(_, curve)| {
-                CurveJson::new(
-                    &*client.name,
-                    PageSize::FOUR_KIB,
-                    Some(PageCount(client.pages)),
-                    &curve.thinned(POINTS),
-                )
-            }),
+            curve,
         }
     }
 }
 
 impl PoolReport {
-    fn new(pool: &PoolStats, age: Duration) -> Self {
+    fn new(pool: &PoolStats, store_age_seconds: f64) -> Self {
         Self {
             id: pool.id.0,
             // The key admits others of the same group, so it stays in the store.
@@ -255,19 +212,17 @@ impl PoolReport {
             compressed_pages: pool.compressed_pages,
             objects: pool.objects,
             oldest_age_seconds: pool.oldest_age.map(|age| age.as_secs_f64()),
-            age_seconds: since(pool.created, age),
+            age_seconds: (store_age_seconds - pool.created.as_secs_f64()).max(0.0),
             counters: pool.counters,
         }
     }
 }
 
-fn since(time: Duration, now: Duration) -> f64 {
-    now.saturating_sub(time).as_secs_f64()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use std::time::Duration;
+
     use plimsoll_hcache::{ClientId, PoolId};
 
     /// A store with a busy client of an awkward name and an idle one.
@@ -290,8 +245,8 @@ pub(crate) mod tests {
             used_bytes: 399 << 20,
             pages: 102_000,
             activity: 12.5,
-            created: Duration::from_secs(10),
-            last_active: Duration::from_secs(7190),
+            age_seconds: 7190.0,
+            idle_seconds: 10.0,
             counters,
             pools: vec![PoolStats {
                 id: PoolId(id + 1),
@@ -308,6 +263,7 @@ pub(crate) mod tests {
             }],
         };
         let stats = StoreStats {
+            age_seconds: 7200.0,
             capacity_bytes: 512 << 20,
             max_capacity_bytes: 2 << 30,
             used_bytes: 500 << 20,
@@ -317,7 +273,6 @@ pub(crate) mod tests {
             pages: 160_000,
             dirty_pages: 0,
             deduplicated_pages: 7,
-            age: Duration::from_secs(7200),
             counters,
             clients: vec![
                 client(1, "we\"b\\\n\u{1b}[2J of a long name", counters),
@@ -330,7 +285,7 @@ pub(crate) mod tests {
             sharing: Sharing::WithinClient,
             server: [("connections".to_owned(), 3)].into(),
         };
-        let mut report = Report::new(&stats, None, surroundings);
+        let mut report = Report::new(stats, None, surroundings);
         report.clients[0].expected = Some(vec![
             expected(0.75, 0.669),
             expected(1.0, 0.75),
@@ -351,7 +306,9 @@ pub(crate) mod tests {
     fn json_survives_being_written_and_read_and_tells_no_key() {
         let report = example();
         let text = serde_json::to_string(&report).unwrap();
-        assert!(text.starts_with(r#"{"schema":1,"store":{"age_seconds":7200.0,"workers":2,"#));
+        assert!(text.starts_with(
+            r#"{"schema":1,"store":{"age_seconds":7200.0,"capacity_bytes":536870912,"#
+        ));
         assert!(text.contains(r#""idle_seconds":10.0"#) && text.contains(r#""sharing":"client""#));
         assert!(!text.contains("4276993775") && !text.contains("feedbeef"));
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);

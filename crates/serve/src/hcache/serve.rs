@@ -158,7 +158,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             sharing: args.share.into(),
             server: named(&server),
         };
-        let report = Report::new(&store.stats(), ghosts.as_deref(), surroundings);
+        let report = Report::new(store.stats(), ghosts.as_deref(), surroundings);
         serde_json::to_string(&report).expect("all keys of a report are texts")
     };
     thread::scope(|scope| {

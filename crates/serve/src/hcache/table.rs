@@ -21,7 +21,7 @@ pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
     clients(report, earlier, &mut text);
     if curves {
         for client in &report.clients {
-            let (id, name) = (client.id, printable(&client.name));
+            let (id, name) = (client.stats.id.0, printable(&client.stats.name));
             match &client.curve {
                 Some(json) => {
                     let _ = writeln!(text, "\nclient {id} {name}: hit ratio by share");
@@ -45,7 +45,7 @@ fn why(report: &Report) -> &'static str {
 }
 
 fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
-    let store = &report.store;
+    let store = &report.store.stats;
     let size = |bytes| ByteSize(bytes).rounded();
     let _ = write!(text, "capacity  {}", size(store.capacity_bytes));
     if store.max_capacity_bytes > store.capacity_bytes {
@@ -68,7 +68,7 @@ fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
         }
     }
     text.push('\n');
-    if store.compression {
+    if report.store.compression {
         let (raw, frames) = (store.compressed_raw_bytes, store.compressed_frame_bytes);
         let _ = if frames > 0 {
             let ratio = raw as f64 / frames as f64;
@@ -84,9 +84,9 @@ fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
     }
     let counters = since(
         &store.counters,
-        earlier.map(|earlier| &earlier.store.counters),
+        earlier.map(|earlier| &earlier.store.stats.counters),
     );
-    let before_seconds = earlier.map_or(0.0, |earlier| earlier.store.age_seconds);
+    let before_seconds = earlier.map_or(0.0, |earlier| earlier.store.stats.age_seconds);
     let _ = writeln!(
         text,
         "gets      {}, {} hit; {} puts, {} refused, {} evicted; in {}",
@@ -123,23 +123,28 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
         ("+25 %", Side::Right),
     ]);
     for client in &report.clients {
+        let stats = &client.stats;
         let before = earlier.map(|earlier| {
-            let same = earlier.clients.iter().find(|other| other.id == client.id);
-            same.map_or_else(Counters::default, |same| same.counters)
+            let same = earlier
+                .clients
+                .iter()
+                .find(|other| other.stats.id == client.stats.id);
+            same.map_or_else(Counters::default, |same| same.stats.counters)
         });
-        let counters = since(&client.counters, before.as_ref());
+        let counters = since(&stats.counters, before.as_ref());
         let seconds = earlier.map_or(1.0, |earlier| {
-            (report.store.age_seconds - earlier.store.age_seconds).max(f64::MIN_POSITIVE)
+            (report.store.stats.age_seconds - earlier.store.stats.age_seconds)
+                .max(f64::MIN_POSITIVE)
         });
         let hits = counters.hit_ratio();
         table.row([
-            client.id.to_string(),
-            cut(&printable(&client.name), 12),
-            client.uid.to_string(),
-            client.weight.to_string(),
-            ByteSize(client.target_bytes).rounded(),
-            ByteSize(client.used_bytes).rounded(),
-            client.pages.to_string(),
+            stats.id.0.to_string(),
+            cut(&printable(&stats.name), 12),
+            stats.group.to_string(),
+            stats.weight.to_string(),
+            ByteSize(stats.target_bytes).rounded(),
+            ByteSize(stats.used_bytes).rounded(),
+            stats.pages.to_string(),
             hits.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
             short(counters.puts as f64 / seconds),
             short(counters.gets as f64 / seconds),
@@ -238,14 +243,14 @@ id  name           uid  weight   target     used   pages  hit %  puts  gets  -25
     #[test]
     fn between_two_reports_counts_are_rates() {
         let (earlier, mut now) = (example(), example());
-        now.store.age_seconds += 2.0;
-        let counters = &mut now.clients[0].counters;
+        now.store.stats.age_seconds += 2.0;
+        let counters = &mut now.clients[0].stats.counters;
         counters.puts += 5_000;
         counters.gets += 400;
         counters.hits += 100;
         // One that came in between counts from its own start.
-        now.clients[1].id = 3;
-        now.clients[1].counters.gets = 84;
+        now.clients[1].stats.id.0 = 3;
+        now.clients[1].stats.counters.gets = 84;
         let text = text(&now, Some(&earlier), false);
         let words = |line: &str| -> Vec<String> {
             let line = text.lines().find(|other| other.contains(line)).unwrap();
