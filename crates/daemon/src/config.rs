@@ -169,6 +169,8 @@ pub struct VmRule {
     pub self_balloon: Option<bool>,
     /// Admin socket of the daemon under its disk; by default the one that `plimsoll run` creates.
     pub disk_admin: Option<PathBuf>,
+    /// Whether a VM in a user namespace of its own may be traced by calls made in its process.
+    pub allow_namespaced: Option<bool>,
 }
 
 impl Default for Config {
@@ -251,6 +253,7 @@ impl Config {
             merged.max_loss = merged.max_loss.or(rule.max_loss);
             merged.self_balloon = merged.self_balloon.or(rule.self_balloon);
             merged.disk_admin = merged.disk_admin.or_else(|| rule.disk_admin.clone());
+            merged.allow_namespaced = merged.allow_namespaced.or(rule.allow_namespaced);
         }
         merged.max_bytes = merged
             .max_bytes
@@ -309,6 +312,7 @@ impl VmRule {
             max_loss: None,
             self_balloon: None,
             disk_admin: None,
+            allow_namespaced: None,
         }
     }
 }

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
 use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess};
-use plimsoll_vm::{AllowedUsers, ProcessId, QemuVm, VmError, qemu_pids};
+use plimsoll_vm::{ProcessId, QemuVm, VmError, qemu_pids};
+
+use crate::config::Config;
 
 /// Pause between rounds.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -64,8 +66,8 @@ pub trait Processes: Sync + Send + 'static {
 /// The processes of this host.
 #[derive(Debug)]
 pub struct HostProcesses {
-    /// Users whose processes can be VMs.
-    pub users: AllowedUsers,
+    /// Names the users whose processes can be VMs, and how each VM may be traced.
+    pub config: Config,
 }
 
 impl Processes for HostProcesses {
@@ -75,7 +77,7 @@ impl Processes for HostProcesses {
     }
 
     fn check(&self, process: ProcessId) -> Result<(), VmError> {
-        self.users.check(process.pid)
+        self.config.users.check(process.pid)
     }
 
     fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
@@ -95,7 +97,12 @@ impl Processes for HostProcesses {
             userfault: false,
             vcpu_threads: Vec::new(),
         };
-        let assessments = assess(&target, &TraceConfig::default()).into_iter();
+        let rule = self.config.settings_for(&vm.id.0, vm.uuid.as_deref());
+        let config = TraceConfig {
+            allow_namespaced: rule.allow_namespaced == Some(true),
+            ..TraceConfig::default()
+        };
+        let assessments = assess(&target, &config).into_iter();
         let views = assessments.map(|assessment| BackendView {
             backend: assessment.row.method,
             refusals: assessment.refusals.iter().map(refusal_view).collect(),
@@ -353,6 +360,9 @@ fn some_of(warnings: &[String], what: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
+    use crate::config::VmRule;
     use plimsoll_flow::{RamBacking, RamMapping, VmId};
     use plimsoll_vm::Vcpu;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -415,13 +425,73 @@ mod tests {
         }
 
         fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
-            let users = AllowedUsers::default();
-            HostProcesses { users }.assess(vm, is_locked)
+            let config = Config::default();
+            HostProcesses { config }.assess(vm, is_locked)
         }
 
         fn is_locked(&self, _: &QemuVm) -> bool {
             true
         }
+    }
+
+    #[test]
+    fn a_rule_decides_whether_a_vm_in_a_user_namespace_of_its_own_is_refused() {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "sleep", "600"]);
+        let Ok(mut child) = command.spawn() else {
+            plimsoll_skip::skip(plimsoll_skip::Lack::Program, "unshare(1)");
+            return;
+        };
+        let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).unwrap();
+        let mut is_apart = || {
+            let pid = child.id().to_string();
+            child
+                .try_wait()
+                .unwrap()
+                .is_none()
+                .then(|| namespace(&pid) != namespace("self"))
+        };
+        let apart = loop {
+            match is_apart() {
+                Some(false) => thread::sleep(Duration::from_millis(5)),
+                Some(true) => break true,
+                None => break false,
+            }
+        };
+        if !apart {
+            plimsoll_skip::skip(
+                plimsoll_skip::Lack::Program,
+                "unshare(1) makes no user namespace here",
+            );
+            return;
+        }
+        let process = ProcessId {
+            pid: child.id(),
+            start_ticks: 1,
+        };
+        let vm = vm(process, Vec::new());
+        let refusals = |allow_namespaced| {
+            let rule = VmRule {
+                allow_namespaced,
+                ..VmRule::for_name("*")
+            };
+            let config = Config {
+                vms: vec![rule],
+                ..Config::default()
+            };
+            let views = HostProcesses { config }.assess(&vm, false).into_iter();
+            let names = views
+                .flat_map(|view| view.refusals)
+                .map(|refusal| refusal.name);
+            names
+                .filter(|name| name == "foreign-user-namespace")
+                .count()
+        };
+        assert!(refusals(None) > 0);
+        assert_eq!(refusals(None), refusals(Some(false)));
+        assert_eq!(refusals(Some(true)), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

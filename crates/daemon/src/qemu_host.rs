@@ -60,7 +60,7 @@ impl QemuHost {
         let users = config.users.clone();
         Self {
             discovery: Discovery::begin(HostProcesses {
-                users: users.clone(),
+                config: config.clone(),
             }),
             known: Vec::new(),
             users,
@@ -157,6 +157,7 @@ impl Host for QemuHost {
                 found.ram_bytes,
                 program,
                 &config.trace,
+                rule.allow_namespaced == Some(true),
             )));
         }
         VmHandles { actuator, feeds }

@@ -75,6 +75,7 @@ pub struct Tracer {
     ram_bytes: u64,
     program: PathBuf,
     settings: TraceSettings,
+    allow_namespaced: bool,
     clock: Clock,
     read: Arc<Mutex<Read>>,
     child: Option<Child>,
@@ -94,13 +95,15 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Prepares to trace the VM of `process`; the tracer starts at the first poll.
+    /// Prepares to trace the VM of `process`; the tracer starts at the first poll. A VM in a user namespace of its own is
+    /// traced only if `allow_namespaced`.
     #[must_use]
     pub fn new(
         process: ProcessId,
         ram_bytes: u64,
         program: PathBuf,
         settings: &TraceSettings,
+        allow_namespaced: bool,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -108,6 +111,7 @@ impl Tracer {
             ram_bytes,
             program,
             settings: settings.clone(),
+            allow_namespaced,
             clock: Clock::of_host(),
             read: Arc::default(),
             child: None,
@@ -133,6 +137,7 @@ impl Tracer {
             .args(["--budget", &self.settings.budget.to_string()])
             .args(["--heatmap", &HEAT_CELLS.to_string()])
             .args(["--backend", self.settings.backend.name()])
+            .args(self.allow_namespaced.then_some("--allow-namespaced"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -434,7 +439,7 @@ mod tests {
         let program = folder.path().join("tracer");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let tracer = Tracer::new(PROCESS, 128 << 20, program, &settings());
+        let tracer = Tracer::new(PROCESS, 128 << 20, program, &settings(), false);
         (folder, tracer)
     }
 
@@ -447,6 +452,28 @@ mod tests {
             }
             assert!(Instant::now() < deadline, "{seen:?}");
             thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn only_a_rule_allows_calls_in_a_user_namespace() {
+        let folder = tempfile::tempdir().unwrap();
+        for allowed in [false, true] {
+            let script = r#"case "$*" in *" --allow-namespaced"*) echo yes >&2 ;; *) echo no >&2 ;; esac; exit 1"#;
+            let program = folder.path().join(format!("tracer-{allowed}"));
+            fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            let mut tracer = Tracer::new(PROCESS, 1 << 20, program, &settings(), allowed);
+            let seen = until(&mut tracer, |seen| {
+                seen.trace
+                    .as_ref()
+                    .is_some_and(|trace| trace.error.is_some())
+            });
+            let error = seen.trace.unwrap().error.unwrap();
+            assert!(
+                error.contains(if allowed { "yes" } else { "no" }),
+                "{error}"
+            );
         }
     }
 
@@ -589,7 +616,7 @@ mod tests {
             backend: TraceMethod::AccessedPageScans,
             ..settings()
         };
-        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &scans);
+        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &scans, false);
         assert_eq!(tracer.source(), CurveSource::Scan);
         assert_eq!(
             tracer.seen().trace.unwrap().method,
@@ -673,7 +700,13 @@ mod tests {
 
     #[test]
     fn a_tracer_that_cannot_be_run_says_so() {
-        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &settings());
+        let mut tracer = Tracer::new(
+            PROCESS,
+            1 << 20,
+            "/no/such/program".into(),
+            &settings(),
+            false,
+        );
         let seen = tracer.seen();
         let error = seen.trace.unwrap().error.unwrap();
         assert!(

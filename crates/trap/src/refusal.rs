@@ -149,7 +149,9 @@ impl Refusal {
             ),
             Self::UserfaultInUse => "wait for it to end".to_owned(),
             Self::ForeignUserNamespace { .. } => {
-                "add --allow-namespaced, or use --backend scan, which lends it nothing".to_owned()
+                "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan, which lends \
+                 it nothing"
+                    .to_owned()
             }
             Self::SeccompFilter { .. } => {
                 "use --backend scan, which makes no calls in it, or run 'plimsoll attach' as root outside of the \

@@ -158,6 +158,7 @@ struct VmKeys {
     max_loss: Option<RangedValue<ShareIn<FROM_0_TO_10>>>,
     self_balloon: Option<RangedValue<Flag>>,
     disk_admin: Option<RangedValue<SocketPath>>,
+    allow_namespaced: Option<RangedValue<Flag>>,
 }
 
 /// The settings of all files so far, with those keys that form a setting only in combination.
@@ -361,6 +362,7 @@ impl VmKeys {
             max_loss: self.max_loss.map(|value| value.0),
             self_balloon: self.self_balloon.map(|value| value.0),
             disk_admin: self.disk_admin.map(|value| value.0),
+            allow_namespaced: self.allow_namespaced.map(|value| value.0),
         };
         if let (Some(min), Some(max)) = (rule.min_bytes, rule.max_bytes)
             && min > max

@@ -106,6 +106,7 @@ fn every_key_is_taken() {
         max_loss = "25%"
         self_balloon = true
         disk_admin = "/run/web"
+        allow_namespaced = true
         "#,
     )
     .unwrap();
@@ -168,6 +169,7 @@ fn every_key_is_taken() {
             max_loss: Some(0.25),
             self_balloon: Some(true),
             disk_admin: Some("/run/web".into()),
+            allow_namespaced: Some(true),
         }],
     };
     assert_eq!(config, expected);
