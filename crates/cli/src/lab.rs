@@ -25,7 +25,7 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-/// Boot three VMs and let plimsolld divide their memory (program plimsoll-lab).
+/// Boot three VMs and let plimsolld allocate memory among them (program plimsoll-lab).
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct DemoArgs {

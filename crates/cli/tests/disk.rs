@@ -133,7 +133,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
             "--dirty-age goes with --write delayed",
         ),
         ("DISK --dirty 2 --write delayed", 2, "'2' is not a rate"),
-        ("DISK --name a/b", 2, "a name has 1 to 48 letters"),
+        ("DISK --name a/b", 2, "a name has 1 to 48 ASCII letters"),
         ("DISK --state @/file", 1, "cannot create the directory"),
         ("DISK --admin @/file", 1, "it exists and is not a socket"),
         ("DISK --record @/none/trace", 1, "none/trace"),

@@ -17,7 +17,7 @@ use crate::problem::{Problem, Solution, Vm};
 pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
     name: "esx",
     title: "ESX from curves",
-    summary: "surplus by the curves, divided in proportion to shares",
+    summary: "surplus by the curves, allocated in proportion to shares",
     options: &[PolicyOption::IdleTax],
     source: "[LS07] §4.2",
     from_working_sets: false,
@@ -27,7 +27,7 @@ pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
 pub(crate) static BY_SAMPLES: PolicyRow = PolicyRow {
     name: "esx-sampling",
     title: "ESX from sampled working sets",
-    summary: "surplus by sampled working sets, divided in proportion to shares",
+    summary: "surplus by sampled working sets, allocated in proportion to shares",
     options: &[PolicyOption::IdleTax],
     source: "[LS07] §6.5",
     from_working_sets: true,

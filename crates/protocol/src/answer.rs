@@ -39,11 +39,11 @@ pub struct ReplayView {
     pub agrees: bool,
     /// Its current result; `null` if it refuses.
     pub plan: Option<PlanJson>,
-    /// In a sentence.
+    /// The reason, in a sentence.
     pub why: String,
 }
 
-/// The answer to requests without data: done.
+/// The answer to requests that return no data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Acknowledgement {

@@ -142,7 +142,7 @@ impl Client {
         Ok(self.get::<VmsView>("/v1/vms")?.vms)
     }
 
-    /// A VM in full.
+    /// All details of a VM.
     ///
     /// # Errors
     ///

@@ -39,9 +39,9 @@ pub struct PointJson {
     pub size_pages: u64,
     /// Share of references that miss, 0.0 to 1.0.
     pub miss_ratio: f64,
-    /// Lower edge of the band, 0.0 to `miss_ratio`.
+    /// Lower limit of the confidence band, 0.0 to `miss_ratio`.
     pub low: f64,
-    /// Upper edge of the band, `miss_ratio` to 1.0.
+    /// Upper limit of the confidence band, `miss_ratio` to 1.0.
     pub high: f64,
 }
 

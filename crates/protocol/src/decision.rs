@@ -39,7 +39,7 @@ pub enum Phase {
     GivingBack,
 }
 
-/// A decision, with all that led to it and all that came of it.
+/// A decision, with its inputs, steps and results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Decision {
@@ -49,9 +49,9 @@ pub struct Decision {
     pub id: u64,
     /// When it was taken.
     pub unix_ms: u64,
-    /// What kind.
+    /// Its kind.
     pub kind: Kind,
-    /// Its author.
+    /// Who initiated it.
     pub by: Initiator,
     /// The mode at that time.
     pub mode: Mode,
@@ -90,14 +90,14 @@ pub enum Kind {
     Rollback,
 }
 
-/// Author of decisions.
+/// Who initiated a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Initiator {
     /// The turn loop.
     Daemon,
-    /// Somebody at the command line, the page or the API.
+    /// An operator, by the command line, the page or the API.
     Operator,
 }
 
@@ -134,7 +134,7 @@ impl State {
     }
 }
 
-/// What a VM has.
+/// A VM's size, by its parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HoldingView {
@@ -152,7 +152,7 @@ impl HoldingView {
     }
 }
 
-/// How far one VM's part in a move is.
+/// Progress of one VM's part in a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -195,7 +195,7 @@ pub struct Step {
     pub to: HoldingView,
     /// Its last observed size.
     pub now: HoldingView,
-    /// How far it is.
+    /// Its progress.
     pub state: StepState,
     /// The error, and the VM's resulting size.
     pub error: Option<String>,
@@ -213,7 +213,7 @@ pub struct Check {
     pub measured: Option<f64>,
     /// Source of the measurement.
     pub by: String,
-    /// 1.0 and what may be lost.
+    /// 1.0 plus `max_loss`.
     pub bound: f64,
     /// Verdict on the limit.
     pub verdict: Verdict,

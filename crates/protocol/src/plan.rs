@@ -54,7 +54,7 @@ pub struct RulesJson {
 pub struct DemandJson {
     /// Name of the VM.
     pub vm: String,
-    /// Its miss-ratio curve; `null` if that is not known.
+    /// Its miss-ratio curve; `null` if unknown.
     pub curve: Option<CurveJson>,
     /// The size against which losses are measured, in bytes.
     pub baseline_bytes: u64,

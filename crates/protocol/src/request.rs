@@ -10,7 +10,7 @@ use crate::vm::{Relative, VmStatus};
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
-    /// The decision meant; `null`: the newest that can be.
+    /// The decision's number; `null`: the newest possible one.
     #[serde(default)]
     pub decision: Option<u64>,
 }
@@ -21,7 +21,7 @@ pub struct Choice {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SettingsChange {
-    /// Forget all that was changed by hand.
+    /// Return to the configured settings first.
     #[serde(default)]
     pub reset: bool,
     /// Minimum size.
@@ -33,10 +33,10 @@ pub struct SettingsChange {
     /// Size against which its misses are compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub baseline_bytes: Option<u64>,
-    /// Its proportional right, 1 or more.
+    /// Weight in proportional sharing, 1 or more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
-    /// Most rise of its misses, as a share.
+    /// Bound on the rise of its misses, as a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_loss: Option<f64>,
     /// Whether the daemon may resize it.
@@ -56,13 +56,13 @@ pub struct VmWhatIf {
     pub size_bytes: u64,
     /// Its resulting size.
     pub size_then_bytes: u64,
-    /// Misses over those at the baseline now.
+    /// Predicted misses at its current size over those at the baseline.
     pub relative: Option<Relative>,
-    /// And then.
+    /// The same at the other size.
     pub relative_then: Option<Relative>,
-    /// How it would stand.
+    /// Its status at that size.
     pub standing_then: VmStatus,
-    /// In a sentence.
+    /// The reason, in a sentence.
     pub why: String,
 }
 
@@ -90,7 +90,7 @@ pub enum Event {
         /// Its number.
         turn: u64,
     },
-    /// A decision was taken, or something has become of it.
+    /// A decision was made, or its state has changed.
     Decision {
         /// Its number.
         id: u64,
@@ -103,7 +103,7 @@ pub enum Event {
 pub struct Refusal {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
-    /// What kind.
+    /// Its kind.
     pub kind: RefusalKind,
     /// The error, its position, and the resulting state.
     pub message: String,

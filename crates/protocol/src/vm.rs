@@ -24,15 +24,15 @@ pub struct HostView {
     pub mode: Mode,
     /// Nothing is moved until `resume`.
     pub paused: bool,
-    /// Where in the workflow it is.
+    /// The phase of its workflow.
     pub phase: Phase,
     /// When the daemon started.
     pub since_unix_ms: u64,
-    /// When this was true.
+    /// Time of this state.
     pub now_unix_ms: u64,
     /// Turns since the start.
     pub turn: u64,
-    /// From one turn to the next.
+    /// Interval between turns.
     pub turn_interval_ms: u64,
     /// CPU and waiting time of the last turn.
     pub turn_took_ms: f64,
@@ -40,7 +40,7 @@ pub struct HostView {
     pub memory: HostMemory,
     /// The VMs, by name.
     pub vms: Vec<VmSummary>,
-    /// The move under way: a decision's number.
+    /// Number of the decision whose move is in progress.
     pub moving: Option<u64>,
     /// Warnings for the operator, each a sentence.
     pub warnings: Vec<String>,
@@ -51,7 +51,7 @@ pub struct HostView {
 }
 
 /// Where the host's memory is. `vms_direct + vms_cache + store + spare = divided`; `divided + other + free = total`
-/// as far as the kernel's own counts agree in the moment they are read.
+/// as far as the kernel's own counters agree when they are read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostMemory {
@@ -103,7 +103,7 @@ pub struct VmSummary {
     pub accelerator: Option<Accelerator>,
     /// Whether libvirt manages it.
     pub libvirt: bool,
-    /// How it stands.
+    /// Its status with respect to its limit.
     pub standing: VmStatus,
     /// Why, in a sentence.
     pub why: String,
@@ -113,9 +113,9 @@ pub struct VmSummary {
     pub direct_bytes: u64,
     /// Capacity of the exclusive cache under its disk.
     pub cache_bytes: u64,
-    /// Both together: its size.
+    /// Its size: both together.
     pub size_bytes: u64,
-    /// The size it is to have, where one is decided.
+    /// Its target size, if decided.
     pub target_bytes: Option<u64>,
     /// Its limit.
     pub settings: Settings,
@@ -123,7 +123,7 @@ pub struct VmSummary {
     pub working_set: Option<WorkingSetView>,
     /// Predicted misses at its present size over those at its baseline.
     pub relative: Option<Relative>,
-    /// Memory that it could give within its limit.
+    /// Memory that could be taken from it within its limit.
     pub reclaimable_bytes: Option<u64>,
     /// Smallest size within its limit.
     pub promise_bytes: Option<u64>,
@@ -139,8 +139,8 @@ pub struct VmSummary {
     pub balloon: Option<BalloonView>,
     /// Its cache under the disk; `null` if it has none.
     pub cache: Option<CacheView>,
-    /// Which tracing backends can observe it; empty while that is not known. A userfaultfd on its RAM is not in the way here,
-    /// as it may be the one of the daemon's own tracer.
+    /// Which tracing backends can observe it; empty while unknown. A userfaultfd on its RAM does not count as an
+    /// obstacle here, because it may belong to the daemon's own tracer.
     #[serde(default)]
     pub backends: Vec<BackendView>,
     /// Sizes reported by it or by its disk daemon that the kernel rules out, and that were therefore not used.
@@ -194,9 +194,9 @@ pub struct Settings {
     pub max_bytes: u64,
     /// Size against which its misses are compared.
     pub baseline_bytes: u64,
-    /// Its proportional right, 1 or more.
+    /// Weight in proportional sharing, 1 or more.
     pub shares: u32,
-    /// Most rise of its misses over those at the baseline, as a share.
+    /// Bound on the rise of its misses over those at the baseline, as a share.
     pub max_loss: f64,
     /// Whether the daemon may resize it.
     pub managed: bool,
@@ -231,7 +231,7 @@ pub enum TraceState {
 pub struct BackendView {
     /// The backend.
     pub backend: TraceMethod,
-    /// What is in the way, in the order in which attaching finds it; empty if the backend can attach.
+    /// The obstacles, in the order in which attaching meets them; empty if the backend can attach.
     pub refusals: Vec<BackendRefusal>,
 }
 
@@ -239,7 +239,7 @@ pub struct BackendView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BackendRefusal {
-    /// A short name that programs can compare.
+    /// A short name for programs.
     pub name: String,
     /// The reason, in a sentence.
     pub why: String,
@@ -322,13 +322,13 @@ pub struct BalloonView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CacheView {
-    /// Most that it holds.
+    /// Its capacity.
     pub capacity_bytes: u64,
-    /// What it holds.
+    /// Memory in use.
     pub used_bytes: u64,
     /// Blocks read by the VM.
     pub read_blocks: u64,
-    /// Of them, from the cache.
+    /// Those served from the cache.
     pub hits: u64,
     /// Why it switched itself off, if it did.
     pub disabled: Option<String>,
@@ -340,10 +340,10 @@ pub struct CacheView {
 pub struct VmView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
-    /// What a list says of it.
+    /// Its entry in lists of VMs.
     #[serde(flatten)]
     pub summary: VmSummary,
-    /// Its curve; `null` while it is not known.
+    /// Its curve; `null` while unknown.
     pub curve: Option<CurveJson>,
 }
 
@@ -351,7 +351,7 @@ pub struct VmView {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sample {
-    /// When.
+    /// Time of the point.
     pub unix_ms: u64,
     /// Memory of its own.
     pub direct_bytes: u64,
@@ -359,7 +359,7 @@ pub struct Sample {
     pub cache_bytes: u64,
     /// Its target, if decided.
     pub target_bytes: Option<u64>,
-    /// What it used.
+    /// Its working set.
     pub working_set_bytes: Option<u64>,
     /// Predicted misses at its size over those at its baseline.
     pub relative: Option<f64>,
@@ -367,7 +367,7 @@ pub struct Sample {
     pub misses_per_second: Option<f64>,
     /// Time taken by its tracer.
     pub overhead_ratio: Option<f64>,
-    /// References its tracer may have missed in the time that this stands for.
+    /// References that its tracer may have missed in the interval of this point.
     pub lost: u64,
 }
 
@@ -383,7 +383,7 @@ pub struct HistoryView {
     pub samples: Vec<Sample>,
 }
 
-/// Where in its RAM a VM is busy: the answer to `GET /v1/vms/{vm}/heatmap`.
+/// Activity by region of a VM's RAM: the answer to `GET /v1/vms/{vm}/heatmap`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HeatmapView {
@@ -391,7 +391,7 @@ pub struct HeatmapView {
     pub schema: u32,
     /// The VM.
     pub vm: String,
-    /// Bytes of its RAM that a cell stands for.
+    /// Size of a cell's region of RAM.
     pub cell_bytes: u64,
     /// Its periods, rising in time.
     pub rows: Vec<HeatRow>,

@@ -158,7 +158,7 @@ impl Connection {
         };
         let geometry = Geometry::new(entries, slots)
             .filter(|_| entries == options.entries && slots == options.slots.saturating_add(1))
-            .ok_or(Error::Protocol("another geometry than was asked for"))?;
+            .ok_or(Error::Protocol("another geometry than requested"))?;
         let Ok::<[OwnedFd; 2], _>([memory, bell]) = descriptors.try_into() else {
             return Err(Error::Protocol("no descriptors"));
         };

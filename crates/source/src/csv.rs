@@ -103,7 +103,7 @@ impl<R: Read> Reader<R> {
                 Some(format!("a column {column}"))
             }
             (None, None, ..) => Some(format!(
-                "a column '{PAGE}', or to be told which column is the page"
+                "a column '{PAGE}', or the page's column in the options"
             )),
             _ => None,
         };
@@ -374,7 +374,7 @@ mod tests {
         let error = read("time,lbn\n1,2\n", None, None).unwrap_err().to_string();
         assert_eq!(
             error,
-            "t.csv, line 1: expected a column 'page', or to be told which column is the page, \
+            "t.csv, line 1: expected a column 'page', or the page's column in the options, \
              found 'time,lbn'"
         );
     }

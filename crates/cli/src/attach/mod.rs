@@ -27,7 +27,7 @@ use report::{Report, Totals};
 /// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
 /// Ends after --periods, when the VM ends, or at Ctrl-C. The VM is left as it was. Needs root.
 ///
-/// Ctrl-Z is ignored. If it stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
+/// Ctrl-Z is ignored. If plimsoll stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// VM to trace: process id or name

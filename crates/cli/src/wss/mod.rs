@@ -19,7 +19,7 @@ use report::Report;
 
 /// Estimate the working set in a page log or a trace.
 ///
-/// FILE is a page log (`plimsoll run --page-log`) or a trace in any format of `plimsoll mrc`. Every estimator reads the
+/// TRACE is a page log (`plimsoll run --page-log`) or a trace in any format of `plimsoll mrc`. Every estimator reads the
 /// same run, and its result is compared with the pages that were really accessed.
 #[derive(Debug, clap::Args)]
 pub struct Args {

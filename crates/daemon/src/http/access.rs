@@ -67,7 +67,7 @@ pub(super) async fn guard(State(access): State<Access>, request: Request, next: 
         Ok(()) => time::timeout(REQUEST_MAX, next.run(request))
             .await
             .unwrap_or_else(|_| {
-                let late = "the request took too long; what was asked for may still be done";
+                let late = "the request took too long; it may still be carried out";
                 RequestRefusal::new(RefusalKind::Busy, late).into_response()
             }),
         Err(refused) => refused.into_response(),

@@ -34,7 +34,7 @@ pub(super) async fn apply(
     done.map(Json)
 }
 
-/// Takes a decision back; the answer is the decision that does.
+/// Undoes a decision; the answer is the decision that does so.
 #[utoipa::path(post, path = "/v1/rollback", request_body = Choice, responses((status = 200, body = Decision)))]
 pub(super) async fn roll_back(
     State(desk): State<Arc<ApiState>>,
@@ -45,7 +45,7 @@ pub(super) async fn roll_back(
     done.map(Json)
 }
 
-/// Has nothing moved from now on; a move under way stops where it is.
+/// Stops all moves; a move in progress stops where it is.
 #[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn pause(
     State(desk): State<Arc<ApiState>>,
@@ -55,7 +55,7 @@ pub(super) async fn pause(
     order(&desk, Command::Pause).await.map(|()| DONE)
 }
 
-/// Lets memory be moved again.
+/// Allows moves again.
 #[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn resume(
     State(desk): State<Arc<ApiState>>,
@@ -65,7 +65,7 @@ pub(super) async fn resume(
     order(&desk, Command::Resume).await.map(|()| DONE)
 }
 
-/// Has the configuration read again; a wrong one is refused, and the old one stands.
+/// Reads the configuration again; an invalid one is refused, and the previous one stays in force.
 #[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn reload(
     State(desk): State<Arc<ApiState>>,

@@ -16,8 +16,8 @@ use super::params::{NoParams, Params};
 /// Interval of keep-alive messages of an idle stream.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Turns and decisions as they come, the last turn at once. A listener that is too slow for them all gets the last
-/// turn in the place of what it missed.
+/// Turns and decisions as they happen, beginning with the last turn. A client that is too slow for all of them gets the
+/// last turn in place of the events it missed.
 #[utoipa::path(get, path = "/v1/events", responses((status = 200, body = Event, content_type = "text/event-stream")))]
 pub(super) async fn events(
     State(desk): State<Arc<ApiState>>,

@@ -297,7 +297,7 @@ fn token(path: &Path) -> Result<Arc<str>, ServeError> {
     }
     if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(wrong(
-            "a token is one word of visible ASCII letters".to_owned(),
+            "a token is one word of visible ASCII characters".to_owned(),
         ));
     }
     Ok(token.into())

@@ -66,7 +66,7 @@ const VM_GAUGES: &[VmMetric] = families! { vm =>
     vm_promise_bytes: vm.promise_bytes.map(float), "Minimum size within max_loss.";
     vm_reclaimable_bytes: vm.reclaimable_bytes.map(float), "Memory that could be taken from it within max_loss.";
     vm_max_loss_ratio: Some(vm.settings.max_loss), "Bound on the relative rise of its misses.";
-    vm_shares: Some(f64::from(vm.settings.shares)), "Its shares.";
+    vm_shares: Some(f64::from(vm.settings.shares)), "Weight of the VM in proportional sharing.";
     vm_managed: Some(f64::from(vm.settings.managed)), "Whether the daemon may move its memory.";
     vm_curve_references: vm.curve_source.map(|_| float(vm.references)), "References behind its curve.";
     vm_curve_timestamp_seconds: vm.curve_unix_ms.map(seconds), "Time of its curve.";
@@ -96,7 +96,7 @@ const VM_GAUGES: &[VmMetric] = families! { vm =>
 const VM_COUNTERS: &[VmMetric] = families! { vm =>
     vm_cache_read_blocks: vm.cache.as_ref().map(|cache| float(cache.read_blocks)),
         "Blocks read through the cache under its disk.";
-    vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Of them, from the cache.";
+    vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Those served from the cache.";
     vm_refused_claims: Some(float(vm.refused_claims)),
         "Sizes reported by it or its disk daemon that the kernel rules out.";
 };
@@ -206,7 +206,7 @@ impl Tally {
     }
 }
 
-/// All numbers, for Prometheus.
+/// All metrics, for Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
 pub(super) async fn metrics(
     State(desk): State<Arc<ApiState>>,

@@ -122,7 +122,7 @@ async fn beside<T: Send + 'static>(
 ) -> Result<T, RequestRefusal> {
     let waiting = reads.acquire_owned();
     let Ok(Ok(permit)) = tokio::time::timeout(READ_WAIT_MAX, waiting).await else {
-        let busy = "too many ask at a time; nothing was changed, ask again";
+        let busy = "too many requests at a time; nothing was changed, try again";
         return Err(RequestRefusal::new(RefusalKind::Busy, busy));
     };
     let failed = "the daemon could not finish this; nothing was changed";

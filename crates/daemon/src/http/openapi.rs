@@ -14,7 +14,7 @@ use super::{ApiState, change, events, metrics, views, what_if};
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "plimsolld", description = "What plimsolld shows, and what it can be told.", license(name = "Apache-2.0 OR MIT")),
+    info(title = "plimsolld", description = "The state of plimsolld, and requests to it.", license(name = "Apache-2.0 OR MIT")),
     components(schemas(Refusal)),
     modifiers(&Token),
     security((), ("token" = [])),
@@ -28,7 +28,7 @@ impl Modify for Token {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let token = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("Asked for over TCP where a token is configured."))
+            .description(Some("Required over TCP if a token is configured."))
             .build();
         document
             .components

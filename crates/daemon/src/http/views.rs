@@ -50,7 +50,7 @@ pub(super) async fn vms(
     })
 }
 
-/// A VM in full.
+/// All details of a VM.
 #[utoipa::path(get, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), responses((status = 200, body = VmView)))]
 pub(super) async fn vm(
     State(desk): State<Arc<ApiState>>,
@@ -79,7 +79,7 @@ pub(super) async fn curve(
     curve.map(Json).ok_or_else(missing)
 }
 
-/// Where in its RAM a VM is busy.
+/// Activity by region of a VM's RAM.
 #[utoipa::path(get, path = "/v1/vms/{vm}/heatmap", params(("vm", description = "Its name")), responses((status = 200, body = HeatmapView)))]
 pub(super) async fn heatmap(
     State(desk): State<Arc<ApiState>>,
@@ -98,11 +98,11 @@ pub(super) async fn heatmap(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Span {
-    /// Its begin; an hour before its end if it is not given.
+    /// Start of the interval; default: an hour before its end.
     since_unix_ms: Option<u64>,
-    /// Its end; now if it is not given.
+    /// End of the interval; default: now.
     until_unix_ms: Option<u64>,
-    /// Moments at most, 1 to 2000; 300 if it is not given.
+    /// Maximum number of points, 1 to 2000; default: 300.
     points: Option<usize>,
 }
 
@@ -155,11 +155,11 @@ pub(super) async fn plan(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DecisionFilter {
-    /// Those that touch this VM; all if it is not given.
+    /// Decisions that affect this VM; default: all.
     vm: Option<String>,
-    /// Those with a lower number; the newest if it is not given.
+    /// Decisions with a lower number than this; default: the newest.
     before: Option<u64>,
-    /// So many at most, 1 to 100; 20 if it is not given.
+    /// Maximum number of decisions, 1 to 100; default: 20.
     limit: Option<usize>,
 }
 
@@ -178,7 +178,7 @@ pub(super) async fn decisions(
     .await?
 }
 
-/// The decisions that touched a VM, newest first, without their `inputs`.
+/// The decisions that affected a VM, newest first, without their `inputs`.
 #[utoipa::path(get, path = "/v1/vms/{vm}/explain", params(("vm", description = "Its name")), responses((status = 200, body = DecisionsView)))]
 pub(super) async fn explain(
     State(desk): State<Arc<ApiState>>,
@@ -195,7 +195,7 @@ pub(super) async fn explain(
     .await?
 }
 
-/// A decision with all that led to it.
+/// A decision with its inputs.
 #[utoipa::path(get, path = "/v1/decisions/{id}", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = Decision)))]
 pub(super) async fn decision(
     State(desk): State<Arc<ApiState>>,
@@ -208,7 +208,7 @@ pub(super) async fn decision(
     .await?
 }
 
-/// Whether the daemon works: refused (503) if its turns do not come.
+/// Whether the daemon works; refused (503) if its turns are late.
 #[utoipa::path(get, path = "/healthz", responses((status = 200, body = Acknowledgement)))]
 pub(super) async fn health(
     State(desk): State<Arc<ApiState>>,

@@ -32,11 +32,11 @@ const TURN_MAX: Duration = Duration::from_secs(5);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Size {
-    /// What it would have: memory of its own and its cache.
+    /// Size of the VM: its own memory and its cache.
     size_bytes: u64,
 }
 
-/// What a VM would suffer or gain at another size.
+/// Predicted misses of a VM at another size.
 #[utoipa::path(get, path = "/v1/vms/{vm}/whatif", params(("vm", description = "Its name"), Size), responses((status = 200, body = VmWhatIf)))]
 pub(super) async fn vm(
     State(desk): State<Arc<ApiState>>,
@@ -53,11 +53,11 @@ pub(super) async fn vm(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Loss {
-    /// So much; below zero, won.
+    /// Memory that the host would lose; below zero: gain.
     lose_bytes: i64,
 }
 
-/// How the host would be divided in the end if it lost (or won) memory: step by step where moves are limited.
+/// Final allocation if the host lost (or gained) memory, after as many moves as the step limit requires.
 #[utoipa::path(get, path = "/v1/whatif", params(Loss), responses((status = 200, body = HostWhatIf)))]
 pub(super) async fn host(
     State(desk): State<Arc<ApiState>>,
@@ -77,7 +77,7 @@ pub(super) async fn host(
         .map(Json)
 }
 
-/// Asks the policy anew for a recorded decision.
+/// Runs the policy again on the recorded inputs of a decision.
 #[utoipa::path(get, path = "/v1/decisions/{id}/replay", params(("id" = u64, Path, description = "Its number")), responses((status = 200, body = ReplayView)))]
 pub(super) async fn replay(
     State(desk): State<Arc<ApiState>>,
@@ -99,7 +99,7 @@ async fn computed<T: Send + 'static>(
 ) -> Result<T, RequestRefusal> {
     let permit = time::timeout(TURN_MAX, Arc::clone(&desk.what_ifs).acquire_owned()).await;
     let Ok(permit) = permit else {
-        let busy = "too many ask for a division at a time; ask again";
+        let busy = "too many requests for an allocation at a time; try again";
         return Err(RequestRefusal::new(RefusalKind::Busy, busy));
     };
     beside(Arc::clone(&desk.reads), move || {

@@ -162,7 +162,7 @@ impl<H: Host> Turns<H> {
             }
             self.stop("It is taken back by an operator");
         }
-        let pending = self.rollback_move(&decision, "An operator asked for it.");
+        let pending = self.rollback_move(&decision, "Requested by an operator.");
         let Some(pending) = pending else {
             return Err(RequestRefusal::new(
                 RefusalKind::NotFound,

@@ -333,7 +333,7 @@ pub fn name(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(
-            "a name has 1 to 48 letters, digits, '-', '_' and '.', and does not begin with '.'"
+            "a name has 1 to 48 ASCII letters, digits, '-', '_' and '.', and does not begin with '.'"
                 .into(),
         )
     }

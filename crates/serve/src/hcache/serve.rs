@@ -64,7 +64,7 @@ pub struct Args {
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
     /// Share of the pages that are modelled to predict hit ratios at other capacities: 1, 1/2, 1/4 ..
-    /// [default: so many that a client takes 0.4 MiB]
+    /// [default: chosen so that each client takes 0.4 MiB]
     #[arg(long, value_name = "RATE", conflicts_with = "no_ghost")]
     ghost_rate: Option<Rate>,
     /// Disable hit-ratio prediction for other capacities

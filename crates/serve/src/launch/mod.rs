@@ -215,7 +215,7 @@ pub fn accelerator(line: &[String]) -> &'static str {
     };
     match CommandLine::parse(line).accelerators.first() {
         Some(Accelerator::Kvm) if usable() => "KVM",
-        Some(Accelerator::Kvm) => "asks for KVM, but /dev/kvm cannot be opened",
+        Some(Accelerator::Kvm) => "requests KVM, but /dev/kvm cannot be opened",
         Some(Accelerator::Tcg) => "emulated (TCG)",
         None => "emulated (TCG: the command line has no -accel kvm)",
     }
