@@ -16,15 +16,13 @@ pub enum Delivery {
 /// Why memory was not changed or queried. Each variant states which target is in force.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum ActuatorError {
     /// A size out of range; nothing was sent.
     #[error("{what} cannot be set to {target_bytes} bytes: {why}; its size is unchanged")]
     Target {
-        /// The memory.
         what: String,
-        /// The size.
         target_bytes: u64,
-        /// What is wrong with it.
         why: String,
     },
     /// A target that was not set, or may not have been set.
@@ -33,22 +31,16 @@ pub enum ActuatorError {
         Delivery::Maybe => "either this target or the previous one is in force",
     })]
     Set {
-        /// The memory.
         what: String,
-        /// The target.
         target_bytes: u64,
-        /// Whether it was sent.
         sent: Delivery,
-        /// What went wrong.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// A failed query; nothing was changed.
     #[error("{what} cannot be queried; the last known value is kept")]
     Query {
-        /// The memory.
         what: String,
-        /// What went wrong.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
@@ -57,7 +49,6 @@ pub enum ActuatorError {
         "{what} reports {claimed_bytes} bytes, of which the kernel allows at most {limit_bytes}: the report is refused"
     )]
     Claim {
-        /// The memory.
         what: String,
         /// The reported size.
         claimed_bytes: u64,
@@ -66,12 +57,7 @@ pub enum ActuatorError {
     },
     /// The last target is still being set, which completes without a further request; nothing was sent.
     #[error("{what} is still being set to {target_bytes} bytes; nothing was sent")]
-    Busy {
-        /// The memory.
-        what: String,
-        /// The pending target.
-        target_bytes: u64,
-    },
+    Busy { what: String, target_bytes: u64 },
     /// A VM whose own memory cannot be changed; nothing was sent.
     #[error("VM {0} has neither a monitor nor a balloon: its memory cannot be changed")]
     NoBalloon(VmId),

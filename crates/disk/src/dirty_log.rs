@@ -60,24 +60,20 @@ const SLOTS_MAX: u64 = 1 << 30;
 /// Why a dirty log cannot be used. It was not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum DirtyLogError {
     /// A system call failed.
     #[error("cannot {what} the dirty log {}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
         /// The operation that failed.
         what: &'static str,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// Another daemon has locked it.
     #[error("the dirty log {} is in use by another daemon: stop that one first", path.display())]
-    InUse {
-        /// The file.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// The file is not a dirty log, or one of another version.
     #[error(
         "{} is not a dirty log that can be read ({reason}): if it is one of another version of plimsoll, run that version \
@@ -85,7 +81,6 @@ pub enum DirtyLogError {
         path.display()
     )]
     Foreign {
-        /// The file.
         path: PathBuf,
         /// What is wrong.
         reason: String,
@@ -97,7 +92,6 @@ pub enum DirtyLogError {
         path.display(), disk.0
     )]
     OtherImage {
-        /// The file.
         path: PathBuf,
         /// The disk whose image differs.
         disk: DiskNumber,

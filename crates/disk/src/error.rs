@@ -6,28 +6,22 @@ use std::path::PathBuf;
 /// Why a VM's disks are not, or no longer, served. Unless stated, nothing was written to an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum DiskError {
     /// The image cannot be opened or used.
     #[error("image {}", image.display())]
     Image {
-        /// The image.
         image: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// Another process uses the image.
     #[error("image {} is in use: another process holds its lock (flock)", image.display())]
-    Locked {
-        /// The image.
-        image: PathBuf,
-    },
+    Locked { image: PathBuf },
     /// The size of the image is not valid for a disk.
     #[error("image {} has {bytes} bytes: not a multiple of {block_bytes}, or none", image.display())]
     Size {
-        /// The image.
         image: PathBuf,
-        /// Its size.
         bytes: u64,
         /// What it must be a multiple of.
         block_bytes: u32,
@@ -37,22 +31,15 @@ pub enum DiskError {
     Socket {
         /// Its path or descriptor.
         socket: String,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// Another process listens on the socket already.
     #[error("socket {} is in use: another process listens on it", path.display())]
-    SocketInUse {
-        /// Its path.
-        path: PathBuf,
-    },
+    SocketInUse { path: PathBuf },
     /// The path exists and is not a socket.
     #[error("{} is there and is no socket", path.display())]
-    NoSocket {
-        /// The path.
-        path: PathBuf,
-    },
+    NoSocket { path: PathBuf },
     /// Options that contradict each other.
     #[error("{0}")]
     Options(&'static str),
@@ -62,9 +49,7 @@ pub enum DiskError {
     /// The directory of the dirty log cannot be used.
     #[error("state in {}", path.display())]
     State {
-        /// Directory or file.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -76,10 +61,7 @@ pub enum DiskError {
     Ring(#[source] io::Error),
     /// The last writes may not be on storage, because the final flush failed.
     #[error("image {} could not be flushed; what was written since the last flush may be lost", image.display())]
-    NotFlushed {
-        /// The image.
-        image: PathBuf,
-    },
+    NotFlushed { image: PathBuf },
     /// The cache was not resized and is unchanged.
     #[error("cache not resized")]
     Resize(#[source] plimsoll_hcache::Error),

@@ -13,7 +13,6 @@ pub(crate) struct Cursor<'a> {
 /// The part of a block that a request concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockPart {
-    /// Its number.
     pub block: u64,
     /// First byte in it.
     pub start: usize,

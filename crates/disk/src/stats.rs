@@ -86,16 +86,13 @@ pub struct EngineStats {
 /// One disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub struct DiskStats {
-    /// Its image.
     pub image: String,
-    /// Its socket.
     pub socket: String,
-    /// Size in bytes.
     pub size_bytes: u64,
     /// Whether a guest is connected now.
     pub connected: bool,
-    /// Whether it is read-only.
     pub read_only: bool,
     /// Whether the host's page cache is bypassed.
     pub direct_io: bool,

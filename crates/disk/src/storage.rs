@@ -49,7 +49,6 @@ pub(crate) struct Storage {
 #[derive(Debug)]
 pub(crate) struct PendingSubmission {
     pub(crate) id: SubmissionId,
-    /// The disk.
     pub(crate) disk: usize,
     step: Step,
 }
@@ -74,7 +73,6 @@ enum Step {
         range: ByteRange,
         ways: Vec<FallocateFlags>,
     },
-    /// Zeroing by writing.
     WriteZeros {
         range: ByteRange,
         done: u64,

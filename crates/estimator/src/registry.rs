@@ -476,14 +476,11 @@ pub struct PlotLine {
 
 /// The options of every method.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub struct MethodOptions {
-    /// Options of `truth`.
     pub truth: TouchedOptions,
-    /// Options of `prl`.
     pub prl: PrlOptions,
-    /// Options of `pml`.
     pub pml: PmlOptions,
-    /// Options of `esx`.
     pub esx: SamplingOptions,
     /// Memory of the VM, from which `esx` samples.
     pub memory: Option<PageCount>,

@@ -121,12 +121,11 @@ impl PeriodLosses {
 
 /// Results, cost and losses of a tracing backend in one period.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub struct Period {
-    /// Number of the period, from 0.
     pub index: u64,
     /// How the pages were observed.
     pub method: TraceMethod,
-    /// Length of the period.
     pub length: Duration,
     /// The part of the period in which pages were tracked.
     pub window: Duration,
@@ -134,11 +133,9 @@ pub struct Period {
     pub scale: u32,
     /// Pages of the VM that have contents.
     pub populated_pages: u64,
-    /// Pages tracked.
     pub tracked_pages: u64,
     /// Tracked pages referenced at least once.
     pub distinct_pages: u64,
-    /// Traps.
     pub traps: TrapCounts,
     /// Scans and the touches that they found.
     pub scans: ScanCounts,
@@ -154,7 +151,6 @@ pub struct Period {
     pub overhead_ratio: f64,
     /// Whether the time budget closed the window before the end of the period.
     pub budget_exhausted: bool,
-    /// Losses.
     pub losses: PeriodLosses,
 }
 

@@ -66,7 +66,6 @@ pub(crate) struct Common {
     pub(crate) contents: Contents,
     /// Secret, so that no client can choose objects whose hashes collide.
     pub(crate) seeds: [u64; 3],
-    /// Number of shards.
     pub(crate) shards: usize,
     pub(crate) compression: bool,
     pub(crate) sharing: Sharing,
@@ -110,11 +109,9 @@ pub(crate) fn fold(left: u64, right: u64) -> u64 {
 
 /// What a put needs freed in another shard, or by another's pages, before it can proceed.
 pub(crate) enum Need {
-    /// Frames.
     Frames,
     /// Memory of this client, to whom the pool is charged and who is at its ceiling.
     Ceiling(Arc<Account>),
-    /// The pool is at its capacity.
     PoolCapacity(Arc<PoolTotals>),
     /// Too many pages are dirty: eviction does not help.
     Clean,
@@ -125,7 +122,6 @@ pub(crate) enum Need {
 pub(crate) enum Step {
     /// To the line of the tree that names it.
     Link,
-    /// To its descriptor.
     Descriptor,
     /// To its neighbours in the list and its contents.
     Contents,

@@ -50,20 +50,15 @@ impl Counters {
 
 /// Statistics of one pool.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub struct PoolStats {
-    /// Its number.
     pub id: PoolId,
-    /// Its kind.
     pub kind: PoolKind,
     /// Number of clients that use it; it is charged to the one that joined first.
     pub members: Vec<ClientId>,
-    /// Capacity in pages.
     pub capacity_pages: Option<u64>,
-    /// Number of pages in it.
     pub pages: u64,
-    /// How many of them are dirty.
     pub dirty_pages: u64,
-    /// How many of them are compressed.
     pub compressed_pages: u64,
     /// Number of objects with a page in it.
     pub objects: u64,
@@ -71,21 +66,18 @@ pub struct PoolStats {
     pub oldest_age: Option<Duration>,
     /// Time of its creation, since the store began.
     pub created: Duration,
-    /// Its counters.
     pub counters: Counters,
 }
 
 /// Statistics of one client. As JSON without its pools, whose kinds contain keys; its group is called `uid` there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub struct ClientStats {
-    /// Its number.
     pub id: ClientId,
-    /// Its name.
     pub name: String,
     /// Its group (the server's: its user).
     #[serde(rename = "uid")]
     pub group: u64,
-    /// Its weight.
     pub weight: u32,
     /// Its minimum, in bytes.
     pub floor_bytes: u64,
@@ -103,9 +95,7 @@ pub struct ClientStats {
     pub age_seconds: f64,
     /// Time since its last put or get, to the precision of a turn.
     pub idle_seconds: f64,
-    /// Its counters.
     pub counters: Counters,
-    /// Its pools.
     #[serde(skip)]
     pub pools: Vec<PoolStats>,
 }

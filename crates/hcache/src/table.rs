@@ -149,11 +149,9 @@ fn parent(block: usize) -> usize {
 pub(crate) struct Object {
     /// Number that the client assigned to it.
     pub(crate) object: u64,
-    /// Its pool.
     pub(crate) pool: u32,
     /// Root of the tree of its pages.
     pub(crate) root: Link,
-    /// Number of its pages.
     pub(crate) pages: u32,
     /// Lower half of its hash; of a free record, the next free one.
     half: u32,

@@ -10,6 +10,7 @@ use crate::record::NotARecord;
 /// Why a record is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub enum RecordFault {
     /// Undefined bits are set.
     #[error(transparent)]
@@ -17,21 +18,16 @@ pub enum RecordFault {
     /// A vCPU that the machine does not have.
     #[error("it belongs to vCPU {vcpu}, but the machine has only {vcpus}")]
     Vcpu {
-        /// The vCPU.
         vcpu: u8,
         /// Number of the machine's vCPUs.
         vcpus: u32,
     },
     /// A page that is not RAM.
     #[error("page frame {frame} is outside the machine's RAM")]
-    Frame {
-        /// The page.
-        frame: PageNumber,
-    },
+    Frame { frame: PageNumber },
     /// A clock that runs backwards.
     #[error("vCPU {vcpu} has run {before} instructions, but its clock shows {instructions}")]
     Clock {
-        /// The vCPU.
         vcpu: u8,
         /// Sum of the instructions in the records before.
         before: u64,
@@ -40,12 +36,7 @@ pub enum RecordFault {
     },
     /// An interval out of sequence.
     #[error("interval {number} ends where interval {expected} is expected")]
-    Interval {
-        /// Its number.
-        number: u64,
-        /// The expected number.
-        expected: u64,
-    },
+    Interval { number: u64, expected: u64 },
     /// Records after the end, or an end inside a block of a file.
     #[error("the end of the log is followed by other records")]
     End,
@@ -54,61 +45,39 @@ pub enum RecordFault {
 /// Why a page log cannot be read or written. A source returns the records before the error and is then at its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum PageLogError {
     /// A file cannot be opened; nothing was read.
     #[error("cannot open '{}': {source}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     /// A file cannot be created.
     #[error("cannot create '{}': {source}", path.display())]
-    Create {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Create { path: PathBuf, source: io::Error },
     /// Reading failed.
     #[error("{name}, byte {offset_bytes}: cannot continue reading: {source}")]
     Read {
-        /// The log.
         name: String,
         /// Bytes read before the error.
         offset_bytes: u64,
-        /// The system's error.
         source: io::Error,
     },
     /// Writing failed: the part written so far is readable, but truncated.
     #[error("cannot write the page log: {source}")]
-    Write {
-        /// The system's error.
-        source: io::Error,
-    },
+    Write { source: io::Error },
     /// Not a page log, or of an unsupported version.
     #[error("{name} is not a page log of version 1: {reason}")]
-    NotAPageLog {
-        /// The log.
-        name: String,
-        /// The reason.
-        reason: String,
-    },
+    NotAPageLog { name: String, reason: String },
     /// A part of a file is damaged.
     #[error("{name}, byte {offset_bytes}: expected {expected}")]
     Damaged {
-        /// The log.
         name: String,
         /// Start of the damaged part, in bytes.
         offset_bytes: u64,
-        /// The expected contents.
         expected: String,
     },
     /// A log without its end mark: its writer died or was stopped.
     #[error("{name} is truncated after {records} records")]
     Cut {
-        /// The log.
         name: String,
         /// Records before the end.
         records: u64,
@@ -116,30 +85,18 @@ pub enum PageLogError {
     /// A record is invalid at its position.
     #[error("{name}, record {number}: {fault}")]
     Record {
-        /// The log.
         name: String,
         /// Which record, from 1.
         number: u64,
-        /// The reason.
         #[source]
         fault: RecordFault,
     },
     /// The description of the machine in a log or a ring is invalid.
     #[error("{name} describes an invalid machine: {reason}")]
-    Description {
-        /// The log.
-        name: String,
-        /// The reason.
-        reason: String,
-    },
+    Description { name: String, reason: String },
     /// The TLB shape is invalid.
     #[error("a TLB cannot have {entries} entries in {ways} ways: the number of sets must be a power of two, and entries at most {max}", max = crate::TlbShape::ENTRIES_MAX)]
-    Tlb {
-        /// Requested number of entries.
-        entries: u32,
-        /// Requested number of ways.
-        ways: u32,
-    },
+    Tlb { entries: u32, ways: u32 },
     /// The capacity of a ring is invalid.
     #[error("a ring cannot have a capacity of {capacity} records: it must be a power of two, at most {max}", max = crate::ring::CAPACITY_MAX)]
     Capacity {
@@ -148,10 +105,7 @@ pub enum PageLogError {
     },
     /// The system refused to create or open the ring.
     #[error("cannot set up the ring: {source}")]
-    Ring {
-        /// The system's error.
-        source: io::Error,
-    },
+    Ring { source: io::Error },
     /// No writer attached to the ring.
     #[error("no writer attached to the ring: was QEMU started with the plugin?")]
     NoWriter,
@@ -162,7 +116,6 @@ pub enum PageLogError {
     Position {
         /// Number of records written, according to the writer.
         head: u64,
-        /// Number of records read.
         tail: u64,
         /// Capacity of the ring in records.
         capacity: u64,

@@ -53,47 +53,31 @@ pub struct Walk {
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub enum Record {
     /// A page walk.
     Walk(Walk),
     /// The number of instructions that a vCPU has executed since its start.
-    Clock {
-        /// The vCPU.
-        vcpu: u8,
-        /// Instructions.
-        instructions: u64,
-    },
+    Clock { vcpu: u8, instructions: u64 },
     /// An interval ended.
-    Interval {
-        /// Its number, from 0.
-        number: u64,
-    },
+    Interval { number: u64 },
     /// The guest set a mark in its run.
     Mark {
-        /// The vCPU.
         vcpu: u8,
         /// Number of the mark.
         id: u8,
     },
     /// A page entered a vCPU's filter: a reference.
     Enter {
-        /// The vCPU.
         vcpu: u8,
-        /// The page.
         frame: PageNumber,
         /// Whether the access was a write.
         write: bool,
     },
     /// A page left a vCPU's filter: the least recently used one.
-    Leave {
-        /// The vCPU.
-        vcpu: u8,
-        /// The page.
-        frame: PageNumber,
-    },
+    Leave { vcpu: u8, frame: PageNumber },
     /// Number of memory accesses.
     Accesses {
-        /// The vCPU.
         vcpu: u8,
         /// Accesses since the vCPU's previous count.
         count: u64,

@@ -55,24 +55,18 @@ impl Refusal {
 /// Why a call of a client failed. Except after `Disconnected`, `Protocol` and `Io` the connection remains usable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum Error {
     /// No server answers at the socket.
     #[error("no hcache server answers at {}", path.display())]
     Unreachable {
-        /// The socket.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The server refused.
     #[error("the hcache server refuses: {text}")]
-    Refused {
-        /// The reason.
-        refusal: Refusal,
-        /// The reason as text.
-        text: String,
-    },
+    Refused { refusal: Refusal, text: String },
     /// The server has ended, or has closed this client. Stored pages are lost; operations
     /// without a completion may or may not have been executed.
     #[error("the hcache server has closed the connection")]

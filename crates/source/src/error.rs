@@ -10,33 +10,24 @@ use crate::{Format, TraceOption};
 /// end. `name` is the trace's path, or "standard input".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum SourceError {
     /// The trace could not be opened; nothing was read.
     #[error("cannot open '{name}': {source}")]
-    Open {
-        /// The trace.
-        name: String,
-        /// The system's error.
-        source: io::Error,
-    },
+    Open { name: String, source: io::Error },
     /// The bytes could not be read or decompressed.
     #[error("cannot read '{name}' after {offset_bytes} bytes (decompressed): {source}")]
     Read {
-        /// The trace.
         name: String,
         /// Bytes before the error, counted after decompression.
         offset_bytes: u64,
-        /// The error of the system or the decompressor.
         source: io::Error,
     },
     /// A line of text does not match its format.
     #[error("{name}, line {line}: expected {expected}, found {found}")]
     Line {
-        /// The trace.
         name: String,
-        /// Line number, from 1.
         line: u64,
-        /// The expected contents.
         expected: String,
         /// The actual contents: escaped, quoted, truncated to a short excerpt.
         found: String,
@@ -44,11 +35,8 @@ pub enum SourceError {
     /// A line, or a CSV record, exceeds the maximum length.
     #[error("{name}, line {line}: longer than {limit_bytes} bytes; is this a text trace?")]
     LineTooLong {
-        /// The trace.
         name: String,
-        /// Line number, from 1.
         line: u64,
-        /// The maximum, in bytes.
         limit_bytes: usize,
     },
     /// The trace ends within a record.
@@ -57,7 +45,6 @@ pub enum SourceError {
          instead of {expected_bytes}"
     )]
     Truncated {
-        /// The trace.
         name: String,
         /// Start of the record, in bytes after decompression, from 0.
         offset_bytes: u64,
@@ -69,11 +56,9 @@ pub enum SourceError {
     /// A part of a binary trace does not match its format.
     #[error("{name}, byte {offset_bytes}: expected {expected}, found {found}")]
     Record {
-        /// The trace.
         name: String,
         /// Start of the part, in bytes after decompression, from 0.
         offset_bytes: u64,
-        /// The expected contents.
         expected: String,
         /// The actual contents: escaped, quoted, truncated to a short excerpt.
         found: String,
@@ -81,29 +66,19 @@ pub enum SourceError {
     /// A table cannot be read further.
     #[error("{name}, row {row}: {reason}")]
     Table {
-        /// The trace.
         name: String,
         /// The row that could not be read, from 1; 0 for the whole table.
         row: u64,
-        /// The reason.
         reason: String,
     },
     /// The format is read from its end, but the trace is a stream; nothing was read.
     #[error("{name}: {format} is read from its end: it must be an uncompressed regular file")]
-    NotSeekable {
-        /// The trace.
-        name: String,
-        /// The format.
-        format: Format,
-    },
+    NotSeekable { name: String, format: Format },
     /// An option does not apply to the trace's format; nothing was read.
     #[error("{name}: --{option} is not used by {format} traces, only by: {users}")]
     OptionNotUsed {
-        /// The trace.
         name: String,
-        /// Its format.
         format: Format,
-        /// The option.
         option: TraceOption,
         /// The formats that use it.
         users: String,
@@ -114,7 +89,6 @@ pub enum SourceError {
         Format::list()
     )]
     UnknownFormat {
-        /// The trace.
         name: String,
         /// Its first bytes: escaped, quoted, truncated to a short excerpt.
         found: String,
@@ -127,39 +101,20 @@ pub enum SourceError {
     },
     /// The format can be read but not written; nothing was created.
     #[error("{format} traces are read, but not written")]
-    NotWritten {
-        /// The format.
-        format: Format,
-    },
+    NotWritten { format: Format },
     /// The compression can be read but not written; nothing was created.
     #[error("{name}: xz is read, but not written; name the output .gz, .zst, or neither")]
-    CompressionNotWritten {
-        /// The output.
-        name: String,
-    },
+    CompressionNotWritten { name: String },
     /// The output could not be created.
     #[error("cannot create '{name}': {source}")]
-    Create {
-        /// The output.
-        name: String,
-        /// The system's error.
-        source: io::Error,
-    },
+    Create { name: String, source: io::Error },
     /// The output could not be written. An existing file of that name is unchanged; a pipe has received
     /// an incomplete trace.
     #[error("{name}: cannot write the trace: {source}")]
-    Write {
-        /// The output.
-        name: String,
-        /// The system's error.
-        source: io::Error,
-    },
+    Write { name: String, source: io::Error },
     /// The workload is invalid; nothing was generated.
     #[error("no such workload: {reason}")]
-    Workload {
-        /// The reason.
-        reason: String,
-    },
+    Workload { reason: String },
 }
 
 /// Maximum number of input bytes quoted in an error.

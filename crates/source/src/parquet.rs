@@ -142,7 +142,6 @@ impl Chunks {
 #[derive(Debug, Clone, Copy)]
 struct Leaf {
     index: usize,
-    /// Whether the numbers are unsigned.
     unsigned: bool,
     /// The definition level of values that are not null.
     defined: i16,

@@ -31,7 +31,6 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
-    /// Name of the device.
     pub(crate) device: &'a [u8],
     /// `None` for a request that neither reads nor writes.
     pub(crate) kind: Option<AccessKind>,

@@ -9,6 +9,7 @@ use crate::stopped::CALL_MAX;
 /// with its memory unchanged: a tracer that ends removes its traps.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum TrapError {
     /// The VM cannot be traced as it is.
     #[error("{0}; {change}; nothing was changed in the VM", change = .0.change())]
@@ -29,24 +30,15 @@ pub enum TrapError {
     },
     /// The VM's process is gone, on its own account.
     #[error("the VM ended: its process {pid} is gone")]
-    VmGone {
-        /// Process of the VM.
-        pid: u32,
-    },
+    VmGone { pid: u32 },
     /// RAM was plugged or unplugged. Nothing is traced until the tracer attaches again.
     #[error("the RAM of process {pid} changed while it was traced; the traps were removed")]
-    RamChanged {
-        /// Process of the VM.
-        pid: u32,
-    },
+    RamChanged { pid: u32 },
     /// A setting is out of range.
     #[error("{setting} of {value} is outside {accepted}; nothing was changed in the VM")]
     Setting {
-        /// Name of the setting.
         setting: &'static str,
-        /// Its value.
         value: String,
-        /// What is accepted.
         accepted: &'static str,
     },
     /// The call could not be injected into the VM's process. Its thread was restored.
@@ -54,11 +46,8 @@ pub enum TrapError {
         "cannot inject userfaultfd() into process {pid}: {step} failed; its thread continues unchanged"
     )]
     Injection {
-        /// Process of the VM.
         pid: u32,
-        /// The step that failed.
         step: String,
-        /// How.
         #[source]
         source: io::Error,
     },
@@ -69,21 +58,14 @@ pub enum TrapError {
          its thread continues unchanged",
         CALL_MAX.as_secs()
     )]
-    InjectionDelayed {
-        /// Process of the VM.
-        pid: u32,
-        /// The step that was delayed.
-        step: String,
-    },
+    InjectionDelayed { pid: u32, step: String },
     /// As [`TrapError::InjectionDelayed`], by a call that cannot be interrupted.
     #[error(
         "process {pid} delays {step}, which was injected into it, and the call cannot be interrupted; \
          when it returns, process {keeper}, which must not be ended, lets its thread continue unchanged"
     )]
     InjectionHeld {
-        /// Process of the VM.
         pid: u32,
-        /// The step that does not return.
         step: String,
         /// The process that waits for it.
         keeper: u32,
@@ -91,11 +73,8 @@ pub enum TrapError {
     /// A call failed that should not have. The traps are removed when the tracer is dropped.
     #[error("{call} failed while tracing process {pid}; the traps are removed")]
     Call {
-        /// Process of the VM.
         pid: u32,
-        /// The call that failed.
         call: &'static str,
-        /// How.
         #[source]
         source: io::Error,
     },

@@ -11,13 +11,11 @@ use plimsoll_flow::RamBacking;
 /// Why a VM cannot be traced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum Refusal {
     /// The mapping list is empty.
     #[error("no mapping of guest RAM was found in process {pid}")]
-    NoRam {
-        /// Process of the VM.
-        pid: u32,
-    },
+    NoRam { pid: u32 },
     /// Guest RAM without a page cache that keeps its pages.
     #[error("the VM's RAM is {backing}, which cannot be traced from outside")]
     NotSharedMemory {
@@ -34,7 +32,6 @@ pub enum Refusal {
     SwapOn {
         /// The swap areas of the host.
         swap: String,
-        /// Control group of the VM.
         cgroup: PathBuf,
     },
     /// One userfaultfd for each mapping is all the kernel allows.
@@ -48,26 +45,18 @@ pub enum Refusal {
         "process {pid} is in a user namespace of its own, and attaching lends it, for about a millisecond, a descriptor \
          that the kernel withholds from such processes"
     )]
-    ForeignUserNamespace {
-        /// Process of the VM.
-        pid: u32,
-    },
+    ForeignUserNamespace { pid: u32 },
     /// A filter of system calls that may end the process for the calls by which a tracer attaches.
     #[error(
         "process {pid} has a seccomp filter that could end it for the system calls by which a tracer attaches"
     )]
-    SeccompFilter {
-        /// Process of the VM.
-        pid: u32,
-    },
+    SeccompFilter { pid: u32 },
     /// The kernel allows one tracer of a process.
     #[error(
         "process {pid} is traced by process {tracer} ({program}), and the kernel allows one tracer of a process"
     )]
     Debugged {
-        /// Process of the VM.
         pid: u32,
-        /// Process that traces it.
         tracer: u32,
         /// The name of that process.
         program: String,
@@ -77,9 +66,7 @@ pub enum Refusal {
         "/dev/userfaultfd cannot be opened ({source}), nor may process {pid} call userfaultfd() itself"
     )]
     NoUserfaultfd {
-        /// Process of the VM.
         pid: u32,
-        /// The error of opening the device.
         #[source]
         source: io::Error,
     },
@@ -88,10 +75,7 @@ pub enum Refusal {
         "process {pid} cannot receive a descriptor of /dev/userfaultfd: a security module (AppArmor, SELinux) withholds it, \
          or the process has too many files open"
     )]
-    DescriptorWithheld {
-        /// Process of the VM.
-        pid: u32,
-    },
+    DescriptorWithheld { pid: u32 },
     /// A migration or a snapshot, which may need a userfaultfd itself and reads all memory.
     #[error("QEMU has the VM's memory to itself: {why}")]
     MemoryTransfer {
@@ -101,18 +85,14 @@ pub enum Refusal {
     /// The kernel did not let us.
     #[error("no privilege to {what} ({source})")]
     NoPrivilege {
-        /// What was refused.
         what: String,
-        /// The system call's error.
         #[source]
         source: io::Error,
     },
     /// A part of the interface is missing.
     #[error("the kernel has no {missing} ({source})")]
     KernelTooOld {
-        /// What is missing.
         missing: &'static str,
-        /// The system call's error.
         #[source]
         source: io::Error,
     },

@@ -7,47 +7,26 @@ use std::time::Duration;
 /// An error about a VM. Each variant states the effect on the VM; where none is stated, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum VmError {
     /// No process has this id, or it ended while it was inspected.
     #[error("there is no process {pid}, or it has just ended")]
-    NoSuchProcess {
-        /// The process id.
-        pid: u32,
-    },
+    NoSuchProcess { pid: u32 },
     /// The process is not QEMU.
     #[error("process {pid} is not a QEMU system emulator but {program}")]
-    NotQemu {
-        /// The process id.
-        pid: u32,
-        /// The program that it runs.
-        program: String,
-    },
+    NotQemu { pid: u32, program: String },
     /// The process does not qualify as a VM of this host.
     #[error("process {pid} is not a VM of this host: {why}")]
-    NotOfThisHost {
-        /// The process id.
-        pid: u32,
-        /// The reason.
-        why: String,
-    },
+    NotOfThisHost { pid: u32, why: String },
     /// The process id was reused by another process.
     #[error("process {pid} has another start: the VM has ended, and its process id was used again")]
-    OtherProcess {
-        /// The process id.
-        pid: u32,
-    },
+    OtherProcess { pid: u32 },
     /// No running VM has this name.
     #[error("no running VM is named {name:?}; running: {}", list(running))]
-    NoSuchName {
-        /// The requested name.
-        name: String,
-        /// Names of the running VMs.
-        running: Vec<String>,
-    },
+    NoSuchName { name: String, running: Vec<String> },
     /// Several VMs have this name; use a process id.
     #[error("several VMs are named {name:?}: use a process id, one of {pids:?}")]
     AmbiguousName {
-        /// The requested name.
         name: String,
         /// Process ids of the VMs with this name.
         pids: Vec<u32>,
@@ -55,25 +34,20 @@ pub enum VmError {
     /// This user is not permitted to read a file of the process.
     #[error("not permitted to read {}: run as root or as the VM's user", path.display())]
     NotPermitted {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A file of the host could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A malformed line in a process's memory map.
     #[error("line {line} of the memory map is malformed: {text:?}")]
     Maps {
-        /// Line number, from 1.
         line: usize,
         /// The line, truncated to 120 characters.
         text: String,
@@ -81,66 +55,45 @@ pub enum VmError {
     /// No mapping of the process can be its guest's RAM.
     #[error("process {pid} has no mapping that could be guest RAM of {expected_mib} MiB")]
     NoGuestRam {
-        /// The process id.
         pid: u32,
         /// Size of the guest's RAM according to the command line, in MiB.
         expected_mib: u64,
     },
     /// The VM has no monitor at a Unix socket of its own.
     #[error("VM {vm} has no monitor socket known by path")]
-    NoMonitor {
-        /// The VM.
-        vm: String,
-    },
+    NoMonitor { vm: String },
     /// The monitor sent no greeting in time: it serves one client at a time.
     #[error(
         "the monitor at {} sends no greeting: another client is connected to it, or QEMU hangs",
         socket.display()
     )]
-    QmpTaken {
-        /// The socket.
-        socket: PathBuf,
-    },
+    QmpTaken { socket: PathBuf },
     /// No monitor answers at the socket.
     #[error("no QMP monitor answers at {}", socket.display())]
     QmpConnect {
-        /// The socket.
         socket: PathBuf,
-        /// What went wrong.
         #[source]
         source: io::Error,
     },
     /// The monitor did not answer in time: the command may or may not take effect.
     #[error("QMP command {command:?} was not answered within {timeout:?}")]
-    QmpTimeout {
-        /// The command.
-        command: String,
-        /// The time limit.
-        timeout: Duration,
-    },
+    QmpTimeout { command: String, timeout: Duration },
     /// The monitor's connection broke: the command may or may not have taken effect.
     #[error("QMP command {command:?}: the connection broke")]
     QmpBroken {
-        /// The command.
         command: String,
-        /// What went wrong.
         #[source]
         source: io::Error,
     },
     /// The monitor's output is not valid QMP; the connection can no longer be used.
     #[error("the monitor's answer is not valid QMP: {what}")]
-    QmpProtocol {
-        /// What is wrong with it.
-        what: String,
-    },
+    QmpProtocol { what: String },
     /// QEMU refused the command.
     #[error("QMP command {command:?} was refused: {description} ({class})")]
     QmpRefused {
-        /// The command.
         command: String,
         /// QEMU's class of error.
         class: String,
-        /// QEMU's message.
         description: String,
     },
     /// The agent in the guest failed to carry out a request; nothing was changed.

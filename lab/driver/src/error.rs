@@ -7,22 +7,19 @@ use crate::Status;
 /// Why an operation on a device failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum FrontendError {
     /// A system call failed; nothing was sent.
     #[error("cannot {what}")]
     System {
-        /// The operation.
         what: &'static str,
-        /// Its error.
         #[source]
         source: io::Error,
     },
     /// The daemon refused a step of the protocol or disconnected; the connection is no longer usable.
     #[error("the daemon did not {step}")]
     Protocol {
-        /// The step.
         step: &'static str,
-        /// The reason.
         #[source]
         source: vhost::Error,
     },
@@ -41,7 +38,6 @@ pub enum FrontendError {
     /// The device completed a request that was not in flight: the queue is no longer usable.
     #[error("the device completed entry {id} of queue {queue}, which is not in flight")]
     NotInFlight {
-        /// The queue.
         queue: usize,
         /// The number of the request that the device reported.
         id: u32,

@@ -38,13 +38,11 @@ pub use write_protect::{AsyncWriteProtect, WriteProtect};
 /// Why pages are not logged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum KvmError {
     /// There is no KVM that we may use; nothing was made.
     #[error("cannot use /dev/kvm: {source}")]
-    Unavailable {
-        /// The system's error.
-        source: io::Error,
-    },
+    Unavailable { source: io::Error },
     /// The kernel lacks a required feature; nothing was changed.
     #[error("this kernel has no {what}")]
     Unsupported {
@@ -60,27 +58,19 @@ pub enum KvmError {
     /// A call failed: pages written since the round before may be missing, so the log is no longer usable.
     #[error("{call} failed: {source}")]
     Call {
-        /// The call.
         call: &'static str,
-        /// The system's error.
         source: io::Error,
     },
     /// A vCPU ended other than by a halt; the machine is no longer usable.
     #[error("vCPU {vcpu} stopped: {exit}")]
     Vcpu {
-        /// Number of the vCPU.
         vcpu: usize,
         /// The exit, as KVM reports it.
         exit: String,
     },
     /// A vCPU did not halt in time, or its thread is gone.
     #[error("vCPU {vcpu} did not halt within {seconds} s")]
-    Stuck {
-        /// Number of the vCPU.
-        vcpu: usize,
-        /// Time waited.
-        seconds: u64,
-    },
+    Stuck { vcpu: usize, seconds: u64 },
 }
 
 impl KvmError {

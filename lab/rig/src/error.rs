@@ -9,6 +9,7 @@ use plimsoll_vm::VmError;
 /// Each variant states the resulting state of the guest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum GuestError {
     /// An error of the guest's process, or of its monitor.
     #[error(transparent)]
@@ -16,9 +17,7 @@ pub enum GuestError {
     /// A part of the image could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -37,9 +36,7 @@ pub enum GuestError {
     /// QEMU did not start; no process is left.
     #[error("{program} could not be started")]
     GuestStart {
-        /// The program.
         program: String,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -49,9 +46,7 @@ pub enum GuestError {
         list(last)
     )]
     GuestSilent {
-        /// Time waited.
         timeout: Duration,
-        /// Its last lines.
         last: Vec<String>,
     },
     /// The guest ended before it printed the expected line.
@@ -62,23 +57,16 @@ pub enum GuestError {
     GuestEnded {
         /// How QEMU ended.
         status: String,
-        /// The guest's last lines.
         last: Vec<String>,
         /// End of what QEMU wrote to its standard error.
         qemu: String,
     },
     /// The guest's workload failed with an error.
     #[error("the guest's workload failed: {message}")]
-    GuestFailed {
-        /// The guest's error message.
-        message: String,
-    },
+    GuestFailed { message: String },
     /// The guest was started without a monitor socket.
     #[error("guest {name} has no QMP socket")]
-    NoQmp {
-        /// The guest's name.
-        name: String,
-    },
+    NoQmp { name: String },
 }
 
 fn list(words: &[String]) -> String {

@@ -6,39 +6,24 @@ use std::path::PathBuf;
 /// Why a configuration was rejected; the one in force, if any, stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field holds")]
 pub enum ConfigError {
     /// An unreadable file or directory.
     #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file or directory.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// Larger than any configuration, or no regular file.
     #[error("{}: expected a regular file of at most {} KiB", path.display(), bytes_max >> 10)]
-    NoFile {
-        /// The file.
-        path: PathBuf,
-        /// Maximum size.
-        bytes_max: u64,
-    },
-    /// A syntax error.
+    NoFile { path: PathBuf, bytes_max: u64 },
     #[error("{}:{line}: {message}", path.display())]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1.
         line: usize,
-        /// The parser's message.
         message: String,
     },
     /// A key that does not exist.
     #[error("{}:{line}: unknown key '{key}'{hint}", path.display())]
     UnknownKey {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1.
         line: usize,
         /// The key, with its section.
         key: String,
@@ -48,15 +33,12 @@ pub enum ConfigError {
     /// A value that its key does not accept.
     #[error("{}:{line}: {key} = {value}: expected {expected}", path.display())]
     Value {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1.
         line: usize,
         /// The key, with its section.
         key: String,
         /// The value as it is written.
         value: String,
-        /// What is accepted.
         expected: String,
     },
     /// Contradictory keys.
@@ -64,7 +46,6 @@ pub enum ConfigError {
     Contradiction {
         /// File and line of the key, or `by default`.
         place: String,
-        /// The key.
         key: String,
         /// What it contradicts, and how to resolve it.
         message: String,

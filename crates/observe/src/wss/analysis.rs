@@ -24,7 +24,6 @@ pub(super) struct SettlingTime {
     pub settled: SettledSize,
     /// Instructions, or references, since the start.
     pub at: u64,
-    /// The truth at that time.
     pub truth: Option<PageCount>,
 }
 

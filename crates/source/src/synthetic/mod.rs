@@ -52,37 +52,21 @@ const KIND_STREAM: u64 = 0x6b69_6e64;
 
 /// The order in which pages are referenced. Pages are numbered from 0.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the names say what the others hold")]
 pub enum Pattern {
     /// Pages in turn, repeatedly.
-    Loop {
-        /// Number of pages.
-        pages: PageCount,
-        /// Number of references.
-        references: u64,
-    },
+    Loop { pages: PageCount, references: u64 },
     /// All pages equally likely, independent of earlier references.
-    Uniform {
-        /// Number of pages.
-        pages: PageCount,
-        /// Number of references.
-        references: u64,
-    },
+    Uniform { pages: PageCount, references: u64 },
     /// Page k - 1 with a probability proportional to 1/k^alpha, independent of earlier references.
     Zipf {
-        /// Number of pages.
         pages: PageCount,
         /// The exponent: 0 is uniform, 1 the classic law; any finite number of at least 0.
         alpha: f64,
-        /// Number of references.
         references: u64,
     },
     /// The first tenth of the pages (rounded up) ten times as likely as each of the rest.
-    Class {
-        /// Number of pages.
-        pages: PageCount,
-        /// Number of references.
-        references: u64,
-    },
+    Class { pages: PageCount, references: u64 },
     /// For each size, `rounds` times all its pages in turn, from page 0.
     Steps {
         /// The sizes, in order.
@@ -92,11 +76,9 @@ pub enum Pattern {
     },
     /// `rounds` times all pages in turn, each round with one kind of operation.
     Arrays {
-        /// Number of pages.
         pages: PageCount,
         /// Which rounds read and which write.
         program: Program,
-        /// Number of rounds.
         rounds: u64,
     },
 }

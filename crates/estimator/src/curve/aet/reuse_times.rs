@@ -249,7 +249,6 @@ impl ReuseTimes {
 /// State of pages at one age, until the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Age {
-    /// The age in references.
     pub(crate) references: u64,
     /// Size of the memory that pages leave at this age.
     pub(crate) pages: f64,

@@ -139,7 +139,6 @@ pub(super) struct Gaps {
     /// The minimum and maximum lengths of the other gaps.
     pub(super) short: Histogram,
     pub(super) long: Histogram,
-    /// Twice the middle of each of them.
     pub(super) twice_middle: Histogram,
     pub(super) count: u64,
     pub(super) censored: u64,

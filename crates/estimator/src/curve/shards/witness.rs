@@ -68,7 +68,6 @@ impl Witness {
 pub(crate) struct ExactCounts {
     /// Number of first references, which equals the number of pages.
     pub(crate) first_references: u64,
-    /// Number of all references.
     pub(crate) references: u64,
 }
 
