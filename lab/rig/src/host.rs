@@ -1,11 +1,15 @@
-//! Requirements of tests with guests on a host, and their mutual exclusion.
+//! Requirements of tests with guests on a host, and how many of them run at a time.
 
 use std::collections::hash_map::RandomState;
-use std::fs;
+use std::env;
+use std::fs::{self, File};
 use std::hash::BuildHasher as _;
+use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
 
 /// A program, and an option with which it does nothing.
 pub const QEMU: (&str, &str) = ("qemu-system-x86_64", "--version");
@@ -14,12 +18,68 @@ pub const MKE2FS: (&str, &str) = ("mke2fs", "-V");
 /// Checks file systems.
 pub const E2FSCK: (&str, &str) = ("e2fsck", "-V");
 
-static TURN: Mutex<()> = Mutex::new(());
+/// Names a file to which each test that uses guests appends how long it took.
+const TIMES_VARIABLE: &str = "PLIMSOLL_TEST_TIMES";
+/// Tests that run beside each other, where there are as many CPUs.
+const SHARED_MAX: usize = 2;
 
-/// Waits until no other test of this program uses guests: they share the host's CPUs.
-pub fn turn() -> MutexGuard<'static, ()> {
-    // A test that failed leaves nothing behind that affects the next one.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// CPUs that tests use at present, of [`cpus`].
+static IN_USE: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A test's use of guests. It ends when it is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Turn {
+    cpus: usize,
+    began: Instant,
+}
+
+/// Waits until no other test of this program uses guests: for tests that measure times, costs or rates, which depend on
+/// what else uses the host's CPUs.
+pub fn turn() -> Turn {
+    Turn::begin(SHARED_MAX)
+}
+
+/// Waits until at most one other test of this program uses guests, and that one shares the host as well: for tests whose
+/// assertions do not depend on how much of the host a guest gets.
+pub fn shared_turn() -> Turn {
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    Turn::begin(if cpus < SHARED_MAX { SHARED_MAX } else { 1 })
+}
+
+impl Turn {
+    fn begin(cpus: usize) -> Self {
+        // A test that failed leaves nothing behind that affects the next one.
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_use = ENDED.wait_while(in_use, |in_use| *in_use + cpus > SHARED_MAX);
+        *in_use.unwrap_or_else(PoisonError::into_inner) += cpus;
+        Self {
+            cpus,
+            began: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *IN_USE.lock().unwrap_or_else(PoisonError::into_inner) -= self.cpus;
+        ENDED.notify_all();
+        let Some(times) = env::var_os(TIMES_VARIABLE) else {
+            return;
+        };
+        let how = if self.cpus < SHARED_MAX {
+            "shared"
+        } else {
+            "alone"
+        };
+        let seconds = self.began.elapsed().as_secs_f64();
+        let name = thread::current().name().unwrap_or("").to_owned();
+        let line = format!("{seconds:6.1} s  {name} ({how})\n");
+        // A line of a table; without it nothing is less tested.
+        let file = File::options().create(true).append(true).open(times);
+        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
 }
 
 /// Checks that programs are installed.
@@ -90,6 +150,31 @@ mod tests {
     fn the_median_is_the_middle_or_between_the_two() {
         assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12);
         assert!((median([4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_turn_excludes_all_others_and_shared_turns_only_the_third() {
+        let begun = |begin: fn() -> Turn| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            thread::spawn(move || sender.send(begin()).unwrap());
+            receiver
+        };
+        let short = std::time::Duration::from_millis(200);
+        let first = shared_turn();
+        let second = shared_turn();
+        let third = begun(shared_turn);
+        third.recv_timeout(short).unwrap_err();
+        drop(first);
+        let third = third.recv().unwrap();
+        let alone = begun(turn);
+        drop(second);
+        alone.recv_timeout(short).unwrap_err();
+        drop(third);
+        let alone = alone.recv().unwrap();
+        let shared = begun(shared_turn);
+        shared.recv_timeout(short).unwrap_err();
+        drop(alone);
+        drop(shared.recv().unwrap());
     }
 
     #[test]

@@ -11,7 +11,9 @@ use std::thread;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, DaemonDirectory, alone, signal, start, wait, with_balloon};
+use crate::rig::{
+    Daemon, DaemonDirectory, alone, beside_another, signal, start, wait, with_balloon,
+};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -74,7 +76,7 @@ fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Program {
 
 #[test]
 fn an_impostor_is_no_vm_and_the_monitor_that_it_names_sees_nobody() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path();

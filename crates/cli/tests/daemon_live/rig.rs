@@ -28,6 +28,15 @@ const ALONE: &str = "PLIMSOLL_TEST_ALONE";
 
 /// Runs `body`, the whole of a test, in a process table of its own: this program is run again for that test alone.
 pub fn alone<F: FnOnce()>(body: F) {
+    apart(body, host::turn);
+}
+
+/// The same beside at most one other test: for tests that assert no times, and leave most of the CPUs to the other.
+pub fn beside_another<F: FnOnce()>(body: F) {
+    apart(body, host::shared_turn);
+}
+
+fn apart<F: FnOnce()>(body: F, begin: fn() -> host::Turn) {
     if std::env::var_os(ALONE).is_some() {
         body();
         return;
@@ -35,7 +44,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     if !guests_wanted() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = begin();
     if let Err(why) = ground() {
         skip(Lack::Live, format_args!("{why}"));
         return;

@@ -8,11 +8,11 @@ use plimsoll_protocol::decision::Mode;
 
 use rustix::process::Signal;
 
-use crate::rig::{DaemonDirectory, alone, get_tcp, signal};
+use crate::rig::{DaemonDirectory, beside_another, get_tcp, signal};
 
 #[test]
 fn a_wrong_configuration_is_refused_with_its_line() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         place.configure("mode = \"observe\"\nturn_intervall = \"2s\"\n");
         let said = place.refused();
@@ -33,7 +33,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
 
 #[test]
 fn a_second_daemon_is_refused_and_the_first_goes_on() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         let daemon = place.start("");
         let refused = |said: &str, word: &str| assert!(said.contains(word), "{said}");
@@ -58,7 +58,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
 
 #[test]
 fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         place.start("").end_by(Signal::TERM);
         let history = place.path("history.redb");
@@ -82,7 +82,7 @@ fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
 
 #[test]
 fn a_full_disk_under_the_history_stops_nothing() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         let disk = place.path("small");
         fs::create_dir(&disk).unwrap();
@@ -126,7 +126,7 @@ fn a_full_disk_under_the_history_stops_nothing() {
 
 #[test]
 fn a_bad_file_changes_nothing_at_a_reload() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         let daemon = place.start("mode = \"advise\"\n");
         place.configure("mode = \"move\"\n");
@@ -145,7 +145,7 @@ fn a_bad_file_changes_nothing_at_a_reload() {
 
 #[test]
 fn the_page_is_served_over_tcp_only_when_asked_for() {
-    alone(|| {
+    beside_another(|| {
         let place = DaemonDirectory::new();
         // Bound for a moment to find one that is free.
         let free = TcpListener::bind("127.0.0.1:0")

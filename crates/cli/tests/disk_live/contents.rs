@@ -3,7 +3,7 @@
 use plimsoll_rig::GuestKernel::{V6_1, V6_12};
 use plimsoll_rig::Setup;
 
-use crate::rig::{assert_right, assert_sound, has, run, tell, turn};
+use crate::rig::{assert_right, assert_sound, has, run, shared_turn, tell};
 
 /// Memory of the guest and of the cache in MiB. Either way they hold all files together, and the guest alone does not.
 const LARGE_GUEST: (u64, u64) = (128, 48);
@@ -11,7 +11,7 @@ const LARGE_CACHE: (u64, u64) = (112, 72);
 
 #[test]
 fn files_are_right_whatever_their_order_their_writes_and_the_split_of_memory() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let (mut reads, mut blocks, mut hits) = (0, 0, 0);
     // Each order with each kernel and each way to write; each share of writes with each of both.
     for (order, write_percent, write, kernel, vcpus, (memory_mib, cache_mib)) in [
@@ -60,7 +60,7 @@ fn files_are_right_whatever_their_order_their_writes_and_the_split_of_memory() {
 
 #[test]
 fn a_guest_that_decrypts_in_place_switches_the_cache_off_and_reads_right() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     // A device's pages go when it is closed: only what is larger than memory is evicted.
     let workload = "workload=disk-crypt module=copy files=1 file_kib=98304 warmup=0 rounds=2";
     let mut setup = Setup::new("--cache 40M --verify", workload);

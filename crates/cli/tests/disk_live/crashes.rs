@@ -8,7 +8,9 @@ use plimsoll_vm::ConsoleEvent;
 
 use plimsoll_rig::host::printed_seed;
 
-use crate::rig::{PATIENCE, PLIMSOLL, any_time, assert_right, assert_sound, finish, report, turn};
+use crate::rig::{
+    PATIENCE, PLIMSOLL, any_time, assert_right, assert_sound, finish, report, shared_turn,
+};
 
 const DAEMON_KILLS: usize = 5;
 /// Whether the guest writes around its page cache, for each time QEMU is killed.
@@ -16,7 +18,7 @@ const QEMU_KILLS: [u64; 3] = [0, 1, 1];
 
 #[test]
 fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let mut random = fastrand::Rng::with_seed(printed_seed());
     let serve = "--cache 24M --write delayed --dirty 50% --verify";
     let mut setup = Setup::new(serve, "");

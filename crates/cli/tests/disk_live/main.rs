@@ -1,8 +1,8 @@
 //! Guests on disks of `plimsoll disk serve`, as users run it: that what they read is right, whatever happens.
 //!
 //! Every test boots guests of its own under QEMU and says SKIPPED where it finds none to boot. The guests verify
-//! every block they read, and the daemon (`--verify`) every page it serves from its cache. They run one test at a
-//! time, whatever the number of test threads.
+//! every block they read, and the daemon (`--verify`) every page it serves from its cache. They run at most
+//! two at a time, whatever the number of test threads.
 #![forbid(unsafe_code)]
 
 mod contents;

@@ -1,6 +1,5 @@
-//! Guests with disks, one test's at a time, and what comes of them.
+//! Guests with disks, and what comes of them.
 
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use plimsoll_disk::EngineStats;
@@ -16,12 +15,22 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// The program under test.
 pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
-/// Waits for this test's turn; `None` after saying why there is none here.
-pub fn turn() -> Option<MutexGuard<'static, ()>> {
+/// Waits for this test's turn, with the host for itself; `None` after saying why there is none here.
+pub fn turn() -> Option<host::Turn> {
+    turn_of(host::turn)
+}
+
+/// Waits for this test's turn, beside at most one other test; `None` after saying why there is none here. For tests whose
+/// guests do a fixed amount of work, whatever time that takes.
+pub fn shared_turn() -> Option<host::Turn> {
+    turn_of(host::shared_turn)
+}
+
+fn turn_of(begin: fn() -> host::Turn) -> Option<host::Turn> {
     if !guests_wanted() {
         return None;
     }
-    let turn = host::turn();
+    let turn = begin();
     let installed = host::installed(&[host::QEMU, host::MKE2FS, host::E2FSCK]);
     installed
         .inspect_err(|why| skip(Lack::Live, format_args!("{why}")))

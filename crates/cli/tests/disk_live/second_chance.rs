@@ -11,7 +11,7 @@ use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_vm::ConsoleEvent;
 use tempfile::TempDir;
 
-use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, report, turn};
+use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, report, shared_turn};
 
 /// Serves hcache at a socket.
 fn serve_at(socket: &Path) -> Server {
@@ -60,7 +60,7 @@ const SIGNED: &str =
 
 #[test]
 fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let (_folder, socket) = folder();
     let _server = serve_at(&socket);
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
@@ -91,7 +91,7 @@ fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
 
 #[test]
 fn a_guest_goes_on_without_the_hosts_hcache() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let (_folder, socket) = folder();
     let server = serve_at(&socket);
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, SIGNED)).unwrap();
@@ -117,7 +117,7 @@ const KEY: u128 = 0x0123_4567_89ab_cdef_0f1e_2d3c_4b5a_6978;
 
 #[test]
 fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let (_folder, socket) = folder();
     let _server = serve_at(&socket);
     let about = format!("workload=disk-crash blocks={BLOCKS} seed=7");

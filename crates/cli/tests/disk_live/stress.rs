@@ -7,7 +7,9 @@ use plimsoll_rig::GuestKernel::{V6_1, V6_12};
 use plimsoll_rig::{DiskGuest, Guest, GuestOutput, Setup};
 use plimsoll_serve::disk::Report;
 
-use crate::rig::{PATIENCE, PLIMSOLL, assert_right, assert_sound, has, report, run, tell, turn};
+use crate::rig::{
+    PATIENCE, PLIMSOLL, assert_right, assert_sound, has, report, run, shared_turn, tell, turn,
+};
 
 /// A stressed guest of 128 MiB.
 fn stressed(serve: &str, words: &str) -> Setup {
@@ -42,7 +44,7 @@ fn assert_all_sound(what: &str, told: &GuestOutput, report: &Report) {
 
 #[test]
 fn nothing_wrong_is_served_under_stress_with_swap_on_a_cached_disk() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     let words = "module=copy swap=disk anon_mib=80 rounds=4 steps=50 threads=2";
     let mut setup = stressed("--cache 48M --write delayed", words);
     (setup.vcpus, setup.queues, setup.swap_mib) = (2, 2, 64);
@@ -70,7 +72,7 @@ fn nothing_wrong_is_served_under_stress_with_pages_not_copied_and_swap_in_memory
 
 #[test]
 fn lost_notices_are_counted_and_nothing_wrong_is_served_after_them() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     for (kernel, vcpus) in [(V6_1, 1), (V6_12, 2)] {
         if !has(kernel) {
             continue;
@@ -134,7 +136,7 @@ fn without_hashes_a_guest_that_breaks_a_rule_is_served_wrong_pages() {
 
 #[test]
 fn with_hashes_a_guest_that_breaks_a_rule_is_served_nothing_wrong() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = shared_turn() else { return };
     for rule in BROKEN {
         let (told, report) = run(&broken(rule, "", 3));
         let engine = &report.machine.engine;

@@ -121,7 +121,7 @@ fn every_backend_attaches_to_shared_ram() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     PausedVm::start(&SHARED).assert_assessed(&[], "");
 }
 
@@ -130,7 +130,7 @@ fn private_ram_is_assessed_as_attach_refuses_it() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let vm = PausedVm::start(&["-machine", "q35,accel=tcg"]);
     vm.assert_assessed(&["trap", "scan", "sample"], "not-shared-memory");
     let table = plimsoll(&["doctor", &vm.pid()]);
@@ -147,7 +147,7 @@ fn locked_ram_is_assessed_as_attach_refuses_it() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let vm = PausedVm::start(&[&SHARED[..], &["-overcommit", "mem-lock=on"]].concat());
     // QEMU locks what it has mapped, its translator's gigabyte too, after its CPUs' threads have started.
     wait_for("locked RAM", PATIENCE, || {
@@ -162,7 +162,7 @@ fn huge_pages_are_assessed_as_attach_refuses_them() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let free = meminfo
         .lines()
@@ -182,7 +182,7 @@ fn another_userfaultfd_is_assessed_as_attach_refuses_it() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let vm = PausedVm::start(&SHARED);
     let mut holder = Command::new(PLIMSOLL)
         .args(["attach", &vm.pid(), "--backend", "write-scan"])
@@ -209,7 +209,7 @@ fn a_vm_that_waits_for_its_memory_is_assessed_as_attach_refuses_it() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let vm = PausedVm::start(&[&SHARED[..], &["-incoming", "defer"]].concat());
     let all = ["trap", "scan", "write-scan", "sample"];
     vm.assert_assessed(&all, "memory-transfer");
@@ -220,7 +220,7 @@ fn a_debugger_is_assessed_as_attach_refuses_it() {
     if !can_run() {
         return;
     }
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let vm = PausedVm::start(&SHARED);
     let strace = Command::new("strace")
         .args(["-qq", "-e", "trace=none", "-p", &vm.pid()])

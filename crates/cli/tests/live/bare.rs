@@ -8,11 +8,11 @@ use plimsoll_rig::{AcceleratorChoice, Boot, GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{KvmSupport, detect};
 
-use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground};
+use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, shared_ground};
 
 /// Boots a guest under each accelerator in turn, and passes it to a test.
-fn under_each(name: &str, workload: &str, test: impl Fn(&Ground, Subject)) {
-    let Some(ground) = ground() else { return };
+fn under_each(ground: Option<Ground>, name: &str, workload: &str, test: impl Fn(&Ground, Subject)) {
+    let Some(ground) = ground else { return };
     let mut accelerators = vec![(AcceleratorChoice::Tcg, Accelerator::Tcg)];
     let detection = detect();
     if detection.kvm == KvmSupport::None {
@@ -42,7 +42,7 @@ fn sum(lines: &[Line], key: &str) -> f64 {
 #[test]
 fn every_page_is_traced_and_hardly_an_access_is_lost() {
     let workload = "workload=uniform mib=32 write_ratio=0.5 work=32";
-    under_each("every", workload, |_, mut subject| {
+    under_each(ground(), "every", workload, |_, mut subject| {
         let footprint = subject.footprint();
         let options = format!("{EVERYTHING} --period 3s --periods 3");
         let ended = Attach::start(&subject.pid(), &options).end();
@@ -60,7 +60,7 @@ fn every_page_is_traced_and_hardly_an_access_is_lost() {
 #[test]
 fn steps_of_the_working_set_are_found() {
     let workload = "workload=steps steps_mib=16,48,16 step_ms=9000";
-    under_each("steps", workload, |_, mut subject| {
+    under_each(ground(), "steps", workload, |_, mut subject| {
         let from = Instant::now();
         let tracer = Attach::start(&subject.pid(), "--budget 10% --period 1500ms --periods 17");
         let ended = tracer.end();
@@ -102,7 +102,7 @@ fn steps_of_the_working_set_are_found() {
 #[test]
 fn a_tracer_killed_in_mid_trace_leaves_the_guest_as_it_was() {
     let workload = "workload=uniform mib=32 write_ratio=0.5 work=32";
-    under_each("killed", workload, |_, mut subject| {
+    under_each(shared_ground(), "killed", workload, |_, mut subject| {
         let footprint = subject.footprint();
         for delay_ms in [1, 40, 130, 250, 700, 1300] {
             let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 3s"));
@@ -135,7 +135,7 @@ fn the_account_is_what_the_guest_loses() {
     /// A host on which an untraced guest stands still for more cannot judge.
     const QUIET: f64 = 0.06;
     let workload = "workload=uniform mib=64 think=200 write_ratio=0.1";
-    under_each("account", workload, |_, mut subject| {
+    under_each(ground(), "account", workload, |_, mut subject| {
         let pid = subject.pid();
         for (options, above) in [
             (&*format!("{EVERYTHING} --period 2s --periods 2"), FACTOR),
@@ -148,9 +148,10 @@ fn the_account_is_what_the_guest_loses() {
                     (from, Instant::now())
                 })
             };
-            // The quietest of some tries.
-            let tries = (0..4).map(|_| {
-                let before = rest(&mut subject);
+            // The quietest of some tries, or the first that is quiet enough to resolve the account.
+            let mut tries: Vec<(f64, f64, f64)> = Vec::new();
+            let mut before = rest(&mut subject);
+            while tries.len() < 4 && tries.last().is_none_or(|last| last.0 > QUIET / 2.0) {
                 let mut account = 0.0;
                 let traced = stalled(&mut subject, || {
                     let ended = Attach::start(&pid, options).end();
@@ -160,9 +161,10 @@ fn the_account_is_what_the_guest_loses() {
                     let length = Duration::from_secs_f64(periods[0].number("seconds"));
                     (periods[0].at - length, periods[periods.len() - 1].at)
                 });
-                (before.max(rest(&mut subject)), traced, account)
-            });
-            let tries: Vec<_> = tries.collect();
+                let after = rest(&mut subject);
+                tries.push((before.max(after), traced, account));
+                before = after;
+            }
             println!("{options}: untraced, traced, account: {tries:.3?}");
             let quietest = tries.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
             let Some((untraced, traced, account)) = quietest.filter(|found| found.0 <= QUIET)

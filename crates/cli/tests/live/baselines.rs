@@ -12,7 +12,7 @@ use plimsoll_rig::{Guest, GuestConfig, GuestImage, PATIENCE};
 use plimsoll_vm::{ConsoleEvent, Qmp};
 use serde_json::Value;
 
-use crate::rig::{Ground, PLIMSOLL, ground};
+use crate::rig::{Ground, PLIMSOLL, ground, shared_ground};
 
 const MIB: u64 = 1 << 20;
 const ARRAY_MIB: u64 = 48;
@@ -209,7 +209,9 @@ fn every_way_finds_an_array_and_the_balloon_gets_back_what_it_had() {
 
 #[test]
 fn a_vm_without_balloon_or_words_says_what_is_missing() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let vm = WatchedGuest::boot(&ground, "plain", false, "workload=sequential mib=16");
     let words = "--interval 300ms --rounds 1 --shrink -o json";
     let found = document(&mut vm.compare(words));
@@ -251,7 +253,9 @@ fn epsilon(kernel: &Path, words: &str) -> (bool, Vec<Value>, String) {
 
 #[test]
 fn a_kernels_footprint_lies_between_a_size_that_lives_and_one_that_does_not() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let config = GuestConfig {
         balloon: true,
         ..ground.guest("epsilon", "workload=idle")
@@ -278,7 +282,9 @@ fn a_kernels_footprint_lies_between_a_size_that_lives_and_one_that_does_not() {
 
 #[test]
 fn a_kernel_that_never_boots_is_told_so() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let garbage = folder.path().join("garbage");
     fs::write(&garbage, vec![7; 8192]).unwrap();

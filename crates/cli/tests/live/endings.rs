@@ -14,7 +14,7 @@ use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 use plimsoll_rig::{PATIENCE, Subject, send, wait_for};
 use rustix::process::Signal;
 
-use crate::rig::{Attach, EVERYTHING, MIB, Outcome, PLIMSOLL, ground, until_ended};
+use crate::rig::{Attach, EVERYTHING, MIB, Outcome, PLIMSOLL, ground, shared_ground, until_ended};
 
 /// Fails unless a VM can be traced, from attach to detach.
 fn assert_traceable(subject: &Subject) {
@@ -25,7 +25,9 @@ fn assert_traceable(subject: &Subject) {
 
 #[test]
 fn after_detach_the_guest_is_as_it_was() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("detach", "workload=uniform mib=64 write_ratio=0.5");
     let footprint = subject.footprint();
     let untraced = page_faults_of_rounds(&mut subject);
@@ -115,7 +117,9 @@ fn a_tracer_killed_while_it_attaches_leaves_the_guest_running_and_right() {
     if !has_strace() {
         return;
     }
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("attaching", "workload=uniform mib=32 write_ratio=0.5");
     let footprint = subject.footprint();
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +156,9 @@ fn a_vm_that_is_stopped_while_a_tracer_attaches_is_traced_and_stays_stopped() {
     if !has_strace() {
         return;
     }
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("stopping", "workload=uniform mib=32 write_ratio=0.5");
     let footprint = subject.footprint();
     let folder = tempfile::tempdir().unwrap();
@@ -229,7 +235,9 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
 
 #[test]
 fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("dropped", "workload=uniform mib=32 write_ratio=0.5");
     let target = TraceTarget {
         pid: subject.vm.pid,
@@ -273,7 +281,9 @@ fn assert_tells_of_the_end(ended: &Outcome, pid: &str) {
 
 #[test]
 fn a_vm_that_quits_in_mid_trace_ends_the_run_with_what_was_seen() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("quits", "workload=uniform mib=32");
     let options = format!("{EVERYTHING} --period 1s");
     let tracer = Attach::start(&subject.pid(), &options);
@@ -297,7 +307,9 @@ fn a_guest_that_powers_off_in_mid_trace_ends_the_run_with_what_was_seen() {
 
 #[test]
 fn a_vm_that_ends_within_its_first_period_still_gives_its_curve() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("early", "workload=uniform mib=32");
     let tracer = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 1m"));
     thread::sleep(Duration::from_secs(3));

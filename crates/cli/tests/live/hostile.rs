@@ -13,7 +13,7 @@ use plimsoll_skip::{Lack, longer, skip};
 
 use crate::limits::{UnitLimits, compile};
 use crate::refusals::{AS_NOBODY, WORKLOAD, assert_refused, has_setpriv};
-use crate::rig::{Attach, PLIMSOLL, boot_with, ground, make_readable, until_ended};
+use crate::rig::{Attach, PLIMSOLL, boot_with, make_readable, shared_ground, until_ended};
 
 /// The arguments of a VM whose RAM can be traced.
 const SHARED: [&str; 6] = [
@@ -102,7 +102,10 @@ impl Exchange {
 
 #[test]
 fn two_hundred_attaches_give_nothing_to_a_process_that_exchanges_directories() {
-    if ground().is_none() || !has_setpriv() {
+    let Some(_ground) = shared_ground() else {
+        return;
+    };
+    if !has_setpriv() {
         return;
     }
     let Some(evil) = Exchange::start() else {
@@ -122,7 +125,9 @@ fn two_hundred_attaches_give_nothing_to_a_process_that_exchanges_directories() {
 
 #[test]
 fn a_vm_in_a_user_namespace_of_its_own_is_traced_only_if_that_is_allowed() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let prefix = ["unshare", "--user", "--map-root-user", "--mount"];
     let mut unshare = Command::new(prefix[0]);
     let unshared = unshare.args(&prefix[1..]).arg("true").status();
@@ -170,7 +175,9 @@ fn killed_for(program: &Path, calls: &[&str]) -> Vec<String> {
 
 #[test]
 fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile("limits", folder.path()) else {
         return;
@@ -202,9 +209,9 @@ fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
 
 #[test]
 fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed() {
-    if ground().is_none() {
+    let Some(_ground) = shared_ground() else {
         return;
-    }
+    };
     let folder = tempfile::tempdir().unwrap();
     let Some(compiled) = compile("meddle", folder.path()) else {
         return;
@@ -321,9 +328,9 @@ const BRIEFLY: &str = "--period 10ms --periods 1 --budget none --rate-rule fixed
 
 #[test]
 fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
-    if ground().is_none() {
+    let Some(_ground) = shared_ground() else {
         return;
-    }
+    };
     let Some(mut delaying) = Delaying::start(0) else {
         return;
     };
@@ -341,9 +348,9 @@ fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
 #[test]
 fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
     const DELAY: Duration = Duration::from_secs(8);
-    if ground().is_none() {
+    let Some(_ground) = shared_ground() else {
         return;
-    }
+    };
     let Some(mut delaying) = Delaying::start(DELAY.as_secs()) else {
         return;
     };
@@ -369,7 +376,9 @@ fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
 
 #[test]
 fn a_vm_that_can_open_no_more_files_is_left_as_it_was() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut guest = boot_with(&ground, &[], &SHARED, WORKLOAD);
     let pid = guest.pid();
     let footprint = guest.footprint();

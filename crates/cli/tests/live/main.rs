@@ -2,7 +2,7 @@
 //!
 //! Every test boots guests of its own under QEMU and says SKIPPED where none can be traced. The
 //! guests verify their memory as they go, so a page that tracing spoilt is told by the guest
-//! itself. They run one test at a time, whatever the number of test threads.
+//! itself. Tests that measure run one at a time, the others two, whatever the number of test threads.
 #![forbid(unsafe_code)]
 
 mod assessments;

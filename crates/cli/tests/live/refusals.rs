@@ -8,7 +8,9 @@ use std::process::Command;
 use plimsoll_rig::{GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
 
-use crate::rig::{Attach, EVERYTHING, Ground, PLIMSOLL, boot_with, ground, make_readable};
+use crate::rig::{
+    Attach, EVERYTHING, Ground, PLIMSOLL, boot_with, ground, make_readable, shared_ground,
+};
 
 /// Fails unless the command ends with 1, without output and in words that hold all of `words`.
 pub fn assert_refused(attach: Attach, words: &[&str]) {
@@ -28,7 +30,9 @@ pub const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
 
 #[test]
 fn private_ram_is_refused_with_the_way_to_start_the_vm() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut guest = boot_with(&ground, &[], &["-m", "192M"], WORKLOAD);
     let footprint = guest.footprint();
     assert_refused(
@@ -41,7 +45,9 @@ fn private_ram_is_refused_with_the_way_to_start_the_vm() {
 
 #[test]
 fn locked_ram_is_refused() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let config = GuestConfig {
         extra_arguments: ["-overcommit", "mem-lock=on"].map(str::to_owned).to_vec(),
         ..ground.guest("locked", WORKLOAD)
@@ -59,7 +65,9 @@ fn locked_ram_is_refused() {
 
 #[test]
 fn a_second_tracer_is_refused_and_the_first_goes_on() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("second", WORKLOAD);
     let footprint = subject.footprint();
     let first = Attach::start(&subject.pid(), &format!("{EVERYTHING} --period 500ms"));
@@ -115,7 +123,9 @@ pub fn has_setpriv() -> bool {
 
 #[test]
 fn a_user_without_privilege_is_refused_and_told_which_to_take() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     if !has_setpriv() {
         return;
     }
@@ -166,7 +176,9 @@ fn boot_as_nobody(ground: &Ground) -> Subject {
 
 #[test]
 fn a_qemu_of_another_user_is_traced_by_a_device_lent_to_it() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     if !has_setpriv() {
         return;
     }

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{MutexGuard, mpsc};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,19 +26,29 @@ pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 /// Traces every access that misses the hot set, whatever it costs.
 pub const EVERYTHING: &str = "--rate 1/1 --rate-rule fixed --budget none";
 
-/// A machine on which guests can be traced, for one test at a time: guests share its CPUs.
+/// A machine on which guests can be traced.
 pub struct Ground {
     pub image: GuestImage,
     accelerator: AcceleratorChoice,
-    _turn: MutexGuard<'static, ()>,
+    _turn: host::Turn,
 }
 
-/// Waits for this test's turn; `None` after saying why there is none here.
+/// Waits for this test's turn, with the machine for itself; `None` after saying why there is none here.
 pub fn ground() -> Option<Ground> {
+    ground_of(host::turn)
+}
+
+/// Waits for this test's turn, beside at most one other test; `None` after saying why there is none here. For tests that
+/// assert no times, costs or rates.
+pub fn shared_ground() -> Option<Ground> {
+    ground_of(host::shared_turn)
+}
+
+fn ground_of(begin: fn() -> host::Turn) -> Option<Ground> {
     if !guests_wanted() {
         return None;
     }
-    let turn = host::turn();
+    let turn = begin();
     let image = host::installed(&[host::QEMU])
         .and_then(|()| host::can_trace())
         .and_then(|()| GuestImage::locate().map_err(|error| error.to_string()));

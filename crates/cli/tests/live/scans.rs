@@ -15,7 +15,7 @@ use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{Backend, BackendRow, RateRule, TraceConfig, TraceTarget, TrapError};
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Attach, Line, MIB, PLIMSOLL, boot_with, ground};
+use crate::rig::{Attach, Line, MIB, PLIMSOLL, boot_with, ground, shared_ground};
 
 /// The median of the working sets found; one that was only bounded counts as it stands.
 fn median_working_set<'a>(lines: impl IntoIterator<Item = &'a Line>) -> f64 {
@@ -150,7 +150,9 @@ const READS_THEN_WRITES: &str = "workload=arrays array=RRWW mib=32 step_ms=12000
 
 #[test]
 fn exactly_the_pages_written_are_told() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("scan-writes", READS_THEN_WRITES);
     let footprint = subject.footprint();
     wait_for_step(&mut subject, 0);
@@ -196,7 +198,9 @@ fn exactly_the_pages_written_are_told() {
 
 #[test]
 fn a_scan_tells_writes_from_reads() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("scan-kinds", READS_THEN_WRITES);
     wait_for_step(&mut subject, 0);
     let config = TraceConfig {
@@ -243,7 +247,9 @@ fn a_scan_tells_writes_from_reads() {
 
 #[test]
 fn writes_to_private_ram_are_told_as_well() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let workload = "workload=uniform mib=32 write_ratio=1";
     let mut guest = boot_with(&ground, &[], &["-m", "192M"], workload);
     let vm = plimsoll_vm::find(&guest.pid()).unwrap();
@@ -260,7 +266,9 @@ fn writes_to_private_ram_are_told_as_well() {
 
 #[test]
 fn a_scanner_killed_leaves_the_guest_running_and_right() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("scan-killed", "workload=uniform mib=32 write_ratio=0.5");
     let footprint = subject.footprint();
     for options in ["", "--writes", "--writes --rate 1/16", "--rate 1/16"] {
@@ -284,7 +292,9 @@ fn a_scanner_killed_leaves_the_guest_running_and_right() {
 
 #[test]
 fn a_vm_that_quits_in_mid_scan_ends_the_run_with_what_was_seen() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     for options in ["", "--writes"] {
         let mut subject = ground.boot("scan-quits", "workload=uniform mib=32");
         let all = format!("--backend scan --budget 20% --period 1s {options}");
@@ -343,7 +353,9 @@ fn options_of_the_other_backend_are_refused() {
 
 #[test]
 fn what_cannot_be_made_absent_is_refused() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let workload = "workload=uniform mib=32 write_ratio=0.5";
     let config = GuestConfig {
         extra_arguments: ["-overcommit", "mem-lock=on"].map(str::to_owned).to_vec(),
@@ -420,7 +432,9 @@ impl Drop for SecondMapper {
 
 #[test]
 fn ram_that_a_second_process_has_mapped_is_refused() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = shared_ground() else {
+        return;
+    };
     let mut subject = ground.boot("scan-mapped", "workload=uniform mib=32 write_ratio=0.5");
     let Some(mapper) = SecondMapper::of(subject.vm.pid) else {
         return;

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::MutexGuard;
 
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
@@ -49,7 +48,7 @@ pub struct Machine {
 /// A place where guests are emulated, for one test at a time: guests share its CPUs.
 pub struct Ground {
     image: GuestImage,
-    _turn: MutexGuard<'static, ()>,
+    _turn: host::Turn,
 }
 
 /// Waits for this test's turn; `None` after saying why there is none here.
@@ -57,7 +56,7 @@ pub fn ground() -> Option<Ground> {
     if !guests_wanted() {
         return None;
     }
-    let turn = host::turn();
+    let turn = host::shared_turn();
     match GuestImage::locate() {
         Ok(image) => Some(Ground { image, _turn: turn }),
         Err(error) => {
