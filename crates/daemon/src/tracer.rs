@@ -522,6 +522,7 @@ mod tests {
             touches: None,
             scans: None,
             scan_interval_seconds: None,
+            samples: None,
             write_traps: 0,
             write_touches: None,
             stray_traps: 0,

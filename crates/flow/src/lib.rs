@@ -24,7 +24,9 @@ mod working_set;
 pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
 pub use first_touch::{FirstTouch, FirstTouches};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
-pub use period::{Period, PeriodLosses, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod};
+pub use period::{
+    Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod,
+};
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;
 pub use vm::{Accelerator, RamBacking, RamMapping, VmId};

@@ -24,16 +24,26 @@ pub enum TraceMethod {
     /// Random pages are unmapped once a period and checked at its end.
     #[cfg_attr(feature = "serde", serde(rename = "sample"))]
     SampledPages,
+    /// Random pages are made inaccessible one after another, each until its next access, which traps.
+    #[cfg_attr(feature = "serde", serde(rename = "first-touch"))]
+    FirstTouches,
 }
 
 impl TraceMethod {
     /// All methods.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Traps,
         Self::AccessedPageScans,
         Self::WriteScans,
         Self::SampledPages,
+        Self::FirstTouches,
     ];
+
+    /// Whether accesses trap, so that they are counted in [`TrapCounts`]; otherwise scans find them.
+    #[must_use]
+    pub const fn traps(self) -> bool {
+        matches!(self, Self::Traps | Self::FirstTouches)
+    }
 
     /// The name in configuration, options and JSON.
     #[must_use]
@@ -43,6 +53,7 @@ impl TraceMethod {
             Self::AccessedPageScans => "scan",
             Self::WriteScans => "write-scan",
             Self::SampledPages => "sample",
+            Self::FirstTouches => "first-touch",
         }
     }
 }
@@ -55,7 +66,7 @@ impl fmt::Display for TraceMethod {
 
 /// A name that no tracing method has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a tracing method: trap, scan, write-scan or sample")]
+#[error("'{0}' is not a tracing method: trap, scan, write-scan, sample or first-touch")]
 pub struct UnknownTraceMethod(pub String);
 
 impl FromStr for TraceMethod {
@@ -68,7 +79,7 @@ impl FromStr for TraceMethod {
     }
 }
 
-/// Traps of a period; zero unless the method is [`TraceMethod::Traps`].
+/// Traps of a period; zero unless accesses trap ([`TraceMethod::traps`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrapCounts {
     /// Traps that recorded a reference.
@@ -77,11 +88,33 @@ pub struct TrapCounts {
     pub writes: u64,
     /// Traps that recorded nothing: a second vCPU at the same page, or a page no longer tracked.
     pub strays: u64,
-    /// Capacity of the hot set in sampled pages.
+    /// Capacity of the hot set in sampled pages; 0 where there is none.
     pub hot_set_pages: u32,
 }
 
-/// Scans of a period; zero for [`TraceMethod::Traps`].
+/// Samples of a period; zero unless the method is [`TraceMethod::FirstTouches`].
+///
+/// A page that is drawn while it is inaccessible already is one more sample.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SampleCounts {
+    /// Pages drawn from the whole RAM.
+    pub drawn: u64,
+    /// Those of them without contents: never touched, taken by a balloon or reported as free.
+    pub empty: u64,
+    /// Samples that began.
+    pub begun: u64,
+    /// Samples that ended with the first touch of their page.
+    pub touched: u64,
+    /// Samples that were ended untouched: at their maximum age, or because traps were over the budget.
+    pub withdrawn: u64,
+    /// Samples whose page lost its contents, so that its next touch could not trap.
+    pub vanished: u64,
+    /// Samples whose page is still untouched at the end of the period.
+    pub waiting: u64,
+}
+
+/// Scans of a period; zero if accesses trap ([`TraceMethod::traps`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScanCounts {
     /// Scans completed.
@@ -129,21 +162,26 @@ pub struct Period {
     pub length: Duration,
     /// The part of the period in which pages were tracked.
     pub window: Duration,
-    /// One page in `scale` was tracked; each tracked page represents that many.
+    /// One page in `scale` was tracked; each tracked page represents that many. For first touches, a sample represents
+    /// that many pages with contents.
     pub scale: u32,
     /// Pages of the VM that have contents.
     pub populated_pages: u64,
+    /// For first touches, samples that waited in this period.
     pub tracked_pages: u64,
     /// Tracked pages referenced at least once.
     pub distinct_pages: u64,
     pub traps: TrapCounts,
     /// Scans and the touches that they found.
     pub scans: ScanCounts,
+    /// Samples of first touches.
+    pub samples: SampleCounts,
     /// Pages made inaccessible, at the start and again later.
     pub rearmed_pages: u64,
     /// Time that the VM spent in faults: traps with their context switches (\[AET\] §4.3, phase 1), or minor faults.
     pub fault_time: Duration,
-    /// CPU time spent making pages inaccessible and accessible, and scanning (phase 2).
+    /// CPU time spent making pages inaccessible and accessible, and scanning (phase 2). For first touches, also choosing
+    /// pages and estimating.
     pub arm_time: Duration,
     /// Time spent finding the VM's populated pages (phase 3).
     pub collect_time: Duration,
@@ -158,18 +196,19 @@ impl Period {
     /// References recorded: traps taken, or touches found by scans.
     #[must_use]
     pub fn references(&self) -> u64 {
-        match self.method {
-            TraceMethod::Traps => self.traps.taken,
-            _ => self.scans.touches,
+        if self.method.traps() {
+            self.traps.taken
+        } else {
+            self.scans.touches
         }
     }
 
     /// Minimum resolvable size in pages of the VM: a curve contains no information about smaller memories, which the
-    /// hot set, or the pages touched between two scans, would fill.
+    /// hot set, or the pages touched between two scans, would fill. 0 for first touches, which have no such size.
     #[must_use]
     pub fn resolution_pages(&self) -> u64 {
         let sampled = match self.method {
-            TraceMethod::Traps => self.traps.hot_set_pages,
+            TraceMethod::Traps | TraceMethod::FirstTouches => self.traps.hot_set_pages,
             _ => self.scans.resolution_pages,
         };
         u64::from(sampled) * u64::from(self.scale)

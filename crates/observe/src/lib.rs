@@ -217,6 +217,7 @@ impl Observer {
         let chosen = match self.yields {
             Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
             Yield::Scans => Some(live::SCANS),
+            Yield::FirstTouches => Some(live::FIRST_TOUCH),
             Yield::Sample => None,
         };
         let compared =
@@ -262,6 +263,7 @@ impl Observer {
             let input = match seen {
                 Observation::References(batch) => LiveInput::References(batch.pages()),
                 Observation::Scan(scan) => LiveInput::Scan(scan.touched.pages()),
+                Observation::FirstTouches { samples, .. } => LiveInput::FirstTouches(*samples),
             };
             if let Some(estimator) = estimator {
                 estimator.observe(&input);
@@ -411,6 +413,13 @@ fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<Wor
             (set.size, bound)
         }
         (TraceMethod::AccessedPageScans, None) => return None,
+        // A curve begins at the smallest size that its touches resolve.
+        (TraceMethod::FirstTouches, Some(set)) => {
+            let first = curve.and_then(|curve| curve.points().first());
+            let is_resolved = first.is_some_and(|first| first.size < set.size);
+            (set.size, if is_resolved { set.bound } else { AtMost })
+        }
+        (TraceMethod::FirstTouches, None) => return None,
         // Pages that are only read need memory too.
         (TraceMethod::WriteScans, set) => (set.map_or(touched, |set| set.size), AtLeast),
         (TraceMethod::SampledPages, _) => {

@@ -1,6 +1,8 @@
 //! Observers with a backend that replays prepared data.
 
-use plimsoll_flow::{AccessKind, PageNumber, PeriodLosses, ReferenceBatch, ScanCounts, TrapCounts};
+use plimsoll_flow::{
+    AccessKind, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TrapCounts,
+};
 use plimsoll_trap::{Observation, Refusal, Scan, Sink, TouchCost, Toucher};
 
 use super::*;
@@ -67,6 +69,7 @@ impl Backend for Replay {
             } else {
                 scans
             },
+            samples: SampleCounts::default(),
             rearmed_pages: 0,
             fault_time: Duration::ZERO,
             arm_time: Duration::ZERO,

@@ -3,7 +3,7 @@
 //! `attach` writes [`TracerLine`]s and the daemon reads them. A field that is missing, renamed or in another unit is
 //! therefore an error of the reader, never a zero.
 
-use plimsoll_flow::{TraceMethod, WorkingSetBound};
+use plimsoll_flow::{SampleCounts, TraceMethod, WorkingSetBound};
 use serde::{Deserialize, Serialize};
 
 use crate::curve_json::{CurveJson, SCHEMA};
@@ -68,6 +68,9 @@ pub struct PeriodLine {
     /// With scans: CPU time of the VM from one scan to the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan_interval_seconds: Option<f64>,
+    /// With first touches: samples by what became of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<SampleCounts>,
     /// Traps that were writes; 0 with scans.
     pub write_traps: u64,
     /// With scans: touches that were writes.

@@ -157,6 +157,8 @@ pub enum CurveSource {
     Trap,
     /// Accessed-page scans of its RAM, which have no order within a scan.
     Scan,
+    /// First touches of sampled pages of its RAM.
+    FirstTouch,
     /// The cache under its disk and the ghost list behind it.
     Disk,
 }
@@ -168,6 +170,7 @@ impl CurveSource {
         match self {
             Self::Trap => "traps on its RAM",
             Self::Scan => "accessed-page scans of its RAM",
+            Self::FirstTouch => "first touches of sampled pages of its RAM",
             Self::Disk => "its disk's cache and the ghost list behind it",
         }
     }
@@ -177,6 +180,7 @@ impl From<TraceMethod> for CurveSource {
     fn from(method: TraceMethod) -> Self {
         match method {
             TraceMethod::Traps => Self::Trap,
+            TraceMethod::FirstTouches => Self::FirstTouch,
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
             | TraceMethod::SampledPages => Self::Scan,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_flow::{PageNumber, Period, ReferenceBatch, TraceMethod};
+use plimsoll_flow::{FirstTouches, PageNumber, Period, ReferenceBatch, TraceMethod};
 
 use crate::config::TraceConfig;
 use crate::error::TrapError;
@@ -51,6 +51,13 @@ pub enum Observation<'a> {
     References(&'a ReferenceBatch),
     /// The pages touched between two scans, whose order is unknown.
     Scan(Scan<'a>),
+    /// Samples that ended in the period or still wait for the first touch of their page.
+    FirstTouches {
+        /// The samples.
+        samples: FirstTouches<'a>,
+        /// The references that ended samples.
+        touched: &'a ReferenceBatch,
+    },
 }
 
 impl<'a> Observation<'a> {
@@ -60,6 +67,7 @@ impl<'a> Observation<'a> {
         match self {
             Self::References(batch) => batch,
             Self::Scan(scan) => scan.touched,
+            Self::FirstTouches { touched, .. } => touched,
         }
     }
 
@@ -93,6 +101,8 @@ pub enum Yield {
     References,
     /// Scans of the same pages again and again.
     Scans,
+    /// Times from a random time to the next touch of a random page.
+    FirstTouches,
     /// One check of each page, from which no curve can be made.
     Sample,
 }

@@ -6,6 +6,7 @@
 //! | `scan` | which sampled pages were mapped again between two scans | `scans` |
 //! | `write-scan` | which pages were written between two scans | `write_scan` |
 //! | `sample` | which of a few random pages were touched in a period | `sampled_pages` |
+//! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
 //!
 //! Each is an implementation of [`Backend`], attached by its [`BackendRow`] to an unmodified QEMU.
 //! Nothing is left in the VM's process: detaching, or the death of the tracer, gives the RAM back to the kernel.
@@ -26,6 +27,7 @@ mod backend;
 mod barrier;
 mod config;
 mod error;
+mod first_touch;
 mod hot_set;
 mod inject;
 mod placement;
@@ -54,6 +56,7 @@ pub use assess::{Assessment, assess};
 pub use backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
 pub use config::TraceConfig;
 pub use error::TrapError;
+pub use first_touch::{ComputedSampler, ComputedVm, PageClass};
 pub use inject::assess_injection;
 pub use placement::HandlerCpu;
 pub use rate::{RateRule, SCALE_MAX};

@@ -256,9 +256,7 @@ impl<B: PageBarrier> Session<B> {
     /// Calls `visit` for each run of populated pages, in ascending order. Fails if the VM may swap by now.
     pub fn collect(&mut self, visit: impl FnMut(PageRange)) -> Result<Population, TrapError> {
         let start = Instant::now();
-        if let Some(swap) = &self.swap {
-            swap.check().map_err(TrapError::Interrupted)?;
-        }
+        self.check_swap()?;
         let runs = self.populated.runs();
         let runs = runs.map_err(self.process.failed("finding populated pages"))?;
         let pages = runs.iter().map(|run| run.end - run.start).sum();
@@ -269,6 +267,24 @@ impl<B: PageBarrier> Session<B> {
             new_pages: before.map_or(0, |before| pages - before.min(pages)),
             time: start.elapsed(),
         })
+    }
+
+    /// Fails if the VM may swap by now.
+    pub fn check_swap(&self) -> Result<(), TrapError> {
+        let checked = self.swap.as_ref().map_or(Ok(()), SwapWatch::check);
+        checked.map_err(TrapError::Interrupted)
+    }
+
+    /// Pages that have contents, without a list of them.
+    pub fn populated_pages(&self) -> Result<u64, TrapError> {
+        let pages = self.populated.pages();
+        pages.map_err(self.process.failed("counting populated pages"))
+    }
+
+    /// Whether a page has contents.
+    pub fn is_populated(&self, page: u64) -> Result<bool, TrapError> {
+        let is_populated = self.populated.has(page);
+        is_populated.map_err(self.process.failed("finding a populated page"))
     }
 
     /// Makes the pages of `runs` inaccessible; those in use by the kernel at that time stay accessible. Fails, before

@@ -1,5 +1,6 @@
 //! The location of a VM's pages: page numbers to addresses and back, populated pages, presence.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
@@ -12,6 +13,9 @@ use crate::sys::{AddressRange, usize_of};
 
 /// Bytes in a page as this crate traps them; x86-64 has no smaller one.
 pub const PAGE_BYTES: u64 = 4096;
+
+/// Bytes in a block, in which a file system counts what a file takes.
+const BLOCK_BYTES: u64 = 512;
 
 /// Consecutive pages, the end excluded.
 pub type PageRange = Range<u64>;
@@ -155,6 +159,35 @@ impl PopulatedPages {
         Ok(&self.runs)
     }
 
+    /// Number of populated pages: the blocks of the files, of which a file that holds more than RAM may have more.
+    pub fn pages(&self) -> io::Result<u64> {
+        let mut files = BTreeMap::new();
+        let mut ram_pages = 0;
+        for (pages, _, file) in &self.files {
+            let metadata = file.metadata()?;
+            files.insert((metadata.dev(), metadata.ino()), metadata.blocks());
+            ram_pages += pages.end - pages.start;
+        }
+        let blocks: u64 = files.into_values().sum();
+        Ok((blocks / (PAGE_BYTES / BLOCK_BYTES)).min(ram_pages))
+    }
+
+    /// Whether a page is populated: takes the same time for every size of the RAM.
+    pub fn has(&self, page: u64) -> io::Result<bool> {
+        use rustix::fs::{SeekFrom, seek};
+        let mut files = self.files.iter();
+        let Some((pages, offset_bytes, file)) = files.find(|(pages, ..)| pages.contains(&page))
+        else {
+            return Ok(false);
+        };
+        let at = offset_bytes + (page - pages.start) * PAGE_BYTES;
+        match seek(file.as_fd(), SeekFrom::Data(at)) {
+            Ok(data) => Ok(data < at + PAGE_BYTES),
+            Err(rustix::io::Errno::NXIO) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn list(&self) -> io::Result<Vec<PageRange>> {
         use rustix::fs::{SeekFrom, seek};
         let mut runs = Vec::new();
@@ -280,9 +313,14 @@ mod tests {
             file.write_all_at(&[1], page * PAGE_BYTES).unwrap();
         }
         assert_eq!(populated.runs().unwrap(), [1..3, 6..7]);
+        assert_eq!(populated.pages().unwrap(), 3);
+        let has = (0..8).filter(|&page| populated.has(page).unwrap());
+        assert_eq!(has.collect::<Vec<_>>(), [1, 2, 6]);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&file, punch, PAGE_BYTES, PAGE_BYTES).unwrap();
         assert_eq!(populated.runs().unwrap(), [2..3, 6..7]);
+        assert_eq!(populated.pages().unwrap(), 2);
+        assert!(!populated.has(1).unwrap() && populated.has(2).unwrap());
     }
 
     #[test]

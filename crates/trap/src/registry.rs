@@ -6,7 +6,7 @@
 use plimsoll_flow::TraceMethod;
 
 use crate::backend::BackendRow;
-use crate::{sampled_pages, scans, traps, write_scan};
+use crate::{first_touch, sampled_pages, scans, traps, write_scan};
 
 /// Every backend; the first is the default.
 pub const BACKENDS: &[&BackendRow] = &[
@@ -14,6 +14,7 @@ pub const BACKENDS: &[&BackendRow] = &[
     &scans::ROW,
     &write_scan::ROW,
     &sampled_pages::ROW,
+    &first_touch::ROW,
 ];
 
 impl BackendRow {

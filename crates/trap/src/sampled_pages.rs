@@ -14,8 +14,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
-    TrapCounts,
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
+    TraceMethod, TrapCounts,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -163,6 +163,7 @@ impl Backend for PageSampler {
                 writes: 0,
                 resolution_pages: u32::try_from(touched).unwrap_or(u32::MAX),
             },
+            samples: SampleCounts::default(),
             rearmed_pages: drawn,
             fault_time,
             arm_time,

@@ -176,6 +176,15 @@ fn report(text: &str) {
     }
 }
 
+/// Gives the calling thread a higher priority than that of ordinary processes.
+///
+/// # Errors
+///
+/// `EACCES` without CAP_SYS_NICE.
+pub fn raise_priority() -> io::Result<()> {
+    Ok(rustix::process::setpriority_process(None, NICE)?)
+}
+
 /// Makes the calling thread and the memory of its process ready at any time, because a VM waits for it: a higher
 /// priority than that of ordinary processes, and no page that is in use, now or later, is reclaimed.
 ///
@@ -184,7 +193,7 @@ fn report(text: &str) {
 /// `EACCES` without CAP_SYS_NICE; `EPERM` where `RLIMIT_MEMLOCK` bounds what may be locked and CAP_IPC_LOCK is missing,
 /// and the system call's; what was not refused is done.
 pub fn stay_ready() -> io::Result<()> {
-    let raised = rustix::process::setpriority_process(None, NICE);
+    let raised = raise_priority();
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_pass = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
@@ -201,7 +210,7 @@ pub fn stay_ready() -> io::Result<()> {
     }
     // Only pages in use: address space that was merely reserved stays so.
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
-    Ok(raised?)
+    raised
 }
 
 #[cfg(test)]

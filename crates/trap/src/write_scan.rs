@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
-    TrapCounts,
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
+    TraceMethod, TrapCounts,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -194,6 +194,7 @@ impl Backend for WriteScanner {
                 resolution_pages: u32::try_from(scans.touches.div_ceil(count)).unwrap_or(u32::MAX),
                 ..scans
             },
+            samples: SampleCounts::default(),
             rearmed_pages,
             fault_time,
             arm_time,

@@ -7,6 +7,7 @@
 
 mod bands;
 mod child;
+mod computed;
 mod disk;
 mod estimators;
 mod hcache;
@@ -55,6 +56,8 @@ enum Part {
     Bands(bands::Args),
     /// What a trap costs
     Trap,
+    /// First touches of computed VMs of up to 1 TiB
+    Computed,
     /// Memory divided among VMs: time, and distance from the optimum
     Policy,
     /// A turn of the daemon over many VMs
@@ -92,6 +95,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
+        Some(Part::Computed) => computed::run(&mut out),
         Some(Part::Policy) => policy::run(&cli, &mut out),
         Some(Part::Turns) => turns::run(&mut out),
         Some(Part::Pagelog(args)) => pagelog::run(&cli, args, &mut out),

@@ -68,7 +68,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let (method, config) = args.tracing.watch()?;
     if method != TraceMethod::Traps && (args.estimator.is_some() || args.compare) {
-        bail_usage!("--estimator and --compare go with --backend trap: scans have no order");
+        bail_usage!(
+            "--estimator and --compare go with --backend trap: the others observe no order"
+        );
     }
     let format = args.output.format();
     if (args.curve || args.heatmap.is_some()) && format != Format::Json {

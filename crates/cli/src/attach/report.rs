@@ -126,7 +126,13 @@ impl Report<'_> {
                     (Toucher::Thread, _) => "",
                 };
                 let (period, budget) = (&tracing.period, &tracing.budget);
-                let (touches, more) = if tracing.backend != TraceMethod::Traps {
+                let (touches, more) = if tracing.backend == TraceMethod::FirstTouches {
+                    writeln!(
+                        rows,
+                        "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
+                    )?;
+                    ("traps/s", "  waiting")
+                } else if tracing.backend != TraceMethod::Traps {
                     writeln!(
                         rows,
                         "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
@@ -171,9 +177,10 @@ impl Report<'_> {
             }
             Format::Csv => {
                 let set = period.working_set;
-                let touches = match report.method {
-                    TraceMethod::Traps => String::new(),
-                    _ => report.scans.touches.to_string(),
+                let touches = if report.method.traps() {
+                    String::new()
+                } else {
+                    report.scans.touches.to_string()
                 };
                 writeln!(
                     rows,
@@ -190,6 +197,9 @@ impl Report<'_> {
             }
             Format::Table | Format::Svg | Format::Png => {
                 let more = match (period.distance, report.method) {
+                    (_, TraceMethod::FirstTouches) => {
+                        format!("  {:>7}", grouped(report.samples.waiting as f64))
+                    }
                     (_, method) if method != TraceMethod::Traps => {
                         format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
@@ -220,7 +230,7 @@ impl Report<'_> {
     fn period_line(&self, period: &ObservedPeriod) -> PeriodLine {
         let report = &period.period;
         let is_trap = report.method == TraceMethod::Traps;
-        let scans = (!is_trap).then_some(report.scans);
+        let scans = (!report.method.traps()).then_some(report.scans);
         PeriodLine {
             schema: SCHEMA,
             vm: self.vm.id.0.clone(),
@@ -247,6 +257,7 @@ impl Report<'_> {
             tracked_pages: report.tracked_pages,
             distinct_pages: report.distinct_pages,
             traps: report.traps.taken,
+            samples: (report.method == TraceMethod::FirstTouches).then_some(report.samples),
             write_traps: report.traps.writes,
             stray_traps: report.traps.strays,
             rearmed_pages: report.rearmed_pages,
@@ -285,7 +296,7 @@ impl Report<'_> {
                     method,
                     periods: self.totals.periods,
                     traps: self.totals.traps,
-                    touches: (method != TraceMethod::Traps).then_some(self.totals.touches),
+                    touches: (!method.traps()).then_some(self.totals.touches),
                     overhead_ratio: self.totals.overhead_ratio(),
                     lost: self.totals.lost,
                     curve: chosen.map(|curve| self.curve_json(curve)),
@@ -322,7 +333,11 @@ impl Report<'_> {
     /// The stages' cost, \[AET\] §4.3.
     fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
         let totals = &self.totals;
-        let (seen, touches, again, looking) = if self.args.tracing.backend != TraceMethod::Traps {
+        let backend = self.args.tracing.backend;
+        let (seen, touches, again, looking) = if backend == TraceMethod::FirstTouches {
+            let seen = format!("{} traps", grouped(totals.traps as f64));
+            (seen, "traps", "armed", "choosing, arming and estimating")
+        } else if backend != TraceMethod::Traps {
             let scans = grouped(totals.scans as f64);
             let seen = format!("{scans} scans, {} touches", grouped(totals.touches as f64));
             (seen, "faults", "unmapped", "scanning")
@@ -398,6 +413,7 @@ impl Report<'_> {
     fn what_is_counted(&self) -> &'static str {
         match self.args.tracing.backend {
             TraceMethod::Traps => "references past the hot set",
+            TraceMethod::FirstTouches => "first touches of sampled pages",
             _ => "touches found by scans",
         }
     }
@@ -417,7 +433,12 @@ impl Report<'_> {
             ],
             None => vec![of_curve("", chosen)],
         };
-        let resolution = PageCount(self.totals.resolution_pages.unwrap_or_default());
+        // Without a hot set the curve begins where it is resolved.
+        let first = chosen.points().first().map_or(0, |point| point.size.0);
+        let resolution = PageCount(match self.args.tracing.backend {
+            TraceMethod::FirstTouches => first,
+            _ => self.totals.resolution_pages.unwrap_or_default(),
+        });
         let markers = chosen.size_for(WorkingSet::MISS_RATIO).map(|set| Marker {
             x: bytes(set) as f64,
             label: format!("working set {} (5 %)", size(set)),
@@ -438,6 +459,7 @@ impl Report<'_> {
                 to: bytes(resolution).min(until) as f64,
                 label: match self.args.tracing.backend {
                     TraceMethod::Traps => "below the hot set".to_owned(),
+                    TraceMethod::FirstTouches => "below the first touches".to_owned(),
                     _ => "below the scans' resolution".to_owned(),
                 },
             }],

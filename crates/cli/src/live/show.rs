@@ -204,7 +204,7 @@ fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);
     let (term, rate, meaning) = match trace.method {
-        TraceMethod::Traps => (
+        TraceMethod::Traps | TraceMethod::FirstTouches => (
             "traps",
             trace.traps_per_second,
             "traps per second in the last period",

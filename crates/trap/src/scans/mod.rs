@@ -37,8 +37,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
-    TrapCounts,
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
+    TraceMethod, TrapCounts,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -373,6 +373,7 @@ impl Backend for AccessedPageScanner {
                 writes: window.writes,
                 resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
             },
+            samples: SampleCounts::default(),
             rearmed_pages: window.dropped_pages,
             fault_time,
             arm_time,

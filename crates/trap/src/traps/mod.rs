@@ -28,7 +28,9 @@ mod tests;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod, TrapCounts};
+use plimsoll_flow::{
+    Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TraceMethod, TrapCounts,
+};
 
 use crate::account::TrapAccount;
 use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
@@ -236,6 +238,7 @@ impl<B: PageBarrier> Tracer<B> {
                 ..self.counts.traps
             },
             scans: ScanCounts::default(),
+            samples: SampleCounts::default(),
             rearmed_pages: self.counts.rearmed_pages,
             fault_time: self.counts.fault_time,
             arm_time: self.counts.arm_time,

@@ -2,7 +2,6 @@
 
 use std::io::Write;
 
-use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
@@ -47,7 +46,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 fn text(vms: &[VmSummary], host: &HostView) -> String {
     let by_scans = |vm: &VmSummary| {
         let trace = vm.trace.as_ref();
-        trace.is_some_and(|trace| trace.method != TraceMethod::Traps)
+        trace.is_some_and(|trace| !trace.method.traps())
     };
     let seen = match (vms.iter().any(by_scans), vms.iter().all(by_scans)) {
         (false, _) => "traps/s",

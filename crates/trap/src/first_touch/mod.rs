@@ -1,0 +1,348 @@
+//! First touches: random pages are made inaccessible, each until its next access, which traps and is its only one.
+//!
+//! ```text
+//!   draw ─> arm ──> waiting ──> first touch: traps, the page is accessible for good
+//!                         └───> withdrawn untouched: too old, or traps are over the budget
+//! ```
+//!
+//! Pages are drawn at the times of a Poisson stream whose rate spends the time budget (`pace`), from the whole RAM, so
+//! that a draw costs the same for every size; one without contents is counted and another is drawn. What is found is
+//! the time from a random time to the next touch of a random page, for ever new pages (`sampler`): one trap a sample,
+//! whatever the VM's size and speed.
+//!
+//! Pages are armed all the time, not only in a window. So a thread of its own draws and serves, from attaching to
+//! detaching, and nothing that happens between two periods or in an estimator keeps an access waiting. It never waits
+//! for other threads: reports leave it by a channel, requests reach it as flags. The watchdog guards it all the time.
+//!
+//! A page without contents has no minor fault, and gets its contents without a trap. So pages that lose theirs while
+//! they wait (a balloon, free page reporting, unplugged memory) are found by a check of each waiting page once a minute
+//! and end untouched at the check before.
+//!
+//! Not here: curves (crate `plimsoll-estimator`).
+
+mod computed;
+mod pace;
+mod sampler;
+#[cfg(test)]
+mod tests;
+mod vm;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::{FirstTouches, Period, ScanCounts, TraceMethod};
+
+use crate::account::TrapAccount;
+use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
+use crate::barrier::PageBarrier;
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::placement::HandlerCpu;
+use crate::process::{Session, cpu_time};
+use crate::rate::RateRule;
+use crate::requirement::Requirement::{
+    Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
+};
+use crate::target::TraceTarget;
+use crate::trial::{TouchCost, Toucher, measure_for, measure_trap_cost};
+use crate::uffd::UserfaultPurpose;
+use crate::watchdog::{self, Watchdog};
+
+pub use computed::{ComputedSampler, ComputedVm, PageClass};
+use pace::Pace;
+use sampler::{Report, SampledVm as _, Sampler};
+use vm::TrappedVm;
+
+/// Longest wait without checking the stop flag.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The backend `first-touch`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::FirstTouches,
+    sees: "First touches: the time from a random time to the next touch of a random page, for VMs of any size and speed",
+    needs: "userfaultfd minor faults (Linux 6.1); shared RAM, neither locked nor swappable",
+    costs: "one trap and one arming per sampled page, 30 to 100 µs of the VM's time, within the time budget",
+    loses: "the order of accesses, pages without contents",
+    yields: Yield::FirstTouches,
+    sees_reads: true,
+    options: &[],
+    rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |_| {
+        &[
+            SharedRam,
+            Unlocked,
+            NoSwap,
+            PageAccess,
+            NoUserfault,
+            Injection,
+        ]
+    },
+    trial: || measure_trap_cost(HandlerCpu::Any, Toucher::Thread).map(|cost| cost.whole),
+    attach: |target, config| Ok(Box::new(FirstTouchSampler::attach(target, config)?)),
+};
+
+/// Requests to the thread that serves.
+#[derive(Debug, Default)]
+struct Requests {
+    report: AtomicBool,
+    end: AtomicBool,
+    /// CPU time that others spent for this backend, in nanoseconds.
+    charged_ns: AtomicU64,
+}
+
+/// A period as the thread that serves reports it.
+#[derive(Debug)]
+struct ServedPeriod {
+    report: Report,
+    fault_time: Duration,
+    arm_time: Duration,
+    trap_cost: Duration,
+}
+
+/// A VM whose first touches are observed. Dropped, it removes its traps.
+#[derive(Debug)]
+struct FirstTouchSampler {
+    pid: u32,
+    vcpus: usize,
+    ram_pages: u64,
+    length: Duration,
+    cost: TouchCost,
+    requests: Arc<Requests>,
+    reports: Receiver<ServedPeriod>,
+    /// `None` once it has ended.
+    server: Option<JoinHandle<Result<(), TrapError>>>,
+    /// CPU time of the thread that runs periods, at the end of the last one.
+    cpu_time: Option<Duration>,
+    periods: u64,
+}
+
+impl FirstTouchSampler {
+    fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let mut session = Session::open(target, config)?;
+        let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
+        let mut toucher = Toucher::Thread;
+        let account = TrapAccount::begin(target.pid, &target.vcpu_threads, || {
+            let (cost, measured_on) = measure_for(target.pid, measure)?;
+            toucher = measured_on;
+            Ok(cost)
+        })?;
+        let watchdog = Watchdog::start(target.pid);
+        session.process.watchdog =
+            Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
+        let userfault =
+            session
+                .process
+                .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
+        let cost = TouchCost {
+            time: account.trap_cost(),
+            toucher,
+        };
+        let open = move || TrappedVm::new(session, userfault, account);
+        Self::start(target, config, cost, open)
+    }
+
+    /// Starts the thread that serves the VM that `open` returns.
+    fn start<B: PageBarrier + std::fmt::Debug + Send + 'static>(
+        target: &TraceTarget,
+        config: &TraceConfig,
+        cost: TouchCost,
+        open: impl FnOnce() -> TrappedVm<B> + Send + 'static,
+    ) -> Result<Self, TrapError> {
+        let (requests, (sender, reports)) = (Arc::<Requests>::default(), mpsc::channel());
+        let layout = target.layout();
+        let (vcpus, ram_pages) = (target.vcpus(), layout.pages());
+        let per_second = config.budget.map(|budget| budget * vcpus as f64);
+        let fixed = (config.rate_rule == RateRule::Fixed)
+            .then(|| ram_pages as f64 / f64::from(config.scale) / config.period.as_secs_f64());
+        let (seed, requested) = (config.seed, Arc::clone(&requests));
+        let serve = move || {
+            // A VM waits for this thread.
+            let _ = watchdog::raise_priority();
+            let vm = open();
+            let pace = Pace::new(per_second, fixed, vm.trap_cost(), seed, vm.now());
+            serve(Sampler::new(vm, pace, seed), &requested, &sender)
+        };
+        let server = thread::Builder::new().name("first-touch".to_owned());
+        let server = server.spawn(serve).map_err(|source| TrapError::Call {
+            pid: target.pid,
+            call: "starting a thread",
+            source,
+        })?;
+        Ok(Self {
+            pid: target.pid,
+            vcpus,
+            ram_pages,
+            length: config.period,
+            cost,
+            requests,
+            reports,
+            server: Some(server),
+            cpu_time: None,
+            periods: 0,
+        })
+    }
+
+    /// Waits until `end` or `stop`, and then for the report.
+    fn wait(&mut self, stop: &AtomicBool, end: Instant) -> Result<ServedPeriod, TrapError> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || stop.load(Ordering::Relaxed) {
+                self.requests.report.store(true, Ordering::Release);
+            }
+            match self
+                .reports
+                .recv_timeout(left.min(PATIENCE).max(Duration::from_millis(1)))
+            {
+                Ok(served) => return Ok(served),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.end()?;
+                    return Err(TrapError::VmGone { pid: self.pid });
+                }
+            }
+        }
+    }
+
+    /// Ends the thread that serves; returns its error.
+    fn end(&mut self) -> Result<(), TrapError> {
+        self.requests.end.store(true, Ordering::Release);
+        let Some(server) = self.server.take() else {
+            return Ok(());
+        };
+        server.join().unwrap_or_else(|_| {
+            Err(TrapError::Call {
+                pid: self.pid,
+                call: "sampling its pages",
+                source: io::Error::other("the thread that serves it panicked"),
+            })
+        })
+    }
+}
+
+/// Samples and serves until it is requested to end.
+fn serve<B: PageBarrier + std::fmt::Debug>(
+    mut sampler: Sampler<TrappedVm<B>>,
+    requests: &Requests,
+    reports: &Sender<ServedPeriod>,
+) -> Result<(), TrapError> {
+    sampler.vm.guard()?;
+    while !requests.end.load(Ordering::Acquire) {
+        if requests.report.swap(false, Ordering::AcqRel) {
+            // Without a receiver the end has been requested.
+            let _ = reports.send(report(&mut sampler)?);
+        }
+        let charged = requests.charged_ns.swap(0, Ordering::AcqRel);
+        match sampler.turn(Duration::from_nanos(charged)) {
+            Err(TrapError::VmGone { pid }) => {
+                // The observations stay valid; the next period reports that the VM is gone.
+                if let Ok(served) = report(&mut sampler) {
+                    let _ = reports.send(served);
+                }
+                return Err(TrapError::VmGone { pid });
+            }
+            other => other?,
+        }
+    }
+    sampler.vm.release()
+}
+
+fn report<B: PageBarrier + std::fmt::Debug>(
+    sampler: &mut Sampler<TrappedVm<B>>,
+) -> Result<ServedPeriod, TrapError> {
+    Ok(ServedPeriod {
+        report: sampler.report()?,
+        fault_time: sampler.vm.settle()?,
+        arm_time: std::mem::take(&mut sampler.vm.arm_time),
+        trap_cost: sampler.vm.trap_cost(),
+    })
+}
+
+/// Passes the samples of a period on.
+fn observe(report: &Report, sink: Sink<'_>) {
+    sink(&Observation::FirstTouches {
+        samples: FirstTouches {
+            ended: &report.ended,
+            waiting: &report.waiting,
+            now: report.now,
+            population_pages: report.populated_pages,
+        },
+        touched: &report.touched,
+    });
+}
+
+fn period_of(served: &ServedPeriod, index: u64, length: Duration, vcpus: usize) -> Period {
+    let report = &served.report;
+    let taken = served.fault_time + served.arm_time;
+    let tracked_pages = report.samples.waiting + report.ended.len() as u64;
+    let scale = report.populated_pages.div_ceil(tracked_pages.max(1)).max(1);
+    Period {
+        index,
+        method: TraceMethod::FirstTouches,
+        length,
+        window: length,
+        scale: u32::try_from(scale).unwrap_or(u32::MAX),
+        populated_pages: report.populated_pages,
+        tracked_pages,
+        distinct_pages: report.samples.touched,
+        traps: report.traps,
+        scans: ScanCounts::default(),
+        samples: report.samples,
+        rearmed_pages: report.armed_pages,
+        fault_time: served.fault_time,
+        arm_time: served.arm_time,
+        collect_time: Duration::ZERO,
+        overhead_ratio: taken.as_secs_f64() / (length.as_secs_f64() * vcpus as f64),
+        budget_exhausted: report.is_overdrawn,
+        losses: report.losses,
+    }
+}
+
+impl Backend for FirstTouchSampler {
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        let start = Instant::now();
+        // Since the last period this thread estimated.
+        let estimating = self
+            .cpu_time
+            .map_or(Duration::ZERO, |before| cpu_time().saturating_sub(before));
+        let charged_ns = u64::try_from(estimating.as_nanos()).unwrap_or(u64::MAX);
+        self.requests
+            .charged_ns
+            .fetch_add(charged_ns, Ordering::AcqRel);
+        let cpu = cpu_time();
+        let mut served = self.wait(stop, start + self.length)?;
+        served.arm_time += estimating;
+        self.cost.time = served.trap_cost;
+        observe(&served.report, sink);
+        let period = period_of(&served, self.periods, start.elapsed(), self.vcpus);
+        self.periods += 1;
+        self.cpu_time = Some(cpu);
+        Ok(period)
+    }
+
+    fn detach(mut self: Box<Self>) -> Result<(), TrapError> {
+        match self.end() {
+            // There is nothing left to restore.
+            Err(TrapError::VmGone { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn touch_cost(&self) -> TouchCost {
+        self.cost
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.ram_pages
+    }
+}
+
+impl Drop for FirstTouchSampler {
+    fn drop(&mut self) {
+        // An error has been reported by then, or the VM is restored all the same.
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,402 @@
+//! Which pages are drawn, and what becomes of them: the part of the backend that makes no call itself.
+//!
+//! A sample is a page and the time at which it was drawn. It ends with the first touch of the page afterwards, which
+//! traps; or untouched, when it is withdrawn ([`AGE_MAX`], [`WAITING_MAX`], traps over the budget) or its page loses its
+//! contents. A page that is drawn while an earlier sample of it waits is a sample of its own, which ends with the same
+//! touch and costs nothing: leaving it out would make pages that are seldom touched rarer among the samples.
+//!
+//! Cost: O(log samples) a draw and a touch; memory O(samples), whatever the size of the VM.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use plimsoll_flow::{
+    AccessKind, FirstTouch, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, TrapCounts,
+};
+
+use super::pace::{Dice, Pace};
+use crate::error::TrapError;
+use crate::sys::usize_of;
+
+/// Age at which a sample is withdrawn, and the number of waiting samples above which the oldest is.
+const AGE_MAX: Duration = Duration::from_secs(600);
+const WAITING_MAX: usize = 1 << 15;
+/// Number of ended samples at which no more are drawn, because nobody collects them.
+const ENDED_MAX: usize = 1 << 16;
+/// Pages armed, or disarmed, before accesses are served again, which wait meanwhile.
+const ARM_PAGES: usize = 8;
+const DISARM_PAGES: usize = 64;
+/// Pages drawn for a batch, most of which may be empty.
+const DRAWS_MAX: u64 = 1000;
+/// Time within which every waiting page is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Minimum number of armed pages from which to conclude that a VM's pages cannot be made inaccessible.
+const TRIED_MIN: u64 = 64;
+/// Parts of the RAM of which each has the same number of draws: the sum over them varies less than with free draws.
+const STRATA: u64 = 64;
+
+/// A VM as the sampler uses it: the calls to the kernel, or a computed VM.
+pub trait SampledVm: fmt::Debug {
+    /// Time since the start of the observation.
+    fn now(&self) -> Duration;
+
+    /// Pages of the VM's RAM.
+    fn pages(&self) -> u64;
+
+    /// Pages that have contents.
+    fn populated_pages(&mut self) -> Result<u64, TrapError>;
+
+    /// Whether a page has contents.
+    fn is_populated(&mut self, page: u64) -> Result<bool, TrapError>;
+
+    /// Makes pages inaccessible, so that the next access to each traps; returns those that stayed accessible.
+    fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError>;
+
+    /// Whether the next access to an armed page still traps.
+    fn is_armed(&mut self, page: u64) -> Result<bool, TrapError>;
+
+    /// Makes a page accessible again.
+    fn disarm(&mut self, page: u64) -> Result<(), TrapError>;
+
+    /// Waits for accesses that trap, until `until` or for a shorter time, and lets each go on at once.
+    fn serve(&mut self, until: Duration, traps: &mut Vec<Trap>) -> Result<(), TrapError>;
+
+    /// What was taken from the VM since the last call.
+    fn take_spent(&mut self) -> Duration;
+}
+
+/// An access that trapped.
+#[derive(Debug, Clone, Copy)]
+pub struct Trap {
+    /// `None` if it is not in the RAM.
+    pub page: Option<PageNumber>,
+    pub kind: AccessKind,
+    /// It happened after this time, and not after the other.
+    pub after: Duration,
+    pub by: Duration,
+}
+
+/// The samples and results since the last report.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub ended: Vec<FirstTouch>,
+    pub waiting: Vec<FirstTouch>,
+    pub touched: ReferenceBatch,
+    pub now: Duration,
+    pub populated_pages: u64,
+    pub samples: SampleCounts,
+    pub traps: TrapCounts,
+    pub losses: PeriodLosses,
+    /// Pages made inaccessible.
+    pub armed_pages: u64,
+    /// Whether samples were withdrawn because traps were over the budget.
+    pub is_overdrawn: bool,
+}
+
+/// Draws samples of a VM and follows them.
+#[derive(Debug)]
+pub struct Sampler<V> {
+    pub vm: V,
+    pace: Pace,
+    dice: Dice,
+    /// Strata in the order in which they are drawn from, and how many were since they were shuffled.
+    strata: Vec<u64>,
+    drawn: u64,
+    /// Waiting samples by page and time of arming, with the time at which the page was last found to be armed.
+    waiting: BTreeMap<(u64, Duration), Duration>,
+    /// Samples in the order in which they began; those that ended may be among them.
+    begun: VecDeque<(Duration, u64)>,
+    /// First page that is checked next, and how many of the waiting pages are due.
+    check_at: u64,
+    checks_due: f64,
+    traps: Vec<Trap>,
+    /// Samples begun since the pace was settled.
+    unsettled: u64,
+    settled: Duration,
+    /// Pages armed since the start.
+    tried: u64,
+    stayed: u64,
+    report: Report,
+    populated_before: Option<u64>,
+}
+
+impl<V: SampledVm> Sampler<V> {
+    pub fn new(vm: V, pace: Pace, seed: u64) -> Self {
+        let settled = vm.now();
+        Self {
+            vm,
+            pace,
+            dice: Dice::new(!seed),
+            strata: (0..STRATA).collect(),
+            drawn: 0,
+            waiting: BTreeMap::new(),
+            begun: VecDeque::new(),
+            check_at: 0,
+            checks_due: 0.0,
+            traps: Vec::new(),
+            unsettled: 0,
+            settled,
+            tried: 0,
+            stayed: 0,
+            report: Report::default(),
+            populated_before: None,
+        }
+    }
+
+    /// Serves accesses until the next batch of samples is due, and begins it. `charged` is CPU time that others have
+    /// spent for this backend since the last turn.
+    pub fn turn(&mut self, charged: Duration) -> Result<(), TrapError> {
+        let due = self.vm.now() + self.pace.tick();
+        while self.vm.now() < due {
+            self.serve(due)?;
+        }
+        let (now, spent) = (self.vm.now(), self.vm.take_spent() + charged);
+        let length = now.saturating_sub(std::mem::replace(&mut self.settled, now));
+        self.pace
+            .settle(now, spent, std::mem::take(&mut self.unsettled));
+        if self.pace.is_overdrawn() && !self.waiting.is_empty() {
+            self.report.is_overdrawn = true;
+            self.pace.skip();
+            return self.withdraw_all();
+        }
+        self.draw()?;
+        self.check(length)?;
+        self.withdraw_old()
+    }
+
+    /// Returns what happened since the last report, and the samples that wait.
+    pub fn report(&mut self) -> Result<Report, TrapError> {
+        let mut report = std::mem::take(&mut self.report);
+        let now = self.vm.now();
+        report.now = now;
+        report.populated_pages = self.vm.populated_pages()?;
+        let before = self.populated_before.replace(report.populated_pages);
+        report.losses.first_touches_unseen =
+            before.map_or(0, |before| report.populated_pages.saturating_sub(before));
+        report.samples.waiting = self.waiting.len() as u64;
+        let waiting = self.waiting.keys().map(|&(_, armed)| FirstTouch {
+            armed,
+            untouched_until: now,
+            touched_by: None,
+            pages: 1,
+        });
+        report.waiting = waiting.collect();
+        Ok(report)
+    }
+
+    /// Pages of the waiting samples.
+    pub fn waiting_pages(&self) -> impl Iterator<Item = u64> {
+        self.waiting.keys().map(|&(page, _)| page)
+    }
+
+    /// Bytes that waiting samples take, about.
+    pub fn waiting_bytes(&self) -> usize {
+        // Nodes of a B-tree are two thirds full.
+        self.waiting.len() * size_of::<((u64, Duration), Duration)>() * 3 / 2
+            + self.begun.capacity() * size_of::<(Duration, u64)>()
+    }
+
+    fn serve(&mut self, until: Duration) -> Result<(), TrapError> {
+        let mut traps = std::mem::take(&mut self.traps);
+        traps.clear();
+        let served = self.vm.serve(until, &mut traps);
+        for trap in &traps {
+            self.record(trap);
+        }
+        self.traps = traps;
+        served
+    }
+
+    fn record(&mut self, trap: &Trap) {
+        let samples = trap
+            .page
+            .map_or_else(Vec::new, |page| self.samples_of(page.0));
+        let (Some(page), false) = (trap.page, samples.is_empty()) else {
+            // A second vCPU at the same page, or a page that nobody armed.
+            self.report.traps.strays += 1;
+            return;
+        };
+        self.report.traps.taken += 1;
+        self.report.traps.writes += u64::from(trap.kind == AccessKind::Write);
+        self.report.touched.push(page, trap.kind);
+        for armed in samples {
+            self.waiting.remove(&(page.0, armed));
+            self.report.samples.touched += 1;
+            self.report.ended.push(FirstTouch {
+                armed,
+                untouched_until: trap.after.max(armed),
+                touched_by: Some(trap.by.max(armed)),
+                pages: 1,
+            });
+        }
+    }
+
+    /// Times at which the waiting samples of a page began.
+    fn samples_of(&self, page: u64) -> Vec<Duration> {
+        let all = (page, Duration::ZERO)..=(page, Duration::MAX);
+        self.waiting
+            .range(all)
+            .map(|(&(_, armed), _)| armed)
+            .collect()
+    }
+
+    /// Draws the pages that are due and begins a sample of each.
+    fn draw(&mut self) -> Result<(), TrapError> {
+        if self.report.ended.len() >= ENDED_MAX {
+            self.pace.skip();
+        }
+        let (mut pages, mut draws) = (Vec::new(), 0);
+        while self.pace.is_due() {
+            let found = loop {
+                if draws == DRAWS_MAX {
+                    self.pace.skip();
+                    break None;
+                }
+                draws += 1;
+                self.report.samples.drawn += 1;
+                let page = self.random_page();
+                if !self.samples_of(page).is_empty() || self.vm.is_populated(page)? {
+                    break Some(page);
+                }
+                self.report.samples.empty += 1;
+            };
+            pages.extend(found);
+        }
+        for pages in pages.chunks(ARM_PAGES) {
+            self.arm(pages)?;
+            self.serve(Duration::ZERO)?;
+        }
+        Ok(())
+    }
+
+    /// Any page of the RAM, with the same chance.
+    fn random_page(&mut self) -> u64 {
+        let turn = self.drawn % STRATA;
+        self.drawn += 1;
+        if turn == 0 {
+            for last in (1..STRATA).rev() {
+                let other = self.dice.below(last + 1);
+                self.strata.swap(usize_of(last), usize_of(other));
+            }
+        }
+        let pages = u128::from(self.vm.pages());
+        let stratum = u128::from(self.strata[usize_of(turn)]);
+        // A place in the stratum in units of 2^-64 of it, so that strata need not begin at pages.
+        let place = stratum << 64 | u128::from(self.dice.whole());
+        let page = (place >> 32) * pages / (u128::from(STRATA) << 32);
+        u64::try_from(page).expect("a number below that of the pages")
+    }
+
+    fn arm(&mut self, pages: &[u64]) -> Result<(), TrapError> {
+        let mut new: Vec<u64> = pages.to_vec();
+        new.retain(|&page| self.samples_of(page).is_empty());
+        new.sort_unstable();
+        new.dedup();
+        let stayed = if new.is_empty() {
+            Vec::new()
+        } else {
+            self.vm.arm(&new)?
+        };
+        self.tried += new.len() as u64;
+        self.stayed += stayed.len() as u64;
+        if self.tried >= TRIED_MIN && self.stayed * 2 > self.tried {
+            return Err(TrapError::StayedAccessible {
+                tried: self.tried,
+                accessible: self.stayed,
+            });
+        }
+        self.report.armed_pages += (new.len() - stayed.len()) as u64;
+        self.report.losses.stayed_accessible += stayed.len() as u64;
+        let now = self.vm.now();
+        for &page in pages.iter().filter(|page| !stayed.contains(page)) {
+            self.waiting.insert((page, now), now);
+            self.begun.push_back((now, page));
+            self.report.samples.begun += 1;
+            self.unsettled += 1;
+        }
+        Ok(())
+    }
+
+    /// Checks some of the waiting pages, all of them in [`CHECK_INTERVAL`]: a page that lost its contents gets new ones
+    /// at its next touch, without a trap.
+    fn check(&mut self, length: Duration) -> Result<(), TrapError> {
+        self.checks_due +=
+            self.waiting.len() as f64 * length.as_secs_f64() / CHECK_INTERVAL.as_secs_f64();
+        let mut checked = 0;
+        while self.checks_due >= 1.0 && checked < DISARM_PAGES {
+            self.checks_due -= 1.0;
+            checked += 1;
+            let mut later = self.waiting.range((self.check_at, Duration::ZERO)..);
+            let Some((&(page, _), _)) = later.next() else {
+                self.check_at = 0;
+                continue;
+            };
+            self.check_at = page + 1;
+            let is_armed = self.vm.is_armed(page)?;
+            let now = self.vm.now();
+            for armed in self.samples_of(page) {
+                if is_armed {
+                    self.waiting.insert((page, armed), now);
+                } else if let Some(found) = self.waiting.remove(&(page, armed)) {
+                    self.report.samples.vanished += 1;
+                    self.end_untouched(armed, found);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Withdraws samples that are too old or too many.
+    fn withdraw_old(&mut self) -> Result<(), TrapError> {
+        if self.begun.len() > self.waiting.len() * 2 + 1024 {
+            let waiting = &self.waiting;
+            self.begun
+                .retain(|&(armed, page)| waiting.contains_key(&(page, armed)));
+        }
+        for _ in 0..DISARM_PAGES {
+            let now = self.vm.now();
+            let Some(&(armed, page)) = self.begun.front() else {
+                break;
+            };
+            let is_old = now.saturating_sub(armed) > AGE_MAX;
+            if !is_old && self.waiting.len() <= WAITING_MAX {
+                break;
+            }
+            self.begun.pop_front();
+            if self.waiting.remove(&(page, armed)).is_some() {
+                self.report.samples.withdrawn += 1;
+                self.end_untouched(armed, now);
+                if self.samples_of(page).is_empty() {
+                    self.vm.disarm(page)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Withdraws all samples, so that nothing traps any more.
+    fn withdraw_all(&mut self) -> Result<(), TrapError> {
+        self.begun.clear();
+        loop {
+            for _ in 0..DISARM_PAGES {
+                let Some(((page, armed), _)) = self.waiting.pop_first() else {
+                    return Ok(());
+                };
+                self.report.samples.withdrawn += 1;
+                self.end_untouched(armed, self.vm.now());
+                self.vm.disarm(page)?;
+            }
+            self.serve(Duration::ZERO)?;
+        }
+    }
+
+    fn end_untouched(&mut self, armed: Duration, untouched_until: Duration) {
+        self.report.ended.push(FirstTouch {
+            armed,
+            untouched_until,
+            touched_by: None,
+            pages: 1,
+        });
+    }
+}

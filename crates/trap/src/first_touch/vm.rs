@@ -1,0 +1,230 @@
+//! The calls by which pages of a running VM are drawn, armed and served.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::AccessKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::sampler::{SampledVm, Trap};
+use crate::account::TrapAccount;
+use crate::barrier::{PageBarrier, RemotePageout};
+use crate::error::TrapError;
+use crate::process::{Session, cpu_time};
+use crate::ram::PAGE_BYTES;
+use crate::sys::AddressRange;
+use crate::uffd::{Fault, Userfault};
+use crate::watchdog::Watchdog;
+
+/// Longest wait without a heartbeat.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// A VM whose pages trap, as long as this exists. All calls must come from one thread.
+#[derive(Debug)]
+pub struct TrappedVm<B: PageBarrier = RemotePageout> {
+    // Closed first: the watchdog of the session guards until then.
+    userfault: Userfault,
+    session: Session<B>,
+    account: TrapAccount,
+    faults: Vec<Fault>,
+    /// Time at which no access waited.
+    quiet: Duration,
+    /// CPU time of this thread when it was accounted for last, and the part of it that served accesses since then.
+    cpu_time: Duration,
+    serving: Duration,
+    /// Cost of traps since it was taken last.
+    trapped: Duration,
+    /// What was spent on other things in this period.
+    pub arm_time: Duration,
+}
+
+impl<B: PageBarrier> TrappedVm<B> {
+    pub fn new(session: Session<B>, userfault: Userfault, account: TrapAccount) -> Self {
+        Self {
+            userfault,
+            session,
+            account,
+            faults: Vec::new(),
+            quiet: now(),
+            cpu_time: cpu_time(),
+            serving: Duration::ZERO,
+            trapped: Duration::ZERO,
+            arm_time: Duration::ZERO,
+        }
+    }
+
+    /// Starts to require heartbeats.
+    pub fn guard(&self) -> Result<(), TrapError> {
+        let watchdog = self.session.process.watchdog.as_ref();
+        let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
+        guarded.map_err(self.session.process.failed("waking the watchdog"))
+    }
+
+    /// Ends a period: returns the cost of its traps. Fails if the VM may swap by now.
+    pub fn settle(&mut self) -> Result<Duration, TrapError> {
+        self.session.check_swap()?;
+        Ok(self.account.settle())
+    }
+
+    /// The cost of a trap to the VM, as far as it is known.
+    pub fn trap_cost(&self) -> Duration {
+        self.account.trap_cost()
+    }
+
+    /// Gives the RAM back to the kernel.
+    pub fn release(&self) -> Result<(), TrapError> {
+        self.session.process.unregister(&self.userfault)
+    }
+
+    fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let mut accessible = Vec::new();
+        for &page in pages {
+            for range in self.session.layout.addresses(&(page..page + 1)) {
+                self.session
+                    .barrier
+                    .for_each_down(range, &mut |_| accessible.push(page))
+                    .map_err(self.session.process.failed("reading pagemap"))?;
+            }
+        }
+        Ok(accessible)
+    }
+
+    /// Serves the accesses that wait; returns whether there were any.
+    fn answer(&mut self, is_awaited: bool, traps: &mut Vec<Trap>) -> Result<bool, TrapError> {
+        let mut faults = std::mem::take(&mut self.faults);
+        let read = self.userfault.read_faults(&mut faults);
+        let by = now();
+        // If the thread was waiting for it, an access is read as soon as it happens.
+        let after = if is_awaited { by } else { self.quiet };
+        let answered = read
+            .map_err(self.session.process.failed("reading the userfaultfd"))
+            .and_then(|()| {
+                faults.iter().try_for_each(|fault| {
+                    traps.push(Trap {
+                        page: self.session.layout.page_at(fault.address),
+                        kind: if fault.write {
+                            AccessKind::Write
+                        } else {
+                            AccessKind::Read
+                        },
+                        after,
+                        by,
+                    });
+                    self.release_access(fault.address)
+                })
+            });
+        let is_empty = faults.is_empty();
+        if is_empty {
+            self.quiet = by;
+        }
+        self.faults = faults;
+        answered.map(|()| !is_empty)
+    }
+
+    fn release_access(&mut self, address: u64) -> Result<(), TrapError> {
+        let start = Instant::now();
+        let range = AddressRange {
+            start: address & !(PAGE_BYTES - 1),
+            len_bytes: PAGE_BYTES,
+        };
+        self.session
+            .barrier
+            .lower(&self.userfault, range)
+            .map_err(self.session.process.failed("letting an access go on"))?;
+        let elapsed = start.elapsed();
+        self.serving += elapsed;
+        self.trapped += self.account.charge(elapsed);
+        Ok(())
+    }
+}
+
+impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
+    fn now(&self) -> Duration {
+        now()
+    }
+
+    fn pages(&self) -> u64 {
+        self.session.ram_pages()
+    }
+
+    fn populated_pages(&mut self) -> Result<u64, TrapError> {
+        self.session.populated_pages()
+    }
+
+    fn is_populated(&mut self, page: u64) -> Result<bool, TrapError> {
+        self.session.is_populated(page)
+    }
+
+    fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let mut missed = pages.to_vec();
+        // A page in use by the kernel at that time stays accessible: once more for those.
+        for _ in 0..2 {
+            let runs: Vec<_> = missed.iter().map(|&page| page..page + 1).collect();
+            self.session.raise(&runs)?;
+            self.session.barrier.leave_cpu();
+            missed = self.accessible(&missed)?;
+            if missed.is_empty() {
+                break;
+            }
+        }
+        Ok(missed)
+    }
+
+    fn is_armed(&mut self, page: u64) -> Result<bool, TrapError> {
+        Ok(self.accessible(&[page])?.is_empty() && self.is_populated(page)?)
+    }
+
+    fn disarm(&mut self, page: u64) -> Result<(), TrapError> {
+        for range in self.session.layout.addresses(&(page..page + 1)) {
+            self.session
+                .barrier
+                .lower(&self.userfault, range)
+                .map_err(self.session.process.failed("making pages accessible again"))?;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, until: Duration, traps: &mut Vec<Trap>) -> Result<(), TrapError> {
+        let process = &self.session.process;
+        process.watchdog.iter().for_each(Watchdog::beat);
+        // What came while this thread did something else.
+        let has_answered = self.answer(false, traps)?;
+        let patience = until.saturating_sub(now()).min(PATIENCE);
+        if has_answered || patience.is_zero() {
+            return Ok(());
+        }
+        self.session.follow_vcpu();
+        let process = &self.session.process;
+        let patience = Timespec::try_from(patience).map_err(io::Error::other);
+        let patience = patience.map_err(process.failed("a wait"))?;
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&patience)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(process.failed("poll()")(error.into())),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(TrapError::VmGone { pid: process.pid });
+        }
+        self.answer(true, traps).map(drop)
+    }
+
+    fn take_spent(&mut self) -> Duration {
+        let now = cpu_time();
+        let own = now.saturating_sub(std::mem::replace(&mut self.cpu_time, now));
+        let armed = own.saturating_sub(std::mem::take(&mut self.serving));
+        self.arm_time += armed;
+        armed + std::mem::take(&mut self.trapped)
+    }
+}
+
+/// Time since the first use: the same for all backends of this process, so that times before and after a VM is attached
+/// anew are comparable.
+pub fn now() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
