@@ -81,7 +81,7 @@ fn setting(key: &str) -> &'static str {
     value
 }
 
-/// The unit's capabilities, system calls and devices.
+/// The unit's capabilities, system calls, devices and what it may write of control groups.
 pub struct UnitLimits {
     /// Words before a command that put it under the limits.
     words: Vec<String>,
@@ -111,6 +111,10 @@ impl UnitLimits {
             format!(",+{}", name.to_ascii_lowercase())
         });
         let bounds = format!("--bounding-set=-all{}", capabilities.collect::<String>());
+        let unshare = ["unshare", "--mount", "--propagation", "private"];
+        words.extend(unshare.map(str::to_owned));
+        let protect = format!("{} && exec \"$@\"", protection_of_unit());
+        words.extend(["sh".to_owned(), "-c".to_owned(), protect, "sh".to_owned()]);
         words.extend(["setpriv".to_owned(), "--no-new-privs".to_owned(), bounds]);
         words.extend([program.display().to_string(), "1".to_owned(), filter]);
         Some(Self {
@@ -151,6 +155,22 @@ fn filter_of_unit() -> Result<String, String> {
     // Those that this machine does not have are left out, as systemd does.
     let allowed = calls.iter().filter_map(|call| numbers.get(call).cloned());
     Ok(allowed.collect::<Vec<_>>().join(","))
+}
+
+/// Shell commands that make control groups read-only in a mount namespace, but for the unit's paths.
+fn protection_of_unit() -> String {
+    assert_eq!(setting("ProtectControlGroups"), "yes");
+    let root = "/sys/fs/cgroup";
+    let paths = setting("ReadWritePaths").split_ascii_whitespace();
+    let writable = paths
+        .map(|path| path.trim_start_matches('-'))
+        .filter(|path| path.starts_with(root) && fs::exists(path).unwrap());
+    let writable = writable.map(|path| format!(" && mount --bind {path} {path}"));
+    format!(
+        "mount --rbind {root} {root}{} && awk '$5 ~ \"^{root}\" && $5 !~ /procs$/ {{ print $5 }}' /proc/self/mountinfo | \
+         while read -r at; do mount -o remount,bind,ro \"$at\" || exit 1; done",
+        writable.collect::<String>()
+    )
 }
 
 /// The rules of the unit's device policy.
