@@ -119,13 +119,19 @@ impl Follower {
         Ok(())
     }
 
-    /// Determines the cause of a failed call: the VM has ended, or changed, or neither. No backend is attached
-    /// afterwards.
+    /// Determines the cause of a failed call: the VM has ended, or changed, or neither; and of a foreign userfaultfd. After
+    /// a failed call, no backend is attached.
     fn explain(&mut self, error: TrapError) -> TrapError {
+        let pid = self.vm.pid;
+        if let TrapError::Interrupted(Refusal::UserfaultInUse) = error {
+            let why = Transfer::of_threads(pid).map(|transfer| transfer.to_string());
+            return why.map_or(error, |why| {
+                TrapError::Interrupted(Refusal::MemoryTransfer { why })
+            });
+        }
         if !matches!(error, TrapError::Call { .. }) {
             return error;
         }
-        let pid = self.vm.pid;
         // First, so that the VM can continue.
         self.backend = None;
         let deadline = Instant::now() + CHANGE_MAX;

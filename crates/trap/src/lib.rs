@@ -25,6 +25,7 @@ mod account;
 mod assess;
 mod backend;
 mod barrier;
+mod claim;
 mod config;
 mod error;
 mod first_touch;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
+use crate::claim::Claim;
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::inject::{assess_injection, ends_soon, has_ended, open_pidfd, take_userfaultfd};
@@ -26,6 +27,9 @@ use crate::watchdog::Watchdog;
 
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Longest time at the end of a period in which the RAM is registered with no userfaultfd.
+const FREE_MAX: Duration = Duration::from_millis(100);
+const REGISTERING: &str = "registering its RAM";
 /// Pages that one fault may map: the kernel's `fault_around_bytes` of 64 KiB.
 pub const WINDOW_PAGES: u32 = 16;
 
@@ -35,6 +39,8 @@ pub struct TracedProcess {
     pub pid: u32,
     pub pidfd: OwnedFd,
     pub vcpus: usize,
+    /// Held by a backend that registers the RAM.
+    claim: Option<Claim>,
     /// Ends us if accesses wait for us in vain; `None` where none can wait.
     pub watchdog: Option<Watchdog>,
 }
@@ -46,6 +52,7 @@ impl TracedProcess {
             pid: target.pid,
             pidfd: open_pidfd(target.pid)?,
             vcpus: target.vcpus(),
+            claim: None,
             watchdog: None,
         })
     }
@@ -75,38 +82,48 @@ impl TracedProcess {
         }
     }
 
-    /// Takes a userfaultfd on the address space of the process and registers `ranges` with it.
+    /// Takes a userfaultfd on the address space of the process and registers `ranges` with it; claims the process against
+    /// other tracers.
     pub fn userfault(
-        &self,
+        &mut self,
         config: &TraceConfig,
         purpose: UserfaultPurpose,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> Result<Userfault, TrapError> {
         assess_injection(self.pid, config.allow_namespaced)?;
+        self.claim = Some(Claim::take(self.pid)?);
         let uffd = take_userfaultfd(self.pid, self.pidfd.as_fd())?;
-        self.register(uffd, purpose, ranges)
+        let userfault = Userfault::new(uffd, purpose, ranges);
+        let userfault = userfault.map_err(|source| self.unregistrable(purpose, source))?;
+        let registered = userfault.register();
+        registered.map_err(|source| self.unregistrable(purpose, source))?;
+        Ok(userfault)
     }
 
-    /// Registers `ranges` with a userfaultfd on the address space of the process.
-    pub fn register(
-        &self,
-        uffd: OwnedFd,
-        purpose: UserfaultPurpose,
-        ranges: impl IntoIterator<Item = AddressRange>,
-    ) -> Result<Userfault, TrapError> {
-        Userfault::register(uffd, purpose, ranges).map_err(|source| match source.raw_os_error() {
+    fn unregistrable(&self, purpose: UserfaultPurpose, source: io::Error) -> TrapError {
+        match source.raw_os_error() {
             Some(libc::EBUSY) => Refusal::UserfaultInUse.into(),
             Some(libc::EINVAL) => Refusal::KernelTooOld {
                 missing: purpose.kernel_feature(),
                 source,
             }
             .into(),
-            _ => TrapError::Call {
-                pid: self.pid,
-                call: "registering its RAM",
-                source,
-            },
-        })
+            _ => self.failed(REGISTERING)(source),
+        }
+    }
+
+    /// Registers the RAM again.
+    ///
+    /// # Errors
+    ///
+    /// [`TrapError::Interrupted`] if QEMU itself, or somebody else, has a userfaultfd on it by now.
+    pub fn register(&self, userfault: &Userfault) -> Result<(), TrapError> {
+        userfault
+            .register()
+            .map_err(|source| match source.raw_os_error() {
+                Some(libc::EBUSY) => TrapError::Interrupted(Refusal::UserfaultInUse),
+                _ => self.failed(REGISTERING)(source),
+            })
     }
 
     /// Gives the RAM back to the kernel, unless the process ends anyway.
@@ -139,6 +156,12 @@ impl TracedProcess {
     /// `taken` as a share of the vCPUs' time over `length`.
     pub fn overhead_ratio(&self, taken: Duration, length: Duration) -> f64 {
         taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64)
+    }
+
+    /// The end of a period's window, before the end of the period itself: in between, QEMU can register a userfaultfd
+    /// on its RAM. It must do so once to enable background snapshots.
+    pub fn window_end(config: &TraceConfig, start: Instant) -> Instant {
+        start + config.period - (config.period / 10).min(FREE_MAX)
     }
 
     /// vCPU time that a period may take; `None` for no bound.

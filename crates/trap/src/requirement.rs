@@ -8,6 +8,7 @@ use std::os::fd::AsFd as _;
 
 use plimsoll_flow::RamBacking;
 
+use crate::claim::Claim;
 use crate::config::TraceConfig;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
 use crate::ram::PopulatedPages;
@@ -28,7 +29,7 @@ pub enum Requirement {
     NoSwap,
     /// The right to list the VM's pages and to make them inaccessible.
     PageAccess,
-    /// RAM on which no userfaultfd is registered.
+    /// RAM on which no userfaultfd is registered, nor will be by another tracer.
     NoUserfault,
     /// A process that can be made to open a userfaultfd, and the right to do so.
     Injection,
@@ -51,13 +52,18 @@ impl Requirement {
                 check_page_access(target)
             }
             Self::NoUserfault if target.userfault => Err(Refusal::UserfaultInUse),
+            // One that cannot be claimed for want of privilege is refused for that.
+            Self::NoUserfault => match Claim::take(pid) {
+                Err(Refusal::UserfaultInUse) => Err(Refusal::UserfaultInUse),
+                _ => Ok(()),
+            },
             Self::Injection => {
                 assess_injection(pid, config.allow_namespaced)?;
                 check_debugger(pid)?;
                 check_memory_access(pid)?;
                 check_userfaultfd(pid)
             }
-            Self::Unlocked | Self::PageAccess | Self::NoUserfault => Ok(()),
+            Self::Unlocked | Self::PageAccess => Ok(()),
         }
     }
 }

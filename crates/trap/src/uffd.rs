@@ -5,7 +5,9 @@
 //! continued where it stopped. A kernel that reports more regions than the vector holds, or no progress, is an error.
 
 use std::io;
+use std::iter::successors;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ram::PAGE_BYTES;
 use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
@@ -26,11 +28,23 @@ pub struct Fault {
     pub write: bool,
 }
 
+/// Bytes unregistered by one call, during which the process can neither map memory nor, before Linux 6.4, serve faults: of
+/// memory registered for write protection the kernel walks all page tables, 20 ms a GiB.
+const PIECE_BYTES: u64 = 64 << 20;
+/// Pieces end at a multiple of this, so that no huge page is split.
+const PIECE_ALIGNMENT_BYTES: u64 = 2 << 20;
+
 /// A userfaultfd on a process's memory. Dropped, it gives the memory back to the kernel.
+///
+/// The kernel allows one userfaultfd on a mapping. So memory can be registered and unregistered any number of times, and
+/// be free for others in between.
 #[derive(Debug)]
 pub struct Userfault {
     descriptor: OwnedFd,
-    registered: Vec<AddressRange>,
+    purpose: UserfaultPurpose,
+    ranges: Vec<AddressRange>,
+    /// Kernels before 6.17 let one userfaultfd unregister the ranges of another.
+    is_registered: AtomicBool,
 }
 
 impl Userfault {
@@ -43,33 +57,50 @@ impl Userfault {
         purpose: UserfaultPurpose,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> io::Result<Self> {
-        Self::register(sys::userfaultfd()?, purpose, ranges)
+        let userfault = Self::new(sys::userfaultfd()?, purpose, ranges)?;
+        userfault.register()?;
+        Ok(userfault)
     }
 
-    /// Negotiates the interface and registers `ranges`, which lie in the address space on which `descriptor` was
-    /// opened.
-    ///
-    /// After a failure, the ranges registered before it are unregistered.
+    /// Negotiates the interface for `ranges`, which lie in the address space on which `descriptor` was opened; registers
+    /// none of them yet.
     ///
     /// # Errors
     ///
-    /// The system call's: EBUSY if another userfaultfd is registered on a range, EINVAL if the kernel lacks
-    /// what `purpose` needs.
-    pub fn register(
+    /// The system call's: EINVAL if the kernel lacks what `purpose` needs.
+    pub fn new(
         descriptor: OwnedFd,
         purpose: UserfaultPurpose,
         ranges: impl IntoIterator<Item = AddressRange>,
     ) -> io::Result<Self> {
         sys::uffd_api(descriptor.as_fd(), purpose)?;
-        let mut userfault = Self {
+        Ok(Self {
             descriptor,
-            registered: Vec::new(),
-        };
-        for range in ranges {
-            sys::uffd_register(userfault.descriptor.as_fd(), range, purpose)?;
-            userfault.registered.push(range);
+            purpose,
+            ranges: ranges.into_iter().collect(),
+            is_registered: AtomicBool::new(false),
+        })
+    }
+
+    /// Registers all ranges, unless they are.
+    ///
+    /// # Errors
+    ///
+    /// The system call's, and no range is registered: EBUSY if another userfaultfd is registered on one, EINVAL if the
+    /// kernel lacks what the purpose needs.
+    pub fn register(&self) -> io::Result<()> {
+        if self.is_registered.swap(true, Ordering::Relaxed) {
+            return Ok(());
         }
-        Ok(userfault)
+        for (index, &range) in self.ranges.iter().enumerate() {
+            if let Err(error) = sys::uffd_register(self.as_fd(), range, self.purpose) {
+                self.is_registered.store(false, Ordering::Relaxed);
+                // One that cannot be given back now is when the descriptor closes.
+                let _ = self.give_back(&self.ranges[..index]);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the accesses that began to wait; never waits itself.
@@ -157,18 +188,32 @@ impl Userfault {
         sys::uffd_wake(self.descriptor.as_fd(), range)
     }
 
-    /// Unregisters all ranges; waiting accesses continue.
+    /// Unregisters all ranges; waiting accesses continue, and all write protection is lifted.
     ///
     /// # Errors
     ///
     /// The last system call's that failed; every range was tried.
     pub fn unregister(&self) -> io::Result<()> {
-        // Each range is given back even if one before it could not be.
-        let results = self
-            .registered
+        if !self.is_registered.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.give_back(&self.ranges)
+    }
+
+    fn give_back(&self, ranges: &[AddressRange]) -> io::Result<()> {
+        // Each piece is given back even if one before it could not be.
+        let pieces = ranges
             .iter()
-            .map(|&range| sys::uffd_unregister(self.as_fd(), range));
+            .flat_map(|&range| pieces_of(range, self.purpose));
+        let results = pieces.map(|piece| sys::uffd_unregister(self.as_fd(), piece));
         results.fold(Ok(()), Result::and)
+    }
+}
+
+impl Drop for Userfault {
+    fn drop(&mut self) {
+        // Closing the descriptor would give everything back in one piece.
+        let _ = self.unregister();
     }
 }
 
@@ -237,6 +282,26 @@ impl Default for WrittenPages {
     }
 }
 
+/// Cuts a range so that unregistering one piece takes a few milliseconds at most.
+fn pieces_of(range: AddressRange, purpose: UserfaultPurpose) -> impl Iterator<Item = AddressRange> {
+    let end = range.start + range.len_bytes;
+    let piece_bytes = match purpose {
+        UserfaultPurpose::Minor => u64::MAX,
+        UserfaultPurpose::WriteProtect | UserfaultPurpose::AsyncWriteProtect => PIECE_BYTES,
+    };
+    let cut = move |start: u64| {
+        let aligned = start.saturating_add(piece_bytes) / PIECE_ALIGNMENT_BYTES;
+        (aligned * PIECE_ALIGNMENT_BYTES).min(end)
+    };
+    let starts = successors(Some(range.start), move |&start| {
+        Some(cut(start)).filter(|&next| next < end)
+    });
+    starts.map(move |start| AddressRange {
+        start,
+        len_bytes: cut(start) - start,
+    })
+}
+
 /// Reads one `struct uffd_msg`; `None` for events other than a page fault.
 fn parse_fault(message: &[u8]) -> Option<Fault> {
     let word = |at: usize| {
@@ -271,5 +336,61 @@ mod tests {
         message[0] = 0x13;
         assert_eq!(parse_fault(&message), None);
         assert_eq!(parse_fault(&[0x12; 20]), None);
+    }
+
+    #[test]
+    fn pieces_cover_a_range_and_end_at_huge_pages() {
+        let range = AddressRange {
+            start: 0x7000_0000_1000,
+            len_bytes: 3 * PIECE_BYTES + PAGE_BYTES,
+        };
+        for purpose in [UserfaultPurpose::Minor, UserfaultPurpose::AsyncWriteProtect] {
+            let pieces: Vec<_> = pieces_of(range, purpose).collect();
+            let mut next = range.start;
+            for piece in &pieces {
+                assert_eq!(piece.start, next);
+                next += piece.len_bytes;
+            }
+            assert_eq!(next, range.start + range.len_bytes);
+            let (_, cut) = pieces.split_last().unwrap();
+            for piece in cut {
+                assert_eq!((piece.start + piece.len_bytes) % PIECE_ALIGNMENT_BYTES, 0);
+                assert!(piece.len_bytes <= PIECE_BYTES);
+            }
+            assert_eq!(pieces.len() > 1, purpose != UserfaultPurpose::Minor);
+        }
+    }
+
+    #[test]
+    fn ranges_are_registered_again_and_another_userfaultfds_are_left_alone() {
+        let memory = sys::SharedMemory::new(4).unwrap();
+        let purpose = UserfaultPurpose::Minor;
+        let (first, second) = match (
+            Userfault::open(purpose, [memory.range()]),
+            sys::userfaultfd().and_then(|fd| Userfault::new(fd, purpose, [memory.range()])),
+        ) {
+            (Ok(first), Ok(second)) => (first, second),
+            (first, second) => {
+                plimsoll_skip::skip(
+                    plimsoll_skip::Lack::Userfaultfd,
+                    format_args!("no minor faults on this host: {first:?} {second:?}"),
+                );
+                return;
+            }
+        };
+        let is_busy = |userfault: &Userfault| match userfault.register() {
+            Ok(()) => false,
+            Err(error) => error.raw_os_error() == Some(libc::EBUSY),
+        };
+        assert!(is_busy(&second));
+        // Neither gives back what the other has registered.
+        second.unregister().unwrap();
+        assert!(is_busy(&second));
+        first.unregister().unwrap();
+        second.register().unwrap();
+        first.unregister().unwrap();
+        assert!(is_busy(&first));
+        drop(second);
+        first.register().unwrap();
     }
 }

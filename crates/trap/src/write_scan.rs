@@ -74,10 +74,10 @@ struct WriteScanner {
 
 impl WriteScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
-        let process = TracedProcess::open(target)?;
-        let layout = target.layout();
-        let userfault =
-            process.userfault(config, UserfaultPurpose::AsyncWriteProtect, layout.ranges())?;
+        let mut process = TracedProcess::open(target)?;
+        let ranges = target.layout();
+        let purpose = UserfaultPurpose::AsyncWriteProtect;
+        let userfault = process.userfault(config, purpose, ranges.ranges())?;
         Self::protect(process, userfault, target, config)
     }
 

@@ -1,8 +1,10 @@
 //! State of a process that a tracer must leave unchanged.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::{PATIENCE, Subject, wait_for};
 
@@ -40,8 +42,11 @@ impl Subject {
         wait_for("a VM that is not traced", PATIENCE, || {
             let status = fs::read_to_string(&status).unwrap();
             let states = self.vm.ram_states().unwrap();
-            let free =
-                status.contains("TracerPid:\t0\n") && states.iter().all(|state| !state.userfaultfd);
+            // A tracer holds a lock also while it has nothing registered.
+            let pagemap = File::open(format!("/proc/{}/pagemap", self.vm.pid)).unwrap();
+            let free = status.contains("TracerPid:\t0\n")
+                && states.iter().all(|state| !state.userfaultfd)
+                && flock(&pagemap, FlockOperation::NonBlockingLockExclusive).is_ok();
             free.then_some(())
         });
     }

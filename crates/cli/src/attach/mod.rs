@@ -119,7 +119,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Ok(period) => report.period(format, &period, rows)?,
             Err(
                 end @ (TrapError::VmGone { .. }
-                | TrapError::Interrupted(Refusal::MemoryTransfer { .. })),
+                | TrapError::Interrupted(
+                    Refusal::MemoryTransfer { .. } | Refusal::UserfaultInUse,
+                )),
             ) => break Some(end),
             Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
         }

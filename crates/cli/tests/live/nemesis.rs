@@ -12,6 +12,7 @@ use plimsoll_vm::{QemuVm, Qmp};
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::limits::UnitLimits;
 use crate::rig::{Attach, EVERYTHING, Ground, Outcome, PLIMSOLL, ground};
 
 /// Longest time that a guest may stand still because of its tracer.
@@ -180,29 +181,43 @@ fn a_tracer_whose_control_group_is_frozen_holds_its_guest_for_less_than_300_ms()
     let Some(group) = Group::make() else { return };
     let mut subject = ground.boot("frozen", WORKLOAD);
     let untraced = longest_stall(&mut subject, || ());
-    let mut command = Command::new("sh");
-    command.args(["-c", "echo 0 >\"$1\"; shift; exec \"$@\"", "sh"]);
-    command.arg(group.0.join("cgroup.procs"));
-    command.args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
-    command.args(format!("{SAMPLE} --period 500ms").split_ascii_whitespace());
-    let tracer = Attach::spawn(&mut command);
-    tracer.next();
-    let freeze = || {
-        thread::sleep(Duration::from_millis(150));
-        group.write("cgroup.freeze", "1");
-    };
-    let stall = longest_stall(&mut subject, freeze);
-    assert_bounded("frozen control group", stall, untraced);
-    let _ = send(tracer.pid(), Signal::KILL);
-    assert_ended_by_watchdog(&tracer.end(), &subject);
-    subject.assert_no_trap_is_left();
+    // By hand, and as `systemctl freeze plimsolld` would freeze it.
+    let limits = UnitLimits::read();
+    let by_hand = Command::new(PLIMSOLL);
+    let within_unit = limits.as_ref().map(|limits| limits.command(PLIMSOLL));
+    for (what, program) in [("by hand", Some(by_hand)), ("within the unit", within_unit)] {
+        let Some(program) = program else { continue };
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 0 >\"$1\"; shift; exec \"$@\"", "sh"]);
+        command.arg(group.0.join("cgroup.procs"));
+        command.arg(program.get_program()).args(program.get_args());
+        command.args(["attach", &subject.pid(), "-o", "json"]);
+        command.args(format!("{SAMPLE} --period 500ms").split_ascii_whitespace());
+        let tracer = Attach::spawn(&mut command);
+        tracer.next();
+        let freeze = || {
+            thread::sleep(Duration::from_millis(150));
+            group.write("cgroup.freeze", "1");
+        };
+        let stall = longest_stall(&mut subject, freeze);
+        let _ = send(tracer.pid(), Signal::KILL);
+        group.write("cgroup.freeze", "0");
+        assert_bounded(&format!("frozen control group, {what}"), stall, untraced);
+        assert_ended_by_watchdog(&tracer.end(), &subject);
+        subject.assert_no_trap_is_left();
+    }
+}
+
+/// Switches a migration capability on or off.
+fn switch(qmp: &mut Qmp, capability: &str, state: bool) -> Result<(), plimsoll_vm::VmError> {
+    let switched = json!([{ "capability": capability, "state": state }]);
+    let switched = json!({ "capabilities": switched });
+    qmp.execute("migrate-set-capabilities", switched).map(drop)
 }
 
 /// Switches a migration capability on.
 fn enable(qmp: &mut Qmp, capability: &str) -> Result<(), plimsoll_vm::VmError> {
-    let on = json!([{ "capability": capability, "state": true }]);
-    qmp.execute("migrate-set-capabilities", json!({ "capabilities": on }))
-        .map(drop)
+    switch(qmp, capability, true)
 }
 
 /// Waits until a migration has the status `wanted`.
@@ -274,6 +289,98 @@ fn a_post_copy_migration_of_a_traced_vm_completes_and_its_destination_is_traced_
     destination.assert_goes_on();
 }
 
+/// Switches background snapshots on while the VM is traced, as a client would that tries again when QEMU finds the RAM
+/// in use; prints how long it took.
+fn enable_snapshots(qmp: &mut Qmp) {
+    const TRIED_MAX: Duration = Duration::from_secs(2);
+    let (begin, mut tries) = (Instant::now(), 1);
+    while let Err(error) = enable(qmp, "background-snapshot") {
+        assert!(begin.elapsed() < TRIED_MAX, "{error}");
+        thread::sleep(Duration::from_millis(50));
+        tries += 1;
+    }
+    println!("enabled by try {tries}, after {:?}", begin.elapsed());
+}
+
+#[test]
+fn a_background_snapshot_of_a_traced_vm_completes_and_the_vm_is_traced_after() {
+    let Some(ground) = ground() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = folder.path().join("snapshot");
+    let mut source = ground.boot("snapshot", WORKLOAD);
+    let off = |qmp: &mut Qmp| switch(qmp, "background-snapshot", false).unwrap();
+    let take = |qmp: &mut Qmp| {
+        let uri = format!("exec:cat >{}", snapshot.display());
+        qmp.execute("migrate", json!({ "uri": uri })).unwrap();
+        until_migration(qmp, "completed");
+    };
+    let alone = |source: &mut Subject| {
+        let mut monitor = source.guest.qmp().unwrap();
+        enable(&mut monitor, "background-snapshot").unwrap();
+        let stall = longest_stall(source, || take(&mut monitor));
+        off(&mut monitor);
+        stall
+    };
+    let mut untraced = alone(&mut source);
+    let mut stalls = Vec::new();
+    for monitor_is_held in [false, true] {
+        let tracer = Attach::start(&source.pid(), &format!("{SAMPLE} --period 1s"));
+        tracer.next();
+        let mut monitor = source.guest.qmp().unwrap();
+        enable_snapshots(&mut monitor);
+        let ended = if monitor_is_held {
+            // The tracer detects the snapshot itself.
+            stalls.push(longest_stall(&mut source, || take(&mut monitor)));
+            tracer.end()
+        } else {
+            // Its monitor shows the capability before the next period.
+            drop(monitor);
+            let ended = tracer.end();
+            monitor = source.guest.qmp().unwrap();
+            take(&mut monitor);
+            ended
+        };
+        assert_eq!(ended.code, Some(0), "{}", ended.complaint);
+        let said = if monitor_is_held {
+            "a snapshot of its memory is being taken"
+        } else {
+            "its migration capability background-snapshot is on"
+        };
+        assert!(ended.complaint.contains(said), "{}", ended.complaint);
+        drop(monitor);
+        let refused = Attach::start(&source.pid(), "").end();
+        assert_eq!(refused.code, Some(1), "{}", refused.complaint);
+        off(&mut source.guest.qmp().unwrap());
+        assert_traceable(&source);
+        source.assert_goes_on();
+    }
+    // QEMU itself holds accesses to pages that it has not saved yet.
+    untraced = untraced.max(alone(&mut source));
+    for stall in stalls {
+        assert_bounded("background snapshot", stall, untraced);
+    }
+    // These keep the RAM registered: QEMU refuses, and nothing else happens.
+    for options in ["--backend write-scan", "--backend scan --writes"] {
+        let tracer = Attach::start(&source.pid(), options);
+        wait_for("a registered userfaultfd", PATIENCE, || {
+            let states = source.vm.ram_states().unwrap();
+            states.iter().any(|state| state.userfaultfd).then_some(())
+        });
+        enable(&mut source.guest.qmp().unwrap(), "background-snapshot").unwrap_err();
+        source.assert_goes_on();
+        tracer.interrupt();
+        tracer.end().assert_quiet_success();
+    }
+    drop(source);
+
+    let mut config = ground.guest("restored", WORKLOAD);
+    let uri = format!("exec:cat {}", snapshot.display());
+    config.extra_arguments = vec!["-incoming".to_owned(), uri];
+    let mut restored = Subject::start(&ground.image, &config).unwrap();
+    restored.assert_goes_on();
+    assert_traceable(&restored);
+}
+
 /// Boots a guest to which memory and CPUs can be plugged.
 fn boot_growing(ground: &Ground, name: &str) -> Subject {
     let mut config = ground.guest(name, "workload=uniform mib=32 write_ratio=0.5");
@@ -291,12 +398,19 @@ fn boot_growing(ground: &Ground, name: &str) -> Subject {
 
 /// Waits until all of a VM's RAM, `mappings` of it, is traced, while its tracer prints at most three lines.
 fn until_traced(tracer: &Attach, subject: &Subject, mappings: usize) {
-    for _ in 0..3 {
-        tracer.next();
+    let is_traced = || {
         let vm = QemuVm::of_pid(subject.vm.pid).unwrap();
         let states = vm.ram_states().unwrap();
-        if states.len() == mappings && states.iter().all(|state| state.userfaultfd) {
-            return;
+        states.len() == mappings && states.iter().all(|state| state.userfaultfd)
+    };
+    for _ in 0..3 {
+        tracer.next();
+        // The RAM is registered when the next window opens, soon after the line.
+        for _ in 0..10 {
+            if is_traced() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
         }
     }
     panic!("{mappings} mappings of RAM are not traced");

@@ -134,7 +134,7 @@ struct Window {
 
 impl AccessedPageScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
-        let session = Session::open(target, config)?;
+        let mut session = Session::open(target, config)?;
         let (fault_cost, toucher) = measure_for(target.pid, measure_fault_cost)?;
         let writes = config.writes.then(|| {
             let purpose = UserfaultPurpose::AsyncWriteProtect;

@@ -1,5 +1,6 @@
 //! Making the sample inaccessible, page by page as they leave the hot set, and accessible again.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use plimsoll_flow::PageNumber;
@@ -15,10 +16,11 @@ use crate::ram::PageRange;
 pub(super) const CHUNK_PAGES: u64 = 512;
 
 impl<B: PageBarrier> Tracer<B> {
-    /// Phase 2: makes the sampled pages inaccessible; serves accesses that trap meanwhile.
-    pub(super) fn arm(&mut self, sink: Sink<'_>) -> Result<(), TrapError> {
+    /// Phase 2: makes the sampled pages inaccessible, some of them if `stop` becomes true; serves accesses that trap
+    /// meanwhile.
+    pub(super) fn arm(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<(), TrapError> {
         let watched = std::mem::take(&mut self.watched);
-        let armed = self.arm_runs(&watched, sink);
+        let armed = self.arm_runs(&watched, stop, sink);
         self.watched = watched;
         let stayed_accessible = armed?;
         self.counts.losses.stayed_accessible = stayed_accessible;
@@ -32,22 +34,37 @@ impl<B: PageBarrier> Tracer<B> {
         Ok(())
     }
 
-    fn arm_runs(&mut self, runs: &[PageRange], sink: Sink<'_>) -> Result<u64, TrapError> {
-        for chunk in chunks(runs) {
-            self.raise(&chunk)?;
-            self.serve(Duration::ZERO, sink)?;
-        }
+    fn arm_runs(
+        &mut self,
+        runs: &[PageRange],
+        stop: &AtomicBool,
+        sink: Sink<'_>,
+    ) -> Result<u64, TrapError> {
+        self.raise_all(runs, stop, sink)?;
         // A page in use by the kernel at that time stays accessible: once more for those.
-        let missed = self.accessible_of(runs, sink)?;
-        for chunk in chunks(&missed) {
-            self.raise(&chunk)?;
-            self.serve(Duration::ZERO, sink)?;
-        }
-        let escaped = self.accessible_of(&missed, sink)?;
+        let missed = self.accessible_of(runs, stop, sink)?;
+        self.raise_all(&missed, stop, sink)?;
+        let escaped = self.accessible_of(&missed, stop, sink)?;
         for page in escaped.iter().cloned().flatten() {
             self.raised.set(page, false);
         }
         Ok(escaped.iter().map(|run| run.end - run.start).sum())
+    }
+
+    fn raise_all(
+        &mut self,
+        runs: &[PageRange],
+        stop: &AtomicBool,
+        sink: Sink<'_>,
+    ) -> Result<(), TrapError> {
+        for chunk in chunks(runs) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.raise(&chunk)?;
+            self.serve(Duration::ZERO, sink)?;
+        }
+        Ok(())
     }
 
     fn raise(&mut self, runs: &[PageRange]) -> Result<(), TrapError> {
@@ -64,10 +81,14 @@ impl<B: PageBarrier> Tracer<B> {
     fn accessible_of(
         &mut self,
         runs: &[PageRange],
+        stop: &AtomicBool,
         sink: Sink<'_>,
     ) -> Result<Vec<PageRange>, TrapError> {
         let mut accessible = Vec::new();
         for chunk in chunks(runs) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
             self.find_accessible(&chunk, &mut accessible)?;
             self.serve(Duration::ZERO, sink)?;
         }
@@ -171,9 +192,6 @@ impl<B: PageBarrier> Tracer<B> {
             self.counts.arm_time += cpu_time().saturating_sub(start);
             self.serve(Duration::ZERO, sink)?;
         }
-        self.raised.clear();
-        self.stuck.clear();
-        self.trapped.clear();
         Ok(())
     }
 }

@@ -17,6 +17,9 @@
 //! are accessible until the next period. A window that closed early is as exact about the
 //! references in it; there are only fewer.
 //!
+//! The RAM is registered with the userfaultfd only while a window is open. Between two windows nothing can trap, and
+//! QEMU can register the RAM itself.
+//!
 //! Files: `arm` makes pages inaccessible and accessible, `serve` answers the accesses that trap.
 //! Not here: curves and working sets (crate `plimsoll-estimator`), finding VMs (`plimsoll-vm`).
 
@@ -39,7 +42,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::{HotSet, PageBits};
 use crate::placement::HandlerCpu;
-use crate::process::{Population, Session};
+use crate::process::{Population, Session, TracedProcess};
 use crate::ram::PageRange;
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 use crate::requirement::Requirement::{
@@ -143,6 +146,8 @@ impl Tracer<RemotePageout> {
             session
                 .process
                 .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
+        // Until the first window.
+        session.process.unregister(&userfault)?;
         let watchdog = Watchdog::start(target.pid);
         session.process.watchdog =
             Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
@@ -193,25 +198,31 @@ impl<B: PageBarrier> Tracer<B> {
         let population = self.collect(scale)?;
 
         let window_start = Instant::now();
+        let window_end = TracedProcess::window_end(&self.config, start);
+        self.session.process.register(&self.userfault)?;
         self.recording = true;
         let watchdog = self.session.process.watchdog.as_ref();
         let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
         let guarded = guarded.map_err(self.session.process.failed("waking the watchdog"));
-        let armed = guarded.and_then(|()| self.arm(sink));
+        let armed = guarded.and_then(|()| self.arm(stop, sink));
         self.account.window_begins();
-        let watched = armed.and_then(|()| self.watch(stop, end, sink));
+        let watched = armed.and_then(|()| self.watch(stop, window_end, sink));
         self.account.window_ends();
         let window = window_start.elapsed();
         self.recording = false;
         let rested = watched.and_then(|budget_exhausted| {
-            self.disarm(sink)?;
-            self.session
-                .process
-                .watchdog
-                .iter()
-                .for_each(Watchdog::disarm);
+            // A VM that is to be left at once maps its pages itself.
+            if !stop.load(Ordering::Relaxed) {
+                self.disarm(sink)?;
+            }
+            let process = &self.session.process;
+            process.unregister(&self.userfault)?;
+            process.watchdog.iter().for_each(Watchdog::disarm);
+            process.rest(stop, end);
+            self.raised.clear();
+            self.stuck.clear();
+            self.trapped.clear();
             self.flush(sink);
-            self.rest(stop, end)?;
             Ok(budget_exhausted)
         });
         let budget_exhausted = match rested {
@@ -281,18 +292,6 @@ impl<B: PageBarrier> Tracer<B> {
             .collect(|run| watched.extend(sample.runs_in(run)))
     }
 
-    /// Waits for the period's end; only accesses already in progress can still trap meanwhile.
-    fn rest(&mut self, stop: &AtomicBool, end: Instant) -> Result<(), TrapError> {
-        while !stop.load(Ordering::Relaxed) {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            self.serve(left.min(PATIENCE), &mut |_| {})?;
-        }
-        Ok(())
-    }
-
     fn adapt(&mut self, report: &Period) {
         self.distinct_pages_before = Some(report.distinct_pages).filter(|&pages| pages > 0);
         if report.tracked_pages > 0 {
@@ -350,7 +349,8 @@ impl<B: PageBarrier + std::fmt::Debug + Send> Backend for Tracer<B> {
     }
 
     fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        self.session.process.unregister(&self.userfault)
+        // Nothing is registered between two periods.
+        Ok(())
     }
 
     fn touch_cost(&self) -> TouchCost {
