@@ -13,6 +13,7 @@ mod findings;
 mod hostile;
 mod libvirt;
 mod limits;
+mod nemeses;
 mod nemesis;
 mod refusals;
 mod rig;

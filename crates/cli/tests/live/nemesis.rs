@@ -13,19 +13,19 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::limits::UnitLimits;
-use crate::rig::{Attach, EVERYTHING, Ground, Outcome, PLIMSOLL, ground};
+use crate::rig::{Attach, EVERYTHING, Ground, Line, Outcome, PLIMSOLL, ground};
 
 /// Longest time that a guest may stand still because of its tracer.
-const STALL_MAX: Duration = Duration::from_millis(300);
+pub const STALL_MAX: Duration = Duration::from_millis(300);
 /// How long a guest is observed after a nemesis, or without one.
 const OBSERVED: Duration = Duration::from_secs(3);
 /// Traces enough that the guest comes to an armed page at once, and little enough that its batches are not made of traps.
-const SAMPLE: &str = "--rate 1/8 --rate-rule fixed --budget none";
+pub const SAMPLE: &str = "--rate 1/8 --rate-rule fixed --budget none";
 /// A guest that comes to its sampled pages often enough to wait for a stopped tracer at once.
-const WORKLOAD: &str = "workload=uniform mib=16 write_ratio=0.5";
+pub const WORKLOAD: &str = "workload=uniform mib=16 write_ratio=0.5";
 
 /// The guest's longest stall while `work` is done and for a while after it.
-fn longest_stall(subject: &mut Subject, work: impl FnOnce()) -> Duration {
+pub fn longest_stall(subject: &mut Subject, work: impl FnOnce()) -> Duration {
     subject.assert_goes_on();
     let from = Instant::now();
     work();
@@ -59,7 +59,7 @@ fn a_tracer_that_is_stopped_holds_its_guest_for_less_than_300_ms() {
     let mut stalls = Vec::new();
     // At different places of a period and a window.
     for delay_ms in [0, 7, 40, 110, 260] {
-        let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));
+        let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 1s"));
         tracer.next();
         let stop = || {
             thread::sleep(Duration::from_millis(delay_ms));
@@ -113,7 +113,16 @@ fn a_killed_tracer_and_a_monitor_that_is_taken_do_not_hold_the_guest() {
             tracer.next();
         }
     });
+    drop(tracer);
+    // It accepts connections and answers nobody, from before the tracer attaches until after it has ended.
+    let pid = subject.pid();
+    let hung = longest_stall(&mut subject, || {
+        let tracer = Attach::start(&pid, &format!("{options} --periods 4"));
+        tracer.end().assert_quiet_success();
+    });
     drop(monitor);
+    tracer = Attach::start(&subject.pid(), &options);
+    tracer.next();
     let mut killed = Duration::ZERO;
     for delay_ms in [0, 30, 170, 390] {
         let kill = || {
@@ -128,15 +137,16 @@ fn a_killed_tracer_and_a_monitor_that_is_taken_do_not_hold_the_guest() {
     drop(tracer);
     let untraced = untraced.max(longest_stall(&mut subject, || ()));
     assert_bounded("monitor taken", taken, untraced);
+    assert_bounded("monitor hung", hung, untraced);
     assert_bounded("SIGKILL", killed, untraced);
 }
 
 /// A control group of version 2. Dropped, it is removed.
-struct Group(PathBuf);
+pub struct Group(pub PathBuf);
 
 impl Group {
     /// Makes one; `None` after saying why there is none.
-    fn make() -> Option<Self> {
+    pub fn make() -> Option<Self> {
         let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(PathBuf::from);
         let root = roots
             .iter()
@@ -157,7 +167,7 @@ impl Group {
         }
     }
 
-    fn write(&self, file: &str, text: &str) {
+    pub fn write(&self, file: &str, text: &str) {
         fs::write(self.0.join(file), text).unwrap();
     }
 }
@@ -192,11 +202,11 @@ fn a_tracer_whose_control_group_is_frozen_holds_its_guest_for_less_than_300_ms()
         command.arg(group.0.join("cgroup.procs"));
         command.arg(program.get_program()).args(program.get_args());
         command.args(["attach", &subject.pid(), "-o", "json"]);
-        command.args(format!("{SAMPLE} --period 500ms").split_ascii_whitespace());
+        command.args(format!("{SAMPLE} --period 1s").split_ascii_whitespace());
         let tracer = Attach::spawn(&mut command);
         tracer.next();
         let freeze = || {
-            thread::sleep(Duration::from_millis(150));
+            thread::sleep(Duration::from_millis(250));
             group.write("cgroup.freeze", "1");
         };
         let stall = longest_stall(&mut subject, freeze);
@@ -209,14 +219,14 @@ fn a_tracer_whose_control_group_is_frozen_holds_its_guest_for_less_than_300_ms()
 }
 
 /// Switches a migration capability on or off.
-fn switch(qmp: &mut Qmp, capability: &str, state: bool) -> Result<(), plimsoll_vm::VmError> {
+pub fn switch(qmp: &mut Qmp, capability: &str, state: bool) -> Result<(), plimsoll_vm::VmError> {
     let switched = json!([{ "capability": capability, "state": state }]);
     let switched = json!({ "capabilities": switched });
     qmp.execute("migrate-set-capabilities", switched).map(drop)
 }
 
 /// Switches a migration capability on.
-fn enable(qmp: &mut Qmp, capability: &str) -> Result<(), plimsoll_vm::VmError> {
+pub fn enable(qmp: &mut Qmp, capability: &str) -> Result<(), plimsoll_vm::VmError> {
     switch(qmp, capability, true)
 }
 
@@ -381,8 +391,8 @@ fn a_background_snapshot_of_a_traced_vm_completes_and_the_vm_is_traced_after() {
     assert_traceable(&restored);
 }
 
-/// Boots a guest to which memory and CPUs can be plugged.
-fn boot_growing(ground: &Ground, name: &str) -> Subject {
+/// Boots a guest to which memory and CPUs can be plugged: of its RAM, one mapping is virtio-mem's.
+pub fn boot_growing(ground: &Ground, name: &str) -> Subject {
     let mut config = ground.guest(name, "workload=uniform mib=32 write_ratio=0.5");
     let words = [
         "-machine",
@@ -393,6 +403,15 @@ fn boot_growing(ground: &Ground, name: &str) -> Subject {
         "memory-backend-memfd,id=ram,size=192M,share=on",
     ];
     config.ram = Some(words.map(str::to_owned).to_vec());
+    let extra = [
+        "-smp",
+        "1,maxcpus=2",
+        "-object",
+        "memory-backend-memfd,id=virtio,size=128M,share=on",
+        "-device",
+        "virtio-mem-pci,id=virtio-mem,memdev=virtio,requested-size=0",
+    ];
+    config.extra_arguments = extra.map(str::to_owned).to_vec();
     ground.boot_as(&config)
 }
 
@@ -422,7 +441,7 @@ fn plugged_memory_is_traced_within_a_period_and_unplugged_memory_ends_nothing() 
     let mut subject = boot_growing(&ground, "plugged");
     let untraced = longest_stall(&mut subject, || ());
     let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 1s"));
-    until_traced(&tracer, &subject, 1);
+    until_traced(&tracer, &subject, 2);
     let mut monitor = subject.guest.qmp().unwrap();
     let mut run = |command: &str, arguments| monitor.execute(command, arguments).unwrap();
     let from = Instant::now();
@@ -435,7 +454,12 @@ fn plugged_memory_is_traced_within_a_period_and_unplugged_memory_ends_nothing() 
         "device_add",
         json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" }),
     );
-    until_traced(&tracer, &subject, 2);
+    until_traced(&tracer, &subject, 3);
+    // The guest has no driver for virtio-mem, so it takes nothing; the mapping is traced all the same.
+    let requested =
+        json!({ "path": "virtio-mem", "property": "requested-size", "value": 64 << 20 });
+    run("qom-set", requested);
+    tracer.next();
     run("device_del", json!({ "id": "dimm" }));
     // The guest has not put the memory to use, so it lets it go.
     let mut gone = false;
@@ -447,13 +471,55 @@ fn plugged_memory_is_traced_within_a_period_and_unplugged_memory_ends_nothing() 
                 .is_ok();
     }
     assert!(gone, "the guest keeps the memory");
-    until_traced(&tracer, &subject, 1);
+    until_traced(&tracer, &subject, 2);
     subject.assert_goes_on();
     let stall = subject
         .console()
         .longest_stall(from, Instant::now())
         .unwrap();
     assert_bounded("memory plugged and unplugged", stall, untraced);
+    tracer.interrupt();
+    tracer.end().assert_quiet_success();
+    subject.assert_no_trap_is_left();
+}
+
+/// The number of vCPUs among which the overhead of a period was divided.
+fn counted_vcpus(line: &Line) -> f64 {
+    let taken = line.number("trap_seconds") + line.number("rearm_seconds");
+    taken / (line.number("seconds") * line.number("overhead_ratio"))
+}
+
+#[test]
+fn virtual_cpus_that_come_and_go_are_counted() {
+    let Some(ground) = ground() else { return };
+    let mut subject = boot_growing(&ground, "cpus");
+    let untraced = longest_stall(&mut subject, || ());
+    let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));
+    let until_counted = |vcpus: f64| {
+        let mut lines = (0..40).map(|_| tracer.next());
+        let counted = lines.any(|line| (counted_vcpus(&line) - vcpus).abs() < 0.01);
+        assert!(counted, "{vcpus} vCPUs were never counted");
+    };
+    until_counted(1.0);
+    let mut monitor = subject.guest.qmp().unwrap();
+    let slots = monitor
+        .execute("query-hotpluggable-cpus", json!(null))
+        .unwrap();
+    let slots = slots.as_array().unwrap();
+    let free = slots.iter().find(|slot| slot.get("qom-path").is_none());
+    let mut plug = free.unwrap()["props"].clone();
+    plug["driver"] = free.unwrap()["type"].clone();
+    plug["id"] = json!("second");
+    let from = Instant::now();
+    monitor.execute("device_add", plug).unwrap();
+    until_counted(2.0);
+    let unplug = json!({ "id": "second" });
+    monitor.execute("device_del", unplug).unwrap();
+    until_counted(1.0);
+    drop(monitor);
+    subject.assert_goes_on();
+    let stall = subject.console().longest_stall(from, Instant::now());
+    assert_bounded("vCPU plugged and unplugged", stall.unwrap(), untraced);
     tracer.interrupt();
     tracer.end().assert_quiet_success();
     subject.assert_no_trap_is_left();

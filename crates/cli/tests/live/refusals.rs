@@ -212,14 +212,14 @@ const WITH_SWAP: &str = r#"
 "#;
 
 /// A command that turns the file `swap` on for as long as the words behind it run.
-fn with_swap(swap: &Path) -> Command {
+pub fn with_swap(swap: &Path) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", WITH_SWAP, "sh"]).arg(swap);
     command
 }
 
 /// Whether a swap file can be turned on; says so if not.
-fn can_swap(swap: &Path) -> bool {
+pub fn can_swap(swap: &Path) -> bool {
     let tried = with_swap(swap).arg("true").status().unwrap();
     if tried.code() == Some(77) {
         skip(Lack::Swap, "no swap file can be turned on here");

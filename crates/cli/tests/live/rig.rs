@@ -237,6 +237,16 @@ impl Attach {
         (lines, used.as_secs_f64() / from.elapsed().as_secs_f64())
     }
 
+    /// Takes the lines that have come.
+    pub fn lines_so_far(&self) -> Vec<Line> {
+        self.lines.try_iter().collect()
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Presses Ctrl-C.
     pub fn interrupt(&self) {
         send(self.child.id(), Signal::INT).unwrap();
