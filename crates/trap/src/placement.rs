@@ -1,17 +1,26 @@
 //! Which CPU the trap handler runs on: the vCPU's own.
 //!
 //! A vCPU that waits for a trap leaves its CPU idle. A handler on that very CPU
-//! runs at once and hands it back, where one on another CPU must be woken across CPUs,
+//! runs at once and hands it back, where one on another CPU must be woken across CPUs and
+//! interrupts the vCPU's CPU for every page that it takes away,
 //! which costs several times as much in a nested VM. So the handler follows the
 //! busiest vCPU thread from CPU to CPU.
+//!
+//! The scheduler moves a vCPU that the handler wakes to an idle CPU, if there is one. So a handler whose work takes
+//! longer than it did ([`Placement::suspect`]) reads the vCPU's CPU sooner.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Interval at which the vCPU's CPU is read.
+/// Interval at which the busiest vCPU is determined.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// Minimum interval between two readings of its CPU.
+const INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// Longest line of a thread's stat file: 52 numbers and a name.
+const STAT_BYTES_MAX: usize = 1200;
 
 /// Where the trap handler runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,12 +32,42 @@ pub enum HandlerCpu {
     Any,
 }
 
+/// A vCPU thread's stat file.
+#[derive(Debug)]
+struct ThreadStat {
+    /// `None` if the thread is gone.
+    file: Option<File>,
+    /// CPU time at the last reading.
+    ticks: u64,
+}
+
+impl ThreadStat {
+    fn open(pid: u32, thread: &str) -> Self {
+        Self {
+            file: File::open(format!("/proc/{pid}/task/{thread}/stat")).ok(),
+            ticks: 0,
+        }
+    }
+
+    /// CPU time and CPU.
+    fn read(&self) -> Option<(u64, usize)> {
+        let mut bytes = [0; STAT_BYTES_MAX];
+        let length = self.file.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        parse_stat(str::from_utf8(&bytes[..length]).ok()?)
+    }
+}
+
 /// Keeps the calling thread on a vCPU's CPU; dropped, it may run where it could before.
 #[derive(Debug)]
 pub struct Placement {
-    threads: Vec<(String, u64)>,
+    threads: Vec<ThreadStat>,
     before: Option<CpuSet>,
-    looked: Option<Instant>,
+    /// When the busiest thread was determined.
+    determined: Option<Instant>,
+    /// When its CPU was read.
+    read: Option<Instant>,
+    busiest: usize,
+    is_suspected: bool,
     /// Where the thread was moved last.
     cpu: Option<usize>,
 }
@@ -43,44 +82,49 @@ impl Placement {
                 .flatten();
             threads.extend(tasks.filter_map(|task| task.ok()?.file_name().into_string().ok()));
         }
-        let stat = |thread| (format!("/proc/{pid}/task/{thread}/stat"), 0);
+        let threads = threads.iter().map(|thread| ThreadStat::open(pid, thread));
         Self {
-            threads: threads.into_iter().map(stat).collect(),
+            threads: threads.collect(),
             before: (cpu == HandlerCpu::Follow)
                 .then(|| sched_getaffinity(None).ok())
                 .flatten(),
-            looked: None,
+            determined: None,
+            read: None,
+            busiest: 0,
+            is_suspected: false,
             cpu: None,
         }
     }
 
-    /// Moves the calling thread to the busiest thread's CPU; checks at most every 50 ms.
+    /// Records that the vCPU is probably on another CPU by now.
+    pub fn suspect(&mut self) {
+        self.is_suspected = true;
+    }
+
+    /// Moves the calling thread to the busiest thread's CPU; checks at most every 50 ms, or 1 ms if another CPU is
+    /// suspected.
     ///
     /// Calls `leave` while still on a CPU that is about to be left.
     pub fn follow(&mut self, leave: impl FnOnce()) {
-        let due = self
-            .looked
-            .is_none_or(|looked| looked.elapsed() >= INTERVAL);
-        let Some(before) = self.before.filter(|_| due) else {
+        let Some(before) = self.before else {
             return;
         };
-        self.looked = Some(Instant::now());
-        let mut busiest = None;
-        for (path, ticks_before) in &mut self.threads {
-            let Some((ticks, cpu)) = fs::read_to_string(path)
-                .ok()
-                .as_deref()
-                .and_then(parse_stat)
-            else {
-                continue;
-            };
-            let busy = ticks - (*ticks_before).min(ticks);
-            *ticks_before = ticks;
-            if busiest.is_none_or(|(most, _)| busy > most) {
-                busiest = Some((busy, cpu));
-            }
-        }
-        let Some((_, cpu)) = busiest.filter(|&(_, cpu)| cpu < CpuSet::MAX_CPU) else {
+        let now = Instant::now();
+        let is_past = |then: Option<Instant>, interval| {
+            then.is_none_or(|then| now.saturating_duration_since(then) >= interval)
+        };
+        let cpu = if is_past(self.determined, INTERVAL) {
+            self.determined = Some(now);
+            self.determine()
+        } else if self.is_suspected && is_past(self.read, INTERVAL_MIN) {
+            let busiest = self.threads.get(self.busiest);
+            busiest.and_then(|thread| Some(thread.read()?.1))
+        } else {
+            return;
+        };
+        self.read = Some(now);
+        self.is_suspected = false;
+        let Some(cpu) = cpu.filter(|&cpu| cpu < CpuSet::MAX_CPU) else {
             return;
         };
         // Not on CPUs that an administrator excludes for us.
@@ -94,6 +138,25 @@ impl Placement {
             // A CPU that just went offline: stay on the present one until the next check.
             let _ = sched_setaffinity(None, &only);
         }
+    }
+
+    /// Determines the thread that was the busiest since the last time; returns its CPU.
+    fn determine(&mut self) -> Option<usize> {
+        let mut busiest: Option<(u64, usize, usize)> = None;
+        for (index, thread) in self.threads.iter_mut().enumerate() {
+            let Some((ticks, cpu)) = thread.read() else {
+                thread.file = None;
+                continue;
+            };
+            let busy = ticks - thread.ticks.min(ticks);
+            thread.ticks = ticks;
+            if busiest.is_none_or(|(most, ..)| busy > most) {
+                busiest = Some((busy, index, cpu));
+            }
+        }
+        let (_, index, cpu) = busiest?;
+        self.busiest = index;
+        Some(cpu)
     }
 }
 

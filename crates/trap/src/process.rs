@@ -276,6 +276,11 @@ impl<B: PageBarrier> Session<B> {
         self.placement.follow(|| self.barrier.leave_cpu());
     }
 
+    /// Records that the busiest vCPU is probably on another CPU by now.
+    pub fn suspect_other_cpu(&mut self) {
+        self.placement.suspect();
+    }
+
     /// Calls `visit` for each run of populated pages, in ascending order. Fails if the VM may swap by now.
     pub fn collect(&mut self, visit: impl FnMut(PageRange)) -> Result<Population, TrapError> {
         let start = Instant::now();

@@ -1,7 +1,7 @@
 //! Making the sample inaccessible, page by page as they leave the hot set, and accessible again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_flow::PageNumber;
 
@@ -14,6 +14,8 @@ use crate::ram::PageRange;
 
 /// Pages made inaccessible, or accessible, before waiting accesses are served again.
 pub(super) const CHUNK_PAGES: u64 = 512;
+/// Factor by which making a page inaccessible takes longer if the vCPU is on another CPU than this thread, at least.
+const SLOW: u32 = 2;
 
 impl<B: PageBarrier> Tracer<B> {
     /// Phase 2: makes the sampled pages inaccessible, some of them if `stop` becomes true; serves accesses that trap
@@ -124,12 +126,19 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Makes the page that leaves the hot set inaccessible.
     pub(super) fn rearm_head(&mut self, head: u64) -> Result<(), TrapError> {
+        let start = Instant::now();
         self.counts.rearmed_pages += 1;
         // A page in use by the kernel at that time stays accessible: once more, then later.
         if !self.try_rearm(head)? && !self.try_rearm(head)? {
             self.counts.losses.left_hot_set_accessible += 1;
             self.stuck.push(head);
         }
+        let took = start.elapsed();
+        if took > self.rearming * SLOW {
+            self.session.suspect_other_cpu();
+        }
+        // Follows a fast one at once, slow ones by and by.
+        self.rearming = took.min(self.rearming + self.rearming / 64 + Duration::from_nanos(10));
         Ok(())
     }
 

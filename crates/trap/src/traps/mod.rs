@@ -116,6 +116,8 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     periods: u64,
     /// Number of pages that trapped in the last period with any traps.
     distinct_pages_before: Option<u64>,
+    /// How long it takes to make one page inaccessible when that is fast.
+    rearming: Duration,
     /// Running mean of the time for arming and disarming one page.
     arming_seconds_per_page: f64,
     counts: Counts,
@@ -181,6 +183,7 @@ impl<B: PageBarrier> Tracer<B> {
             faults: Vec::new(),
             periods: 0,
             distinct_pages_before: None,
+            rearming: Duration::from_micros(20),
             arming_seconds_per_page: 2e-6,
             counts: Counts::default(),
             config: config.clone(),

@@ -60,32 +60,46 @@ impl<B: PageBarrier> Tracer<B> {
             .watchdog
             .iter()
             .for_each(Watchdog::beat);
-        let patience = Timespec::try_from(patience).map_err(io::Error::other);
-        let patience = patience.map_err(self.session.process.failed("a wait"))?;
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.session.process.pidfd.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut fds, Some(&patience)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
-            Ok(_) => {}
-            Err(error) => return Err(self.session.process.failed("poll()")(error.into())),
-        }
-        if !fds[1].revents().is_empty() {
-            return Err(TrapError::VmGone {
-                pid: self.session.process.pid,
-            });
-        }
         let mut faults = std::mem::take(&mut self.faults);
-        let read = self.userfault.read_faults(&mut faults);
-        let served = read
-            .map_err(self.session.process.failed("reading the userfaultfd"))
-            .and_then(|()| faults.iter().try_for_each(|&fault| self.serve_fault(fault)));
+        // First without a wait: the next access often waits by the time its vCPU lets this thread run again.
+        let read = self
+            .read_faults(&mut faults)
+            .and_then(|()| match faults.is_empty() {
+                true => self.await_faults(patience, &mut faults),
+                false => Ok(()),
+            });
+        let served =
+            read.and_then(|()| faults.iter().try_for_each(|&fault| self.serve_fault(fault)));
         self.faults = faults;
         if self.batch.is_full() {
             self.flush(sink);
         }
         served
+    }
+
+    fn read_faults(&self, faults: &mut Vec<Fault>) -> Result<(), TrapError> {
+        let read = self.userfault.read_faults(faults);
+        read.map_err(self.session.process.failed("reading the userfaultfd"))
+    }
+
+    /// Waits up to `patience` for accesses.
+    fn await_faults(&self, patience: Duration, faults: &mut Vec<Fault>) -> Result<(), TrapError> {
+        let process = &self.session.process;
+        let patience = Timespec::try_from(patience).map_err(io::Error::other);
+        let patience = patience.map_err(process.failed("a wait"))?;
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&patience)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(process.failed("poll()")(error.into())),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(TrapError::VmGone { pid: process.pid });
+        }
+        self.read_faults(faults)
     }
 
     fn serve_fault(&mut self, fault: Fault) -> Result<(), TrapError> {
