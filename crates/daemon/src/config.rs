@@ -16,6 +16,7 @@ use std::time::Duration;
 use plimsoll_flow::TraceMethod;
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_trap::BackendSetting;
 use plimsoll_vm::AllowedUsers;
 use wildmatch::WildMatch;
 
@@ -96,7 +97,7 @@ pub struct TraceSettings {
     /// Whether VMs are traced.
     pub enabled: bool,
     /// How their RAM is traced; by traps by default.
-    pub backend: TraceMethod,
+    pub backend: BackendSetting,
     /// The program `plimsoll`; by default the one beside the daemon.
     pub program: Option<PathBuf>,
     /// Length of a period; 5 s by default.
@@ -190,7 +191,7 @@ impl Default for Config {
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,
-                backend: TraceMethod::Traps,
+                backend: BackendSetting::Method(TraceMethod::Traps),
                 program: None,
                 period: Duration::from_secs(5),
                 budget: 0.01,

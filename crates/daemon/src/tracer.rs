@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::WorkingSet;
+use plimsoll_flow::{TraceMethod, WorkingSet};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
+use plimsoll_trap::{BACKENDS, BackendSetting};
 use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -49,6 +50,8 @@ struct Read {
     working_set: Option<WorkingSet>,
     heat: VecDeque<HeatRow>,
     periods: u64,
+    /// Of the last line.
+    method: Option<TraceMethod>,
     tracking_rate: f64,
     tracked_pages: u64,
     traps_per_second: f64,
@@ -125,6 +128,14 @@ impl Tracer {
             wait: RESTART.0,
             again_at: now,
             started: now,
+        }
+    }
+
+    /// How it observes pages; where it chooses by itself, the registry's first backend until its first report.
+    fn method(&self) -> TraceMethod {
+        match self.settings.backend {
+            BackendSetting::Method(method) => method,
+            BackendSetting::Auto => lock(&self.read).method.unwrap_or(BACKENDS[0].method),
         }
     }
 
@@ -282,7 +293,7 @@ impl Drop for Tracer {
 
 impl Feed for Tracer {
     fn source(&self) -> CurveSource {
-        self.settings.backend.into()
+        self.method().into()
     }
 
     fn seen(&mut self) -> FeedReport {
@@ -312,7 +323,7 @@ impl Feed for Tracer {
             working_set: read.working_set.filter(|_| fresh),
             trace: Some(TraceView {
                 state,
-                method: self.settings.backend,
+                method: self.method(),
                 error: self.error.clone().filter(|_| self.child.is_none()),
                 pid: self.child.as_ref().map(Child::id),
                 periods: read.periods,
@@ -373,6 +384,7 @@ impl Read {
     fn take(&mut self, line: PeriodLine, time: Time) {
         let now = time.unix_ms;
         self.periods += 1;
+        self.method = Some(line.method);
         self.tracking_rate = line.tracking_rate;
         self.tracked_pages = line.tracked_pages;
         self.traps_per_second = line.traps as f64 / line.seconds;
@@ -420,7 +432,7 @@ mod tests {
     fn settings() -> TraceSettings {
         TraceSettings {
             enabled: true,
-            backend: TraceMethod::Traps,
+            backend: BackendSetting::Method(TraceMethod::Traps),
             program: None,
             period: Duration::from_secs(5),
             budget: 0.01,
@@ -536,6 +548,7 @@ mod tests {
             first_touches_unseen: 0,
             mean_absolute_error: None,
             curve: None,
+            choice: None,
             heat_pages: None,
         };
         change(&mut line);
@@ -614,7 +627,7 @@ mod tests {
             (0.0, 30.0)
         );
         let scans = TraceSettings {
-            backend: TraceMethod::AccessedPageScans,
+            backend: BackendSetting::Method(TraceMethod::AccessedPageScans),
             ..settings()
         };
         let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &scans, false);
@@ -623,6 +636,19 @@ mod tests {
             tracer.seen().trace.unwrap().method,
             TraceMethod::AccessedPageScans
         );
+    }
+
+    #[test]
+    fn a_tracer_that_chose_its_backend_reports_which() {
+        let line = period(|line| line.method = TraceMethod::AccessedPageScans);
+        let (_folder, mut tracer) = scripted(&format!("echo '{line}'; sleep 60"));
+        tracer.settings.backend = BackendSetting::Auto;
+        assert_eq!(tracer.source(), CurveSource::Trap);
+        let seen = until(&mut tracer, |seen| {
+            seen.trace.as_ref().is_some_and(|trace| trace.periods == 1)
+        });
+        assert_eq!(seen.trace.unwrap().method, TraceMethod::AccessedPageScans);
+        assert_eq!(tracer.source(), CurveSource::Scan);
     }
 
     #[test]

@@ -7,7 +7,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use plimsoll_estimator::live::{LIVE_ESTIMATORS, LiveEstimatorRow, LiveInputKind};
 use plimsoll_flow::TraceMethod;
 use plimsoll_output::bail_usage;
-use plimsoll_trap::{BACKENDS, BackendRow, HandlerCpu, RateRule, SCALE_MAX, TraceConfig};
+use plimsoll_trap::{
+    BACKENDS, BackendRow, BackendSetting, HandlerCpu, RateRule, SCALE_MAX, TraceConfig,
+};
 
 use plimsoll_protocol::size::{Interval, QuantityError, Rate};
 
@@ -16,7 +18,7 @@ use plimsoll_protocol::size::{Interval, QuantityError, Rate};
 pub struct TracingArgs {
     /// Method of tracing
     #[arg(long, value_parser = backends(), default_value = BACKENDS[0].name())]
-    pub backend: TraceMethod,
+    pub backend: BackendSetting,
     /// Length of a period
     #[arg(long, default_value = "5s")]
     pub period: Interval,
@@ -59,10 +61,14 @@ pub struct TracingArgs {
 }
 
 /// Parser of a backend's name.
-fn backends() -> impl TypedValueParser<Value = TraceMethod> {
+fn backends() -> impl TypedValueParser<Value = BackendSetting> {
     let rows = BACKENDS.iter();
     let names = rows.map(|row| PossibleValue::new(row.name()).help(row.sees));
-    PossibleValuesParser::new(names).try_map(|name| name.parse::<TraceMethod>())
+    let auto = PossibleValue::new(BackendSetting::AUTO).help(BackendSetting::AUTO_HELP);
+    PossibleValuesParser::new(names.chain([auto])).try_map(|name| match &*name {
+        BackendSetting::AUTO => Ok(BackendSetting::Auto),
+        name => name.parse().map(BackendSetting::Method),
+    })
 }
 
 /// Parser of the name of an estimator of references in order.
@@ -117,14 +123,20 @@ impl fmt::Display for Budget {
 }
 
 impl TracingArgs {
-    /// The backend and its settings.
+    /// The backends to choose from, of which there is one unless the choice is left to us, and their settings.
     ///
     /// # Errors
     ///
     /// A [`UsageError`](plimsoll_output::exit::UsageError) for a rate whose inverse is not a whole number of pages, and
     /// for options that do not apply to the backend.
-    pub fn watch(&self) -> anyhow::Result<(TraceMethod, TraceConfig)> {
-        let row = BackendRow::of(self.backend);
+    pub fn watch(&self) -> anyhow::Result<(Vec<&'static BackendRow>, TraceConfig)> {
+        let mut rows: Vec<_> = match self.backend {
+            BackendSetting::Method(method) => vec![BackendRow::of(method)],
+            BackendSetting::Auto => {
+                let rows = BACKENDS.iter().copied();
+                rows.filter(|row| row.curve_cost.is_some()).collect()
+            }
+        };
         let given = [
             ("--hot-set", self.hot_set.is_some()),
             ("--group", self.group.is_some()),
@@ -133,15 +145,18 @@ impl TracingArgs {
             ("--writes", self.writes),
             ("--sample", self.sample.is_some()),
         ];
-        let foreign = |&(option, given): &(&str, bool)| given && !row.options.contains(&option);
-        if let Some((option, _)) = given.into_iter().find(foreign) {
-            bail_usage!("{}", goes_with(option));
+        for (option, _) in given.into_iter().filter(|&(_, given)| given) {
+            rows.retain(|row| row.options.contains(&option));
+            if rows.is_empty() {
+                bail_usage!("{}", goes_with(option));
+            }
         }
         let rate_rule = self.rate_rule.rule();
-        if !row.rate_rules.contains(&rate_rule) {
+        rows.retain(|row| row.rate_rules.contains(&rate_rule));
+        if rows.is_empty() {
             bail_usage!(
-                "--backend {row} goes with --rate-rule budget or fixed",
-                row = row.name()
+                "--backend {} goes with --rate-rule budget or fixed",
+                self.backend
             );
         }
         let default = TraceConfig::default();
@@ -167,7 +182,7 @@ impl TracingArgs {
             sample_pages: sample.unwrap_or(default.sample_pages),
             allow_namespaced: self.allow_namespaced,
         };
-        Ok((self.backend, config))
+        Ok((rows, config))
     }
 
     /// The settings of traps.
@@ -176,10 +191,12 @@ impl TracingArgs {
     ///
     /// As [`watch`](Self::watch), and if another backend was chosen.
     pub fn config(&self) -> anyhow::Result<TraceConfig> {
-        match self.watch()? {
-            (TraceMethod::Traps, config) => Ok(config),
-            (other, _) => bail_usage!("--backend {other}: this is measured with traps alone"),
+        let (rows, config) = self.watch()?;
+        if !rows.iter().any(|row| row.method == TraceMethod::Traps) {
+            let other = self.backend;
+            bail_usage!("--backend {other}: this is measured with traps alone");
         }
+        Ok(config)
     }
 
     /// Capacity of the hot set.

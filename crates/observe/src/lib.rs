@@ -38,8 +38,8 @@ use plimsoll_flow::{
     WorkingSetBound,
 };
 use plimsoll_trap::{
-    Assessment, Backend, BackendRow, Observation, Refusal, TouchCost, TraceConfig, TraceTarget,
-    TrapError, Yield,
+    Assessment, Backend, BackendRow, Choice, Observation, Refusal, TouchCost, TraceConfig,
+    TraceTarget, TrapError, Yield,
 };
 use plimsoll_vm::{QemuVm, VmError};
 
@@ -355,6 +355,24 @@ pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, Obse
         }
     }
     Ok(assessments)
+}
+
+/// Chooses among `candidates` the backend that costs a VM least for the same error. Does not change the VM.
+///
+/// # Errors
+///
+/// None of them can attach, or the VM's process cannot be read.
+pub fn choose(
+    vm: &QemuVm,
+    candidates: &[&BackendRow],
+    config: &TraceConfig,
+) -> Result<Choice, ObserveError> {
+    let mut assessments = assess(vm, config)?;
+    assessments.retain(|found| candidates.iter().any(|row| row.method == found.row.method));
+    Choice::of(assessments, vm.pid).map_err(|source| ObserveError::Trace {
+        vm: vm.id.clone(),
+        source,
+    })
 }
 
 /// The description of a VM for a backend.

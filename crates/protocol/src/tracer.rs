@@ -104,9 +104,28 @@ pub struct PeriodLine {
         skip_serializing_if = "Option::is_none"
     )]
     pub curve: Option<Option<CurveJson>>,
+    /// With `--backend auto`, in the first period: why this backend was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Vec<CandidateLine>>,
     /// With `--heatmap`: pages used in each cell of the RAM, scaled up from the sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heat_pages: Option<Vec<u32>>,
+}
+
+/// A backend that `--backend auto` considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CandidateLine {
+    /// The backend.
+    pub backend: TraceMethod,
+    /// Whether it was chosen.
+    pub is_chosen: bool,
+    /// Time of the VM that a curve of a period takes for the error at which backends are compared; `null` if the backend
+    /// cannot observe the VM.
+    pub curve_seconds: Option<f64>,
+    /// Time of one observed touch on this host; `null` if it was not measured.
+    pub touch_seconds: Option<f64>,
+    /// The cost, or the obstacle, in words.
+    pub why: String,
 }
 
 /// Reads a field that must be present, so that `null` differs from an absent field.

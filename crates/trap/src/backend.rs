@@ -14,7 +14,7 @@ use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement;
 use crate::target::TraceTarget;
-use crate::trial::TouchCost;
+use crate::trial::{TouchCost, Toucher};
 
 /// A VM that is being observed. Dropped, it leaves nothing in the VM.
 pub trait Backend: fmt::Debug + Send {
@@ -130,8 +130,11 @@ pub struct BackendRow {
     pub rate_rules: &'static [RateRule],
     /// Requirements on VM and caller, depending on the settings, in the order in which refusals are reported.
     pub(crate) requirements: fn(&TraceConfig) -> &'static [Requirement],
-    /// Tries it on memory of this process; returns the time that an observed touch takes on this host.
-    pub trial: fn() -> Result<Duration, TrapError>,
+    /// Tries it on memory of this process; returns the time that an observed touch takes from a toucher on this host.
+    pub trial: fn(Toucher) -> Result<Duration, TrapError>,
+    /// Time of a VM that the curve of a period takes for an error of [`CURVE_ERROR`](crate::CURVE_ERROR), by the time of
+    /// an observed touch, as measured on guests with known curves; `None` if it is not chosen by itself.
+    pub curve_cost: Option<fn(Duration) -> Duration>,
     /// Attaches to a VM.
     pub(crate) attach: Attach,
 }

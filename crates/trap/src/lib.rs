@@ -25,6 +25,7 @@ mod account;
 mod assess;
 mod backend;
 mod barrier;
+mod choice;
 mod claim;
 mod config;
 mod error;
@@ -55,6 +56,7 @@ mod write_scan;
 
 pub use assess::{Assessment, assess};
 pub use backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
+pub use choice::{BackendSetting, CURVE_ERROR, Candidate, Choice, CurveCost, Verdict};
 pub use config::TraceConfig;
 pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};

@@ -40,7 +40,8 @@ pub const ROW: BackendRow = BackendRow {
     options: &["--sample"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| &[SharedRam, Unlocked, NoSwap, PageAccess],
-    trial: || measure_fault_cost(Toucher::Thread),
+    trial: measure_fault_cost,
+    curve_cost: None,
     attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
 };
 

@@ -252,12 +252,12 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     Ok(median(&mut touches.whole))
 }
 
-/// Measures the cost of the first write to a page that is protected asynchronously.
+/// Measures the cost of the first write to a present page that is protected asynchronously.
 ///
 /// # Errors
 ///
 /// As [`measure_trap_cost`].
-pub fn measure_write_fault_cost() -> Result<Duration, TrapError> {
+pub fn measure_write_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
@@ -266,13 +266,9 @@ pub fn measure_write_fault_cost() -> Result<Duration, TrapError> {
         .map_err(|source| Refusal::of_missing(purpose.kernel_feature(), source))?;
     let protected = userfault.write_protect(memory.range());
     protected.map_err(failed("write-protecting pages"))?;
-    let write = |index: usize| {
-        let start = Instant::now();
-        memory.word(index).fetch_add(1, Ordering::Relaxed);
-        start.elapsed()
-    };
-    let mut faults: Vec<_> = (0..PAGES).map(write).collect();
-    Ok(median(&mut faults))
+    let touches = touch(toucher, &memory, 1);
+    let mut touches = touches.map_err(failed("writing to pages"))?;
+    Ok(median(&mut touches.whole))
 }
 
 /// The upper limit of the shortest quarter.

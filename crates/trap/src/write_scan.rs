@@ -34,7 +34,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_write_fault_cost};
+use crate::trial::{TouchCost, Toucher, measure_for, measure_write_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
 /// Scans in a period, unless their interval is given.
@@ -53,6 +53,7 @@ pub const ROW: BackendRow = BackendRow {
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| &[SmallPages, NoUserfault, Injection],
     trial: measure_write_fault_cost,
+    curve_cost: None,
     attach: |target, config| Ok(Box::new(WriteScanner::attach(target, config)?)),
 };
 
@@ -66,6 +67,7 @@ struct WriteScanner {
     written: WrittenPages,
     config: TraceConfig,
     fault_cost: Duration,
+    toucher: Toucher,
     /// Pages passed on in this window.
     touched: PageBits,
     batch: ReferenceBatch,
@@ -92,12 +94,14 @@ impl WriteScanner {
             let protected = userfault.write_protect(range);
             protected.map_err(process.failed("write-protecting its RAM"))?;
         }
+        let (fault_cost, toucher) = measure_for(target.pid, measure_write_fault_cost)?;
         Ok(Self {
             process,
             presence,
             userfault,
             written: WrittenPages::new(),
-            fault_cost: measure_write_fault_cost()?,
+            fault_cost,
+            toucher,
             touched: PageBits::new(layout.pages()),
             batch: ReferenceBatch::new(),
             periods: 0,
@@ -214,7 +218,7 @@ impl Backend for WriteScanner {
     fn touch_cost(&self) -> TouchCost {
         TouchCost {
             time: self.fault_cost,
-            toucher: Toucher::Thread,
+            toucher: self.toucher,
         }
     }
 

@@ -346,13 +346,16 @@ void guest_main(u32 ring0_ticks)
 	if (!pages || work < 4 || work > PAGE_WORDS)
 		give_up("mib= must be 1 or more, work= 4 to 512");
 	random_state = setting_number("seed", 1);
-	const u64 write_share = setting_share("write_ratio");
+	const u64 write_share = setting_share("write_ratio"), hot_share = setting_share("hot_ratio");
+	const u64 hot_pages = setting_number("hot_mib", 0) * PAGES_PER_MIB;
 	const u64 think = setting_number("think", 0);
 	const u64 step_ticks = setting_number("step_ms", 5000) * ticks_per_ms;
 	const u64 report_ticks = setting_number("report_ms", 200) * ticks_per_ms;
 	const u64 seconds = setting_number("seconds", 0), visits = setting_number("visits", ~0ul);
 	const u64 stall_min = ticks_per_ms * STALL_US / 1000, long_min = ticks_per_ms * LONG_STALL_US / 1000;
 
+	if (hot_pages > pages || (hot_share && !hot_pages))
+		give_up("hot_mib= must be 1 or more, at most mib=");
 	begin("ready");
 	key("workload");
 	put(name);
@@ -387,7 +390,7 @@ void guest_main(u32 ring0_ticks)
 	while (now < finish && total < visits) {
 		for (unsigned i = 0; i < VISITS; i++) {
 			if (order == UNIFORM)
-				page = below(pages);
+				page = below(hot_share && (random() & 0xffff) < hot_share ? hot_pages : pages);
 			else if (++page >= size)
 				page = 0;
 			u64 touched = ticks(), version = verify(page);

@@ -11,12 +11,11 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use plimsoll_estimator::live::LiveEstimatorRow;
-use plimsoll_flow::TraceMethod;
 use plimsoll_observe::args::{TracingArgs, estimators};
-use plimsoll_observe::{Observer, ObserverOptions};
+use plimsoll_observe::{Observer, ObserverOptions, choose};
 use plimsoll_output::{Format, OutputArgs, bail_usage, ignore_suspension, stop_flag};
 use plimsoll_plot::encode;
-use plimsoll_trap::{Refusal, TrapError, stay_ready};
+use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
 
 use plimsoll_protocol::size::Interval;
 
@@ -66,8 +65,11 @@ pub struct Args {
 /// seen until then is reported.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
-    let (method, config) = args.tracing.watch()?;
-    if method != TraceMethod::Traps && (args.estimator.is_some() || args.compare) {
+    let (mut backends, config) = args.tracing.watch()?;
+    if args.estimator.is_some() || args.compare {
+        backends.retain(|row| row.yields == Yield::References);
+    }
+    if backends.is_empty() {
         bail_usage!(
             "--estimator and --compare go with --backend trap: the others observe no order"
         );
@@ -87,7 +89,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         reach: args.window.map(Interval::get),
         heat_cells: args.heatmap,
     };
-    let mut observer = Observer::attach(&vm, method, &config, &options)?;
+    let choice = match args.tracing.backend {
+        BackendSetting::Auto => Some(choose(&vm, &backends, &config)?),
+        BackendSetting::Method(_) => None,
+    };
+    let backend = choice.as_ref().map_or(backends[0], |choice| choice.row);
+    let mut observer = Observer::attach(&vm, backend.method, &config, &options)?;
     // Without the right to, the backend's watchdog bounds what a late tracer can do to the VM.
     let _ = stay_ready();
 
@@ -108,6 +115,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut report = Report {
         args,
         vm: &vm,
+        backend,
+        choice: choice.as_ref(),
         totals: Totals::default(),
     };
     report.begin(format, &observer, rows)?;

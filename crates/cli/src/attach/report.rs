@@ -9,8 +9,8 @@ use plimsoll_flow::{
 use plimsoll_observe::{Curves, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
-use plimsoll_protocol::tracer::{FinalLine, PeriodLine, TracerLine};
-use plimsoll_trap::Toucher;
+use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
+use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Verdict};
 use plimsoll_vm::QemuVm;
 
 use super::Args;
@@ -25,6 +25,9 @@ const POINTS_OF_TABLE: usize = 16;
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
     pub(super) vm: &'a QemuVm,
+    pub(super) backend: &'static BackendRow,
+    /// `None` if the user chose the backend.
+    pub(super) choice: Option<&'a Choice>,
     pub(super) totals: Totals,
 }
 
@@ -115,6 +118,18 @@ impl Report<'_> {
                     size(self.ram()),
                     if vcpus == 1 { "" } else { "s" },
                 )?;
+                for candidate in self.candidates() {
+                    let chosen = if candidate.row.method == self.backend.method {
+                        "chosen"
+                    } else {
+                        "not chosen"
+                    };
+                    writeln!(
+                        rows,
+                        "Backend {} {chosen}: {candidate}",
+                        candidate.row.name()
+                    )?;
+                }
                 let tracing = &self.args.tracing;
                 let cost = observer.touch_cost();
                 let cost_us = cost.time.as_secs_f64() * 1e6;
@@ -126,13 +141,13 @@ impl Report<'_> {
                     (Toucher::Thread, _) => "",
                 };
                 let (period, budget) = (&tracing.period, &tracing.budget);
-                let (touches, more) = if tracing.backend == TraceMethod::FirstTouches {
+                let (touches, more) = if self.backend.method == TraceMethod::FirstTouches {
                     writeln!(
                         rows,
                         "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
                     )?;
                     ("traps/s", "  waiting")
-                } else if tracing.backend != TraceMethod::Traps {
+                } else if self.backend.method != TraceMethod::Traps {
                     writeln!(
                         rows,
                         "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
@@ -227,6 +242,24 @@ impl Report<'_> {
         Ok(())
     }
 
+    fn candidates(&self) -> &[Candidate] {
+        self.choice.map_or(&[], |choice| &choice.candidates)
+    }
+
+    fn candidate_line(&self, candidate: &Candidate) -> CandidateLine {
+        let cost = match candidate.verdict {
+            Verdict::Cost(cost) => Some(cost),
+            Verdict::Refused(_) | Verdict::Failed(_) => None,
+        };
+        CandidateLine {
+            backend: candidate.row.method,
+            is_chosen: candidate.row.method == self.backend.method,
+            curve_seconds: cost.map(|cost| cost.curve.as_secs_f64()),
+            touch_seconds: cost.map(|cost| cost.touch.time.as_secs_f64()),
+            why: candidate.to_string(),
+        }
+    }
+
     fn period_line(&self, period: &ObservedPeriod) -> PeriodLine {
         let report = &period.period;
         let is_trap = report.method == TraceMethod::Traps;
@@ -273,6 +306,13 @@ impl Report<'_> {
                 .args
                 .curve
                 .then(|| period.curve.as_ref().map(|curve| self.curve_json(curve))),
+            choice: self.choice.filter(|_| report.index == 0).map(|choice| {
+                choice
+                    .candidates
+                    .iter()
+                    .map(|one| self.candidate_line(one))
+                    .collect()
+            }),
             heat_pages: period.heat.clone(),
         }
     }
@@ -288,7 +328,7 @@ impl Report<'_> {
         match format {
             Format::Csv => {}
             Format::Json => {
-                let method = self.args.tracing.backend;
+                let method = self.backend.method;
                 let line = FinalLine {
                     schema: SCHEMA,
                     vm: self.vm.id.0.clone(),
@@ -333,7 +373,7 @@ impl Report<'_> {
     /// The stages' cost, \[AET\] §4.3.
     fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
         let totals = &self.totals;
-        let backend = self.args.tracing.backend;
+        let backend = self.backend.method;
         let (seen, touches, again, looking) = if backend == TraceMethod::FirstTouches {
             let seen = format!("{} traps", grouped(totals.traps as f64));
             (seen, "traps", "armed", "choosing, arming and estimating")
@@ -411,7 +451,7 @@ impl Report<'_> {
 
     /// What the curve's ratios are shares of.
     fn what_is_counted(&self) -> &'static str {
-        match self.args.tracing.backend {
+        match self.backend.method {
             TraceMethod::Traps => "references past the hot set",
             TraceMethod::FirstTouches => "first touches of sampled pages",
             _ => "touches found by scans",
@@ -435,7 +475,7 @@ impl Report<'_> {
         };
         // Without a hot set the curve begins where it is resolved.
         let first = chosen.points().first().map_or(0, |point| point.size.0);
-        let resolution = PageCount(match self.args.tracing.backend {
+        let resolution = PageCount(match self.backend.method {
             TraceMethod::FirstTouches => first,
             _ => self.totals.resolution_pages.unwrap_or_default(),
         });
@@ -457,7 +497,7 @@ impl Report<'_> {
             shades: vec![Shade {
                 from: 0.0,
                 to: bytes(resolution).min(until) as f64,
-                label: match self.args.tracing.backend {
+                label: match self.backend.method {
                     TraceMethod::Traps => "below the hot set".to_owned(),
                     TraceMethod::FirstTouches => "below the first touches".to_owned(),
                     _ => "below the scans' resolution".to_owned(),

@@ -5,7 +5,7 @@
 use anyhow::Context as _;
 use plimsoll_observe::assess;
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
-use plimsoll_trap::{Assessment, BackendRow, TraceConfig, TrapError};
+use plimsoll_trap::{Assessment, BackendRow, Toucher, TraceConfig, TrapError};
 use plimsoll_vm::QemuVm;
 
 use super::machines::description;
@@ -21,8 +21,8 @@ pub struct VmAssessment {
     pub title: String,
     /// Every backend, in the order of the registry.
     pub backends: Vec<BackendView>,
-    /// What each backend observes, for those that can.
-    sees: Vec<&'static str>,
+    /// What each backend observes, for those that can, and the cost of a touch.
+    sees: Vec<String>,
 }
 
 impl VmAssessment {
@@ -33,8 +33,8 @@ impl VmAssessment {
     /// Why its process cannot be read.
     pub fn of(vm: &QemuVm) -> anyhow::Result<Self> {
         let assessments = assess(vm, &TraceConfig::default())?;
-        let sees = assessments.iter().map(|found| found.row.sees).collect();
-        let backends = assessments.into_iter().map(view).collect();
+        let views = assessments.into_iter().map(|found| view(found, vm.pid));
+        let (backends, sees) = views.unzip();
         Ok(Self {
             name: vm.id.0.clone(),
             title: format!("VM {}: {}", vm.id, description(vm)),
@@ -49,7 +49,7 @@ impl VmAssessment {
         for (backend, sees) in self.backends.iter().zip(&self.sees) {
             let name = backend.backend.name();
             if backend.refusals.is_empty() {
-                findings.push(Finding::ok(name, *sees));
+                findings.push(Finding::ok(name, sees));
             }
             let refusals = backend.refusals.iter();
             findings
@@ -72,23 +72,37 @@ pub fn examine(vm: &str) -> anyhow::Result<VmAssessment> {
     VmAssessment::of(&found).with_context(|| format!("cannot assess VM {}", found.id))
 }
 
-fn view(assessment: Assessment) -> BackendView {
+/// A backend's view, and what it observes at which cost.
+fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
     let Assessment { row, refusals } = assessment;
-    let of_vm = refusals.iter().map(|refusal| BackendRefusal {
+    let refusals = refusals.iter().map(|refusal| BackendRefusal {
         name: refusal.name().to_owned(),
         why: refusal.to_string(),
         change: refusal.change(),
     });
-    BackendView {
-        backend: row.method,
-        refusals: of_vm.chain(of_host(row)).collect(),
+    let mut refusals: Vec<_> = refusals.collect();
+    let mut sees = row.sees.to_owned();
+    match row.trial_for(pid) {
+        Ok(cost) => {
+            let of = match cost.toucher {
+                Toucher::KvmVcpu => "KVM vCPU",
+                Toucher::Thread => "thread",
+            };
+            let us = cost.time.as_secs_f64() * 1e6;
+            sees += &format!("; a touch costs {us:.1} us of a {of}");
+        }
+        Err(error) => refusals.push(of_host(row, &error)),
     }
+    let view = BackendView {
+        backend: row.method,
+        refusals,
+    };
+    (view, sees)
 }
 
-/// Why a backend does not work on this host, with any VM.
-fn of_host(row: &BackendRow) -> Option<BackendRefusal> {
-    let error = (row.trial)().err()?;
-    Some(match &error {
+/// Why a backend does not work on this host.
+fn of_host(row: &BackendRow, error: &TrapError) -> BackendRefusal {
+    match error {
         TrapError::Refused(refusal) => BackendRefusal {
             name: refusal.name().to_owned(),
             why: refusal.to_string(),
@@ -99,7 +113,7 @@ fn of_host(row: &BackendRow) -> Option<BackendRefusal> {
             why: with_causes(other),
             change: format!("the backend needs {}", row.needs),
         },
-    })
+    }
 }
 
 #[cfg(test)]
@@ -128,7 +142,7 @@ mod tests {
                     refusals: vec![],
                 },
             ],
-            sees: vec!["references", "writes"],
+            sees: vec!["references".to_owned(), "writes".to_owned()],
         };
         let lines = assessment.chapter().findings;
         let lines: Vec<_> = lines

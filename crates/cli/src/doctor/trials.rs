@@ -5,8 +5,9 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use plimsoll_trap::{BACKENDS, BackendRow, Refusal, TrapError};
+use plimsoll_trap::{BACKENDS, BackendRow, Refusal, Toucher, TrapError};
 use plimsoll_vm::{KvmSupport, QEMU, detect};
 
 use super::{Chapter, Finding};
@@ -27,11 +28,18 @@ pub fn examine() -> Chapter {
 
 fn backend(row: &BackendRow) -> Finding {
     let subject = format!("backend {}", row.name());
-    match (row.trial)() {
-        Ok(cost) => Finding::ok(
-            subject,
-            format!("works; a touch costs {:.1} us", cost.as_secs_f64() * 1e6),
-        ),
+    match (row.trial)(Toucher::Thread) {
+        Ok(cost) => {
+            let us = |cost: Duration| cost.as_secs_f64() * 1e6;
+            // A host without KVM has no vCPU to measure on.
+            let of_vcpu = (row.trial)(Toucher::KvmVcpu).ok();
+            let of_vcpu = of_vcpu.map(|cost| format!(", {:.1} us of a KVM vCPU", us(cost)));
+            let of_vcpu = of_vcpu.unwrap_or_default();
+            Finding::ok(
+                subject,
+                format!("works; a touch costs {:.1} us{of_vcpu}", us(cost)),
+            )
+        }
         Err(error @ TrapError::Refused(Refusal::NoPrivilege { .. })) => {
             Finding::no(subject, with_causes(&error), "run as root")
         }

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_flow::TraceMethod;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyOptions};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_trap::BackendSetting;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -109,7 +109,7 @@ keys! {
     }
     [trace, TraceKeys]: "a section: write [trace]" {
         enabled: Flag => all.config.trace.enabled,
-        backend: Word<TraceMethod> => all.config.trace.backend,
+        backend: Word<BackendSetting> => all.config.trace.backend,
         program: OrAuto<FilePath> => all.config.trace.program,
         period: Time<100, HOUR> => all.config.trace.period,
         budget: ShareIn<ABOVE_0_TO_1> => all.config.trace.budget,

@@ -130,7 +130,7 @@ fn every_key_is_taken() {
         },
         trace: TraceSettings {
             enabled: false,
-            backend: TraceMethod::AccessedPageScans,
+            backend: BackendSetting::Method(TraceMethod::AccessedPageScans),
             program: Some("/opt/plimsoll".into()),
             period: Duration::from_millis(500),
             budget: 0.02,
@@ -247,6 +247,14 @@ fn the_example_and_the_guide_describe_every_backend_that_gives_curves_and_no_oth
         let in_example = EXAMPLE.contains(&format!("# \"{name}\": {sees}\n"));
         assert_eq!(in_example, row.gives_curve(), "{name}");
     }
+}
+
+#[test]
+fn the_choice_of_the_backend_can_be_left_to_the_tracer() {
+    let config = read("[trace]\nbackend = \"auto\"").unwrap();
+    assert_eq!(config.trace.backend, BackendSetting::Auto);
+    let help = BackendSetting::AUTO_HELP;
+    assert!(EXAMPLE.contains(&format!("# \"auto\": {help}\n")));
 }
 
 #[test]

@@ -6,12 +6,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_flow::TraceMethod;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
-use plimsoll_trap::BACKENDS;
+use plimsoll_trap::{BACKENDS, BackendSetting};
 use plimsoll_vm::AllowedUsers;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
@@ -364,13 +363,15 @@ impl Words for Mode {
     }
 }
 
-impl Words for TraceMethod {
+impl Words for BackendSetting {
     type Value = Self;
 
-    /// The backends whose curves are suitable for decisions.
+    /// The backends whose curves are suitable for decisions, and the choice among them.
     fn words() -> Vec<(&'static str, Self)> {
         let rows = BACKENDS.iter().filter(|row| row.gives_curve());
-        rows.map(|row| (row.name(), row.method)).collect()
+        let methods = rows.map(|row| Self::Method(row.method));
+        let settings = methods.chain([Self::Auto]);
+        settings.map(|setting| (setting.name(), setting)).collect()
     }
 }
 

@@ -81,7 +81,8 @@ pub const ROW: BackendRow = BackendRow {
             Injection,
         ]
     },
-    trial: || measure_trap_cost(HandlerCpu::Any, Toucher::Thread).map(|cost| cost.whole),
+    trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
+    curve_cost: None,
     attach: |target, config| Ok(Box::new(FirstTouchSampler::attach(target, config)?)),
 };
 

@@ -67,6 +67,10 @@ const CHUNK_PAGES: usize = 64;
 const SCANS_MIN: u64 = 3;
 /// Minimum sample from which to conclude that a VM cannot be scanned, if most of its pages stay mapped.
 const TRIED_MIN: u64 = 64;
+/// Number of touches found in a period for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), and the CPU
+/// time of the scanner for each, as measured (docs/performance.md).
+const TOUCHES_PER_CURVE: u32 = 3700;
+const SCANNING_PER_TOUCH: Duration = Duration::from_micros(7);
 
 /// The backend `scan`.
 pub const ROW: BackendRow = BackendRow {
@@ -93,7 +97,8 @@ pub const ROW: BackendRow = BackendRow {
             &[SharedRam, Unlocked, NoSwap, PageAccess]
         }
     },
-    trial: || measure_fault_cost(Toucher::Thread),
+    trial: measure_fault_cost,
+    curve_cost: Some(|fault| (fault + SCANNING_PER_TOUCH) * TOUCHES_PER_CURVE),
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
 };
 

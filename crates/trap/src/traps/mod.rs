@@ -60,6 +60,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const HOT_SET_PAGES_MIN: u32 = 16;
 /// Share of the time budget that making pages inaccessible may take; the rest is for traps.
 const ARMING_SHARE: f64 = 0.25;
+/// Number of traps in a period for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), as measured
+/// (docs/performance.md).
+const TRAPS_PER_CURVE: u32 = 550;
 
 /// The backend `trap`.
 pub const ROW: BackendRow = BackendRow {
@@ -87,7 +90,8 @@ pub const ROW: BackendRow = BackendRow {
             Injection,
         ]
     },
-    trial: || measure_trap_cost(HandlerCpu::Any, Toucher::Thread).map(|cost| cost.whole),
+    trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
+    curve_cost: Some(|trap| trap * TRAPS_PER_CURVE),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
 };
 

@@ -1,0 +1,230 @@
+//! The choice of the backend that costs a VM least.
+//!
+//! The candidates are the backends whose row has a figure for the cost of a curve ([`BackendRow::curve_cost`]) and that can
+//! attach to the VM ([`assess`](crate::assess)). The figure depends on the time of one observed touch, which a trial on
+//! this host measures: on a vCPU of KVM if KVM runs the VM, otherwise on a thread. The candidate with the lowest cost
+//! for the same error is chosen.
+//!
+//! Not here: the figures, which are the rows' own, and how they were measured (docs/performance.md).
+
+use std::fmt;
+use std::time::Duration;
+
+use plimsoll_flow::TraceMethod;
+
+use crate::assess::Assessment;
+use crate::backend::BackendRow;
+use crate::error::TrapError;
+use crate::refusal::Refusal;
+use crate::trial::{TouchCost, measure_for};
+
+/// The mean absolute error of a curve for which backends are compared.
+pub const CURVE_ERROR: f64 = 0.13;
+
+/// A backend as users choose it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendSetting {
+    /// Whichever costs the VM least for the same error.
+    Auto,
+    /// This one.
+    Method(TraceMethod),
+}
+
+impl BackendSetting {
+    /// The name of [`Auto`](Self::Auto) in options and configuration.
+    pub const AUTO: &'static str = "auto";
+    /// What it means, as a sentence for help.
+    pub const AUTO_HELP: &'static str = "The backend that costs this VM least for the same error of its curve, of those that can attach to it";
+
+    /// The name in options and configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => Self::AUTO,
+            Self::Method(method) => method.name(),
+        }
+    }
+}
+
+impl fmt::Display for BackendSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What became of a candidate.
+#[derive(Debug)]
+pub enum Verdict {
+    /// It can attach.
+    Cost(CurveCost),
+    /// It cannot attach to this VM.
+    Refused(Refusal),
+    /// Its trial on this host failed.
+    Failed(TrapError),
+}
+
+/// The cost to a VM of a curve with an error of [`CURVE_ERROR`].
+#[derive(Debug, Clone, Copy)]
+pub struct CurveCost {
+    /// One observed touch.
+    pub touch: TouchCost,
+    /// The curve of a period: time taken from the VM.
+    pub curve: Duration,
+}
+
+/// A backend that was considered.
+#[derive(Debug)]
+pub struct Candidate {
+    /// The backend.
+    pub row: &'static BackendRow,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+impl Candidate {
+    fn of(assessment: Assessment, pid: u32) -> Option<Self> {
+        let Assessment { row, refusals } = assessment;
+        let curve_cost = row.curve_cost?;
+        let verdict = match refusals.into_iter().next() {
+            Some(refusal) => Verdict::Refused(refusal),
+            None => match row.trial_for(pid) {
+                Ok(touch) => Verdict::Cost(CurveCost {
+                    touch,
+                    curve: curve_cost(touch.time),
+                }),
+                Err(error) => Verdict::Failed(error),
+            },
+        };
+        Some(Self { row, verdict })
+    }
+
+    fn cost(&self) -> Option<CurveCost> {
+        match self.verdict {
+            Verdict::Cost(cost) => Some(cost),
+            Verdict::Refused(_) | Verdict::Failed(_) => None,
+        }
+    }
+}
+
+/// Why the candidate was chosen, or was not, without its name.
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.verdict {
+            Verdict::Cost(cost) => write!(
+                f,
+                "a curve within {CURVE_ERROR} takes {:.0} ms of this VM (a touch: {:.1} µs)",
+                cost.curve.as_secs_f64() * 1e3,
+                cost.touch.time.as_secs_f64() * 1e6,
+            ),
+            Verdict::Refused(refusal) => refusal.fmt(f),
+            Verdict::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The chosen backend, and every candidate.
+#[derive(Debug)]
+pub struct Choice {
+    /// The backend with the lowest cost.
+    pub row: &'static BackendRow,
+    /// All candidates, in the order of the registry.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Choice {
+    /// Chooses among `assessments` of the VM that is process `pid`. Changes nothing in the VM.
+    ///
+    /// # Errors
+    ///
+    /// If none can attach: why the first candidate cannot.
+    pub fn of(assessments: Vec<Assessment>, pid: u32) -> Result<Self, TrapError> {
+        let candidates = assessments.into_iter();
+        let candidates = candidates.filter_map(|found| Candidate::of(found, pid));
+        Self::among(candidates.collect(), pid)
+    }
+
+    fn among(candidates: Vec<Candidate>, pid: u32) -> Result<Self, TrapError> {
+        let costs = candidates
+            .iter()
+            .filter_map(|candidate| Some((candidate.row, candidate.cost()?.curve)));
+        if let Some((row, _)) = costs.min_by_key(|&(_, curve)| curve) {
+            return Ok(Self { row, candidates });
+        }
+        let first = candidates.into_iter().next();
+        Err(match first.map(|candidate| candidate.verdict) {
+            Some(Verdict::Refused(refusal)) => refusal.into(),
+            Some(Verdict::Failed(error)) => error,
+            Some(Verdict::Cost(_)) | None => Refusal::NoRam { pid }.into(),
+        })
+    }
+}
+
+impl BackendRow {
+    /// Measures a touch on this host as the VM that is process `pid` would feel it.
+    ///
+    /// # Errors
+    ///
+    /// That the backend does not work on this host.
+    pub fn trial_for(&self, pid: u32) -> Result<TouchCost, TrapError> {
+        let (time, toucher) = measure_for(pid, self.trial)?;
+        Ok(TouchCost { time, toucher })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::BACKENDS;
+    use crate::trial::Toucher;
+
+    fn candidate(method: TraceMethod, curve_ms: Option<u64>) -> Candidate {
+        let cost = |ms| {
+            Verdict::Cost(CurveCost {
+                touch: TouchCost {
+                    time: Duration::from_micros(5),
+                    toucher: Toucher::Thread,
+                },
+                curve: Duration::from_millis(ms),
+            })
+        };
+        Candidate {
+            row: BackendRow::of(method),
+            verdict: curve_ms.map_or(Verdict::Refused(Refusal::UserfaultInUse), cost),
+        }
+    }
+
+    #[test]
+    fn the_cheapest_that_can_attach_is_chosen() {
+        let (traps, scans) = (TraceMethod::Traps, TraceMethod::AccessedPageScans);
+        for (trap_ms, scan_ms, expected) in [
+            (Some(20), Some(30), traps),
+            (Some(40), Some(30), scans),
+            (None, Some(30), scans),
+            (Some(20), None, traps),
+        ] {
+            let candidates = vec![candidate(traps, trap_ms), candidate(scans, scan_ms)];
+            let choice = Choice::among(candidates, 1).unwrap();
+            assert_eq!(choice.row.method, expected, "{trap_ms:?} {scan_ms:?}");
+            assert_eq!(choice.candidates.len(), 2);
+        }
+    }
+
+    #[test]
+    fn a_vm_that_none_can_observe_is_refused_for_the_first_reason() {
+        let candidates = vec![candidate(TraceMethod::Traps, None)];
+        let error = Choice::among(candidates, 1).unwrap_err();
+        assert!(matches!(error, TrapError::Refused(Refusal::UserfaultInUse)));
+        assert!(Choice::among(vec![], 1).is_err());
+    }
+
+    #[test]
+    fn only_backends_with_curves_have_a_cost_of_one_and_it_grows_with_the_touch() {
+        for row in BACKENDS {
+            let Some(cost) = row.curve_cost else { continue };
+            assert!(row.gives_curve(), "{}", row.name());
+            let us = Duration::from_micros;
+            let (cheap, dear) = (cost(us(5)), cost(us(50)));
+            assert!(cheap > Duration::ZERO && dear > cheap, "{}", row.name());
+        }
+    }
+}
