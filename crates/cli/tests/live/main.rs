@@ -10,6 +10,7 @@ mod bare;
 mod baselines;
 mod endings;
 mod findings;
+mod first_touch;
 mod hostile;
 mod libvirt;
 mod limits;

@@ -37,13 +37,13 @@ pub fn longest_stall(subject: &mut Subject, work: impl FnOnce()) -> Duration {
 }
 
 /// Fails if a stall is longer than allowed, beyond what this host does to a guest that nobody traces.
-fn assert_bounded(nemesis: &str, stall: Duration, untraced: Duration) {
+pub fn assert_bounded(nemesis: &str, stall: Duration, untraced: Duration) {
     println!("longest stall: {nemesis} {stall:?}, untraced {untraced:?}");
     assert!(stall <= STALL_MAX + untraced, "{nemesis}: {stall:?}");
 }
 
 /// Fails unless the watchdog ended a tracer and said so.
-fn assert_ended_by_watchdog(ended: &Outcome, subject: &Subject) {
+pub fn assert_ended_by_watchdog(ended: &Outcome, subject: &Subject) {
     let kill = Signal::KILL.as_raw();
     assert_eq!(ended.signal, Some(kill), "{}", ended.complaint);
     let said = format!("the tracer of process {} served no access", subject.pid());

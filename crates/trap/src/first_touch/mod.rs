@@ -189,9 +189,12 @@ impl FirstTouchSampler {
 
     /// Waits until `end` or `stop`, and then for the report.
     fn wait(&mut self, stop: &AtomicBool, end: Instant) -> Result<ServedPeriod, TrapError> {
+        let mut is_requested = false;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || stop.load(Ordering::Relaxed) {
+            // Once: a second report would be taken for that of the next period.
+            if !is_requested && (left.is_zero() || stop.load(Ordering::Relaxed)) {
+                is_requested = true;
                 self.requests.report.store(true, Ordering::Release);
             }
             match self

@@ -210,7 +210,7 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
     const PAGES: usize = 4096;
     let config = TraceConfig {
         budget: Some(0.2),
-        ..config(Duration::from_millis(500))
+        ..config(Duration::from_millis(250))
     };
     let Some((memory, mut sampler)) = on_own_memory(PAGES, &config) else {
         return;
@@ -232,11 +232,13 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
         })
     };
     let (mut touched, mut last) = (Vec::new(), None);
-    for _ in 0..4 {
+    for _ in 0..8 {
         let period = sampler.run_period(&AtomicBool::new(false), &mut |seen| {
             touched.extend(seen.pages().iter().map(|page| usize_of(page.0)));
         });
-        last = Some(period.unwrap());
+        let period = period.unwrap();
+        assert!(period.length >= config.period, "{period:?}");
+        last = Some(period);
     }
     let last = last.unwrap();
     assert_eq!(last.populated_pages, PAGES as u64);
