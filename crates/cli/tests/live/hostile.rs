@@ -16,7 +16,7 @@ use crate::refusals::{AS_NOBODY, WORKLOAD, assert_refused, has_setpriv};
 use crate::rig::{Attach, PLIMSOLL, boot_with, make_readable, shared_ground, until_ended};
 
 /// The arguments of a VM whose RAM can be traced.
-const SHARED: [&str; 6] = [
+pub const SHARED: [&str; 6] = [
     "-machine",
     "q35,memory-backend=ram",
     "-m",

@@ -8,6 +8,7 @@
 mod assessments;
 mod bare;
 mod baselines;
+mod device_filter;
 mod endings;
 mod findings;
 mod first_touch;
