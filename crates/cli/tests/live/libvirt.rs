@@ -179,7 +179,38 @@ fn the_limits_of_the_unit_are_in_force() {
     assert_eq!(effective >> 27 & 1, 0, "{effective:x}");
     assert_eq!(effective >> 21 & 1, 0, "{effective:x}");
     assert_ne!(effective >> 19 & 1, 0, "{effective:x}");
+    if let Err(error) = Command::new("python3").arg("-V").output() {
+        skip(Lack::Program, format_args!("python3: {error}"));
+        return;
+    }
+    let probes = limits.output("python3", &["-c", PROBES]);
+    let expected = "AF_UNIX True\nAF_NETLINK False\nread and execute True\nwrite and execute False\nnamespace False\n\
+                    real time False\n/run True\n/tmp False\n/etc False\n/proc/sys/vm False\n";
+    assert_eq!(probes, expected);
 }
+
+/// Prints what is allowed.
+const PROBES: &str = "
+import ctypes, mmap, os, socket, tempfile
+def probe(name, act):
+    try:
+        act()
+        print(name, True)
+    except OSError:
+        print(name, False)
+def unshare():
+    if ctypes.CDLL(None).unshare(0x20000):
+        raise OSError
+probe('AF_UNIX', lambda: socket.socket(socket.AF_UNIX))
+probe('AF_NETLINK', lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+probe('read and execute', lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC))
+probe('write and execute', lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE | mmap.PROT_EXEC))
+probe('namespace', unshare)
+probe('real time', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
+for path in ['/run', '/tmp', '/etc']:
+    probe(path, lambda: tempfile.TemporaryFile(dir=path))
+probe('/proc/sys/vm', lambda: open('/proc/sys/vm/stat_interval', 'r+'))
+";
 
 #[test]
 fn vms_of_a_stock_libvirt_are_traced_within_the_units_limits() {

@@ -81,7 +81,8 @@ fn setting(key: &str) -> &'static str {
     value
 }
 
-/// The unit's capabilities, system calls, devices and what it may write of control groups.
+/// The unit's address families, memory, namespaces, file systems and control groups, and its capabilities, system calls and
+/// devices.
 pub struct UnitLimits {
     /// Words before a command that put it under the limits.
     words: Vec<String>,
@@ -94,6 +95,7 @@ impl UnitLimits {
     pub fn read() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let program = compile("limits", folder.path())?;
+        let restrict = compile("restrict", folder.path())?;
         let filter = filter_of_unit()
             .inspect_err(|why| skip(Lack::Program, why))
             .ok()?;
@@ -113,9 +115,14 @@ impl UnitLimits {
         let bounds = format!("--bounding-set=-all{}", capabilities.collect::<String>());
         let unshare = ["unshare", "--mount", "--propagation", "private"];
         words.extend(unshare.map(str::to_owned));
-        let protect = format!("{} && exec \"$@\"", protection_of_unit());
+        let protect = format!(
+            "{} && {} && exec \"$@\"",
+            read_only_system_of_unit(),
+            protection_of_unit()
+        );
         words.extend(["sh".to_owned(), "-c".to_owned(), protect, "sh".to_owned()]);
         words.extend(["setpriv".to_owned(), "--no-new-privs".to_owned(), bounds]);
+        words.extend([restrict.display().to_string(), families_of_unit()]);
         words.extend([program.display().to_string(), "1".to_owned(), filter]);
         Some(Self {
             words,
@@ -137,6 +144,52 @@ impl UnitLimits {
         let output = command.args(words).stderr(Stdio::inherit()).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
+}
+
+/// The numbers of the address families that the unit allows, separated by commas.
+fn families_of_unit() -> String {
+    for key in [
+        "MemoryDenyWriteExecute",
+        "RestrictNamespaces",
+        "RestrictRealtime",
+    ] {
+        assert_eq!(setting(key), "yes");
+    }
+    let families = setting("RestrictAddressFamilies").split_ascii_whitespace();
+    let number = |family| match family {
+        "AF_UNIX" => "1",
+        "AF_INET" => "2",
+        "AF_INET6" => "10",
+        other => panic!("{other}"),
+    };
+    families.map(number).collect::<Vec<_>>().join(",")
+}
+
+/// Shell commands that make the file system read-only in a mount namespace, but for the unit's paths.
+fn read_only_system_of_unit() -> String {
+    assert_eq!(setting("ProtectSystem"), "strict");
+    assert_eq!(setting("ProtectHome"), "read-only");
+    assert_eq!(setting("ProtectKernelTunables"), "yes");
+    let paths = setting("ReadWritePaths").split_ascii_whitespace();
+    let paths = paths.map(|path| path.trim_start_matches('-'));
+    // What lies in /sys is the business of other settings.
+    let writable: Vec<_> = paths.filter(|path| !path.starts_with("/sys/")).collect();
+    let bind = writable
+        .iter()
+        .map(|path| format!("mount --bind {path} {path} && "));
+    // ProtectSystem=strict leaves out /dev, /proc and /sys.
+    let kept: Vec<_> = ["/dev", "/proc", "/sys"]
+        .iter()
+        .chain(&writable)
+        .copied()
+        .collect();
+    format!(
+        "{}mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && mount -o remount,bind,ro /sys && \
+         awk '$5 !~ \"^({})(/|$)\" {{ print $5 }}' /proc/self/mountinfo | \
+         while read -r at; do mount -o remount,bind,ro \"$at\" || exit 1; done",
+        bind.collect::<String>(),
+        kept.join("|")
+    )
 }
 
 /// The numbers of the system calls that the unit allows, separated by commas.
