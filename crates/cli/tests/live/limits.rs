@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use plimsoll_skip::{Lack, skip};
 
@@ -247,7 +248,10 @@ pub struct DeviceGroup(PathBuf);
 impl DeviceGroup {
     /// Makes one; `None` after saying why there is none.
     pub fn new(name: &str, rules: &[String]) -> Option<Self> {
-        let name = format!("plimsoll-{name}-{}", std::process::id());
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        // Tests that run beside each other each have their own.
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("plimsoll-{name}-{}-{number}", std::process::id());
         let path = Path::new("/sys/fs/cgroup/devices").join(name);
         if let Err(error) = fs::create_dir(&path) {
             skip(
