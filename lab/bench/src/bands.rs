@@ -171,9 +171,9 @@ fn log_sizes(footprint: u64) -> Vec<PageCount> {
 }
 
 /// A test stream: its pages, from a seed.
-struct Stream {
-    name: String,
-    pages: Box<dyn Fn(u64) -> anyhow::Result<Vec<u64>>>,
+pub(crate) struct Stream {
+    pub(crate) name: String,
+    pub(crate) pages: Box<dyn Fn(u64) -> anyhow::Result<Vec<u64>>>,
 }
 
 /// Takes `references` pages of a pattern.
@@ -311,8 +311,15 @@ fn traces(args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
     for path in &args.trace {
         streams.push(trace_stream(path).with_context(|| path.display().to_string())?);
     }
-    let Ok(folder) = std::fs::read_dir(&args.traces) else {
-        writeln!(out, "SKIPPED: no traces in {}", args.traces.display())?;
+    streams.extend(traces_in(&args.traces, out)?);
+    Ok(streams)
+}
+
+/// The traces of a directory that can be read.
+pub(crate) fn traces_in(directory: &Path, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
+    let mut streams = Vec::new();
+    let Ok(folder) = std::fs::read_dir(directory) else {
+        writeln!(out, "SKIPPED: no traces in {}", directory.display())?;
         return Ok(streams);
     };
     let mut paths = folder

@@ -10,6 +10,7 @@ mod child;
 mod computed;
 mod disk;
 mod estimators;
+mod first_touch;
 mod hcache;
 mod long;
 mod measure;
@@ -54,6 +55,8 @@ enum Part {
     Long,
     /// How often bands hold the exact curve, and how wide they are
     Bands(bands::Args),
+    /// Error of curves of first touches by the number of traps
+    FirstTouch(first_touch::Args),
     /// What a trap costs
     Trap,
     /// First touches of computed VMs of up to 1 TiB
@@ -94,6 +97,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Reading) => reading::run(&cli, &mut out),
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
+        Some(Part::FirstTouch(args)) => first_touch::run(args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
         Some(Part::Computed) => computed::run(&mut out),
         Some(Part::Policy) => policy::run(&cli, &mut out),

@@ -3,20 +3,30 @@
 //! Pages are drawn evenly at even times. The time from there to the next touch of the page has a distribution F, and the
 //! mean number of pages touched in an interval of length t is N F(t) for N pages: the footprint, which is concave. A
 //! memory of N F(t) pages misses the pages not touched for t, at the rate at which the footprint grows at t: its slope.
-//! `docs/first-touch.md` derives this, with its errors.
+//! `docs/first-touch.md` derives this, with its errors, and compares estimates of F.
 //!
-//! **Rolling.** Samples count if they were armed within the last [`LiveOptions::reach`], or [`WINDOW`]. A sample that
-//! is still untouched is censored: its time exceeds the time for which it has waited. Every curve is that of all samples
-//! that count, so that a window, the newest windows and all windows have the same one.
+//! **Rolling.** Samples count if they were armed within the last [`LiveOptions::reach`], or [`WINDOW`], and since the
+//! last change of phase (`change`). A sample that is still untouched is censored: its time exceeds the time for which it
+//! has waited. Every curve is that of all samples that count, so that a window, the newest windows and all windows have
+//! the same one.
 //!
-//! **Resolution.** The ratio is the share of the references past the resolution: those to pages that were not touched
-//! for the resolution time, which is the time in which [`RESOLUTION_TOUCHES`] samples were touched, at least
-//! [`RESOLUTION_MIN`]. The curve starts there, and
-//! [`references_per_second`](MissRatioCurve::references_per_second) is the rate of these references in pages per second.
+//! **Resolution.** A ratio is a share of the references past the resolution: those to pages that were not touched
+//! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
+//! are touched, at least [`RESOLUTION_MIN`] and at least the typical uncertainty of a touch. The curve starts at the number of pages touched
+//! in that time, and [`references_per_second`](MissRatioCurve::references_per_second) is the rate of these references,
+//! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, it is not known.
 //!
-//! Source: \[Xiang13\] for the slope, \[KM58\] for censored times.
-//! Cost: memory for the samples that count.
+//! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]) and the mixture's weights
+//! estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
+//! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
+//!
+//! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
+//! Cost: memory for the samples that count; about 10 ms for each curve.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
+
+mod cells;
+mod change;
+mod mixture;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,15 +34,29 @@ use std::time::Duration;
 use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, PageCount};
 
 use super::{LiveEstimator, LiveInput, LiveOptions};
+use crate::parts::mix::mix;
+use cells::{Cells, Time};
+use mixture::{Component, Mixture};
 
 /// Time for which a sample counts, unless [`LiveOptions::reach`] is set.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Number of touched samples from which the slope at the resolution time is estimated.
-const RESOLUTION_TOUCHES: f64 = 30.0;
+/// Share of the pages that are touched within the resolution time, ..
+const RESOLUTION_SHARE: f64 = 1.0 / 128.0;
+/// .. and number of samples from whose touches the slope at that time is estimated: in the time of fewer it is not known.
+const RESOLUTION_TOUCHES: f64 = 40.0;
 /// Minimum resolution time in seconds: far above that of a trap.
 const RESOLUTION_MIN: f64 = 1e-3;
-/// 97.5 % quantile of the normal distribution.
-const NORMAL: f64 = 1.960;
+/// Maximum share of the pages between two points of a curve.
+const STEP_MAX: f64 = 1.0 / 512.0;
+/// Number of weightings of the samples from which a band is computed.
+const WEIGHTINGS: u64 = 16;
+/// Rounds of three steps for each.
+const WEIGHTING_ROUNDS: u32 = 10;
+/// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
+/// was measured, for which components there are is an estimate too.
+const DEVIATIONS: f64 = 1.96 * 1.6;
+/// Events that would have been observed with a probability of 95 %: -ln 0.05.
+const RULE_OF_THREE: f64 = 3.0;
 
 /// The live estimator of first touches.
 #[derive(Debug)]
@@ -44,6 +68,8 @@ pub(super) struct FirstTouchCurve {
     /// Number of the newest of `ended` that belong to the open window.
     open: usize,
     population: u64,
+    /// The last change of phase.
+    changed: Duration,
 }
 
 impl FirstTouchCurve {
@@ -55,31 +81,42 @@ impl FirstTouchCurve {
             waiting: Vec::new(),
             open: 0,
             population: 0,
+            changed: Duration::ZERO,
         }
     }
 
     fn add(&mut self, touches: &FirstTouches<'_>) {
-        let from = touches.now.saturating_sub(self.window);
-        self.ended.retain(|sample| sample.armed >= from);
-        let counts = |sample: &&FirstTouch| sample.armed >= from;
-        let before = self.ended.len();
-        self.ended.extend(touches.ended.iter().filter(counts));
-        self.open += self.ended.len() - before;
+        self.ended.extend(touches.ended);
+        self.open += touches.ended.len();
         self.waiting.clear();
-        self.waiting.extend(touches.waiting.iter().filter(counts));
+        self.waiting.extend(touches.waiting);
         self.population = touches.population_pages.min(self.ram.0);
+        let from = touches.now.saturating_sub(self.window);
+        self.keep_from(self.changed.max(from));
+        let change = change::last_change(&self.samples(), from, touches.now);
+        if let Some(change) = change {
+            self.changed = change;
+            self.keep_from(change);
+        }
     }
 
-    /// The times of all samples that count, rising.
-    fn times(&self) -> Vec<Time> {
-        let mut times: Vec<_> = self
-            .ended
-            .iter()
-            .chain(&self.waiting)
-            .map(Time::of)
-            .collect();
-        times.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        times
+    /// Drops the samples that were armed before.
+    fn keep_from(&mut self, from: Duration) {
+        let closed = self.ended.len() - self.open;
+        let mut index = 0;
+        let mut dropped = 0;
+        self.ended.retain(|sample| {
+            let kept = sample.armed >= from;
+            dropped += usize::from(!kept && index >= closed);
+            index += 1;
+            kept
+        });
+        self.open -= dropped;
+        self.waiting.retain(|sample| sample.armed >= from);
+    }
+
+    fn samples(&self) -> impl Iterator<Item = &FirstTouch> + Clone {
+        self.ended.iter().chain(&self.waiting)
     }
 }
 
@@ -96,14 +133,14 @@ impl LiveEstimator for FirstTouchCurve {
     }
 
     fn discard_window(&mut self) {
-        self.ended
-            .truncate(self.ended.len().saturating_sub(self.open));
+        self.ended.truncate(self.ended.len() - self.open);
         self.open = 0;
         self.waiting.clear();
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
-        curve_of(&self.times(), self.population)
+        let times: Vec<_> = self.samples().map(Time::of).collect();
+        Shape::new(&times)?.curve(self.population)
     }
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
@@ -111,148 +148,266 @@ impl LiveEstimator for FirstTouchCurve {
     }
 }
 
-/// The time from a sample's start to its first touch.
-#[derive(Debug, Clone, Copy)]
-struct Time {
-    seconds: f64,
-    /// Whether the time is only known to exceed `seconds`.
-    is_censored: bool,
-}
-
 impl Time {
     fn of(sample: &FirstTouch) -> Self {
-        let least = sample.untouched_until.saturating_sub(sample.armed);
-        let most = sample.touched_by.map(|by| by.saturating_sub(sample.armed));
+        let after = |time: Duration| time.saturating_sub(sample.armed).as_secs_f64();
+        let above = after(sample.untouched_until);
         Self {
-            seconds: most
-                .map_or(least, |most| (least + most.max(least)) / 2)
-                .as_secs_f64(),
-            is_censored: most.is_none(),
+            above,
+            upto: sample.touched_by.map(|by| after(by).max(above)),
         }
     }
 }
 
-/// A corner of a concave distribution function.
+/// The estimated distribution at rising times, from the resolution time to the longest observed.
+#[derive(Debug)]
+struct Shape {
+    steps: Vec<Step>,
+    /// The same by other weightings of the samples.
+    others: Vec<Vec<Step>>,
+    /// By step: the slope that could have remained unnoticed from there on.
+    unnoticed: Vec<f64>,
+    touches: u64,
+}
+
+/// The distribution at one time.
 #[derive(Debug, Clone, Copy)]
-struct Corner {
-    seconds: f64,
+struct Step {
+    /// Share of the pages touched within the time.
     share: f64,
+    /// Its slope from there on, per second.
+    slope: f64,
 }
 
-/// The least concave majorant of the product-limit estimate of rising times.
-fn majorant(times: &[Time]) -> Vec<Corner> {
-    let mut corners = vec![Corner {
-        seconds: 0.0,
-        share: 0.0,
-    }];
-    let mut above = 1.0;
-    for (at, time) in times.iter().enumerate() {
-        if !time.is_censored {
-            above *= 1.0 - 1.0 / (times.len() - at) as f64;
-        } else if at + 1 < times.len() {
-            continue;
-        }
-        let next = Corner {
-            seconds: time.seconds,
-            share: 1.0 - above,
-        };
-        while let [.., before, last] = corners[..]
-            && (last.share - before.share) * (next.seconds - last.seconds)
-                <= (next.share - last.share) * (last.seconds - before.seconds)
-        {
-            corners.pop();
-        }
-        corners.push(next);
-    }
-    corners
-}
+impl Shape {
+    /// `None` if nothing was touched.
+    fn new(times: &[Time]) -> Option<Self> {
+        let cells = Cells::new(times)?;
+        let touches = times.iter().filter(|time| time.upto.is_some()).count();
+        let mut mixture = Mixture::fit(&cells);
+        let grid = grid(&cells, &mixture);
+        let fitted = mixture.weights.clone();
+        mixture.loosen(&cells);
+        let tables: Vec<Vec<Step>> = mixture
+            .components
+            .iter()
+            .map(|component| steps_of(component, &grid))
+            .collect();
+        let steps = mixed(&tables, &fitted);
+        let least = RESOLUTION_TOUCHES.min(touches as f64 / 2.0) / cells.total;
+        let resolution_share = RESOLUTION_SHARE.max(least);
+        let resolution_time = RESOLUTION_MIN.max(typical_uncertainty(times));
+        let first = (0..grid.len() - 1)
+            .find(|&at| grid[at] >= resolution_time && steps[at].share >= resolution_share);
+        let first = first.unwrap_or(grid.len() - 1);
 
-fn curve_of(times: &[Time], population: u64) -> Option<MissRatioCurve> {
-    let touched = times.iter().filter(|time| !time.is_censored).count();
-    if touched == 0 {
-        return None;
-    }
-    let pages = population as f64;
-    let share_min = RESOLUTION_TOUCHES.min(touched as f64 / 2.0) / times.len() as f64;
-    let mut points: Vec<CurvePoint> = Vec::new();
-    let mut rate = 0.0;
-    for pair in majorant(times).windows(2) {
-        let [from, to] = [pair[0], pair[1]];
-        let slope = (to.share - from.share) / (to.seconds - from.seconds);
-        if to.seconds <= RESOLUTION_MIN || to.share < share_min || !slope.is_finite() {
-            continue;
-        }
-        if points.is_empty() {
-            rate = slope;
-        }
-        let miss_ratio = (slope / rate).clamp(0.0, 1.0);
-        let events = ((to.share - from.share) * times.len() as f64).max(1.0);
-        let error = miss_ratio * NORMAL / events.sqrt();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of the pages"
-        )]
-        let size = PageCount((from.share * pages).ceil() as u64);
-        if points.last().is_some_and(|last| last.size >= size) {
-            points.pop();
-        }
-        points.push(CurvePoint {
-            size,
-            miss_ratio,
-            low: (miss_ratio - error).max(0.0),
-            high: (miss_ratio + error).min(1.0),
+        let weights = mixture.weights.clone();
+        let others = (0..WEIGHTINGS).map(|seed| {
+            let mut random = Random(mix(seed + 1));
+            let counts: Vec<f64> = cells
+                .cells
+                .iter()
+                .map(|cell| random.gamma(cell.count))
+                .collect();
+            mixture.weights.clone_from(&weights);
+            mixture.improve(&counts, WEIGHTING_ROUNDS);
+            mixed(&tables, &mixture.weights)
         });
-    }
-    let curve = MissRatioCurve::new(points, touched as u64).ok()?;
-    Some(curve.with_references_per_second(rate * pages))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn touch(armed_ms: u64, after_ms: u64) -> FirstTouch {
-        let touched = Duration::from_millis(armed_ms + after_ms);
-        FirstTouch {
-            armed: Duration::from_millis(armed_ms),
-            untouched_until: touched,
-            touched_by: Some(touched),
-            pages: 1,
-        }
-    }
-
-    fn estimator() -> FirstTouchCurve {
-        FirstTouchCurve::new(&LiveOptions {
-            ram: PageCount(10_000),
-            reach: None,
+        let others = others.map(|steps| steps[first..].to_vec()).collect();
+        let unnoticed = unnoticed(times, &grid[first..], &steps[first..]);
+        Some(Self {
+            steps: steps[first..].to_vec(),
+            others,
+            unnoticed,
+            touches: touches as u64,
         })
     }
 
-    #[test]
-    fn a_loop_is_found_with_its_rate() {
-        // 1000 of 4000 pages in turn, every 500 ms; the others are never touched.
-        let ended: Vec<_> = (0..500).map(|at| touch(at * 10, at % 500 + 1)).collect();
-        let waiting: Vec<_> = (0..1500)
-            .map(|at| FirstTouch {
-                armed: Duration::from_millis(at),
-                untouched_until: Duration::from_secs(10),
-                touched_by: None,
-                pages: 1,
-            })
+    fn curve(&self, population: u64) -> Option<MissRatioCurve> {
+        let pages = population as f64;
+        let first = self.steps[0];
+        let mut others: Vec<_> = self
+            .others
+            .iter()
+            .map(|steps| Along { steps, at: 0 })
             .collect();
-        let mut estimator = estimator();
-        assert!(estimator.curve().is_none());
-        estimator.observe(&LiveInput::FirstTouches(FirstTouches {
-            ended: &ended,
-            waiting: &waiting,
-            now: Duration::from_secs(10),
-            population_pages: 4000,
-        }));
-        let curve = estimator.close_window(1, 10.0).unwrap();
-        assert!(curve.miss_ratio(PageCount(980)) > 0.999);
-        assert_eq!(curve.miss_ratio(PageCount(1000)), 0.0);
-        let rate = curve.references_per_second().unwrap();
-        assert!((rate - 2000.0).abs() < 20.0, "{rate}");
+        let firsts: Vec<f64> = others
+            .iter_mut()
+            .map(|other| other.slope(first.share))
+            .collect();
+        let mut points: Vec<CurvePoint> = Vec::new();
+        for (step, unnoticed) in self.steps.iter().zip(&self.unnoticed) {
+            let ratio = |slope: f64, first: f64| {
+                if slope > 0.0 {
+                    (slope / first).min(1.0)
+                } else {
+                    0.0
+                }
+            };
+            let before = points.last().map_or(1.0, |point| point.miss_ratio);
+            let miss_ratio = ratio(step.slope, first.slope).min(before);
+            let squares = others.iter_mut().zip(&firsts).map(|(other, &first)| {
+                (ratio(other.slope(step.share), first) - miss_ratio).powi(2)
+            });
+            let spread = DEVIATIONS * (squares.sum::<f64>() / WEIGHTINGS as f64).sqrt();
+            let mut high = miss_ratio + spread.max(ratio(*unnoticed, first.slope));
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a share of the pages"
+            )]
+            let size = PageCount((step.share * pages).ceil() as u64);
+            if let Some(last) = points.pop_if(|last| last.size >= size) {
+                // Of the times in which as many pages are touched, each limits the misses.
+                high = high.min(last.high);
+            }
+            points.push(CurvePoint {
+                size,
+                miss_ratio,
+                low: (miss_ratio - spread).clamp(0.0, miss_ratio),
+                high: high.clamp(miss_ratio, 1.0),
+            });
+        }
+        let curve = MissRatioCurve::new(points, self.touches).ok()?;
+        Some(curve.with_references_per_second(first.slope * pages))
     }
 }
+
+/// The times at which a curve has points: the edges, and as many between them as it needs.
+fn grid(cells: &Cells, mixture: &Mixture) -> Vec<f64> {
+    let share = |time: f64| -> f64 {
+        let weighted = mixture.components.iter().zip(&mixture.weights);
+        weighted.map(|(one, weight)| weight * one.share(time)).sum()
+    };
+    let mut grid = Vec::new();
+    for pair in cells.edges.windows(2) {
+        let (from, to) = (pair[0], pair[1]);
+        let steps = ((share(to) - share(from)) / STEP_MAX)
+            .ceil()
+            .clamp(1.0, 1.0 / STEP_MAX);
+        let mut step = 0.0;
+        while step < steps {
+            grid.push(from + (to - from) * step / steps);
+            step += 1.0;
+        }
+    }
+    grid.push(cells.longest());
+    grid
+}
+
+fn steps_of(component: &Component, grid: &[f64]) -> Vec<Step> {
+    let step = |&time: &f64| Step {
+        share: component.share(time),
+        slope: component.slope(time),
+    };
+    grid.iter().map(step).collect()
+}
+
+fn mixed(tables: &[Vec<Step>], weights: &[f64]) -> Vec<Step> {
+    let zero = Step {
+        share: 0.0,
+        slope: 0.0,
+    };
+    let mut sums = vec![zero; tables.first().map_or(0, Vec::len)];
+    for (table, &weight) in tables.iter().zip(weights) {
+        for (sum, step) in sums.iter_mut().zip(table) {
+            sum.share += weight * step.share;
+            sum.slope += weight * step.slope;
+        }
+    }
+    sums
+}
+
+/// Median difference between the two times between which a touch is known to have happened.
+fn typical_uncertainty(times: &[Time]) -> f64 {
+    let mut widths: Vec<f64> = times
+        .iter()
+        .filter_map(|time| Some(time.upto? - time.above))
+        .collect();
+    let middle = widths.len() / 2;
+    if middle == widths.len() {
+        return 0.0;
+    }
+    *widths.select_nth_unstable_by(middle, f64::total_cmp).1
+}
+
+/// The slope that could have remained unnoticed from each time of the grid on.
+fn unnoticed(times: &[Time], grid: &[f64], steps: &[Step]) -> Vec<f64> {
+    let mut ends: Vec<f64> = times
+        .iter()
+        .map(|time| time.upto.unwrap_or(time.above))
+        .collect();
+    ends.sort_by(|one, other| other.total_cmp(one));
+    let mut ends = ends.into_iter().peekable();
+    let is_open = times.iter().any(|time| time.upto.is_none());
+    // From the longest time down: the samples that waited longer, and for how long they did in all.
+    let (mut waited, mut samples, mut since) = (0.0, 0.0, f64::INFINITY);
+    let mut slopes: Vec<f64> = Vec::with_capacity(grid.len());
+    for (&time, step) in grid.iter().zip(steps).rev() {
+        if samples > 0.0 {
+            waited += samples * (since - time);
+        }
+        since = time;
+        while let Some(end) = ends.next_if(|&end| end > time) {
+            waited += end - time;
+            samples += 1.0;
+        }
+        slopes.push(if waited > 0.0 {
+            RULE_OF_THREE * (1.0 - step.share) / waited
+        } else if is_open {
+            f64::INFINITY
+        } else {
+            0.0
+        });
+    }
+    slopes.reverse();
+    slopes
+}
+
+/// A walk along a distribution, for rising shares.
+struct Along<'a> {
+    steps: &'a [Step],
+    at: usize,
+}
+
+impl Along<'_> {
+    /// The slope where the distribution reaches a share.
+    fn slope(&mut self, share: f64) -> f64 {
+        while let Some(next) = self.steps.get(self.at + 1)
+            && next.share <= share
+        {
+            self.at += 1;
+        }
+        self.steps[self.at].slope
+    }
+}
+
+/// Random numbers, the same for each curve: splitmix64.
+struct Random(u64);
+
+impl Random {
+    /// Above 0, at most 1.
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ((mix(self.0) >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
+    }
+
+    /// The sum of `count` exponentially distributed numbers of mean 1; of many, its normal approximation.
+    fn gamma(&mut self, count: f64) -> f64 {
+        if count > 50.0 {
+            let radius = (-2.0 * self.unit().ln()).sqrt();
+            let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
+            return (count + normal * count.sqrt()).max(0.0);
+        }
+        let mut sum = 0.0;
+        let mut left = count;
+        while left > 0.0 {
+            sum -= self.unit().ln();
+            left -= 1.0;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests;

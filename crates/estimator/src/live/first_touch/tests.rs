@@ -1,0 +1,344 @@
+use super::{
+    Cells, Duration, FirstTouch, FirstTouchCurve, FirstTouches, LiveEstimator, LiveInput,
+    LiveOptions,
+};
+use super::{Mixture, Shape, Time, change};
+use crate::live::working_set;
+use crate::parts::naive;
+use crate::parts::streams::{Random, cycle, uniform};
+use plimsoll_flow::WorkingSetBound;
+use plimsoll_flow::{MissRatioCurve, PageCount};
+use proptest::prelude::*;
+
+const POPULATION: u64 = 4000;
+
+fn below(random: &mut Random, bound: u64) -> u64 {
+    (random.share() * bound as f64) as u64
+}
+
+fn ms(time: u64) -> Duration {
+    Duration::from_millis(time)
+}
+
+fn touched(armed_ms: u64, after_ms: u64) -> FirstTouch {
+    FirstTouch {
+        armed: ms(armed_ms),
+        untouched_until: ms(armed_ms + after_ms),
+        touched_by: Some(ms(armed_ms + after_ms)),
+        pages: 1,
+    }
+}
+
+fn untouched(armed_ms: u64, now_ms: u64) -> FirstTouch {
+    FirstTouch {
+        armed: ms(armed_ms),
+        untouched_until: ms(now_ms),
+        touched_by: None,
+        pages: 1,
+    }
+}
+
+fn estimator() -> FirstTouchCurve {
+    FirstTouchCurve::new(&LiveOptions {
+        ram: PageCount(10_000),
+        reach: None,
+    })
+}
+
+fn observe(
+    estimator: &mut FirstTouchCurve,
+    ended: &[FirstTouch],
+    waiting: &[FirstTouch],
+    now: Duration,
+) {
+    estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+        ended,
+        waiting,
+        now,
+        population_pages: POPULATION,
+    }));
+}
+
+/// Samples of a VM that touches one page a millisecond, `pages` of the population in turn.
+struct Loop {
+    random: Random,
+    pages: u64,
+}
+
+impl Loop {
+    /// `count` samples, armed from one time to another and observed until a third: the ended and the waiting ones.
+    fn samples(
+        &mut self,
+        count: u64,
+        from_ms: u64,
+        to_ms: u64,
+        until_ms: u64,
+    ) -> (Vec<FirstTouch>, Vec<FirstTouch>) {
+        let (mut ended, mut waiting) = (Vec::new(), Vec::new());
+        for at in 0..count {
+            let armed = from_ms + (to_ms - from_ms) * at / count;
+            // One in each of as many equal ranges of pages.
+            let range = (at * 1597 + 11) % count;
+            let page = (range as f64 + self.random.share()) / count as f64 * POPULATION as f64;
+            let wait = page as u64;
+            // A page of the loop waits for its turn, from 1 ms on.
+            let wait = (wait < self.pages).then_some(wait + 1);
+            match wait.filter(|wait| armed + wait <= until_ms) {
+                Some(wait) => ended.push(touched(armed, wait)),
+                None => waiting.push(untouched(armed, until_ms)),
+            }
+        }
+        (ended, waiting)
+    }
+}
+
+fn a_loop(pages: u64) -> Loop {
+    Loop {
+        random: Random::new(7),
+        pages,
+    }
+}
+
+#[test]
+fn a_loop_is_found_with_its_rate() {
+    let mut estimator = estimator();
+    assert!(estimator.curve().is_none());
+    let (ended, waiting) = a_loop(1000).samples(4000, 0, 20_000, 20_000);
+    observe(&mut estimator, &ended, &waiting, ms(20_000));
+    let curve = estimator.close_window(1, 20.0).unwrap();
+    assert!(curve.miss_ratio(PageCount(900)) > 0.9);
+    assert!(curve.miss_ratio(PageCount(1100)) < 0.01);
+    let rate = curve.references_per_second().unwrap();
+    assert!((rate - 1000.0).abs() < 60.0, "{rate}");
+    let set = working_set(&curve);
+    assert!(set.size.0.abs_diff(1000) < 50, "{set:?}");
+    assert_eq!(set.bound, WorkingSetBound::Estimate);
+    // The curve of the newest samples is that of all, and a window that is discarded takes its samples along.
+    assert_eq!(estimator.recent_curve(), estimator.curve());
+    observe(&mut estimator, &[touched(20_001, 5)], &[], ms(20_010));
+    estimator.discard_window();
+    assert_eq!(estimator.ended.len(), ended.len());
+}
+
+#[test]
+fn what_was_not_waited_for_is_a_lower_bound() {
+    // A loop of 3 s, of which the first second was observed.
+    let (ended, waiting) = a_loop(3000).samples(3000, 0, 1000, 1000);
+    let mut estimator = estimator();
+    observe(&mut estimator, &ended, &waiting, ms(1000));
+    let curve = estimator.curve().unwrap();
+    let set = working_set(&curve);
+    assert_eq!(set.bound, WorkingSetBound::AtLeast);
+    assert!((850..=1150).contains(&set.size.0), "{set:?}");
+    // From here on it is not known whether the pages are touched again.
+    let last = curve.at(PageCount(POPULATION));
+    assert!(last.miss_ratio > 0.6 && last.high == 1.0, "{last:?}");
+}
+
+#[test]
+fn touches_known_within_an_interval_give_the_same_loop() {
+    let (mut ended, waiting) = a_loop(1000).samples(6000, 0, 20_000, 20_000);
+    for sample in &mut ended {
+        // Pages are checked every 100 ms after they were armed.
+        let wait = (sample.untouched_until - sample.armed).as_millis() as u64;
+        sample.untouched_until = sample.armed + ms((wait - 1) / 100 * 100);
+        sample.touched_by = Some(sample.untouched_until + ms(100));
+    }
+    let mut estimator = estimator();
+    observe(&mut estimator, &ended, &waiting, ms(20_000));
+    let curve = estimator.curve().unwrap();
+    // The resolution is an interval: a tenth of the loop.
+    assert!(
+        curve.points()[0].size.0.abs_diff(100) <= 20,
+        "{:?}",
+        curve.points()[0]
+    );
+    let set = working_set(&curve);
+    assert!(set.size.0.abs_diff(1000) < 60, "{set:?}");
+}
+
+#[test]
+fn a_change_of_phase_drops_what_was_before() {
+    let mut estimator = estimator();
+    let (mut now, mut waiting) = (0, Vec::new());
+    let mut periods = |estimator: &mut FirstTouchCurve, pages: u64, count: u64| {
+        for _ in 0..count {
+            // Armed early enough that every page of the loop has its turn before the period ends.
+            let (ended, still) = a_loop(pages).samples(400, now, now + 2500, now + 5000);
+            now += 5000;
+            waiting.extend(still);
+            for sample in &mut waiting {
+                sample.untouched_until = ms(now);
+            }
+            observe(estimator, &ended, &waiting, ms(now));
+        }
+        working_set(&estimator.curve().unwrap()).size.0
+    };
+    assert!(periods(&mut estimator, 500, 10).abs_diff(500) < 50);
+    assert_eq!(estimator.changed, Duration::ZERO);
+    let after = periods(&mut estimator, 2000, 2);
+    assert!(estimator.changed >= ms(45_000), "{:?}", estimator.changed);
+    assert!(after.abs_diff(2000) < 150, "{after}");
+}
+
+/// One false alarm is expected in 10 000 periods.
+#[test]
+fn samples_of_one_phase_are_not_taken_for_two() {
+    let mut random = Random::new(3);
+    for _ in 0..300 {
+        let samples: Vec<_> = (0..600)
+            .map(|armed| {
+                touched(
+                    armed * 100,
+                    1 + below(&mut random, 1000) * below(&mut random, 1000) / 1000,
+                )
+            })
+            .collect();
+        let change = change::last_change(&samples.iter(), Duration::ZERO, ms(60_000));
+        assert_eq!(change, None);
+    }
+}
+
+#[test]
+fn samples_older_than_the_window_do_not_count() {
+    let mut estimator = estimator();
+    observe(
+        &mut estimator,
+        &[touched(0, 5), touched(1000, 5)],
+        &[],
+        ms(2000),
+    );
+    observe(&mut estimator, &[], &[untouched(0, 60_500)], ms(60_500));
+    assert_eq!(estimator.ended.len(), 1);
+    assert!(estimator.waiting.is_empty());
+    // The two ended in a window that is still open; one of them is gone already.
+    estimator.discard_window();
+    assert!(estimator.ended.is_empty());
+}
+
+/// Every reference of a stream, observed from every 37th time on; and its misses per reference, by their definition.
+fn observed_whole(pages: &[u64], population: u64) -> (MissRatioCurve, Vec<usize>) {
+    let observed = pages.len() / 2;
+    let mut times = Vec::new();
+    for start in (0..observed).step_by(37) {
+        let mut waits = vec![None; population as usize];
+        for (wait, &page) in (1_u32..).zip(&pages[start..start + observed]) {
+            waits[page as usize].get_or_insert(f64::from(wait));
+        }
+        times.extend(waits.iter().map(|wait| Time {
+            above: wait.unwrap_or(observed as f64),
+            upto: *wait,
+        }));
+    }
+    let curve = Shape::new(&times).unwrap().curve(population).unwrap();
+    let sizes = (1..=16).map(|step| (population * step / 16) as usize);
+    (curve, sizes.collect())
+}
+
+#[test]
+fn all_pages_at_all_times_give_the_curve_of_lru() {
+    let population = 512;
+    let streams: [(Vec<u64>, f64); 2] = [
+        (uniform(population, 5).take(20_000).collect(), 0.02),
+        (cycle(population).take(20_000).collect(), 0.001),
+    ];
+    for (pages, most) in streams {
+        let (curve, sizes) = observed_whole(&pages, population);
+        let rate = curve.references_per_second().unwrap();
+        for size in sizes {
+            let misses = naive::NaiveStack::misses(&pages, size) as f64;
+            // First references are no part of a steady state.
+            let truth = (misses - population as f64) / (pages.len() - population as usize) as f64;
+            let found = curve.miss_ratio(PageCount(size as u64)) * rate;
+            assert!(
+                (found - truth).abs() < most,
+                "{size}: {found} instead of {truth}"
+            );
+        }
+    }
+}
+
+fn durations() -> impl Strategy<Value = Duration> {
+    prop_oneof![
+        3 => (0_u64..100_000_000).prop_map(Duration::from_micros),
+        1 => Just(Duration::ZERO),
+        1 => Just(Duration::MAX),
+        1 => (0_u64..5).prop_map(Duration::from_nanos),
+        1 => any::<u64>().prop_map(Duration::from_secs),
+    ]
+}
+
+fn samples() -> impl Strategy<Value = Vec<FirstTouch>> {
+    let sample = (
+        durations(),
+        durations(),
+        prop::option::of(durations()),
+        any::<u32>(),
+    );
+    let sample = sample.prop_map(|(armed, untouched_until, touched_by, pages)| FirstTouch {
+        armed,
+        untouched_until,
+        touched_by,
+        pages,
+    });
+    prop::collection::vec(sample, 0..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Times reversed, empty, of zero and of endless length: whatever arrives, the answer is a curve or none.
+    #[test]
+    fn any_samples_give_a_curve_or_none(
+        periods in prop::collection::vec((samples(), samples(), durations(), any::<u64>()), 1..4),
+    ) {
+        let mut estimator = estimator();
+        for (ended, waiting, now, population_pages) in &periods {
+            estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+                ended,
+                waiting,
+                now: *now,
+                population_pages: *population_pages,
+            }));
+            if let Some(curve) = estimator.curve() {
+                prop_assert!(curve.points().iter().all(|point| point.size.0 <= 10_000));
+                prop_assert!(curve.references_per_second().is_some());
+            }
+            estimator.discard_window();
+            estimator.close_window(0, f64::NAN);
+        }
+    }
+
+    /// For times whose density falls, the majorant of the product-limit estimate is as near to the truth as the estimate
+    /// itself (Marshall's lemma): both are within 1.95 / sqrt(n) of it, Kolmogorov's limit of 99.9 %.
+    #[test]
+    fn the_mixture_agrees_with_the_product_limit(
+        scales in prop::collection::vec(10_u64..500, 1..4),
+        seed in any::<u64>(),
+        limit in 100_u64..600,
+    ) {
+        let mut random = Random::new(seed);
+        let observations: Vec<(u64, bool)> = (0..400)
+            .map(|at| {
+                let time = 1 + below(&mut random, scales[at % scales.len()]);
+                (time.min(limit), time > limit)
+            })
+            .collect();
+        let times: Vec<_> = observations
+            .iter()
+            .map(|&(time, is_censored)| Time {
+                above: time as f64,
+                upto: (!is_censored).then_some(time as f64),
+            })
+            .collect();
+        let cells = Cells::new(&times);
+        prop_assume!(cells.is_some());
+        let mixture = Mixture::fit(&cells.unwrap());
+        for time in (0..limit).step_by(10) {
+            let weighted = mixture.components.iter().zip(&mixture.weights);
+            let share: f64 = weighted.map(|(one, weight)| weight * one.share(time as f64)).sum();
+            let naive = 1.0 - naive::product_limit(&observations, time);
+            prop_assert!((share - naive).abs() < 2.0 * 1.95 / 20.0, "{time}: {share}, {naive}");
+        }
+    }
+}
