@@ -51,7 +51,7 @@ const STEP_MAX: f64 = 1.0 / 512.0;
 /// Number of weightings of the samples from which a band is computed.
 const WEIGHTINGS: u64 = 16;
 /// Rounds of three steps for each.
-const WEIGHTING_ROUNDS: u32 = 10;
+const WEIGHTING_ROUNDS: u32 = 25;
 /// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
 /// was measured, for which components there are is an estimate too.
 const DEVIATIONS: f64 = 1.96 * 1.6;

@@ -231,16 +231,16 @@ fn observed_whole(pages: &[u64], population: u64) -> (MissRatioCurve, Vec<usize>
         }));
     }
     let curve = Shape::new(&times).unwrap().curve(population).unwrap();
-    let sizes = (1..=16).map(|step| (population * step / 16) as usize);
+    let sizes = (1..=8).map(|step| (population * step / 8) as usize);
     (curve, sizes.collect())
 }
 
 #[test]
 fn all_pages_at_all_times_give_the_curve_of_lru() {
-    let population = 512;
+    let population = 256;
     let streams: [(Vec<u64>, f64); 2] = [
-        (uniform(population, 5).take(20_000).collect(), 0.02),
-        (cycle(population).take(20_000).collect(), 0.001),
+        (uniform(population, 5).take(10_000).collect(), 0.02),
+        (cycle(population).take(10_000).collect(), 0.001),
     ];
     for (pages, most) in streams {
         let (curve, sizes) = observed_whole(&pages, population);
