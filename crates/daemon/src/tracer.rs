@@ -58,6 +58,8 @@ struct Read {
     touches_per_second: f64,
     overhead_ratio: f64,
     lost: u64,
+    /// Why its backend shows little.
+    advice: Option<String>,
     last_unix_ms: Option<u64>,
     /// Time of the last line, for the supervision of the tracer.
     last: Option<Instant>,
@@ -310,7 +312,7 @@ impl Feed for Tracer {
                 "{lost} lines of its tracer could not be read, the last because: {}",
                 read.lost_line_error
             )),
-            _ => None,
+            _ => read.advice.clone(),
         };
         // Results of a tracer that has long been silent are out of date.
         let reach = self.settings.window.max(self.settings.period * 3);
@@ -391,6 +393,7 @@ impl Read {
         self.touches_per_second = line.touches.unwrap_or(0) as f64 / line.seconds;
         self.overhead_ratio = line.overhead_ratio;
         self.lost = self.lost.saturating_add(line.lost);
+        self.advice = line.advice;
         self.last_unix_ms = Some(now);
         self.last = Some(Instant::now());
         self.last_since_boot = Some(time.since_boot);
@@ -546,6 +549,7 @@ mod tests {
             budget_ran_out: false,
             lost: 2,
             first_touches_unseen: 0,
+            advice: None,
             mean_absolute_error: None,
             curve: None,
             choice: None,

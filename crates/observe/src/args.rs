@@ -1,6 +1,7 @@
 //! Tracing options shared by all verbs that trace, derived from the registry of backends.
 
 use std::fmt;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -197,6 +198,13 @@ impl TracingArgs {
             bail_usage!("--backend {other}: this is measured with traps alone");
         }
         Ok(config)
+    }
+
+    /// vCPU time that a period of a VM with `vcpus` may take; `None` for no bound.
+    #[must_use]
+    pub fn budget_of_period(&self, vcpus: usize) -> Option<Duration> {
+        let share = self.budget.0? * vcpus as f64;
+        Some(self.period.get().mul_f64(share))
     }
 
     /// Capacity of the hot set.

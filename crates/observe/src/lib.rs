@@ -22,6 +22,7 @@ pub mod args;
 pub mod compare;
 mod follow;
 mod heat;
+mod limits;
 pub mod page_log;
 pub mod selftest;
 pub mod wss;
@@ -42,6 +43,8 @@ use plimsoll_trap::{
     TraceTarget, TrapError, Yield,
 };
 use plimsoll_vm::{QemuVm, VmError};
+
+pub use limits::FullTracingLimit;
 
 use follow::Follower;
 use heat::Heat;
@@ -409,7 +412,8 @@ pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<Pag
 /// The working set of a period: read from its curve; without one, from the pages touched.
 fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<WorkingSet> {
     use WorkingSetBound::{AtLeast, AtMost, Estimate};
-    if period.distinct_pages == 0 {
+    // The curve of first touches covers more than the period.
+    if period.distinct_pages == 0 && period.method != TraceMethod::FirstTouches {
         return None;
     }
     let touched = PageCount(period.distinct_pages * u64::from(period.scale));

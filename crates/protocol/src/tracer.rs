@@ -94,6 +94,9 @@ pub struct PeriodLine {
     pub lost: u64,
     /// First touches of empty pages, which no tracer observes.
     pub first_touches_unseen: u64,
+    /// Why this backend shows little of this VM, and which to use instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
     /// With `--compare`: mean absolute error of AET against exact LRU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_absolute_error: Option<f64>,

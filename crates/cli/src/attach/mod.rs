@@ -118,6 +118,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         backend,
         choice: choice.as_ref(),
         totals: Totals::default(),
+        is_limit_shown: false,
     };
     report.begin(format, &observer, rows)?;
     let ended = loop {

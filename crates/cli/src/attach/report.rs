@@ -6,7 +6,7 @@ use std::time::Duration;
 use plimsoll_flow::{
     Accelerator, MissRatioCurve, PageCount, PageSize, Period, TraceMethod, WorkingSet,
 };
-use plimsoll_observe::{Curves, ObservedPeriod, Observer};
+use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
@@ -29,6 +29,8 @@ pub(super) struct Report<'a> {
     /// `None` if the user chose the backend.
     pub(super) choice: Option<&'a Choice>,
     pub(super) totals: Totals,
+    /// Whether the limit of full tracing was printed.
+    pub(super) is_limit_shown: bool,
 }
 
 /// Sums over all periods.
@@ -236,6 +238,11 @@ impl Report<'_> {
                     report.window.as_secs_f64() / seconds * 100.0,
                     report.losses.lost(),
                 )?;
+                let limit = self.limit(report);
+                if let Some(limit) = limit.filter(|_| !self.is_limit_shown) {
+                    self.is_limit_shown = true;
+                    writeln!(rows, "        {limit}")?;
+                }
             }
         }
         rows.flush()?;
@@ -258,6 +265,12 @@ impl Report<'_> {
             touch_seconds: cost.map(|cost| cost.touch.time.as_secs_f64()),
             why: candidate.to_string(),
         }
+    }
+
+    fn limit(&self, period: &Period) -> Option<FullTracingLimit> {
+        let vcpus = self.vm.vcpus.len().max(1);
+        let budget = self.args.tracing.budget_of_period(vcpus);
+        FullTracingLimit::of(period, budget)
     }
 
     fn period_line(&self, period: &ObservedPeriod) -> PeriodLine {
@@ -301,6 +314,7 @@ impl Report<'_> {
             budget_ran_out: report.budget_exhausted,
             lost: report.losses.lost(),
             first_touches_unseen: report.losses.first_touches_unseen,
+            advice: self.limit(report).map(|limit| limit.to_string()),
             mean_absolute_error: period.distance.map(|distance| distance.mean_absolute_error),
             curve: self
                 .args
