@@ -1,6 +1,6 @@
 //! Finds the VMs of this host in a thread of its own, so that no turn waits for a process.
 //!
-//! A process is inspected only after the kernel's record of it was checked ([`AllowedUsers::check`]). One that turns
+//! A process is inspected only after the kernel's record of it was checked ([`AllowedUsers::check`](plimsoll_vm::AllowedUsers::check)). One that turns
 //! out not to be a VM (yet) is inspected again after a pause that doubles, and a round inspects no process after its
 //! budget: hundreds of monitors that never answer delay the discovery of others by seconds, and do not delay turns.
 

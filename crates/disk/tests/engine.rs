@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
 #![allow(clippy::single_range_in_vec_init, reason = "one range of several")]
 
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -19,27 +20,6 @@ const BLOCKS: u64 = 20;
 const SECTOR: u64 = 512;
 const SECTORS: u64 = BLOCKS * 8;
 const DISK: DiskNumber = DiskNumber(3);
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
 
 /// Guest RAM.
 struct Ram(Mutex<Vec<u8>>);
@@ -207,7 +187,7 @@ fn options(write: WriteMode) -> EngineOptions {
 }
 
 struct World {
-    random: Random,
+    random: Rng,
     guest: Guest,
     engine: Engine,
     ram: Arc<Ram>,
@@ -241,7 +221,7 @@ impl World {
             done: Some(0),
         };
         Self {
-            random: Random(seed),
+            random: Rng::with_seed(seed),
             guest,
             engine,
             ram: Arc::new(Ram(Mutex::new(vec![0; FRAMES as usize * PAGE_BYTES]))),
@@ -274,7 +254,7 @@ impl World {
             if free.is_empty() {
                 return None;
             }
-            let at = self.random.below(free.len() as u64) as usize;
+            let at = self.random.u64(..free.len() as u64) as usize;
             taken.push(free.swap_remove(at));
         }
         Some(taken)
@@ -282,10 +262,10 @@ impl World {
 
     /// The guest gives a frame another use.
     fn reuse(&mut self, frame: u64) {
-        let tells = self.guest.tells_additions && !(self.guest.sly && self.random.one_in(3));
+        let tells = self.guest.tells_additions && !(self.guest.sly && self.random.u64(..3) == 0);
         self.cached[frame as usize] = false;
         if tells {
-            let add = self.random.one_in(2);
+            let add = self.random.u64(..2) == 0;
             let notice = if add {
                 Notice::Add { frame }
             } else {
@@ -383,17 +363,17 @@ impl World {
     }
 
     fn read(&mut self) {
-        if self.random.one_in(5) {
+        if self.random.u64(..5) == 0 {
             // Some sectors, to anywhere in frames that are no page cache.
-            let first = self.random.below(SECTORS - 8);
-            let sectors = 1 + self.random.below(8);
+            let first = self.random.u64(..SECTORS - 8);
+            let sectors = 1 + self.random.u64(..8);
             let Some(frames) = self.free_frames(2) else {
                 return;
             };
             for frame in &frames {
                 self.reuse(*frame);
             }
-            let cut = (1 + self.random.below(7)) * SECTOR;
+            let cut = (1 + self.random.u64(..7)) * SECTOR;
             let bytes = sectors * SECTOR;
             let one = bytes.min(cut);
             let mut segments = vec![Segment {
@@ -413,8 +393,8 @@ impl World {
             self.submit(operation, SectorUse::Read { first, segments }, frames);
             return;
         }
-        let block = self.random.below(BLOCKS);
-        let count = (1 + self.random.below(4)).min(BLOCKS - block);
+        let block = self.random.u64(..BLOCKS);
+        let count = (1 + self.random.u64(..4)).min(BLOCKS - block);
         let Some(frames) = self.free_frames(count) else {
             return;
         };
@@ -444,15 +424,15 @@ impl World {
     }
 
     fn write(&mut self) {
-        let partial = self.random.one_in(4);
+        let partial = self.random.u64(..4) == 0;
         let (first, sectors) = if partial {
-            let first = self.random.below(SECTORS - 8);
-            (first, 1 + self.random.below(8))
+            let first = self.random.u64(..SECTORS - 8);
+            (first, 1 + self.random.u64(..8))
         } else {
-            let block = self.random.below(BLOCKS);
+            let block = self.random.u64(..BLOCKS);
             (
                 block * 8,
-                (1 + self.random.below(3)).min(BLOCKS - block) * 8,
+                (1 + self.random.u64(..3)).min(BLOCKS - block) * 8,
             )
         };
         let pages = sectors.div_ceil(8);
@@ -475,7 +455,7 @@ impl World {
                 bytes: bytes.len() as u32,
             });
         }
-        let durable = self.random.one_in(6);
+        let durable = self.random.u64(..6) == 0;
         let operation = Operation::Write {
             offset: first * SECTOR,
             segments,
@@ -491,19 +471,19 @@ impl World {
     }
 
     fn range(&mut self) {
-        let first = self.random.below(SECTORS);
-        let sectors = 1 + self.random.below((SECTORS - first).min(40));
+        let first = self.random.u64(..SECTORS);
+        let sectors = 1 + self.random.u64(..(SECTORS - first).min(40));
         let range = ByteRange {
             offset: first * SECTOR,
             bytes: sectors * SECTOR,
         };
-        let operation = if self.random.one_in(2) {
+        let operation = if self.random.u64(..2) == 0 {
             Operation::Discard(vec![range])
         } else {
             Operation::WriteZeroes {
-                durable: self.random.one_in(4),
+                durable: self.random.u64(..4) == 0,
                 ranges: vec![range],
-                unmap: self.random.one_in(2),
+                unmap: self.random.u64(..2) == 0,
             }
         };
         self.submit(
@@ -525,14 +505,14 @@ impl World {
             return;
         }
         let mut page = [0; PAGE_BYTES];
-        if self.guest.sly && self.random.one_in(3) {
+        if self.guest.sly && self.random.u64(..3) == 0 {
             self.stamp += 64;
             stamped(&mut page, self.stamp);
             self.ram.write(frame * 4096, &page).unwrap();
         }
         self.ram.read(frame * 4096, &mut page).unwrap();
         let ram = self.ram.clone();
-        if self.guest.lazy && self.random.one_in(4) {
+        if self.guest.lazy && self.random.u64(..4) == 0 {
             // Used again before the engine reads it.
             self.stamp += 64;
             let mut other = [0; PAGE_BYTES];
@@ -546,7 +526,7 @@ impl World {
         };
         self.engine.notice(Notice::Evict { frame }, Some(contents));
         self.cached[frame as usize] = false;
-        if self.random.one_in(2) {
+        if self.random.u64(..2) == 0 {
             // The frame is used for something else.
             self.stamp += 64;
             stamped(&mut page, self.stamp);
@@ -586,9 +566,9 @@ impl World {
         if self.orders.is_empty() {
             return;
         }
-        let at = self.random.below(self.orders.len() as u64) as usize;
+        let at = self.random.u64(..self.orders.len() as u64) as usize;
         let Submission { id, action, .. } = self.orders.swap_remove(at);
-        let fails = self.guest.failures && self.random.one_in(12);
+        let fails = self.guest.failures && self.random.u64(..12) == 0;
         let mut result = if fails {
             Err(io::Error::other("broken"))
         } else {
@@ -649,22 +629,22 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.random.below(32) {
+        match self.random.u64(..32) {
             0..=3 => self.read(),
             4..=5 => self.write(),
-            6 if self.random.one_in(3) => self.range(),
-            7 if self.random.one_in(2) => {
+            6 if self.random.u64(..3) == 0 => self.range(),
+            7 if self.random.u64(..2) == 0 => {
                 self.submit(Operation::Flush, SectorUse::Flush, Vec::new());
             }
             8..=14 => self.evict(),
             15 => self.migrate(),
             16 => self.hole(),
-            17 if self.random.one_in(4) => {
+            17 if self.random.u64(..4) == 0 => {
                 self.clock += Duration::from_millis(400);
                 self.engine.turn(self.clock);
                 self.settle();
             }
-            17 if self.random.one_in(6) => self.engine.forget_frames(),
+            17 if self.random.u64(..6) == 0 => self.engine.forget_frames(),
             _ => self.carry_out(),
         }
         self.time += 1;
@@ -693,7 +673,7 @@ impl World {
     fn run(&mut self, steps: u64) {
         for _ in 0..steps {
             self.step();
-            if self.random.one_in(8) {
+            if self.random.u64(..8) == 0 {
                 let now = self.time + 1;
                 let killed = self.recovered();
                 let lost = self.lost(&killed, |sector, stamp| {

@@ -3,10 +3,11 @@
 
 mod faults_common;
 
+use fastrand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use faults_common::{IMAGE_BYTES, MachineThread, Random, Setup, ram};
+use faults_common::{IMAGE_BYTES, MachineThread, Setup, ram};
 use plimsoll_disk::{CacheMode, EngineStats, WriteMode};
 use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, NoticeRing, Page, Ram, Request, RingOptions, Segment,
@@ -373,12 +374,12 @@ fn memory_and_cache_together_hit_as_memory_of_both_sizes_does() {
         let mut frames: HashMap<u64, u64> = HashMap::new();
         let mut free: Vec<u64> = (0..=FRAMES as u64).collect();
         let mut versions = vec![0_u64; usize::try_from(BLOCKS).unwrap()];
-        let mut random = Random(write_ratio);
+        let mut random = Rng::with_seed(write_ratio);
         let mut memory_hits = 0_u64;
         for number in 1..=20_000_u64 {
             // Skewed, so that all sizes have some hits.
-            let bound = (0..2).fold(BLOCKS, |bound, _| 1 + random.below(bound));
-            let block = random.below(bound);
+            let bound = (0..2).fold(BLOCKS, |bound, _| 1 + random.u64(..bound));
+            let block = random.u64(..bound);
             references.push(block);
             let (hit, evicted) = memory.touch(block);
             if let Some(evicted) = evicted {
@@ -402,7 +403,7 @@ fn memory_and_cache_together_hit_as_memory_of_both_sizes_does() {
                 assert!(page == expected, "block {block}, reference {number}");
                 frames.insert(block, at);
             }
-            if random.below(100) < write_ratio {
+            if random.u64(..100) < write_ratio {
                 versions[usize::try_from(block).unwrap()] = number;
                 guest.write(block, frames[&block], &signed(block, number));
             }

@@ -2,7 +2,8 @@
 
 mod faults_common;
 
-use faults_common::{Guest, Process, Random, Setup, ram, serve_as_told};
+use fastrand::Rng;
+use faults_common::{Guest, Process, Setup, ram, serve_as_told};
 use plimsoll_disk::{CacheMode, WriteMode};
 use plimsoll_driver::{Driver, DriverOptions, FrontendError};
 use plimsoll_skip::longer;
@@ -23,12 +24,12 @@ fn survives(setup: Setup, kills: usize) {
     };
     let disk = Driver::connect(&ram(), &process.place.socket(0), options).unwrap();
     let mut guest = Guest::new(disk, 2, 12, kills as u64);
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut stored = 0;
     for _ in 0..kills {
         // From requests that are all in flight to a disk that is half written anew.
-        let most = 1 << random.below(8);
-        let requests = usize::try_from(random.below(most)).unwrap();
+        let most = 1 << random.u64(..8);
+        let requests = usize::try_from(random.u64(..most)).unwrap();
         guest.run(requests).unwrap();
         process.kill();
         let gone = guest.settle();

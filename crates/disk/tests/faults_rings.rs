@@ -2,6 +2,7 @@
 
 mod faults_common;
 
+use fastrand::Rng;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use faults_common::{IMAGE_BYTES, MachineThread, Random, Setup, ram};
+use faults_common::{IMAGE_BYTES, MachineThread, Setup, ram};
 use plimsoll_disk::protocol::record;
 use plimsoll_driver::{
     Bank, Descriptor, Driver, DriverOptions, NoticeRing, Ram, RamOptions, Record, RingOptions,
@@ -559,11 +560,11 @@ fn queues_that_are_nowhere_or_of_no_size_are_refused() {
 fn regions_of_requests_in_flight_that_are_noise_do_no_harm() {
     let running = two_disks();
     let mut witness = Witness::new(&running);
-    let mut random = Random(5);
+    let mut random = Rng::with_seed(5);
     for bytes in [1, 64, 4096, 16384] {
         let file = File::from(memfd_create("faults", MemfdFlags::CLOEXEC).unwrap());
         let noise: Vec<u8> = (0..bytes)
-            .map(|_| u8::try_from(random.below(256)).unwrap())
+            .map(|_| u8::try_from(random.u64(..256)).unwrap())
             .collect();
         (&file).write_all(&noise).unwrap();
         for claimed in [1, bytes, 1 << 20, u64::MAX] {
@@ -588,7 +589,7 @@ fn regions_of_requests_in_flight_that_are_noise_do_no_harm() {
 fn noise_on_the_socket_ends_the_connection_alone() {
     let running = two_disks();
     let mut witness = Witness::new(&running);
-    let mut random = Random(3);
+    let mut random = Rng::with_seed(3);
     for length in [1, 11, 12, 13, 20, 100, 5000] {
         for _ in 0..4 {
             let mut stream = UnixStream::connect(running.place.socket(0)).unwrap();
@@ -596,11 +597,11 @@ fn noise_on_the_socket_ends_the_connection_alone() {
                 .set_read_timeout(Some(Duration::from_secs(20)))
                 .unwrap();
             let mut bytes: Vec<u8> = (0..length)
-                .map(|_| u8::try_from(random.below(256)).unwrap())
+                .map(|_| u8::try_from(random.u64(..256)).unwrap())
                 .collect();
             if length >= 12 {
                 // A kind of message there is, of this version.
-                bytes[..4].copy_from_slice(&[u8::try_from(random.below(44)).unwrap(), 0, 0, 0]);
+                bytes[..4].copy_from_slice(&[u8::try_from(random.u64(..44)).unwrap(), 0, 0, 0]);
                 bytes[4..8].copy_from_slice(&[1, 0, 0, 0]);
             }
             // The daemon may disconnect before all messages are sent.
@@ -702,12 +703,12 @@ fn control_disks_are_read_and_written_anywhere_without_harm() {
     let ram = ram();
     let mut control = running.connect_control(&ram);
     control.features().unwrap();
-    let mut random = Random(8);
+    let mut random = Rng::with_seed(8);
     let mut bytes = vec![0; 65536];
     let sectors = control.driver().config().capacity_sectors;
     for _ in 0..300 {
-        let length = 512 * (1 + usize::try_from(random.below(128)).unwrap());
-        let sector = random.below(sectors - 128);
+        let length = 512 * (1 + usize::try_from(random.u64(..128)).unwrap());
+        let sector = random.u64(..sectors - 128);
         // Reads are zeros or gets that find nothing, writes fail: neither matters.
         let _ = control.driver().read(sector * 512, &mut bytes[..length]);
         let _ = control.driver().write(sector * 512, &bytes[..length]);

@@ -644,12 +644,12 @@ mod tests {
         };
         let mut held: Vec<EntryId> = (0..ENTRIES).map(|frame| new_entry(frame, frame)).collect();
         let full_bytes = contents.bytes();
-        let mut random = random(1);
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..ENTRIES / 20 * 19 {
-            contents.release(held.swap_remove(random(held.len())));
+            contents.release(held.swap_remove(random.usize(..held.len())));
         }
         for number in ENTRIES..ENTRIES * 4 {
-            let entry = held.swap_remove(random(held.len()));
+            let entry = held.swap_remove(random.usize(..held.len()));
             let frame = contents.release(entry).unwrap();
             held.push(new_entry(frame, number));
         }
@@ -673,11 +673,11 @@ mod tests {
             for seed in 1..=THREADS {
                 let (slab, contents, free) = (&slab, &contents, &free);
                 scope.spawn(move || {
-                    let mut random = random(seed);
+                    let mut random = fastrand::Rng::with_seed(seed);
                     let mut held: Vec<(EntryId, u32)> = Vec::new();
                     for _ in 0..20_000 {
-                        if held.len() < HELD_MAX && random(2) == 0 {
-                            let number = u32::try_from(random(60)).unwrap();
+                        if held.len() < HELD_MAX && random.usize(..2) == 0 {
+                            let number = u32::try_from(random.usize(..60)).unwrap();
                             let frame = lock(free).pop().unwrap();
                             slab.write(frame, |page| *page = content(number));
                             let domain = number % 2;
@@ -690,7 +690,7 @@ mod tests {
                                 }
                             });
                         } else if !held.is_empty() {
-                            let (entry, number) = held.swap_remove(random(held.len()));
+                            let (entry, number) = held.swap_remove(random.usize(..held.len()));
                             assert!(holds(slab, contents, entry, number));
                             if let Some(frame) = contents.release(entry) {
                                 slab.write(frame, |page| page.fill(0xee));
@@ -709,16 +709,6 @@ mod tests {
         let mut free = free.into_inner().unwrap();
         free.sort_unstable();
         assert!(free.into_iter().eq(0..FRAMES), "each frame came back once");
-    }
-
-    /// A generator of numbers below a bound (xorshift64).
-    fn random(mut state: u64) -> impl FnMut(usize) -> usize {
-        move |below| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            usize::try_from((state >> 16) % below as u64).unwrap()
-        }
     }
 
     #[test]

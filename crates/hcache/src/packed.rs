@@ -314,16 +314,6 @@ mod tests {
         4098, 4114,
     ];
 
-    /// A generator of numbers below a bound (xorshift64).
-    fn random(mut state: u64) -> impl FnMut(usize) -> usize {
-        move |below| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            usize::try_from((state >> 16) % below as u64).unwrap()
-        }
-    }
-
     fn bytes_of(number: usize, length: usize) -> Vec<u8> {
         (0..length)
             .map(|at| u8::try_from((number * 37 + at) % 251).unwrap())
@@ -464,17 +454,17 @@ mod tests {
     #[test]
     fn frames_stay_full_while_pages_come_and_go() {
         const PAGES: usize = 3000;
-        let mut random = random(5);
+        let mut random = fastrand::Rng::with_seed(5);
         let mut twins = Twins::new(2000);
         for number in 0..PAGES * 8 {
-            let at = random(32 * 64);
+            let at = random.usize(..32 * 64);
             let (low, high) = (LENGTHS[at / 64], LENGTHS[at / 64 + 1]);
             let length = low + (high - low) * (at % 64) / 64;
             if length > COMPRESSED_BYTES_MAX {
                 continue;
             }
             if twins.places.len() == PAGES {
-                twins.remove(random(PAGES));
+                twins.remove(random.usize(..PAGES));
             }
             twins.insert(bytes_of(number, length)).unwrap();
         }
@@ -521,10 +511,10 @@ mod tests {
     #[test]
     fn pages_are_compressed_and_restored() {
         let mut compressor = Compressor::new();
-        let mut random = random(3);
+        let mut random = fastrand::Rng::with_seed(3);
         for noise_bytes in [0, 10, 1000, 2000, 2500] {
             let mut page: Page = std::array::from_fn(|at| b"the quick brown fox "[at % 20]);
-            page[..noise_bytes].fill_with(|| u8::try_from(random(256)).unwrap());
+            page[..noise_bytes].fill_with(|| u8::try_from(random.usize(..256)).unwrap());
             let bytes = compressor.compress(&page).unwrap();
             let mut restored = [0xee; PAGE_BYTES];
             assert!(decompress(bytes, &mut restored));
@@ -538,10 +528,10 @@ mod tests {
     #[test]
     fn pages_that_hardly_shrink_stay_as_they_are() {
         let mut compressor = Compressor::new();
-        let mut random = random(3);
+        let mut random = fastrand::Rng::with_seed(3);
         let mut page = [0; PAGE_BYTES];
         for noise_bytes in [COMPRESSED_BYTES_MAX + 1, PAGE_BYTES] {
-            page[..noise_bytes].fill_with(|| u8::try_from(random(256)).unwrap());
+            page[..noise_bytes].fill_with(|| u8::try_from(random.usize(..256)).unwrap());
             assert_eq!(compressor.compress(&page), None);
         }
     }

@@ -19,7 +19,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// [`Forbidden`](plimsoll_output::exit::Forbidden) if a guarantee is in the way, [`Partly`](plimsoll_output::exit::Partly) if only a part
+/// [`Forbidden`](plimsoll_output::exit::Forbidden) if a guarantee is in the way, [`PartialResult`](plimsoll_output::exit::PartialResult) if only a part
 /// was done, and why it failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     carry_out(&args.choice, Client::apply, out)

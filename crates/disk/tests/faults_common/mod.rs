@@ -1,6 +1,7 @@
 //! Daemons for tests, guests that drive them, and the expected contents of a disk.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use fastrand::Rng;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -229,19 +230,6 @@ pub fn serve_as_told() {
         .unwrap();
 }
 
-/// Pseudo-random numbers, the same in each run (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ bits >> 31) % bound
-    }
-}
-
 /// Contents of a sector written with this seed; 0 is zeros.
 pub fn sector_of(seed: u64, sector: u64) -> [u8; 512] {
     let mut bytes = [0; 512];
@@ -308,7 +296,7 @@ struct Flight {
 pub struct Guest {
     pub disk: Driver,
     pub model: Model,
-    random: Random,
+    random: Rng,
     queues: usize,
     buffers: Vec<u64>,
     flights: Vec<Option<Flight>>,
@@ -329,7 +317,7 @@ impl Guest {
         Self {
             disk,
             model: Model::zeros(),
-            random: Random(seed),
+            random: Rng::with_seed(seed),
             queues,
             buffers: buffers.collect(),
             flights: (0..depth).map(|_| None).collect(),
@@ -339,11 +327,11 @@ impl Guest {
 
     /// Submits a random request that overlaps none in flight.
     fn submit(&mut self, at: usize) -> Result<(), FrontendError> {
-        let aligned = self.random.below(2) == 0;
+        let aligned = self.random.u64(..2) == 0;
         let (first, count) = loop {
             let (mut first, mut count) = (
-                self.random.below(SECTORS - COUNT_MAX),
-                1 + self.random.below(COUNT_MAX),
+                self.random.u64(..SECTORS - COUNT_MAX),
+                1 + self.random.u64(..COUNT_MAX),
             );
             if aligned {
                 first -= first % 8;
@@ -357,7 +345,7 @@ impl Guest {
                 break (first, count);
             }
         };
-        let doing = match self.random.below(20) {
+        let doing = match self.random.u64(..20) {
             0 => Operation::Flush,
             1 => Operation::Discard,
             2 => Operation::Zero,
@@ -379,7 +367,7 @@ impl Guest {
         }
         let ranges = [(first, u32::try_from(count).unwrap())];
         let sector = first;
-        let unmap = self.random.below(2) == 0;
+        let unmap = self.random.u64(..2) == 0;
         let request = match doing {
             Operation::Read => Request::Read {
                 sector,
@@ -396,7 +384,7 @@ impl Guest {
             },
             Operation::Flush => Request::Flush,
         };
-        let queue = usize::try_from(self.random.below(self.queues as u64)).unwrap();
+        let queue = usize::try_from(self.random.u64(..self.queues as u64)).unwrap();
         self.disk.queue(queue).submit(&request, at as u64)?;
         self.flights[at] = Some(Flight {
             doing,
@@ -411,7 +399,7 @@ impl Guest {
     fn segments(&mut self, buffer: u64, bytes: u64, aligned: bool) -> Vec<Segment> {
         let mut address = buffer;
         if !aligned {
-            address += self.random.below(4096);
+            address += self.random.u64(..4096);
         }
         let mut segments = Vec::new();
         let mut left = bytes;
@@ -419,7 +407,7 @@ impl Guest {
             let piece = match aligned {
                 true => 4096,
                 // Few enough pieces.
-                false => bytes / 40 + 1 + self.random.below(9000),
+                false => bytes / 40 + 1 + self.random.u64(..9000),
             };
             let piece = piece.min(left);
             segments.push(Segment {
