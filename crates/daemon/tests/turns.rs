@@ -594,11 +594,24 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
     assert_eq!(settings(&rig), (ram, max, baseline));
 }
 
+/// The longest of some turns in ms, and the VMs that have curves at their end.
+fn longest_turn(rig: &mut Rig) -> (f64, usize) {
+    let mut longest_ms: f64 = 0.0;
+    for _ in 0..4 {
+        rig.pass(5);
+        longest_ms = longest_ms.max(rig.snapshot().host.turn_took_ms);
+    }
+    let snapshot = rig.snapshot();
+    let known = snapshot.host.vms.iter().filter(|vm| vm.references > 0);
+    (longest_ms, known.count())
+}
+
 #[test]
 fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
-    // The longest turn, and the VMs that have curves at the end.
-    let measured = |silence| {
-        let mut rig = Rig::of_three(config(Mode::Observe));
+    // The time limit of a monitor.
+    const SILENCE: Duration = Duration::from_secs(1);
+    let with_monitors = |silence| {
+        let rig = Rig::of_three(config(Mode::Observe));
         for number in 0..500 {
             let name = format!("silent-{number}");
             rig.add(1000 + number, &name, web());
@@ -607,24 +620,28 @@ fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
                 vm.claimed = None;
             });
         }
-        let mut longest_ms: f64 = 0.0;
-        for _ in 0..4 {
-            rig.pass(5);
-            longest_ms = longest_ms.max(rig.snapshot().host.turn_took_ms);
-        }
-        let snapshot = rig.snapshot();
-        let known = snapshot.host.vms.iter().filter(|vm| vm.references > 0);
-        (longest_ms, known.count())
+        rig
     };
-    let (answered_ms, _) = measured(Duration::ZERO);
-    // The time limit of a monitor.
-    let (silent_ms, known) = measured(Duration::from_secs(1));
+    let mut answering = with_monitors(Duration::ZERO);
+    let (answered_ms, _) = longest_turn(&mut answering);
+    let (silent_ms, known) = longest_turn(&mut with_monitors(SILENCE));
+    // All of them in the same turn.
+    for number in 0..500 {
+        let name = format!("silent-{number}");
+        answering.host.change(&name, |vm| vm.silence = SILENCE);
+    }
+    let (falling_silent_ms, known_after) = longest_turn(&mut answering);
     println!(
-        "500 monitors: longest turn {answered_ms:.0} ms if they answer, {silent_ms:.0} ms if not"
+        "500 monitors: longest turn {answered_ms:.0} ms if they answer, {silent_ms:.0} ms if not, {falling_silent_ms:.0} ms \
+         when they fall silent"
     );
     assert!(silent_ms < answered_ms + 2000.0, "{silent_ms} ms");
+    assert!(
+        falling_silent_ms < answered_ms + 2000.0,
+        "{falling_silent_ms} ms"
+    );
     // Those that answer have curves as before.
-    assert_eq!(known, 3);
+    assert_eq!((known, known_after), (3, 3));
 }
 
 #[test]

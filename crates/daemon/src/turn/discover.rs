@@ -10,6 +10,8 @@ use crate::vm::Vm;
 
 /// VMs polled at a time: one whose monitor hangs delays few others.
 const POLLS_AT_ONCE: usize = 64;
+/// The same for VMs that answered quickly the last time, of which all may fall silent at once.
+const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 /// Time within which polls are started of VMs that are new, or did not answer quickly the last time.
 const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
 
@@ -75,21 +77,24 @@ impl<H: Host> Turns<H> {
 /// status until the next turn, so that monitors that never answer lengthen a turn by one time limit, however many they
 /// are.
 pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
-    let (quick, mut slow): (Vec<_>, Vec<_>) = vms.partition(|vm| vm.answers_quickly());
-    poll_until(quick, None);
-    slow.sort_by_key(|vm| vm.polled_at());
-    poll_until(slow, Some(Instant::now() + SLOW_POLLS_BEGIN_MAX));
+    let (quick, slow): (Vec<_>, Vec<_>) = vms.partition(|vm| vm.answers_quickly());
+    if poll_for(quick, QUICK_POLLS_BEGIN_MAX) {
+        poll_for(slow, SLOW_POLLS_BEGIN_MAX);
+    }
 }
 
-/// Polls VMs in this order; no poll is started after `deadline`.
-fn poll_until(vms: Vec<&mut Vm>, deadline: Option<Instant>) {
+/// Polls VMs, the one that was not polled for longest first; no poll is started after `time`, and the VMs that are left
+/// come first in the next turn. Returns whether none is.
+fn poll_for(mut vms: Vec<&mut Vm>, time: Duration) -> bool {
+    vms.sort_by_key(|vm| vm.polled_at());
+    let deadline = Instant::now() + time;
     let workers = vms.len().min(POLLS_AT_ONCE);
     let vms = Mutex::new(vms.into_iter());
     let next = || vms.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                while deadline.is_none_or(|deadline| Instant::now() < deadline)
+                while Instant::now() < deadline
                     && let Some(vm) = next()
                 {
                     vm.poll();
@@ -97,4 +102,5 @@ fn poll_until(vms: Vec<&mut Vm>, deadline: Option<Instant>) {
             });
         }
     });
+    next().is_none()
 }
