@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_vm::{GuestStats, Listener, PeerSocket, Qmp, VmError};
+use plimsoll_vm::{GuestStats, Listener, PeerSocket, Qmp, StatsClock, VmError};
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
@@ -74,6 +74,7 @@ pub struct Balloon {
     has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
+    stats_clock: StatsClock,
     /// End of the pause after a monitor that did not answer, and its error.
     quiet: Option<(Instant, String)>,
     /// Length of the next pause.
@@ -93,6 +94,7 @@ impl Balloon {
             has_set_interval: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
+            stats_clock: StatsClock::default(),
             quiet: None,
             pause: QUIET.0,
         }
@@ -195,9 +197,10 @@ impl Balloon {
         if stats.is_none() && actual_bytes == self.max_bytes {
             self.absence = Some(Absence::NoDriver);
         }
-        Ok(stats.map(|stats| GuestStats {
-            interval_s,
-            ..stats
+        Ok(stats.map(|mut stats| {
+            stats.interval_s = interval_s;
+            self.stats_clock.measure(&mut stats);
+            stats
         }))
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_vm::GuestStats;
+use plimsoll_vm::{GuestStats, StatsClock};
 
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::{Absence, Part, Tracker};
@@ -239,6 +239,7 @@ impl MemoryStats<'_> {
         let updated_unix_s = self.count("last_update").filter(|&time| time > 0)?;
         Some(GuestStats {
             age_s: GuestStats::age_s_of(updated_unix_s),
+            updated_unix_s,
             interval_s,
             total_bytes: self.bytes("available"),
             free_bytes: self.bytes("unused"),
@@ -271,6 +272,7 @@ pub struct Domain {
     has_set_interval: bool,
     absence: Option<Absence>,
     tracker: Tracker,
+    stats_clock: StatsClock,
 }
 
 impl Domain {
@@ -288,6 +290,7 @@ impl Domain {
             has_set_interval: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
+            stats_clock: StatsClock::default(),
         }
     }
 
@@ -333,7 +336,10 @@ impl Domain {
         // RAM that was plugged raises the maximum.
         self.max_bytes = self.max_bytes.max(actual_bytes);
         self.tracker.see(actual_bytes, now);
-        let guest = stats.guest(interval_s);
+        let mut guest = stats.guest(interval_s);
+        if let Some(guest) = &mut guest {
+            self.stats_clock.measure(guest);
+        }
         let silent = guest.is_none() && actual_bytes == self.max_bytes;
         self.absence = silent.then_some(Absence::NoDriver);
         Ok(guest)
@@ -464,6 +470,7 @@ mod tests {
         let guest = stats.guest(2).unwrap();
         let expected = GuestStats {
             age_s: guest.age_s,
+            updated_unix_s: 1,
             interval_s: 2,
             free_bytes: Some(4096),
             major_faults: Some(7),

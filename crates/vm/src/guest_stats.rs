@@ -6,6 +6,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
 use crate::meminfo;
@@ -16,8 +17,10 @@ const STALE_INTERVALS: u64 = 5;
 /// A guest's memory statistics; counts since it booted. `None` for values that it does not report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GuestStats {
-    /// Age of these statistics, in s.
+    /// Age of these statistics, in s: by the time of day, unless a [`StatsClock`] has measured it.
     pub age_s: u64,
+    /// When QEMU received them, by its time of day, in s since 1970.
+    pub updated_unix_s: u64,
     /// Interval of the requests, in s; 0 for never.
     pub interval_s: u64,
     /// Memory that the guest manages.
@@ -105,6 +108,7 @@ impl GuestStats {
         let value = |key: &str| property["stats"][key].as_u64().filter(|&n| n != u64::MAX);
         Some(Some(Self {
             age_s: Self::age_s_of(told_unix_s),
+            updated_unix_s: told_unix_s,
             interval_s: 0,
             total_bytes: value("stat-total-memory"),
             free_bytes: value("stat-free-memory"),
@@ -120,10 +124,83 @@ impl GuestStats {
     }
 }
 
+/// Measures the age of a guest's statistics by the clock since boot, so that setting the time of day makes them neither
+/// older nor younger. The first ones alone are as old as the time of day says.
+#[derive(Debug, Default)]
+pub struct StatsClock {
+    latest: Option<SeenStats>,
+}
+
+/// The last statistics of a guest.
+#[derive(Debug)]
+struct SeenStats {
+    updated_unix_s: u64,
+    /// Their age when they were first read, in s.
+    age_s: u64,
+    /// When they were first, and last read, since boot.
+    first: Duration,
+    last: Duration,
+}
+
+impl StatsClock {
+    /// Sets the age of statistics that were just read.
+    pub fn measure(&mut self, stats: &mut GuestStats) {
+        let now = clock_gettime(ClockId::Boottime);
+        self.measure_at(stats, Duration::try_from(now).unwrap_or_default());
+    }
+
+    fn measure_at(&mut self, stats: &mut GuestStats, now: Duration) {
+        let seen = match self.latest.take() {
+            Some(seen) if seen.updated_unix_s == stats.updated_unix_s => {
+                SeenStats { last: now, ..seen }
+            }
+            // They came after the ones before were last read.
+            Some(seen) => SeenStats {
+                updated_unix_s: stats.updated_unix_s,
+                age_s: stats.age_s.min(now.saturating_sub(seen.last).as_secs()),
+                first: now,
+                last: now,
+            },
+            None => SeenStats {
+                updated_unix_s: stats.updated_unix_s,
+                age_s: stats.age_s,
+                first: now,
+                last: now,
+            },
+        };
+        let since = now.saturating_sub(seen.first).as_secs();
+        stats.age_s = seen.age_s.saturating_add(since);
+        self.latest = Some(seen);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_step_of_the_time_of_day_makes_statistics_neither_older_nor_younger() {
+        let mut clock = StatsClock::default();
+        // At a time since boot, QEMU's time of the statistics, and their age by the time of day.
+        let mut age_s = |now_s, updated_unix_s, age_s| {
+            let mut stats = GuestStats {
+                age_s,
+                updated_unix_s,
+                ..GuestStats::default()
+            };
+            clock.measure_at(&mut stats, Duration::from_secs(now_s));
+            stats.age_s
+        };
+        assert_eq!(age_s(100, 5000, 2), 2);
+        // Set back by an hour: a guest that hangs is not young.
+        assert_eq!(age_s(130, 5000, 0), 32);
+        // Set forward by an hour: the same, and what comes then is not old.
+        assert_eq!(age_s(140, 5000, 3642), 42);
+        assert_eq!(age_s(150, 8650, 1), 1);
+        assert_eq!(age_s(155, 8655, 7200), 5);
+        assert_eq!(age_s(160, 8655, 7205), 10);
+    }
 
     #[test]
     fn what_the_guest_does_not_tell_is_none() {
@@ -138,6 +215,7 @@ mod tests {
         assert!(told.age_s > 1_000_000_000, "{told:?}");
         let expected = GuestStats {
             age_s: told.age_s,
+            updated_unix_s: 1,
             free_bytes: Some(4096),
             ..GuestStats::default()
         };

@@ -40,7 +40,7 @@ pub use command_line::{
 };
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use error::VmError;
-pub use guest_stats::{GuestStats, KernelMemory};
+pub use guest_stats::{GuestStats, KernelMemory, StatsClock};
 pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
