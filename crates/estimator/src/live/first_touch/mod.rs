@@ -28,6 +28,7 @@ mod cells;
 mod change;
 mod mixture;
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ const WEIGHTINGS: u64 = 16;
 const WEIGHTING_ROUNDS: u32 = 25;
 /// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
 /// was measured, for which components there are is an estimate too.
-const DEVIATIONS: f64 = 1.96 * 1.6;
+const DEVIATIONS: f64 = 1.96 * 1.75;
 /// Events that would have been observed with a probability of 95 %: -ln 0.05.
 const RULE_OF_THREE: f64 = 3.0;
 
@@ -70,6 +71,8 @@ pub(super) struct FirstTouchCurve {
     population: u64,
     /// The last change of phase.
     changed: Duration,
+    /// The curve of the samples, once it was computed.
+    curve: OnceCell<Option<MissRatioCurve>>,
 }
 
 impl FirstTouchCurve {
@@ -82,10 +85,12 @@ impl FirstTouchCurve {
             open: 0,
             population: 0,
             changed: Duration::ZERO,
+            curve: OnceCell::new(),
         }
     }
 
     fn add(&mut self, touches: &FirstTouches<'_>) {
+        self.curve.take();
         self.ended.extend(touches.ended);
         self.open += touches.ended.len();
         self.waiting.clear();
@@ -133,14 +138,18 @@ impl LiveEstimator for FirstTouchCurve {
     }
 
     fn discard_window(&mut self) {
+        self.curve.take();
         self.ended.truncate(self.ended.len() - self.open);
         self.open = 0;
         self.waiting.clear();
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
-        let times: Vec<_> = self.samples().map(Time::of).collect();
-        Shape::new(&times)?.curve(self.population)
+        let curve = self.curve.get_or_init(|| {
+            let times: Vec<_> = self.samples().map(Time::of).collect();
+            Shape::new(&times)?.curve(self.population)
+        });
+        curve.clone()
     }
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
