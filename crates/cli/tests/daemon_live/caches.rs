@@ -5,11 +5,11 @@ use plimsoll_protocol::vm::CurveSource;
 use plimsoll_rig::{DiskGuest, GuestConfig, GuestDisk, PATIENCE, Setup};
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{DaemonDirectory, MIB, PLIMSOLL, beside_another, start, with_balloon};
+use crate::rig::{DaemonDirectory, MIB, PLIMSOLL, alone, start, with_balloon};
 
 #[test]
 fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
-    beside_another(|| {
+    alone(|| {
         let setup = Setup {
             image_mib: 128,
             ..Setup::new("--verify --cache 4M", "")

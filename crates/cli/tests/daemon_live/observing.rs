@@ -8,11 +8,11 @@ use plimsoll_rig::has_ended;
 
 use rustix::process::Signal;
 
-use crate::rig::{DaemonDirectory, MIB, balloon_to, beside_another, boot, wait, with_balloon};
+use crate::rig::{DaemonDirectory, MIB, alone, balloon_to, boot, wait, with_balloon};
 
 #[test]
 fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
-    beside_another(|| {
+    alone(|| {
         let [mut guest] = boot([with_balloon(
             "watched",
             192,
