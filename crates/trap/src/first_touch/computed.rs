@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use plimsoll_flow::{AccessKind, PageNumber, Period};
 
-use super::pace::{Dice, Pace};
+use super::pace::{Dice, Pace, Spent};
 use super::sampler::{SampledVm, Sampler, Trap};
 use super::{ServedPeriod, observe, period_of};
 use crate::backend::{Backend, Sink};
@@ -261,14 +261,14 @@ impl SampledVm for Model {
         Ok(())
     }
 
-    fn take_spent(&mut self) -> Duration {
-        let (armed, trapped) = (
-            std::mem::take(&mut self.armed),
-            std::mem::take(&mut self.trapped),
-        );
-        self.arm_time += armed;
-        self.fault_time += trapped;
-        armed + trapped
+    fn take_spent(&mut self) -> Spent {
+        let spent = Spent {
+            own: std::mem::take(&mut self.armed),
+            trapped: std::mem::take(&mut self.trapped),
+        };
+        self.arm_time += spent.own;
+        self.fault_time += spent.trapped;
+        spent
     }
 }
 

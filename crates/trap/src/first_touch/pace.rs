@@ -14,7 +14,8 @@ const ARM_SECONDS: f64 = 30e-6;
 const EXPECTED_SAMPLES: f64 = 20.0;
 /// Time after which what was learned counts for a third.
 const MEMORY_SECONDS: f64 = 10.0;
-/// What may be saved and spent later, and the debt above which nothing is drawn or may trap, in seconds of the budget.
+/// What may be saved and spent later, the debt above which nothing is drawn, and the debt of traps alone above which
+/// nothing may trap, in seconds of the budget.
 const CREDIT_MAX: f64 = 0.1;
 const DEBT_MAX: f64 = 0.5;
 /// The largest debt that is paid back, in seconds of the budget.
@@ -28,8 +29,17 @@ const BATCH: f64 = 4.0;
 const TICK_MIN: f64 = 0.005;
 const TICK_MAX: f64 = 0.033;
 
+/// What was taken from a VM.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spent {
+    /// By traps.
+    pub trapped: Duration,
+    /// CPU time for all else.
+    pub own: Duration,
+}
+
 /// The schedule of samples.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pace {
     /// vCPU seconds per second; `None` for no bound.
     budget: Option<f64>,
@@ -37,6 +47,8 @@ pub struct Pace {
     fixed: Option<f64>,
     /// Budget not spent, in seconds; negative if more was spent.
     credit: f64,
+    /// The same if traps were all that is spent: withdrawing samples saves nothing else.
+    trap_credit: f64,
     at: Duration,
     /// What was spent and the samples that began for it; the past counts ever less.
     spent: f64,
@@ -61,6 +73,7 @@ impl Pace {
             budget,
             fixed,
             credit: 0.0,
+            trap_credit: 0.0,
             at: now,
             spent: (ARM_SECONDS + trap_cost.as_secs_f64()) * EXPECTED_SAMPLES,
             begun: EXPECTED_SAMPLES,
@@ -77,18 +90,21 @@ impl Pace {
     }
 
     /// Accounts for the time until `now`, in which `spent` was spent and `begun` samples began.
-    pub fn settle(&mut self, now: Duration, spent: Duration, begun: u64) {
-        let (length, spent) = (
-            now.saturating_sub(self.at).as_secs_f64(),
-            spent.as_secs_f64(),
-        );
+    pub fn settle(&mut self, now: Duration, spent: Spent, begun: u64) {
+        let length = now.saturating_sub(self.at).as_secs_f64();
+        let trapped = spent.trapped.as_secs_f64();
+        let spent = spent.own.as_secs_f64() + trapped;
         self.at = now;
         let keep = (-length / MEMORY_SECONDS).exp();
         self.spent = self.spent * keep + spent;
         self.begun = self.begun * keep + begun as f64;
         if let Some(budget) = self.budget {
-            let credit = self.credit + budget * length - spent;
-            self.credit = credit.clamp(-DEBT_KEPT * budget, CREDIT_MAX * budget);
+            let after = |credit: f64, spent: f64| {
+                let credit = credit + budget * length - spent;
+                credit.clamp(-DEBT_KEPT * budget, CREDIT_MAX * budget)
+            };
+            self.credit = after(self.credit, spent);
+            self.trap_credit = after(self.trap_credit, trapped);
         }
         self.expected += self.rate() * length;
     }
@@ -107,10 +123,10 @@ impl Pace {
         while self.is_due() {}
     }
 
-    /// Whether so much was spent that no page may trap any more for now.
+    /// Whether so much was spent on traps that no page may trap any more for now.
     pub fn is_overdrawn(&self) -> bool {
         self.budget
-            .is_some_and(|budget| self.credit < -DEBT_MAX * budget)
+            .is_some_and(|budget| self.trap_credit < -DEBT_MAX * budget)
     }
 
     /// Samples per second.
@@ -178,11 +194,18 @@ mod tests {
         )
     }
 
+    fn traps(trapped: Duration) -> Spent {
+        Spent {
+            trapped,
+            own: Duration::ZERO,
+        }
+    }
+
     /// Draws for `ms` in which each draw costs `cost`, at once; returns their number.
     fn run(pace: &mut Pace, ms: u32, cost: Duration) -> u32 {
         let (mut draws, mut begun) = (0, 0);
         for step in 1..=ms {
-            pace.settle(pace.at + MS, cost * begun, u64::from(begun));
+            pace.settle(pace.at + MS, traps(cost * begun), u64::from(begun));
             begun = 0;
             while pace.is_due() {
                 begun += 1;
@@ -210,13 +233,21 @@ mod tests {
     fn a_burst_is_paid_back_before_more_is_drawn() {
         let mut pace = pace();
         run(&mut pace, 1000, Duration::from_micros(100));
-        pace.settle(pace.at, 20 * MS, 0);
+        let estimated = Spent {
+            trapped: Duration::ZERO,
+            own: 20 * MS,
+        };
+        let mut other = pace.clone();
+        other.settle(other.at, estimated, 0);
+        // Withdrawing samples would not pay for an estimate.
+        assert!(!other.is_overdrawn() && other.credit < -0.01);
+        pace.settle(pace.at, traps(20 * MS), 0);
         assert!(pace.is_overdrawn());
         // 20 ms are the budget of 2 s.
         let mut silent = 0;
         while !pace.is_due() && silent < 10_000 {
             silent += 1;
-            pace.settle(pace.at + MS, Duration::ZERO, 0);
+            pace.settle(pace.at + MS, Spent::default(), 0);
         }
         assert!((1000..2500).contains(&silent), "{silent} ms");
         assert!(!pace.is_overdrawn());

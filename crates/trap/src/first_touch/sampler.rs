@@ -15,7 +15,7 @@ use plimsoll_flow::{
     AccessKind, FirstTouch, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, TrapCounts,
 };
 
-use super::pace::{Dice, Pace};
+use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
 use crate::sys::usize_of;
 
@@ -63,7 +63,7 @@ pub trait SampledVm: fmt::Debug {
     fn serve(&mut self, until: Duration, traps: &mut Vec<Trap>) -> Result<(), TrapError>;
 
     /// What was taken from the VM since the last call.
-    fn take_spent(&mut self) -> Duration;
+    fn take_spent(&mut self) -> Spent;
 }
 
 /// An access that trapped.
@@ -151,7 +151,8 @@ impl<V: SampledVm> Sampler<V> {
         while self.vm.now() < due {
             self.serve(due)?;
         }
-        let (now, spent) = (self.vm.now(), self.vm.take_spent() + charged);
+        let (now, mut spent) = (self.vm.now(), self.vm.take_spent());
+        spent.own += charged;
         let length = now.saturating_sub(std::mem::replace(&mut self.settled, now));
         self.pace
             .settle(now, spent, std::mem::take(&mut self.unsettled));

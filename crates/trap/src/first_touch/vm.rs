@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::AccessKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::pace::Spent;
 use super::sampler::{SampledVm, Trap};
 use crate::account::TrapAccount;
 use crate::barrier::{PageBarrier, RemotePageout};
@@ -213,12 +214,15 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
         self.answer(true, traps).map(drop)
     }
 
-    fn take_spent(&mut self) -> Duration {
+    fn take_spent(&mut self) -> Spent {
         let now = cpu_time();
         let own = now.saturating_sub(std::mem::replace(&mut self.cpu_time, now));
-        let armed = own.saturating_sub(std::mem::take(&mut self.serving));
-        self.arm_time += armed;
-        armed + std::mem::take(&mut self.trapped)
+        let own = own.saturating_sub(std::mem::take(&mut self.serving));
+        self.arm_time += own;
+        Spent {
+            own,
+            trapped: std::mem::take(&mut self.trapped),
+        }
     }
 }
 
