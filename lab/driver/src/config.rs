@@ -31,8 +31,6 @@ pub struct Config {
 impl Config {
     /// Number of bytes that are read.
     pub(crate) const BYTES: u32 = 60;
-    /// Offset of the field that switches the write cache.
-    pub(crate) const WRITE_CACHE: u32 = 32;
 
     pub(crate) fn parse(bytes: &[u8; Self::BYTES as usize]) -> Self {
         let u16_at = |at| u16::from_le_bytes([bytes[at], bytes[at + 1]]);

@@ -77,31 +77,6 @@ impl ControlDisk {
         self.command(control::KICK, [0; 4]).map(drop)
     }
 
-    /// Opens a pool, private or shared by a key; returns its number.
-    ///
-    /// # Errors
-    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
-    pub fn open_pool(&mut self, shared: Option<u128>) -> Result<u32, FrontendError> {
-        let key = shared.unwrap_or(0).to_le_bytes();
-        let arguments = [
-            u64::from(shared.is_some()),
-            u64_at(&key, 0),
-            u64_at(&key, 8),
-            0,
-        ];
-        let pool = self.command(control::POOL_OPEN, arguments)?;
-        u32::try_from(pool).map_err(|_| FrontendError::BadAnswer("pool"))
-    }
-
-    /// Closes a pool.
-    ///
-    /// # Errors
-    /// [`FrontendError::Refused`], or the errors of [`command`](Self::command).
-    pub fn close_pool(&mut self, pool: u32) -> Result<(), FrontendError> {
-        self.command(control::POOL_CLOSE, [u64::from(pool), 0, 0, 0])
-            .map(drop)
-    }
-
     /// Sends any command; returns the value of its answer.
     ///
     /// # Errors

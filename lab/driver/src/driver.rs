@@ -446,18 +446,6 @@ impl Driver {
         let completion = self.execute(&Request::Identify)?;
         Ok(self.queues[0].identification(&completion))
     }
-
-    /// Switches the device's volatile write cache on or off.
-    ///
-    /// # Errors
-    /// If the daemon refuses, or is unreachable.
-    pub fn set_write_cache(&mut self, on: bool) -> Result<(), FrontendError> {
-        let link = self.link.as_mut().ok_or(FrontendError::Disconnected)?;
-        let flags = VhostUserConfigFlags::WRITABLE;
-        link.frontend
-            .set_config(Config::WRITE_CACHE, flags, &[u8::from(on)])
-            .to("switch its write cache")
-    }
 }
 
 impl Link {

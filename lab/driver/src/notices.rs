@@ -147,11 +147,6 @@ impl NoticeRing {
         self.options.nonce
     }
 
-    /// Reports the current RAM of the guest.
-    pub fn set_memory_pages(&mut self, pages: u64) {
-        self.store(ring::AT_MEMORY_PAGES, pages);
-    }
-
     /// Reports that reclaim takes a frame; `contents` are its contents. Returns whether there was room.
     pub fn evict(&mut self, frame: u64, contents: Option<&Page>) -> bool {
         self.post(record::EVICT, frame, 0, 0, contents)

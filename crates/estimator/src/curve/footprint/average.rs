@@ -123,7 +123,6 @@ pub struct AverageWindow {
     pub(super) lasts: [Tail; 3],
     /// Ticks over which a reuse time is smoothed: half of its uncertainty.
     pub(super) width: f64,
-    pub(super) unseen: f64,
     pub(super) is_exact: bool,
 }
 
@@ -199,11 +198,7 @@ impl AverageWindow {
         let mut before = 1.0;
         for (&size, next) in sizes.iter().zip(sizes.iter().skip(1).chain([&pages])) {
             let shortest_window = self.most.window_of(size as f64);
-            let high = if shortest_window < self.unseen {
-                1.0
-            } else {
-                ratio(self.longest.count_above(shortest_window))
-            };
+            let high = ratio(self.longest.count_above(shortest_window));
             let longest_window = self.least.window_of((next - 1) as f64);
             let low = ratio(self.shortest.count_above(longest_window)).min(high);
             let window = self.middle.window_of(size as f64);

@@ -30,7 +30,6 @@ pub struct Footprint {
     pub(super) firsts: Gaps,
     pub(super) reuses: Gaps,
     pub(super) lasts: Gaps,
-    pub(super) unseen: u64,
 }
 
 impl Footprint {
@@ -68,11 +67,6 @@ impl Footprint {
         self.lasts.record(lo, hi)
     }
 
-    /// Sets the time up to which reuses may be unrecorded, in ticks, such as those between two scans.
-    pub fn set_unseen(&mut self, ticks: u64) {
-        self.unseen = ticks;
-    }
-
     /// Number of pages touched.
     #[must_use]
     pub fn pages(&self) -> PageCount {
@@ -102,7 +96,7 @@ impl Footprint {
                 ticks: ticks as f64,
             }
         };
-        let is_exact = gaps.iter().all(|gaps| gaps.censored == 0) && self.unseen == 0;
+        let is_exact = gaps.iter().all(|gaps| gaps.censored == 0);
         Ok(AverageWindow {
             most: all(Gaps::shortest),
             middle: all(Gaps::middle),
@@ -116,7 +110,6 @@ impl Footprint {
                 Tail::new(self.lasts.shortest()),
             ],
             width: self.reuses.mean_width() / 2.0,
-            unseen: self.unseen as f64,
             is_exact,
         })
     }
