@@ -27,6 +27,9 @@ pub fn arguments(path: &Path, settings: &str) -> [OsString; 4] {
     ]
 }
 
+/// Largest number of virtual CPUs of its machine.
+pub const VCPUS_MAX: u32 = 2;
+
 /// RAM in MiB below the workload's array.
 pub const MEMORY_MIB: u64 = 32;
 

@@ -6,8 +6,11 @@
  * I/O privilege 3 in RFLAGS would be simpler, but PVM drops it. The interrupt flag is set although nothing interrupts: with
  * it clear, KVM handles an absent host page in a way that no real system's programs meet.
  *
- * Memory: page tables at 64 KiB (the first 4 GiB as they are, in pages of 2 MiB), this program at 1 MiB, stacks
- * below 2 MiB, the workload's array from 32 MiB.
+ * A second processor is started by the first one's program: it begins with `second_start`, copied to a page below 1 MiB, and
+ * enters `second_main` in ring 3 with tables of the same kind.
+ *
+ * Memory: `second_start` at 32 KiB, page tables at 64 KiB (the first 4 GiB as they are, in pages of 2 MiB), this program at
+ * 1 MiB, stacks below 2 MiB, the workload's array from 32 MiB.
  */
 #define IMAGE		0xffff0000
 #define TABLE4		0x10000		/* page tables: one of level 4, one of level 3, four of level 2 */
@@ -15,6 +18,8 @@
 #define TABLE2		0x12000
 #define KERNEL_STACK	0x1f0000
 #define PROGRAM_STACK	0x1e0000
+#define KERNEL_STACK_2	0x1d0000	/* of the second processor */
+#define PROGRAM_STACK_2	0x1c0000
 #define LINK		0x07		/* present, writable, user */
 #define LARGE_PAGE	0x87		/* the same, 2 MiB */
 #define LOOP_TURNS	200		/* as in workload.c */
@@ -102,6 +107,15 @@ long_mode:
 	movb	%al, task_descriptor + 4
 	movb	%ah, task_descriptor + 7
 
+	movq	$KERNEL_STACK_2, task_2 + 4
+	movw	$(io_map_2 - task_2), task_2 + 102
+	movb	$0xff, task_2_end - 1
+	movl	$task_2, %eax
+	movw	%ax, task_2_descriptor + 2
+	shrl	$16, %eax
+	movb	%al, task_2_descriptor + 4
+	movb	%ah, task_2_descriptor + 7
+
 	/* All exceptions end the guest: gate N leads to entry N. */
 	movl	$gates, %edi
 	movl	$entries, %esi
@@ -156,6 +170,58 @@ long_mode:
 	pushq	$guest_main
 	iretq
 
+	.globl	second_start, second_start_end
+	.code16
+second_start:
+	cli
+	lgdtl	%cs:(second_segments_pointer - second_start)
+	movl	%cr0, %eax
+	orl	$1, %eax
+	movl	%eax, %cr0
+	ljmpl	$0x08, $second_protected
+second_segments_pointer:
+	.word	segments_pointer - segments - 1
+	.long	segments
+second_start_end:
+
+	.code32
+second_protected:
+	movl	$0x18, %eax
+	movl	%eax, %ds
+	movl	%eax, %es
+	movl	%eax, %ss
+	movl	$0x620, %eax		/* as the first processor */
+	movl	%eax, %cr4
+	movl	$TABLE4, %eax
+	movl	%eax, %cr3
+	movl	$0xc0000080, %ecx
+	movl	$0x901, %eax
+	xorl	%edx, %edx
+	wrmsr
+	movl	$0x80050033, %eax
+	movl	%eax, %cr0
+	ljmpl	$0x10, $second_long_mode
+
+	.code64
+second_long_mode:
+	movl	$KERNEL_STACK_2, %esp
+	lgdt	segments_pointer
+	lidt	gates_pointer
+	movl	$0x18, %eax
+	movl	%eax, %ss
+	movl	$0x2b, %eax
+	movl	%eax, %ds
+	movl	%eax, %es
+	movl	$0x48, %eax
+	ltr	%ax
+	fninit
+	pushq	$0x2b
+	pushq	$PROGRAM_STACK_2
+	pushq	$0x202
+	pushq	$0x33
+	pushq	$second_main
+	iretq
+
 	.balign	16
 entries:
 	.set	vector, 0
@@ -193,6 +259,10 @@ task_descriptor:			/* 38: its base is filled in */
 	.word	task_end - task - 1, 0
 	.byte	0, 0x89, 0, 0
 	.quad	0
+task_2_descriptor:			/* 48: of the second processor */
+	.word	task_2_end - task_2 - 1, 0
+	.byte	0, 0x89, 0, 0
+	.quad	0
 segments_pointer:
 	.word	segments_pointer - segments - 1
 	.quad	segments
@@ -207,5 +277,9 @@ gates:	.skip	32 * 16
 task:	.skip	104
 io_map:	.skip	8192 + 1
 task_end:
+	.balign	16
+task_2:	.skip	104
+io_map_2: .skip	8192 + 1
+task_2_end:
 
 	.section .note.GNU-stack, "", @progbits

@@ -15,6 +15,10 @@ typedef unsigned long u64;
 #define SETTINGS	"opt/plimsoll/workload"
 #define KEYBOARD	0x64
 #define LOOP_TURNS	200	/* as in start.S */
+#define CPUS_MAX	2
+#define CPU_COUNT	5	/* of fw_cfg */
+#define LOCAL_APIC	0xfee00000
+#define SECOND_START	0x8000
 #define STEPS_MAX	16
 /* Visits between two readings of the clock for anything but the visits themselves. */
 #define VISITS		64
@@ -256,7 +260,8 @@ static u64 kernel_slowdown(u32 ring0_ticks)
 /* --- pages --- */
 
 /* A page's number, its version (how often it was written), and words made of both, evenly spread over it. */
-static u64 work, mismatches;
+static u64 work;
+static volatile u64 mismatches;
 
 static inline u64 mix(u64 x)
 {
@@ -305,19 +310,112 @@ static inline u64 verify(u64 page)
 
 /* --- run --- */
 
-static u64 random_state;
+enum order { SEQUENTIAL, UNIFORM, STEPS };
 
-static inline u64 random(void) { return mix(random_state += 0x9e3779b97f4a7c15); }
-static inline u64 below(u64 bound) { return (u64)((unsigned __int128)random() * bound >> 64); }
+/* A processor, which visits pages of its own: `first` and those after it. */
+struct cpu {
+	u64 random_state, first, page, visits, writes;
+	u64 stalls, stalled, long_stalled, longest;
+};
+
+static struct cpu cpus[CPUS_MAX];
+static u64 cpu_count;
+
+/* What all of them do; set before the second one starts, except for the size. */
+static enum order order;
+static u64 write_share, hot_share, think, stall_min, long_min;
+/* Pages of each processor: in all, visited at present, and visited more often. */
+static u64 share_pages, hot_pages;
+static volatile u64 size;
+static volatile int ending, second_ended;
+
+static inline u64 random(struct cpu *cpu) { return mix(cpu->random_state += 0x9e3779b97f4a7c15); }
+static inline u64 below(struct cpu *cpu, u64 bound) { return (u64)((unsigned __int128)random(cpu) * bound >> 64); }
+
+static void visit_pages(struct cpu *cpu)
+{
+	for (unsigned i = 0; i < VISITS; i++) {
+		if (order == UNIFORM)
+			cpu->page = below(cpu, hot_share && (random(cpu) & 0xffff) < hot_share ? hot_pages : share_pages);
+		else if (++cpu->page >= size)
+			cpu->page = 0;
+		u64 page = cpu->first + cpu->page, touched = ticks(), version = verify(page);
+
+		if (write_share && (random(cpu) & 0xffff) < write_share) {
+			sign(page, version + 1);
+			cpu->writes++;
+		}
+		u64 took = ticks() - touched;
+
+		if (took >= stall_min) {
+			if (took < long_min)
+				cpu->stalls++, cpu->stalled += took;
+			else
+				cpu->long_stalled += took;
+			if (took > cpu->longest)
+				cpu->longest = took;
+		}
+		for (u64 turn = 0; turn < think; turn++)
+			asm volatile("");
+	}
+	cpu->visits += VISITS;
+}
+
+/* The second processor, in ring 3. */
+void __attribute__((noreturn)) second_main(void)
+{
+	while (!ending)
+		visit_pages(&cpus[1]);
+	second_ended = 1;
+	for (;;)
+		asm volatile("pause");
+}
+
+extern const u8 second_start[], second_start_end[];
+
+static void wait_us(u64 us)
+{
+	for (u64 end = ticks() + us * ticks_per_ms / 1000; ticks() < end;)
+		asm volatile("pause");
+}
+
+static void start_second(void)
+{
+	volatile u32 *high = (u32 *)(LOCAL_APIC + 0x310), *low = (u32 *)(LOCAL_APIC + 0x300);
+
+	for (u64 i = 0; second_start + i < second_start_end; i++)
+		((volatile u8 *)SECOND_START)[i] = second_start[i];
+	*high = 1 << 24;
+	*low = 0x4500;		/* reset, then start at the page of SECOND_START */
+	wait_us(10000);
+	*low = 0x4600 | SECOND_START >> 12;
+	wait_us(1000);
+	for (u64 end = ticks() + 5000 * ticks_per_ms; !*(volatile u64 *)&cpus[1].visits && ticks() < end;)
+		asm volatile("pause");
+	if (!*(volatile u64 *)&cpus[1].visits)
+		give_up("the second processor does not start");
+}
+
+static u64 sum(const volatile u64 *of_first)
+{
+	u64 result = 0;
+
+	for (u64 i = 0; i < cpu_count; i++)
+		result += of_first[i * sizeof(struct cpu) / sizeof(u64)];
+	return result;
+}
 
 /* `ring0_ticks`: what start.S measured. */
 void guest_main(u32 ring0_ticks)
 {
-	enum { SEQUENTIAL, UNIFORM, STEPS } order;
 	u64 steps[STEPS_MAX], step_count = 0, pages;
 	const char *at, *name;
 
 	read_settings();
+	out16(FW_CFG, CPU_COUNT);
+	cpu_count = in8(FW_CFG + 1);
+	if (!cpu_count || cpu_count > CPUS_MAX)
+		give_up("the machine must have 1 or 2 processors");
 	calibrate();
 	at = setting("workload");
 	if (at && (begins(at, "steps", ' ') || begins(at, "steps", 0)))
@@ -345,22 +443,28 @@ void guest_main(u32 ring0_ticks)
 	work = setting_number("work", 8);
 	if (!pages || work < 4 || work > PAGE_WORDS)
 		give_up("mib= must be 1 or more, work= 4 to 512");
-	random_state = setting_number("seed", 1);
-	const u64 write_share = setting_share("write_ratio"), hot_share = setting_share("hot_ratio");
-	const u64 hot_pages = setting_number("hot_mib", 0) * PAGES_PER_MIB;
-	const u64 think = setting_number("think", 0);
+	write_share = setting_share("write_ratio");
+	hot_share = setting_share("hot_ratio");
+	share_pages = pages / cpu_count;
+	hot_pages = setting_number("hot_mib", 0) * PAGES_PER_MIB / cpu_count;
+	think = setting_number("think", 0);
+	stall_min = ticks_per_ms * STALL_US / 1000;
+	long_min = ticks_per_ms * LONG_STALL_US / 1000;
+	for (u64 i = 0; i < cpu_count; i++) {
+		cpus[i].random_state = setting_number("seed", 1) + i;
+		cpus[i].first = i * share_pages;
+	}
 	const u64 step_ticks = setting_number("step_ms", 5000) * ticks_per_ms;
 	const u64 report_ticks = setting_number("report_ms", 200) * ticks_per_ms;
 	const u64 seconds = setting_number("seconds", 0), visits = setting_number("visits", ~0ul);
-	const u64 stall_min = ticks_per_ms * STALL_US / 1000, long_min = ticks_per_ms * LONG_STALL_US / 1000;
 
-	if (hot_pages > pages || (hot_share && !hot_pages))
+	if (hot_pages > share_pages || (hot_share && !hot_pages))
 		give_up("hot_mib= must be 1 or more, at most mib=");
 	begin("ready");
 	key("workload");
 	put(name);
 	number("pages", pages);
-	number("cpus", 1);
+	number("cpus", cpu_count);
 	number("kernel_ms", 0);
 	number("kernel_slowdown", kernel_slowdown(ring0_ticks));
 	number("ticks_per_ms", ticks_per_ms);
@@ -374,84 +478,72 @@ void guest_main(u32 ring0_ticks)
 	number("ms", (ticks() - begun) / ticks_per_ms);
 	end();
 
+	size = (order == STEPS ? steps[0] : pages) / cpu_count;
+	if (cpu_count > 1)
+		start_second();
+
 	u64 start = ticks(), now = start, reported = start, stepped = start;
-	u64 total = 0, total_reported = 0, rounds = 0, writes = 0, page = 0, step = 0;
-	u64 stalls = 0, stalled = 0, long_stalled = 0, longest = 0;
-	u64 size = order == STEPS ? steps[0] : pages;
+	u64 total = 0, total_reported = 0, rounds = 0, step = 0;
 	const u64 finish = seconds ? start + seconds * 1000 * ticks_per_ms : ~0ul;
 
 	if (order == STEPS) {
 		begin("step");
 		number("index", 0);
-		number("pages", size);
+		number("pages", size * cpu_count);
 		number("start_ms", 0);
 		end();
 	}
 	while (now < finish && total < visits) {
-		for (unsigned i = 0; i < VISITS; i++) {
-			if (order == UNIFORM)
-				page = below(hot_share && (random() & 0xffff) < hot_share ? hot_pages : pages);
-			else if (++page >= size)
-				page = 0;
-			u64 touched = ticks(), version = verify(page);
-
-			if (write_share && (random() & 0xffff) < write_share) {
-				sign(page, version + 1);
-				writes++;
-			}
-			u64 took = ticks() - touched;
-
-			if (took >= stall_min) {
-				if (took < long_min)
-					stalls++, stalled += took;
-				else
-					long_stalled += took;
-				if (took > longest)
-					longest = took;
-			}
-			for (u64 turn = 0; turn < think; turn++)
-				asm volatile("");
-		}
-		total += VISITS;
+		visit_pages(&cpus[0]);
+		total = sum(&cpus[0].visits);
 		now = ticks();
 		if (order == STEPS && now - stepped >= step_ticks) {
 			stepped = now;
-			size = steps[++step % step_count];
-			page = 0;
+			size = steps[++step % step_count] / cpu_count;
+			cpus[0].page = 0;
 			begin("step");
 			number("index", step);
-			number("pages", size);
+			number("pages", size * cpu_count);
 			number("start_ms", (now - start) / ticks_per_ms);
 			end();
 		}
 		if (now - reported >= report_ticks) {
+			u64 longest = 0;
+
+			for (u64 i = 0; i < cpu_count; i++) {
+				if (cpus[i].longest > longest)
+					longest = cpus[i].longest;
+				cpus[i].longest = 0;
+			}
 			begin("round");
 			number("index", rounds++);
-			number("pages", size);
+			number("pages", size * cpu_count);
 			number("ops", total - total_reported);
 			number("ms", (now - reported) / ticks_per_ms);
 			number("total_ops", total);
 			number("mismatches", mismatches);
-			number("stalls", stalls);
-			number("stalled_us", stalled * 1000 / ticks_per_ms);
-			number("long_stalled_us", long_stalled * 1000 / ticks_per_ms);
+			number("stalls", sum(&cpus[0].stalls));
+			number("stalled_us", sum(&cpus[0].stalled) * 1000 / ticks_per_ms);
+			number("long_stalled_us", sum(&cpus[0].long_stalled) * 1000 / ticks_per_ms);
 			number("longest_us", longest * 1000 / ticks_per_ms);
 			end();
 			reported = now;
 			total_reported = total;
-			longest = 0;
 		}
 	}
+	ending = 1;
+	while (cpu_count > 1 && !second_ended)
+		asm volatile("pause");
 
 	begin("audit");
 	number("pages", pages);
 	end();
 	u64 versions = 0;
 
-	for (page = 0; page < pages; page++)
+	for (u64 page = 0; page < pages; page++)
 		versions += verify(page);
-	if (versions != writes)
-		wrong(pages, 1, writes, versions);
+	if (versions != sum(&cpus[0].writes))
+		wrong(pages, 1, sum(&cpus[0].writes), versions);
 	begin("done");
 	number("ops", total);
 	number("ms", (now - start) / ticks_per_ms);

@@ -357,9 +357,12 @@ impl GuestConfig {
                 arguments.extend(["-append".into(), kernel_line.into()]);
             }
             Boot::Bare => {
-                if self.vcpus > 1 || self.balloon || !self.disks.is_empty() {
+                let vcpus_max = plimsoll_kvm_guest::VCPUS_MAX;
+                if self.vcpus > vcpus_max || self.balloon || !self.disks.is_empty() {
                     return Err(GuestError::GuestConfig {
-                        what: "a guest without an operating system has one virtual CPU, no balloon and no disks".into(),
+                        what: format!(
+                            "a guest without an operating system has at most {vcpus_max} virtual CPUs, no balloon and no disks"
+                        ),
                     });
                 }
                 let rom = folder.join(ROM);
@@ -903,13 +906,13 @@ mod tests {
             ..good.clone()
         };
         assert!(refused(long).contains("expected at most 2047"));
-        let two = GuestConfig {
-            vcpus: 2,
+        let three = GuestConfig {
+            vcpus: 3,
             ..good.clone()
         };
-        let bare = two.arguments(Boot::Bare, &tcg, Path::new("/none"), None);
+        let bare = three.arguments(Boot::Bare, &tcg, Path::new("/none"), None);
         let refused = bare.unwrap_err().to_string();
-        assert!(refused.contains("one virtual CPU"), "{refused}");
+        assert!(refused.contains("at most 2 virtual CPUs"), "{refused}");
     }
 
     #[test]

@@ -10,8 +10,19 @@ use plimsoll_vm::{KvmSupport, detect};
 
 use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, shared_ground};
 
-/// Boots a guest under each accelerator in turn, and passes it to a test.
+/// Boots a guest of one vCPU under each accelerator in turn, and passes it to a test.
 fn under_each(ground: Option<Ground>, name: &str, workload: &str, test: impl Fn(&Ground, Subject)) {
+    under_each_with(1, ground, name, workload, test);
+}
+
+/// The same with this number of vCPUs.
+fn under_each_with(
+    vcpus: u32,
+    ground: Option<Ground>,
+    name: &str,
+    workload: &str,
+    test: impl Fn(&Ground, Subject),
+) {
     let Some(ground) = ground else { return };
     let mut accelerators = vec![(AcceleratorChoice::Tcg, Accelerator::Tcg)];
     let detection = detect();
@@ -25,6 +36,7 @@ fn under_each(ground: Option<Ground>, name: &str, workload: &str, test: impl Fn(
         let config = GuestConfig {
             accelerator,
             memory_mib: 128,
+            vcpus,
             ..ground.guest(&format!("{name}-{expected}"), workload)
         };
         let subject = Subject::boot(Boot::Bare, &config).unwrap();
@@ -54,6 +66,75 @@ fn every_page_is_traced_and_hardly_an_access_is_lost() {
         subject.assert_goes_on();
         subject.assert_no_trap_is_left();
         assert_eq!(subject.footprint(), footprint);
+    });
+}
+
+#[test]
+fn accesses_of_two_vcpus_are_traced_and_none_waits_for_ever() {
+    let workload = "workload=sequential mib=32 write_ratio=0.5 work=32";
+    under_each_with(2, ground(), "two", workload, |_, mut subject| {
+        assert_eq!(subject.vm.vcpus.len(), 2);
+        let footprint = subject.footprint();
+        let options = format!("{EVERYTHING} --period 2s --periods 2");
+        let ended = Attach::start(&subject.pid(), &options).end();
+        ended.assert_quiet_success();
+        let (traps, lost) = (sum(&ended.lines, "traps"), sum(&ended.lines, "lost"));
+        println!("{traps} traps, {lost} lost");
+        // A page in use by the kernel at the time stays accessible.
+        assert!(traps > 1_000.0 && lost <= traps / 1_000.0);
+        subject.assert_goes_on();
+
+        let ended = Attach::start(&subject.pid(), "--budget 20% --period 2s --periods 5").end();
+        ended.assert_quiet_success();
+        let found: Vec<_> = ended.periods().map(Line::estimate).collect();
+        println!("{} pages: {found:?}", 32 * MIB);
+        // Both vCPUs and the tracer share the CPUs: one that does not run touches nothing.
+        let each_us = sum(&ended.lines, "trap_seconds") / sum(&ended.lines, "traps") * 1e6;
+        if each_us > 300.0 {
+            let why = format!("two: the host is too busy, a trap takes {each_us:.0} µs");
+            skip(Lack::Host, format_args!("{why}"));
+        } else {
+            let is_near = |found: f64| (found / (32 * MIB) as f64 - 1.0).abs() <= 0.1;
+            // The rate settles in the first periods.
+            assert!(found[2..].iter().flatten().any(|&found| is_near(found)));
+        }
+
+        drop(Attach::start(&subject.pid(), &options));
+        subject.wait_until_untraced();
+        subject.assert_goes_on();
+        subject.assert_no_trap_is_left();
+        assert_eq!(subject.footprint(), footprint);
+    });
+}
+
+#[test]
+fn a_backend_chosen_by_its_cost_is_reported_with_the_reasons() {
+    let workload = "workload=sequential mib=16";
+    under_each(shared_ground(), "auto", workload, |_, mut subject| {
+        let options = "--backend auto --period 1s --periods 2";
+        let ended = Attach::start(&subject.pid(), options).end();
+        ended.assert_quiet_success();
+        let periods: Vec<_> = ended.periods().collect();
+        let candidates = periods[0].json["choice"].as_array().unwrap();
+        println!("{candidates:?}");
+        assert!(candidates.len() >= 2 && periods[1].json["choice"].is_null());
+        let cost = |candidate: &serde_json::Value| candidate["curve_seconds"].as_f64();
+        let costs = candidates.iter().filter_map(|one| Some((cost(one)?, one)));
+        let (_, cheapest) = costs.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+        for candidate in candidates {
+            let is_cheapest = candidate["backend"] == cheapest["backend"];
+            assert_eq!(candidate["is_chosen"], is_cheapest, "{candidate}");
+            assert!(!candidate["why"].as_str().unwrap().is_empty());
+        }
+        assert_eq!(periods[0].json["method"], cheapest["backend"]);
+
+        // An option of one backend leaves no other.
+        let options = "--backend auto --hot-set 32 --period 1s --periods 1";
+        let ended = Attach::start(&subject.pid(), options).end();
+        let first = ended.periods().next().unwrap();
+        assert_eq!(first.json["method"], "trap");
+        assert_eq!(first.json["choice"].as_array().unwrap().len(), 1);
+        subject.assert_goes_on();
     });
 }
 
