@@ -285,7 +285,7 @@ fn samples() -> impl Strategy<Value = Vec<FirstTouch>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Times reversed, empty, of zero and of endless length: whatever arrives, the answer is a curve or none.
     #[test]
