@@ -66,7 +66,10 @@ impl PausedVm {
     fn assert_assessed(&self, refused: &[&str], name: &str) {
         let assessed = self.assessed();
         let names: Vec<_> = assessed.iter().map(|(backend, _)| &**backend).collect();
-        assert_eq!(names, ["trap", "scan", "write-scan", "sample"]);
+        assert_eq!(
+            names,
+            ["trap", "scan", "write-scan", "sample", "first-touch"]
+        );
         for (backend, refusals) in assessed {
             let attach = ["attach", &self.pid(), "--backend", &backend];
             let options = ["--periods", "1", "--period", "100ms"];
@@ -132,7 +135,10 @@ fn private_ram_is_assessed_as_attach_refuses_it() {
     }
     let _turn = host::shared_turn();
     let vm = PausedVm::start(&["-machine", "q35,accel=tcg"]);
-    vm.assert_assessed(&["trap", "scan", "sample"], "not-shared-memory");
+    vm.assert_assessed(
+        &["trap", "scan", "sample", "first-touch"],
+        "not-shared-memory",
+    );
     let table = plimsoll(&["doctor", &vm.pid()]);
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains("128 MiB of private memory"), "{table}");
@@ -154,7 +160,7 @@ fn locked_ram_is_assessed_as_attach_refuses_it() {
         let states = QemuVm::of_pid(vm.0.id()).ok()?.ram_states().ok()?;
         states.iter().any(|state| state.locked).then_some(())
     });
-    vm.assert_assessed(&["trap", "scan", "sample"], "locked");
+    vm.assert_assessed(&["trap", "scan", "sample", "first-touch"], "locked");
 }
 
 #[test]
@@ -173,7 +179,7 @@ fn huge_pages_are_assessed_as_attach_refuses_them() {
     }
     let object = "memory-backend-memfd,id=ram,size=128M,share=on,hugetlb=on,hugetlbsize=2M";
     let vm = PausedVm::start(&["-machine", SHARED[1], "-object", object]);
-    let all = ["trap", "scan", "write-scan", "sample"];
+    let all = ["trap", "scan", "write-scan", "sample", "first-touch"];
     vm.assert_assessed(&all, "not-shared-memory");
 }
 
@@ -194,7 +200,7 @@ fn another_userfaultfd_is_assessed_as_attach_refuses_it() {
         (!refusals.is_empty()).then_some(())
     };
     wait_for("the first tracer", PATIENCE, is_held);
-    vm.assert_assessed(&["trap", "write-scan"], "userfault-in-use");
+    vm.assert_assessed(&["trap", "write-scan", "first-touch"], "userfault-in-use");
     rustix::process::kill_process(
         rustix::process::Pid::from_child(&holder),
         rustix::process::Signal::INT,
@@ -211,7 +217,7 @@ fn a_vm_that_waits_for_its_memory_is_assessed_as_attach_refuses_it() {
     }
     let _turn = host::shared_turn();
     let vm = PausedVm::start(&[&SHARED[..], &["-incoming", "defer"]].concat());
-    let all = ["trap", "scan", "write-scan", "sample"];
+    let all = ["trap", "scan", "write-scan", "sample", "first-touch"];
     vm.assert_assessed(&all, "memory-transfer");
 }
 
@@ -234,7 +240,7 @@ fn a_debugger_is_assessed_as_attach_refuses_it() {
     };
     let is_traced = || (!vm.assessed()[0].1.is_empty()).then_some(());
     wait_for("strace", PATIENCE, is_traced);
-    vm.assert_assessed(&["trap", "write-scan"], "debugged");
+    vm.assert_assessed(&["trap", "write-scan", "first-touch"], "debugged");
     strace.kill().unwrap();
     strace.wait().unwrap();
 }

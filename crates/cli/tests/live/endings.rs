@@ -235,7 +235,7 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
 
 #[test]
 fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
-    let Some(ground) = shared_ground() else {
+    let Some(ground) = ground() else {
         return;
     };
     let mut subject = ground.boot("dropped", "workload=uniform mib=32 write_ratio=0.5");
