@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -255,15 +255,24 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
     let traps = BackendRow::of(TraceMethod::Traps);
     let mut tracer = traps.attach(&target, &config).unwrap();
     let (mut references, ram_pages) = (0, tracer.ram_pages());
-    let mut is_registered = false;
-    let report = tracer
-        .run_period(&AtomicBool::new(false), &mut |batch| {
-            is_registered |= subject.vm.ram_states().unwrap()[0].userfaultfd;
+    let (is_registered, is_done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let states = || subject.vm.ram_states().unwrap();
+    let report = thread::scope(|scope| {
+        // In a window: batches may be delivered after it.
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) && !states()[0].userfaultfd {
+                thread::sleep(Duration::from_millis(2));
+            }
+            is_registered.store(!is_done.load(Ordering::Relaxed), Ordering::Relaxed);
+        });
+        let report = tracer.run_period(&AtomicBool::new(false), &mut |batch| {
             references += batch.pages().len() as u64;
             assert!(batch.pages().iter().all(|page| page.0 < ram_pages));
-        })
-        .unwrap();
-    assert!(references > 0 && is_registered);
+        });
+        is_done.store(true, Ordering::Relaxed);
+        report.unwrap()
+    });
+    assert!(references > 0 && is_registered.into_inner());
     assert_eq!(references, report.traps.taken);
     drop(tracer);
     subject.assert_no_trap_is_left();
