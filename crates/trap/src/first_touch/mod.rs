@@ -111,6 +111,8 @@ struct FirstTouchSampler {
     vcpus: usize,
     ram_pages: u64,
     length: Duration,
+    /// Half of a period's budget.
+    charge_max: Duration,
     cost: TouchCost,
     requests: Arc<Requests>,
     reports: Receiver<ServedPeriod>,
@@ -178,6 +180,8 @@ impl FirstTouchSampler {
             vcpus,
             ram_pages,
             length: config.period,
+            charge_max: per_second
+                .map_or(Duration::ZERO, |budget| config.period.mul_f64(budget / 2.0)),
             cost,
             requests,
             reports,
@@ -312,7 +316,9 @@ impl Backend for FirstTouchSampler {
         let estimating = self
             .cpu_time
             .map_or(Duration::ZERO, |before| cpu_time().saturating_sub(before));
-        let charged_ns = u64::try_from(estimating.as_nanos()).unwrap_or(u64::MAX);
+        // An estimator that takes more than the budget is reported, and must not end the sampling.
+        let charged_ns = estimating.min(self.charge_max).as_nanos();
+        let charged_ns = u64::try_from(charged_ns).unwrap_or(u64::MAX);
         self.requests
             .charged_ns
             .fetch_add(charged_ns, Ordering::AcqRel);
