@@ -305,6 +305,8 @@ impl Feed for Tracer {
             (Some(_), _) => TraceState::Tracing,
             (None, _) => TraceState::Failed,
         };
+        // Before the lock, which it takes itself.
+        let method = self.method();
         let mut read = lock(&self.read);
         let warning = match (&self.error, read.lost_lines) {
             (Some(error), _) if self.child.is_none() => Some(format!("it is not traced: {error}")),
@@ -325,7 +327,7 @@ impl Feed for Tracer {
             working_set: read.working_set.filter(|_| fresh),
             trace: Some(TraceView {
                 state,
-                method: self.method(),
+                method,
                 error: self.error.clone().filter(|_| self.child.is_none()),
                 pid: self.child.as_ref().map(Child::id),
                 periods: read.periods,
