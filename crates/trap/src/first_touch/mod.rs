@@ -57,6 +57,8 @@ use pace::Pace;
 use sampler::{Report, SampledVm as _, Sampler};
 use vm::TrappedVm;
 
+/// Number of periods in which the CPU time of an estimator is paid back; more is never charged.
+const PAID_BACK_MAX: u32 = 16;
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -120,6 +122,8 @@ struct FirstTouchSampler {
     server: Option<JoinHandle<Result<(), TrapError>>>,
     /// CPU time of the thread that runs periods, at the end of the last one.
     cpu_time: Option<Duration>,
+    /// CPU time of the estimator that was not charged yet.
+    owed: Duration,
     periods: u64,
 }
 
@@ -187,6 +191,7 @@ impl FirstTouchSampler {
             reports,
             server: Some(server),
             cpu_time: None,
+            owed: Duration::ZERO,
             periods: 0,
         })
     }
@@ -316,9 +321,12 @@ impl Backend for FirstTouchSampler {
         let estimating = self
             .cpu_time
             .map_or(Duration::ZERO, |before| cpu_time().saturating_sub(before));
-        // An estimator that takes more than the budget is reported, and must not end the sampling.
-        let charged_ns = estimating.min(self.charge_max).as_nanos();
-        let charged_ns = u64::try_from(charged_ns).unwrap_or(u64::MAX);
+        // An estimator that takes more than the budget is reported, and must not end the sampling: what it took is
+        // paid back in this period and the next ones.
+        self.owed = (self.owed + estimating).min(self.charge_max * PAID_BACK_MAX);
+        let charged = self.owed.min(self.charge_max);
+        self.owed -= charged;
+        let charged_ns = u64::try_from(charged.as_nanos()).unwrap_or(u64::MAX);
         self.requests
             .charged_ns
             .fetch_add(charged_ns, Ordering::AcqRel);

@@ -21,7 +21,7 @@
 //! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
-//! Cost: memory for the samples that count; about 10 ms for each curve.
+//! Cost: memory for the samples that count; some 10 ms for each curve, of which there is one in a 16th of the window.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
 
 mod cells;
@@ -41,6 +41,8 @@ use mixture::{Component, Mixture};
 
 /// Time for which a sample counts, unless [`LiveOptions::reach`] is set.
 const WINDOW: Duration = Duration::from_secs(60);
+/// A curve is computed again after this share of the window, so that short periods do not cost more than long ones.
+const RENEWED: u32 = 16;
 /// Share of the pages that are touched within the resolution time, ..
 const RESOLUTION_SHARE: f64 = 1.0 / 128.0;
 /// .. and number of samples from whose touches the slope at that time is estimated: in the time of fewer it is not known.
@@ -73,6 +75,8 @@ pub(super) struct FirstTouchCurve {
     changed: Duration,
     /// The curve of the samples, once it was computed.
     curve: OnceCell<Option<MissRatioCurve>>,
+    /// When the next curve is due.
+    due: Duration,
 }
 
 impl FirstTouchCurve {
@@ -86,11 +90,11 @@ impl FirstTouchCurve {
             population: 0,
             changed: Duration::ZERO,
             curve: OnceCell::new(),
+            due: Duration::ZERO,
         }
     }
 
     fn add(&mut self, touches: &FirstTouches<'_>) {
-        self.curve.take();
         self.ended.extend(touches.ended);
         self.open += touches.ended.len();
         self.waiting.clear();
@@ -102,6 +106,11 @@ impl FirstTouchCurve {
         if let Some(change) = change {
             self.changed = change;
             self.keep_from(change);
+        }
+        let is_known = matches!(self.curve.get(), Some(Some(_)));
+        if change.is_some() || touches.now >= self.due || !is_known {
+            self.curve.take();
+            self.due = touches.now.saturating_add(self.window / RENEWED);
         }
     }
 
