@@ -12,7 +12,7 @@ use guest::{Guest, HEADER, NONCE, command, get_offset};
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::protocol::{control, ring};
 use plimsoll_disk::{
-    Contents, ControlDisk, Drained, FrameSink, Notice, Page, PoolRequest, VictimCache,
+    Contents, ControlDisk, DrainResult, FrameSink, Notice, Page, PoolRequest, VictimCache,
 };
 
 /// A store that keeps everything and fails now and then.
@@ -158,7 +158,7 @@ fuzz_target!(|input: &[u8]| {
                 twin.clear();
             }
             _ => {
-                if disk.drain(&mut NullSink) == Drained::Fault {
+                if disk.drain(&mut NullSink) == DrainResult::Fault {
                     guest = Guest::new();
                     disk.set_ram(guest.ram.clone(), &mut NullSink);
                     twin.clear();

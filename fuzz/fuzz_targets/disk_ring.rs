@@ -8,7 +8,7 @@ mod guest;
 use guest::{FRAMES_END, Guest, HEADER, NONCE, Record};
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::protocol::{control, ring};
-use plimsoll_disk::{BlockSink, Contents, Drained, FrameSink, Notice, Notices, Page};
+use plimsoll_disk::{BlockSink, Contents, DrainResult, FrameSink, Notice, Notices, Page};
 
 /// Words of the header that are worth a change.
 const WORDS: [usize; 11] = [
@@ -124,15 +124,18 @@ fuzz_target!(|input: &[u8]| {
                 let (mut frames, mut blocks) = (Frames::default(), Blocks::default());
                 let drained = notices.drain(&mut frames, &mut blocks);
                 let after = notices.stats();
-                assert_eq!(after.attached, before.attached && drained != Drained::Fault);
+                assert_eq!(
+                    after.attached,
+                    before.attached && drained != DrainResult::Fault
+                );
                 let records = after.records - before.records;
                 // A ring of 1 MiB of RAM has no more than this, however its header was changed.
                 assert!(records <= 1 << 15 && blocks.puts <= 256);
                 let bad = after.bad_records - before.bad_records;
                 assert_eq!(frames.told + blocks.told + bad, records);
-                let loses = bad > 0 || after.lost > before.lost || drained == Drained::Fault;
+                let loses = bad > 0 || after.lost > before.lost || drained == DrainResult::Fault;
                 assert!(!loses || frames.forgotten > 0 && blocks.forgotten > 0);
-                if drained == Drained::Records {
+                if drained == DrainResult::Records {
                     assert_eq!(guest.get(ring::AT_TAIL), guest.get(ring::AT_HEAD));
                     assert_eq!(guest.get(ring::AT_LOST), lost);
                 }

@@ -32,7 +32,11 @@ fn sample(rest: &mut &[u8]) -> Option<FirstTouch> {
     Some(FirstTouch {
         armed: time(rest)?,
         untouched_until: time(rest)?,
-        touched_by: if flags & 1 == 0 { Some(time(rest)?) } else { None },
+        touched_by: if flags & 1 == 0 {
+            Some(time(rest)?)
+        } else {
+            None
+        },
         pages: u32::from(flags >> 1),
     })
 }
@@ -40,7 +44,9 @@ fn sample(rest: &mut &[u8]) -> Option<FirstTouch> {
 fn samples(rest: &mut &[u8]) -> Option<Vec<FirstTouch>> {
     let (&count, tail) = rest.split_first()?;
     *rest = tail;
-    (0..usize::from(count) % SAMPLES_MAX).map(|_| sample(rest)).collect()
+    (0..usize::from(count) % SAMPLES_MAX)
+        .map(|_| sample(rest))
+        .collect()
 }
 
 fuzz_target!(|input: &[u8]| {
