@@ -16,7 +16,7 @@ pub enum Delivery {
 /// Why memory was not changed or queried. Each variant states which target is in force.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum ActuatorError {
     /// A size out of range; nothing was sent.
     #[error("{what} cannot be set to {target_bytes} bytes: {why}; its size is unchanged")]

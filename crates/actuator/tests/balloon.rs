@@ -303,7 +303,7 @@ fn statistics_have_an_age() {
     assert_eq!((stats.free_bytes, stats.swap_in_bytes), (Some(MIB), None));
     assert_eq!(monitor.state().interval_s, 2);
     monitor.state().told_unix_s = now_unix_s() - 60;
-    // The first that are read are as old as the time of day says.
+    // The first that are read are dated by the time of day.
     let stats = balloon_of(&monitor).query().unwrap().unwrap();
     assert!(stats.is_stale() && stats.age_s >= 60, "{stats:?}");
 }

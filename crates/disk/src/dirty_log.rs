@@ -60,7 +60,7 @@ const SLOTS_MAX: u64 = 1 << 30;
 /// Why a dirty log cannot be used. It was not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum DirtyLogError {
     /// A system call failed.
     #[error("cannot {what} the dirty log {}", path.display())]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Why a VM's disks are not, or no longer, served. Unless stated, nothing was written to an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum DiskError {
     /// The image cannot be opened or used.
     #[error("image {}", image.display())]

@@ -86,7 +86,7 @@ pub struct EngineStats {
 /// One disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct DiskStats {
     pub image: String,
     pub socket: String,

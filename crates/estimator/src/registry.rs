@@ -476,7 +476,7 @@ pub struct PlotLine {
 
 /// The options of every method.
 #[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct MethodOptions {
     pub truth: TouchedOptions,
     pub prl: PrlOptions,

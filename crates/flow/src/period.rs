@@ -154,7 +154,7 @@ impl PeriodLosses {
 
 /// Results, cost and losses of a tracing backend in one period.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct Period {
     pub index: u64,
     /// How the pages were observed.

@@ -50,7 +50,7 @@ impl Counters {
 
 /// Statistics of one pool.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct PoolStats {
     pub id: PoolId,
     pub kind: PoolKind,
@@ -71,7 +71,7 @@ pub struct PoolStats {
 
 /// Statistics of one client. As JSON without its pools, whose kinds contain keys; its group is called `uid` there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct ClientStats {
     pub id: ClientId,
     pub name: String,

@@ -10,7 +10,7 @@ use crate::record::NotARecord;
 /// Why a record is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub enum RecordFault {
     /// Undefined bits are set.
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub enum RecordFault {
 /// Why a page log cannot be read or written. A source returns the records before the error and is then at its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum PageLogError {
     /// A file cannot be opened; nothing was read.
     #[error("cannot open '{}': {source}", path.display())]

@@ -53,7 +53,7 @@ pub struct Walk {
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub enum Record {
     /// A page walk.
     Walk(Walk),

@@ -55,7 +55,7 @@ impl Refusal {
 /// Why a call of a client failed. Except after `Disconnected`, `Protocol` and `Io` the connection remains usable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum Error {
     /// No server answers at the socket.
     #[error("no hcache server answers at {}", path.display())]

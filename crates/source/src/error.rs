@@ -10,7 +10,7 @@ use crate::{Format, TraceOption};
 /// end. `name` is the trace's path, or "standard input".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum SourceError {
     /// The trace could not be opened; nothing was read.
     #[error("cannot open '{name}': {source}")]

@@ -15,9 +15,11 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::process::cpu_time;
-use crate::trial::TrapCost;
+use crate::target::TraceTarget;
+use crate::trial::{Toucher, TrapCost, measure_for, measure_trap_cost};
 
 /// Share of the time that a vCPU may halt by itself and still be compared.
 const HALTS_MAX: f64 = 0.2;
@@ -143,6 +145,25 @@ pub struct TrapAccount {
 }
 
 impl TrapAccount {
+    /// Begins an account for `target`, in which nothing was changed yet, with a trial of traps on what runs it.
+    ///
+    /// # Errors
+    ///
+    /// As [`measure_trap_cost`].
+    pub fn measure(
+        target: &TraceTarget,
+        config: &TraceConfig,
+    ) -> Result<(Self, Toucher), TrapError> {
+        let mut toucher = Toucher::Thread;
+        let account = Self::begin(target.pid, &target.vcpu_threads, || {
+            let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
+            let (cost, measured_on) = measure_for(target.pid, measure)?;
+            toucher = measured_on;
+            Ok(cost)
+        })?;
+        Ok((account, toucher))
+    }
+
     /// Begins an account for a VM in which nothing was changed yet: observes its vCPUs for a while, during which
     /// `measure` runs a trial.
     ///

@@ -98,7 +98,9 @@ impl Candidate {
         Some(Self { row, verdict })
     }
 
-    fn cost(&self) -> Option<CurveCost> {
+    /// What a curve costs, if it can attach.
+    #[must_use]
+    pub fn cost(&self) -> Option<CurveCost> {
         match self.verdict {
             Verdict::Cost(cost) => Some(cost),
             Verdict::Refused(_) | Verdict::Failed(_) => None,

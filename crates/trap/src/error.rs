@@ -9,7 +9,7 @@ use crate::stopped::CALL_MAX;
 /// with its memory unchanged: a tracer that ends removes its traps.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum TrapError {
     /// The VM cannot be traced as it is.
     #[error("{0}; {change}; nothing was changed in the VM", change = .0.change())]

@@ -11,6 +11,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::barrier::{PageBarrier, RANGES_MAX, RemotePageout};
 use crate::claim::Claim;
 use crate::config::TraceConfig;
@@ -42,7 +44,7 @@ pub struct TracedProcess {
     /// Held by a backend that registers the RAM.
     claim: Option<Claim>,
     /// Ends us if accesses wait for us in vain; `None` where none can wait.
-    pub watchdog: Option<Watchdog>,
+    watchdog: Option<Watchdog>,
 }
 
 impl TracedProcess {
@@ -70,7 +72,7 @@ impl TracedProcess {
         move |source| {
             let pid = self.pid;
             // The wait below is not a hang.
-            self.watchdog.iter().for_each(Watchdog::disarm);
+            self.unguard();
             // Calls on an ending process find no memory, or read none; after other errors the VM would end with us.
             let may_end = source.raw_os_error().is_none_or(|code| code == libc::ESRCH);
             let pidfd = self.pidfd.as_fd();
@@ -135,6 +137,52 @@ impl TracedProcess {
             Err(TrapError::VmGone { .. }) => Ok(()),
             other => other,
         }
+    }
+
+    /// Starts the watchdog, which demands nothing yet.
+    pub fn start_watchdog(&mut self) -> Result<(), TrapError> {
+        let watchdog = Watchdog::start(self.pid);
+        self.watchdog = Some(watchdog.map_err(self.failed("starting the watchdog"))?);
+        Ok(())
+    }
+
+    /// Demands heartbeats from now on: accesses may wait for us.
+    pub fn guard(&self) -> Result<(), TrapError> {
+        let guarded = self.watchdog.as_ref().map_or(Ok(()), Watchdog::arm);
+        guarded.map_err(self.failed("waking the watchdog"))
+    }
+
+    /// Demands no more heartbeats: no access can wait.
+    pub fn unguard(&self) {
+        self.watchdog.iter().for_each(Watchdog::disarm);
+    }
+
+    /// A heartbeat.
+    pub fn beat(&self) {
+        self.watchdog.iter().for_each(Watchdog::beat);
+    }
+
+    /// Waits up to `patience` for an access that traps; returns whether there may be one. Fails if the process has ended.
+    pub fn await_fault(
+        &self,
+        userfault: &Userfault,
+        patience: Duration,
+    ) -> Result<bool, TrapError> {
+        let patience = Timespec::try_from(patience).map_err(io::Error::other);
+        let patience = patience.map_err(self.failed("a wait"))?;
+        let mut fds = [
+            PollFd::from_borrowed_fd(userfault.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&patience)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            Ok(_) => {}
+            Err(error) => return Err(self.failed("poll()")(error.into())),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(TrapError::VmGone { pid: self.pid });
+        }
+        Ok(true)
     }
 
     /// Waits until `end`, the end of the process or `stop`.
@@ -331,6 +379,16 @@ impl<B: PageBarrier> Session<B> {
                 .map_err(self.process.failed("process_madvise(MADV_PAGEOUT)"))?;
         }
         Ok(())
+    }
+
+    /// Lets the access to `address` that waits go on: its page is accessible again.
+    pub fn release_access(&mut self, userfault: &Userfault, address: u64) -> Result<(), TrapError> {
+        let page = AddressRange {
+            start: address & !(PAGE_BYTES - 1),
+            len_bytes: PAGE_BYTES,
+        };
+        let released = self.barrier.lower(userfault, page);
+        released.map_err(self.process.failed("letting an access go on"))
     }
 
     /// Pages of the VM's RAM.

@@ -11,7 +11,7 @@ use plimsoll_flow::RamBacking;
 /// Why a VM cannot be traced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum Refusal {
     /// The mapping list is empty.
     #[error("no mapping of guest RAM was found in process {pid}")]

@@ -36,6 +36,16 @@ pub enum Requirement {
 }
 
 impl Requirement {
+    /// What every backend needs whose pages trap.
+    pub const OF_TRAPS: &[Self] = &[
+        Self::SharedRam,
+        Self::Unlocked,
+        Self::NoSwap,
+        Self::PageAccess,
+        Self::NoUserfault,
+        Self::Injection,
+    ];
+
     /// Refuses a VM that does not have it. Changes nothing in the VM.
     pub fn check(self, target: &TraceTarget, config: &TraceConfig) -> Result<(), Refusal> {
         let pid = target.pid;

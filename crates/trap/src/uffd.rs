@@ -9,6 +9,8 @@ use std::iter::successors;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use plimsoll_flow::AccessKind;
+
 use crate::ram::PAGE_BYTES;
 use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
@@ -26,6 +28,18 @@ pub struct Fault {
     pub address: u64,
     /// Whether it is a write.
     pub write: bool,
+}
+
+impl Fault {
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> AccessKind {
+        if self.write {
+            AccessKind::Write
+        } else {
+            AccessKind::Read
+        }
+    }
 }
 
 /// Bytes unregistered by one call, during which the process can neither map memory nor, before Linux 6.4, serve faults: of

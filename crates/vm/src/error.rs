@@ -7,7 +7,7 @@ use std::time::Duration;
 /// An error about a VM. Each variant states the effect on the VM; where none is stated, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum VmError {
     /// No process has this id, or it ended while it was inspected.
     #[error("there is no process {pid}, or it has just ended")]

@@ -125,7 +125,7 @@ impl GuestStats {
 }
 
 /// Measures the age of a guest's statistics by the clock since boot, so that setting the time of day makes them neither
-/// older nor younger. The first ones alone are as old as the time of day says.
+/// older nor younger. The first ones alone are dated by the time of day.
 #[derive(Debug, Default)]
 pub struct StatsClock {
     latest: Option<SeenStats>,

@@ -7,7 +7,7 @@ use crate::Status;
 /// Why an operation on a device failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum FrontendError {
     /// A system call failed; nothing was sent.
     #[error("cannot {what}")]

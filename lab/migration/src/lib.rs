@@ -38,7 +38,7 @@ pub use write_protect::{AsyncWriteProtect, WriteProtect};
 /// Why pages are not logged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum KvmError {
     /// There is no KVM that we may use; nothing was made.
     #[error("cannot use /dev/kvm: {source}")]

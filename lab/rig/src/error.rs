@@ -9,7 +9,7 @@ use plimsoll_vm::VmError;
 /// Each variant states the resulting state of the guest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum GuestError {
     /// An error of the guest's process, or of its monitor.
     #[error(transparent)]

@@ -10,7 +10,7 @@ use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
-use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Verdict};
+use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher};
 use plimsoll_vm::QemuVm;
 
 use super::Args;
@@ -254,10 +254,7 @@ impl Report<'_> {
     }
 
     fn candidate_line(&self, candidate: &Candidate) -> CandidateLine {
-        let cost = match candidate.verdict {
-            Verdict::Cost(cost) => Some(cost),
-            Verdict::Refused(_) | Verdict::Failed(_) => None,
-        };
+        let cost = candidate.cost();
         CandidateLine {
             backend: candidate.row.method,
             is_chosen: candidate.row.method == self.backend.method,

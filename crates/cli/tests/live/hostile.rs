@@ -323,7 +323,7 @@ impl Delaying {
     }
 }
 
-/// Options for a look at a process of a few pages.
+/// Options for observing a process of a few pages.
 const BRIEFLY: &str = "--period 10ms --periods 1 --budget none --rate-rule fixed --rate 1/16";
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Why a configuration was rejected; the one in force, if any, stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message says what each field holds")]
+#[allow(missing_docs, reason = "each field is part of the message")]
 pub enum ConfigError {
     /// An unreadable file or directory.
     #[error("{}: cannot be read: {source}", path.display())]

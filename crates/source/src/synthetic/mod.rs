@@ -52,7 +52,7 @@ const KIND_STREAM: u64 = 0x6b69_6e64;
 
 /// The order in which pages are referenced. Pages are numbered from 0.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the names say what the others hold")]
+#[allow(missing_docs, reason = "the names of the others suffice")]
 pub enum Pattern {
     /// Pages in turn, repeatedly.
     Loop { pages: PageCount, references: u64 },

@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_flow::{AccessKind, PageNumber, Period};
+use plimsoll_flow::{AccessKind, PageCount, PageNumber, Period};
 
 use super::pace::{Dice, Pace, Spent};
 use super::sampler::{SampledVm, Sampler, Trap};
@@ -192,9 +192,8 @@ impl SampledVm for Model {
 
     fn populated_pages(&mut self) -> Result<u64, TrapError> {
         let share: f64 = self.vm.classes.iter().map(|class| class.share).sum();
-        Ok(PageNumber(self.vm.ram_pages)
-            .0
-            .min(scaled(self.vm.ram_pages, share)))
+        let ram = PageCount(self.vm.ram_pages);
+        Ok(ram.scaled(share).min(ram).0)
     }
 
     fn is_populated(&mut self, page: u64) -> Result<bool, TrapError> {
@@ -270,9 +269,4 @@ impl SampledVm for Model {
         self.fault_time += spent.trapped;
         spent
     }
-}
-
-/// A share of a number of pages.
-fn scaled(pages: u64, share: f64) -> u64 {
-    plimsoll_flow::PageCount(pages).scaled(share).0
 }

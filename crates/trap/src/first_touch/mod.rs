@@ -44,13 +44,11 @@ use crate::error::TrapError;
 use crate::placement::HandlerCpu;
 use crate::process::{Session, cpu_time};
 use crate::rate::RateRule;
-use crate::requirement::Requirement::{
-    Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
-};
+use crate::requirement::Requirement;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_for, measure_trap_cost};
+use crate::trial::{TouchCost, measure_trap_cost};
 use crate::uffd::UserfaultPurpose;
-use crate::watchdog::{self, Watchdog};
+use crate::watchdog;
 
 pub use computed::{ComputedSampler, ComputedVm, PageClass};
 use pace::Pace;
@@ -73,16 +71,7 @@ pub const ROW: BackendRow = BackendRow {
     sees_reads: true,
     options: &[],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
-    requirements: |_| {
-        &[
-            SharedRam,
-            Unlocked,
-            NoSwap,
-            PageAccess,
-            NoUserfault,
-            Injection,
-        ]
-    },
+    requirements: |_| Requirement::OF_TRAPS,
     trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
     curve_cost: None,
     attach: |target, config| Ok(Box::new(FirstTouchSampler::attach(target, config)?)),
@@ -130,16 +119,8 @@ struct FirstTouchSampler {
 impl FirstTouchSampler {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let mut session = Session::open(target, config)?;
-        let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
-        let mut toucher = Toucher::Thread;
-        let account = TrapAccount::begin(target.pid, &target.vcpu_threads, || {
-            let (cost, measured_on) = measure_for(target.pid, measure)?;
-            toucher = measured_on;
-            Ok(cost)
-        })?;
-        let watchdog = Watchdog::start(target.pid);
-        session.process.watchdog =
-            Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
+        let (account, toucher) = TrapAccount::measure(target, config)?;
+        session.process.start_watchdog()?;
         let userfault =
             session
                 .process

@@ -210,10 +210,7 @@ impl<V: SampledVm> Sampler<V> {
     }
 
     fn record(&mut self, trap: &Trap) {
-        let samples = trap
-            .page
-            .map_or_else(Vec::new, |page| self.samples_of(page.0));
-        let (Some(page), false) = (trap.page, samples.is_empty()) else {
+        let Some(page) = trap.page.filter(|page| self.is_waiting(page.0)) else {
             // A second vCPU at the same page, or a page that nobody armed.
             self.report.traps.strays += 1;
             return;
@@ -221,6 +218,7 @@ impl<V: SampledVm> Sampler<V> {
         self.report.traps.taken += 1;
         self.report.traps.writes += u64::from(trap.kind == AccessKind::Write);
         self.report.touched.push(page, trap.kind);
+        let samples: Vec<_> = self.samples_of(page.0).collect();
         for armed in samples {
             self.waiting.remove(&(page.0, armed));
             self.report.samples.touched += 1;
@@ -234,12 +232,13 @@ impl<V: SampledVm> Sampler<V> {
     }
 
     /// Times at which the waiting samples of a page began.
-    fn samples_of(&self, page: u64) -> Vec<Duration> {
+    fn samples_of(&self, page: u64) -> impl Iterator<Item = Duration> {
         let all = (page, Duration::ZERO)..=(page, Duration::MAX);
-        self.waiting
-            .range(all)
-            .map(|(&(_, armed), _)| armed)
-            .collect()
+        self.waiting.range(all).map(|(&(_, armed), _)| armed)
+    }
+
+    fn is_waiting(&self, page: u64) -> bool {
+        self.samples_of(page).next().is_some()
     }
 
     /// Draws the pages that are due and begins a sample of each.
@@ -257,7 +256,7 @@ impl<V: SampledVm> Sampler<V> {
                 draws += 1;
                 self.report.samples.drawn += 1;
                 let page = self.random_page();
-                if !self.samples_of(page).is_empty() || self.vm.is_populated(page)? {
+                if self.is_waiting(page) || self.vm.is_populated(page)? {
                     break Some(page);
                 }
                 self.report.samples.empty += 1;
@@ -291,7 +290,7 @@ impl<V: SampledVm> Sampler<V> {
 
     fn arm(&mut self, pages: &[u64]) -> Result<(), TrapError> {
         let mut new: Vec<u64> = pages.to_vec();
-        new.retain(|&page| self.samples_of(page).is_empty());
+        new.retain(|&page| !self.is_waiting(page));
         new.sort_unstable();
         new.dedup();
         let stayed = if new.is_empty() {
@@ -336,7 +335,8 @@ impl<V: SampledVm> Sampler<V> {
             self.check_at = page + 1;
             let is_armed = self.vm.is_armed(page)?;
             let now = self.vm.now();
-            for armed in self.samples_of(page) {
+            let samples: Vec<_> = self.samples_of(page).collect();
+            for armed in samples {
                 if is_armed {
                     self.waiting.insert((page, armed), now);
                 } else if let Some(found) = self.waiting.remove(&(page, armed)) {
@@ -368,7 +368,7 @@ impl<V: SampledVm> Sampler<V> {
             if self.waiting.remove(&(page, armed)).is_some() {
                 self.report.samples.withdrawn += 1;
                 self.end_untouched(armed, now);
-                if self.samples_of(page).is_empty() {
+                if !self.is_waiting(page) {
                     self.vm.disarm(page)?;
                 }
             }

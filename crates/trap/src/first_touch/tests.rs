@@ -10,6 +10,7 @@ use super::*;
 use crate::barrier::RemotePageout;
 use crate::process::stay_on_this_cpu;
 use crate::sys::{SharedMemory, usize_of};
+use crate::trial::Toucher;
 use crate::trial::TrapCost;
 use crate::uffd::Userfault;
 

@@ -1,12 +1,7 @@
 //! The calls by which pages of a running VM are drawn, armed and served.
 
-use std::io;
-use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-use plimsoll_flow::AccessKind;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::pace::Spent;
 use super::sampler::{SampledVm, Trap};
@@ -14,10 +9,7 @@ use crate::account::TrapAccount;
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::process::{Session, cpu_time};
-use crate::ram::PAGE_BYTES;
-use crate::sys::AddressRange;
 use crate::uffd::{Fault, Userfault};
-use crate::watchdog::Watchdog;
 
 /// Longest wait without a heartbeat.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -58,9 +50,7 @@ impl<B: PageBarrier> TrappedVm<B> {
 
     /// Starts to require heartbeats.
     pub fn guard(&self) -> Result<(), TrapError> {
-        let watchdog = self.session.process.watchdog.as_ref();
-        let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
-        guarded.map_err(self.session.process.failed("waking the watchdog"))
+        self.session.process.guard()
     }
 
     /// Ends a period: returns the cost of its traps. Fails if the VM may swap by now.
@@ -105,11 +95,7 @@ impl<B: PageBarrier> TrappedVm<B> {
                 faults.iter().try_for_each(|fault| {
                     traps.push(Trap {
                         page: self.session.layout.page_at(fault.address),
-                        kind: if fault.write {
-                            AccessKind::Write
-                        } else {
-                            AccessKind::Read
-                        },
+                        kind: fault.kind(),
                         after,
                         by,
                     });
@@ -126,14 +112,7 @@ impl<B: PageBarrier> TrappedVm<B> {
 
     fn release_access(&mut self, address: u64) -> Result<(), TrapError> {
         let start = Instant::now();
-        let range = AddressRange {
-            start: address & !(PAGE_BYTES - 1),
-            len_bytes: PAGE_BYTES,
-        };
-        self.session
-            .barrier
-            .lower(&self.userfault, range)
-            .map_err(self.session.process.failed("letting an access go on"))?;
+        self.session.release_access(&self.userfault, address)?;
         let elapsed = start.elapsed();
         self.serving += elapsed;
         self.trapped += self.account.charge(elapsed);
@@ -188,8 +167,7 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
     }
 
     fn serve(&mut self, until: Duration, traps: &mut Vec<Trap>) -> Result<(), TrapError> {
-        let process = &self.session.process;
-        process.watchdog.iter().for_each(Watchdog::beat);
+        self.session.process.beat();
         // What came while this thread did something else.
         let has_answered = self.answer(false, traps)?;
         let patience = until.saturating_sub(now()).min(PATIENCE);
@@ -197,20 +175,9 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
             return Ok(());
         }
         self.session.follow_vcpu();
-        let process = &self.session.process;
-        let patience = Timespec::try_from(patience).map_err(io::Error::other);
-        let patience = patience.map_err(process.failed("a wait"))?;
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut fds, Some(&patience)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(process.failed("poll()")(error.into())),
-        }
-        if !fds[1].revents().is_empty() {
-            return Err(TrapError::VmGone { pid: process.pid });
-        }
+        self.session
+            .process
+            .await_fault(&self.userfault, patience)?;
         self.answer(true, traps).map(drop)
     }
 

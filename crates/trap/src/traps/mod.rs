@@ -45,14 +45,11 @@ use crate::placement::HandlerCpu;
 use crate::process::{Population, Session, TracedProcess};
 use crate::ram::PageRange;
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
-use crate::requirement::Requirement::{
-    Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
-};
+use crate::requirement::Requirement;
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_for, measure_trap_cost};
+use crate::trial::{TouchCost, Toucher, measure_trap_cost};
 use crate::uffd::{Fault, Userfault, UserfaultPurpose};
-use crate::watchdog::Watchdog;
 
 /// Longest wait without checking the stop flag and the clock.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -80,16 +77,7 @@ pub const ROW: BackendRow = BackendRow {
         RateRule::Log,
         RateRule::Budget,
     ],
-    requirements: |_| {
-        &[
-            SharedRam,
-            Unlocked,
-            NoSwap,
-            PageAccess,
-            NoUserfault,
-            Injection,
-        ]
-    },
+    requirements: |_| Requirement::OF_TRAPS,
     trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
     curve_cost: Some(|trap| trap * TRAPS_PER_CURVE),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
@@ -141,22 +129,14 @@ struct Counts {
 impl Tracer<RemotePageout> {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let mut session = Session::open(target, config)?;
-        let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
-        let mut toucher = Toucher::Thread;
-        let account = TrapAccount::begin(target.pid, &target.vcpu_threads, || {
-            let (cost, measured_on) = measure_for(target.pid, measure)?;
-            toucher = measured_on;
-            Ok(cost)
-        })?;
+        let (account, toucher) = TrapAccount::measure(target, config)?;
         let userfault =
             session
                 .process
                 .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
         // Until the first window.
         session.process.unregister(&userfault)?;
-        let watchdog = Watchdog::start(target.pid);
-        session.process.watchdog =
-            Some(watchdog.map_err(session.process.failed("starting the watchdog"))?);
+        session.process.start_watchdog()?;
         Ok(Self::assemble(session, userfault, account, toucher, config))
     }
 }
@@ -208,9 +188,7 @@ impl<B: PageBarrier> Tracer<B> {
         let window_end = TracedProcess::window_end(&self.config, start);
         self.session.process.register(&self.userfault)?;
         self.recording = true;
-        let watchdog = self.session.process.watchdog.as_ref();
-        let guarded = watchdog.map_or(Ok(()), Watchdog::arm);
-        let guarded = guarded.map_err(self.session.process.failed("waking the watchdog"));
+        let guarded = self.session.process.guard();
         let armed = guarded.and_then(|()| self.arm(stop, sink));
         self.account.window_begins();
         let watched = armed.and_then(|()| self.watch(stop, window_end, sink));
@@ -224,7 +202,7 @@ impl<B: PageBarrier> Tracer<B> {
             }
             let process = &self.session.process;
             process.unregister(&self.userfault)?;
-            process.watchdog.iter().for_each(Watchdog::disarm);
+            process.unguard();
             process.rest(stop, end);
             self.raised.clear();
             self.stuck.clear();

@@ -1,21 +1,13 @@
 //! Answering the accesses that trap, within the period's time budget.
 
-use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use plimsoll_flow::AccessKind;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{PATIENCE, Tracer};
 use crate::backend::Sink;
 use crate::barrier::PageBarrier;
 use crate::error::TrapError;
-use crate::ram::PAGE_BYTES;
-use crate::sys::AddressRange;
 use crate::uffd::Fault;
-use crate::watchdog::Watchdog;
 
 impl<B: PageBarrier> Tracer<B> {
     /// Serves traps until the period ends, its budget is used up, or `stop`; returns whether the
@@ -55,11 +47,7 @@ impl<B: PageBarrier> Tracer<B> {
 
     /// Waits up to `patience` for accesses and serves all that wait by then.
     pub(super) fn serve(&mut self, patience: Duration, sink: Sink<'_>) -> Result<(), TrapError> {
-        self.session
-            .process
-            .watchdog
-            .iter()
-            .for_each(Watchdog::beat);
+        self.session.process.beat();
         let mut faults = std::mem::take(&mut self.faults);
         // First without a wait: the next access often waits by the time its vCPU lets this thread run again.
         let read = self
@@ -82,24 +70,16 @@ impl<B: PageBarrier> Tracer<B> {
         read.map_err(self.session.process.failed("reading the userfaultfd"))
     }
 
-    /// Waits up to `patience` for accesses.
+    /// Waits up to `patience` for accesses and reads them.
     fn await_faults(&self, patience: Duration, faults: &mut Vec<Fault>) -> Result<(), TrapError> {
-        let process = &self.session.process;
-        let patience = Timespec::try_from(patience).map_err(io::Error::other);
-        let patience = patience.map_err(process.failed("a wait"))?;
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut fds, Some(&patience)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
-            Ok(_) => {}
-            Err(error) => return Err(process.failed("poll()")(error.into())),
+        let has_ready = self
+            .session
+            .process
+            .await_fault(&self.userfault, patience)?;
+        if has_ready {
+            self.read_faults(faults)?;
         }
-        if !fds[1].revents().is_empty() {
-            return Err(TrapError::VmGone { pid: process.pid });
-        }
-        self.read_faults(faults)
+        Ok(())
     }
 
     fn serve_fault(&mut self, fault: Fault) -> Result<(), TrapError> {
@@ -109,12 +89,7 @@ impl<B: PageBarrier> Tracer<B> {
             self.recording && self.sample.contains(page.0) && !self.hot.contains(page.0)
         });
         if let Some(page) = watched {
-            let kind = if fault.write {
-                AccessKind::Write
-            } else {
-                AccessKind::Read
-            };
-            self.batch.push(page, kind);
+            self.batch.push(page, fault.kind());
             self.counts.traps.taken += 1;
             self.counts.traps.writes += u64::from(fault.write);
             self.counts.distinct_pages += u64::from(self.trapped.set(page.0, true));
@@ -128,14 +103,8 @@ impl<B: PageBarrier> Tracer<B> {
         if let Some(page) = page {
             self.raised.set(page.0, false);
         }
-        let range = AddressRange {
-            start: fault.address & !(PAGE_BYTES - 1),
-            len_bytes: PAGE_BYTES,
-        };
         self.session
-            .barrier
-            .lower(&self.userfault, range)
-            .map_err(self.session.process.failed("letting an access go on"))?;
+            .release_access(&self.userfault, fault.address)?;
         self.counts.fault_time += self.account.charge(start.elapsed());
         Ok(())
     }
