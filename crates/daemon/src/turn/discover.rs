@@ -1,5 +1,6 @@
 //! The first part of a turn: the running VMs, and how much memory each of them and the page store hold.
 
+use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,12 @@ use crate::vm::Vm;
 
 /// VMs polled at a time: one whose monitor hangs delays few others.
 const POLLS_AT_ONCE: usize = 64;
-/// The same for VMs that answered quickly the last time, of which all may fall silent at once.
-const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
+/// Time after which polls that are not finished get another thread: monitors that answer at once need one for all.
+const THREAD_INTERVAL: Duration = Duration::from_millis(1);
 /// Time within which polls are started of VMs that are new, or did not answer quickly the last time.
 const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
+/// The same for VMs that answered quickly the last time, of which all may fall silent at once.
+const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 
 impl<H: Host> Turns<H> {
     pub(super) fn discover(&mut self) {
@@ -88,18 +91,25 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
 fn poll_for(mut vms: Vec<&mut Vm>, time: Duration) -> bool {
     vms.sort_by_key(|vm| vm.polled_at());
     let deadline = Instant::now() + time;
-    let workers = vms.len().min(POLLS_AT_ONCE);
+    let threads = vms.len().min(POLLS_AT_ONCE);
     let vms = Mutex::new(vms.into_iter());
-    let next = || vms.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = &|| vms.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let (end, ends) = channel();
     std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
+        for _ in 0..threads {
+            let end = end.clone();
+            scope.spawn(move || {
                 while Instant::now() < deadline
                     && let Some(vm) = next()
                 {
                     vm.poll();
                 }
+                let _ = end.send(());
             });
+            // Once a thread has ended, no poll is left to start.
+            if ends.recv_timeout(THREAD_INTERVAL).is_ok() {
+                break;
+            }
         }
     });
     next().is_none()

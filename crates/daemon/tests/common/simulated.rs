@@ -314,10 +314,10 @@ impl SimulatedPart {
 
 impl MemoryPart for SimulatedPart {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
-        let silence = self
-            .host
-            .vm(&self.vm.0)
-            .map_or(Duration::ZERO, |vm| vm.silence);
+        let vms = self.host.lock();
+        let vm = vms.vms.get(&self.vm.0);
+        let silence = vm.map_or(Duration::ZERO, |vm| vm.silence);
+        drop(vms);
         if !silence.is_zero() {
             std::thread::sleep(silence);
             failures.push(ActuatorError::Query {
