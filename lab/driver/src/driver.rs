@@ -116,6 +116,8 @@ pub struct Driver {
     inflight: Option<(VhostUserInflight, File)>,
     epoll: Epoll,
     bounce: u64,
+    /// Of the last request that was executed here.
+    tag: u64,
 }
 
 impl Driver {
@@ -159,6 +161,7 @@ impl Driver {
             inflight: None,
             epoll,
             bounce: ram.allocate(Bank::High, BOUNCE_BYTES),
+            tag: u64::MAX,
         };
         driver.start(link)?;
         Ok(driver)
@@ -345,12 +348,13 @@ impl Driver {
     /// [`FrontendError::Failed`] if the device reports a failure, or the errors of [`wait`](Self::wait): it is then
     /// still in flight.
     pub fn execute(&mut self, request: &Request<'_>) -> Result<Completion, FrontendError> {
-        /// Distinct from the tags of callers.
-        const TAG: u64 = u64::MAX;
-        self.submit(0, request, TAG)?;
+        // Counted down from the end: distinct from the tags of callers, and below those of requests given up before.
+        self.tag -= 1;
+        let tag = self.tag;
+        self.submit(0, request, tag)?;
         let end = Instant::now() + self.options.timeout;
         loop {
-            if let Some(completion) = self.queues[0].poll_for(TAG)? {
+            if let Some(completion) = self.queues[0].poll_for(tag)? {
                 return match completion.status {
                     Status::Ok => Ok(completion),
                     status => Err(FrontendError::Failed(status)),

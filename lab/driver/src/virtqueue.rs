@@ -3,6 +3,7 @@
 //! Each descriptor has a page of its own beside the rings; a request uses the page of its first descriptor for its
 //! header, its status, its ranges and its indirect table.
 
+use std::cmp;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::Arc;
@@ -392,13 +393,15 @@ impl Virtqueue {
         }
     }
 
-    /// Returns the request of this tag if it is completed, without waiting; others are kept for [`poll`](Self::poll).
+    /// Returns the request of this tag if it is completed, without waiting. Those of larger tags, which nobody waits for
+    /// any more, are dropped; others are kept for [`poll`](Self::poll).
     pub(crate) fn poll_for(&mut self, tag: u64) -> Result<Option<Completion>, FrontendError> {
         while let Some(completion) = self.take_used()? {
-            if completion.tag == tag {
-                return Ok(Some(completion));
+            match completion.tag.cmp(&tag) {
+                cmp::Ordering::Equal => return Ok(Some(completion)),
+                cmp::Ordering::Greater => {}
+                cmp::Ordering::Less => self.done.push_back(completion),
             }
-            self.done.push_back(completion);
         }
         Ok(None)
     }
