@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{PATIENCE, Subject, wait_for};
+use crate::{PATIENCE, POLL, Subject, wait_for};
 
 impl Subject {
     /// QEMU's process id, as an argument of a command.
@@ -32,6 +34,22 @@ impl Subject {
         Footprint::of(self.vm.pid)
     }
 
+    /// Checks that the VM's process is as it was before. It has some time to get there: QEMU itself closes the connection
+    /// of a client that left its monitor.
+    ///
+    /// # Panics
+    ///
+    /// If something differs after 10 s.
+    pub fn assert_left_as(&self, before: &Footprint) {
+        let end = Instant::now() + SETTLING;
+        let mut now = self.footprint();
+        while now != *before && Instant::now() < end {
+            thread::sleep(POLL);
+            now = self.footprint();
+        }
+        assert!(now == *before, "{}", before.differences(&now));
+    }
+
     /// Waits until the VM's process is not traced, by ptrace or by traps.
     ///
     /// # Panics
@@ -52,6 +70,9 @@ impl Subject {
     }
 }
 
+/// How long a process may take to finish what a tracer's end began.
+const SETTLING: Duration = Duration::from_secs(10);
+
 /// The state of a process that a tracer could leave changed.
 #[derive(Debug, PartialEq)]
 pub struct Footprint {
@@ -64,6 +85,19 @@ pub struct Footprint {
 }
 
 impl Footprint {
+    /// The lines of one that the other lacks.
+    fn differences(&self, after: &Self) -> String {
+        let [before, after] = [self, after].map(|footprint| format!("{footprint:#?}"));
+        let lacking = |lines: &str, others: &str, mark: &str| {
+            let others: Vec<_> = others.lines().collect();
+            let lines = lines.lines().filter(|line| !others.contains(line));
+            lines
+                .map(|line| format!("{mark}{line}\n"))
+                .collect::<String>()
+        };
+        lacking(&before, &after, "-") + &lacking(&after, &before, "+")
+    }
+
     /// Reads it.
     ///
     /// # Panics

@@ -25,7 +25,7 @@ fn the_working_set_and_the_curve_of_even_references_are_found() {
     let ended = tracer.end();
     ended.assert_quiet_success();
     subject.assert_no_trap_is_left();
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     let periods: Vec<&Line> = ended.periods().collect();
     for line in &periods {
         let samples = &line.json["samples"];
@@ -119,7 +119,7 @@ fn a_tracer_that_is_stopped_or_killed_with_pages_armed_does_not_hold_its_guest()
             assert_ended_by_watchdog(&tracer.end(), &subject);
         }
         subject.assert_no_trap_is_left();
-        assert_eq!(subject.footprint(), footprint);
+        subject.assert_left_as(&footprint);
     }
     // The host may be busier than it was.
     let untraced = untraced.max(longest_stall(&mut subject, || ()));

@@ -39,7 +39,7 @@ fn private_ram_is_refused_with_the_way_to_start_the_vm() {
         Attach::start(&guest.pid(), ""),
         &["private memory", "-object memory-backend-memfd", "share=on"],
     );
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
 
@@ -58,7 +58,7 @@ fn locked_ram_is_refused() {
         Attach::start(&subject.pid(), ""),
         &["locked in memory", "mem-lock=on"],
     );
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     subject.assert_no_trap_is_left();
     subject.assert_goes_on();
 }
@@ -83,7 +83,7 @@ fn a_second_tracer_is_refused_and_the_first_goes_on() {
     }
     first.interrupt();
     first.end().assert_quiet_success();
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     subject.assert_goes_on();
     subject.assert_no_trap_is_left();
 }
@@ -147,7 +147,7 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
         as_nobody(&subject.pid()),
         &["not permitted to read /proc/", "run as root"],
     );
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     subject.assert_goes_on();
     drop(subject);
 
@@ -158,7 +158,7 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
         as_nobody(&guest.pid()),
         &["no privilege to", "run as root or with CAP_SYS_PTRACE"],
     );
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
 
@@ -197,7 +197,7 @@ fn a_qemu_of_another_user_is_traced_by_a_device_lent_to_it() {
     let ended = Attach::start(&guest.pid(), options).end();
     ended.assert_quiet_success();
     assert!(ended.periods().all(|period| period.number("traps") > 0.0));
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
 
@@ -262,7 +262,7 @@ fn swap_that_is_turned_on_ends_tracing_before_it_is_filled() {
         }
         // Swap may be turned on in the middle of a call, which is for 512 pages at most.
         assert!(written <= 512, "{written} pages were swapped out");
-        assert_eq!(subject.footprint(), footprint);
+        subject.assert_left_as(&footprint);
         subject.assert_no_trap_is_left();
         subject.assert_goes_on();
     }
@@ -286,7 +286,7 @@ fn a_vm_that_may_swap_is_refused() {
     );
     let swaps = fs::read_to_string("/proc/swaps").unwrap();
     assert_eq!(swaps.lines().count(), 1, "swap is left on: {swaps}");
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     subject.assert_no_trap_is_left();
     subject.assert_goes_on();
 }

@@ -71,7 +71,7 @@ fn the_working_set_of_a_loop_is_found_without_a_trap() {
     assert_eq!((curve.schema, curve.page_bytes), (1, 4096));
     assert!(curve.points.len() > 10);
     subject.assert_goes_on();
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn exactly_the_pages_written_are_told() {
         both.len()
     );
     subject.assert_no_trap_is_left();
-    assert_eq!(subject.footprint(), footprint);
+    subject.assert_left_as(&footprint);
     subject.assert_ends_sound();
 }
 
@@ -284,7 +284,7 @@ fn a_scanner_killed_leaves_the_guest_running_and_right() {
         // SIGKILL.
         drop(scanner);
         subject.wait_until_untraced();
-        assert_eq!(subject.footprint(), footprint);
+        subject.assert_left_as(&footprint);
         subject.assert_goes_on();
     }
     let ended = Attach::start(&subject.pid(), "--budget 10% --period 500ms --periods 1").end();
