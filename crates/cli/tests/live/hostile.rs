@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_rig::{PATIENCE, wait_for};
 use plimsoll_skip::{Lack, longer, skip};
+use tempfile::TempDir;
 
 use crate::limits::{UnitLimits, compile};
 use crate::refusals::{AS_NOBODY, WORKLOAD, assert_refused, has_setpriv};
@@ -41,7 +43,7 @@ struct Exchange {
     process: Process,
     victim: PathBuf,
     lines: Arc<Mutex<Vec<String>>>,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Exchange {
@@ -154,7 +156,7 @@ fn a_vm_in_a_user_namespace_of_its_own_is_traced_only_if_that_is_allowed() {
     let ended = traced("--allow-namespaced");
     assert!(ended.periods().all(|period| period.number("traps") > 0.0));
     traced("--backend scan");
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
 
@@ -203,7 +205,7 @@ fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
     let ended = Attach::start(&guest.pid(), "--budget 20% --period 1s --periods 2").end();
     ended.assert_quiet_success();
     assert!(ended.periods().all(|period| period.number("traps") > 0.0));
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
 
@@ -212,27 +214,12 @@ fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed
     let Some(_ground) = shared_ground() else {
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let Some(compiled) = compile("meddle", folder.path()) else {
+    let Some(mut disturber) = Disturber::start("meddle", &[]) else {
         return;
     };
-    let program = folder.path().join("qemu-system-meddle");
-    fs::rename(compiled, &program).unwrap();
-    let mut command = Command::new(program);
-    let mut child = command
-        .args(["-m", "16M"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
-    let mut process = Process(child);
-    let pid = process.0.id().to_string();
     let mut failures = Vec::new();
     for _ in 0..longer(100) {
-        let ended = Attach::start(&pid, BRIEFLY).end();
+        let ended = Attach::start(&disturber.pid, BRIEFLY).end();
         match ended.code {
             Some(0) => ended.assert_quiet_success(),
             Some(1) => failures.push(ended.complaint),
@@ -243,33 +230,31 @@ fn a_process_that_spoils_what_a_tracer_does_is_left_or_traced_but_never_believed
     failures.sort();
     failures.dedup();
     println!("{}", failures.concat());
-    assert_eq!(process.0.try_wait().unwrap(), None, "the process was ended");
+    disturber.assert_runs();
 }
 
-/// A process that puts a file that it serves itself in the place of the device. Its `ioctl()` takes some seconds; 0 for
-/// until it is interrupted.
-struct Delaying {
+/// A process that looks like a VM and disturbs those who trace it.
+struct Disturber {
     process: Process,
     pid: String,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
-impl Delaying {
-    fn start(seconds: u64) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() {
-            skip(Lack::Host, "this host has no /dev/fuse");
-            return None;
-        }
+impl Disturber {
+    /// Starts a program of `tests/live/c`; `arguments` come before those of a VM.
+    fn start(name: &str, arguments: &[&str]) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let compiled = compile("delay", folder.path())?;
-        let program = folder.path().join("qemu-system-delay");
+        let compiled = compile(name, folder.path())?;
+        let program = folder.path().join(format!("qemu-system-{name}"));
         fs::rename(compiled, &program).unwrap();
-        let file = folder.path().join("file");
-        fs::write(&file, "").unwrap();
         let mut command = Command::new(program);
-        command.arg(file).arg(seconds.to_string());
-        let child = command.args(["-m", "16M"]).stdout(Stdio::piped()).spawn();
-        let mut child = child.unwrap();
+        command.current_dir(folder.path()).args(arguments);
+        command.args(["-m", "16M"]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         output.read_line(&mut line).unwrap();
@@ -281,9 +266,32 @@ impl Delaying {
         })
     }
 
+    fn assert_runs(&mut self) {
+        assert_eq!(self.process.0.try_wait().unwrap(), None, "it was ended");
+    }
+}
+
+/// A process that puts a file that it serves itself in the place of the device, and whose `ioctl()` does not end.
+struct Delaying(Disturber);
+
+impl Delaying {
+    /// `until` as the program takes it.
+    fn start(until: &str) -> Option<Self> {
+        if !Path::new("/dev/fuse").exists() {
+            skip(Lack::Host, "this host has no /dev/fuse");
+            return None;
+        }
+        Some(Self(Disturber::start("delay", &["file", until])?))
+    }
+
+    /// Lets the call end.
+    fn release(&mut self) {
+        drop(self.0.process.0.stdin.take());
+    }
+
     /// Its descriptors.
     fn footprint(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap();
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.0.pid)).unwrap();
         let links = entries.map(|entry| fs::read_link(entry.unwrap().path()).unwrap());
         let mut links: Vec<_> = links.collect();
         links.sort();
@@ -292,7 +300,7 @@ impl Delaying {
 
     /// The process that traces it; 0 for none.
     fn tracer(&self) -> u32 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.pid)).unwrap();
         let mut lines = status.lines();
         let tracer = lines.find_map(|line| line.strip_prefix("TracerPid:"));
         tracer.unwrap().trim().parse().unwrap()
@@ -300,26 +308,25 @@ impl Delaying {
 
     /// Attaches until the process has been quick enough to delay it; returns what was reported, and after how long.
     fn attach_delayed(&self) -> (String, Duration) {
-        for _ in 0..100 {
+        let delayed = wait_for("an attach that is delayed", PATIENCE, || {
             let from = Instant::now();
-            let ended = Attach::start(&self.pid, BRIEFLY).end();
-            if ended.code != Some(0) {
-                assert_eq!(ended.code, Some(1), "{}", ended.complaint);
-                return (ended.complaint, from.elapsed());
-            }
-        }
-        panic!("no attach of 100 was delayed");
+            let ended = Attach::start(&self.0.pid, BRIEFLY).end();
+            (ended.code != Some(0)).then(|| (ended, from.elapsed()))
+        });
+        let (ended, took) = delayed;
+        assert_eq!(ended.code, Some(1), "{}", ended.complaint);
+        (ended.complaint, took)
     }
 
     /// Fails unless it goes on with these descriptors, and can be traced.
     fn assert_as_before(&mut self, footprint: &[PathBuf]) {
         assert_eq!(self.tracer(), 0);
         assert_eq!(self.footprint(), footprint);
-        Attach::start(&self.pid, BRIEFLY)
+        Attach::start(&self.0.pid, BRIEFLY)
             .end()
             .assert_quiet_success();
         assert_eq!(self.footprint(), footprint);
-        assert_eq!(self.process.0.try_wait().unwrap(), None);
+        self.0.assert_runs();
     }
 }
 
@@ -331,7 +338,7 @@ fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
     let Some(_ground) = shared_ground() else {
         return;
     };
-    let Some(mut delaying) = Delaying::start(0) else {
+    let Some(mut delaying) = Delaying::start("interrupted") else {
         return;
     };
     let footprint = delaying.footprint();
@@ -341,23 +348,22 @@ fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
     for words in [delayed, "more than 1 s", "its thread continues unchanged"] {
         assert!(complaint.contains(words), "{complaint}");
     }
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < PATIENCE, "{took:?}");
     delaying.assert_as_before(&footprint);
 }
 
 #[test]
 fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
-    const DELAY: Duration = Duration::from_secs(8);
     let Some(_ground) = shared_ground() else {
         return;
     };
-    let Some(mut delaying) = Delaying::start(DELAY.as_secs()) else {
+    let Some(mut delaying) = Delaying::start("released") else {
         return;
     };
     let footprint = delaying.footprint();
     let (complaint, took) = delaying.attach_delayed();
     println!("after {took:?}: {complaint}");
-    assert!(took < DELAY, "{took:?}");
+    assert!(took < PATIENCE, "{took:?}");
     for words in [
         "cannot be interrupted",
         "lets its thread continue unchanged",
@@ -369,7 +375,11 @@ fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
         complaint.contains(&format!("process {keeper}, which must not be ended")),
         "{complaint}"
     );
-    assert_refused(Attach::start(&delaying.pid, ""), &["is traced by process"]);
+    assert_refused(
+        Attach::start(&delaying.0.pid, ""),
+        &["is traced by process"],
+    );
+    delaying.release();
     until_ended(keeper);
     delaying.assert_as_before(&footprint);
 }
@@ -411,6 +421,6 @@ fn a_vm_that_can_open_no_more_files_is_left_as_it_was() {
         }
         assert_eq!(descriptors(), before);
     }
-    assert_eq!(guest.footprint(), footprint);
+    guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }

@@ -1,8 +1,8 @@
 /*
- * delay FILE SECONDS: a process that serves FILE itself, by FUSE, in a mount namespace of its own, and whose second thread
- * puts that file in the place of the first descriptor of /dev/userfaultfd that appears. An ioctl() of the file takes
- * SECONDS and cannot be interrupted; if that is 0, it takes until it is interrupted. Its memory looks like a VM's RAM.
- * Prints "ready".
+ * delay FILE interrupted|released: a process that serves FILE itself, by FUSE, in a mount namespace of its own, and whose
+ * second thread puts that file in the place of the first descriptor of /dev/userfaultfd that appears. An ioctl() of the
+ * file takes until it is interrupted; or it cannot be, and takes until the standard input ends. Its memory looks like a
+ * VM's RAM. Prints "ready".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,20 +12,20 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <unistd.h>
-
-#define RAM_BYTES (16 << 20)
+#include "ram.h"
 
 static int file;
+static struct stat served;
 static dev_t device;
+/* Whether an ioctl() of the file has begun; shared with the process that serves it. */
+static volatile int *called;
 
 static void answer(int fuse, uint64_t unique, int error, const void *body, size_t length)
 {
@@ -36,7 +36,7 @@ static void answer(int fuse, uint64_t unique, int error, const void *body, size_
 }
 
 /* Serves one regular file, the root of its file system. */
-static void serve(int fuse, int seconds)
+static void serve(int fuse, int released)
 {
 	static char request[1 << 20];
 	for (;;) {
@@ -61,14 +61,17 @@ static void serve(int fuse, int seconds)
 			answer(fuse, head->unique, 0, &opened, sizeof opened);
 			break;
 		case FUSE_IOCTL:
-			if (seconds) {
-				sleep(seconds);
+			*called = 1;
+			if (released) {
+				char byte;
+				while (read(STDIN_FILENO, &byte, 1) > 0)
+					;
 				answer(fuse, head->unique, 0, &done, sizeof done);
 			}
 			break;
 		case FUSE_INTERRUPT: {
 			struct fuse_interrupt_in *interrupt = (void *)(head + 1);
-			if (!seconds)
+			if (!released)
 				answer(fuse, interrupt->unique, -EINTR, NULL, 0);
 			break;
 		}
@@ -80,15 +83,31 @@ static void serve(int fuse, int seconds)
 	}
 }
 
+static int is_file(int descriptor)
+{
+	struct stat found;
+	return !fstat(descriptor, &found) && found.st_dev == served.st_dev && found.st_ino == served.st_ino;
+}
+
 static void *exchange(void *unused)
 {
 	(void)unused;
 	struct stat found;
+	/* Of this thread alone. It must run while the other's call is between two steps, also on a busy machine. */
+	setpriority(PRIO_PROCESS, syscall(SYS_gettid), -20);
 	for (;;)
-		for (int descriptor = 3; descriptor < 16; descriptor++)
-			if (!fstat(descriptor, &found) && S_ISCHR(found.st_mode) && found.st_rdev == device &&
-			    dup2(file, descriptor) >= 0)
+		for (int descriptor = 3; descriptor < 16; descriptor++) {
+			if (fstat(descriptor, &found) || !S_ISCHR(found.st_mode) || found.st_rdev != device ||
+			    dup2(file, descriptor) < 0)
+				continue;
+			/* Too late if no call comes; then nothing of it may stay. */
+			for (int wait_ms = 0; wait_ms < 50 && !*called; wait_ms++)
+				usleep(1000);
+			if (*called)
 				return NULL;
+			if (is_file(descriptor))
+				close(descriptor);
+		}
 }
 
 int main(int argc, char **argv)
@@ -100,31 +119,27 @@ int main(int argc, char **argv)
 	int fuse = open("/dev/fuse", O_RDWR);
 	char options[80];
 	snprintf(options, sizeof options, "fd=%d,rootmode=100666,user_id=0,group_id=0", fuse);
+	close(open(argv[1], O_CREAT | O_RDWR, 0600));
 	if (fuse < 0 || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mount("delay", argv[1], "fuse", 0, options)) {
 		perror("delay");
 		return 1;
 	}
+	called = mmap(NULL, sizeof *called, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (called == MAP_FAILED)
+		return 1;
 	if (!fork()) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		serve(fuse, atoi(argv[2]));
+		serve(fuse, !strcmp(argv[2], "released"));
 	}
 	file = open(argv[1], O_RDWR);
-	int ram = memfd_create("memory-backend-memfd", 0);
-	if (file < 0 || ram < 0 || ftruncate(ram, RAM_BYTES))
+	if (file < 0 || fstat(file, &served))
 		return 1;
-	volatile char *bytes = mmap(NULL, RAM_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, ram, 0);
-	if (bytes == MAP_FAILED)
-		return 1;
-	for (size_t page = 0; page < RAM_BYTES; page += 4096)
-		bytes[page]++;
 	close(fuse);
-	printf("ready\n");
-	fflush(stdout);
+	volatile char *ram = make_ram();
 	pthread_t thread;
 	if (pthread_create(&thread, NULL, exchange, NULL))
 		return 1;
 	for (;;)
-		for (size_t page = 0; page < RAM_BYTES; page += 4096)
-			bytes[page]++;
+		touch_all(ram);
 }

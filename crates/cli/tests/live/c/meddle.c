@@ -7,12 +7,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#define RAM_BYTES (16 << 20)
+#include "ram.h"
 
 static char *volatile stack;
 
@@ -38,22 +33,12 @@ static void *meddle(void *unused)
 
 int main(void)
 {
-	int ram = memfd_create("memory-backend-memfd", 0);
-	if (ram < 0 || ftruncate(ram, RAM_BYTES))
-		return 1;
-	volatile char *bytes = mmap(NULL, RAM_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, ram, 0);
-	if (bytes == MAP_FAILED)
-		return 1;
-	for (size_t page = 0; page < RAM_BYTES; page += 4096)
-		bytes[page]++;
-	printf("ready\n");
-	fflush(stdout);
+	volatile char *ram = make_ram();
 	char here;
 	stack = &here;
 	pthread_t thread;
 	if (pthread_create(&thread, NULL, meddle, NULL))
 		return 1;
 	for (;;)
-		for (size_t page = 0; page < RAM_BYTES; page += 4096)
-			bytes[page]++;
+		touch_all(ram);
 }
