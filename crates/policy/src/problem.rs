@@ -300,9 +300,12 @@ fn lists(vms: &[Vm<'_>], rules: &Rules) -> Result<Vec<Vec<Candidate>>, PolicyErr
     }
     if lacking(&lists, rules.total) == 0 {
         // No VM can have more than the total.
-        let lists = lists.iter().zip(vms);
-        let lists = lists.map(|(list, vm)| candidate::within(list, &vm.grid, &(0..=rules.total.0)));
-        return Ok(lists.collect());
+        for (list, vm) in lists.iter_mut().zip(vms) {
+            if list.last().is_some_and(|last| last.to > rules.total.0) {
+                *list = candidate::within(list, &vm.grid, &(0..=rules.total.0));
+            }
+        }
+        return Ok(lists);
     }
     let least: Vec<_> = vms.iter().map(|vm| PageCount(vm.least())).collect();
     let needed = least
