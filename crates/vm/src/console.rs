@@ -17,7 +17,7 @@ use crate::KernelMemory;
 pub struct ConsoleLine {
     /// Time at which its end arrived.
     pub at: Instant,
-    /// The line without its end, truncated to 1024 bytes.
+    /// The line without its end, truncated to 16 KiB.
     pub text: String,
     /// The workload's event; `None` for any other line.
     pub event: Option<ConsoleEvent>,

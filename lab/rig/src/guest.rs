@@ -24,8 +24,8 @@ use plimsoll_vm::{
 
 use crate::{GuestError, GuestImage};
 
-/// Bytes kept of a console line; the workload's own have under 200.
-const LINE_BYTES_MAX: usize = 1024;
+/// Bytes kept of a console line; the workload's own have under 200, those of our programs in a guest a few thousand.
+const LINE_BYTES_MAX: usize = 16 << 10;
 /// Console lines kept until they are read: about two hours of a workload's.
 const LINES_MAX: usize = 1 << 16;
 /// Maximum lines in error messages.

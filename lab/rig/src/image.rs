@@ -154,6 +154,24 @@ impl GuestImage {
 }
 
 impl GuestImage {
+    /// The same kernel with all files below `root`, of which it starts `init`, packed as the file `initrd`.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestError::File`].
+    pub fn with_root(&self, root: &Path, initrd: &Path) -> Result<Self, GuestError> {
+        let pack = || {
+            let mut archive = Archive::new()?;
+            archive.add_below(root, "")?;
+            fs::write(initrd, archive.finish()?)
+        };
+        pack().map_err(|source| file_error(initrd, source))?;
+        Ok(Self {
+            kernel: self.kernel.clone(),
+            initrd: initrd.to_owned(),
+        })
+    }
+
     /// Copies kernel and initrd into a directory of `folder` that any user can read.
     ///
     /// # Errors
@@ -246,42 +264,83 @@ fn modules_of(folder: &Path) -> Result<Vec<String>, GuestError> {
     Ok(names)
 }
 
-/// Returns an uncompressed initrd that holds `init` as `/init`, `/dev/console`, and `modules`, by
-/// name, in the directory `/modules` if there are any. Equal contents make equal archives.
+/// An uncompressed initrd. Equal files make equal archives.
 ///
 /// Devices are only described in it, so no privilege is needed.
+struct Archive {
+    bytes: Vec<u8>,
+    inode: u32,
+}
+
+impl Archive {
+    /// With `/dev/console`, to which the kernel connects the first process, and places for file systems.
+    fn new() -> io::Result<Self> {
+        let mut archive = Self {
+            bytes: Vec::new(),
+            inode: 0,
+        };
+        archive.add_directory("dev")?;
+        let console = Builder::new("dev/console").mode(0o020_600);
+        archive.add(console.rdev_major(5).rdev_minor(1), &[])?;
+        archive.add_directory("proc")?;
+        archive.add_directory("sys")?;
+        Ok(archive)
+    }
+
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::FileTooLarge`] for 4 GiB or more, which the format cannot describe.
+    fn add(&mut self, builder: Builder, bytes: &[u8]) -> io::Result<()> {
+        self.inode += 1;
+        let size = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let mut file = builder.ino(self.inode).write(&mut self.bytes, size);
+        file.write_all(bytes)?;
+        file.finish().map(drop)
+    }
+
+    fn add_directory(&mut self, name: &str) -> io::Result<()> {
+        self.add(Builder::new(name).mode(0o040_755).nlink(2), &[])
+    }
+
+    /// Adds all files and directories below `folder`, whose names in the archive begin with `prefix`.
+    fn add_below(&mut self, folder: &Path, prefix: &str) -> io::Result<()> {
+        let mut entries: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = format!("{prefix}{}", entry.file_name().display());
+            let path = entry.path();
+            if path.is_dir() {
+                self.add_directory(&name)?;
+                self.add_below(&path, &format!("{name}/"))?;
+            } else {
+                let mode = fs::metadata(&path)?.permissions().mode();
+                self.add(Builder::new(&name).mode(mode), &fs::read(&path)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<Vec<u8>> {
+        cpio::newc::trailer(self.bytes)
+    }
+}
+
+/// Returns an initrd that holds `init` as `/init`, and `modules`, by name, in the directory `/modules` if there are any.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::FileTooLarge`] if one has 4 GiB or more, which the format cannot describe.
+/// As [`Archive::add`].
 fn initrd(init: &[u8], modules: &[(String, Vec<u8>)]) -> io::Result<Vec<u8>> {
-    const DIRECTORY: u32 = 0o040_755;
-    let mut archive = Vec::with_capacity(init.len() + 1024);
-    let mut inode = 0;
-    let mut add = |builder: Builder, bytes: &[u8]| -> io::Result<()> {
-        inode += 1;
-        let size = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let mut file = builder.ino(inode).write(&mut archive, size);
-        file.write_all(bytes)?;
-        file.finish().map(drop)
-    };
-    let directory = |name| Builder::new(name).mode(DIRECTORY).nlink(2);
-    add(directory("dev"), &[])?;
-    let console = Builder::new("dev/console").mode(0o020_600);
-    add(console.rdev_major(5).rdev_minor(1), &[])?;
-    add(directory("proc"), &[])?;
-    add(directory("sys"), &[])?;
-    add(Builder::new("init").mode(0o100_755), init)?;
+    let mut archive = Archive::new()?;
+    archive.add(Builder::new("init").mode(0o100_755), init)?;
     if !modules.is_empty() {
-        add(directory("modules"), &[])?;
+        archive.add_directory("modules")?;
     }
     for (name, bytes) in modules {
-        add(
-            Builder::new(&format!("modules/{name}")).mode(0o100_644),
-            bytes,
-        )?;
+        let builder = Builder::new(&format!("modules/{name}")).mode(0o100_644);
+        archive.add(builder, bytes)?;
     }
-    cpio::newc::trailer(archive)
+    archive.finish()
 }
 
 fn file_error(path: &Path, source: io::Error) -> GuestError {
@@ -384,6 +443,34 @@ mod tests {
             assert_eq!(names, ["modules", "modules/a.ko", "modules/order"]);
             assert_eq!(more[6].2, module);
         }
+    }
+
+    #[test]
+    fn a_root_is_packed_with_all_that_is_below_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        fs::create_dir_all(root.join("lib/deep")).unwrap();
+        fs::write(root.join("init"), "program").unwrap();
+        fs::set_permissions(root.join("init"), Permissions::from_mode(0o755)).unwrap();
+        fs::write(root.join("lib/deep/file"), "file").unwrap();
+        let kernel = folder.path().join("vmlinuz");
+        let initrd = folder.path().join("initrd");
+        let image = GuestImage {
+            initrd: PathBuf::new(),
+            kernel: kernel.clone(),
+        };
+        let image = image.with_root(&root, &initrd).unwrap();
+        assert_eq!((image.kernel, &image.initrd), (kernel, &initrd));
+        let files = unpack(&fs::read(initrd).unwrap());
+        let names: Vec<_> = files.iter().map(|(name, ..)| name.as_str()).collect();
+        let below = ["init", "lib", "lib/deep", "lib/deep/file"];
+        assert_eq!(names[..4], ["dev", "dev/console", "proc", "sys"]);
+        assert_eq!(names[4..], below);
+        assert_eq!(files[4].1, 0o100_755);
+        assert_eq!(
+            (files[6].1, files[7].2.as_slice()),
+            (0o040_755, &b"file"[..])
+        );
     }
 
     #[test]
