@@ -15,6 +15,17 @@ pub struct Time {
     pub unix_ms: u64,
 }
 
+impl Time {
+    /// The time of day, in ms since 1970, of what happened at `since_boot`, by the time of day of this time: the difference
+    /// of the two is the age, also if the clock was set in between.
+    #[must_use]
+    pub fn unix_ms_at(self, since_boot: Duration) -> u64 {
+        let age = self.since_boot.saturating_sub(since_boot).as_millis();
+        self.unix_ms
+            .saturating_sub(u64::try_from(age).unwrap_or(u64::MAX))
+    }
+}
+
 /// The source of the time.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Time + Send + Sync>);

@@ -51,13 +51,14 @@ impl DiskFeed {
                 match answer {
                     // Its counts restart when the guest's memory changes: earlier values are no longer valid.
                     Ok((curve, _)) => {
-                        let curve = curve.as_ref().map(ObservedCurve::read).transpose();
+                        read.answered = clock.now().since_boot;
+                        let observed = |curve| ObservedCurve::read(curve, read.answered);
+                        let curve = curve.as_ref().map(observed).transpose();
                         read.error = curve
                             .as_ref()
                             .err()
                             .map(|why| format!("invalid curve: {why}"));
                         read.curve = curve.ok().flatten();
-                        read.answered = clock.now().since_boot;
                     }
                     Err(error) => {
                         read.error = Some(error.to_string());

@@ -2,13 +2,14 @@
 //!
 //! The loop depends only on these traits, so that it runs on a simulated host as on a real one.
 
+use std::time::Duration;
+
 use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
 use plimsoll_vm::ProcessId;
 
-use crate::clock::unix_ms;
 use crate::config::{Config, VmRule};
 
 /// A running VM.
@@ -70,21 +71,21 @@ pub struct ObservedCurve {
     pub curve: MissRatioCurve,
     /// Size of those pages.
     pub page_size: PageSize,
-    /// Time of the curve.
-    pub unix_ms: u64,
+    /// Time of the curve, since boot.
+    pub since_boot: Duration,
 }
 
 impl ObservedCurve {
-    /// Reads a curve that arrived now.
+    /// Reads a curve that arrived at `since_boot`.
     ///
     /// # Errors
     ///
     /// The reason why it is not valid.
-    pub fn read(json: &CurveJson) -> Result<Self, CurveJsonError> {
+    pub fn read(json: &CurveJson, since_boot: Duration) -> Result<Self, CurveJsonError> {
         Ok(Self {
             curve: json.to_curve()?,
             page_size: PageSize::new(json.page_bytes)?,
-            unix_ms: unix_ms(),
+            since_boot,
         })
     }
 }
@@ -96,8 +97,10 @@ pub struct FeedReport {
     pub curve: Option<ObservedCurve>,
     /// The working set, in pages of 4 KiB.
     pub working_set: Option<WorkingSet>,
-    /// How it is traced.
+    /// How it is traced; without the time of the last period.
     pub trace: Option<TraceView>,
+    /// That time, since boot.
+    pub last_period: Option<Duration>,
     /// Rows of the heatmap since the last poll.
     pub heat: Vec<HeatRow>,
     /// Bytes of RAM that a cell of them covers.

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use plimsoll_daemon::clock::Clock;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::qemu_host::QemuHost;
@@ -84,6 +85,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         Snapshot::before_the_first_turn(&config),
         sender.clone(),
         Arc::new(history),
+        Clock::of_host(),
     );
     let shared = Arc::new(shared);
     let server = http::serve(Arc::clone(&shared), &config.serve)?;

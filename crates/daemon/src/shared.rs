@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
@@ -11,7 +12,7 @@ use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{HeatmapView, HostMemory, HostView, VmSummary};
 use tokio::sync::{broadcast, oneshot};
 
-use crate::clock::unix_ms;
+use crate::clock::{Clock, unix_ms};
 use crate::config::Config;
 use crate::history::History;
 
@@ -113,7 +114,10 @@ pub enum Command {
 /// State held by both sides.
 #[derive(Debug)]
 pub struct SharedState {
-    snapshot: RwLock<Arc<Snapshot>>,
+    /// With the time of its publication, since boot.
+    snapshot: RwLock<(Arc<Snapshot>, Duration)>,
+    /// The time.
+    pub clock: Clock,
     commands: SyncSender<Command>,
     /// Curves, samples and decisions of the past.
     pub history: Arc<History>,
@@ -127,9 +131,15 @@ const EVENTS: usize = 64;
 impl SharedState {
     /// Shares `snapshot` until the first turn, and passes commands to the other end of `commands`.
     #[must_use]
-    pub fn new(snapshot: Snapshot, commands: SyncSender<Command>, history: Arc<History>) -> Self {
+    pub fn new(
+        snapshot: Snapshot,
+        commands: SyncSender<Command>,
+        history: Arc<History>,
+        clock: Clock,
+    ) -> Self {
         Self {
-            snapshot: RwLock::new(Arc::new(snapshot)),
+            snapshot: RwLock::new((Arc::new(snapshot), clock.now().since_boot)),
+            clock,
             commands,
             history,
             events: broadcast::channel(EVENTS).0,
@@ -139,16 +149,25 @@ impl SharedState {
     /// The host as of the last turn.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
+        let snapshot = self.snapshot.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&snapshot.0)
+    }
+
+    /// Age of the snapshot.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        let snapshot = self.snapshot.read().unwrap_or_else(PoisonError::into_inner);
+        self.clock.now().since_boot.saturating_sub(snapshot.1)
     }
 
     /// Replaces the snapshot, and notifies subscribers.
     pub fn publish(&self, snapshot: Snapshot) {
         let turn = snapshot.host.turn;
+        let published = (Arc::new(snapshot), self.clock.now().since_boot);
         *self
             .snapshot
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+            .unwrap_or_else(PoisonError::into_inner) = published;
         self.tell(Event::Turn { turn });
     }
 

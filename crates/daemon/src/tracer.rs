@@ -60,7 +60,6 @@ struct Read {
     lost: u64,
     /// Why its backend shows little.
     advice: Option<String>,
-    last_unix_ms: Option<u64>,
     /// Time of the last line, for the supervision of the tracer.
     last: Option<Instant>,
     /// The same since boot, for the age of its results.
@@ -339,8 +338,9 @@ impl Feed for Tracer {
                 lost: read.lost,
                 lost_lines: read.lost_lines,
                 restarts: self.restarts,
-                last_unix_ms: read.last_unix_ms,
+                last_unix_ms: None,
             }),
+            last_period: read.last_since_boot,
             heat: read.heat.drain(..).collect(),
             heat_cell_bytes: self.ram_bytes.div_ceil(u64::from(HEAT_CELLS)),
             warning,
@@ -386,7 +386,6 @@ impl Read {
     }
 
     fn take(&mut self, line: PeriodLine, time: Time) {
-        let now = time.unix_ms;
         self.periods += 1;
         self.method = Some(line.method);
         self.tracking_rate = line.tracking_rate;
@@ -396,7 +395,6 @@ impl Read {
         self.overhead_ratio = line.overhead_ratio;
         self.lost = self.lost.saturating_add(line.lost);
         self.advice = line.advice;
-        self.last_unix_ms = Some(now);
         self.last = Some(Instant::now());
         self.last_since_boot = Some(time.since_boot);
         let set = line.working_set_pages.zip(line.working_set_bound);
@@ -405,7 +403,7 @@ impl Read {
             bound,
         });
         if let Some(curve) = line.curve.flatten() {
-            match ObservedCurve::read(&curve) {
+            match ObservedCurve::read(&curve, time.since_boot) {
                 Ok(curve) => self.curve = Some(curve),
                 Err(error) => self.lose_line(format!("invalid curve: {error}")),
             }
@@ -415,7 +413,7 @@ impl Read {
                 self.heat.pop_front();
             }
             self.heat.push_back(HeatRow {
-                unix_ms: now,
+                unix_ms: time.unix_ms,
                 pages,
             });
         }

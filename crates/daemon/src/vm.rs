@@ -38,8 +38,8 @@ pub struct VmCurve {
     pub shown: MissRatioCurve,
     /// Its source.
     pub source: CurveSource,
-    /// Its time.
-    pub unix_ms: u64,
+    /// Its time, since boot.
+    pub since_boot: Duration,
 }
 
 /// A VM.
@@ -62,8 +62,10 @@ pub struct Vm {
     pub known: Option<VmCurve>,
     /// Its working set.
     pub working_set: Option<WorkingSet>,
-    /// How it is traced.
+    /// How it is traced; without the time of the last period.
     pub trace: Option<TraceView>,
+    /// That time, since boot.
+    pub last_period: Option<Duration>,
     /// Rows of its heatmap, newest last.
     pub heat: VecDeque<HeatRow>,
     /// Bytes of RAM that a cell of the heatmap covers.
@@ -112,6 +114,7 @@ impl Vm {
             known: None,
             working_set: None,
             trace: None,
+            last_period: None,
             heat: VecDeque::new(),
             heat_cell_bytes: 0,
             heat_is_new: false,
@@ -249,6 +252,7 @@ impl Vm {
                 curve,
                 working_set,
                 trace,
+                last_period,
                 heat,
                 heat_cell_bytes,
                 warning,
@@ -260,13 +264,14 @@ impl Vm {
                         shown: curve.thinned(SHOWN_POINTS),
                         curve,
                         source,
-                        unix_ms: observed.unix_ms,
+                        since_boot: observed.since_boot,
                     }),
                     Err(why) => self.warnings.push(format!("invalid curve: {why}")),
                 }
             }
             new_set = working_set.or(new_set);
             self.trace = trace.or(self.trace.take());
+            self.last_period = last_period.or(self.last_period);
             if heat_cell_bytes > 0 {
                 self.heat_cell_bytes = heat_cell_bytes;
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use plimsoll_daemon::clock::Clock;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::history::History;
 use plimsoll_daemon::shared::{Command, Reply, RequestRefusal, SharedState, Snapshot};
@@ -93,6 +94,7 @@ impl Rig {
             Snapshot::before_the_first_turn(&config),
             sender,
             history,
+            Clock::of_host(),
         ));
         let now = Instant::now();
         let reload = Box::new(|| Err("there is none".to_owned()));

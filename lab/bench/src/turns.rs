@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use plimsoll_daemon::clock;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::{SharedState, Snapshot};
@@ -71,6 +72,7 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
         Snapshot::before_the_first_turn(&config),
         sender,
         Arc::new(history),
+        clock::Clock::of_host(),
     ));
     let host = SimulatedHost::default();
     for vm in 0..VMS {

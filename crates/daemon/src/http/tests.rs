@@ -9,8 +9,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use super::metrics::text;
 use super::serve::{Limits, serve_within};
 use super::{ServeError, Server, example, openapi, serve};
+use crate::clock::{Clock, Time};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
 use crate::history::History;
 use crate::shared::{Command, SharedState};
@@ -680,16 +681,36 @@ fn events_are_told_as_they_happen_until_the_server_ends() {
 fn a_daemon_whose_turns_do_not_come_is_not_well() {
     let (sender, _commands) = mpsc::sync_channel(1);
     let history = Arc::new(History::nowhere());
+    let time = Arc::new(Mutex::new(Time {
+        since_boot: Duration::ZERO,
+        unix_ms: 1 << 40,
+    }));
+    let now = Arc::clone(&time);
     let shared = Arc::new(SharedState::new(
-        example::snapshot(1_000_000),
+        example::snapshot(1 << 40),
         sender,
         history,
+        Clock::new(move || *now.lock().unwrap()),
     ));
     let folder = tempfile::tempdir().unwrap();
     let _server = serve(shared, &settings(folder.path())).unwrap();
-    let stream = UnixStream::connect(socket(folder.path())).unwrap();
-    let answer = exchange(stream, &get("/healthz"));
+    let health = || {
+        let stream = UnixStream::connect(socket(folder.path())).unwrap();
+        exchange(stream, &get("/healthz"))
+    };
+    let hour_ms = 3_600_000;
+    let is_well = |answer: &str| answer.starts_with("HTTP/1.1 200 ");
+    assert!(is_well(&health()));
+    // The clock was set: the turns come all the same.
+    time.lock().unwrap().unix_ms += hour_ms;
+    assert!(is_well(&health()));
+    let mut hour_later = time.lock().unwrap();
+    hour_later.since_boot += Duration::from_millis(hour_ms);
+    hour_later.unix_ms -= 2 * hour_ms;
+    drop(hour_later);
+    let answer = health();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("3600 s ago"), "{answer}");
 }
 
 #[test]

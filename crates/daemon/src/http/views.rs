@@ -1,6 +1,7 @@
 //! Read-only routes: the host, its VMs, decisions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -26,8 +27,8 @@ const POINTS_MAX: usize = 2000;
 /// Default and maximum number of decisions in a list.
 const DECISIONS: usize = 20;
 const DECISIONS_MAX: usize = 100;
-/// How late a turn may be, in ms, before the loop counts as stuck.
-const LATE_MS: u64 = 120_000;
+/// How late a turn may be before the loop counts as stuck.
+const LATE: Duration = Duration::from_mins(2);
 
 /// The host and its VMs.
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostView)))]
@@ -214,14 +215,14 @@ pub(super) async fn health(
     State(desk): State<Arc<ApiState>>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<Acknowledgement> {
-    let snapshot = desk.shared.snapshot();
-    let age_ms = clock::unix_ms().saturating_sub(snapshot.host.now_unix_ms);
-    let interval_ms = snapshot.host.turn_interval_ms;
-    if age_ms > interval_ms.saturating_mul(2).saturating_add(LATE_MS) {
+    // In ms, as a snapshot gives it.
+    let interval = Duration::from_millis(desk.shared.snapshot().host.turn_interval_ms);
+    let age = desk.shared.age();
+    if age > interval.saturating_mul(2).saturating_add(LATE) {
         let late = format!(
             "the last turn ended {} s ago, and one is due every {} s",
-            age_ms / 1000,
-            interval_ms / 1000
+            age.as_secs(),
+            interval.as_secs()
         );
         return Err(RequestRefusal::new(RefusalKind::Busy, late));
     }

@@ -257,7 +257,7 @@ impl<H: Host> Turns<H> {
         self.promises_changed(Some(name));
         self.next_turn = Instant::now();
         let vm = &self.vms[name];
-        Ok(self.summary(name, vm))
+        Ok(self.summary(name, vm, self.shared.clock.now()))
     }
 
     /// Memory needed by the limits if they do not fit; `None` if they do.

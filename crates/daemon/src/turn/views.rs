@@ -8,12 +8,12 @@ use plimsoll_policy::{Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, VmStatus,
-    VmSummary, WorkingSetView,
+    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, TraceView,
+    VmStatus, VmSummary, WorkingSetView,
 };
 
 use super::Turns;
-use crate::clock::unix_ms;
+use crate::clock::Time;
 use crate::host::Host;
 use crate::shared::Snapshot;
 use crate::vm::{Vm, bytes, pages};
@@ -26,7 +26,7 @@ impl<H: Host> Turns<H> {
         Some(relative(&known.curve, baseline, size, rules))
     }
 
-    pub(super) fn summary(&self, name: &str, vm: &Vm) -> VmSummary {
+    pub(super) fn summary(&self, name: &str, vm: &Vm, now: Time) -> VmSummary {
         let rules = self.rules();
         let settings = vm.settings();
         let holding = vm.status.holding();
@@ -64,8 +64,11 @@ impl<H: Host> Turns<H> {
                 .known
                 .as_ref()
                 .map_or(0, |known| known.curve.references()),
-            curve_unix_ms: vm.known.as_ref().map(|known| known.unix_ms),
-            trace: vm.trace.clone(),
+            curve_unix_ms: (vm.known.as_ref()).map(|known| now.unix_ms_at(known.since_boot)),
+            trace: vm.trace.clone().map(|trace| TraceView {
+                last_unix_ms: vm.last_period.map(|at| now.unix_ms_at(at)),
+                ..trace
+            }),
             balloon: balloon_view(vm),
             cache: cache_view(vm),
             backends: vm.found.backends.clone(),
@@ -117,10 +120,12 @@ impl<H: Host> Turns<H> {
     }
 
     pub(super) fn snapshot(&mut self) -> Snapshot {
+        // One for all, or a step in between would date a curve wrongly.
+        let now = self.shared.clock.now();
         let vms: Vec<_> = self
             .vms
             .iter()
-            .map(|(name, vm)| self.summary(name, vm))
+            .map(|(name, vm)| self.summary(name, vm, now))
             .collect();
         let (total, available) = self.host_ram;
         let sum = |bytes: fn(&VmSummary) -> u64| vms.iter().map(bytes).fold(0, u64::saturating_add);
@@ -186,7 +191,7 @@ impl<H: Host> Turns<H> {
                 paused: self.paused,
                 phase: self.phase,
                 since_unix_ms: self.since_unix_ms,
-                now_unix_ms: unix_ms(),
+                now_unix_ms: now.unix_ms,
                 turn: self.turn,
                 turn_interval_ms: u64::try_from(self.config.turn_interval.as_millis())
                     .unwrap_or(u64::MAX),

@@ -26,7 +26,7 @@ use plimsoll_protocol::vm::{
     WorkingSetView,
 };
 
-use plimsoll_daemon::clock;
+use plimsoll_daemon::clock::{self, Clock};
 use plimsoll_daemon::history::{History, TurnRecord};
 use plimsoll_daemon::shared::{Command, RequestRefusal, SharedState, Snapshot};
 
@@ -110,7 +110,12 @@ pub fn shared() -> (Arc<SharedState>, Receiver<Command>) {
     let (sender, commands) = mpsc::sync_channel(COMMANDS);
     let snapshot = snapshot(now_ms);
     (
-        Arc::new(SharedState::new(snapshot, sender, Arc::new(history))),
+        Arc::new(SharedState::new(
+            snapshot,
+            sender,
+            Arc::new(history),
+            Clock::of_host(),
+        )),
         commands,
     )
 }

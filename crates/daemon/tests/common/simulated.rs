@@ -401,7 +401,7 @@ impl Feed for SimulatedFeed {
         let curve = vm.claimed.as_ref().map(|curve| ObservedCurve {
             curve: curve.clone(),
             page_size: PageSize::FOUR_KIB,
-            unix_ms: inner.now_ms,
+            since_boot: Duration::from_millis(inner.now_ms),
         });
         FeedReport {
             curve,
@@ -420,7 +420,7 @@ impl Feed for SimulatedFeed {
                 lost: 0,
                 lost_lines: 0,
                 restarts: 0,
-                last_unix_ms: Some(inner.now_ms),
+                last_unix_ms: None,
             }),
             ..FeedReport::default()
         }
