@@ -8,6 +8,7 @@
 mod assessments;
 mod bare;
 mod baselines;
+mod clock;
 mod device_filter;
 mod endings;
 mod findings;
