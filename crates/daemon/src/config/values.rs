@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use plimsoll_flow::PageSize;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
@@ -204,7 +205,8 @@ impl<const MIN: u64, const MAX: u64> Kind for Size<MIN, MAX> {
             RawValue::Whole(bytes) => bytes,
             _ => return None,
         };
-        ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(4096)).then_some(bytes)
+        ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(PageSize::FOUR_KIB.bytes()))
+            .then_some(bytes)
     }
 }
 
