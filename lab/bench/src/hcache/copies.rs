@@ -120,15 +120,20 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     let mut random = Random(1);
     let sequential: Vec<_> = (0..pages).collect();
     for in_order in [false, true] {
-        let name = if in_order { "sequential" } else { "random" };
         let mut order = || match in_order {
             true => sequential.clone(),
             false => random.order(pages),
         };
-        let orders = [order(), order(), order()];
-        private(cli, &mut memory, &orders, name, out)?;
-        shared(cli, &mut memory, &orders, name, out)?;
-        full(cli, &mut memory, &orders, name, out)?;
+        let setting = Setting {
+            runs: cli.runs.max(1).into(),
+            puts: order(),
+            gets: order(),
+            others: order(),
+            order: if in_order { "sequential" } else { "random" },
+        };
+        setting.private(&mut memory, out)?;
+        setting.shared(&mut memory, out)?;
+        setting.full(&mut memory, out)?;
     }
     Ok(())
 }
@@ -201,87 +206,90 @@ fn check(client: &Client, pool: PoolId, memory: &Memory) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages go in and out again; frames were used before, but for the first time.
-fn private(
-    cli: &Cli,
-    memory: &mut Memory,
-    [puts, gets, others]: &[Vec<usize>; 3],
-    name: &str,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let (client, pool) = store_of(roomy(puts.len()), PoolOptions::private())?;
-    let [mut first, mut again, mut out_again] = [(); 3].map(|()| CopyComparison::default());
-    memory.pass(puts, others, put(&client, pool, 0), &mut first)?;
-    memory.pass(gets, others, get(&client, pool), &mut out_again)?;
-    for _ in 0..cli.runs.max(1) {
-        memory.pass(puts, others, put(&client, pool, 0), &mut again)?;
-        memory.pass(gets, others, get(&client, pool), &mut out_again)?;
-    }
-    check(&client, pool, memory)?;
-    first.line(
-        out,
-        &format!("put, memory never used before, {name}"),
-        false,
-    )?;
-    again.line(out, &format!("put, private, {name}"), true)?;
-    out_again.line(out, &format!("get, private, {name}"), true)
+/// The conditions of a part's lines.
+struct Setting<'a> {
+    runs: u64,
+    puts: Vec<usize>,
+    gets: Vec<usize>,
+    others: Vec<usize>,
+    /// The name of the order of handles.
+    order: &'a str,
 }
 
-/// Pages are replaced, and stay when they are got.
-fn shared(
-    cli: &Cli,
-    memory: &mut Memory,
-    [puts, gets, others]: &[Vec<usize>; 3],
-    name: &str,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let (client, pool) = store_of(roomy(puts.len()), PoolOptions::shared(1))?;
-    let [mut replaced, mut got] = [(); 2].map(|()| CopyComparison::default());
-    memory.pass(
-        puts,
-        others,
-        put(&client, pool, 0),
-        &mut CopyComparison::default(),
-    )?;
-    for _ in 0..cli.runs.max(1) {
-        memory.pass(gets, others, get(&client, pool), &mut got)?;
-        memory.pass(puts, others, put(&client, pool, 0), &mut replaced)?;
+impl Setting<'_> {
+    /// Puts every page once, under handles from `first` on, beside copies.
+    fn put(
+        &self,
+        memory: &mut Memory,
+        (client, pool): (&Client, PoolId),
+        first: u64,
+        found: &mut CopyComparison,
+    ) -> anyhow::Result<()> {
+        memory.pass(&self.puts, &self.others, put(client, pool, first), found)
     }
-    check(&client, pool, memory)?;
-    replaced.line(out, &format!("put, shared, replacing, {name}"), true)?;
-    got.line(out, &format!("get, shared, {name}"), true)
-}
 
-/// Each put drops another page.
-fn full(
-    cli: &Cli,
-    memory: &mut Memory,
-    [puts, _, others]: &[Vec<usize>; 3],
-    name: &str,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let pages = puts.len() as u64;
-    let mut options = roomy(puts.len());
-    options.capacity_bytes = pages * 4096 / 16 * 15;
-    options.max_capacity_bytes = options.capacity_bytes;
-    let (client, pool) = store_of(options, PoolOptions::private())?;
-    memory.pass(
-        puts,
-        others,
-        put(&client, pool, 0),
-        &mut CopyComparison::default(),
-    )?;
-    let mut found = CopyComparison::default();
-    let before = client.store().stats().counters;
-    for run in 1..=u64::from(cli.runs.max(1)) {
-        memory.pass(puts, others, put(&client, pool, run * pages), &mut found)?;
+    /// Gets every page once, beside copies.
+    fn get(
+        &self,
+        memory: &mut Memory,
+        (client, pool): (&Client, PoolId),
+        found: &mut CopyComparison,
+    ) -> anyhow::Result<()> {
+        memory.pass(&self.gets, &self.others, get(client, pool), found)
     }
-    let after = client.store().stats().counters;
-    let evicted = (after.evicted_pages - before.evicted_pages) as f64
-        / (after.puts - before.puts).max(1) as f64;
-    found.line(
-        out,
-        &format!("put, full store, {name} ({evicted:.2} evicted)"),
-        true,
-    )
+
+    /// Pages go in and out again; frames were used before, but for the first time.
+    fn private(&self, memory: &mut Memory, out: &mut dyn Write) -> anyhow::Result<()> {
+        let (client, pool) = store_of(roomy(self.puts.len()), PoolOptions::private())?;
+        let [mut first, mut again, mut out_again] = [(); 3].map(|()| CopyComparison::default());
+        self.put(memory, (&client, pool), 0, &mut first)?;
+        self.get(memory, (&client, pool), &mut out_again)?;
+        for _ in 0..self.runs {
+            self.put(memory, (&client, pool), 0, &mut again)?;
+            self.get(memory, (&client, pool), &mut out_again)?;
+        }
+        check(&client, pool, memory)?;
+        let name = format!("put, memory never used before, {}", self.order);
+        first.line(out, &name, false)?;
+        again.line(out, &format!("put, private, {}", self.order), true)?;
+        out_again.line(out, &format!("get, private, {}", self.order), true)
+    }
+
+    /// Pages are replaced, and stay when they are got.
+    fn shared(&self, memory: &mut Memory, out: &mut dyn Write) -> anyhow::Result<()> {
+        let (client, pool) = store_of(roomy(self.puts.len()), PoolOptions::shared(1))?;
+        let [mut first, mut replaced, mut got] = [(); 3].map(|()| CopyComparison::default());
+        self.put(memory, (&client, pool), 0, &mut first)?;
+        for _ in 0..self.runs {
+            self.get(memory, (&client, pool), &mut got)?;
+            self.put(memory, (&client, pool), 0, &mut replaced)?;
+        }
+        check(&client, pool, memory)?;
+        replaced.line(
+            out,
+            &format!("put, shared, replacing, {}", self.order),
+            true,
+        )?;
+        got.line(out, &format!("get, shared, {}", self.order), true)
+    }
+
+    /// Each put drops another page.
+    fn full(&self, memory: &mut Memory, out: &mut dyn Write) -> anyhow::Result<()> {
+        let pages = self.puts.len() as u64;
+        let mut options = roomy(self.puts.len());
+        options.capacity_bytes = pages * 4096 / 16 * 15;
+        options.max_capacity_bytes = options.capacity_bytes;
+        let (client, pool) = store_of(options, PoolOptions::private())?;
+        let [mut first, mut found] = [(); 2].map(|()| CopyComparison::default());
+        self.put(memory, (&client, pool), 0, &mut first)?;
+        let before = client.store().stats().counters;
+        for run in 1..=self.runs {
+            self.put(memory, (&client, pool), run * pages, &mut found)?;
+        }
+        let after = client.store().stats().counters;
+        let evicted = (after.evicted_pages - before.evicted_pages) as f64
+            / (after.puts - before.puts).max(1) as f64;
+        let name = format!("put, full store, {} ({evicted:.2} evicted)", self.order);
+        found.line(out, &name, true)
+    }
 }
