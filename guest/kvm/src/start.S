@@ -24,6 +24,56 @@
 #define LARGE_PAGE	0x87		/* the same, 2 MiB */
 #define LOOP_TURNS	200		/* as in workload.c */
 
+	/* What both processors do. Paging, and from protected to long mode. */
+	.macro	enable_long_mode next
+	movl	$0x620, %eax		/* physical address extension, SSE and its exceptions */
+	movl	%eax, %cr4
+	movl	$TABLE4, %eax
+	movl	%eax, %cr3
+	movl	$0xc0000080, %ecx	/* EFER: long mode, no-execute, SYSCALL */
+	movl	$0x901, %eax
+	xorl	%edx, %edx
+	wrmsr
+	movl	$0x80050033, %eax	/* paging, write protection, protected mode */
+	movl	%eax, %cr0
+	ljmpl	$0x10, $\next
+	.endm
+
+	/* Segments, gates, the task segment of this selector, and the floating-point unit. */
+	.macro	load_tables task
+	lgdt	segments_pointer
+	lidt	gates_pointer
+	movl	$0x18, %eax
+	movl	%eax, %ss
+	movl	$0x2b, %eax
+	movl	%eax, %ds
+	movl	%eax, %es
+	movl	$\task, %eax
+	ltr	%ax
+	fninit
+	.endm
+
+	/* A task segment: a stack for exceptions and an I/O map, whose zeros permit every port. */
+	.macro	fill_task_segment task, stack, map
+	movq	$\stack, \task + 4
+	movw	$(\map - \task), \task + 102
+	movb	$0xff, \task\()_end - 1
+	movl	$\task, %eax
+	movw	%ax, \task\()_descriptor + 2
+	shrl	$16, %eax
+	movb	%al, \task\()_descriptor + 4
+	movb	%ah, \task\()_descriptor + 7
+	.endm
+
+	.macro	enter_ring_3 entry, stack
+	pushq	$0x2b
+	pushq	$\stack
+	pushq	$0x202			/* interrupt flag */
+	pushq	$0x33
+	pushq	$\entry
+	iretq
+	.endm
+
 	.section .reset, "ax"
 	.code16
 	jmp	start
@@ -71,17 +121,7 @@ protected:
 	addl	$0x200000, %eax
 	jnc	2b
 
-	movl	$0x620, %eax		/* physical address extension, SSE and its exceptions */
-	movl	%eax, %cr4
-	movl	$TABLE4, %eax
-	movl	%eax, %cr3
-	movl	$0xc0000080, %ecx	/* EFER: long mode, no-execute, SYSCALL */
-	movl	$0x901, %eax
-	xorl	%edx, %edx
-	wrmsr
-	movl	$0x80050033, %eax	/* paging, write protection, protected mode */
-	movl	%eax, %cr0
-	ljmpl	$0x10, $long_mode
+	enable_long_mode long_mode
 
 	.balign	16
 boot_segments:
@@ -97,24 +137,8 @@ boot_segments_pointer:
 	.code64
 long_mode:
 	movl	$KERNEL_STACK, %esp
-	/* The task segment: a stack for exceptions and an I/O map, whose zeros permit every port. */
-	movq	$KERNEL_STACK, task + 4
-	movw	$(io_map - task), task + 102
-	movb	$0xff, task_end - 1
-	movl	$task, %eax
-	movw	%ax, task_descriptor + 2
-	shrl	$16, %eax
-	movb	%al, task_descriptor + 4
-	movb	%ah, task_descriptor + 7
-
-	movq	$KERNEL_STACK_2, task_2 + 4
-	movw	$(io_map_2 - task_2), task_2 + 102
-	movb	$0xff, task_2_end - 1
-	movl	$task_2, %eax
-	movw	%ax, task_2_descriptor + 2
-	shrl	$16, %eax
-	movb	%al, task_2_descriptor + 4
-	movb	%ah, task_2_descriptor + 7
+	fill_task_segment task, KERNEL_STACK, io_map
+	fill_task_segment task_2, KERNEL_STACK_2, io_map_2
 
 	/* All exceptions end the guest: gate N leads to entry N. */
 	movl	$gates, %edi
@@ -136,16 +160,7 @@ long_mode:
 	outb	%al, $0x21
 	outb	%al, $0xa1
 
-	lgdt	segments_pointer
-	lidt	gates_pointer
-	movl	$0x18, %eax
-	movl	%eax, %ss
-	movl	$0x2b, %eax
-	movl	%eax, %ds
-	movl	%eax, %es
-	movl	$0x38, %eax
-	ltr	%ax
-	fninit
+	load_tables 0x38
 
 	/* How long ring 0 takes for a loop, for the program to compare with its own; the best of three. */
 	movl	$3, %r8d
@@ -163,12 +178,7 @@ long_mode:
 4:	decl	%r8d
 	jnz	2b
 
-	pushq	$0x2b
-	pushq	$PROGRAM_STACK
-	pushq	$0x202			/* interrupt flag */
-	pushq	$0x33
-	pushq	$guest_main
-	iretq
+	enter_ring_3 guest_main, PROGRAM_STACK
 
 	.globl	second_start, second_start_end
 	.code16
@@ -190,37 +200,13 @@ second_protected:
 	movl	%eax, %ds
 	movl	%eax, %es
 	movl	%eax, %ss
-	movl	$0x620, %eax		/* as the first processor */
-	movl	%eax, %cr4
-	movl	$TABLE4, %eax
-	movl	%eax, %cr3
-	movl	$0xc0000080, %ecx
-	movl	$0x901, %eax
-	xorl	%edx, %edx
-	wrmsr
-	movl	$0x80050033, %eax
-	movl	%eax, %cr0
-	ljmpl	$0x10, $second_long_mode
+	enable_long_mode second_long_mode
 
 	.code64
 second_long_mode:
 	movl	$KERNEL_STACK_2, %esp
-	lgdt	segments_pointer
-	lidt	gates_pointer
-	movl	$0x18, %eax
-	movl	%eax, %ss
-	movl	$0x2b, %eax
-	movl	%eax, %ds
-	movl	%eax, %es
-	movl	$0x48, %eax
-	ltr	%ax
-	fninit
-	pushq	$0x2b
-	pushq	$PROGRAM_STACK_2
-	pushq	$0x202
-	pushq	$0x33
-	pushq	$second_main
-	iretq
+	load_tables 0x48
+	enter_ring_3 second_main, PROGRAM_STACK_2
 
 	.balign	16
 entries:
