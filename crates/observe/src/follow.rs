@@ -13,7 +13,7 @@ use plimsoll_flow::Period;
 use plimsoll_trap::{
     Backend, BackendRow, Refusal, Sink, TouchCost, Toucher, TraceConfig, TrapError,
 };
-use plimsoll_vm::{QemuVm, Transfer, VmError};
+use plimsoll_vm::{QemuVm, Transfer, TransferWatch, VmError};
 
 use crate::target_of;
 
@@ -22,7 +22,7 @@ pub const MONITOR_MAX: Duration = Duration::from_millis(300);
 /// Pause after a monitor that did not answer, because it serves another client, such as libvirt, or hangs.
 const QUIET: Duration = Duration::from_secs(60);
 /// Interval at which the threads of a VM are inspected within a period.
-const INTERVAL: Duration = Duration::from_millis(20);
+const INTERVAL: Duration = Duration::from_millis(40);
 /// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);
 
@@ -39,6 +39,7 @@ pub struct Follower {
     periods: u64,
     /// Until this time the monitor is not queried.
     quiet: Option<Instant>,
+    watch: TransferWatch,
 }
 
 impl Follower {
@@ -60,6 +61,7 @@ impl Follower {
             ram_pages: 0,
             periods: 0,
             quiet: None,
+            watch: TransferWatch::new(vm.pid),
         };
         let attached = follower.check_transfer().and_then(|()| follower.reattach());
         attached.map_err(|source| crate::ObserveError::Trace {
@@ -165,10 +167,11 @@ impl Backend for Follower {
         };
         let (interrupted, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let is_moving = AtomicBool::new(false);
+        let watch = &mut self.watch;
         let ran = thread::scope(|scope| {
             let inspect = || {
                 while !is_over.load(Ordering::Acquire) {
-                    let moving = Transfer::of_threads(pid).is_some();
+                    let moving = watch.check().is_some();
                     is_moving.fetch_or(moving, Ordering::Relaxed);
                     if moving || stop.load(Ordering::Relaxed) {
                         interrupted.store(true, Ordering::Relaxed);

@@ -47,4 +47,4 @@ pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state
 pub use meminfo::HostMemory;
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState};
-pub use transfer::Transfer;
+pub use transfer::{Transfer, TransferWatch};

@@ -9,7 +9,8 @@
 
 use std::fmt;
 use std::fs;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -43,6 +44,53 @@ impl fmt::Display for Transfer {
             Self::Snapshot => "a snapshot of its memory is being taken",
             Self::SnapshotEnabled => "its migration capability background-snapshot is on",
         })
+    }
+}
+
+/// Time for which the names of all threads are read after their number changed: a thread gets its name after its start.
+const NAMING: Duration = Duration::from_millis(250);
+/// Longest time without that, because one may start as another ends.
+const INSPECTION_MAX: Duration = Duration::from_millis(500);
+
+/// Watches a process for the beginning of an operation. As long as no thread comes or goes, a check reads the status of
+/// one file.
+#[derive(Debug)]
+pub struct TransferWatch {
+    pid: u32,
+    threads: Option<u64>,
+    changed: Instant,
+    inspected: Option<Instant>,
+}
+
+impl TransferWatch {
+    /// Watches process `pid`.
+    #[must_use]
+    pub fn new(pid: u32) -> Self {
+        Self {
+            pid,
+            threads: None,
+            changed: Instant::now(),
+            inspected: None,
+        }
+    }
+
+    /// The operation, if one goes on.
+    pub fn check(&mut self) -> Option<Transfer> {
+        let now = Instant::now();
+        // Its links are the threads and two more.
+        let threads = fs::metadata(format!("/proc/{}/task", self.pid));
+        let threads = threads.ok().map(|task| task.nlink());
+        if threads != self.threads {
+            (self.threads, self.changed) = (threads, now);
+        }
+        let within = |since: Instant, limit| now.saturating_duration_since(since) < limit;
+        let is_known = !within(self.changed, NAMING)
+            && (self.inspected).is_some_and(|inspected| within(inspected, INSPECTION_MAX));
+        if is_known {
+            return None;
+        }
+        self.inspected = Some(now);
+        Transfer::of_threads(self.pid)
     }
 }
 
@@ -204,7 +252,22 @@ mod tests {
     }
 
     #[test]
-    fn this_test_transfers_nothing() {
-        assert_eq!(Transfer::of_threads(std::process::id()), None);
+    fn a_thread_of_a_migration_that_begins_is_noticed() {
+        let pid = std::process::id();
+        assert_eq!(Transfer::of_threads(pid), None);
+        let mut watch = TransferWatch::new(pid);
+        assert_eq!(watch.check(), None);
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("live_migration".to_owned());
+        let thread = thread.spawn(move || ended.recv()).unwrap();
+        let start = Instant::now();
+        let mut found = None;
+        while found.is_none() && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+            found = watch.check();
+        }
+        assert_eq!(found, Some(Transfer::Outgoing));
+        drop(end);
+        thread.join().unwrap().unwrap_err();
     }
 }
