@@ -21,7 +21,7 @@
 //! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
-//! Cost: memory for the samples that count; some 10 ms for each curve, of which there is one in a 16th of the window.
+//! Cost: memory for the samples that count; some 7 ms for each curve, of which there is one in an 8th of the window.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
 
 mod cells;
@@ -42,7 +42,7 @@ use mixture::{Component, Mixture};
 /// Time for which a sample counts, unless [`LiveOptions::reach`] is set.
 const WINDOW: Duration = Duration::from_secs(60);
 /// A curve is computed again after this share of the window, so that short periods do not cost more than long ones.
-const RENEWED: u32 = 16;
+const RENEWED: u32 = 8;
 /// Share of the pages that are touched within the resolution time, ..
 const RESOLUTION_SHARE: f64 = 1.0 / 128.0;
 /// .. and number of samples from whose touches the slope at that time is estimated: in the time of fewer it is not known.
