@@ -9,13 +9,14 @@
  * A second processor is started by the first one's program: it begins with `second_start`, copied to a page below 1 MiB, and
  * enters `second_main` in ring 3 with tables of the same kind.
  *
- * Memory: `second_start` at 32 KiB, page tables at 64 KiB (the first 4 GiB as they are, in pages of 2 MiB), this program at
- * 1 MiB, stacks below 2 MiB, the workload's array from 32 MiB.
+ * Memory: `second_start` at 32 KiB, page tables at 64 KiB (the first 16 GiB as they are, in pages of 2 MiB), this program at
+ * 1 MiB, stacks below 2 MiB, the workload's array from 32 MiB or 4 GiB.
  */
 #define IMAGE		0xffff0000
-#define TABLE4		0x10000		/* page tables: one of level 4, one of level 3, four of level 2 */
+#define TABLE4		0x10000		/* page tables: one of level 4, one of level 3, GIB of level 2 */
 #define TABLE3		0x11000
 #define TABLE2		0x12000
+#define GIB		16		/* of memory that is mapped */
 #define KERNEL_STACK	0x1f0000
 #define PROGRAM_STACK	0x1e0000
 #define KERNEL_STACK_2	0x1d0000	/* of the second processor */
@@ -103,23 +104,27 @@ protected:
 	movl	$bss_dwords, %ecx
 	rep stosl
 	movl	$TABLE4, %edi
-	movl	$(6 * 1024), %ecx
+	movl	$((2 + GIB) * 1024), %ecx
 	rep stosl
 
 	movl	$(TABLE3 + LINK), TABLE4
 	movl	$TABLE3, %edi
 	movl	$(TABLE2 + LINK), %eax
-	movl	$4, %ecx
+	movl	$GIB, %ecx
 1:	movl	%eax, (%edi)
 	addl	$8, %edi
 	addl	$0x1000, %eax
 	loop	1b
 	movl	$TABLE2, %edi
 	movl	$LARGE_PAGE, %eax
+	xorl	%edx, %edx
+	movl	$(GIB * 512), %ecx
 2:	movl	%eax, (%edi)
+	movl	%edx, 4(%edi)
 	addl	$8, %edi
 	addl	$0x200000, %eax
-	jnc	2b
+	adcl	$0, %edx
+	loop	2b
 
 	enable_long_mode long_mode
 

@@ -7,7 +7,10 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long u64;
 
-#define ARRAY		((u64 *)0x2000000)
+#define LOW_ARRAY	0x2000000
+#define LOW_END		0x80000000	/* of RAM, on machines with more than it */
+#define HIGH_ARRAY	0x100000000
+#define PAGES_MAX	(12ul << 30 >> 12)	/* above it start.S maps nothing */
 #define PAGE_WORDS	512
 #define PAGES_PER_MIB	256
 #define SERIAL		0x3f8
@@ -272,9 +275,11 @@ static inline u64 mix(u64 x)
 	return x ^ x >> 32;
 }
 
+static u64 *array = (u64 *)LOW_ARRAY;
+
 static void sign(u64 page, u64 version)
 {
-	u64 *words = ARRAY + page * PAGE_WORDS, stride = PAGE_WORDS / work, signature = mix(page ^ version << 32);
+	u64 *words = array + page * PAGE_WORDS, stride = PAGE_WORDS / work, signature = mix(page ^ version << 32);
 
 	words[0] = page;
 	words[stride] = version;
@@ -297,7 +302,7 @@ static void __attribute__((noinline)) wrong(u64 page, u64 word, u64 expected, u6
 /* Verifies a page and returns its version. */
 static inline u64 verify(u64 page)
 {
-	volatile u64 *words = ARRAY + page * PAGE_WORDS;
+	volatile u64 *words = array + page * PAGE_WORDS;
 	u64 stride = PAGE_WORDS / work, version = words[stride], signature = mix(page ^ version << 32);
 
 	if (words[0] != page)
@@ -441,8 +446,10 @@ void guest_main(u32 ring0_ticks)
 		}
 	}
 	work = setting_number("work", 8);
-	if (!pages || work < 4 || work > PAGE_WORDS)
-		give_up("mib= must be 1 or more, work= 4 to 512");
+	if (!pages || pages > PAGES_MAX || work < 4 || work > PAGE_WORDS)
+		give_up("mib= must be 1 to 12288, work= 4 to 512");
+	if (LOW_ARRAY + pages * PAGE_WORDS * sizeof(u64) > LOW_END)
+		array = (u64 *)HIGH_ARRAY;
 	write_share = setting_share("write_ratio");
 	hot_share = setting_share("hot_ratio");
 	share_pages = pages / cpu_count;

@@ -64,6 +64,15 @@ impl GuestArgs {
 }
 
 impl Guests {
+    /// RAM in MiB of a guest with an array of `array_mib`.
+    pub fn memory_mib(&self, array_mib: u64) -> u64 {
+        match self.image {
+            // A kernel needs 1.6 % of the RAM for its own tables, and page tables of the array.
+            Some(_) => array_mib + 96 + array_mib / 32,
+            None => plimsoll_kvm_guest::memory_mib(array_mib),
+        }
+    }
+
     /// Boots a guest and waits until its array is populated; `None`, after printing so, if such guests do not have its
     /// workload.
     ///

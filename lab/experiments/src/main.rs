@@ -4,6 +4,7 @@
 //! under emulation say so. Users do not install this program; `plimsoll lab` and `plimsoll demo` run it.
 #![forbid(unsafe_code)]
 
+mod backends;
 mod curves;
 mod demo;
 mod disk;
@@ -13,7 +14,6 @@ mod guests;
 mod migration;
 mod overhead;
 mod page_log;
-mod scan;
 mod steps;
 mod tracing;
 mod trio;
@@ -40,7 +40,7 @@ enum Experiment {
     Steps(steps::Args),
     Curves(curves::Args),
     Overhead(overhead::Args),
-    Scan(scan::Args),
+    Backends(backends::Args),
     Disk(disk::Args),
     Divide(divide::Args),
     Epsilon(epsilon::Args),
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Experiment::Steps(args) => steps::run(args, &mut out),
         Experiment::Curves(args) => curves::run(args, &mut out),
         Experiment::Overhead(args) => overhead::run(args, &mut out),
-        Experiment::Scan(args) => scan::run(args, &mut out),
+        Experiment::Backends(args) => backends::run(args, &mut out),
         Experiment::Disk(args) => disk::run(args, &mut out),
         Experiment::Divide(args) => divide::run(args, &mut out),
         Experiment::Epsilon(args) => epsilon::run(args, &mut out),
