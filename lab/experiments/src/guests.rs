@@ -66,11 +66,11 @@ impl GuestArgs {
 impl Guests {
     /// RAM in MiB of a guest with an array of `array_mib`.
     pub fn memory_mib(&self, array_mib: u64) -> u64 {
-        match self.image {
-            // A kernel needs 1.6 % of the RAM for its own tables, and page tables of the array.
-            Some(_) => array_mib + 96 + array_mib / 32,
-            None => plimsoll_kvm_guest::memory_mib(array_mib),
-        }
+        self.origin().memory_mib(array_mib)
+    }
+
+    fn origin(&self) -> Boot<'_> {
+        self.image.as_ref().map_or(Boot::Bare, Boot::Linux)
     }
 
     /// Boots a guest and waits until its array is populated; `None`, after printing so, if such guests do not have its
@@ -84,7 +84,6 @@ impl Guests {
         config: GuestConfig,
         out: &mut dyn Write,
     ) -> anyhow::Result<Option<Subject>> {
-        let boot = self.image.as_ref().map_or(Boot::Bare, Boot::Linux);
         if self.image.is_none() && config.workload.starts_with("workload=zipf") {
             let workload = &config.workload;
             writeln!(
@@ -97,6 +96,6 @@ impl Guests {
             accelerator: self.accelerator,
             ..config
         };
-        Subject::boot(boot, &config).map(Some)
+        Subject::boot(self.origin(), &config).map(Some)
     }
 }

@@ -27,6 +27,18 @@ pub enum Boot<'a> {
     Bare,
 }
 
+impl Boot<'_> {
+    /// RAM in MiB of a guest whose workload has an array of `array_mib`.
+    #[must_use]
+    pub fn memory_mib(self, array_mib: u64) -> u64 {
+        match self {
+            // A kernel needs 1.6 % of the RAM for its own tables, and page tables of the array.
+            Self::Linux(_) => array_mib + 96 + array_mib / 32,
+            Self::Bare => plimsoll_kvm_guest::memory_mib(array_mib),
+        }
+    }
+}
+
 impl<'a> From<&'a GuestImage> for Boot<'a> {
     fn from(image: &'a GuestImage) -> Self {
         Self::Linux(image)
