@@ -27,7 +27,7 @@ struct Domain {
     log: PathBuf,
     /// The filter of devices that libvirt should have set, where it did not.
     devices: Option<DeviceGroup>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Drop for Domain {
@@ -67,7 +67,7 @@ impl Domain {
             vm,
             log,
             devices: None,
-            _folder: folder,
+            folder,
         };
         if !domain.has_device_filter() {
             // As in libvirt's cgroup_device_acl: null, zero, full, random, urandom, ptmx and pts, KVM.
@@ -265,6 +265,41 @@ fn vms_of_a_stock_libvirt_are_traced_within_the_units_limits() {
         assert_eq!(domain.footprint(), before);
         domain.assert_goes_on();
     }
+}
+
+#[test]
+fn a_traced_domain_is_saved_and_restored_and_traced_again() {
+    let Some(ground) = ground() else { return };
+    if !virsh(&["version"]) {
+        skip(Lack::Live, format_args!("there is no libvirt at {URI}"));
+        return;
+    }
+    let mut domain = Domain::start(&ground, "saved", "workload=uniform mib=64 write_ratio=0.5");
+    let file = domain.folder.path().join("saved");
+    let options = "--rate 1/8 --rate-rule fixed --budget none --period 1s";
+    for _ in 0..2 {
+        let tracer = Attach::start(&domain.vm.pid.to_string(), options);
+        tracer.next();
+        assert!(virsh(&["save", &domain.name, file.to_str().unwrap()]));
+        // libvirt holds the monitor, so the names of QEMU's threads show it.
+        let ended = tracer.end();
+        assert_eq!(ended.code, Some(0), "{}", ended.complaint);
+        let said = "it is being migrated or saved";
+        assert!(ended.complaint.contains(said), "{}", ended.complaint);
+        assert!(virsh(&["restore", file.to_str().unwrap()]));
+        domain.vm = plimsoll_vm::find(&domain.name).unwrap();
+        // What the console's log has yet to receive may be of the time before; CPUs that run are not.
+        wait_for("a restored domain that runs", PATIENCE, || {
+            domain.vm.transfer(None).unwrap().is_none().then_some(())
+        });
+        domain.assert_goes_on();
+    }
+    let ended = Attach::start(
+        &domain.vm.pid.to_string(),
+        "--budget 10% --period 500ms --periods 2",
+    );
+    ended.end().assert_quiet_success();
+    domain.assert_goes_on();
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::Accelerator;
@@ -128,7 +129,8 @@ impl Line {
 pub struct Attach {
     child: Child,
     lines: mpsc::Receiver<Line>,
-    complaint: Option<JoinHandle<String>>,
+    /// What it wrote to its standard error, once that is closed.
+    complaint: Arc<OnceLock<String>>,
 }
 
 /// What a run of it came to.
@@ -189,21 +191,27 @@ impl Attach {
             }
         });
         let mut errors = child.stderr.take().unwrap();
-        let complaint = thread::spawn(move || {
+        let complaint = Arc::new(OnceLock::new());
+        let kept = Arc::clone(&complaint);
+        thread::spawn(move || {
             let mut text = String::new();
             errors.read_to_string(&mut text).unwrap();
-            text
+            kept.set(text).unwrap();
         });
         Self {
             child,
             lines,
-            complaint: Some(complaint),
+            complaint,
         }
     }
 
     /// The next line.
     pub fn next(&self) -> Line {
-        self.lines.recv_timeout(PATIENCE).expect("another line")
+        let line = self.lines.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => panic!("no further line"),
+            RecvTimeoutError::Disconnected => panic!("no further line: {}", self.complaint.wait()),
+        })
     }
 
     /// Its process.
@@ -258,12 +266,11 @@ impl Attach {
         let status = wait_for("the end of attach", PATIENCE, || {
             self.child.try_wait().unwrap()
         });
-        let complaint = self.complaint.take().map(|reader| reader.join().unwrap());
         Outcome {
             code: status.code(),
             signal: status.signal(),
             lines,
-            complaint: complaint.unwrap_or_default(),
+            complaint: self.complaint.wait().clone(),
         }
     }
 }
