@@ -23,7 +23,7 @@ pub fn is_init() -> bool {
     rustix::process::getpid().is_init()
 }
 
-/// Mounts what an init needs, turns huge pages off, loads the balloon's driver, returns the kernel command line.
+/// Mounts what an init needs, turns huge pages off, loads drivers of its memory, returns the kernel command line.
 ///
 /// Huge pages would make one reference of 512 pages. A kernel without them lacks the file.
 pub fn prepare() -> Result<String, WorkloadError> {
@@ -38,7 +38,7 @@ pub fn prepare() -> Result<String, WorkloadError> {
         }
         _ => {}
     }
-    crate::disk::load_balloon()?;
+    crate::disk::load_drivers()?;
     std::fs::read_to_string("/proc/cmdline").map_err(|source| WorkloadError::Machine {
         what: "reading /proc/cmdline",
         source,

@@ -16,7 +16,7 @@ const INITRD_VARIABLE: &str = "PLIMSOLL_GUEST_INITRD";
 /// The directory of the image, below any parent of the current directory or of this program.
 const FOLDER: &str = "target/guest";
 
-/// Modules of a guest with disks or a balloon, in the directory of its kernel.
+/// Modules of a guest with disks, a balloon or a memory device, in the directory of its kernel.
 const MODULES: &str = "modules";
 /// Their file of lines `GROUP FILE`, in the order in which they are loaded.
 const ORDER: &str = "order";
@@ -61,7 +61,7 @@ impl GuestImage {
     }
 
     /// Finds the image for a guest: as [`locate`](Self::locate) does if it has the default kernel and
-    /// neither disks nor a balloon; else the kernel it requires under `target/guest`, and if it has one of
+    /// neither disks, a balloon nor a memory device; else the kernel it requires under `target/guest`, and if it has one of
     /// them, an initrd with the kernel modules they need.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl GuestImage {
     /// [`GuestError::NoImage`] if a part is missing, with the reason where `./dev setup` left one; those
     /// of [`prepare`](Self::prepare).
     pub fn for_guest(config: &GuestConfig) -> Result<Self, GuestError> {
-        let modules = config.balloon || !config.disks.is_empty();
+        let modules = config.balloon || config.memory_device || !config.disks.is_empty();
         if !modules && config.kernel == GuestKernel::default() {
             return Self::locate();
         }

@@ -179,13 +179,23 @@ fn tell_stats(module: &str) -> Result<(), WorkloadError> {
     Ok(())
 }
 
-/// Loads the driver of the machine's balloon, if it has one and the initrd has modules.
-pub fn load_balloon() -> Result<(), WorkloadError> {
-    let modules = Path::new(MODULES);
-    if !modules.exists() || !has_balloon().map_err(WorkloadError::during(PCI_DEVICES))? {
+/// Loads the drivers of the machine's balloon and of its memory device, if it has them and the initrd has modules.
+pub fn load_drivers() -> Result<(), WorkloadError> {
+    let directory = Path::new(MODULES);
+    if !directory.exists() {
         return Ok(());
     }
-    Modules::of(modules)?.load("balloon", "")
+    let has = |ids: &[&str]| has_virtio(ids).map_err(WorkloadError::during(PCI_DEVICES));
+    let modules = Modules::of(directory)?;
+    if has(&["0x1002", "0x1045"])? {
+        modules.load("balloon", "")?;
+    }
+    if has(&["0x1058"])? {
+        // What is plugged is used at once, and only for what can be moved away again.
+        write(AUTO_ONLINE, "online_movable")?;
+        modules.load("mem", "")?;
+    }
+    Ok(())
 }
 
 /// Enables swap as configured for a memory workload; requires to be process 1.
@@ -221,14 +231,16 @@ fn start_swap(swap: Swap, modules: &Modules) -> Result<(), WorkloadError> {
 
 /// Where the kernel shows the machine's devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+/// What the kernel does with plugged memory.
+const AUTO_ONLINE: &str = "/sys/devices/system/memory/auto_online_blocks";
 
-/// Whether the machine has a virtio balloon (VIRTIO 1.2, §4.1.2.1).
-fn has_balloon() -> io::Result<bool> {
+/// Whether the machine has a virtio device of one of these PCI ids (VIRTIO 1.2, §4.1.2.1).
+fn has_virtio(ids: &[&str]) -> io::Result<bool> {
     for entry in fs::read_dir(PCI_DEVICES)? {
         let entry = entry?.path();
         let id = |file| fs::read_to_string(entry.join(file));
-        let is_balloon = matches!(id("device")?.trim(), "0x1002" | "0x1045");
-        if is_balloon && id("vendor")?.trim() == "0x1af4" {
+        let is_wanted = ids.contains(&id("device")?.trim());
+        if is_wanted && id("vendor")?.trim() == "0x1af4" {
             return Ok(true);
         }
     }

@@ -223,6 +223,8 @@ pub struct GuestConfig {
     pub disks: Vec<GuestDisk>,
     /// Whether it has a balloon, whose driver it loads before the workload begins.
     pub balloon: bool,
+    /// Whether a virtio-mem device is among its extra arguments, whose driver it loads before the workload begins.
+    pub memory_device: bool,
     /// Whether it gets a monitor socket.
     pub qmp: bool,
     /// Arguments for QEMU beside ours.
@@ -246,6 +248,7 @@ impl GuestConfig {
             kernel: GuestKernel::default(),
             disks: Vec::new(),
             balloon: false,
+            memory_device: false,
             qmp: true,
             extra_arguments: Vec::new(),
             ram: None,
