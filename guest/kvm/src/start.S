@@ -210,6 +210,7 @@ second_protected:
 	.code64
 second_long_mode:
 	movl	$KERNEL_STACK_2, %esp
+	movb	$0x89, task_2_descriptor + 5	/* it is busy if a processor was plugged here before */
 	load_tables 0x48
 	enter_ring_3 second_main, PROGRAM_STACK_2
 

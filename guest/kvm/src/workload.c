@@ -19,7 +19,12 @@ typedef unsigned long u64;
 #define KEYBOARD	0x64
 #define LOOP_TURNS	200	/* as in start.S */
 #define CPUS_MAX	2
-#define CPU_COUNT	5	/* of fw_cfg */
+#define CPU_COUNT	5	/* of fw_cfg: processors at the start, and places for them */
+#define CPU_PLACES	15
+#define CPU_HOTPLUG	0xcd8	/* QEMU's registers: a write selects a processor, at 4 are its flags, or what to do with it */
+#define CPU_IS_THERE	1
+#define CPU_MUST_GO	4
+#define CPU_EJECT	8
 #define LOCAL_APIC	0xfee00000
 #define SECOND_START	0x8000
 #define STEPS_MAX	16
@@ -32,6 +37,7 @@ typedef unsigned long u64;
 
 static inline void out8(u16 port, u8 value) { asm volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
 static inline void out16(u16 port, u16 value) { asm volatile("outw %0, %1" : : "a"(value), "Nd"(port)); }
+static inline void out32(u16 port, u32 value) { asm volatile("outl %0, %1" : : "a"(value), "Nd"(port)); }
 static inline u8 in8(u16 port) { u8 value; asm volatile("inb %1, %0" : "=a"(value) : "Nd"(port)); return value; }
 
 static inline u64 ticks(void)
@@ -332,7 +338,8 @@ static u64 write_share, hot_share, think, stall_min, long_min;
 /* Pages of each processor: in all, visited at present, and visited more often. */
 static u64 share_pages, hot_pages;
 static volatile u64 size;
-static volatile int ending, second_ended;
+/* Whether the second processor is to visit pages, and whether it does. */
+static volatile int second_wanted, second_runs;
 
 static inline u64 random(struct cpu *cpu) { return mix(cpu->random_state += 0x9e3779b97f4a7c15); }
 static inline u64 below(struct cpu *cpu, u64 bound) { return (u64)((unsigned __int128)random(cpu) * bound >> 64); }
@@ -369,9 +376,10 @@ static void visit_pages(struct cpu *cpu)
 /* The second processor, in ring 3. */
 void __attribute__((noreturn)) second_main(void)
 {
-	while (!ending)
+	second_runs = 1;
+	while (second_wanted)
 		visit_pages(&cpus[1]);
-	second_ended = 1;
+	second_runs = 0;
 	for (;;)
 		asm volatile("pause");
 }
@@ -388,6 +396,7 @@ static void start_second(void)
 {
 	volatile u32 *high = (u32 *)(LOCAL_APIC + 0x310), *low = (u32 *)(LOCAL_APIC + 0x300);
 
+	second_wanted = 1;
 	for (u64 i = 0; second_start + i < second_start_end; i++)
 		((volatile u8 *)SECOND_START)[i] = second_start[i];
 	*high = 1 << 24;
@@ -395,10 +404,32 @@ static void start_second(void)
 	wait_us(10000);
 	*low = 0x4600 | SECOND_START >> 12;
 	wait_us(1000);
-	for (u64 end = ticks() + 5000 * ticks_per_ms; !*(volatile u64 *)&cpus[1].visits && ticks() < end;)
+	for (u64 end = ticks() + 5000 * ticks_per_ms; !second_runs && ticks() < end;)
 		asm volatile("pause");
-	if (!*(volatile u64 *)&cpus[1].visits)
+	if (!second_runs)
 		give_up("the second processor does not start");
+}
+
+static void stop_second(void)
+{
+	second_wanted = 0;
+	while (second_runs)
+		asm volatile("pause");
+}
+
+/* Starts the second processor if it was plugged, and lets it go if it is to be unplugged. */
+static void follow_plugs(void)
+{
+	out32(CPU_HOTPLUG, 1);
+	u8 flags = in8(CPU_HOTPLUG + 4);
+
+	if (flags & CPU_MUST_GO) {
+		stop_second();
+		out8(CPU_HOTPLUG + 4, CPU_MUST_GO);
+		out8(CPU_HOTPLUG + 4, CPU_EJECT);
+	} else if ((flags & CPU_IS_THERE) && !second_wanted) {
+		start_second();
+	}
 }
 
 static u64 sum(const volatile u64 *of_first)
@@ -418,9 +449,13 @@ void guest_main(u32 ring0_ticks)
 
 	read_settings();
 	out16(FW_CFG, CPU_COUNT);
+	const u64 begin_count = in8(FW_CFG + 1);
+	out16(FW_CFG, CPU_PLACES);
 	cpu_count = in8(FW_CFG + 1);
-	if (!cpu_count || cpu_count > CPUS_MAX)
+	if (!begin_count || begin_count > cpu_count || cpu_count > CPUS_MAX)
 		give_up("the machine must have 1 or 2 processors");
+	if (begin_count < cpu_count)
+		out8(CPU_HOTPLUG, 0);	/* these registers instead of a map of processors */
 	calibrate();
 	at = setting("workload");
 	if (at && (begins(at, "steps", ' ') || begins(at, "steps", 0)))
@@ -471,7 +506,7 @@ void guest_main(u32 ring0_ticks)
 	key("workload");
 	put(name);
 	number("pages", pages);
-	number("cpus", cpu_count);
+	number("cpus", begin_count);
 	number("kernel_ms", 0);
 	number("kernel_slowdown", kernel_slowdown(ring0_ticks));
 	number("ticks_per_ms", ticks_per_ms);
@@ -486,7 +521,7 @@ void guest_main(u32 ring0_ticks)
 	end();
 
 	size = (order == STEPS ? steps[0] : pages) / cpu_count;
-	if (cpu_count > 1)
+	if (begin_count > 1)
 		start_second();
 
 	u64 start = ticks(), now = start, reported = start, stepped = start;
@@ -517,6 +552,9 @@ void guest_main(u32 ring0_ticks)
 		if (now - reported >= report_ticks) {
 			u64 longest = 0;
 
+			if (begin_count < cpu_count)
+				follow_plugs();
+
 			for (u64 i = 0; i < cpu_count; i++) {
 				if (cpus[i].longest > longest)
 					longest = cpus[i].longest;
@@ -538,9 +576,7 @@ void guest_main(u32 ring0_ticks)
 			total_reported = total;
 		}
 	}
-	ending = 1;
-	while (cpu_count > 1 && !second_ended)
-		asm volatile("pause");
+	stop_second();
 
 	begin("audit");
 	number("pages", pages);

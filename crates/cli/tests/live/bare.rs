@@ -8,6 +8,7 @@ use plimsoll_rig::{AcceleratorChoice, Boot, GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{KvmSupport, detect};
 
+use crate::nemesis::{SAMPLE, counted_vcpus, plug_vcpu, unplug_vcpu};
 use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, shared_ground};
 
 /// Boots a guest of one vCPU under each accelerator in turn, and passes it to a test.
@@ -24,24 +25,38 @@ fn under_each_with(
     test: impl Fn(&Ground, Subject),
 ) {
     let Some(ground) = ground else { return };
-    let mut accelerators = vec![(AcceleratorChoice::Tcg, Accelerator::Tcg)];
+    for accelerator in accelerators(name) {
+        println!("under {accelerator}:");
+        let config = GuestConfig {
+            vcpus,
+            ..bare(&ground, name, accelerator, workload)
+        };
+        let subject = Subject::boot(Boot::Bare, &config).unwrap();
+        assert_eq!(subject.vm.accelerator, Some(accelerator));
+        test(&ground, subject);
+    }
+}
+
+/// The accelerators of this host; a lack of KVM is recorded for the test `name`.
+fn accelerators(name: &str) -> Vec<Accelerator> {
     let detection = detect();
     if detection.kvm == KvmSupport::None {
         skip(Lack::Kvm, format_args!("{name}: {}", detection.reason));
+        vec![Accelerator::Tcg]
     } else {
-        accelerators.push((AcceleratorChoice::Kvm, Accelerator::Kvm));
+        vec![Accelerator::Tcg, Accelerator::Kvm]
     }
-    for (accelerator, expected) in accelerators {
-        println!("under {expected}:");
-        let config = GuestConfig {
-            accelerator,
-            memory_mib: 128,
-            vcpus,
-            ..ground.guest(&format!("{name}-{expected}"), workload)
-        };
-        let subject = Subject::boot(Boot::Bare, &config).unwrap();
-        assert_eq!(subject.vm.accelerator, Some(expected));
-        test(&ground, subject);
+}
+
+/// A guest of one vCPU under an accelerator.
+fn bare(ground: &Ground, name: &str, accelerator: Accelerator, workload: &str) -> GuestConfig {
+    GuestConfig {
+        accelerator: match accelerator {
+            Accelerator::Kvm => AcceleratorChoice::Kvm,
+            Accelerator::Tcg => AcceleratorChoice::Tcg,
+        },
+        memory_mib: 128,
+        ..ground.guest(&format!("{name}-{accelerator}"), workload)
     }
 }
 
@@ -105,6 +120,47 @@ fn accesses_of_two_vcpus_are_traced_and_none_waits_for_ever() {
         subject.assert_no_trap_is_left();
         subject.assert_left_as(&footprint);
     });
+}
+
+#[test]
+fn a_vcpu_that_is_plugged_and_unplugged_is_traced_and_counted() {
+    let Some(ground) = shared_ground() else {
+        return;
+    };
+    for accelerator in accelerators("plugged") {
+        println!("under {accelerator}:");
+        let mut config = bare(&ground, "plugged", accelerator, "workload=uniform mib=16");
+        config.extra_arguments = ["-smp", "1,maxcpus=2"].map(str::to_owned).to_vec();
+        let mut subject = Subject::boot(Boot::Bare, &config).unwrap();
+        let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));
+        // Each vCPU visits a half of the array.
+        let until_counted = |vcpus: f64| {
+            let is_it = |line: &Line| {
+                let touched = line.number("distinct_pages") / line.number("tracked_pages");
+                let counted = counted_vcpus(line);
+                println!("{counted} vCPUs, {touched} of the pages");
+                (counted - vcpus).abs() < 0.01 && (touched > 0.7) == (vcpus > 1.0) && touched > 0.0
+            };
+            let mut lines = (0..40).map(|_| tracer.next());
+            assert!(lines.any(|line| is_it(&line)), "{vcpus} vCPUs never traced");
+        };
+        until_counted(1.0);
+        let mut monitor = subject.guest.qmp().unwrap();
+        if let Err(error) = plug_vcpu(&mut monitor) {
+            let why = format_args!("plugged: no vCPU is plugged under {accelerator}: {error}");
+            skip(Lack::Kvm, why);
+            assert_eq!(accelerator, Accelerator::Kvm, "{error}");
+            continue;
+        }
+        until_counted(2.0);
+        unplug_vcpu(&mut monitor);
+        until_counted(1.0);
+        drop(monitor);
+        subject.assert_goes_on();
+        tracer.interrupt();
+        tracer.end().assert_quiet_success();
+        subject.assert_no_trap_is_left();
+    }
 }
 
 #[test]
