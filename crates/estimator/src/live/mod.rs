@@ -21,6 +21,7 @@ mod window;
 
 pub use survival::Survival;
 pub use window::{WindowAet, WindowLru, aet_curve, lru_curve, working_set};
+use window::{WindowClock, WindowStack};
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -103,7 +104,7 @@ pub const LRU: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "lru",
     help: "Exact reuse distances of the traced references",
     takes: LiveInputKind::References,
-    make: |options| Box::new(PooledEstimator::<WindowLru>::new(options)),
+    make: |options| Box::new(PooledEstimator::<WindowStack>::new(options)),
 };
 
 /// The AET model.
@@ -111,7 +112,7 @@ pub const AET: &LiveEstimatorRow = &LiveEstimatorRow {
     name: "aet",
     help: "Reuse times and the AET model",
     takes: LiveInputKind::References,
-    make: |options| Box::new(PooledEstimator::<WindowAet>::new(options)),
+    make: |options| Box::new(PooledEstimator::<WindowClock>::new(options)),
 };
 
 /// The footprint of scans.

@@ -41,6 +41,8 @@
 //! window, not to its length.
 //! Not here: the schedule of windows, and the selection of sampled pages.
 
+use std::fmt;
+
 use plimsoll_flow::{
     CurveError, MissRatioCurve, PageCount, PageNumber, WorkingSet, WorkingSetBound,
 };
@@ -77,22 +79,79 @@ fn part_of(page: PageNumber) -> usize {
 /// assert_eq!(curve.miss_ratio(PageCount(800)), 0.0);
 /// # Ok::<(), plimsoll_flow::CurveError>(())
 /// ```
+pub type WindowLru = Window<WindowStack>;
+
+/// Reuse times of the references of one window.
+pub type WindowAet = Window<WindowClock>;
+
+/// The references of one window: those to all its pages, and those to the pages of each part.
 #[derive(Debug, Clone)]
-pub struct WindowLru {
-    whole: WindowStack,
-    parts: Vec<WindowStack>,
+pub struct Window<P> {
+    whole: P,
+    parts: Vec<P>,
+}
+
+/// What a window keeps of the references to some of its pages.
+pub trait PartOfWindow: Clone + Default + fmt::Debug + Send {
+    /// Processes a reference.
+    fn observe(&mut self, page: PageNumber);
+
+    /// Closes the window, in which one in `scale` pages was observed, and is ready for the next.
+    fn finish(&mut self, scale: u64) -> Survival;
+
+    /// The curve of windows.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if nothing was observed.
+    fn curve(windows: &Survival) -> Result<MissRatioCurve, CurveError>;
+}
+
+impl<P: PartOfWindow> Window<P> {
+    /// Opens the first window.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            whole: P::default(),
+            parts: vec![P::default(); REPLICATES],
+        }
+    }
+
+    /// Processes the next references to sampled pages.
+    pub fn observe(&mut self, pages: &[PageNumber]) {
+        for &page in pages {
+            self.whole.observe(page);
+            self.parts[part_of(page)].observe(page);
+        }
+    }
+
+    /// Closes the window, in which one in `scale` pages was observed, and opens the next.
+    ///
+    /// Returns the sizes in pages that its references needed, or their reuse times in references to all pages.
+    pub fn finish(&mut self, scale: u64) -> Survival {
+        let part_scale = scale.saturating_mul(REPLICATES as u64);
+        let parts = self.parts.iter_mut().map(|part| part.finish(part_scale));
+        let parts = parts.collect();
+        self.whole.finish(scale).with_parts(parts)
+    }
+}
+
+impl<P: PartOfWindow> Default for Window<P> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// The stack of a window, and the distances in it.
 #[derive(Debug, Clone, Default)]
-struct WindowStack {
+pub struct WindowStack {
     stack: LruStack,
     /// References by reuse distance.
     reuses: Vec<u64>,
 }
 
-impl WindowStack {
-    fn touch(&mut self, page: PageNumber) {
+impl PartOfWindow for WindowStack {
+    fn observe(&mut self, page: PageNumber) {
         if let Some(distance) = self.stack.touch(page) {
             count_reuse(&mut self.reuses, distance);
         }
@@ -113,53 +172,15 @@ impl WindowStack {
         self.reuses.clear();
         survival
     }
-}
 
-impl WindowLru {
-    /// Opens the first window.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            whole: WindowStack::default(),
-            parts: vec![WindowStack::default(); REPLICATES],
-        }
+    fn curve(windows: &Survival) -> Result<MissRatioCurve, CurveError> {
+        lru_curve(windows)
     }
-
-    /// Processes the next references to sampled pages.
-    pub fn observe(&mut self, pages: &[PageNumber]) {
-        for &page in pages {
-            self.whole.touch(page);
-            self.parts[part_of(page)].touch(page);
-        }
-    }
-
-    /// Closes the window, in which one in `scale` pages was observed, and opens the next.
-    ///
-    /// Returns the sizes in pages that its references needed.
-    pub fn finish(&mut self, scale: u64) -> Survival {
-        let part_scale = scale.saturating_mul(REPLICATES as u64);
-        let parts = self.parts.iter_mut().map(|part| part.finish(part_scale));
-        let parts = parts.collect();
-        self.whole.finish(scale).with_parts(parts)
-    }
-}
-
-impl Default for WindowLru {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Reuse times of the references of one window.
-#[derive(Debug, Clone)]
-pub struct WindowAet {
-    whole: WindowClock,
-    parts: Vec<WindowClock>,
 }
 
 /// Counts of the references of a window, and of their reuse times.
 #[derive(Debug, Clone)]
-struct WindowClock {
+pub struct WindowClock {
     last_use: LastUse,
     now: u64,
     /// Reuse times in references seen.
@@ -168,8 +189,8 @@ struct WindowClock {
     firsts: Vec<u64>,
 }
 
-impl WindowClock {
-    fn new() -> Self {
+impl Default for WindowClock {
+    fn default() -> Self {
         Self {
             last_use: LastUse::new(),
             now: 0,
@@ -177,8 +198,10 @@ impl WindowClock {
             firsts: Vec::new(),
         }
     }
+}
 
-    fn tick(&mut self, page: PageNumber) {
+impl PartOfWindow for WindowClock {
+    fn observe(&mut self, page: PageNumber) {
         match self.last_use.replace(page, self.now) {
             Some(before) => self.reuses.record(self.now - before),
             None => self.firsts.push(self.now),
@@ -199,40 +222,9 @@ impl WindowClock {
         self.now = 0;
         survival
     }
-}
 
-impl WindowAet {
-    /// Opens the first window.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            whole: WindowClock::new(),
-            parts: vec![WindowClock::new(); REPLICATES],
-        }
-    }
-
-    /// Processes the next references to sampled pages.
-    pub fn observe(&mut self, pages: &[PageNumber]) {
-        for &page in pages {
-            self.whole.tick(page);
-            self.parts[part_of(page)].tick(page);
-        }
-    }
-
-    /// Closes the window, in which one in `scale` pages was observed, and opens the next.
-    ///
-    /// Returns the reuse times of its references, in references to all pages.
-    pub fn finish(&mut self, scale: u64) -> Survival {
-        let part_scale = scale.saturating_mul(REPLICATES as u64);
-        let parts = self.parts.iter_mut().map(|part| part.finish(part_scale));
-        let parts = parts.collect();
-        self.whole.finish(scale).with_parts(parts)
-    }
-}
-
-impl Default for WindowAet {
-    fn default() -> Self {
-        Self::new()
+    fn curve(windows: &Survival) -> Result<MissRatioCurve, CurveError> {
+        aet_curve(windows)
     }
 }
 
