@@ -16,7 +16,7 @@ use crate::assess::Assessment;
 use crate::backend::BackendRow;
 use crate::error::TrapError;
 use crate::refusal::Refusal;
-use crate::trial::{TouchCost, measure_for};
+use crate::trial::TouchCost;
 
 /// The mean absolute error of a curve for which backends are compared.
 pub const CURVE_ERROR: f64 = 0.13;
@@ -168,8 +168,7 @@ impl BackendRow {
     ///
     /// That the backend does not work on this host.
     pub fn trial_for(&self, pid: u32) -> Result<TouchCost, TrapError> {
-        let (time, toucher) = measure_for(pid, self.trial)?;
-        Ok(TouchCost { time, toucher })
+        TouchCost::measure(pid, self.trial)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{NoSwap, PageAccess, SharedRam, Unlocked};
 use crate::sample::mix;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_fault_cost, measure_for};
+use crate::trial::{TouchCost, measure_fault_cost};
 
 /// The backend `sample`.
 pub const ROW: BackendRow = BackendRow {
@@ -50,8 +50,7 @@ pub const ROW: BackendRow = BackendRow {
 struct PageSampler {
     session: Session,
     config: TraceConfig,
-    fault_cost: Duration,
-    toucher: Toucher,
+    touch_cost: TouchCost,
     batch: ReferenceBatch,
     periods: u64,
 }
@@ -70,11 +69,10 @@ struct Draw {
 impl PageSampler {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let session = Session::open(target, config)?;
-        let (fault_cost, toucher) = measure_for(target.pid, measure_fault_cost)?;
+        let touch_cost = TouchCost::measure(target.pid, measure_fault_cost)?;
         Ok(Self {
             session,
-            fault_cost,
-            toucher,
+            touch_cost,
             config: config.clone(),
             batch: ReferenceBatch::new(),
             periods: 0,
@@ -144,7 +142,7 @@ impl Backend for PageSampler {
         let (length, arm_time) = (start.elapsed(), cpu_time().saturating_sub(cpu));
         let (drawn, touched) = (draw.pages.len() as u64, self.batch.len() as u64);
         // Every page drawn is mapped again some time.
-        let fault_time = self.fault_cost * u32::try_from(drawn).unwrap_or(u32::MAX);
+        let fault_time = self.touch_cost.time * u32::try_from(drawn).unwrap_or(u32::MAX);
         let process = &self.session.process;
         let scale = draw.population.pages.div_ceil(drawn.max(1)).max(1);
         let period = Period {
@@ -186,10 +184,7 @@ impl Backend for PageSampler {
     }
 
     fn touch_cost(&self) -> TouchCost {
-        TouchCost {
-            time: self.fault_cost,
-            toucher: self.toucher,
-        }
+        self.touch_cost
     }
 
     fn ram_pages(&self) -> u64 {

@@ -48,6 +48,16 @@ pub struct TouchCost {
     pub toucher: Toucher,
 }
 
+impl TouchCost {
+    /// Measures a touch as the process `pid` would feel it.
+    pub(crate) fn measure(
+        pid: u32,
+        measure: impl Fn(Toucher) -> Result<Duration, TrapError>,
+    ) -> Result<Self, TrapError> {
+        measure_for(pid, measure).map(|(time, toucher)| Self { time, toucher })
+    }
+}
+
 /// Measures on a vCPU if KVM runs the process `pid`, and KVM can be used here; else on a thread.
 pub fn measure_for<T>(
     pid: u32,

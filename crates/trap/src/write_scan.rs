@@ -34,7 +34,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_for, measure_write_fault_cost};
+use crate::trial::{TouchCost, measure_write_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
 /// Scans in a period, unless their interval is given.
@@ -66,8 +66,7 @@ struct WriteScanner {
     userfault: Userfault,
     written: WrittenPages,
     config: TraceConfig,
-    fault_cost: Duration,
-    toucher: Toucher,
+    touch_cost: TouchCost,
     /// Pages passed on in this window.
     touched: PageBits,
     batch: ReferenceBatch,
@@ -94,14 +93,13 @@ impl WriteScanner {
             let protected = userfault.write_protect(range);
             protected.map_err(process.failed("write-protecting its RAM"))?;
         }
-        let (fault_cost, toucher) = measure_for(target.pid, measure_write_fault_cost)?;
+        let touch_cost = TouchCost::measure(target.pid, measure_write_fault_cost)?;
         Ok(Self {
             process,
             presence,
             userfault,
             written: WrittenPages::new(),
-            fault_cost,
-            toucher,
+            touch_cost,
             touched: PageBits::new(layout.pages()),
             batch: ReferenceBatch::new(),
             periods: 0,
@@ -173,7 +171,7 @@ impl Backend for WriteScanner {
                 distinct_pages += u64::from(self.touched.set(page.0, true));
             }
             rearmed_pages += written;
-            fault_time += self.fault_cost * u32::try_from(written).unwrap_or(u32::MAX);
+            fault_time += self.touch_cost.time * u32::try_from(written).unwrap_or(u32::MAX);
             let taken = fault_time + cpu_time().saturating_sub(cpu);
             budget_exhausted = budget.is_some_and(|budget| taken.as_secs_f64() >= budget);
         }
@@ -216,10 +214,7 @@ impl Backend for WriteScanner {
     }
 
     fn touch_cost(&self) -> TouchCost {
-        TouchCost {
-            time: self.fault_cost,
-            toucher: self.toucher,
-        }
+        self.touch_cost
     }
 
     fn ram_pages(&self) -> u64 {

@@ -52,7 +52,7 @@ use crate::requirement::Requirement::{
 };
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, Toucher, measure_fault_cost, measure_for};
+use crate::trial::{TouchCost, measure_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose};
 
 use control::{ScanControl, WindowCost};
@@ -109,8 +109,7 @@ struct AccessedPageScanner {
     writes: Option<Userfault>,
     config: TraceConfig,
     control: ScanControl,
-    fault_cost: Duration,
-    toucher: Toucher,
+    touch_cost: TouchCost,
     /// The sample's populated pages, ascending.
     watched: Vec<u64>,
     /// Those of them that were touched in this window.
@@ -140,7 +139,7 @@ struct Window {
 impl AccessedPageScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let mut session = Session::open(target, config)?;
-        let (fault_cost, toucher) = measure_for(target.pid, measure_fault_cost)?;
+        let touch_cost = TouchCost::measure(target.pid, measure_fault_cost)?;
         let writes = config.writes.then(|| {
             let purpose = UserfaultPurpose::AsyncWriteProtect;
             session
@@ -155,8 +154,7 @@ impl AccessedPageScanner {
                 config.scan_interval,
                 config.period,
             ),
-            fault_cost,
-            toucher,
+            touch_cost,
             watched: Vec::new(),
             touched: PageBits::new(session.ram_pages()),
             batch: ReferenceBatch::new(),
@@ -333,7 +331,7 @@ impl AccessedPageScanner {
     fn fault_time(&self, window: &Window) -> Duration {
         let to_come = window.distinct_pages - window.last_touches.min(window.distinct_pages);
         let faults = window.touches + window.writes + to_come;
-        self.fault_cost * u32::try_from(faults).unwrap_or(u32::MAX)
+        self.touch_cost.time * u32::try_from(faults).unwrap_or(u32::MAX)
     }
 }
 
@@ -411,10 +409,7 @@ impl Backend for AccessedPageScanner {
     }
 
     fn touch_cost(&self) -> TouchCost {
-        TouchCost {
-            time: self.fault_cost,
-            toucher: self.toucher,
-        }
+        self.touch_cost
     }
 
     fn ram_pages(&self) -> u64 {
