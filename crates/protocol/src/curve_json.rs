@@ -82,6 +82,16 @@ impl CurveJson {
         }
     }
 
+    /// The miss ratio at `size_pages`: that of the last point up to there, and 1.0 before the first.
+    #[must_use]
+    pub fn miss_ratio(&self, size_pages: u64) -> f64 {
+        let below = self
+            .points
+            .partition_point(|point| point.size_pages <= size_pages);
+        let point = below.checked_sub(1).map(|at| &self.points[at]);
+        point.map_or(1.0, |point| point.miss_ratio)
+    }
+
     /// Converts to a curve whose sizes are pages of [`page_bytes`](Self::page_bytes).
     ///
     /// # Errors
@@ -131,6 +141,8 @@ mod tests {
         let curve = MissRatioCurve::new(points, 9).unwrap();
         let page_size = PageSize::FOUR_KIB;
         let json = CurveJson::new("web", page_size, Some(PageCount(512)), &curve);
+        let ratios = [0, 1, 2, 7, 8, u64::MAX].map(|size| json.miss_ratio(size));
+        assert_eq!(ratios, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]);
         let text = serde_json::to_string(&json).unwrap();
         assert_eq!(
             text,

@@ -51,17 +51,11 @@ fn curve(line: &Line) -> CurveJson {
 /// that is slowed down does more for its clock and its console, visit by visit.
 fn distance_from_uniform(curve: &CurveJson, pages: u64) -> f64 {
     let from = 8 * MIB;
-    let at = |size: u64| {
-        let after = curve
-            .points
-            .partition_point(|point| point.size_pages <= size);
-        after
-            .checked_sub(1)
-            .map_or(1.0, |index| curve.points[index].miss_ratio)
-    };
     let uniform = |size: u64| 1.0 - size as f64 / pages as f64;
     let sizes = (0..100).map(|step| from + (pages - from) * step / 100);
-    let errors = sizes.map(|size| (at(size) / at(from) - uniform(size) / uniform(from)).abs());
+    let errors = sizes.map(|size| {
+        (curve.miss_ratio(size) / curve.miss_ratio(from) - uniform(size) / uniform(from)).abs()
+    });
     errors.sum::<f64>() / 100.0
 }
 

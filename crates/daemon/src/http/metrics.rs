@@ -361,13 +361,7 @@ fn buckets(family: &mut Family<'_>, vm: &VmSummary, curve: &CurveJson) {
 /// The number of references that hit in a memory of `bytes`.
 fn hits(curve: &CurveJson, bytes: u64) -> f64 {
     let pages = bytes / curve.page_bytes.max(1);
-    let below = curve
-        .points
-        .partition_point(|point| point.size_pages <= pages);
-    let ratio = below
-        .checked_sub(1)
-        .map_or(1.0, |at| curve.points[at].miss_ratio);
-    (float(curve.references) * (1.0 - ratio)).round()
+    (float(curve.references) * (1.0 - curve.miss_ratio(pages))).round()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a metric is a float")]

@@ -323,12 +323,7 @@ fn curve(json: &CurveJson, text: &mut String) {
         short(json.references as f64)
     );
     for size in lines {
-        let at = json
-            .points
-            .partition_point(|point| point.size_pages <= size);
-        let misses = at
-            .checked_sub(1)
-            .map_or(1.0, |at| json.points[at].miss_ratio);
+        let misses = json.miss_ratio(size);
         let now = if size == baseline { "  now" } else { "" };
         let _ = writeln!(
             text,

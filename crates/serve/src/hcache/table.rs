@@ -186,12 +186,7 @@ fn curve(json: &CurveJson, text: &mut String) {
         sizes.sort_unstable();
     }
     for size in sizes {
-        let at = json
-            .points
-            .partition_point(|point| point.size_pages <= size);
-        let misses = at
-            .checked_sub(1)
-            .map_or(1.0, |at| json.points[at].miss_ratio);
+        let misses = json.miss_ratio(size);
         let bytes = size.saturating_mul(PageSize::FOUR_KIB.bytes());
         let _ = writeln!(
             text,

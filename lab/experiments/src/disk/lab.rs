@@ -196,13 +196,7 @@ pub(super) fn ensure_right(told: &GuestOutput, engine: &EngineStats) -> anyhow::
 
 /// Reads that miss at each size of `curve`, without those of an earlier state of it.
 fn counted_since(before: Option<&CurveJson>, curve: &CurveJson) -> Vec<(u64, f64)> {
-    let misses = |curve: &CurveJson, size: u64| {
-        let after = curve
-            .points
-            .partition_point(|point| point.size_pages <= size);
-        let at = after.checked_sub(1).and_then(|at| curve.points.get(at));
-        at.map_or(1.0, |point| point.miss_ratio) * curve.references as f64
-    };
+    let misses = |curve: &CurveJson, size: u64| curve.miss_ratio(size) * curve.references as f64;
     let sizes = curve.points.iter().map(|point| point.size_pages);
     sizes
         .map(|size| {
