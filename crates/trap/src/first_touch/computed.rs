@@ -58,7 +58,7 @@ impl ComputedVm {
             now: Duration::ZERO,
             due: HashMap::new(),
             touches: BinaryHeap::new(),
-            random: Rng::with_seed(config.seed + 1),
+            random: Rng::with_seed(mix(config.seed + 1)),
             armed: Duration::ZERO,
             trapped: Duration::ZERO,
             fault_time: Duration::ZERO,

@@ -32,10 +32,10 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use fastrand::Rng;
 use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, PageCount};
 
 use super::{LiveEstimator, LiveInput, LiveOptions};
+use crate::parts::mix::mix;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
 
@@ -221,12 +221,11 @@ impl Shape {
 
         let weights = mixture.weights.clone();
         let others = (0..WEIGHTINGS).map(|seed| {
-            // The same for each curve.
-            let mut random = Rng::with_seed(seed);
+            let mut random = Random(mix(seed + 1));
             let counts: Vec<f64> = cells
                 .cells
                 .iter()
-                .map(|cell| gamma(&mut random, cell.count))
+                .map(|cell| random.gamma(cell.count))
                 .collect();
             mixture.weights.clone_from(&weights);
             mixture.improve(&counts, WEIGHTING_ROUNDS);
@@ -401,22 +400,31 @@ impl Along<'_> {
     }
 }
 
-/// The sum of `count` exponentially distributed numbers of mean 1; of many, its normal approximation.
-fn gamma(random: &mut Rng, count: f64) -> f64 {
-    // Above 0, at most 1.
-    let mut unit = || 1.0 - random.f64();
-    if count > 50.0 {
-        let radius = (-2.0 * unit().ln()).sqrt();
-        let normal = radius * (std::f64::consts::TAU * unit()).cos();
-        return (count + normal * count.sqrt()).max(0.0);
+/// Random numbers, the same for each curve: splitmix64, by whose numbers the figures of docs/first-touch.md were measured.
+struct Random(u64);
+
+impl Random {
+    /// Above 0, at most 1.
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ((mix(self.0) >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
     }
-    let mut sum = 0.0;
-    let mut left = count;
-    while left > 0.0 {
-        sum -= unit().ln();
-        left -= 1.0;
+
+    /// The sum of `count` exponentially distributed numbers of mean 1; of many, its normal approximation.
+    fn gamma(&mut self, count: f64) -> f64 {
+        if count > 50.0 {
+            let radius = (-2.0 * self.unit().ln()).sqrt();
+            let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
+            return (count + normal * count.sqrt()).max(0.0);
+        }
+        let mut sum = 0.0;
+        let mut left = count;
+        while left > 0.0 {
+            sum -= self.unit().ln();
+            left -= 1.0;
+        }
+        sum
     }
-    sum
 }
 
 #[cfg(test)]
