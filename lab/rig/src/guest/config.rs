@@ -48,7 +48,7 @@ impl<'a> From<&'a GuestImage> for Boot<'a> {
 /// Which accelerator a guest is to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AcceleratorChoice {
-    /// Whatever [`detect`] returns for what the guest boots.
+    /// Whatever [`plimsoll_vm::detect`] returns for what the guest boots.
     #[default]
     Auto,
     /// KVM, or fail.
