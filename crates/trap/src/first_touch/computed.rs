@@ -8,10 +8,9 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use fastrand::Rng;
 use plimsoll_flow::{AccessKind, PageCount, PageNumber, Period};
 
-use super::pace::{Pace, Spent, exponential};
+use super::pace::{Dice, Pace, Spent};
 use super::sampler::{SampledVm, Sampler, Trap};
 use super::{ServedPeriod, observe, period_of};
 use crate::backend::{Backend, Sink};
@@ -58,7 +57,7 @@ impl ComputedVm {
             now: Duration::ZERO,
             due: HashMap::new(),
             touches: BinaryHeap::new(),
-            random: Rng::with_seed(mix(config.seed + 1)),
+            dice: Dice::new(mix(config.seed + 1)),
             armed: Duration::ZERO,
             trapped: Duration::ZERO,
             fault_time: Duration::ZERO,
@@ -114,7 +113,7 @@ impl ComputedSampler {
         let waiting: Vec<u64> = self.sampler.waiting_pages().collect();
         let model = &mut self.sampler.vm;
         for page in waiting {
-            let due = model.now + span.mul_f64(model.random.f64());
+            let due = model.now + span.mul_f64(model.dice.uniform());
             model.due.insert(page, due);
             model.touches.push(Reverse((due, page)));
         }
@@ -165,7 +164,7 @@ struct Model {
     due: HashMap<u64, Duration>,
     /// The same in order; of pages that were disarmed too.
     touches: BinaryHeap<Reverse<(Duration, u64)>>,
-    random: Rng,
+    dice: Dice,
     armed: Duration,
     trapped: Duration,
     fault_time: Duration,
@@ -209,7 +208,7 @@ impl SampledVm for Model {
             let rate = self
                 .class_of(page)
                 .map_or(0.0, |class| class.touches_per_second);
-            let seconds = exponential(&mut self.random) / rate;
+            let seconds = self.dice.exponential() / rate;
             // Beyond that nobody waits.
             if seconds < 1e6 {
                 let due = self.now + Duration::from_secs_f64(seconds);

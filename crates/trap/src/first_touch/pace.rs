@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fastrand::Rng;
+use crate::sample::mix;
 
 /// Cost of arming a page, until it is learned.
 const ARM_SECONDS: f64 = 30e-6;
@@ -56,7 +56,7 @@ pub struct Pace {
     /// Expected number of draws so far, and that at which the next is due.
     expected: f64,
     next: f64,
-    random: Rng,
+    dice: Dice,
 }
 
 impl Pace {
@@ -68,7 +68,7 @@ impl Pace {
         seed: u64,
         now: Duration,
     ) -> Self {
-        let mut random = Rng::with_seed(seed);
+        let mut dice = Dice::new(seed);
         Self {
             budget,
             fixed,
@@ -78,15 +78,15 @@ impl Pace {
             spent: (ARM_SECONDS + trap_cost.as_secs_f64()) * EXPECTED_SAMPLES,
             begun: EXPECTED_SAMPLES,
             expected: 0.0,
-            next: exponential(&mut random),
-            random,
+            next: dice.exponential(),
+            dice,
         }
     }
 
     /// Time until the next batch.
     pub fn tick(&mut self) -> Duration {
         let mean = (BATCH / self.rate().max(1e-9)).clamp(TICK_MIN, TICK_MAX);
-        Duration::from_secs_f64(mean * (0.5 + self.random.f64()))
+        Duration::from_secs_f64(mean * (0.5 + self.dice.uniform()))
     }
 
     /// Accounts for the time until `now`, in which `spent` was spent and `begun` samples began.
@@ -113,7 +113,7 @@ impl Pace {
     pub fn is_due(&mut self) -> bool {
         let is_due = self.next <= self.expected;
         if is_due {
-            self.next += exponential(&mut self.random);
+            self.next += self.dice.exponential();
         }
         is_due
     }
@@ -143,9 +143,39 @@ impl Pace {
     }
 }
 
-/// A time until the next event of a Poisson process with one event in a unit of time.
-pub fn exponential(random: &mut Rng) -> f64 {
-    -(1.0 - random.f64()).ln()
+/// Random numbers.
+#[derive(Debug, Clone)]
+pub struct Dice {
+    seed: u64,
+    thrown: u64,
+}
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self { seed, thrown: 0 }
+    }
+
+    /// Any number.
+    pub fn whole(&mut self) -> u64 {
+        self.thrown += 1;
+        mix(self.seed ^ mix(self.thrown))
+    }
+
+    /// A number below `end`, which is above 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        let scaled = (u128::from(self.whole()) * u128::from(end)) >> 64;
+        u64::try_from(scaled).expect("a product with a number below 2^64, divided by 2^64")
+    }
+
+    /// A number from 0.0 up to 1.0.
+    pub fn uniform(&mut self) -> f64 {
+        (self.whole() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A time until the next event of a Poisson process with one event in a unit of time.
+    pub fn exponential(&mut self) -> f64 {
+        -(1.0 - self.uniform()).ln()
+    }
 }
 
 #[cfg(test)]
@@ -234,5 +264,18 @@ mod tests {
         // Of a Poisson distribution both are 10; four standard deviations.
         assert!((mean - 10.0).abs() < 0.2, "{mean}");
         assert!((variance - 10.0).abs() < 1.0, "{variance}");
+    }
+
+    #[test]
+    fn numbers_below_an_end_fill_the_range() {
+        let mut dice = Dice::new(5);
+        let mut hits = [0; 7];
+        for _ in 0..7000 {
+            hits[crate::sys::usize_of(dice.below(7))] += 1;
+        }
+        assert!(
+            hits.iter().all(|hits| (870..1130).contains(hits)),
+            "{hits:?}"
+        );
     }
 }

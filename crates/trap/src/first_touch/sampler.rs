@@ -11,12 +11,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-use fastrand::Rng;
 use plimsoll_flow::{
     AccessKind, FirstTouch, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, TrapCounts,
 };
 
-use super::pace::{Pace, Spent};
+use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
 use crate::sys::usize_of;
 
@@ -100,7 +99,7 @@ pub struct Report {
 pub struct Sampler<V> {
     pub vm: V,
     pace: Pace,
-    random: Rng,
+    dice: Dice,
     /// Strata in the order in which they are drawn from, and how many were since they were shuffled.
     strata: Vec<u64>,
     drawn: u64,
@@ -128,7 +127,7 @@ impl<V: SampledVm> Sampler<V> {
         Self {
             vm,
             pace,
-            random: Rng::with_seed(!seed),
+            dice: Dice::new(!seed),
             strata: (0..STRATA).collect(),
             drawn: 0,
             waiting: BTreeMap::new(),
@@ -276,12 +275,15 @@ impl<V: SampledVm> Sampler<V> {
         let turn = self.drawn % STRATA;
         self.drawn += 1;
         if turn == 0 {
-            self.random.shuffle(&mut self.strata);
+            for last in (1..STRATA).rev() {
+                let other = self.dice.below(last + 1);
+                self.strata.swap(usize_of(last), usize_of(other));
+            }
         }
         let pages = u128::from(self.vm.pages());
         let stratum = u128::from(self.strata[usize_of(turn)]);
         // A place in the stratum in units of 2^-64 of it, so that strata need not begin at pages.
-        let place = stratum << 64 | u128::from(self.random.u64(..));
+        let place = stratum << 64 | u128::from(self.dice.whole());
         let page = (place >> 32) * pages / (u128::from(STRATA) << 32);
         u64::try_from(page).expect("a number below that of the pages")
     }
