@@ -60,6 +60,12 @@ const PAID_BACK_MAX: u32 = 16;
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Number of samples for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), CPU time besides the trap for each,
+/// and CPU time for a curve, as measured (docs/performance.md).
+const SAMPLES_PER_CURVE: u32 = 60;
+const ARMING: Duration = Duration::from_micros(100);
+const ESTIMATE: Duration = Duration::from_millis(7);
+
 /// The backend `first-touch`.
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::FirstTouches,
@@ -73,7 +79,7 @@ pub const ROW: BackendRow = BackendRow {
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
     requirements: |_| Requirement::OF_TRAPS,
     trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
-    curve_cost: None,
+    curve_cost: Some(|trap| (trap + ARMING) * SAMPLES_PER_CURVE + ESTIMATE),
     attach: |target, config| Ok(Box::new(FirstTouchSampler::attach(target, config)?)),
 };
 
