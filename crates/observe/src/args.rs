@@ -186,18 +186,16 @@ impl TracingArgs {
         Ok((rows, config))
     }
 
-    /// The settings of traps.
+    /// The backend, which must be named, and its settings.
     ///
     /// # Errors
     ///
-    /// As [`watch`](Self::watch), and if another backend was chosen.
-    pub fn config(&self) -> anyhow::Result<TraceConfig> {
-        let (rows, config) = self.watch()?;
-        if !rows.iter().any(|row| row.method == TraceMethod::Traps) {
-            let other = self.backend;
-            bail_usage!("--backend {other}: this is measured with traps alone");
-        }
-        Ok(config)
+    /// As [`watch`](Self::watch), and if the choice is left to us.
+    pub fn named(&self) -> anyhow::Result<(TraceMethod, TraceConfig)> {
+        let BackendSetting::Method(method) = self.backend else {
+            bail_usage!("--backend {}: name the one to measure", self.backend);
+        };
+        Ok((method, self.watch()?.1))
     }
 
     /// vCPU time that a period of a VM with `vcpus` may take; `None` for no bound.

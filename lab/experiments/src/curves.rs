@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod};
 use plimsoll_rig::GuestConfig;
 use plimsoll_source::synthetic::{uniform_curve, zipf_curve};
 use plimsoll_trap::{RateRule, TraceConfig};
@@ -146,7 +146,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 ..TraceConfig::default()
             };
             let stop = AtomicBool::new(false);
-            let observed = trace(&subject.vm, &config, args.length.get(), &stop, &mut |_| ())?;
+            let observed = trace(
+                &subject.vm,
+                (TraceMethod::Traps, &config),
+                args.length.get(),
+                &stop,
+                &mut |_| (),
+            )?;
             let hidden = PageCount(u64::from(args.hot_set) * u64::from(scale));
             let curve = &observed.curves.context("no page was used twice")?.lru;
             let queue = law.queue_miss_ratio(pages, hidden);

@@ -48,7 +48,7 @@ fn default_workloads() -> Vec<String> {
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let guests = args.guests.prepare()?;
-    let config = args.tracing.config()?;
+    let (method, config) = args.tracing.named()?;
     let length = config.period * args.periods;
     for workload in &args.workload {
         let guest = GuestConfig {
@@ -65,7 +65,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let start = Instant::now();
             let stop = AtomicBool::new(false);
             let limit = length.saturating_sub(config.period / 2);
-            let observed = trace(&subject.vm, &config, limit, &stop, &mut |_| ())?;
+            let observed = trace(&subject.vm, (method, &config), limit, &stop, &mut |_| ())?;
             traced.push(visits_per_second(&mut subject, start, Instant::now())?);
             estimated.extend(
                 observed

@@ -2,11 +2,10 @@
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_flow::{PageCount, PageSize, WorkingSetBound};
 use plimsoll_rig::GuestConfig;
-use plimsoll_trap::TraceConfig;
 
 use crate::guests::GuestArgs;
 use crate::tracing::{TracedPeriod, judge, trace};
@@ -47,7 +46,7 @@ pub fn stepping_guest(name: &str, steps_mib: &[u64], step: Duration) -> GuestCon
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let config: TraceConfig = args.tracing.config()?;
+    let (method, config) = args.tracing.named()?;
     let step = config.period * args.periods_per_step;
     let guest = stepping_guest("steps", &STEPS_MIB, step);
     let Some(mut subject) = args.guests.prepare()?.boot(guest, out)? else {
@@ -55,7 +54,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     writeln!(
         out,
-        "Step benchmark under {}: {} s at each size, period {:?}\n",
+        "Step benchmark under {}: backend {method}, {} s at each size, period {:?}\n",
         subject.accelerator(),
         step.as_secs(),
         config.period
@@ -63,12 +62,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let limit = step * u32::try_from(STEPS_MIB.len())? - config.period / 2;
     let observed = trace(
         &subject.vm,
-        &config,
+        (method, &config),
         limit,
         &AtomicBool::new(false),
         &mut |_: &TracedPeriod| (),
     )?;
-    let judged = judge(&observed.periods, &subject.listen()?.steps());
+    let steps = subject.listen()?.steps();
+    let judged = judge(&observed.periods, &steps);
 
     writeln!(out, "true size      found    error")?;
     for period in &judged {
@@ -88,6 +88,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             size(period.truth)
         )?;
     }
+    let noticed: Vec<_> = noticed_after(&observed.periods, &steps)
+        .map(|after| {
+            after.map_or("never".to_owned(), |after| {
+                format!("{:.0} s", after.as_secs_f64())
+            })
+        })
+        .collect();
+    writeln!(
+        out,
+        "\nfrom a change to the first estimate within 10 % of the new size: {}",
+        noticed.join(", ")
+    )?;
     let errors: Vec<f64> = judged
         .iter()
         .filter_map(|period| Some(period.error()?.abs()))
@@ -104,7 +116,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     writeln!(
         out,
-        "\nwithin 5 % of the truth: {} steady periods",
+        "within 5 % of the truth: {} steady periods",
         within(&|_| true)
     )?;
     writeln!(
@@ -139,4 +151,26 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         subject.listen()?.mismatches()
     )?;
     Ok(())
+}
+
+/// By step: the time from its begin to the end of the first period with an estimate within 10 % of its size.
+fn noticed_after(
+    periods: &[TracedPeriod],
+    steps: &[(Instant, PageCount)],
+) -> impl Iterator<Item = Option<Duration>> {
+    let ends = steps.iter().skip(1).map(|&(at, _)| Some(at)).chain([None]);
+    steps.iter().zip(ends).map(move |(&(begin, truth), end)| {
+        let of_step = periods
+            .iter()
+            .filter(|traced| traced.end > begin && end.is_none_or(|end| traced.end <= end));
+        let is_right = |traced: &&TracedPeriod| {
+            let set = traced.observed.working_set;
+            set.is_some_and(|set| {
+                set.bound == WorkingSetBound::Estimate
+                    && (set.size.0 as f64 / truth.0 as f64 - 1.0).abs() <= 0.1
+            })
+        };
+        let mut right = of_step.filter(is_right);
+        right.next().map(|traced| traced.end - begin)
+    })
 }

@@ -31,14 +31,14 @@ pub struct TracingResult {
     pub curves: Option<Curves>,
 }
 
-/// Traces a VM period by period until `stop`, the VM's end, or `limit`; passes each period to `each`.
+/// Traces a VM by `method` period by period until `stop`, the VM's end, or `limit`; passes each period to `each`.
 ///
 /// # Errors
 ///
 /// As [`Observer::attach`] and [`Observer::period`]; the VM runs on.
 pub fn trace(
     vm: &QemuVm,
-    config: &TraceConfig,
+    (method, config): (TraceMethod, &TraceConfig),
     limit: Duration,
     stop: &AtomicBool,
     each: &mut dyn FnMut(&TracedPeriod),
@@ -47,7 +47,7 @@ pub fn trace(
         is_compared: true,
         ..ObserverOptions::default()
     };
-    let mut observer = Observer::attach(vm, TraceMethod::Traps, config, &options)?;
+    let mut observer = Observer::attach(vm, method, config, &options)?;
     let begin = Instant::now();
     let mut periods = Vec::new();
     let mut gone = false;

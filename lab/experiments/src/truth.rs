@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_estimator::FilteredLru;
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_flow::{PageCount, PageSize, TraceMethod};
 use plimsoll_pagelog::PageLogError;
 use plimsoll_pagelog::record::Record;
 use plimsoll_rig::{GuestConfig, GuestImage};
@@ -180,7 +180,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         let limit = args.length.get().saturating_sub(args.period.get() / 2);
         let observed = trace(
             &subject.vm,
-            &config,
+            (TraceMethod::Traps, &config),
             limit,
             &AtomicBool::new(false),
             &mut |_| (),
