@@ -113,7 +113,6 @@ pub struct Sampler<V> {
     traps: Vec<Trap>,
     /// Samples begun since the pace was settled.
     unsettled: u64,
-    settled: Duration,
     /// Pages armed since the start.
     tried: u64,
     stayed: u64,
@@ -123,7 +122,6 @@ pub struct Sampler<V> {
 
 impl<V: SampledVm> Sampler<V> {
     pub fn new(vm: V, pace: Pace, seed: u64) -> Self {
-        let settled = vm.now();
         Self {
             vm,
             pace,
@@ -136,7 +134,6 @@ impl<V: SampledVm> Sampler<V> {
             checks_due: 0.0,
             traps: Vec::new(),
             unsettled: 0,
-            settled,
             tried: 0,
             stayed: 0,
             report: Report::default(),
@@ -146,24 +143,30 @@ impl<V: SampledVm> Sampler<V> {
 
     /// Serves accesses until the next batch of samples is due, and begins it. `charged` is CPU time that others have
     /// spent for this backend since the last turn.
-    pub fn turn(&mut self, charged: Duration) -> Result<(), TrapError> {
-        let due = self.vm.now() + self.pace.tick();
+    pub fn turn(&mut self, mut charged: Duration) -> Result<(), TrapError> {
+        let begin = self.vm.now();
+        let due = begin + self.pace.tick();
         while self.vm.now() < due {
             self.serve(due)?;
-        }
-        let (now, mut spent) = (self.vm.now(), self.vm.take_spent());
-        spent.own += charged;
-        let length = now.saturating_sub(std::mem::replace(&mut self.settled, now));
-        self.pace
-            .settle(now, spent, std::mem::take(&mut self.unsettled));
-        if self.pace.is_overdrawn() && !self.waiting.is_empty() {
-            self.report.is_overdrawn = true;
-            self.pace.skip();
-            return self.withdraw_all();
+            // Also within a turn: in a burst the traps of one can be worth seconds of the budget.
+            self.settle(std::mem::take(&mut charged));
+            if self.pace.is_overdrawn() && !self.waiting.is_empty() {
+                self.report.is_overdrawn = true;
+                self.pace.skip();
+                return self.withdraw_all();
+            }
         }
         self.draw()?;
-        self.check(length)?;
+        self.check(self.vm.now().saturating_sub(begin))?;
         self.withdraw_old()
+    }
+
+    /// Accounts for what was spent since the last time, and `charged`.
+    fn settle(&mut self, charged: Duration) {
+        let mut spent = self.vm.take_spent();
+        spent.own += charged;
+        let begun = std::mem::take(&mut self.unsettled);
+        self.pace.settle(self.vm.now(), spent, begun);
     }
 
     /// Returns what happened since the last report, and the samples that wait.
