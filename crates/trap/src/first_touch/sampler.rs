@@ -110,6 +110,9 @@ pub struct Sampler<V> {
     /// First page that is checked next, and how many of the waiting pages are due.
     check_at: u64,
     checks_due: f64,
+    checked: Duration,
+    /// When the next batch begins.
+    due: Duration,
     traps: Vec<Trap>,
     /// Samples begun since the pace was settled.
     unsettled: u64,
@@ -122,6 +125,7 @@ pub struct Sampler<V> {
 
 impl<V: SampledVm> Sampler<V> {
     pub fn new(vm: V, pace: Pace, seed: u64) -> Self {
+        let now = vm.now();
         Self {
             vm,
             pace,
@@ -132,6 +136,8 @@ impl<V: SampledVm> Sampler<V> {
             begun: VecDeque::new(),
             check_at: 0,
             checks_due: 0.0,
+            checked: now,
+            due: now,
             traps: Vec::new(),
             unsettled: 0,
             tried: 0,
@@ -141,32 +147,29 @@ impl<V: SampledVm> Sampler<V> {
         }
     }
 
-    /// Serves accesses until the next batch of samples is due, and begins it. `charged` is CPU time that others have
-    /// spent for this backend since the last turn.
-    pub fn turn(&mut self, mut charged: Duration) -> Result<(), TrapError> {
-        let begin = self.vm.now();
-        let due = begin + self.pace.tick();
-        while self.vm.now() < due {
-            self.serve(due)?;
-            // Also within a turn: in a burst the traps of one can be worth seconds of the budget.
-            self.settle(std::mem::take(&mut charged));
-            if self.pace.is_overdrawn() && !self.waiting.is_empty() {
-                self.report.is_overdrawn = true;
-                self.pace.skip();
-                return self.withdraw_all();
-            }
-        }
-        self.draw()?;
-        self.check(self.vm.now().saturating_sub(begin))?;
-        self.withdraw_old()
-    }
-
-    /// Accounts for what was spent since the last time, and `charged`.
-    fn settle(&mut self, charged: Duration) {
+    /// Serves accesses for a while, at most 50 ms without one, and begins the next batch of samples if it is due.
+    /// `charged` is CPU time that others have spent for this backend since the last turn.
+    pub fn turn(&mut self, charged: Duration) -> Result<(), TrapError> {
+        self.serve(self.due)?;
+        // Not only with each batch: the traps of a burst can be worth seconds of the budget.
         let mut spent = self.vm.take_spent();
         spent.own += charged;
-        let begun = std::mem::take(&mut self.unsettled);
-        self.pace.settle(self.vm.now(), spent, begun);
+        let now = self.vm.now();
+        self.pace
+            .settle(now, spent, std::mem::take(&mut self.unsettled));
+        if self.pace.is_overdrawn() && !self.waiting.is_empty() {
+            self.report.is_overdrawn = true;
+            self.pace.skip();
+            return self.withdraw_all();
+        }
+        if now < self.due {
+            return Ok(());
+        }
+        self.due = now + self.pace.tick();
+        self.draw()?;
+        let since = std::mem::replace(&mut self.checked, now);
+        self.check(now.saturating_sub(since))?;
+        self.withdraw_old()
     }
 
     /// Returns what happened since the last report, and the samples that wait.
