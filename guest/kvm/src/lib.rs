@@ -32,8 +32,8 @@ pub const VCPUS_MAX: u32 = 2;
 
 /// RAM in MiB of a machine for an array of `array_mib`.
 ///
-/// The array begins at 32 MiB if it ends below 2 GiB, and at 4 GiB otherwise: machines with much RAM have a hole from
-/// 2 GiB to 4 GiB.
+/// The array begins at 32 MiB if it ends below 2 GiB, and at 4 GiB otherwise: machines of the type q35 with much RAM have
+/// a hole from 2 GiB to 4 GiB.
 #[must_use]
 pub const fn memory_mib(array_mib: u64) -> u64 {
     array_mib + if array_mib + 32 <= 2048 { 32 } else { 2048 }

@@ -39,13 +39,13 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "loop,uniform,class,zipf")]
     workloads: Vec<Kind>,
     /// Sizes of the guests' arrays, in MiB
-    #[arg(long, value_delimiter = ',', default_value = "128")]
+    #[arg(long, value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u64).range(10..))]
     mib: Vec<u64>,
     /// Rounds of each guest: untraced, then traced by each backend with an untraced stretch after it
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Periods of each stretch
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     periods: u32,
     /// Length of a period
     #[arg(long, default_value = "5s")]
@@ -64,7 +64,7 @@ enum Kind {
     Loop,
     /// Chooses all pages equally often
     Uniform,
-    /// Chooses each page of a tenth ten times as often as each other page
+    /// Chooses each page of a tenth ten times as often as each other page; the size is rounded down to whole tens
     Class,
     /// Chooses pages by 1 / rank
     Zipf,
@@ -77,6 +77,14 @@ impl Kind {
             Self::Uniform => "uniform",
             Self::Class => "class",
             Self::Zipf => "zipf",
+        }
+    }
+
+    /// The size of the array for a size that was asked for.
+    fn mib(self, mib: u64) -> u64 {
+        match self {
+            Self::Class => mib / 10 * 10,
+            Self::Loop | Self::Uniform | Self::Zipf => mib,
         }
     }
 
@@ -195,6 +203,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     )?;
     for &mib in &args.mib {
         for &kind in &args.workloads {
+            let mib = kind.mib(mib);
             compare(args, &guests, (kind, mib), (&backends, &config), out)?;
         }
     }

@@ -20,7 +20,7 @@ pub struct GuestArgs {
 enum System {
     /// Linux
     Linux,
-    /// No operating system: also runs under a KVM that emulates kernels; has no Zipf workload
+    /// No operating system: also runs under a KVM that emulates kernels; has no Zipf workload, but one of classes
     Bare,
 }
 
@@ -84,12 +84,16 @@ impl Guests {
         config: GuestConfig,
         out: &mut dyn Write,
     ) -> anyhow::Result<Option<Subject>> {
-        if self.image.is_none() && config.workload.starts_with("workload=zipf") {
-            let workload = &config.workload;
-            writeln!(
-                out,
-                "not run: guests without an operating system have no {workload}"
-            )?;
+        let workload = &config.workload;
+        let (guests, is_lacking) = match self.image {
+            None => (
+                "without an operating system",
+                workload.starts_with("workload=zipf"),
+            ),
+            Some(_) => ("with Linux", workload.contains("hot_ratio=")),
+        };
+        if is_lacking {
+            writeln!(out, "not run: guests {guests} have no {workload}")?;
             return Ok(None);
         }
         let config = GuestConfig {

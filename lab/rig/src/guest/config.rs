@@ -23,7 +23,7 @@ const KERNEL_LINE_BYTES_MAX: usize = 2047;
 pub enum Boot<'a> {
     /// Linux, with a workload as its `/init`.
     Linux(&'a GuestImage),
-    /// A workload without an operating system, of guest/kvm; it has one virtual CPU and no drivers.
+    /// A workload without an operating system, of guest/kvm; it has at most two virtual CPUs and no drivers.
     Bare,
 }
 
