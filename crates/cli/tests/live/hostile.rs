@@ -250,18 +250,15 @@ impl Disturber {
         let mut command = Command::new(program);
         command.current_dir(folder.path()).args(arguments);
         command.args(["-m", "16M"]);
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = Process(child.unwrap());
         let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(process.0.stdout.take().unwrap());
         output.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
         Some(Self {
-            pid: child.id().to_string(),
-            process: Process(child),
+            pid: process.0.id().to_string(),
+            process,
             _folder: folder,
         })
     }
@@ -348,7 +345,7 @@ fn a_process_that_delays_a_call_is_left_as_it_was_by_a_deadline() {
     for words in [delayed, "more than 1 s", "its thread continues unchanged"] {
         assert!(complaint.contains(words), "{complaint}");
     }
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
     delaying.assert_as_before(&footprint);
 }
 
@@ -363,7 +360,7 @@ fn a_process_whose_call_cannot_be_interrupted_is_restored_when_it_returns() {
     let footprint = delaying.footprint();
     let (complaint, took) = delaying.attach_delayed();
     println!("after {took:?}: {complaint}");
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
     for words in [
         "cannot be interrupted",
         "lets its thread continue unchanged",

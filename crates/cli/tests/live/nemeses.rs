@@ -119,7 +119,8 @@ impl Random {
 }
 
 /// Options of tracers that do not trap each access; each second tracer has one of them, the others trap.
-const BACKENDS: [&str; 2] = ["--backend scan", "--backend first-touch"];
+const BACKENDS: [&str; 2] = ["--backend scan", FIRST_TOUCH];
+const FIRST_TOUCH: &str = "--backend first-touch";
 
 /// A VM with its tracer, and what the nemeses need.
 struct Arena {
@@ -197,8 +198,12 @@ impl Arena {
         let mut monitor = self.monitor();
         let begin = Instant::now();
         while let Err(error) = enable(&mut monitor, "background-snapshot") {
-            if self.options == "--backend first-touch" {
+            if self.options == FIRST_TOUCH {
                 // It keeps the RAM registered.
+                *self
+                    .outcomes
+                    .entry("snapshot refused".to_owned())
+                    .or_default() += 1;
                 return;
             }
             assert!(begin.elapsed() < ENABLING_MAX, "{error}");

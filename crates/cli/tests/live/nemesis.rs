@@ -465,6 +465,8 @@ fn until_traced(tracer: &Attach, pid: u32, mappings: usize) {
         let states = vm.ram_states().unwrap();
         states.len() == mappings && states.iter().all(|state| state.userfaultfd)
     };
+    // From now on.
+    tracer.lines_so_far();
     for _ in 0..3 {
         tracer.next();
         // The RAM is registered when the next window opens, soon after the line.

@@ -194,9 +194,11 @@ impl Attach {
         let complaint = Arc::new(OnceLock::new());
         let kept = Arc::clone(&complaint);
         thread::spawn(move || {
-            let mut text = String::new();
-            errors.read_to_string(&mut text).unwrap();
-            kept.set(text).unwrap();
+            let mut text = Vec::new();
+            // Part of it is better than none; the text must be set, somebody may wait for it.
+            let _ = errors.read_to_end(&mut text);
+            kept.set(String::from_utf8_lossy(&text).into_owned())
+                .unwrap();
         });
         Self {
             child,

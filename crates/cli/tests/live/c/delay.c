@@ -101,7 +101,7 @@ static void *exchange(void *unused)
 			    dup2(file, descriptor) < 0)
 				continue;
 			/* Too late if no call comes; then nothing of it may stay. */
-			for (int wait_ms = 0; wait_ms < 50 && !*called; wait_ms++)
+			for (int wait_ms = 0; wait_ms < 2000 && !*called; wait_ms++)
 				usleep(1000);
 			if (*called)
 				return NULL;
