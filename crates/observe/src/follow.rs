@@ -21,7 +21,7 @@ use crate::target_of;
 pub const MONITOR_MAX: Duration = Duration::from_millis(300);
 /// Pause after a monitor that did not answer, because it serves another client, such as libvirt, or hangs.
 const QUIET: Duration = Duration::from_secs(60);
-/// Interval at which the threads of a VM are inspected within a period.
+/// Interval at which the threads of a VM are counted within a period, and inspected if their number changed.
 const INTERVAL: Duration = Duration::from_millis(40);
 /// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);

@@ -60,8 +60,8 @@ const PAID_BACK_MAX: u32 = 16;
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Number of samples for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), CPU time besides the trap for each,
-/// and CPU time for a curve, as measured (docs/performance.md).
+/// Number of samples for a curve with an error below [`CURVE_ERROR`](crate::CURVE_ERROR), CPU time besides the trap for
+/// each, and CPU time for a curve, as measured (docs/performance.md).
 const SAMPLES_PER_CURVE: u32 = 60;
 const ARMING: Duration = Duration::from_micros(100);
 const ESTIMATE: Duration = Duration::from_millis(7);
@@ -71,7 +71,7 @@ pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::FirstTouches,
     sees: "First touches: the time from a random time to the next touch of a random page, for VMs of any size and speed",
     needs: "userfaultfd minor faults (Linux 6.1); shared RAM, neither locked nor swappable",
-    costs: "one trap and one arming per sampled page, 30 to 100 µs of the VM's time, within the time budget",
+    costs: "one trap and one arming per sampled page, 60 to 250 µs in all, within the time budget",
     loses: "the order of accesses, pages without contents",
     yields: Yield::FirstTouches,
     sees_reads: true,
