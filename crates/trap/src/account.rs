@@ -46,7 +46,8 @@ struct VcpuTime {
 #[derive(Debug, Clone)]
 struct Sample {
     at: Instant,
-    vcpus: Vec<VcpuTime>,
+    /// `None` for a thread that is gone, and all of them where the kernel keeps no account.
+    vcpus: Vec<Option<VcpuTime>>,
     own: Duration,
 }
 
@@ -55,7 +56,7 @@ struct Sample {
 struct VcpuTimes {
     paths: Vec<String>,
     begin: Instant,
-    first: Vec<[Duration; 2]>,
+    first: Vec<Option<[Duration; 2]>>,
 }
 
 impl VcpuTimes {
@@ -66,35 +67,33 @@ impl VcpuTimes {
             begin: Instant::now(),
             first: Vec::new(),
         };
-        // Without a first reading there are no further ones.
-        times.first = times.read().unwrap_or_default();
+        times.first = times.read().collect();
         times
     }
 
     /// Run and wait time of each thread.
-    fn read(&self) -> Option<Vec<[Duration; 2]>> {
+    fn read(&self) -> impl Iterator<Item = Option<[Duration; 2]>> {
         let read = |path: &String| parse_schedstat(&fs::read_to_string(path).ok()?);
-        self.paths.iter().map(read).collect()
+        self.paths.iter().map(read)
     }
 
-    /// The present sample; `None` where the kernel keeps no account, or a thread is gone.
-    fn sample(&self) -> Option<Sample> {
+    fn sample(&self) -> Sample {
         let at = Instant::now();
         let elapsed = at - self.begin;
-        let now = self.read().filter(|_| !self.first.is_empty())?;
-        let vcpus = now.iter().zip(&self.first).map(|(now, first)| {
+        let vcpus = self.read().zip(&self.first).map(|(now, first)| {
+            let (now, first) = (now?, (*first)?);
             let waited = now[1].saturating_sub(first[1]);
             let busy = now[0].saturating_sub(first[0]) + waited;
-            VcpuTime {
+            Some(VcpuTime {
                 slept: elapsed.saturating_sub(busy),
                 waited,
-            }
+            })
         });
-        Some(Sample {
+        Sample {
             at,
             vcpus: vcpus.collect(),
             own: cpu_time(),
-        })
+        }
     }
 }
 
@@ -155,7 +154,7 @@ impl TrapAccount {
         config: &TraceConfig,
     ) -> Result<(Self, Toucher), TrapError> {
         let mut toucher = Toucher::Thread;
-        let account = Self::begin(target.pid, &target.vcpu_threads, || {
+        let account = Self::begin(target.pid, &target.busy_threads(), || {
             let measure = |toucher| measure_trap_cost(config.handler_cpu, toucher);
             let (cost, measured_on) = measure_for(target.pid, measure)?;
             toucher = measured_on;
@@ -178,12 +177,9 @@ impl TrapAccount {
         let times = VcpuTimes::new(pid, vcpu_threads);
         let from = times.sample();
         let mut account = Self::new(times, measure()?);
-        if let Some(from) = from {
-            thread::sleep(FIRST_REST.saturating_sub(from.at.elapsed()));
-            if let Some(to) = account.times.sample() {
-                account.observe_rest(&from, &to);
-            }
-        }
+        thread::sleep(FIRST_REST.saturating_sub(from.at.elapsed()));
+        let to = account.times.sample();
+        account.observe_rest(&from, &to);
         Ok(account)
     }
 
@@ -216,25 +212,25 @@ impl TrapAccount {
     /// Records that all sampled pages are inaccessible from now on.
     pub fn window_begins(&mut self) {
         let sample = self.times.sample();
-        if let (Some(rested), Some(sample)) = (self.rested.take(), &sample) {
-            self.observe_rest(&rested, sample);
+        if let Some(rested) = self.rested.take() {
+            self.observe_rest(&rested, &sample);
         }
-        self.begun = sample.map(|sample| (sample, self.traps, self.handler));
+        self.begun = Some((sample, self.traps, self.handler));
     }
 
     /// Records that they are made accessible from now on.
     pub fn window_ends(&mut self) {
-        let begun = self.begun.take();
-        self.rested = self.times.sample();
-        if let (Some((begun, traps, handler)), Some(ended)) = (begun, &self.rested) {
+        let ended = self.times.sample();
+        if let Some((begun, traps, handler)) = self.begun.take() {
             let window = WindowLoss {
-                lost_seconds: self.lost(&begun, ended),
+                lost_seconds: self.lost(&begun, &ended),
                 vcpu_seconds: (ended.at - begun.at).as_secs_f64() * begun.vcpus.len() as f64,
                 traps: self.traps - traps,
                 handler_seconds: (self.handler - handler).as_secs_f64(),
             };
             self.learn(window);
         }
+        self.rested = Some(ended);
     }
 
     /// Ends a period; returns the cost of all its traps by the estimate so far.
@@ -247,7 +243,10 @@ impl TrapAccount {
         let length = (to.at - from.at).as_secs_f64();
         // A short rest weighs little, as the kernel's account may be late.
         let keep = MEMORY.powf(length);
-        for (rest, (from, to)) in self.rests.iter_mut().zip(from.vcpus.iter().zip(&to.vcpus)) {
+        for (rest, times) in self.rests.iter_mut().zip(from.vcpus.iter().zip(&to.vcpus)) {
+            let (Some(from), Some(to)) = times else {
+                continue;
+            };
             let add = |sum: f64, from: Duration, to: Duration| {
                 sum * keep + to.saturating_sub(from).as_secs_f64()
             };
@@ -261,7 +260,10 @@ impl TrapAccount {
     fn lost(&self, from: &Sample, to: &Sample) -> f64 {
         let length = (to.at - from.at).as_secs_f64();
         let (mut slept, mut waited) = (0.0, 0.0);
-        for (rest, (from, to)) in self.rests.iter().zip(from.vcpus.iter().zip(&to.vcpus)) {
+        for (rest, times) in self.rests.iter().zip(from.vcpus.iter().zip(&to.vcpus)) {
+            let (Some(from), Some(to)) = times else {
+                continue;
+            };
             // Without any rest there is nothing to compare with.
             if rest.length <= 0.0 || rest.slept > HALTS_MAX * rest.length {
                 continue;
@@ -318,9 +320,11 @@ mod tests {
     /// What vCPUs slept and waited, in ms.
     fn sample(start: Instant, at_ms: u64, own_ms: u64, vcpus: &[(u64, u64)]) -> Sample {
         let ms = Duration::from_millis;
-        let vcpus = vcpus.iter().map(|&(slept, waited)| VcpuTime {
-            slept: ms(slept),
-            waited: ms(waited),
+        let vcpus = vcpus.iter().map(|&(slept, waited)| {
+            Some(VcpuTime {
+                slept: ms(slept),
+                waited: ms(waited),
+            })
         });
         Sample {
             at: start + ms(at_ms),
@@ -343,17 +347,33 @@ mod tests {
     #[test]
     fn the_own_thread_is_seen_to_sleep() {
         let times = VcpuTimes::new(std::process::id(), &[std::process::id()]);
-        let Some(before) = times.sample() else {
+        let before = times.sample();
+        thread::sleep(Duration::from_millis(50));
+        let after = times.sample();
+        let elapsed = after.at - before.at;
+        let (Some(before), Some(after)) = (before.vcpus[0], after.vcpus[0]) else {
             return; // a kernel without this account
         };
-        thread::sleep(Duration::from_millis(50));
-        let after = times.sample().unwrap();
-        let elapsed = after.at - before.at;
-        let slept = after.vcpus[0].slept.saturating_sub(before.vcpus[0].slept);
+        let slept = after.slept.saturating_sub(before.slept);
+        let ms = Duration::from_millis;
         assert!(
-            slept <= elapsed + Duration::from_millis(10),
+            slept >= ms(30) && slept <= elapsed + ms(10),
             "{slept:?} of {elapsed:?}"
         );
+    }
+
+    #[test]
+    fn a_thread_that_is_gone_is_not_compared() {
+        let (start, mut account) = (Instant::now(), account());
+        account.rests = vec![Rest::default(); 2];
+        let (from, mut to) = (
+            sample(start, 0, 0, &[(0, 0); 2]),
+            sample(start, 1000, 0, &[(0, 0); 2]),
+        );
+        account.observe_rest(&from, &to);
+        to.vcpus[0] = None;
+        let window = sample(start, 2000, 0, &[(900, 0), (100, 0)]);
+        assert!((account.lost(&to, &window) - 0.1).abs() < 1e-6);
     }
 
     #[test]

@@ -9,11 +9,12 @@
 //! The scheduler moves a vCPU that the handler wakes to an idle CPU, if there is one. So a handler whose work takes
 //! longer than it did ([`Placement::suspect`]) reads the vCPU's CPU sooner.
 
-use std::fs::{self, File};
+use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// Interval at which the busiest vCPU is determined.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -42,7 +43,7 @@ struct ThreadStat {
 }
 
 impl ThreadStat {
-    fn open(pid: u32, thread: &str) -> Self {
+    fn open(pid: u32, thread: u32) -> Self {
         Self {
             file: File::open(format!("/proc/{pid}/task/{thread}/stat")).ok(),
             ticks: 0,
@@ -73,16 +74,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Follows `threads` of process `pid`; all of its threads if none are given.
+    /// Follows the busiest of `threads` of process `pid`.
     pub fn new(cpu: HandlerCpu, pid: u32, threads: &[u32]) -> Self {
-        let mut threads: Vec<String> = threads.iter().map(u32::to_string).collect();
-        if threads.is_empty() {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-                .into_iter()
-                .flatten();
-            threads.extend(tasks.filter_map(|task| task.ok()?.file_name().into_string().ok()));
-        }
-        let threads = threads.iter().map(|thread| ThreadStat::open(pid, thread));
+        let threads = threads.iter();
+        let threads = threads.map(|&thread| ThreadStat::open(pid, thread));
         Self {
             threads: threads.collect(),
             before: (cpu == HandlerCpu::Follow)
@@ -167,6 +162,14 @@ impl Drop for Placement {
             let _ = sched_setaffinity(None, before);
         }
     }
+}
+
+/// Binds the calling thread to its current CPU, which helps tests too: pages unmapped just before the thread is moved may
+/// wait in the queue of the CPU that it left, and stay mapped.
+pub fn stay_on_this_cpu() -> io::Result<()> {
+    let mut only = CpuSet::new();
+    only.set(sched_getcpu());
+    Ok(sched_setaffinity(None, &only)?)
 }
 
 /// Reads CPU time (ticks) and last CPU of a thread from its stat line.

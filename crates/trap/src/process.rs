@@ -313,7 +313,7 @@ impl<B: PageBarrier> Session<B> {
             layout,
             barrier,
             populated,
-            placement: Placement::new(config.handler_cpu, target.pid, &target.vcpu_threads),
+            placement: Placement::new(config.handler_cpu, target.pid, &target.busy_threads()),
             pages_before: None,
             swap: None,
         }
@@ -419,13 +419,4 @@ pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     // A CPU time is never negative.
     Duration::try_from(time).unwrap_or_default()
-}
-
-/// Binds a test's thread to its current CPU: pages unmapped just before the thread is moved may wait in the queue of
-/// the CPU that it left, and stay mapped.
-#[cfg(test)]
-pub fn stay_on_this_cpu() {
-    let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(rustix::thread::sched_getcpu());
-    rustix::thread::sched_setaffinity(None, &cpus).unwrap();
 }

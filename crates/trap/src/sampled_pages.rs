@@ -195,7 +195,7 @@ impl Backend for PageSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::stay_on_this_cpu;
+    use crate::placement::stay_on_this_cpu;
     use crate::sys::SharedMemory;
     use crate::sys::usize_of;
     use std::sync::atomic::Ordering;
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_pages_drawn_that_were_touched_are_found_and_no_others() {
-        stay_on_this_cpu();
+        stay_on_this_cpu().unwrap();
         let memory = SharedMemory::new(PAGES).unwrap();
         let target = memory.as_target();
         for seed in 0..4 {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_period_counts_the_pages_touched_in_it() {
-        stay_on_this_cpu();
+        stay_on_this_cpu().unwrap();
         let memory = SharedMemory::new(PAGES).unwrap();
         let Ok(mut sampler) = ROW.attach(&memory.as_target(), &config(PAGES, 9)) else {
             plimsoll_skip::skip(

@@ -1,6 +1,7 @@
 //! The target of tracing: a VM's process, its RAM and its vCPU threads.
 
 use std::path::Path;
+use std::{fs, io};
 
 use plimsoll_flow::RamMapping;
 
@@ -45,6 +46,17 @@ impl TraceTarget {
     /// Number of vCPUs of whose time the budget is a share.
     pub(crate) fn vcpus(&self) -> usize {
         self.vcpu_threads.len().max(1)
+    }
+
+    /// Threads of which the busy ones run the guest: the vCPUs, or where those are unknown, all of the process.
+    pub(crate) fn busy_threads(&self) -> Vec<u32> {
+        if !self.vcpu_threads.is_empty() {
+            return self.vcpu_threads.clone();
+        }
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let tasks = tasks.into_iter().flatten();
+        let number = |task: io::Result<fs::DirEntry>| task.ok()?.file_name().to_str()?.parse().ok();
+        tasks.filter_map(number).collect()
     }
 
     /// Refuses a VM that may swap.

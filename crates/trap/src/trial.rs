@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::inject::open_pidfd;
-use crate::placement::{HandlerCpu, Placement};
+use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};
 use crate::ram::{PAGE_BYTES, Presence};
 use crate::refusal::Refusal;
@@ -180,6 +180,10 @@ pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, 
     let (sender, receiver) = mpsc::channel();
     let mut touches = thread::scope(|scope| {
         let touching = scope.spawn(|| {
+            // The usual case: the handler is where the toucher is. Else luck decides on the trial's whole figure.
+            if cpu == HandlerCpu::Follow {
+                stay_on_this_cpu()?;
+            }
             let sent = sender.send(
                 rustix::thread::gettid()
                     .as_raw_nonzero()

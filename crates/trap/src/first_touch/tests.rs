@@ -8,7 +8,7 @@ use plimsoll_skip::{Lack, skip};
 
 use super::*;
 use crate::barrier::RemotePageout;
-use crate::process::stay_on_this_cpu;
+use crate::placement::stay_on_this_cpu;
 use crate::sys::{SharedMemory, usize_of};
 use crate::trial::Toucher;
 use crate::trial::TrapCost;
@@ -205,7 +205,7 @@ fn on_own_memory(
         toucher: Toucher::Thread,
     };
     let open = move || -> TrappedVm<RemotePageout> {
-        stay_on_this_cpu();
+        stay_on_this_cpu().unwrap();
         TrappedVm::new(session, userfault, account)
     };
     let sampler = FirstTouchSampler::start(&target, config, cost, open).unwrap();

@@ -423,14 +423,15 @@ mod tests {
 
     use super::*;
     use crate::placement::HandlerCpu;
-    use crate::process::{WINDOW_PAGES, stay_on_this_cpu};
+    use crate::placement::stay_on_this_cpu;
+    use crate::process::WINDOW_PAGES;
     use crate::sys::SharedMemory;
     use crate::sys::usize_of;
 
     #[test]
     fn each_scan_finds_what_was_touched_since_the_one_before() {
         const PAGES: usize = 3200;
-        stay_on_this_cpu();
+        stay_on_this_cpu().unwrap();
         let memory = SharedMemory::new(PAGES).unwrap();
         let config = TraceConfig {
             period: Duration::from_millis(500),
