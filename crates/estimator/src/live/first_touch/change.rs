@@ -1,101 +1,175 @@
-//! Changes of phase: whether recently armed samples are touched at other times than older ones.
+//! Changes of phase: whether pages are touched at another rate since some time than before it.
 //!
-//! At each time at which samples were touched, the log-rank test compares the touches among the recent samples with those
-//! expected if they were like all others; the sums of the differences over rising times are a random walk. Its
-//! largest distance from 0, in standard deviations of its end, is the statistic: unlike the end alone it notices
-//! distributions that cross each other. For large samples of one phase it exceeds x with a probability of at most
-//! 4 (1 - Φ(x)), the maximum of a Brownian motion; [`DEVIATIONS_MIN`] makes that 1 in 10 000 for the splits of one
-//! period together, or one false alarm in 14 hours of periods of 5 s. A false alarm costs the older samples.
+//! A sample belongs to the recent phase from the split on, whenever it was armed. At each waiting time after which samples
+//! were touched, the log-rank test compares the touches in the recent phase with those expected if the rate were that of
+//! before; the sums of the differences over rising waiting times are a random walk. Its largest distance from 0, in
+//! standard deviations of its end, is the statistic: unlike the end alone it notices distributions that cross each
+//! other. For large samples of one phase it exceeds x with a probability of at most 4 (1 - Φ(x)), the maximum of a
+//! Brownian motion; [`DEVIATIONS_MIN`] makes that 1 in 10 000 for the splits of one period together, or one false
+//! alarm in 14 hours of periods of 5 s. A false alarm costs the older samples.
 //!
-//! Older samples are censored at the split, because what happens to them later belongs to the recent phase.
+//! A working set that grows touches many waiting samples at once, which dates the change. A single pass over other pages does
+//! the same and is no new phase: therefore the samples armed since the split must differ from the others too
+//! ([`ARMED_DEVIATIONS_MIN`]), which for this are observed until the split only.
 //!
 //! Source: \[Fleming87\].
-//! Cost: sorting the samples once for each split.
+//! Cost: sorting the samples twice, and a pass over them for each split.
 
 use std::time::Duration;
 
 use plimsoll_flow::FirstTouch;
 
-/// Shares of the window that are compared with the rest of it.
-const RECENT: [f64; 4] = [0.5, 0.25, 0.125, 0.0625];
-/// Minimum statistic: 4 (1 - Φ(4.37)) is 1 in 40 000, for each of four splits.
-const DEVIATIONS_MIN: f64 = 4.37;
-/// Minimum number of touched samples on each side of a split, below which the normal approximation does not hold.
+/// Number of splits: the newest half of the window, and shares of it each of which is smaller by 2^(1/4).
+const SPLITS: i32 = 21;
+/// Number of splits by which a change is dated, on either side of the one that found it.
+const DATES: i32 = 24;
+/// Minimum statistic: 4 (1 - Φ(4.7)) is 1 in 190 000, for each of 21 splits.
+const DEVIATIONS_MIN: f64 = 4.7;
+/// Minimum statistic of the samples armed since the split, measured: a growth is still noticed with 100 samples a period.
+const ARMED_DEVIATIONS_MIN: f64 = 3.0;
+/// Minimum number of touches on each side of a split, below which the normal approximation does not hold.
 const TOUCHES_MIN: usize = 20;
 
 /// The start of the present phase, if it began after `from`.
 pub(super) fn last_change<'a>(
-    samples: &(impl Iterator<Item = &'a FirstTouch> + Clone),
+    samples: impl Iterator<Item = &'a FirstTouch>,
     from: Duration,
     now: Duration,
 ) -> Option<Duration> {
-    let window = now.saturating_sub(from);
-    let splits = RECENT.map(|share| now.saturating_sub(window.mul_f64(share)));
-    let tests = splits.map(|split| (split, deviation(samples.clone(), split)));
-    let found = tests.into_iter().filter(|test| test.1 >= DEVIATIONS_MIN);
-    let strongest = found.reduce(|one, other| if other.1 > one.1 { other } else { one });
-    strongest.map(|(split, _)| split)
+    let window = now.saturating_sub(from).as_secs_f64();
+    let samples = Samples::new(samples.map(|sample| Sample::new(sample, now)).collect());
+    let ratio = 0.5_f64.powf(0.25);
+    let (ago, deviation) =
+        samples.strongest((0..SPLITS).map(|index| window / 2.0 * ratio.powi(index)))?;
+    let is_change = deviation >= DEVIATIONS_MIN
+        && samples.armed_apart(ago).deviation(ago) >= ARMED_DEVIATIONS_MIN;
+    if !is_change {
+        return None;
+    }
+    let between =
+        (-DATES..=DATES).map(|index| ago * ratio.powf(f64::from(index) / f64::from(DATES)));
+    let (ago, _) = samples.strongest(between)?;
+    Some(now.saturating_sub(Duration::from_secs_f64(ago)))
 }
 
-/// A sample in a test: seconds until it was touched or no longer observed.
-struct Entry {
-    seconds: f64,
+/// A sample in a test, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    /// How long ago it was armed.
+    armed_ago: f64,
+    /// Until it was touched or no longer observed.
+    waited: f64,
     is_touched: bool,
-    is_recent: bool,
 }
 
-impl Entry {
-    fn new(sample: &FirstTouch, split: Duration) -> Self {
-        let is_recent = sample.armed >= split;
+impl Sample {
+    fn new(sample: &FirstTouch, now: Duration) -> Self {
         let until = |time: Duration| time.saturating_sub(sample.armed);
         let least = until(sample.untouched_until);
         let touched = sample
             .touched_by
             .map(|by| least + until(by).saturating_sub(least) / 2);
-        let end = if is_recent {
-            Duration::MAX
-        } else {
-            until(split)
-        };
         Self {
-            seconds: touched.unwrap_or(least).min(end).as_secs_f64(),
-            is_touched: touched.is_some_and(|touched| touched <= end),
-            is_recent,
+            armed_ago: now.saturating_sub(sample.armed).as_secs_f64(),
+            waited: touched.unwrap_or(least).as_secs_f64(),
+            is_touched: touched.is_some(),
         }
+    }
+
+    /// The time waited until the split; 0 if it was armed after it.
+    fn entry(&self, ago: f64) -> f64 {
+        (self.armed_ago - ago).max(0.0)
+    }
+
+    /// Whether it was armed or waited after the split.
+    fn is_recent(&self, ago: f64) -> bool {
+        let entry = self.entry(ago);
+        entry == 0.0 || self.waited > entry
     }
 }
 
-/// The statistic for the samples armed before and after a split; 0 if one side has too few touches.
-fn deviation<'a>(samples: impl Iterator<Item = &'a FirstTouch>, split: Duration) -> f64 {
-    let mut entries: Vec<_> = samples.map(|sample| Entry::new(sample, split)).collect();
-    let touches = |recent| {
-        let counts = |entry: &&Entry| entry.is_touched && entry.is_recent == recent;
-        entries.iter().filter(counts).count()
-    };
-    if touches(false).min(touches(true)) < TOUCHES_MIN {
-        return 0.0;
-    }
-    entries.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-    let mut recent = entries.iter().filter(|entry| entry.is_recent).count() as f64;
-    let mut all = entries.len() as f64;
-    let (mut walk, mut furthest, mut variance) = (0.0_f64, 0.0_f64, 0.0);
-    for equal in entries.chunk_by(|one, other| one.seconds == other.seconds) {
-        let count = |counts: &dyn Fn(&Entry) -> bool| {
-            equal.iter().filter(|&entry| counts(entry)).count() as f64
-        };
-        let touched = count(&|entry| entry.is_touched);
-        if touched > 0.0 && all > 1.0 {
-            let share = recent / all;
-            walk += count(&|entry| entry.is_touched && entry.is_recent) - touched * share;
-            furthest = furthest.max(walk.abs());
-            variance += touched * share * (1.0 - share) * (all - touched) / (all - 1.0);
+/// The samples, by rising time since they were armed, and by rising time waited.
+#[derive(Debug)]
+struct Samples {
+    by_armed: Vec<Sample>,
+    by_waited: Vec<Sample>,
+}
+
+impl Samples {
+    fn new(samples: Vec<Sample>) -> Self {
+        let (mut by_armed, mut by_waited) = (samples.clone(), samples);
+        by_armed.sort_unstable_by(|one, other| one.armed_ago.total_cmp(&other.armed_ago));
+        by_waited.sort_unstable_by(|one, other| one.waited.total_cmp(&other.waited));
+        Self {
+            by_armed,
+            by_waited,
         }
-        recent -= count(&|entry| entry.is_recent);
-        all -= equal.len() as f64;
     }
-    if variance > 0.0 {
-        furthest / variance.sqrt()
-    } else {
-        0.0
+
+    /// Of some splits the one with the largest statistic, and that.
+    fn strongest(&self, splits: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+        let tests = splits.map(|ago| (ago, self.deviation(ago)));
+        tests.reduce(|one, other| if other.1 > one.1 { other } else { one })
+    }
+
+    /// The same, with those armed before the split observed until then only.
+    fn armed_apart(&self, ago: f64) -> Self {
+        let censored = self.by_armed.iter().map(|sample| {
+            let entry = sample.entry(ago);
+            match entry > 0.0 && sample.waited > entry {
+                true => Sample {
+                    waited: entry,
+                    is_touched: false,
+                    ..*sample
+                },
+                false => *sample,
+            }
+        });
+        Self::new(censored.collect())
+    }
+
+    /// The statistic for a split; 0 if one side has too few touches.
+    fn deviation(&self, ago: f64) -> f64 {
+        let is_recent = |sample: &&Sample| sample.is_recent(ago);
+        let touches = self.by_waited.iter().filter(|sample| sample.is_touched);
+        let recent = touches.clone().filter(is_recent).count();
+        if recent.min(touches.count() - recent) < TOUCHES_MIN {
+            return 0.0;
+        }
+        let entries = self.by_armed.iter().filter(is_recent);
+        let mut entries = entries.map(|sample| sample.entry(ago)).peekable();
+        // Of all samples, and of the recent ones, those that wait at present.
+        let (mut all, mut recent) = (self.by_waited.len() as f64, 0.0);
+        let (mut walk, mut furthest, mut variance) = (0.0_f64, 0.0_f64, 0.0);
+        for equal in self
+            .by_waited
+            .chunk_by(|one, other| one.waited == other.waited)
+        {
+            let time = equal[0].waited;
+            // One that enters as another is touched was there before.
+            while entries
+                .next_if(|&entry| entry < time || entry == 0.0)
+                .is_some()
+            {
+                recent += 1.0;
+            }
+            let count = |counts: &dyn Fn(&&Sample) -> bool| {
+                equal.iter().filter(|sample| counts(sample)).count() as f64
+            };
+            let touched = count(&|sample| sample.is_touched);
+            if touched > 0.0 && all > 1.0 {
+                let share = recent / all;
+                walk += count(&|sample| sample.is_touched && is_recent(sample)) - touched * share;
+                furthest = furthest.max(walk.abs());
+                variance += touched * share * (1.0 - share) * (all - touched) / (all - 1.0);
+            }
+            recent -= count(&is_recent);
+            all -= equal.len() as f64;
+        }
+        if variance > 0.0 {
+            furthest / variance.sqrt()
+        } else {
+            0.0
+        }
     }
 }

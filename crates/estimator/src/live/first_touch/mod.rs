@@ -102,7 +102,7 @@ impl FirstTouchCurve {
         self.population = touches.population_pages.min(self.ram.0);
         let from = touches.now.saturating_sub(self.window);
         self.keep_from(self.changed.max(from));
-        let change = change::last_change(&self.samples(), from, touches.now);
+        let change = change::last_change(self.samples(), from, touches.now);
         if let Some(change) = change {
             self.changed = change;
             self.keep_from(change);
