@@ -108,7 +108,8 @@ pub struct SampleCounts {
     pub touched: u64,
     /// Samples that were ended untouched: at their maximum age, or because traps were over the budget.
     pub withdrawn: u64,
-    /// Samples whose page lost its contents, so that its next touch could not trap.
+    /// Samples whose page lost its contents, so that its next touch could not trap; and those of which it is not known
+    /// whether a touch was that of a neighbouring page.
     pub vanished: u64,
     /// Samples whose page is still untouched at the end of the period.
     pub waiting: u64,

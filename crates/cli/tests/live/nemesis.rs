@@ -333,8 +333,13 @@ fn a_background_snapshot_of_a_traced_vm_completes_and_the_vm_is_traced_after() {
     };
     let mut untraced = alone(&mut source);
     let mut stalls = Vec::new();
-    for monitor_is_held in [false, true] {
-        let tracer = Attach::start(&source.pid(), &format!("{SAMPLE} --period 1s"));
+    for (options, monitor_is_held) in [
+        (SAMPLE, false),
+        (SAMPLE, true),
+        ("--backend first-touch", false),
+        ("--backend first-touch", true),
+    ] {
+        let tracer = Attach::start(&source.pid(), &format!("{options} --period 1s"));
         tracer.next();
         let mut monitor = source.guest.qmp().unwrap();
         enable_snapshots(&mut monitor);

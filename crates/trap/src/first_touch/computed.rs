@@ -219,9 +219,8 @@ impl SampledVm for Model {
         Ok(Vec::new())
     }
 
-    fn is_armed(&mut self, _: u64) -> Result<bool, TrapError> {
-        self.armed += DRAW;
-        Ok(true)
+    fn accessible(&mut self, _: &[u64]) -> Result<Vec<u64>, TrapError> {
+        Ok(Vec::new())
     }
 
     fn disarm(&mut self, page: u64) -> Result<(), TrapError> {

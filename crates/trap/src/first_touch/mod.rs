@@ -18,6 +18,11 @@
 //! they wait (a balloon, free page reporting, unplugged memory) are found by a check of each waiting page once a minute
 //! and end untouched at the check before.
 //!
+//! From the end of a period's window to the next period the RAM is registered with no userfaultfd, so that QEMU can register
+//! it (`TracedProcess::window_end`). Pages stay unmapped meanwhile; those that were touched are found mapped
+//! afterwards, and their touches lie between two known times. Where so many pages wait that checking them is dear, the RAM
+//! stays registered for some periods.
+//!
 //! Not here: curves (crate `plimsoll-estimator`).
 
 mod computed;
@@ -42,7 +47,7 @@ use crate::barrier::PageBarrier;
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::placement::HandlerCpu;
-use crate::process::{Session, cpu_time};
+use crate::process::{Session, TracedProcess, cpu_time};
 use crate::rate::RateRule;
 use crate::requirement::Requirement;
 use crate::target::TraceTarget;
@@ -86,7 +91,10 @@ pub const ROW: BackendRow = BackendRow {
 /// Requests to the thread that serves.
 #[derive(Debug, Default)]
 struct Requests {
+    /// The window has ended.
     report: AtomicBool,
+    /// The next period has begun.
+    go_on: AtomicBool,
     end: AtomicBool,
     /// CPU time that others spent for this backend, in nanoseconds.
     charged_ns: AtomicU64,
@@ -107,7 +115,7 @@ struct FirstTouchSampler {
     pid: u32,
     vcpus: usize,
     ram_pages: u64,
-    length: Duration,
+    config: TraceConfig,
     /// Half of a period's budget.
     charge_max: Duration,
     cost: TouchCost,
@@ -170,7 +178,7 @@ impl FirstTouchSampler {
             pid: target.pid,
             vcpus,
             ram_pages,
-            length: config.period,
+            config: config.clone(),
             charge_max: per_second
                 .map_or(Duration::ZERO, |budget| config.period.mul_f64(budget / 2.0)),
             cost,
@@ -183,7 +191,7 @@ impl FirstTouchSampler {
         })
     }
 
-    /// Waits until `end` or `stop`, and then for the report.
+    /// Waits until `end` of the window or `stop`, and then for the report.
     fn wait(&mut self, stop: &AtomicBool, end: Instant) -> Result<ServedPeriod, TrapError> {
         let mut is_requested = false;
         loop {
@@ -213,6 +221,7 @@ impl FirstTouchSampler {
         let Some(server) = self.server.take() else {
             return Ok(());
         };
+        server.thread().unpark();
         server.join().unwrap_or_else(|_| {
             Err(TrapError::Call {
                 pid: self.pid,
@@ -232,8 +241,26 @@ fn serve<B: PageBarrier + std::fmt::Debug>(
     sampler.vm.guard()?;
     while !requests.end.load(Ordering::Acquire) {
         if requests.report.swap(false, Ordering::AcqRel) {
+            requests.go_on.store(false, Ordering::Release);
+            let rest = sampler
+                .affords_rest()
+                .then(|| sampler.vm.free())
+                .transpose()?;
             // Without a receiver the end has been requested.
             let _ = reports.send(report(&mut sampler)?);
+            if let Some(from) = rest {
+                let is_over = || {
+                    requests.go_on.load(Ordering::Acquire) || requests.end.load(Ordering::Acquire)
+                };
+                while !is_over() {
+                    thread::park_timeout(PATIENCE);
+                }
+                if requests.end.load(Ordering::Acquire) {
+                    break;
+                }
+                let by = sampler.vm.take_back()?;
+                sampler.find_touched(from, by)?;
+            }
         }
         let charged = requests.charged_ns.swap(0, Ordering::AcqRel);
         match sampler.turn(Duration::from_nanos(charged)) {
@@ -317,8 +344,16 @@ impl Backend for FirstTouchSampler {
         self.requests
             .charged_ns
             .fetch_add(charged_ns, Ordering::AcqRel);
+        self.requests.go_on.store(true, Ordering::Release);
+        if let Some(server) = &self.server {
+            server.thread().unpark();
+        }
         let cpu = cpu_time();
-        let mut served = self.wait(stop, start + self.length)?;
+        let mut served = self.wait(stop, TracedProcess::window_end(&self.config, start))?;
+        let end = start + self.config.period;
+        while !stop.load(Ordering::Relaxed) && Instant::now() < end {
+            thread::sleep(end.saturating_duration_since(Instant::now()).min(PATIENCE));
+        }
         served.arm_time += estimating;
         self.cost.time = served.trap_cost;
         observe(&served.report, sink);

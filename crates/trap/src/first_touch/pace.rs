@@ -83,6 +83,11 @@ impl Pace {
         }
     }
 
+    /// vCPU seconds that may be spent in a time; `None` for no bound.
+    pub fn budget_over(&self, length: Duration) -> Option<f64> {
+        Some(self.budget? * length.as_secs_f64())
+    }
+
     /// Time until the next batch.
     pub fn tick(&mut self) -> Duration {
         let mean = (BATCH / self.rate().max(1e-9)).clamp(TICK_MIN, TICK_MAX);

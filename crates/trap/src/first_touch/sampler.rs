@@ -17,6 +17,7 @@ use plimsoll_flow::{
 
 use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
+use crate::process::WINDOW_PAGES;
 use crate::sys::usize_of;
 
 /// Age at which a sample is withdrawn, and the number of waiting samples above which the oldest is.
@@ -31,6 +32,9 @@ const DISARM_PAGES: usize = 64;
 const DRAWS_MAX: u64 = 1000;
 /// Time within which every waiting page is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// CPU time for the check of one page after the RAM was free, and the share of the budget that all of them may take.
+const FINDING_SECONDS: f64 = 1e-6;
+const FINDING_SHARE: f64 = 0.1;
 /// Minimum number of armed pages from which to conclude that a VM's pages cannot be made inaccessible.
 const TRIED_MIN: u64 = 64;
 /// Parts of the RAM of which each has the same number of draws: the sum over them varies less than with free draws.
@@ -53,8 +57,8 @@ pub trait SampledVm: fmt::Debug {
     /// Makes pages inaccessible, so that the next access to each traps; returns those that stayed accessible.
     fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError>;
 
-    /// Whether the next access to an armed page still traps.
-    fn is_armed(&mut self, page: u64) -> Result<bool, TrapError>;
+    /// Those of some pages, rising, to which an access does not trap.
+    fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError>;
 
     /// Makes a page accessible again.
     fn disarm(&mut self, page: u64) -> Result<(), TrapError>;
@@ -113,6 +117,8 @@ pub struct Sampler<V> {
     checked: Duration,
     /// When the next batch begins.
     due: Duration,
+    /// When the RAM was free last.
+    rested: Duration,
     traps: Vec<Trap>,
     /// Samples begun since the pace was settled.
     unsettled: u64,
@@ -138,6 +144,7 @@ impl<V: SampledVm> Sampler<V> {
             checks_due: 0.0,
             checked: now,
             due: now,
+            rested: now,
             traps: Vec::new(),
             unsettled: 0,
             tried: 0,
@@ -145,6 +152,45 @@ impl<V: SampledVm> Sampler<V> {
             report: Report::default(),
             populated_before: None,
         }
+    }
+
+    /// Whether the budget allows that the RAM is free for a while, after which every waiting page is checked.
+    pub fn affords_rest(&self) -> bool {
+        let length = self.vm.now().saturating_sub(self.rested);
+        let checks = FINDING_SECONDS * self.waiting.len() as f64;
+        self.pace
+            .budget_over(length)
+            .is_none_or(|budget| checks <= budget * FINDING_SHARE)
+    }
+
+    /// Ends the samples of the pages that were touched without a trap from `from` to `by`.
+    pub fn find_touched(&mut self, from: Duration, by: Duration) -> Result<(), TrapError> {
+        self.rested = by;
+        let mut waiting: Vec<u64> = self.waiting_pages().collect();
+        waiting.dedup();
+        let mut touched = Vec::new();
+        for pages in waiting.chunks(DISARM_PAGES) {
+            touched.extend(self.vm.accessible(pages)?);
+            self.serve(Duration::ZERO)?;
+        }
+        let window = |page: u64| page / u64::from(WINDOW_PAGES);
+        for pages in touched.chunk_by(|&one, &other| window(one) == window(other)) {
+            for &page in pages {
+                let samples: Vec<_> = self.samples_of(page).collect();
+                for armed in samples {
+                    self.waiting.remove(&(page, armed));
+                    if pages.len() > 1 {
+                        // One of them was touched, and may have mapped the others.
+                        self.report.samples.vanished += 1;
+                        self.end_untouched(armed, from.max(armed));
+                    } else {
+                        self.report.touched.push(PageNumber(page), AccessKind::Read);
+                        self.end_touched(armed, from, by);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Serves accesses for a while, at most 50 ms without one, and begins the next batch of samples if it is due.
@@ -227,13 +273,7 @@ impl<V: SampledVm> Sampler<V> {
         let samples: Vec<_> = self.samples_of(page.0).collect();
         for armed in samples {
             self.waiting.remove(&(page.0, armed));
-            self.report.samples.touched += 1;
-            self.report.ended.push(FirstTouch {
-                armed,
-                untouched_until: trap.after.max(armed),
-                touched_by: Some(trap.by.max(armed)),
-                pages: 1,
-            });
+            self.end_touched(armed, trap.after, trap.by);
         }
     }
 
@@ -339,7 +379,7 @@ impl<V: SampledVm> Sampler<V> {
                 continue;
             };
             self.check_at = page + 1;
-            let is_armed = self.vm.is_armed(page)?;
+            let is_armed = self.vm.accessible(&[page])?.is_empty() && self.vm.is_populated(page)?;
             let now = self.vm.now();
             let samples: Vec<_> = self.samples_of(page).collect();
             for armed in samples {
@@ -396,6 +436,17 @@ impl<V: SampledVm> Sampler<V> {
             }
             self.serve(Duration::ZERO)?;
         }
+    }
+
+    /// Ends a sample by a touch after one time and not after another.
+    fn end_touched(&mut self, armed: Duration, after: Duration, by: Duration) {
+        self.report.samples.touched += 1;
+        self.report.ended.push(FirstTouch {
+            armed,
+            untouched_until: after.max(armed),
+            touched_by: Some(by.max(armed)),
+            pages: 1,
+        });
     }
 
     fn end_untouched(&mut self, armed: Duration, untouched_until: Duration) {

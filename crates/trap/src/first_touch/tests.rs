@@ -253,7 +253,9 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
     assert!(touched.iter().all(|&page| page < PAGES / 4));
     // Three of four samples are never touched.
     assert!(last.samples.waiting > touched.len() as u64, "{last:?}");
-    assert_eq!(last.samples.vanished, 0);
+    // Those whose touch may have been a neighbour's, between two periods.
+    let vanished = usize_of(last.samples.vanished);
+    assert!(vanished * 5 < touched.len(), "{last:?}");
     // Nobody runs a period, and accesses are served all the same.
     let begin = Instant::now();
     for page in 0..PAGES {
@@ -271,6 +273,46 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
         let expected = if page < PAGES / 4 { rounds } else { 0 };
         assert_eq!(memory.word(page).load(Ordering::Relaxed), expected);
     }
+}
+
+#[test]
+fn between_periods_the_memory_is_free_and_touches_are_found_afterwards() {
+    const PAGES: usize = 1 << 16;
+    let config = TraceConfig {
+        budget: Some(0.03),
+        ..config(Duration::from_millis(500))
+    };
+    let Some((memory, mut sampler)) = on_own_memory(PAGES, &config) else {
+        return;
+    };
+    let (_, waiting, _) = observed(&mut sampler, 1);
+    assert!(waiting.len() > 50, "{}", waiting.len());
+    // As QEMU does to find out whether it can take background snapshots.
+    drop(Userfault::open(UserfaultPurpose::Minor, [memory.range()]).unwrap());
+    let from = super::vm::now();
+    for page in 0..PAGES {
+        memory.word(page).fetch_add(1, Ordering::Relaxed);
+    }
+    let by = super::vm::now();
+    let (ended, still, periods) = observed(&mut sampler, 1);
+    let samples = periods[0].samples;
+    assert_eq!(periods[0].traps.taken, 0);
+    // Of two that are mapped by one fault, it is not known which was touched.
+    assert!(samples.vanished * 4 < samples.touched, "{samples:?}");
+    assert_eq!(samples.touched + samples.vanished, waiting.len() as u64);
+    for sample in ended.iter().filter(|sample| sample.touched_by.is_some()) {
+        let touched_by = sample.touched_by.unwrap();
+        assert!(
+            sample.untouched_until <= from && touched_by >= by,
+            "{sample:?}"
+        );
+    }
+    // Their successors trap again.
+    assert!(still.len() > 50, "{}", still.len());
+    for page in 0..PAGES {
+        assert_eq!(memory.word(page).fetch_add(1, Ordering::Relaxed), 1);
+    }
+    Box::new(sampler).detach().unwrap();
 }
 
 #[test]

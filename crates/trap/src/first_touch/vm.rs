@@ -3,6 +3,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::PageNumber;
+
 use super::pace::Spent;
 use super::sampler::{SampledVm, Trap};
 use crate::account::TrapAccount;
@@ -13,6 +15,8 @@ use crate::uffd::{Fault, Userfault};
 
 /// Longest wait without a heartbeat.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Pages between two others that are read along with them rather than by another call.
+const GAP_PAGES: u64 = 64;
 
 /// A VM whose pages trap, as long as this exists. All calls must come from one thread.
 #[derive(Debug)]
@@ -53,6 +57,26 @@ impl<B: PageBarrier> TrappedVm<B> {
         self.session.process.guard()
     }
 
+    /// Registers the RAM with no userfaultfd; its pages stay unmapped. Returns the time from which touches may have gone
+    /// unnoticed.
+    pub fn free(&mut self) -> Result<Duration, TrapError> {
+        self.session.process.unregister(&self.userfault)?;
+        self.session.process.unguard();
+        Ok(self.quiet)
+    }
+
+    /// Registers the RAM again; returns the time until which touches may have gone unnoticed.
+    ///
+    /// # Errors
+    ///
+    /// As [`TracedProcess::register`](crate::process::TracedProcess::register).
+    pub fn take_back(&mut self) -> Result<Duration, TrapError> {
+        self.session.process.register(&self.userfault)?;
+        self.session.process.guard()?;
+        self.quiet = now();
+        Ok(self.quiet)
+    }
+
     /// Ends a period: returns the cost of its traps. Fails if the VM may swap by now.
     pub fn settle(&mut self) -> Result<Duration, TrapError> {
         self.session.check_swap()?;
@@ -67,19 +91,6 @@ impl<B: PageBarrier> TrappedVm<B> {
     /// Gives the RAM back to the kernel.
     pub fn release(&self) -> Result<(), TrapError> {
         self.session.process.unregister(&self.userfault)
-    }
-
-    fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
-        let mut accessible = Vec::new();
-        for &page in pages {
-            for range in self.session.layout.addresses(&(page..page + 1)) {
-                self.session
-                    .barrier
-                    .for_each_down(range, &mut |_| accessible.push(page))
-                    .map_err(self.session.process.failed("reading pagemap"))?;
-            }
-        }
-        Ok(accessible)
     }
 
     /// Serves the accesses that wait; returns whether there were any.
@@ -152,8 +163,30 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
         Ok(missed)
     }
 
-    fn is_armed(&mut self, page: u64) -> Result<bool, TrapError> {
-        Ok(self.accessible(&[page])?.is_empty() && self.is_populated(page)?)
+    fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let mut accessible = Vec::new();
+        for run in pages.chunk_by(|one, other| other.saturating_sub(*one) <= GAP_PAGES) {
+            let mut wanted = run.iter().copied().peekable();
+            for range in self
+                .session
+                .layout
+                .addresses(&(run[0]..run[run.len() - 1] + 1))
+            {
+                let Some(PageNumber(first)) = self.session.layout.page_at(range.start) else {
+                    continue;
+                };
+                let mut add = |index| {
+                    let page = first + index;
+                    while wanted.next_if(|&it| it < page).is_some() {}
+                    accessible.extend(wanted.next_if_eq(&page));
+                };
+                self.session
+                    .barrier
+                    .for_each_down(range, &mut add)
+                    .map_err(self.session.process.failed("reading pagemap"))?;
+            }
+        }
+        Ok(accessible)
     }
 
     fn disarm(&mut self, page: u64) -> Result<(), TrapError> {
