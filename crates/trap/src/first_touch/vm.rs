@@ -71,8 +71,9 @@ impl<B: PageBarrier> TrappedVm<B> {
     ///
     /// As [`TracedProcess::register`](crate::process::TracedProcess::register).
     pub fn take_back(&mut self) -> Result<Duration, TrapError> {
-        self.session.process.register(&self.userfault)?;
+        // Pages are unmapped already: from the registration on an access may wait.
         self.session.process.guard()?;
+        self.session.process.register(&self.userfault)?;
         self.quiet = now();
         Ok(self.quiet)
     }
