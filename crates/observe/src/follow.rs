@@ -126,6 +126,7 @@ impl Follower {
     fn explain(&mut self, error: TrapError) -> TrapError {
         let pid = self.vm.pid;
         if let TrapError::Interrupted(Refusal::UserfaultInUse) = error {
+            self.backend = None;
             let why = Transfer::of_threads(pid).map(|transfer| transfer.to_string());
             return why.map_or(error, |why| {
                 TrapError::Interrupted(Refusal::MemoryTransfer { why })

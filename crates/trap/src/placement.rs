@@ -167,8 +167,11 @@ impl Drop for Placement {
 /// Binds the calling thread to its current CPU, which helps tests too: pages unmapped just before the thread is moved may
 /// wait in the queue of the CPU that it left, and stay mapped.
 pub fn stay_on_this_cpu() -> io::Result<()> {
-    let mut only = CpuSet::new();
-    only.set(sched_getcpu());
+    let (cpu, mut only) = (sched_getcpu(), CpuSet::new());
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    only.set(cpu);
     Ok(sched_setaffinity(None, &only)?)
 }
 

@@ -265,17 +265,18 @@ fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> 
 
 #[test]
 fn the_account_is_what_the_guest_loses() {
-    /// Largest factor between the tracer's account and the guest's. What the traps take is not more than the guest
-    /// loses, and with the time to arm pages, which passes beside a vCPU on another CPU, it is not less.
+    /// Largest factor between the tracer's account and the guest's.
     const FACTOR: f64 = 1.3;
+    /// The same where the account is the larger one, with a budget: it also has what the guest does not count as a stall.
+    const FACTOR_ABOVE: f64 = 1.5;
     /// A host on which an untraced guest stands still for more cannot judge.
     const QUIET: f64 = 0.06;
     let workload = "workload=uniform mib=64 think=200 write_ratio=0.1";
     under_each(ground(), "account", workload, |_, mut subject| {
         let pid = subject.pid();
-        for options in [
-            &*format!("{EVERYTHING} --period 2s --periods 2"),
-            "--budget 20% --period 2s --periods 4",
+        for (options, above) in [
+            (&*format!("{EVERYTHING} --period 2s --periods 2"), FACTOR),
+            ("--budget 20% --period 2s --periods 4", FACTOR_ABOVE),
         ] {
             let rest = |subject: &mut Subject| {
                 stalled(subject, || {
@@ -285,28 +286,25 @@ fn the_account_is_what_the_guest_loses() {
                 })
             };
             // The quietest of some tries, or the first that is quiet enough to resolve the account.
-            let mut tries: Vec<(f64, f64, f64, f64)> = Vec::new();
+            let mut tries: Vec<(f64, f64, f64)> = Vec::new();
             let mut before = rest(&mut subject);
             while tries.len() < 4 && tries.last().is_none_or(|last| last.0 > QUIET / 2.0) {
-                let (mut account, mut traps) = (0.0, 0.0);
+                let mut account = 0.0;
                 let traced = stalled(&mut subject, || {
                     let ended = Attach::start(&pid, options).end();
                     ended.assert_quiet_success();
                     account = ended.last().number("overhead_ratio");
                     let periods: Vec<_> = ended.periods().collect();
-                    let sum = |key: &str| periods.iter().map(|it| it.number(key)).sum::<f64>();
-                    traps = sum("trap_seconds") / sum("seconds");
                     let length = Duration::from_secs_f64(periods[0].number("seconds"));
                     (periods[0].at - length, periods[periods.len() - 1].at)
                 });
                 let after = rest(&mut subject);
-                tries.push((before.max(after), traced, traps, account));
+                tries.push((before.max(after), traced, account));
                 before = after;
             }
-            println!("{options}: untraced, traced, traps, account: {tries:.3?}");
+            println!("{options}: untraced, traced, account: {tries:.3?}");
             let quietest = tries.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
-            let Some((untraced, traced, traps, account)) =
-                quietest.filter(|found| found.0 <= QUIET)
+            let Some((untraced, traced, account)) = quietest.filter(|found| found.0 <= QUIET)
             else {
                 skip(
                     Lack::Host,
@@ -317,8 +315,8 @@ fn the_account_is_what_the_guest_loses() {
             // Half of the noise, which is the larger of two untraced times, is in the traced time too.
             let lost = traced - untraced / 2.0;
             assert!(
-                traps <= lost * FACTOR && account >= lost / FACTOR,
-                "{options}: {traps} to {account} where the guest lost {lost}"
+                account <= lost * above && account >= lost / FACTOR,
+                "{options}: {account} where the guest lost {lost}"
             );
         }
         subject.assert_goes_on();

@@ -337,7 +337,6 @@ fn a_background_snapshot_of_a_traced_vm_completes_and_the_vm_is_traced_after() {
         (SAMPLE, false),
         (SAMPLE, true),
         ("--backend first-touch", false),
-        ("--backend first-touch", true),
     ] {
         let tracer = Attach::start(&source.pid(), &format!("{options} --period 1s"));
         tracer.next();

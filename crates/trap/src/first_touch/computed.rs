@@ -219,6 +219,10 @@ impl SampledVm for Model {
         Ok(Vec::new())
     }
 
+    fn window_of(&self, page: u64) -> u64 {
+        page
+    }
+
     fn accessible(&mut self, _: &[u64]) -> Result<Vec<u64>, TrapError> {
         Ok(Vec::new())
     }

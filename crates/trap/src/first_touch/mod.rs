@@ -10,13 +10,13 @@
 //! the time from a random time to the next touch of a random page, for ever new pages (`sampler`): one trap a sample,
 //! whatever the VM's size and speed.
 //!
-//! Pages are armed all the time, not only in a window. So a thread of its own draws and serves, from attaching to
-//! detaching, and nothing that happens between two periods or in an estimator keeps an access waiting. It never waits
-//! for other threads: reports leave it by a channel, requests reach it as flags. The watchdog guards it all the time.
+//! A thread of its own draws and serves, from attaching to detaching, so that nothing that happens between two periods or in
+//! an estimator keeps an access waiting. As long as an access can wait, it waits for no other thread, and the watchdog
+//! guards it: reports leave it by a channel, requests reach it as flags.
 //!
 //! A page without contents has no minor fault, and gets its contents without a trap. So pages that lose theirs while
-//! they wait (a balloon, free page reporting, unplugged memory) are found by a check of each waiting page once a minute
-//! and end untouched at the check before.
+//! they wait (a balloon, free page reporting, unplugged memory) are found by a check of each waiting page, once a minute
+//! and before the RAM is free, and end untouched at the check before.
 //!
 //! From the end of a period's window to the next period the RAM is registered with no userfaultfd, so that QEMU can register
 //! it (`TracedProcess::window_end`). Pages stay unmapped meanwhile; those that were touched are found mapped
@@ -242,10 +242,7 @@ fn serve<B: PageBarrier + std::fmt::Debug>(
     while !requests.end.load(Ordering::Acquire) {
         if requests.report.swap(false, Ordering::AcqRel) {
             requests.go_on.store(false, Ordering::Release);
-            let rest = sampler
-                .affords_rest()
-                .then(|| sampler.vm.free())
-                .transpose()?;
+            let rest = free(&mut sampler)?;
             // Without a receiver the end has been requested.
             let _ = reports.send(report(&mut sampler)?);
             if let Some(from) = rest {
@@ -275,6 +272,17 @@ fn serve<B: PageBarrier + std::fmt::Debug>(
         }
     }
     sampler.vm.release()
+}
+
+/// Registers the RAM with no userfaultfd, if the budget allows the checks before and after; returns since when.
+fn free<B: PageBarrier + std::fmt::Debug>(
+    sampler: &mut Sampler<TrappedVm<B>>,
+) -> Result<Option<Duration>, TrapError> {
+    if !sampler.affords_rest() {
+        return Ok(None);
+    }
+    sampler.end_vanished()?;
+    sampler.vm.free().map(Some)
 }
 
 fn report<B: PageBarrier + std::fmt::Debug>(

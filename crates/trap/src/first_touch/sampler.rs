@@ -1,7 +1,7 @@
 //! Which pages are drawn, and what becomes of them: the part of the backend that makes no call itself.
 //!
 //! A sample is a page and the time at which it was drawn. It ends with the first touch of the page afterwards, which
-//! traps; or untouched, when it is withdrawn ([`AGE_MAX`], [`WAITING_MAX`], traps over the budget) or its page loses its
+//! traps or is found afterwards; or untouched, when it is withdrawn ([`AGE_MAX`], [`WAITING_MAX`], traps over the budget) or its page loses its
 //! contents. A page that is drawn while an earlier sample of it waits is a sample of its own, which ends with the same
 //! touch and costs nothing: leaving it out would make pages that are seldom touched rarer among the samples.
 //!
@@ -17,7 +17,6 @@ use plimsoll_flow::{
 
 use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
-use crate::process::WINDOW_PAGES;
 use crate::sys::usize_of;
 
 /// Age at which a sample is withdrawn, and the number of waiting samples above which the oldest is.
@@ -32,8 +31,8 @@ const DISARM_PAGES: usize = 64;
 const DRAWS_MAX: u64 = 1000;
 /// Time within which every waiting page is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// CPU time for the check of one page after the RAM was free, and the share of the budget that all of them may take.
-const FINDING_SECONDS: f64 = 1e-6;
+/// CPU time for the checks of one page before and after the RAM is free, and the share of the budget that all may take.
+const FINDING_SECONDS: f64 = 2e-6;
 const FINDING_SHARE: f64 = 0.1;
 /// Minimum number of armed pages from which to conclude that a VM's pages cannot be made inaccessible.
 const TRIED_MIN: u64 = 64;
@@ -57,7 +56,10 @@ pub trait SampledVm: fmt::Debug {
     /// Makes pages inaccessible, so that the next access to each traps; returns those that stayed accessible.
     fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError>;
 
-    /// Those of some pages, rising, to which an access does not trap.
+    /// The fault-around window of a page: of the pages in it, one fault may map several.
+    fn window_of(&self, page: u64) -> u64;
+
+    /// Those of some pages, rising, that are mapped, so that an access to them does not trap.
     fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError>;
 
     /// Makes a page accessible again.
@@ -163,34 +165,64 @@ impl<V: SampledVm> Sampler<V> {
             .is_none_or(|budget| checks <= budget * FINDING_SHARE)
     }
 
+    /// Ends the samples of pages that are mapped although they wait, because they lost their contents and got new ones.
+    pub fn end_vanished(&mut self) -> Result<(), TrapError> {
+        for page in self.mapped()? {
+            self.end_unknown(page, Duration::ZERO);
+        }
+        Ok(())
+    }
+
     /// Ends the samples of the pages that were touched without a trap from `from` to `by`.
     pub fn find_touched(&mut self, from: Duration, by: Duration) -> Result<(), TrapError> {
         self.rested = by;
-        let mut waiting: Vec<u64> = self.waiting_pages().collect();
-        waiting.dedup();
-        let mut touched = Vec::new();
-        for pages in waiting.chunks(DISARM_PAGES) {
-            touched.extend(self.vm.accessible(pages)?);
-            self.serve(Duration::ZERO)?;
-        }
-        let window = |page: u64| page / u64::from(WINDOW_PAGES);
-        for pages in touched.chunk_by(|&one, &other| window(one) == window(other)) {
-            for &page in pages {
-                let samples: Vec<_> = self.samples_of(page).collect();
-                for armed in samples {
-                    self.waiting.remove(&(page, armed));
-                    if pages.len() > 1 {
-                        // One of them was touched, and may have mapped the others.
-                        self.report.samples.vanished += 1;
-                        self.end_untouched(armed, from.max(armed));
-                    } else {
-                        self.report.touched.push(PageNumber(page), AccessKind::Read);
-                        self.end_touched(armed, from, by);
-                    }
-                }
+        let mapped = self.mapped()?;
+        let is_same = |one: &u64, other: &u64| self.vm.window_of(*one) == self.vm.window_of(*other);
+        let windows: Vec<&[u64]> = mapped.chunk_by(is_same).collect();
+        for pages in windows {
+            // One of them was touched, and may have mapped the others.
+            let touched = pages[usize_of(self.dice.below(pages.len() as u64))];
+            for &page in pages.iter().filter(|&&page| page != touched) {
+                self.end_unknown(page, from);
+            }
+            self.report
+                .touched
+                .push(PageNumber(touched), AccessKind::Unknown);
+            for armed in self.samples_of(touched).collect::<Vec<_>>() {
+                self.waiting.remove(&(touched, armed));
+                self.end_touched(armed, from, by);
             }
         }
+        // Nothing was drawn meanwhile.
+        let spent = self.vm.take_spent();
+        let begun = std::mem::take(&mut self.unsettled);
+        self.pace.settle(self.vm.now(), spent, begun);
+        self.pace.skip();
         Ok(())
+    }
+
+    /// Pages of waiting samples that are mapped, rising.
+    fn mapped(&mut self) -> Result<Vec<u64>, TrapError> {
+        let mut waiting: Vec<u64> = self.waiting_pages().collect();
+        waiting.dedup();
+        let mut mapped = Vec::new();
+        for pages in waiting.chunks(DISARM_PAGES) {
+            mapped.extend(self.vm.accessible(pages)?);
+            self.serve(Duration::ZERO)?;
+        }
+        // Without those that trapped meanwhile.
+        mapped.retain(|&page| self.is_waiting(page));
+        Ok(mapped)
+    }
+
+    /// Ends the samples of a page of which nothing is known since they were checked, or since `from`.
+    fn end_unknown(&mut self, page: u64, from: Duration) {
+        for armed in self.samples_of(page).collect::<Vec<_>>() {
+            if let Some(checked) = self.waiting.remove(&(page, armed)) {
+                self.report.samples.vanished += 1;
+                self.end_untouched(armed, checked.max(from));
+            }
+        }
     }
 
     /// Serves accesses for a while, at most 50 ms without one, and begins the next batch of samples if it is due.

@@ -256,7 +256,7 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
     // Those whose touch may have been a neighbour's, between two periods.
     let vanished = usize_of(last.samples.vanished);
     assert!(vanished * 5 < touched.len(), "{last:?}");
-    // Nobody runs a period, and accesses are served all the same.
+    // Nobody runs a period, and accesses go on all the same.
     let begin = Instant::now();
     for page in 0..PAGES {
         memory.word(page).fetch_add(0, Ordering::Relaxed);
@@ -279,14 +279,17 @@ fn pages_that_are_touched_end_their_samples_and_others_wait() {
 fn between_periods_the_memory_is_free_and_touches_are_found_afterwards() {
     const PAGES: usize = 1 << 16;
     let config = TraceConfig {
-        budget: Some(0.03),
+        budget: Some(0.2),
+        // Few enough that the checks are affordable.
+        rate_rule: RateRule::Fixed,
+        scale: 128,
         ..config(Duration::from_millis(500))
     };
     let Some((memory, mut sampler)) = on_own_memory(PAGES, &config) else {
         return;
     };
     let (_, waiting, _) = observed(&mut sampler, 1);
-    assert!(waiting.len() > 50, "{}", waiting.len());
+    assert!(!waiting.is_empty());
     // As QEMU does to find out whether it can take background snapshots.
     drop(Userfault::open(UserfaultPurpose::Minor, [memory.range()]).unwrap());
     let from = super::vm::now();
@@ -297,8 +300,8 @@ fn between_periods_the_memory_is_free_and_touches_are_found_afterwards() {
     let (ended, still, periods) = observed(&mut sampler, 1);
     let samples = periods[0].samples;
     assert_eq!(periods[0].traps.taken, 0);
-    // Of two that are mapped by one fault, it is not known which was touched.
-    assert!(samples.vanished * 4 < samples.touched, "{samples:?}");
+    // Of those that one fault may have mapped, one counts.
+    assert!(samples.vanished <= samples.touched, "{samples:?}");
     assert_eq!(samples.touched + samples.vanished, waiting.len() as u64);
     for sample in ended.iter().filter(|sample| sample.touched_by.is_some()) {
         let touched_by = sample.touched_by.unwrap();
@@ -308,7 +311,7 @@ fn between_periods_the_memory_is_free_and_touches_are_found_afterwards() {
         );
     }
     // Their successors trap again.
-    assert!(still.len() > 50, "{}", still.len());
+    assert!(!still.is_empty());
     for page in 0..PAGES {
         assert_eq!(memory.word(page).fetch_add(1, Ordering::Relaxed), 1);
     }

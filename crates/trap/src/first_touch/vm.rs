@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Pages between two others that are read along with them rather than by another call.
 const GAP_PAGES: u64 = 64;
 
-/// A VM whose pages trap, as long as this exists. All calls must come from one thread.
+/// A VM whose pages trap while its RAM is registered. All calls must come from one thread.
 #[derive(Debug)]
 pub struct TrappedVm<B: PageBarrier = RemotePageout> {
     // Closed first: the watchdog of the session guards until then.
@@ -162,6 +162,10 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
             }
         }
         Ok(missed)
+    }
+
+    fn window_of(&self, page: u64) -> u64 {
+        self.session.window_of(page)
     }
 
     fn accessible(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {

@@ -23,8 +23,8 @@ use plimsoll_flow::FirstTouch;
 const SPLITS: i32 = 21;
 /// Number of splits by which a change is dated, on either side of the one that found it.
 const DATES: i32 = 24;
-/// Minimum statistic: 4 (1 - Φ(4.7)) is 1 in 190 000, for each of 21 splits.
-const DEVIATIONS_MIN: f64 = 4.7;
+/// Minimum statistic: 4 (1 - Φ(4.75)) is 1 in 250 000, for each of 21 splits.
+const DEVIATIONS_MIN: f64 = 4.75;
 /// Minimum statistic of the samples armed since the split, measured: a growth is still noticed with 100 samples a period.
 const ARMED_DEVIATIONS_MIN: f64 = 3.0;
 /// Minimum number of touches on each side of a split, below which the normal approximation does not hold.
@@ -39,17 +39,30 @@ pub(super) fn last_change<'a>(
     let window = now.saturating_sub(from).as_secs_f64();
     let samples = Samples::new(samples.map(|sample| Sample::new(sample, now)).collect());
     let ratio = 0.5_f64.powf(0.25);
-    let (ago, deviation) =
-        samples.strongest((0..SPLITS).map(|index| window / 2.0 * ratio.powi(index)))?;
-    let is_change = deviation >= DEVIATIONS_MIN
-        && samples.armed_apart(ago).deviation(ago) >= ARMED_DEVIATIONS_MIN;
-    if !is_change {
-        return None;
-    }
+    let splits = (0..SPLITS).map(|index| window / 2.0 * ratio.powi(index));
+    let tests: Vec<_> = splits.map(|ago| (ago, samples.deviation(ago))).collect();
+    let peaks = (0..tests.len()).filter_map(|at| {
+        let (ago, deviation) = tests[at];
+        let beside = [at.checked_sub(1), Some(at + 1)].map(|at| at.and_then(|at| tests.get(at)));
+        let is_peak = beside
+            .into_iter()
+            .flatten()
+            .all(|other| deviation >= other.1);
+        (is_peak && deviation >= DEVIATIONS_MIN).then_some((ago, deviation))
+    });
+    // Not the strongest of all: that may be a pass before the change.
+    let changes =
+        peaks.filter(|&(ago, _)| samples.armed_apart(ago).deviation(ago) >= ARMED_DEVIATIONS_MIN);
+    let (ago, _) = changes.reduce(stronger)?;
     let between =
         (-DATES..=DATES).map(|index| ago * ratio.powf(f64::from(index) / f64::from(DATES)));
-    let (ago, _) = samples.strongest(between)?;
+    let dates = between.map(|ago| (ago, samples.deviation(ago)));
+    let (ago, _) = dates.reduce(stronger)?;
     Some(now.saturating_sub(Duration::from_secs_f64(ago)))
+}
+
+fn stronger(one: (f64, f64), other: (f64, f64)) -> (f64, f64) {
+    if other.1 > one.1 { other } else { one }
 }
 
 /// A sample in a test, in seconds.
@@ -104,12 +117,6 @@ impl Samples {
             by_armed,
             by_waited,
         }
-    }
-
-    /// Of some splits the one with the largest statistic, and that.
-    fn strongest(&self, splits: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
-        let tests = splits.map(|ago| (ago, self.deviation(ago)));
-        tests.reduce(|one, other| if other.1 > one.1 { other } else { one })
     }
 
     /// The same, with those armed before the split observed until then only.
