@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
-use plimsoll_flow::{FirstTouch, FirstTouches, PageCount};
+use plimsoll_flow::{FirstTouch, FirstTouches, Moment, PageCount};
 
 /// RAM of the VM in pages.
 const RAM: u64 = 1 << 20;
@@ -23,6 +23,13 @@ fn time(rest: &mut &[u8]) -> Option<Duration> {
         1 => Duration::from_millis(number),
         2 => Duration::from_secs(number << (unit / 4)),
         _ => Duration::MAX,
+    })
+}
+
+fn moment(rest: &mut &[u8]) -> Option<Moment> {
+    Some(Moment {
+        vm: time(rest)?,
+        wall: time(rest)?,
     })
 }
 
@@ -56,12 +63,15 @@ fuzz_target!(|input: &[u8]| {
     });
     let mut rest = input;
     while let Some(ended) = samples(&mut rest) {
-        let (Some(waiting), Some(now)) = (samples(&mut rest), time(&mut rest)) else {
+        let (Some(waiting), Some(from), Some(now)) =
+            (samples(&mut rest), moment(&mut rest), moment(&mut rest))
+        else {
             break;
         };
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {
             ended: &ended,
             waiting: &waiting,
+            from,
             now,
             population_pages: RAM * 2 - ended.len() as u64,
         }));

@@ -1,6 +1,7 @@
 //! First touches: sampled pages, each made inaccessible once and observed until its next touch.
 //!
-//! All times are measured from the start of the observation.
+//! All times are the VM's own: CPU time of its process since any start. So a VM that is idle, paused, or waits for a CPU of
+//! its host does not grow older, and its speed does not blur the time after which a page is touched again.
 //!
 //! Not here: how pages are sampled (`plimsoll-trap`), and the curve made of them (`plimsoll-estimator`).
 
@@ -23,6 +24,15 @@ pub struct FirstTouch {
     pub pages: u32,
 }
 
+/// A moment in the time of the VM, and in wall time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// CPU time of the VM's process, all vCPUs together, since any start.
+    pub vm: Duration,
+    /// Wall time since any start.
+    pub wall: Duration,
+}
+
 /// The first touches of a period.
 #[derive(Debug, Clone, Copy)]
 pub struct FirstTouches<'a> {
@@ -30,8 +40,10 @@ pub struct FirstTouches<'a> {
     pub ended: &'a [FirstTouch],
     /// Pages that are still inaccessible at the end of the period.
     pub waiting: &'a [FirstTouch],
+    /// Start of the period.
+    pub from: Moment,
     /// End of the period.
-    pub now: Duration,
+    pub now: Moment,
     /// Pages of 4 KiB with contents from which the sample is drawn.
     pub population_pages: u64,
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use plimsoll_estimator::LruStack;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
-use plimsoll_flow::{FirstTouch, FirstTouches, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{FirstTouch, FirstTouches, MissRatioCurve, Moment, PageCount, PageNumber};
 
 use crate::random::Random;
 use crate::title;
@@ -278,10 +278,12 @@ impl Subject {
             ram: PageCount(self.pages as u64),
             reach: Some(Duration::MAX),
         });
+        let end = time(self.references as f64);
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {
             ended: &ended,
             waiting: &[],
-            now: time(self.references as f64),
+            from: Moment::default(),
+            now: Moment { vm: end, wall: end },
             population_pages: self.pages as u64,
         }));
         estimator.curve()

@@ -186,6 +186,10 @@ impl SampledVm for Model {
         self.now
     }
 
+    fn vm_time(&self) -> Duration {
+        self.now
+    }
+
     fn pages(&self) -> u64 {
         self.vm.ram_pages
     }

@@ -302,6 +302,7 @@ fn observe(report: &Report, sink: Sink<'_>) {
         samples: FirstTouches {
             ended: &report.ended,
             waiting: &report.waiting,
+            from: report.from,
             now: report.now,
             population_pages: report.populated_pages,
         },

@@ -12,7 +12,8 @@ use std::fmt;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    AccessKind, FirstTouch, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, TrapCounts,
+    AccessKind, FirstTouch, Moment, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts,
+    TrapCounts,
 };
 
 use super::pace::{Dice, Pace, Spent};
@@ -41,8 +42,11 @@ const STRATA: u64 = 64;
 
 /// A VM as the sampler uses it: the calls to the kernel, or a computed VM.
 pub trait SampledVm: fmt::Debug {
-    /// Time since the start of the observation.
+    /// Wall time since any start.
     fn now(&self) -> Duration;
+
+    /// CPU time of the VM since any start: the time of samples.
+    fn vm_time(&self) -> Duration;
 
     /// Pages of the VM's RAM.
     fn pages(&self) -> u64;
@@ -78,9 +82,17 @@ pub struct Trap {
     /// `None` if it is not in the RAM.
     pub page: Option<PageNumber>,
     pub kind: AccessKind,
-    /// It happened after this time, and not after the other.
+    /// It happened after this time of the VM, and not after the other.
     pub after: Duration,
     pub by: Duration,
+}
+
+/// A sample that began, with both of its times.
+#[derive(Debug)]
+struct Begun {
+    page: u64,
+    armed: Duration,
+    at: Duration,
 }
 
 /// The samples and results since the last report.
@@ -89,7 +101,8 @@ pub struct Report {
     pub ended: Vec<FirstTouch>,
     pub waiting: Vec<FirstTouch>,
     pub touched: ReferenceBatch,
-    pub now: Duration,
+    pub from: Moment,
+    pub now: Moment,
     pub populated_pages: u64,
     pub samples: SampleCounts,
     pub traps: TrapCounts,
@@ -109,10 +122,11 @@ pub struct Sampler<V> {
     /// Strata in the order in which they are drawn from, and how many were since they were shuffled.
     strata: Vec<u64>,
     drawn: u64,
-    /// Waiting samples by page and time of arming, with the time at which the page was last found to be armed.
+    /// Waiting samples by page and time of arming, with the time at which the page was last found to be armed, in the
+    /// VM's time.
     waiting: BTreeMap<(u64, Duration), Duration>,
     /// Samples in the order in which they began; those that ended may be among them.
-    begun: VecDeque<(Duration, u64)>,
+    begun: VecDeque<Begun>,
     /// First page that is checked next, and how many of the waiting pages are due.
     check_at: u64,
     checks_due: f64,
@@ -128,12 +142,18 @@ pub struct Sampler<V> {
     tried: u64,
     stayed: u64,
     report: Report,
+    /// End of the last report.
+    reported: Moment,
     populated_before: Option<u64>,
 }
 
 impl<V: SampledVm> Sampler<V> {
     pub fn new(vm: V, pace: Pace, seed: u64) -> Self {
         let now = vm.now();
+        let reported = Moment {
+            vm: vm.vm_time(),
+            wall: now,
+        };
         Self {
             vm,
             pace,
@@ -152,6 +172,7 @@ impl<V: SampledVm> Sampler<V> {
             tried: 0,
             stayed: 0,
             report: Report::default(),
+            reported,
             populated_before: None,
         }
     }
@@ -173,9 +194,9 @@ impl<V: SampledVm> Sampler<V> {
         Ok(())
     }
 
-    /// Ends the samples of the pages that were touched without a trap from `from` to `by`.
+    /// Ends the samples of the pages that were touched without a trap from `from` to `by`, in the VM's time.
     pub fn find_touched(&mut self, from: Duration, by: Duration) -> Result<(), TrapError> {
-        self.rested = by;
+        self.rested = self.vm.now();
         let mapped = self.mapped()?;
         let is_same = |one: &u64, other: &u64| self.vm.window_of(*one) == self.vm.window_of(*other);
         let windows: Vec<&[u64]> = mapped.chunk_by(is_same).collect();
@@ -253,7 +274,8 @@ impl<V: SampledVm> Sampler<V> {
     /// Returns what happened since the last report, and the samples that wait.
     pub fn report(&mut self) -> Result<Report, TrapError> {
         let mut report = std::mem::take(&mut self.report);
-        let now = self.vm.now();
+        let now = self.moment();
+        report.from = std::mem::replace(&mut self.reported, now);
         report.now = now;
         report.populated_pages = self.vm.populated_pages()?;
         let before = self.populated_before.replace(report.populated_pages);
@@ -262,12 +284,19 @@ impl<V: SampledVm> Sampler<V> {
         report.samples.waiting = self.waiting.len() as u64;
         let waiting = self.waiting.keys().map(|&(_, armed)| FirstTouch {
             armed,
-            untouched_until: now,
+            untouched_until: now.vm,
             touched_by: None,
             pages: 1,
         });
         report.waiting = waiting.collect();
         Ok(report)
+    }
+
+    fn moment(&self) -> Moment {
+        Moment {
+            vm: self.vm.vm_time(),
+            wall: self.vm.now(),
+        }
     }
 
     /// Pages of the waiting samples.
@@ -279,7 +308,7 @@ impl<V: SampledVm> Sampler<V> {
     pub fn waiting_bytes(&self) -> usize {
         // Nodes of a B-tree are two thirds full.
         self.waiting.len() * size_of::<((u64, Duration), Duration)>() * 3 / 2
-            + self.begun.capacity() * size_of::<(Duration, u64)>()
+            + self.begun.capacity() * size_of::<Begun>()
     }
 
     fn serve(&mut self, until: Duration) -> Result<(), TrapError> {
@@ -386,10 +415,10 @@ impl<V: SampledVm> Sampler<V> {
         }
         self.report.armed_pages += (new.len() - stayed.len()) as u64;
         self.report.losses.stayed_accessible += stayed.len() as u64;
-        let now = self.vm.now();
+        let (at, armed) = (self.vm.now(), self.vm.vm_time());
         for &page in pages.iter().filter(|page| !stayed.contains(page)) {
-            self.waiting.insert((page, now), now);
-            self.begun.push_back((now, page));
+            self.waiting.insert((page, armed), armed);
+            self.begun.push_back(Begun { page, armed, at });
             self.report.samples.begun += 1;
             self.unsettled += 1;
         }
@@ -412,7 +441,7 @@ impl<V: SampledVm> Sampler<V> {
             };
             self.check_at = page + 1;
             let is_armed = self.vm.accessible(&[page])?.is_empty() && self.vm.is_populated(page)?;
-            let now = self.vm.now();
+            let now = self.vm.vm_time();
             let samples: Vec<_> = self.samples_of(page).collect();
             for armed in samples {
                 if is_armed {
@@ -431,21 +460,20 @@ impl<V: SampledVm> Sampler<V> {
         if self.begun.len() > self.waiting.len() * 2 + 1024 {
             let waiting = &self.waiting;
             self.begun
-                .retain(|&(armed, page)| waiting.contains_key(&(page, armed)));
+                .retain(|begun| waiting.contains_key(&(begun.page, begun.armed)));
         }
         for _ in 0..DISARM_PAGES {
-            let now = self.vm.now();
-            let Some(&(armed, page)) = self.begun.front() else {
+            let Some(&Begun { page, armed, at }) = self.begun.front() else {
                 break;
             };
-            let is_old = now.saturating_sub(armed) > AGE_MAX;
+            let is_old = self.vm.now().saturating_sub(at) > AGE_MAX;
             if !is_old && self.waiting.len() <= WAITING_MAX {
                 break;
             }
             self.begun.pop_front();
             if self.waiting.remove(&(page, armed)).is_some() {
                 self.report.samples.withdrawn += 1;
-                self.end_untouched(armed, now);
+                self.end_untouched(armed, self.vm.vm_time());
                 if !self.is_waiting(page) {
                     self.vm.disarm(page)?;
                 }
@@ -463,7 +491,7 @@ impl<V: SampledVm> Sampler<V> {
                     return Ok(());
                 };
                 self.report.samples.withdrawn += 1;
-                self.end_untouched(armed, self.vm.now());
+                self.end_untouched(armed, self.vm.vm_time());
                 self.vm.disarm(page)?;
             }
             self.serve(Duration::ZERO)?;

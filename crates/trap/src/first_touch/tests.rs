@@ -9,7 +9,7 @@ use plimsoll_skip::{Lack, skip};
 use super::*;
 use crate::barrier::RemotePageout;
 use crate::placement::stay_on_this_cpu;
-use crate::sys::{SharedMemory, usize_of};
+use crate::sys::{SharedMemory, process_cpu_time, usize_of};
 use crate::trial::Toucher;
 use crate::trial::TrapCost;
 use crate::uffd::Userfault;
@@ -52,7 +52,7 @@ fn observed(
                 let by = sample.touched_by.unwrap_or(sample.untouched_until);
                 sample.armed <= sample.untouched_until
                     && sample.untouched_until <= by
-                    && by <= samples.now
+                    && by <= samples.now.vm
             }));
             assert!(touched.len() <= samples.ended.len());
         };
@@ -166,6 +166,11 @@ fn a_sample_that_is_never_touched_is_withdrawn_at_last() {
 }
 
 /// Memory of this process with a backend on it; `None` where it cannot trap its own memory.
+/// CPU time of this process: that of a VM in it.
+fn vm_time() -> Duration {
+    process_cpu_time(std::process::id()).unwrap()
+}
+
 fn on_own_memory(
     pages: usize,
     config: &TraceConfig,
@@ -292,11 +297,11 @@ fn between_periods_the_memory_is_free_and_touches_are_found_afterwards() {
     assert!(!waiting.is_empty());
     // As QEMU does to find out whether it can take background snapshots.
     drop(Userfault::open(UserfaultPurpose::Minor, [memory.range()]).unwrap());
-    let from = super::vm::now();
+    let from = vm_time();
     for page in 0..PAGES {
         memory.word(page).fetch_add(1, Ordering::Relaxed);
     }
-    let by = super::vm::now();
+    let by = vm_time();
     let (ended, still, periods) = observed(&mut sampler, 1);
     let samples = periods[0].samples;
     assert_eq!(periods[0].traps.taken, 0);

@@ -1,5 +1,6 @@
 //! The calls by which pages of a running VM are drawn, armed and served.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,10 @@ pub struct TrappedVm<B: PageBarrier = RemotePageout> {
     session: Session<B>,
     account: TrapAccount,
     faults: Vec<Fault>,
-    /// Time at which no access waited.
+    /// CPU time of the VM at which no access waited.
     quiet: Duration,
+    /// The same as it was read last.
+    vm_time: Cell<Duration>,
     /// CPU time of this thread when it was accounted for last, and the part of it that served accesses since then.
     cpu_time: Duration,
     serving: Duration,
@@ -39,17 +42,20 @@ pub struct TrappedVm<B: PageBarrier = RemotePageout> {
 
 impl<B: PageBarrier> TrappedVm<B> {
     pub fn new(session: Session<B>, userfault: Userfault, account: TrapAccount) -> Self {
-        Self {
+        let mut vm = Self {
             userfault,
             session,
             account,
             faults: Vec::new(),
-            quiet: now(),
+            quiet: Duration::ZERO,
+            vm_time: Cell::default(),
             cpu_time: cpu_time(),
             serving: Duration::ZERO,
             trapped: Duration::ZERO,
             arm_time: Duration::ZERO,
-        }
+        };
+        vm.quiet = vm.ran();
+        vm
     }
 
     /// Starts to require heartbeats.
@@ -57,15 +63,15 @@ impl<B: PageBarrier> TrappedVm<B> {
         self.session.process.guard()
     }
 
-    /// Registers the RAM with no userfaultfd; its pages stay unmapped. Returns the time from which touches may have gone
-    /// unnoticed.
+    /// Registers the RAM with no userfaultfd; its pages stay unmapped. Returns the VM's time from which touches may
+    /// have gone unnoticed.
     pub fn free(&mut self) -> Result<Duration, TrapError> {
         self.session.process.unregister(&self.userfault)?;
         self.session.process.unguard();
         Ok(self.quiet)
     }
 
-    /// Registers the RAM again; returns the time until which touches may have gone unnoticed.
+    /// Registers the RAM again; returns the VM's time until which touches may have gone unnoticed.
     ///
     /// # Errors
     ///
@@ -74,7 +80,7 @@ impl<B: PageBarrier> TrappedVm<B> {
         // Pages are unmapped already: from the registration on an access may wait.
         self.session.process.guard()?;
         self.session.process.register(&self.userfault)?;
-        self.quiet = now();
+        self.quiet = self.ran();
         Ok(self.quiet)
     }
 
@@ -98,7 +104,7 @@ impl<B: PageBarrier> TrappedVm<B> {
     fn answer(&mut self, is_awaited: bool, traps: &mut Vec<Trap>) -> Result<bool, TrapError> {
         let mut faults = std::mem::take(&mut self.faults);
         let read = self.userfault.read_faults(&mut faults);
-        let by = now();
+        let by = self.ran();
         // If the thread was waiting for it, an access is read as soon as it happens.
         let after = if is_awaited { by } else { self.quiet };
         let answered = read
@@ -122,6 +128,14 @@ impl<B: PageBarrier> TrappedVm<B> {
         answered.map(|()| !is_empty)
     }
 
+    /// CPU time of the VM; of one that is gone it stands still.
+    fn ran(&self) -> Duration {
+        if let Ok(time) = self.session.process.cpu_time() {
+            self.vm_time.set(time);
+        }
+        self.vm_time.get()
+    }
+
     fn release_access(&mut self, address: u64) -> Result<(), TrapError> {
         let start = Instant::now();
         self.session.release_access(&self.userfault, address)?;
@@ -135,6 +149,10 @@ impl<B: PageBarrier> TrappedVm<B> {
 impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
     fn now(&self) -> Duration {
         now()
+    }
+
+    fn vm_time(&self) -> Duration {
+        self.ran()
     }
 
     fn pages(&self) -> u64 {

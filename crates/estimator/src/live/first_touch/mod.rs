@@ -32,7 +32,7 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, Moment, PageCount};
 
 use super::{LiveEstimator, LiveInput, LiveOptions};
 use crate::parts::mix::mix;
@@ -71,11 +71,13 @@ pub(super) struct FirstTouchCurve {
     /// Number of the newest of `ended` that belong to the open window.
     open: usize,
     population: u64,
-    /// The last change of phase.
+    /// Starts and ends of the periods, from the last one before the window on.
+    ends: VecDeque<Moment>,
+    /// The last change of phase, in the VM's time.
     changed: Duration,
     /// The curve of the samples, once it was computed.
     curve: OnceCell<Option<MissRatioCurve>>,
-    /// When the next curve is due.
+    /// Wall time at which the next curve is due.
     due: Duration,
 }
 
@@ -88,6 +90,7 @@ impl FirstTouchCurve {
             waiting: Vec::new(),
             open: 0,
             population: 0,
+            ends: VecDeque::new(),
             changed: Duration::ZERO,
             curve: OnceCell::new(),
             due: Duration::ZERO,
@@ -95,23 +98,89 @@ impl FirstTouchCurve {
     }
 
     fn add(&mut self, touches: &FirstTouches<'_>) {
+        let now = touches.now;
+        self.follow(touches.from, now);
         self.ended.extend(touches.ended);
         self.open += touches.ended.len();
         self.waiting.clear();
         self.waiting.extend(touches.waiting);
         self.population = touches.population_pages.min(self.ram.0);
-        let from = touches.now.saturating_sub(self.window);
+        let from = self.vm_time_at(now.wall.saturating_sub(self.window));
         self.keep_from(self.changed.max(from));
-        let change = change::last_change(self.samples(), from, touches.now);
+        let change = change::last_change(self.samples(), from, now.vm);
         if let Some(change) = change {
             self.changed = change;
             self.keep_from(change);
         }
         let is_known = matches!(self.curve.get(), Some(Some(_)));
-        if change.is_some() || touches.now >= self.due || !is_known {
+        if change.is_some() || now.wall >= self.due || !is_known {
             self.curve.take();
-            self.due = touches.now.saturating_add(self.window / RENEWED);
+            self.due = now.wall.saturating_add(self.window / RENEWED);
         }
+    }
+
+    /// Adds a period to the ends, and drops those before the window.
+    fn follow(&mut self, from: Moment, now: Moment) {
+        let is_before = |one: Moment, other: Moment| one.vm < other.vm || one.wall < other.wall;
+        if is_before(now, from) {
+            return;
+        }
+        if self.ends.back().is_some_and(|&last| is_before(from, last)) {
+            // Another process, whose times are not comparable.
+            self.ends.clear();
+            self.ended.clear();
+            (self.open, self.changed) = (0, Duration::ZERO);
+        }
+        self.ends.extend([from, now]);
+        let start = now.wall.saturating_sub(self.window);
+        while self.ends.get(1).is_some_and(|second| second.wall <= start) {
+            self.ends.pop_front();
+        }
+    }
+
+    /// The time of the VM at a wall time within the periods that are kept.
+    fn vm_time_at(&self, wall: Duration) -> Duration {
+        self.between(wall, |end| end.wall, |end| end.vm)
+    }
+
+    fn wall_time_at(&self, vm: Duration) -> Duration {
+        self.between(vm, |end| end.vm, |end| end.wall)
+    }
+
+    /// One time where the other is `at`, as if the VM had run evenly between two ends.
+    fn between(
+        &self,
+        at: Duration,
+        known: impl Fn(&Moment) -> Duration,
+        wanted: impl Fn(&Moment) -> Duration,
+    ) -> Duration {
+        let after = self.ends.partition_point(|end| known(end) <= at);
+        let neighbours = (self.ends.get(after.wrapping_sub(1)), self.ends.get(after));
+        match neighbours {
+            (Some(first), Some(second)) => {
+                let share = (at - known(first)).as_secs_f64()
+                    / (known(second) - known(first)).as_secs_f64();
+                let length = (wanted(second) - wanted(first)).as_secs_f64() * share;
+                let length = Duration::try_from_secs_f64(length).unwrap_or(Duration::MAX);
+                wanted(first).saturating_add(length).min(wanted(second))
+            }
+            (Some(end), None) | (None, Some(end)) => wanted(end),
+            (None, None) => Duration::ZERO,
+        }
+    }
+
+    /// CPU time of the VM per wall time since the oldest sample that counts.
+    fn busy(&self) -> f64 {
+        let Some(&now) = self.ends.back() else {
+            return 0.0;
+        };
+        let oldest = self.samples().map(|sample| sample.armed).min();
+        let from = oldest.unwrap_or_default();
+        let ran = now.vm.saturating_sub(from).as_secs_f64();
+        ran / now
+            .wall
+            .saturating_sub(self.wall_time_at(from))
+            .as_secs_f64()
     }
 
     /// Drops the samples that were armed before.
@@ -156,7 +225,7 @@ impl LiveEstimator for FirstTouchCurve {
     fn curve(&self) -> Option<MissRatioCurve> {
         let curve = self.curve.get_or_init(|| {
             let times: Vec<_> = self.samples().map(Time::of).collect();
-            Shape::new(&times)?.curve(self.population)
+            Shape::new(&times)?.curve(self.population, self.busy())
         });
         curve.clone()
     }
@@ -241,7 +310,8 @@ impl Shape {
         })
     }
 
-    fn curve(&self, population: u64) -> Option<MissRatioCurve> {
+    /// The curve of a VM that takes `busy` seconds of CPU time a second.
+    fn curve(&self, population: u64, busy: f64) -> Option<MissRatioCurve> {
         let pages = population as f64;
         let first = self.steps[0];
         let mut others: Vec<_> = self
@@ -287,7 +357,7 @@ impl Shape {
             });
         }
         let curve = MissRatioCurve::new(points, self.touches).ok()?;
-        Some(curve.with_references_per_second(first.slope * pages))
+        Some(curve.with_references_per_second(first.slope * pages * busy))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::live::working_set;
 use crate::parts::naive;
 use crate::parts::streams::{Random, cycle, uniform};
 use plimsoll_flow::WorkingSetBound;
-use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_flow::{MissRatioCurve, Moment, PageCount};
 use proptest::prelude::*;
 
 const POPULATION: u64 = 4000;
@@ -45,16 +45,26 @@ fn estimator() -> FirstTouchCurve {
     })
 }
 
+/// A moment of a VM that runs all the time.
+fn at(time: Duration) -> Moment {
+    Moment {
+        vm: time,
+        wall: time,
+    }
+}
+
 fn observe(
     estimator: &mut FirstTouchCurve,
     ended: &[FirstTouch],
     waiting: &[FirstTouch],
     now: Duration,
 ) {
+    let from = estimator.ends.back().copied().unwrap_or_default();
     estimator.observe(&LiveInput::FirstTouches(FirstTouches {
         ended,
         waiting,
-        now,
+        from,
+        now: at(now),
         population_pages: POPULATION,
     }));
 }
@@ -100,6 +110,66 @@ fn a_loop(pages: u64) -> Loop {
         random: Random::new(7),
         pages,
     }
+}
+
+#[test]
+fn a_vm_that_runs_a_quarter_of_the_time_has_the_same_curve_and_a_quarter_of_the_misses() {
+    let curves = [1, 4].map(|wall_per_vm| {
+        let mut estimator = estimator();
+        let (ended, waiting) = a_loop(1000).samples(4000, 0, 10_000, 10_000);
+        let wall = |time: Duration| time * wall_per_vm;
+        estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+            ended: &ended,
+            waiting: &waiting,
+            from: Moment::default(),
+            now: Moment {
+                vm: ms(10_000),
+                wall: wall(ms(10_000)),
+            },
+            population_pages: POPULATION,
+        }));
+        estimator.curve().unwrap()
+    });
+    let [always, seldom] = &curves;
+    assert_eq!(always.points(), seldom.points());
+    let rate = |curve: &MissRatioCurve| curve.references_per_second().unwrap();
+    assert!((rate(always) / rate(seldom) - 4.0).abs() < 1e-3);
+}
+
+#[test]
+fn samples_are_dropped_by_wall_time() {
+    // Half a minute of the VM in two minutes: what counts is the last minute, in which it ran for 5 s.
+    let mut estimator = estimator();
+    let minute = Duration::from_secs(60);
+    for (from, now) in [
+        ((0, 0), (25_000, 60_000)),
+        ((25_000, 60_000), (30_000, 120_000)),
+    ] {
+        let moment = |(vm, wall): (u64, u64)| Moment {
+            vm: ms(vm),
+            wall: ms(wall),
+        };
+        let (ended, waiting) = a_loop(1000).samples(400, from.0, now.0, now.0);
+        estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+            ended: &ended,
+            waiting: &waiting,
+            from: moment(from),
+            now: moment(now),
+            population_pages: POPULATION,
+        }));
+    }
+    assert_eq!(estimator.vm_time_at(minute), ms(25_000));
+    assert!(estimator.samples().all(|sample| sample.armed >= ms(25_000)));
+    // The VM begins anew as another process.
+    estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+        ended: &[touched(10, 5)],
+        waiting: &[],
+        from: Moment::default(),
+        now: at(ms(20)),
+        population_pages: POPULATION,
+    }));
+    assert_eq!(estimator.samples().count(), 1);
+    assert_eq!(estimator.ends, [Moment::default(), at(ms(20))]);
 }
 
 #[test]
@@ -313,7 +383,7 @@ fn observed_whole(pages: &[u64], population: u64) -> (MissRatioCurve, Vec<usize>
             upto: *wait,
         }));
     }
-    let curve = Shape::new(&times).unwrap().curve(population).unwrap();
+    let curve = Shape::new(&times).unwrap().curve(population, 1.0).unwrap();
     let sizes = (1..=8).map(|step| (population * step / 8) as usize);
     (curve, sizes.collect())
 }
@@ -373,19 +443,22 @@ proptest! {
     /// Times reversed, empty, of zero and of endless length: whatever arrives, the answer is a curve or none.
     #[test]
     fn any_samples_give_a_curve_or_none(
-        periods in prop::collection::vec((samples(), samples(), durations(), any::<u64>()), 1..4),
+        periods in prop::collection::vec(
+            (samples(), samples(), durations(), durations(), any::<u64>()),
+            1..4,
+        ),
     ) {
         let mut estimator = estimator();
-        for (ended, waiting, now, population_pages) in &periods {
+        for (ended, waiting, now, wall, population_pages) in &periods {
             estimator.observe(&LiveInput::FirstTouches(FirstTouches {
                 ended,
                 waiting,
-                now: *now,
+                from: Moment::default(),
+                now: Moment { vm: *now, wall: *wall },
                 population_pages: *population_pages,
             }));
             if let Some(curve) = estimator.curve() {
                 prop_assert!(curve.points().iter().all(|point| point.size.0 <= 10_000));
-                prop_assert!(curve.references_per_second().is_some());
             }
             estimator.discard_window();
             estimator.close_window(0, f64::NAN);
