@@ -321,11 +321,11 @@ static inline u64 verify(u64 page)
 
 /* --- run --- */
 
-enum order { SEQUENTIAL, UNIFORM, STEPS };
+enum order { SEQUENTIAL, UNIFORM, ZIPF, STEPS };
 
 /* A processor, which visits pages of its own: `first` and those after it. */
 struct cpu {
-	u64 random_state, first, page, visits, writes;
+	u64 random_state, first, page, loop_page, visits, writes;
 	u64 stalls, stalled, long_stalled, longest;
 };
 
@@ -334,9 +334,10 @@ static u64 cpu_count;
 
 /* What all of them do; set before the second one starts, except for the size. */
 static enum order order;
-static u64 write_share, hot_share, think, stall_min, long_min;
-/* Pages of each processor: in all, visited at present, and visited more often. */
-static u64 share_pages, hot_pages;
+static u64 write_share, hot_share, loop_share, think, stall_min, long_min;
+/* Pages of each processor: visited by the order, visited more often, and visited in turn beside the order. */
+static u64 share_pages, hot_pages, loop_pages;
+/* What the order visits at present. */
 static volatile u64 size;
 /* Whether the second processor is to visit pages, and whether it does. */
 static volatile int second_wanted, second_runs;
@@ -344,14 +345,72 @@ static volatile int second_wanted, second_runs;
 static inline u64 random(struct cpu *cpu) { return mix(cpu->random_state += 0x9e3779b97f4a7c15); }
 static inline u64 below(struct cpu *cpu, u64 bound) { return (u64)((unsigned __int128)random(cpu) * bound >> 64); }
 
+/* --- powers of two, in units of 2^-32 --- */
+
+#define ROOTS	27	/* bits of an exponent below 1 that count */
+
+/* 2^(1/2), 2^(1/4), ... */
+static u64 roots[ROOTS];
+static u64 log_pages;
+
+/* 2^exponent, below 2^63. */
+static u64 power(u64 exponent)
+{
+	u64 result = 1ul << 32;
+
+	for (unsigned i = 0; i < ROOTS; i++)
+		if (exponent >> (31 - i) & 1)
+			result = (unsigned __int128)result * roots[i] >> 32;
+	return result << (exponent >> 32);
+}
+
+static void prepare_zipf(void)
+{
+	u64 last = 2ul << 32;
+
+	for (unsigned i = 0; i < ROOTS; i++) {
+		u64 root = 0;
+
+		for (u64 bit = 1ul << 33; bit; bit >>= 1)
+			if ((unsigned __int128)(root | bit) * (root | bit) <= (unsigned __int128)last << 32)
+				root |= bit;
+		roots[i] = last = root;
+	}
+	for (u64 bit = 16ul << 32; bit >> (31 - ROOTS); bit >>= 1)
+		if (power(log_pages | bit) <= (share_pages + 1) << 32)
+			log_pages |= bit;
+}
+
+/* A page with a probability in proportion to log(1 + 1 / rank), nearly 1 / rank. */
+static u64 zipf(struct cpu *cpu)
+{
+	u64 page = (power(below(cpu, log_pages)) >> 32) - 1;
+
+	return page < share_pages ? page : share_pages - 1;
+}
+
+/* --- visits --- */
+
+static u64 next_page(struct cpu *cpu)
+{
+	if (loop_share && (random(cpu) & 0xffff) < loop_share) {
+		if (++cpu->loop_page >= loop_pages)
+			cpu->loop_page = 0;
+		return share_pages + cpu->loop_page;
+	}
+	if (order == UNIFORM)
+		return below(cpu, hot_share && (random(cpu) & 0xffff) < hot_share ? hot_pages : share_pages);
+	if (order == ZIPF)
+		return zipf(cpu);
+	if (++cpu->page >= size)
+		cpu->page = 0;
+	return cpu->page;
+}
+
 static void visit_pages(struct cpu *cpu)
 {
 	for (unsigned i = 0; i < VISITS; i++) {
-		if (order == UNIFORM)
-			cpu->page = below(cpu, hot_share && (random(cpu) & 0xffff) < hot_share ? hot_pages : share_pages);
-		else if (++cpu->page >= size)
-			cpu->page = 0;
-		u64 page = cpu->first + cpu->page, touched = ticks(), version = verify(page);
+		u64 page = cpu->first + next_page(cpu), touched = ticks(), version = verify(page);
 
 		if (write_share && (random(cpu) & 0xffff) < write_share) {
 			sign(page, version + 1);
@@ -462,10 +521,12 @@ void guest_main(u32 ring0_ticks)
 		order = STEPS, name = "steps";
 	else if (at && (begins(at, "uniform", ' ') || begins(at, "uniform", 0)))
 		order = UNIFORM, name = "uniform";
+	else if (at && (begins(at, "zipf", ' ') || begins(at, "zipf", 0)))
+		order = ZIPF, name = "zipf";
 	else if (at && (begins(at, "sequential", ' ') || begins(at, "sequential", 0)))
 		order = SEQUENTIAL, name = "sequential";
 	else
-		give_up("workload= must be sequential, uniform or steps");
+		give_up("workload= must be sequential, uniform, zipf or steps");
 	pages = setting_number("mib", 64) * PAGES_PER_MIB;
 	if (order == STEPS) {
 		if (!(at = setting("steps_mib")))
@@ -480,6 +541,8 @@ void guest_main(u32 ring0_ticks)
 				break;
 		}
 	}
+	if (order == ZIPF && setting_number("alpha", 1) != 1)
+		give_up("zipf has no alpha= but 1");
 	work = setting_number("work", 8);
 	if (!pages || pages > PAGES_MAX || work < 4 || work > PAGE_WORDS)
 		give_up("mib= must be 1 to 12288, work= 4 to 512");
@@ -487,21 +550,27 @@ void guest_main(u32 ring0_ticks)
 		array = (u64 *)HIGH_ARRAY;
 	write_share = setting_share("write_ratio");
 	hot_share = setting_share("hot_ratio");
-	share_pages = pages / cpu_count;
+	loop_share = setting_share("loop_ratio");
+	loop_pages = setting_number("loop_mib", 0) * PAGES_PER_MIB / cpu_count;
+	if (loop_pages >= pages / cpu_count || !loop_pages != !loop_share || (loop_pages && order == STEPS))
+		give_up("loop_mib= must be below mib=, with loop_ratio= and without steps");
+	share_pages = pages / cpu_count - loop_pages;
 	hot_pages = setting_number("hot_mib", 0) * PAGES_PER_MIB / cpu_count;
 	think = setting_number("think", 0);
 	stall_min = ticks_per_ms * STALL_US / 1000;
 	long_min = ticks_per_ms * LONG_STALL_US / 1000;
 	for (u64 i = 0; i < cpu_count; i++) {
 		cpus[i].random_state = setting_number("seed", 1) + i;
-		cpus[i].first = i * share_pages;
+		cpus[i].first = i * (share_pages + loop_pages);
 	}
 	const u64 step_ticks = setting_number("step_ms", 5000) * ticks_per_ms;
 	const u64 report_ticks = setting_number("report_ms", 200) * ticks_per_ms;
 	const u64 seconds = setting_number("seconds", 0), visits = setting_number("visits", ~0ul);
 
 	if (hot_pages > share_pages || (hot_share && !hot_pages))
-		give_up("hot_mib= must be 1 or more, at most mib=");
+		give_up("hot_mib= must be 1 or more, at most mib= without loop_mib=");
+	if (order == ZIPF)
+		prepare_zipf();
 	begin("ready");
 	key("workload");
 	put(name);
@@ -520,7 +589,7 @@ void guest_main(u32 ring0_ticks)
 	number("ms", (ticks() - begun) / ticks_per_ms);
 	end();
 
-	size = (order == STEPS ? steps[0] : pages) / cpu_count;
+	size = order == STEPS ? steps[0] / cpu_count : share_pages;
 	if (begin_count > 1)
 		start_second();
 

@@ -3,24 +3,33 @@
 //! One guest a workload and size. In each round it runs untraced for a while, then traced by each backend in turn,
 //! untraced after each, each tracer attached anew. All are compared with the workload's closed form:
 //!
-//! * the working set, where 5 % of the references miss: error of each period that gave more than a bound;
+//! * the working set, where 5 % of the observed references miss: error of each period that gave more than a bound;
 //! * the curve of the whole stretch. Traps hide references that hit their hot set, scans those between two scans, first
 //!   touches those sooner than their resolution. So curves are taken as shares of what reaches past a smallest size,
-//!   over all sizes from there: twice the backend's own minimum resolvable size, at least a 64th of the array
-//!   (`curve`), and that of the backend whose size is the largest (`common`);
+//!   over all sizes from there: twice the backend's own minimum resolvable size, of first touches the first point of the
+//!   curve, at least a 64th of the array (`curve`), and that of the backend whose size is the largest (`common`);
 //! * the time until both are good: a working set within 10 % and a curve within 0.03, for the first time.
+//!
+//! `--csv` and `--plot` take the curve after each period from a 64th of the array on, the same for all backends. Of sizes
+//! below its smallest one a backend knows only that no more than everything misses: there its ratio is 1, and beyond it its
+//! curve goes on from the true ratio there.
 //!
 //! The costs are measured by each one's own account, and by the guest's visits a second: one minus their ratio to the
 //! mean of the untraced stretches before and after.
 
+use std::fmt::Write as _;
 use std::io::Write;
+use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
+use plimsoll_flow::{
+    CurvePoint, MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound,
+};
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
+use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit};
 use plimsoll_protocol::size::{Interval, Rate};
 use plimsoll_rig::{GuestConfig, Subject, median};
 use plimsoll_source::synthetic::{class_curve, curve_sizes};
@@ -36,7 +45,11 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_parser = TraceMethod::from_str)]
     backends: Vec<TraceMethod>,
     /// Workloads of the guests
-    #[arg(long, value_delimiter = ',', default_value = "loop,uniform,class,zipf")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "loop,loops,mixed,uniform,class,zipf"
+    )]
     workloads: Vec<Kind>,
     /// Sizes of the guests' arrays, in MiB
     #[arg(long, value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u64).range(10..))]
@@ -53,6 +66,12 @@ pub struct Args {
     /// Maximum share of the guest's CPU time for each
     #[arg(long, default_value = "1%")]
     budget: Rate,
+    /// Write the error of each curve after each period to this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw the mean of these errors over all guests, by the CPU time taken from the guest, to this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     guests: GuestArgs,
 }
@@ -62,6 +81,10 @@ pub struct Args {
 enum Kind {
     /// Goes through the array again and again
     Loop,
+    /// Two loops: 70 % of the visits go through a fifth of the array, the others through the rest
+    Loops,
+    /// Half of the visits go through one half of the array again and again, the others choose any page of the other
+    Mixed,
     /// Chooses all pages equally often
     Uniform,
     /// Chooses each page of a tenth ten times as often as each other page; the size is rounded down to whole tens
@@ -74,6 +97,8 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Loop => "loop",
+            Self::Loops => "loops",
+            Self::Mixed => "mixed",
             Self::Uniform => "uniform",
             Self::Class => "class",
             Self::Zipf => "zipf",
@@ -83,14 +108,22 @@ impl Kind {
     /// The size of the array for a size that was asked for.
     fn mib(self, mib: u64) -> u64 {
         match self {
-            Self::Class => mib / 10 * 10,
-            Self::Loop | Self::Uniform | Self::Zipf => mib,
+            Self::Class | Self::Loops => mib / 10 * 10,
+            Self::Loop | Self::Mixed | Self::Uniform | Self::Zipf => mib,
         }
     }
 
     fn workload(self, mib: u64) -> String {
         match self {
             Self::Loop => format!("workload=sequential mib={mib}"),
+            Self::Loops => format!(
+                "workload=sequential mib={mib} loop_ratio=0.7 loop_mib={}",
+                mib / 5
+            ),
+            Self::Mixed => format!(
+                "workload=uniform mib={mib} loop_ratio=0.5 loop_mib={}",
+                mib / 2
+            ),
             // A share h of the visits goes to a tenth alone: 1 + 10 h / (1 - h) = 10 times as many as to other pages.
             Self::Class => format!(
                 "workload=uniform mib={mib} hot_ratio=0.4737 hot_mib={}",
@@ -112,6 +145,21 @@ impl Truth {
     fn of(kind: Kind, pages: PageCount) -> anyhow::Result<Self> {
         Ok(match kind {
             Kind::Loop => Self::Loop(pages),
+            // Of t visits per page of the array: the share of its pages that they touch, and its slope.
+            Kind::Loops => Self::Curve(touched_curve(pages, |t| {
+                let loops = [(0.7, 0.2), (0.3, 0.8)];
+                let touched = loops.map(|(visits, pages)| f64::min(visits * t, pages));
+                let slopes =
+                    loops.map(|(visits, pages)| if visits * t < pages { visits } else { 0.0 });
+                (touched.iter().sum(), slopes.iter().sum())
+            })?),
+            Kind::Mixed => Self::Curve(touched_curve(pages, |t| {
+                let (turn, slope) = if t < 1.0 { (t, 1.0) } else { (1.0, 0.0) };
+                (
+                    f64::midpoint(turn, -(-t).exp_m1()),
+                    f64::midpoint(slope, (-t).exp()),
+                )
+            })?),
             Kind::Uniform => Self::Curve(Law::Uniform.lru_curve(pages)?),
             Kind::Class => Self::Curve(class_curve(pages, &curve_sizes(pages))?),
             Kind::Zipf => Self::Curve(Law::Zipf(1.0).lru_curve(pages)?),
@@ -125,11 +173,35 @@ impl Truth {
         }
     }
 
-    fn working_set(&self) -> Option<PageCount> {
+    /// Where 5 % miss of the references that miss at `hidden` pages, which are all that a backend observes.
+    fn working_set(&self, hidden: PageCount) -> Option<PageCount> {
         match self {
             Self::Loop(pages) => Some(*pages),
-            Self::Curve(curve) => curve.size_for(WorkingSet::MISS_RATIO),
+            Self::Curve(curve) => curve.size_for(WorkingSet::MISS_RATIO * curve.miss_ratio(hidden)),
         }
+    }
+
+    /// Mean distance of a curve from a 64th of the pages on, of which it resolves those from `from` on.
+    fn distance_of_all(
+        &self,
+        curve: Option<&MissRatioCurve>,
+        from: PageCount,
+        pages: PageCount,
+    ) -> f64 {
+        let least = PageCount(pages.0 / 64);
+        let known = self.miss_ratio(from) / self.miss_ratio(least).max(1e-9);
+        let errors: Vec<f64> = even_sizes(least, pages)
+            .map(|size| {
+                let share = match curve {
+                    Some(curve) if size >= from => {
+                        known * curve.miss_ratio(size) / curve.miss_ratio(from).max(1e-9)
+                    }
+                    _ => 1.0,
+                };
+                (share - self.miss_ratio(size) / self.miss_ratio(least).max(1e-9)).abs()
+            })
+            .collect();
+        errors.iter().sum::<f64>() / errors.len() as f64
     }
 
     /// Mean distance of a curve, both as shares of what reaches past `from`.
@@ -143,23 +215,64 @@ impl Truth {
     }
 }
 
+/// The curve of references that touch a share of `pages` within a time, with a slope: a memory of that size misses at
+/// that rate.
+fn touched_curve(
+    pages: PageCount,
+    touched: impl Fn(f64) -> (f64, f64),
+) -> anyhow::Result<MissRatioCurve> {
+    let point = |size: PageCount| {
+        let share = size.0 as f64 / pages.0 as f64;
+        let (mut low, mut high) = (0.0, 100.0);
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            if touched(middle).0 < share {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let miss_ratio = if size < pages { touched(high).1 } else { 0.0 };
+        CurvePoint {
+            size,
+            miss_ratio,
+            low: miss_ratio,
+            high: miss_ratio,
+        }
+    };
+    let sizes = curve_sizes(pages);
+    Ok(MissRatioCurve::new(
+        sizes.into_iter().map(point).collect(),
+        u64::MAX,
+    )?)
+}
+
+/// The curve of a stretch after one of its periods, for `--csv` and `--plot`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    period: usize,
+    /// Accesses that the backend observed so far, each at the cost of a trap or a minor fault.
+    touches: u64,
+    /// Time taken from the guest's vCPU so far, by the backend's account.
+    taken_s: f64,
+    error: f64,
+}
+
 /// The result of a stretch.
 struct Stretch {
     curve: MissRatioCurve,
-    /// Minimum resolvable size, the median of its periods.
-    hidden: PageCount,
-}
-
-impl Stretch {
-    /// The smallest size at which its curve is taken.
-    fn from(&self, pages: PageCount) -> PageCount {
-        smallest(self.hidden, pages)
-    }
+    /// The smallest size at which it is taken.
+    from: PageCount,
 }
 
 /// The smallest size at which the curve of a backend with this minimum resolvable size is taken.
-fn smallest(hidden: PageCount, pages: PageCount) -> PageCount {
-    PageCount((hidden.0 * 2).clamp(pages.0 / 64, pages.0 / 2))
+fn smallest(method: TraceMethod, hidden: PageCount, pages: PageCount) -> PageCount {
+    let sure = match method {
+        TraceMethod::FirstTouches => hidden.0,
+        // Past pages in constant use, such as a stack.
+        _ => hidden.0 * 2,
+    };
+    PageCount(sure.clamp(pages.0 / 64, pages.0 / 2))
 }
 
 /// Results of the stretches of one backend.
@@ -175,10 +288,11 @@ struct Tally {
     slowdowns: Vec<f64>,
     touches: u64,
     lost: u64,
+    progress: Vec<Progress>,
 }
 
 /// Length of an untraced stretch.
-const UNTRACED: Duration = Duration::from_secs(10);
+const UNTRACED: Duration = Duration::from_secs(5);
 /// Largest errors of a working set and a curve that are good.
 const GOOD_SET: f64 = 0.1;
 const GOOD_CURVE: f64 = 0.03;
@@ -201,13 +315,88 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         "guest          MiB  backend      working set off by  (worst)   found     curve  from MiB  common  \
          good after  account  slower by  touches  lost"
     )?;
+    let mut all = Vec::new();
     for &mib in &args.mib {
         for &kind in &args.workloads {
             let mib = kind.mib(mib);
-            compare(args, &guests, (kind, mib), (&backends, &config), out)?;
+            let tallies = compare(args, &guests, (kind, mib), (&backends, &config), out)?;
+            let of = |(&backend, tally)| Guest {
+                kind,
+                mib,
+                backend,
+                tally,
+            };
+            all.extend(backends.iter().zip(tallies).map(of));
         }
     }
+    if let Some(path) = &args.csv {
+        std::fs::write(path, csv(&all)).with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &args.plot {
+        let svg = chart(&all, &backends, args).to_svg();
+        std::fs::write(path, svg).with_context(|| path.display().to_string())?;
+    }
     Ok(())
+}
+
+/// What one backend made of a guest.
+struct Guest {
+    kind: Kind,
+    mib: u64,
+    backend: TraceMethod,
+    tally: Tally,
+}
+
+fn csv(guests: &[Guest]) -> String {
+    let mut text = "workload,mib,backend,period,touches,taken_s,curve_error\n".to_owned();
+    for guest in guests {
+        let (kind, mib, backend) = (guest.kind.name(), guest.mib, guest.backend.name());
+        for after in &guest.tally.progress {
+            let Progress {
+                period,
+                touches,
+                taken_s,
+                error,
+            } = after;
+            let _ = writeln!(
+                text,
+                "{kind},{mib},{backend},{period},{touches},{taken_s:.4},{error:.4}"
+            );
+        }
+    }
+    text
+}
+
+/// By backend: the mean error and the mean time taken after each period.
+fn chart(guests: &[Guest], backends: &[TraceMethod], args: &Args) -> Chart {
+    let series = backends.iter().map(|&backend| {
+        let of_backend = guests.iter().filter(|guest| guest.backend == backend);
+        let progress: Vec<_> = of_backend.flat_map(|guest| &guest.tally.progress).collect();
+        let points = (0..args.periods as usize).filter_map(|period| {
+            let rows = progress.iter().filter(|after| after.period == period);
+            let mean = |value: fn(&Progress) -> f64| {
+                let values: Vec<f64> = rows.clone().map(|after| value(after)).collect();
+                values.iter().sum::<f64>() / values.len() as f64
+            };
+            let point = (mean(|after| after.taken_s), mean(|after| after.error));
+            point.0.is_finite().then_some(point)
+        });
+        Series::new(backend.name(), SeriesStyle::Line, points)
+    });
+    Chart {
+        title: "Error of a curve by its cost".to_owned(),
+        subtitle: format!(
+            "mean of {} workloads at {} sizes, a budget of {}",
+            args.workloads.len(),
+            args.mib.len(),
+            args.budget
+        ),
+        x: Axis::new("CPU time taken from the guest", Unit::Seconds),
+        y: Axis::new("mean error from a 64th of the array on", Unit::Count),
+        shades: Vec::new(),
+        series: series.collect(),
+        markers: Vec::new(),
+    }
 }
 
 /// Compares the backends on one guest.
@@ -217,7 +406,7 @@ fn compare(
     (kind, mib): (Kind, u64),
     (backends, config): (&[TraceMethod], &TraceConfig),
     out: &mut dyn Write,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<Tally>> {
     let pages = PageCount(mib * 256);
     let truth = Truth::of(kind, pages)?;
     let guest = GuestConfig {
@@ -225,7 +414,7 @@ fn compare(
         ..GuestConfig::new(kind.name(), &kind.workload(mib))
     };
     let Some(mut subject) = guests.boot(guest, out)? else {
-        return Ok(());
+        return Ok(Vec::new());
     };
     let mut tallies: Vec<_> = backends.iter().map(|_| Tally::default()).collect();
     let mut untraced = Vec::new();
@@ -251,14 +440,11 @@ fn compare(
             before = after;
             stretches.push(stretch);
         }
-        let common = stretches
-            .iter()
-            .flatten()
-            .map(|stretch| stretch.from(pages));
+        let common = stretches.iter().flatten().map(|stretch| stretch.from);
         let common = common.max().unwrap_or_default();
         for (stretch, tally) in stretches.iter().zip(&mut tallies) {
             let Some(stretch) = stretch else { continue };
-            let (curve, from) = (&stretch.curve, stretch.from(pages));
+            let (curve, from) = (&stretch.curve, stretch.from);
             tally.distances.push(truth.distance(curve, from, pages));
             tally.common.push(truth.distance(curve, common, pages));
             tally.from_mib.push(from.0 as f64 / 256.0);
@@ -274,7 +460,7 @@ fn compare(
         median(untraced) / 1e3,
         subject.listen()?.mismatches()
     )?;
-    Ok(())
+    Ok(tallies)
 }
 
 impl Tally {
@@ -318,12 +504,13 @@ fn watch(
     (truth, pages): (&Truth, PageCount),
     tally: &mut Tally,
 ) -> anyhow::Result<Option<Stretch>> {
-    let wanted = truth.working_set().context("the law never falls to 5 %")?;
     let mut observer = Observer::attach(&subject.vm, method, config, &ObserverOptions::default())?;
     let stop = AtomicBool::new(false);
     let start = Instant::now();
-    let (mut hidden, mut good_after_s) = (Vec::new(), f64::INFINITY);
-    for _ in 0..periods {
+    let (mut resolutions, mut hidden) = (Vec::new(), pages);
+    let mut good_after_s = f64::INFINITY;
+    let mut spent = Progress::default();
+    for index in 0..periods as usize {
         let period = match observer.period(&stop) {
             Ok(period) => period,
             Err(error @ TrapError::VmGone { .. }) => return Err(error.into()),
@@ -334,24 +521,42 @@ fn watch(
         tally.touches += report.references();
         tally.lost += report.losses.lost();
         tally.accounts.push(report.overhead_ratio);
+        let curve = observer.curve();
+        if method == TraceMethod::FirstTouches {
+            // As small as the samples so far resolve.
+            let first = curve.as_ref().map(|curve| curve.points()[0].size);
+            hidden = first.unwrap_or(pages);
+        } else {
+            resolutions.push(report.resolution_pages() as f64);
+            hidden = whole(median(resolutions.clone()));
+        }
+        let from = smallest(method, hidden, pages);
+        let wanted = truth.working_set(hidden);
+        let wanted = wanted.context("the law never falls to 5 %")?;
         let set = period.working_set;
         let set = set.filter(|set| set.bound == WorkingSetBound::Estimate);
         let error = set.map(|set| (set.size.0 as f64 / wanted.0 as f64 - 1.0).abs());
         tally.errors.extend(error);
-        hidden.push(report.resolution_pages() as f64);
-        if good_after_s.is_infinite() && error.is_some_and(|error| error <= GOOD_SET) {
-            let from = smallest(whole(median(hidden.clone())), pages);
-            let curve = observer.curve();
-            if curve.is_some_and(|curve| truth.distance(&curve, from, pages) <= GOOD_CURVE) {
-                good_after_s = start.elapsed().as_secs_f64();
-            }
+        spent = Progress {
+            period: index,
+            touches: spent.touches + report.references(),
+            taken_s: spent.taken_s + report.overhead_ratio * report.length.as_secs_f64(),
+            error: truth.distance_of_all(curve.as_ref(), from, pages),
+        };
+        tally.progress.push(spent);
+        let is_good = |curve: &_| truth.distance(curve, from, pages) <= GOOD_CURVE;
+        if good_after_s.is_infinite()
+            && error.is_some_and(|error| error <= GOOD_SET)
+            && curve.as_ref().is_some_and(is_good)
+        {
+            good_after_s = start.elapsed().as_secs_f64();
         }
     }
     tally.good_after_s.push(good_after_s);
     let curve = observer.curve();
     observer.detach()?;
-    let hidden = whole(median(hidden));
-    Ok(curve.map(|curve| Stretch { curve, hidden }))
+    let from = smallest(method, hidden, pages);
+    Ok(curve.map(|curve| Stretch { curve, from }))
 }
 
 #[expect(
