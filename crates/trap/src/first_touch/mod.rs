@@ -69,7 +69,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// each, and CPU time for a curve, as measured (docs/performance.md).
 const SAMPLES_PER_CURVE: u32 = 60;
 const ARMING: Duration = Duration::from_micros(100);
-const ESTIMATE: Duration = Duration::from_millis(7);
+const ESTIMATE: Duration = Duration::from_millis(10);
 
 /// The backend `first-touch`.
 pub const ROW: BackendRow = BackendRow {

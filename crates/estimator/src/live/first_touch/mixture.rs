@@ -116,9 +116,26 @@ impl Mixture {
             (mixture, best) = (next, likelihood);
             mixture.prune();
         }
-        mixture.improve(&counts, ROUNDS[2]);
+        best = mixture.improve(&counts, ROUNDS[2]);
         mixture.prune();
-        mixture
+        mixture.in_turn_only(&counts, best).unwrap_or(mixture)
+    }
+
+    /// The same without pages touched at random, if that loses less likelihood than a component must gain: in a loop they
+    /// only follow how its samples happen to fall.
+    fn in_turn_only(&self, counts: &[f64], likelihood: f64) -> Option<Self> {
+        let mut other = self.clone();
+        for (component, weight) in other.components.iter().zip(&mut other.weights) {
+            if matches!(component, Component::Random(_)) {
+                *weight = 0.0;
+            }
+        }
+        if !other.mixed(&other.weights).iter().all(|&cell| cell > 0.0) {
+            return None;
+        }
+        other.prune();
+        let loses = likelihood - other.improve(counts, ROUNDS[1]);
+        (loses < GAIN_MIN).then_some(other)
     }
 
     /// The uniform component of largest predicted gain, with a weight to begin with.
@@ -140,6 +157,17 @@ impl Mixture {
         });
         let best = gains.reduce(|one, other| if other.1 > one.1 { other } else { one });
         best.map(|(turn, _, weight)| (turn, weight.clamp(1e-3, 0.5)))
+    }
+
+    /// Share of the pages touched within a time, and its slope from there on, per second.
+    pub(super) fn at(&self, time: f64) -> (f64, f64) {
+        let weighted = self.components.iter().zip(&self.weights);
+        weighted.fold((0.0, 0.0), |(share, slope), (one, weight)| {
+            (
+                share + weight * one.share(time),
+                slope + weight * one.slope(time),
+            )
+        })
     }
 
     fn add(&mut self, (component, probabilities): &(Component, Vec<f64>), weight: f64) {

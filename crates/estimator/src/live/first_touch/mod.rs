@@ -10,6 +10,8 @@
 //! has waited. Every curve is that of all samples that count, so that a window, the newest windows and all windows have
 //! the same one.
 //!
+//! **Time** is the VM's CPU time, at an even speed (`speed`); misses a second are in wall time.
+//!
 //! **Resolution.** A ratio is a share of the references past the resolution: those to pages that were not touched
 //! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
 //! are touched, at least [`RESOLUTION_MIN`] and at least the typical uncertainty of a touch. The curve starts at the number of pages touched
@@ -21,12 +23,13 @@
 //! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
-//! Cost: memory for the samples that count; some 7 ms for each curve, of which there is one in an 8th of the window.
+//! Cost: memory for the samples that count; 5 to 12 ms for each curve, of which there is one in an 8th of the window.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
 
 mod cells;
 mod change;
 mod mixture;
+mod speed;
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
@@ -38,6 +41,7 @@ use super::{LiveEstimator, LiveInput, LiveOptions};
 use crate::parts::mix::mix;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
+use speed::Batches;
 
 /// Time for which a sample counts, unless [`LiveOptions::reach`] is set.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -51,6 +55,8 @@ const RESOLUTION_TOUCHES: f64 = 40.0;
 const RESOLUTION_MIN: f64 = 1e-3;
 /// Maximum share of the pages between two points of a curve.
 const STEP_MAX: f64 = 1.0 / 512.0;
+/// Rounds in which the speeds of batches and the distribution are estimated in turn.
+const SPEED_ROUNDS: u32 = 3;
 /// Number of weightings of the samples from which a band is computed.
 const WEIGHTINGS: u64 = 16;
 /// Rounds of three steps for each.
@@ -224,8 +230,10 @@ impl LiveEstimator for FirstTouchCurve {
 
     fn curve(&self) -> Option<MissRatioCurve> {
         let curve = self.curve.get_or_init(|| {
-            let times: Vec<_> = self.samples().map(Time::of).collect();
-            Shape::new(&times)?.curve(self.population, self.busy())
+            let of = |sample: &FirstTouch| (sample.armed.as_secs_f64(), Time::of(sample));
+            let samples: Vec<_> = self.samples().map(of).collect();
+            let (shape, speed) = Shape::at_even_speed(&samples)?;
+            shape.curve(self.population, self.busy() * speed)
         });
         curve.clone()
     }
@@ -242,6 +250,13 @@ impl Time {
         Self {
             above,
             upto: sample.touched_by.map(|by| after(by).max(above)),
+        }
+    }
+
+    fn scaled(self, factor: f64) -> Self {
+        Self {
+            above: self.above * factor,
+            upto: self.upto.map(|upto| upto * factor),
         }
     }
 }
@@ -267,14 +282,41 @@ struct Step {
 }
 
 impl Shape {
-    /// `None` if nothing was touched.
-    fn new(times: &[Time]) -> Option<Self> {
-        let cells = Cells::new(times)?;
-        let touches = times.iter().filter(|time| time.upto.is_some()).count();
+    /// The distribution in the time of a VM whose speed is always the same, by samples with the times at which they
+    /// were armed, and the mean speed; `None` if nothing was touched.
+    fn at_even_speed(samples: &[(f64, Time)]) -> Option<(Self, f64)> {
+        let mut times: Vec<Time> = samples.iter().map(|&(_, time)| time).collect();
+        let cells = Cells::new(&times)?;
         let mut mixture = Mixture::fit(&cells);
-        let grid = grid(&cells, &mixture);
+        let mut mean = 1.0;
+        if let Some(batches) = Batches::new(samples) {
+            let mut speeds = batches.speeds(|time| mixture.at(time));
+            let one_speed = speeds.at_one_speed;
+            let mut best = one_speed + speed::GAIN_MIN;
+            for _ in 0..SPEED_ROUNDS {
+                if speeds.likelihood - one_speed < speed::GAIN_TRIED {
+                    break;
+                }
+                let scaled = samples.iter().zip(&speeds.of_samples);
+                let scaled = scaled.map(|((_, time), speed)| time.scaled(*speed));
+                let even: Vec<Time> = scaled.collect();
+                let next = Mixture::fit(&Cells::new(&even)?);
+                let mean_of_even = speeds.of_samples.iter().sum::<f64>() / samples.len() as f64;
+                speeds = batches.speeds(|time| next.at(time));
+                if speeds.likelihood > best {
+                    best = speeds.likelihood;
+                    (times, mixture, mean) = (even, next, mean_of_even);
+                }
+            }
+        }
+        Some((Self::new(&times, &Cells::new(&times)?, mixture), mean))
+    }
+
+    fn new(times: &[Time], cells: &Cells, mut mixture: Mixture) -> Self {
+        let touches = times.iter().filter(|time| time.upto.is_some()).count();
+        let grid = grid(cells, &mixture);
         let fitted = mixture.weights.clone();
-        mixture.loosen(&cells);
+        mixture.loosen(cells);
         let tables: Vec<Vec<Step>> = mixture
             .components
             .iter()
@@ -302,12 +344,12 @@ impl Shape {
         });
         let others = others.map(|steps| steps[first..].to_vec()).collect();
         let unnoticed = unnoticed(times, &grid[first..], &steps[first..]);
-        Some(Self {
+        Self {
             steps: steps[first..].to_vec(),
             others,
             unnoticed,
             touches: touches as u64,
-        })
+        }
     }
 
     /// The curve of a VM that takes `busy` seconds of CPU time a second.

@@ -193,6 +193,65 @@ fn a_loop_is_found_with_its_rate() {
     assert_eq!(estimator.ended.len(), ended.len());
 }
 
+/// Samples in batches of eight, by the time that each waits at a speed of 1.
+fn batches(speeds: &[f64], mut wait: impl FnMut() -> f64) -> Vec<(f64, Time)> {
+    let batch = |(at, speed): (usize, &f64)| {
+        let sample = |_| {
+            let waited = wait() / speed;
+            let time = Time {
+                above: waited,
+                upto: Some(waited),
+            };
+            (at as f64 * 0.2, time)
+        };
+        (0..8).map(sample).collect::<Vec<_>>()
+    };
+    speeds.iter().enumerate().flat_map(batch).collect()
+}
+
+#[test]
+fn a_loop_of_passes_that_differ_in_length_has_an_edge() {
+    // Most passes take 14 ms, every sixth 20.
+    let mut random = Random::new(5);
+    let speeds: Vec<f64> = (0..150)
+        .map(|at| if at % 6 == 0 { 0.7 } else { 1.0 })
+        .collect();
+    let samples = batches(&speeds, || random.share() * 0.014);
+    let times: Vec<_> = samples.iter().map(|&(_, time)| time).collect();
+    let at = |samples: &[_]| {
+        let (shape, speed) = Shape::at_even_speed(samples).unwrap();
+        let curve = shape.curve(10_000, 1.0).unwrap();
+        (
+            curve.miss_ratio(PageCount(9600)),
+            curve.miss_ratio(PageCount(9990)),
+            speed,
+        )
+    };
+    let (below, beyond, speed) = at(&samples);
+    assert!(below > 0.8 && beyond < 0.1, "{below}, {beyond}");
+    assert!((speed - 1.0).abs() < 0.05, "{speed}");
+    // Each alone they are taken for two loops.
+    let apart: Vec<_> = times
+        .iter()
+        .enumerate()
+        .map(|(at, &time)| (at as f64, time))
+        .collect();
+    assert!(at(&apart).0 < 0.3);
+}
+
+#[test]
+fn pages_touched_at_random_have_one_speed() {
+    let mut random = Random::new(9);
+    for classes in [1, 2, 3].repeat(20) {
+        let wait = || {
+            let mean = 10_f64.powf((random.share() * f64::from(classes)).floor());
+            -mean * (1.0 - random.share()).ln()
+        };
+        let samples = batches(&[1.0; 150], wait);
+        assert_eq!(Shape::at_even_speed(&samples).unwrap().1, 1.0);
+    }
+}
+
 #[test]
 fn what_was_not_waited_for_is_a_lower_bound() {
     // A loop of 3 s, of which the first second was observed.
@@ -383,7 +442,10 @@ fn observed_whole(pages: &[u64], population: u64) -> (MissRatioCurve, Vec<usize>
             upto: *wait,
         }));
     }
-    let curve = Shape::new(&times).unwrap().curve(population, 1.0).unwrap();
+    let samples: Vec<_> = times.iter().map(|&time| (0.0, time)).collect();
+    // All of one batch, so that its speed is the mean.
+    let (shape, _) = Shape::at_even_speed(&samples).unwrap();
+    let curve = shape.curve(population, 1.0).unwrap();
     let sizes = (1..=8).map(|step| (population * step / 8) as usize);
     (curve, sizes.collect())
 }
