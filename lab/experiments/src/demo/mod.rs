@@ -1,6 +1,6 @@
 //! `plimsoll demo`: three VMs share a host's memory, and plimsolld allocates it among them.
 //!
-//! The servers of [`trio`](crate::trio) are measured with equal memory. Then a daemon of the demonstration's own goes
+//! The servers of [`trio`](crate::trio) are measured with equal memory, and traced from outside by first touches. Then a daemon of the demonstration's own goes
 //! through \[LS07\] fig. 6: memory goes into the caches under the VMs' disks, they are traced through them, memory is
 //! allocated so that all together miss least and none more than a quarter above before, the bounds are checked, and the
 //! caches' memory is returned. At the end the servers are measured again. They report their misses themselves.
@@ -20,19 +20,23 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, Kind, Phase};
 use plimsoll_rig::program;
+use plimsoll_trap::TraceConfig;
 
+use crate::tracing::trace;
 use crate::trio::{BASELINE_MIB, ServerCounts, TRACED_MIB, Trio};
 use plimsoll_output::{stop_flag, write_file};
 use plimsoll_protocol::size::Interval;
 
 use daemon::{Daemon, Options};
-use telling::Row;
+use telling::{OutsideView, Row};
 
 /// Bound on the rise of a VM's misses, in percent.
 const MAX_LOSS_PERCENT: u64 = 25;
@@ -85,7 +89,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     telling::opening(out)?;
     let mut trio = Trio::boot(&program, false, &stop)?;
     telling::booted(&trio, begin, out)?;
-    trio.pass(args.warmup.get(), &stop)?;
+    let outside = from_outside(&mut trio, args.warmup.get(), &stop)?;
+    telling::outside(&outside, out)?;
     let before = trio.measure(args.measure.get(), &stop)?;
     telling::table(&rows(&mut trio, &before)?, out)?;
 
@@ -128,6 +133,53 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Lets the servers run for a while, each traced from outside by first touches.
+fn from_outside(
+    trio: &mut Trio,
+    time: Duration,
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<OutsideView>> {
+    let servers: Vec<_> = trio
+        .servers
+        .iter()
+        .map(|server| (server.name, server.pid()))
+        .collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let tracers: Vec<_> = servers
+            .into_iter()
+            .map(|(vm, pid)| {
+                let is_over = &is_over;
+                scope.spawn(move || OutsideView {
+                    vm: vm.to_owned(),
+                    seen: view_from_outside(pid, time, is_over),
+                })
+            })
+            .collect();
+        let passed = trio.pass(time, stop);
+        is_over.store(true, Ordering::Relaxed);
+        let views = tracers
+            .into_iter()
+            .map(|tracer| tracer.join().expect("tracing does not panic"));
+        let views = views.collect();
+        passed.map(|()| views)
+    })
+}
+
+fn view_from_outside(
+    pid: u32,
+    time: Duration,
+    stop: &AtomicBool,
+) -> anyhow::Result<plimsoll_observe::ObservedPeriod> {
+    let vm = plimsoll_vm::find(&pid.to_string())?;
+    let method = (TraceMethod::FirstTouches, &TraceConfig::default());
+    let mut traced = trace(&vm, method, time, stop, &mut |_| ())?;
+    // The last one may have been cut short.
+    let whole = traced.periods.len().saturating_sub(2);
+    ensure!(!traced.periods.is_empty(), "no period has ended");
+    Ok(traced.periods.swap_remove(whole).observed)
 }
 
 fn rows(trio: &mut Trio, counted: &[ServerCounts]) -> anyhow::Result<Vec<Row>> {

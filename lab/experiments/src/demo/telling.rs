@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::PageSize;
+use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::decision::{Check, Decision, Kind, Phase, State};
 use plimsoll_protocol::plan::TargetJson;
 
@@ -17,6 +19,39 @@ pub(super) struct Row {
     pub(super) bytes: u64,
     pub(super) requests: u64,
     pub(super) misses_per_request: f64,
+}
+
+/// A server as it is seen from outside.
+#[derive(Debug)]
+pub(super) struct OutsideView {
+    pub(super) vm: String,
+    /// The last period, or why there is none.
+    pub(super) seen: anyhow::Result<ObservedPeriod>,
+}
+
+pub(super) fn outside(views: &[OutsideView], out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(
+        out,
+        "  Meanwhile each was traced from outside, by the first touches of random pages:\n  \
+         VM             working set   time taken from it"
+    )?;
+    for OutsideView { vm, seen } in views {
+        let period = match seen {
+            Ok(period) => period,
+            Err(error) => {
+                writeln!(out, "  {vm:<12} not traced: {error:#}")?;
+                continue;
+            }
+        };
+        let set = period.working_set.map_or("-".to_owned(), |set| {
+            let mib = set.size.to_bytes(PageSize::FOUR_KIB) >> 20;
+            format!("{}{mib} MiB", set.bound.sign())
+        });
+        let taken = period.period.overhead_ratio * 100.0;
+        writeln!(out, "  {vm:<12} {set:>13} {taken:>18.1} %")?;
+    }
+    writeln!(out)?;
+    Ok(out.flush()?)
 }
 
 pub(super) fn opening(out: &mut dyn Write) -> anyhow::Result<()> {
