@@ -13,7 +13,6 @@ mod values;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_flow::TraceMethod;
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_trap::BackendSetting;
@@ -96,7 +95,7 @@ pub enum Workflow {
 pub struct TraceSettings {
     /// Whether VMs are traced.
     pub enabled: bool,
-    /// How their RAM is traced; by traps by default.
+    /// How their RAM is traced; by default the backend that costs each VM least.
     pub backend: BackendSetting,
     /// The program `plimsoll`; by default the one beside the daemon.
     pub program: Option<PathBuf>,
@@ -191,7 +190,7 @@ impl Default for Config {
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,
-                backend: BackendSetting::Method(TraceMethod::Traps),
+                backend: BackendSetting::Auto,
                 program: None,
                 period: Duration::from_secs(5),
                 budget: 0.01,

@@ -13,12 +13,15 @@ use plimsoll_trap::{
 };
 
 use plimsoll_protocol::size::{Interval, QuantityError, Rate};
+use plimsoll_vm::QemuVm;
+
+use crate::choose;
 
 /// How to trace; shared by all verbs that do.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TracingArgs {
     /// Method of tracing
-    #[arg(long, value_parser = backends(), default_value = BACKENDS[0].name())]
+    #[arg(long, value_parser = backends(), default_value = BackendSetting::AUTO)]
     pub backend: BackendSetting,
     /// Length of a period
     #[arg(long, default_value = "5s")]
@@ -186,16 +189,17 @@ impl TracingArgs {
         Ok((rows, config))
     }
 
-    /// The backend, which must be named, and its settings.
+    /// The backend for a VM.
     ///
     /// # Errors
     ///
-    /// As [`watch`](Self::watch), and if the choice is left to us.
-    pub fn named(&self) -> anyhow::Result<(TraceMethod, TraceConfig)> {
-        let BackendSetting::Method(method) = self.backend else {
-            bail_usage!("--backend {}: name the one to measure", self.backend);
-        };
-        Ok((method, self.watch()?.1))
+    /// As [`watch`](Self::watch) and [`choose`].
+    pub fn method_for(&self, vm: &QemuVm) -> anyhow::Result<TraceMethod> {
+        let (backends, config) = self.watch()?;
+        Ok(match self.backend {
+            BackendSetting::Method(method) => method,
+            BackendSetting::Auto => choose(vm, &backends, &config)?.row.method,
+        })
     }
 
     /// vCPU time that a period of a VM with `vcpus` may take; `None` for no bound.

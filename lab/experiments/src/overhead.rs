@@ -48,7 +48,7 @@ fn default_workloads() -> Vec<String> {
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let guests = args.guests.prepare()?;
-    let (method, config) = args.tracing.named()?;
+    let (_, config) = args.tracing.watch()?;
     let length = config.period * args.periods;
     for workload in &args.workload {
         let guest = GuestConfig {
@@ -58,6 +58,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let Some(mut subject) = guests.boot(guest, out)? else {
             continue;
         };
+        let method = args.tracing.method_for(&subject.vm)?;
         let mut untraced = vec![untraced_window(&mut subject, length)?];
         let mut traced = Vec::new();
         let mut estimated = Vec::new();

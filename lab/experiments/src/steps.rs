@@ -46,12 +46,13 @@ pub fn stepping_guest(name: &str, steps_mib: &[u64], step: Duration) -> GuestCon
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let (method, config) = args.tracing.named()?;
+    let (_, config) = args.tracing.watch()?;
     let step = config.period * args.periods_per_step;
     let guest = stepping_guest("steps", &STEPS_MIB, step);
     let Some(mut subject) = args.guests.prepare()?.boot(guest, out)? else {
         return Ok(());
     };
+    let method = args.tracing.method_for(&subject.vm)?;
     writeln!(
         out,
         "Step benchmark under {}: backend {method}, {} s at each size, period {:?}\n",

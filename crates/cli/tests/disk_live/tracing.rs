@@ -35,7 +35,16 @@ fn pages_that_the_disk_touched_trap_while_it_is_served() {
     let pid = guest.guest().unwrap().pid().to_string();
     let attached = Command::new(PLIMSOLL)
         .args(["attach", &pid, "-o", "json"])
-        .args(["--rate", "1/16", "--rate-rule", "fixed", "--budget", "none"])
+        .args([
+            "--backend",
+            "trap",
+            "--rate",
+            "1/16",
+            "--rate-rule",
+            "fixed",
+            "--budget",
+            "none",
+        ])
         .args(["--period", "2s", "--periods", "4"])
         .output()
         .unwrap();

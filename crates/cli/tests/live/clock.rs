@@ -17,6 +17,7 @@ use crate::rig::{Ground, MIB, PLIMSOLL, ground, make_readable};
 const CONFIGURATION: &str = r#"
 turn_interval = "1s"
 [trace]
+backend = "trap"
 period = "500ms"
 budget = "20%"
 [history]

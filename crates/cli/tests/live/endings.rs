@@ -14,7 +14,9 @@ use plimsoll_trap::{BackendRow, TraceConfig, TraceTarget};
 use plimsoll_rig::{PATIENCE, Subject, send, wait_for};
 use rustix::process::Signal;
 
-use crate::rig::{Attach, EVERYTHING, MIB, Outcome, PLIMSOLL, ground, shared_ground, until_ended};
+use crate::rig::{
+    Attach, EVERYTHING, MIB, Outcome, PLIMSOLL, ground, shared_ground, until_ended, with_backend,
+};
 
 /// Fails unless a VM can be traced, from attach to detach.
 fn assert_traceable(subject: &Subject) {
@@ -107,7 +109,7 @@ fn attach_stopped_at(call: u32, log: &Path, subject: &Subject, options: &str) ->
     command
         .arg(log)
         .args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
-    Attach::spawn(command.args(options.split_ascii_whitespace()))
+    Attach::spawn(command.args(with_backend(options)))
 }
 
 /// A child process of the tracer borrows a thread of QEMU to open the userfaultfd. strace stops it after each of its calls

@@ -197,7 +197,10 @@ fn no_filter_of_system_calls_ends_a_vm_that_is_attached_to() {
         command.args(["attach", &guest.pid(), "-o", "json"]);
         Attach::spawn(command.args(options))
     };
-    assert_refused(within(&[]), &["seccomp filter", "--backend scan"]);
+    assert_refused(
+        within(&["--backend", "trap"]),
+        &["seccomp filter", "--backend scan"],
+    );
     within(&["--backend", "scan", "--period", "1s", "--periods", "1"])
         .end()
         .assert_quiet_success();

@@ -10,7 +10,9 @@ use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{ConsoleEvent, QemuVm};
 
 use crate::limits::{DeviceGroup, UnitLimits};
-use crate::rig::{Attach, Ground, Line, MIB, PLIMSOLL, ground, make_readable, shared_ground};
+use crate::rig::{
+    Attach, Ground, Line, MIB, PLIMSOLL, ground, make_readable, shared_ground, with_backend,
+};
 
 const URI: &str = "qemu:///system";
 
@@ -152,7 +154,7 @@ impl Domain {
 fn attach_within(limits: &UnitLimits, vm: &str, options: &str) -> Attach {
     let mut command = limits.command(PLIMSOLL);
     command.args(["attach", vm, "-o", "json"]);
-    Attach::spawn(command.args(options.split_ascii_whitespace()))
+    Attach::spawn(command.args(with_backend(options)))
 }
 
 /// The working sets that were found, in MiB; `None` where there is only a bound.

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::nemesis::{Group, SAMPLE, STALL_MAX, boot_growing, enable, longest_stall, switch};
 use crate::refusals::{can_swap, with_swap};
-use crate::rig::{Attach, Outcome, PLIMSOLL, ground};
+use crate::rig::{Attach, Outcome, PLIMSOLL, ground, with_backend};
 
 /// Length of a run, in seconds.
 const RUN_SECONDS: usize = 20;
@@ -242,7 +242,7 @@ impl Arena {
                         .unwrap_or_default(),
                 );
                 command.args([PLIMSOLL, "attach", &self.subject.pid(), "-o", "json"]);
-                command.args(self.options.split_ascii_whitespace());
+                command.args(with_backend(self.options));
                 command.args(["--period", "500ms"]);
                 Attach::spawn(&mut command)
             });

@@ -20,7 +20,7 @@ pub const STALL_MAX: Duration = Duration::from_millis(300);
 /// How long a guest is observed after a nemesis, or without one.
 const OBSERVED: Duration = Duration::from_secs(3);
 /// Traces enough that the guest comes to an armed page at once, and little enough that its batches are not made of traps.
-pub const SAMPLE: &str = "--rate 1/8 --rate-rule fixed --budget none";
+pub const SAMPLE: &str = "--backend trap --rate 1/8 --rate-rule fixed --budget none";
 /// A guest that comes to its sampled pages often enough to wait for a stopped tracer at once.
 pub const WORKLOAD: &str = "workload=uniform mib=16 write_ratio=0.5";
 

@@ -137,7 +137,7 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
     let as_nobody = |vm: &str| {
         let mut command = Command::new(AS_NOBODY[0]);
         command.args(&AS_NOBODY[1..]).arg(&program);
-        Attach::spawn(command.args(["attach", vm, "-o", "json"]))
+        Attach::spawn(command.args(["attach", vm, "-o", "json", "--backend", "trap"]))
     };
 
     // Another user's VM hides its memory map.
@@ -280,6 +280,7 @@ fn a_vm_that_may_swap_is_refused() {
     }
     let mut command = with_swap(&swap);
     command.args([PLIMSOLL, "attach", &subject.pid(), "-o", "json"]);
+    command.args(["--backend", "trap"]);
     assert_refused(
         Attach::spawn(&mut command),
         &["swap is on", &swap.display().to_string(), "memory.swap.max"],

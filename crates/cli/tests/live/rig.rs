@@ -162,12 +162,24 @@ impl Outcome {
     }
 }
 
+/// The words of `options`, with the backend of traps unless they name one.
+pub fn with_backend(options: &str) -> impl Iterator<Item = &str> {
+    let default = if options.contains("--backend") {
+        ""
+    } else {
+        "--backend trap "
+    };
+    default
+        .split_ascii_whitespace()
+        .chain(options.split_ascii_whitespace())
+}
+
 impl Attach {
-    /// Runs `plimsoll attach VM -o json` with `options`, words between blanks.
+    /// Runs `plimsoll attach VM -o json` with `options`, words between blanks; by traps, unless they name a backend.
     pub fn start(vm: &str, options: &str) -> Self {
         let mut command = Command::new(PLIMSOLL);
         command.args(["attach", vm, "-o", "json"]);
-        Self::spawn(command.args(options.split_ascii_whitespace()))
+        Self::spawn(command.args(with_backend(options)))
     }
 
     /// Runs a command that becomes `plimsoll attach -o json`.

@@ -1,5 +1,6 @@
 use std::fs;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use tempfile::TempDir;
