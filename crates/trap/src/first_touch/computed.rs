@@ -63,7 +63,13 @@ impl ComputedVm {
             fault_time: Duration::ZERO,
             arm_time: Duration::ZERO,
         };
-        let pace = Pace::new(config.budget, None, self.trap_cost, config.seed, model.now);
+        let pace = Pace::new(
+            config.budget,
+            None,
+            self.trap_cost,
+            config.seed,
+            (model.now, model.now),
+        );
         Ok(ComputedSampler {
             sampler: Sampler::new(model, pace, config.seed),
             length: config.period,

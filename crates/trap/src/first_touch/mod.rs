@@ -5,7 +5,7 @@
 //!                         └───> withdrawn untouched: too old, or traps are over the budget
 //! ```
 //!
-//! Pages are drawn at the times of a Poisson stream whose rate spends the time budget (`pace`), from the whole RAM, so
+//! Pages are drawn at the times of a Poisson stream, even in the CPU time of the VM, whose rate spends the time budget (`pace`), from the whole RAM, so
 //! that a draw costs the same for every size; one without contents is counted and another is drawn. What is found is
 //! the time from a random time to the next touch of a random page, for ever new pages (`sampler`): one trap a sample,
 //! whatever the VM's size and speed.
@@ -67,8 +67,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Number of samples for a curve with an error below [`CURVE_ERROR`](crate::CURVE_ERROR), CPU time besides the trap for
 /// each, and CPU time for a curve, as measured (docs/performance.md).
-const SAMPLES_PER_CURVE: u32 = 60;
-const ARMING: Duration = Duration::from_micros(100);
+const SAMPLES_PER_CURVE: u32 = 200;
+const ARMING: Duration = Duration::from_micros(200);
 const ESTIMATE: Duration = Duration::from_millis(10);
 
 /// The backend `first-touch`.
@@ -165,7 +165,8 @@ impl FirstTouchSampler {
             // A VM waits for this thread.
             let _ = watchdog::raise_priority();
             let vm = open();
-            let pace = Pace::new(per_second, fixed, vm.trap_cost(), seed, vm.now());
+            let begin = (vm.now(), vm.vm_time());
+            let pace = Pace::new(per_second, fixed, vm.trap_cost(), seed, begin);
             serve(Sampler::new(vm, pace, seed), &requested, &sender)
         };
         let server = thread::Builder::new().name("first-touch".to_owned());

@@ -1,4 +1,4 @@
-//! When pages are drawn: a Poisson stream whose rate spends the budget.
+//! When pages are drawn: a Poisson stream, in the time of the VM, whose rate spends the budget.
 //!
 //! The rate is the budget over the mean cost of a sample, learned from all that was spent and all samples that began in
 //! the last seconds. What was spent above or below the budget corrects it within a second. Before anything is learned, a
@@ -50,6 +50,10 @@ pub struct Pace {
     /// The same if traps were all that is spent: withdrawing samples saves nothing else.
     trap_credit: f64,
     at: Duration,
+    /// CPU time of the VM until then, and what it used and the time that passed; the past counts ever less.
+    vm_at: Duration,
+    ran: f64,
+    passed: f64,
     /// What was spent and the samples that began for it; the past counts ever less.
     spent: f64,
     begun: f64,
@@ -60,13 +64,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Starts at `now` for traps of `trap_cost`.
+    /// Starts at `now`, and at `vm_time` of the VM, for traps of `trap_cost`.
     pub fn new(
         budget: Option<f64>,
         fixed: Option<f64>,
         trap_cost: Duration,
         seed: u64,
-        now: Duration,
+        (now, vm_time): (Duration, Duration),
     ) -> Self {
         let mut dice = Dice::new(seed);
         Self {
@@ -75,6 +79,9 @@ impl Pace {
             credit: 0.0,
             trap_credit: 0.0,
             at: now,
+            vm_at: vm_time,
+            ran: 0.0,
+            passed: 0.0,
             spent: (ARM_SECONDS + trap_cost.as_secs_f64()) * EXPECTED_SAMPLES,
             begun: EXPECTED_SAMPLES,
             expected: 0.0,
@@ -94,12 +101,14 @@ impl Pace {
         Duration::from_secs_f64(mean * (0.5 + self.dice.uniform()))
     }
 
-    /// Accounts for the time until `now`, in which `spent` was spent and `begun` samples began.
-    pub fn settle(&mut self, now: Duration, spent: Spent, begun: u64) {
+    /// Accounts for the time until `now`, and until `vm_time` of the VM, in which `spent` was spent and `begun` samples
+    /// began. Draws come evenly in the VM's time, as many as the rate allows in the mean.
+    pub fn settle(&mut self, now: Duration, vm_time: Duration, spent: Spent, begun: u64) {
         let length = now.saturating_sub(self.at).as_secs_f64();
         let trapped = spent.trapped.as_secs_f64();
         let spent = spent.own.as_secs_f64() + trapped;
-        self.at = now;
+        let ran = vm_time.saturating_sub(self.vm_at).as_secs_f64();
+        (self.at, self.vm_at) = (now, vm_time);
         let keep = (-length / MEMORY_SECONDS).exp();
         self.spent = self.spent * keep + spent;
         self.begun = self.begun * keep + begun as f64;
@@ -111,7 +120,11 @@ impl Pace {
             self.credit = after(self.credit, spent);
             self.trap_credit = after(self.trap_credit, trapped);
         }
-        self.expected += self.rate() * length;
+        self.ran = self.ran * keep + ran;
+        self.passed = self.passed * keep + length;
+        if self.ran > 0.0 {
+            self.expected += self.rate() * ran * self.passed / self.ran;
+        }
     }
 
     /// Whether another draw is due; counts it if so.
@@ -195,7 +208,7 @@ mod tests {
             None,
             Duration::from_micros(70),
             1,
-            Duration::ZERO,
+            (Duration::ZERO, Duration::ZERO),
         )
     }
 
@@ -210,7 +223,12 @@ mod tests {
     fn run(pace: &mut Pace, ms: u32, cost: Duration) -> u32 {
         let (mut draws, mut begun) = (0, 0);
         for step in 1..=ms {
-            pace.settle(pace.at + MS, traps(cost * begun), u64::from(begun));
+            pace.settle(
+                pace.at + MS,
+                pace.vm_at + MS,
+                traps(cost * begun),
+                u64::from(begun),
+            );
             begun = 0;
             while pace.is_due() {
                 begun += 1;
@@ -243,24 +261,46 @@ mod tests {
             own: 20 * MS,
         };
         let mut other = pace.clone();
-        other.settle(other.at, estimated, 0);
+        other.settle(other.at, other.vm_at, estimated, 0);
         // Withdrawing samples would not pay for an estimate.
         assert!(!other.is_overdrawn() && other.credit < -0.01);
-        pace.settle(pace.at, traps(20 * MS), 0);
+        pace.settle(pace.at, pace.vm_at, traps(20 * MS), 0);
         assert!(pace.is_overdrawn());
         // 20 ms are the budget of 2 s.
         let mut silent = 0;
         while !pace.is_due() && silent < 10_000 {
             silent += 1;
-            pace.settle(pace.at + MS, Spent::default(), 0);
+            pace.settle(pace.at + MS, pace.vm_at + MS, Spent::default(), 0);
         }
         assert!((1000..2500).contains(&silent), "{silent} ms");
         assert!(!pace.is_overdrawn());
     }
 
     #[test]
+    fn a_vm_that_runs_in_bursts_is_sampled_while_it_runs() {
+        // Draws in a minute while the VM runs, the first part of each second, and while it does not.
+        let drawn = |running_ms: u64| {
+            let mut pace = Pace::new(Some(0.01), None, MS, 3, (Duration::ZERO, Duration::ZERO));
+            let mut drawn = [0_u32; 2];
+            for step in 0..60_000 {
+                let runs = step % 1000 < running_ms;
+                let vm_time = pace.vm_at + if runs { MS } else { Duration::ZERO };
+                pace.settle(pace.at + MS, vm_time, Spent::default(), 0);
+                while pace.is_due() {
+                    drawn[usize::from(!runs)] += 1;
+                }
+            }
+            drawn
+        };
+        let [running, idle] = drawn(100);
+        let [even, _] = drawn(1000);
+        assert_eq!(idle, 0);
+        assert!(even.abs_diff(running) < even / 5, "{even}, {running}");
+    }
+
+    #[test]
     fn draws_come_at_random_times() {
-        let mut pace = Pace::new(None, Some(1000.0), MS, 3, Duration::ZERO);
+        let mut pace = Pace::new(None, Some(1000.0), MS, 3, (Duration::ZERO, Duration::ZERO));
         let counts: Vec<f64> = (0..4000)
             .map(|_| f64::from(run(&mut pace, 10, Duration::ZERO)))
             .collect();

@@ -217,7 +217,8 @@ impl<V: SampledVm> Sampler<V> {
         // Nothing was drawn meanwhile.
         let spent = self.vm.take_spent();
         let begun = std::mem::take(&mut self.unsettled);
-        self.pace.settle(self.vm.now(), spent, begun);
+        self.pace
+            .settle(self.vm.now(), self.vm.vm_time(), spent, begun);
         self.pace.skip();
         Ok(())
     }
@@ -254,8 +255,12 @@ impl<V: SampledVm> Sampler<V> {
         let mut spent = self.vm.take_spent();
         spent.own += charged;
         let now = self.vm.now();
-        self.pace
-            .settle(now, spent, std::mem::take(&mut self.unsettled));
+        self.pace.settle(
+            now,
+            self.vm.vm_time(),
+            spent,
+            std::mem::take(&mut self.unsettled),
+        );
         if self.pace.is_overdrawn() && !self.waiting.is_empty() {
             self.report.is_overdrawn = true;
             self.pace.skip();
@@ -415,8 +420,13 @@ impl<V: SampledVm> Sampler<V> {
         }
         self.report.armed_pages += (new.len() - stayed.len()) as u64;
         self.report.losses.stayed_accessible += stayed.len() as u64;
-        let (at, armed) = (self.vm.now(), self.vm.vm_time());
+        let (at, now) = (self.vm.now(), self.vm.vm_time());
         for &page in pages.iter().filter(|page| !stayed.contains(page)) {
+            // Two samples of a page differ in their times.
+            let mut armed = now;
+            while self.waiting.contains_key(&(page, armed)) {
+                armed += Duration::from_nanos(1);
+            }
             self.waiting.insert((page, armed), armed);
             self.begun.push_back(Begun { page, armed, at });
             self.report.samples.begun += 1;

@@ -165,12 +165,12 @@ fn a_sample_that_is_never_touched_is_withdrawn_at_last() {
     assert!(periods[14].samples.waiting < began);
 }
 
-/// Memory of this process with a backend on it; `None` where it cannot trap its own memory.
 /// CPU time of this process: that of a VM in it.
 fn vm_time() -> Duration {
     process_cpu_time(std::process::id()).unwrap()
 }
 
+/// Memory of this process with a backend on it; `None` where it cannot trap its own memory.
 fn on_own_memory(
     pages: usize,
     config: &TraceConfig,

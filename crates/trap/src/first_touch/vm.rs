@@ -12,6 +12,7 @@ use crate::account::TrapAccount;
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::process::{Session, cpu_time};
+use crate::sys::process_cpu_time;
 use crate::uffd::{Fault, Userfault};
 
 /// Longest wait without a heartbeat.
@@ -130,7 +131,7 @@ impl<B: PageBarrier> TrappedVm<B> {
 
     /// CPU time of the VM; of one that is gone it stands still.
     fn ran(&self) -> Duration {
-        if let Ok(time) = self.session.process.cpu_time() {
+        if let Ok(time) = process_cpu_time(self.session.process.pid) {
             self.vm_time.set(time);
         }
         self.vm_time.get()

@@ -159,15 +159,10 @@ impl Mixture {
         best.map(|(turn, _, weight)| (turn, weight.clamp(1e-3, 0.5)))
     }
 
-    /// Share of the pages touched within a time, and its slope from there on, per second.
-    pub(super) fn at(&self, time: f64) -> (f64, f64) {
+    /// Share of the pages touched within a time.
+    pub(super) fn share(&self, time: f64) -> f64 {
         let weighted = self.components.iter().zip(&self.weights);
-        weighted.fold((0.0, 0.0), |(share, slope), (one, weight)| {
-            (
-                share + weight * one.share(time),
-                slope + weight * one.slope(time),
-            )
-        })
+        weighted.map(|(one, weight)| weight * one.share(time)).sum()
     }
 
     fn add(&mut self, (component, probabilities): &(Component, Vec<f64>), weight: f64) {

@@ -290,7 +290,7 @@ impl Shape {
         let mut mixture = Mixture::fit(&cells);
         let mut mean = 1.0;
         if let Some(batches) = Batches::new(samples) {
-            let mut speeds = batches.speeds(|time| mixture.at(time));
+            let mut speeds = batches.speeds(|time| mixture.share(time));
             let one_speed = speeds.at_one_speed;
             let mut best = one_speed + speed::GAIN_MIN;
             for _ in 0..SPEED_ROUNDS {
@@ -302,7 +302,7 @@ impl Shape {
                 let even: Vec<Time> = scaled.collect();
                 let next = Mixture::fit(&Cells::new(&even)?);
                 let mean_of_even = speeds.of_samples.iter().sum::<f64>() / samples.len() as f64;
-                speeds = batches.speeds(|time| next.at(time));
+                speeds = batches.speeds(|time| next.share(time));
                 if speeds.likelihood > best {
                     best = speeds.likelihood;
                     (times, mixture, mean) = (even, next, mean_of_even);
@@ -405,10 +405,7 @@ impl Shape {
 
 /// The times at which a curve has points: the edges, and as many between them as it needs.
 fn grid(cells: &Cells, mixture: &Mixture) -> Vec<f64> {
-    let share = |time: f64| -> f64 {
-        let weighted = mixture.components.iter().zip(&mixture.weights);
-        weighted.map(|(one, weight)| weight * one.share(time)).sum()
-    };
+    let share = |time: f64| mixture.share(time);
     let mut grid = Vec::new();
     for pair in cells.edges.windows(2) {
         let (from, to) = (pair[0], pair[1]);

@@ -95,8 +95,8 @@ impl Batches {
         (batches.len() * 2 <= samples.len()).then_some(Self { batches, waits })
     }
 
-    /// The speeds of all batches under a distribution: the share touched within a time, and its slope there, per second.
-    pub(super) fn speeds(&self, distribution: impl Fn(f64) -> (f64, f64)) -> Speeds {
+    /// The speeds of all batches under a distribution: the share touched within a time.
+    pub(super) fn speeds(&self, distribution: impl Fn(f64) -> f64) -> Speeds {
         let logarithms: Vec<f64> = (-SPEEDS..=SPEEDS).map(|at| f64::from(at) * STEP).collect();
         let table = Table::new(&self.waits, distribution);
         let likelihoods = self.batches.iter().map(|batch| {
@@ -149,7 +149,10 @@ impl Wait {
     fn of(time: &Time) -> Self {
         let logarithm = |time: f64| time.max(NEARLY_ZERO).ln();
         match time.upto {
-            Some(upto) if upto == time.above => Self::Exactly(logarithm(upto)),
+            // Within two rows of the table that is an exact time.
+            Some(upto) if logarithm(upto) - logarithm(time.above) < 2.0 * FINE_STEP => {
+                Self::Exactly(f64::midpoint(logarithm(time.above), logarithm(upto)))
+            }
             Some(upto) => Self::Between(logarithm(time.above), logarithm(upto)),
             None => Self::Above(logarithm(time.above)),
         }
@@ -164,7 +167,7 @@ impl Wait {
 }
 
 impl Table {
-    fn new(waits: &[Wait], distribution: impl Fn(f64) -> (f64, f64)) -> Self {
+    fn new(waits: &[Wait], distribution: impl Fn(f64) -> f64) -> Self {
         let ends = || waits.iter().flat_map(|wait| wait.ends());
         let reach = f64::from(SPEEDS) * STEP + FINE_STEP;
         let most = ends().fold(f64::NEG_INFINITY, f64::max) + reach;
@@ -174,7 +177,10 @@ impl Table {
         let mut rows = Vec::new();
         let mut at = from;
         while at <= most {
-            let (share, slope) = distribution(at.exp());
+            let share = distribution(at.exp());
+            // The mean over the row, so that an edge within it is half an edge.
+            let (low, high) = ((at - FINE_STEP / 2.0).exp(), (at + FINE_STEP / 2.0).exp());
+            let slope = (distribution(high) - distribution(low)) / (high - low);
             let logarithm = |probability: f64| probability.max(NEARLY_ZERO).ln();
             rows.push([logarithm(slope), share, logarithm(1.0 - share)]);
             at += FINE_STEP;

@@ -230,6 +230,11 @@ fn a_loop_of_passes_that_differ_in_length_has_an_edge() {
     let (below, beyond, speed) = at(&samples);
     assert!(below > 0.8 && beyond < 0.1, "{below}, {beyond}");
     assert!((speed - 1.0).abs() < 0.05, "{speed}");
+    // Of passes of one length there is one speed.
+    for _ in 0..20 {
+        let even = batches(&[1.0; 150], || random.share() * 0.014);
+        assert_eq!(at(&even).2, 1.0);
+    }
     // Each alone they are taken for two loops.
     let apart: Vec<_> = times
         .iter()
