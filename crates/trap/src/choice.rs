@@ -18,8 +18,8 @@ use crate::error::TrapError;
 use crate::refusal::Refusal;
 use crate::trial::TouchCost;
 
-/// The mean absolute error of a curve for which backends are compared.
-pub const CURVE_ERROR: f64 = 0.13;
+/// The mean absolute error of a curve for which backends are compared, from a 64th of the VM on.
+pub const CURVE_ERROR: f64 = 0.08;
 
 /// A backend as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

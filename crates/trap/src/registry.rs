@@ -8,7 +8,7 @@ use plimsoll_flow::TraceMethod;
 use crate::backend::BackendRow;
 use crate::{first_touch, sampled_pages, scans, traps, write_scan};
 
-/// Every backend; the first is the default.
+/// Every backend.
 pub const BACKENDS: &[&BackendRow] = &[
     &traps::ROW,
     &scans::ROW,

@@ -67,9 +67,9 @@ const CHUNK_PAGES: usize = 64;
 const SCANS_MIN: u64 = 3;
 /// Minimum sample from which to conclude that a VM cannot be scanned, if most of its pages stay mapped.
 const TRIED_MIN: u64 = 64;
-/// Number of touches found in a period for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), and the CPU
+/// Number of touches found for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), and the CPU
 /// time of the scanner for each, as measured (docs/performance.md).
-const TOUCHES_PER_CURVE: u32 = 3700;
+const TOUCHES_PER_CURVE: u32 = 17_000;
 const SCANNING_PER_TOUCH: Duration = Duration::from_micros(7);
 
 /// The backend `scan`.

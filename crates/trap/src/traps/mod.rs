@@ -57,9 +57,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const HOT_SET_PAGES_MIN: u32 = 16;
 /// Share of the time budget that making pages inaccessible may take; the rest is for traps.
 const ARMING_SHARE: f64 = 0.25;
-/// Number of traps in a period for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), as measured
+/// Number of traps for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR): more than the most that were measured
 /// (docs/performance.md).
-const TRAPS_PER_CURVE: u32 = 550;
+const TRAPS_PER_CURVE: u32 = 4200;
 
 /// The backend `trap`.
 pub const ROW: BackendRow = BackendRow {
