@@ -14,10 +14,13 @@ const OVERHEAD_HIGH = 0.02;
 export const SOURCES = {
     trap: "traps on its RAM",
     scan: "accessed-page scans of its RAM",
+    "first-touch": "first touches of random pages of its RAM",
     disk: "the cache under its disk and the ghost list behind it",
 };
 const observed = (trace) =>
-    trace.method !== "trap" ? `${count(trace.touches_per_second)} touches/s` : `${count(trace.traps_per_second)} traps/s`;
+    ["trap", "first-touch"].includes(trace.method)
+        ? `${count(trace.traps_per_second)} traps/s`
+        : `${count(trace.touches_per_second)} touches/s`;
 const none = (why) => h("span", { class: "none" }, why);
 const flag = (bad, content, why) => (bad ? [content, " ", mark("tight", why)] : content);
 

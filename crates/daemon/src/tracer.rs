@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::{TraceMethod, WorkingSet};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
-use plimsoll_trap::{BACKENDS, BackendSetting};
+use plimsoll_trap::BackendSetting;
 use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -136,7 +136,7 @@ impl Tracer {
     fn method(&self) -> TraceMethod {
         match self.settings.backend {
             BackendSetting::Method(method) => method,
-            BackendSetting::Auto => lock(&self.read).method.unwrap_or(BACKENDS[0].method),
+            BackendSetting::Auto => lock(&self.read).method.unwrap_or(TraceMethod::FirstTouches),
         }
     }
 
@@ -647,7 +647,7 @@ mod tests {
         let line = period(|line| line.method = TraceMethod::AccessedPageScans);
         let (_folder, mut tracer) = scripted(&format!("echo '{line}'; sleep 60"));
         tracer.settings.backend = BackendSetting::Auto;
-        assert_eq!(tracer.source(), CurveSource::Trap);
+        assert_eq!(tracer.source(), CurveSource::FirstTouch);
         let seen = until(&mut tracer, |seen| {
             seen.trace.as_ref().is_some_and(|trace| trace.periods == 1)
         });

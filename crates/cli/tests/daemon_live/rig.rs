@@ -141,7 +141,7 @@ impl DaemonDirectory {
             "turn_interval = \"1s\"\n\
              [policy]\ncooldown = \"1h\"\n\
              [check]\nafter = \"3s\"\n\
-             [trace]\nperiod = \"1s\"\nbudget = \"20%\"\nwindow = \"1m\"\n\
+             [trace]\nbackend = \"trap\"\nperiod = \"1s\"\nbudget = \"20%\"\nwindow = \"1m\"\n\
              [history]\nfile = \"{folder}/history.redb\"\n\
              [serve]\nsocket = \"{folder}/socket\"\nread_only_socket = \"none\"\n"
         );

@@ -148,7 +148,7 @@ impl SteppedHost {
 fn a_trace_during_which_the_clock_is_stepped_is_as_any_other() {
     let Some(ground) = ground() else { return };
     let command = "/bin/plimsoll attach stepped -o json --period 500ms --periods 12 \
-                   --rate 1/32 --rate-rule fixed --budget none\n";
+                   --backend trap --rate 1/32 --rate-rule fixed --budget none\n";
     let Some(mut host) = SteppedHost::boot(&ground, "stepped", command) else {
         return;
     };

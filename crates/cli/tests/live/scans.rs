@@ -342,8 +342,8 @@ fn options_of_the_other_backend_are_refused() {
             "--rate-rule budget or fixed",
         ),
         ("--backend scan --budget none", "--rate-rule fixed"),
-        ("--writes", "--backend scan"),
-        ("--scan-interval 5ms", "--backend scan"),
+        ("--backend trap --writes", "--backend scan"),
+        ("--backend trap --scan-interval 5ms", "--backend scan"),
     ];
     for (options, way_out) in cases {
         let mut arguments = vec!["a-name-nobody-has"];
