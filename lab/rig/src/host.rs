@@ -154,15 +154,17 @@ mod tests {
 
     #[test]
     fn a_turn_excludes_all_others_and_shared_turns_only_the_third() {
+        // As shared_turn() on two CPUs: on one all turns exclude each other.
+        let one_of_two: fn() -> Turn = || Turn::begin(1);
         let begun = |begin: fn() -> Turn| {
             let (sender, receiver) = std::sync::mpsc::channel();
             thread::spawn(move || sender.send(begin()).unwrap());
             receiver
         };
         let short = std::time::Duration::from_millis(200);
-        let first = shared_turn();
-        let second = shared_turn();
-        let third = begun(shared_turn);
+        let first = one_of_two();
+        let second = one_of_two();
+        let third = begun(one_of_two);
         third.recv_timeout(short).unwrap_err();
         drop(first);
         let third = third.recv().unwrap();
@@ -171,7 +173,7 @@ mod tests {
         alone.recv_timeout(short).unwrap_err();
         drop(third);
         let alone = alone.recv().unwrap();
-        let shared = begun(shared_turn);
+        let shared = begun(one_of_two);
         shared.recv_timeout(short).unwrap_err();
         drop(alone);
         drop(shared.recv().unwrap());
