@@ -131,6 +131,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-pagelog",
             "plimsoll-vm",
             "plimsoll-disk",
+            "plimsoll-plot",
             "plimsoll-policy",
             "plimsoll-protocol",
             "plimsoll-migration",
