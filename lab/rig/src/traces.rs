@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -126,10 +127,14 @@ impl Footprint {
                 .map(|(number, path)| (number, fs::read_link(path).unwrap()))
                 .collect(),
             threads: numbered("task")
-                .map(|(thread, path)| {
-                    let status = fs::read_to_string(path.join("status")).unwrap();
-                    (thread, state_of(&status))
-                })
+                .filter_map(
+                    |(thread, path)| match fs::read_to_string(path.join("status")) {
+                        Ok(status) => Some((thread, state_of(&status))),
+                        // A worker of QEMU that has ended since.
+                        Err(error) if error.kind() == ErrorKind::NotFound => None,
+                        Err(error) => panic!("{}: {error}", path.display()),
+                    },
+                )
                 .collect(),
             code: maps
                 .lines()

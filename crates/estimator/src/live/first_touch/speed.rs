@@ -99,24 +99,24 @@ impl Batches {
     pub(super) fn speeds(&self, distribution: impl Fn(f64) -> f64) -> Speeds {
         let logarithms: Vec<f64> = (-SPEEDS..=SPEEDS).map(|at| f64::from(at) * STEP).collect();
         let table = Table::new(&self.waits, distribution);
-        let likelihoods = self.batches.iter().map(|batch| {
+        let batches = self.batches.iter().map(|batch| {
             let at_speeds = logarithms.iter().map(|&speed| {
                 let of = |&index: &usize| table.log_likelihood(self.waits[index], speed);
                 batch.iter().map(of).sum()
             });
-            at_speeds.collect()
+            Likelihoods::new(at_speeds.collect())
         });
-        let likelihoods: Vec<Vec<f64>> = likelihoods.collect();
+        let batches: Vec<Likelihoods> = batches.collect();
         let first = logarithms
             .iter()
             .map(|logarithm| (-(logarithm / DEVIATION).powi(2) / 2.0).exp());
         let mut prior = normalised(first.collect());
         for _ in 0..PRIOR_ROUNDS {
             let mut sums = vec![0.0; prior.len()];
-            for batch in &likelihoods {
-                let (posterior, _) = posterior(batch, &prior);
-                for (sum, one) in sums.iter_mut().zip(posterior) {
-                    *sum += one;
+            for batch in &batches {
+                let all = batch.sum(&prior);
+                for ((sum, one), prior) in sums.iter_mut().zip(&batch.shares).zip(&prior) {
+                    *sum += one * prior / all;
                 }
             }
             prior = normalised(sums);
@@ -125,15 +125,15 @@ impl Batches {
         let mut speeds = Speeds {
             of_samples: vec![0.0; self.waits.len()],
             likelihood: 0.0,
-            at_one_speed: likelihoods.iter().map(|batch| batch[middle]).sum(),
+            at_one_speed: batches.iter().map(|batch| batch.at_one_speed(middle)).sum(),
         };
-        for (batch, likelihoods) in self.batches.iter().zip(&likelihoods) {
-            let (posterior, likelihood) = posterior(likelihoods, &prior);
-            speeds.likelihood += likelihood;
-            let mean = posterior.iter().zip(&logarithms).map(|(one, at)| one * at);
-            let mean: f64 = mean.sum();
-            for &index in batch {
-                speeds.of_samples[index] = mean;
+        for (batch, indices) in batches.iter().zip(&self.batches) {
+            let all = batch.sum(&prior);
+            speeds.likelihood += batch.most + all.ln();
+            let weighted = batch.shares.iter().zip(&prior).zip(&logarithms);
+            let mean: f64 = weighted.map(|((one, prior), at)| one * prior * at).sum();
+            for &index in indices {
+                speeds.of_samples[index] = mean / all;
             }
         }
         // The mean speed stays that of the distribution.
@@ -211,18 +211,39 @@ impl Table {
     }
 }
 
-/// The probabilities of a batch's speeds, and the logarithm of the likelihood of its samples.
-fn posterior(likelihoods: &[f64], prior: &[f64]) -> (Vec<f64>, f64) {
-    let most = likelihoods
-        .iter()
-        .copied()
-        .fold(f64::NEG_INFINITY, f64::max);
-    let weighted = likelihoods.iter().zip(prior);
-    let weighted: Vec<f64> = weighted
-        .map(|(likelihood, prior)| prior * (likelihood - most).exp())
-        .collect();
-    let sum: f64 = weighted.iter().sum();
-    (normalised(weighted), most + sum.ln())
+/// The likelihoods of a batch's samples at each speed: shares of the largest, and the logarithm of that.
+#[derive(Debug)]
+struct Likelihoods {
+    shares: Vec<f64>,
+    most: f64,
+}
+
+impl Likelihoods {
+    /// Of logarithms.
+    fn new(mut logarithms: Vec<f64>) -> Self {
+        let most = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        logarithms
+            .iter_mut()
+            .for_each(|one| *one = (*one - most).exp());
+        Self {
+            shares: logarithms,
+            most,
+        }
+    }
+
+    /// Weighted by a prior.
+    fn sum(&self, prior: &[f64]) -> f64 {
+        let weighted = self.shares.iter().zip(prior);
+        weighted
+            .map(|(one, prior)| one * prior)
+            .sum::<f64>()
+            .max(f64::MIN_POSITIVE)
+    }
+
+    /// The logarithm at the speed of 1, the `middle` one.
+    fn at_one_speed(&self, middle: usize) -> f64 {
+        self.most + self.shares[middle].max(f64::MIN_POSITIVE).ln()
+    }
 }
 
 fn normalised(mut weights: Vec<f64>) -> Vec<f64> {
