@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
-use plimsoll_flow::{FirstTouch, FirstTouches, Moment, PageCount};
+use plimsoll_flow::{FirstTouch, FirstTouches, PageCount, Timestamp};
 
 /// RAM of the VM in pages.
 const RAM: u64 = 1 << 20;
@@ -26,8 +26,8 @@ fn time(rest: &mut &[u8]) -> Option<Duration> {
     })
 }
 
-fn moment(rest: &mut &[u8]) -> Option<Moment> {
-    Some(Moment {
+fn timestamp(rest: &mut &[u8]) -> Option<Timestamp> {
+    Some(Timestamp {
         vm: time(rest)?,
         wall: time(rest)?,
     })
@@ -63,9 +63,11 @@ fuzz_target!(|input: &[u8]| {
     });
     let mut rest = input;
     while let Some(ended) = samples(&mut rest) {
-        let (Some(waiting), Some(from), Some(now)) =
-            (samples(&mut rest), moment(&mut rest), moment(&mut rest))
-        else {
+        let (Some(waiting), Some(from), Some(now)) = (
+            samples(&mut rest),
+            timestamp(&mut rest),
+            timestamp(&mut rest),
+        ) else {
             break;
         };
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {

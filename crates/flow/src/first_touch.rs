@@ -24,9 +24,9 @@ pub struct FirstTouch {
     pub pages: u32,
 }
 
-/// A moment in the time of the VM, and in wall time.
+/// A time on the clock of the VM, and in wall time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moment {
+pub struct Timestamp {
     /// CPU time of the VM's process, all vCPUs together, since any start.
     pub vm: Duration,
     /// Wall time since any start.
@@ -41,9 +41,9 @@ pub struct FirstTouches<'a> {
     /// Pages that are still inaccessible at the end of the period.
     pub waiting: &'a [FirstTouch],
     /// Start of the period.
-    pub from: Moment,
+    pub from: Timestamp,
     /// End of the period.
-    pub now: Moment,
+    pub now: Timestamp,
     /// Pages of 4 KiB with contents from which the sample is drawn.
     pub population_pages: u64,
 }

@@ -22,7 +22,7 @@ mod vm;
 mod working_set;
 
 pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
-pub use first_touch::{FirstTouch, FirstTouches, Moment};
+pub use first_touch::{FirstTouch, FirstTouches, Timestamp};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{
     Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod,

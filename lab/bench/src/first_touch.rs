@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use plimsoll_estimator::LruStack;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
-use plimsoll_flow::{FirstTouch, FirstTouches, MissRatioCurve, Moment, PageCount, PageNumber};
+use plimsoll_flow::{FirstTouch, FirstTouches, MissRatioCurve, PageCount, PageNumber, Timestamp};
 
 use crate::random::Random;
 use crate::title;
@@ -282,8 +282,8 @@ impl Subject {
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {
             ended: &ended,
             waiting: &[],
-            from: Moment::default(),
-            now: Moment { vm: end, wall: end },
+            from: Timestamp::default(),
+            now: Timestamp { vm: end, wall: end },
             population_pages: self.pages as u64,
         }));
         estimator.curve()

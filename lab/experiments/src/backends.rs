@@ -10,14 +10,13 @@
 //!   curve, at least a 64th of the array (`curve`), and that of the backend whose size is the largest (`common`);
 //! * the time until both are good: a working set within 10 % and a curve within 0.03, for the first time.
 //!
-//! `--csv` and `--plot` take the curve after each period from a 64th of the array on, the same for all backends. Of sizes
-//! below its smallest one a backend knows only that no more than everything misses: there its ratio is 1, and beyond it its
-//! curve goes on from the true ratio there.
+//! `--csv` and `--plot` take the curve after each period from a 64th of the array on, the same for all backends. Sizes
+//! below its smallest one a backend does not resolve: its ratio is taken to be 1 there, and beyond it its curve continues from
+//! the true ratio at that size.
 //!
 //! The costs are measured by each one's own account, and by the guest's visits a second: one minus their ratio to the
 //! mean of the untraced stretches before and after.
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr as _;
@@ -29,7 +28,7 @@ use plimsoll_flow::{
     CurvePoint, MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound,
 };
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
-use plimsoll_output::write_file;
+use plimsoll_output::{csv_table, write_file};
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit};
 use plimsoll_protocol::size::{Interval, Rate};
 use plimsoll_rig::{GuestConfig, Subject, median};
@@ -362,23 +361,22 @@ struct Guest {
 }
 
 fn csv(guests: &[Guest]) -> String {
-    let mut text = "workload,mib,backend,period,touches,taken_s,curve_error\n".to_owned();
-    for guest in guests {
-        let (kind, mib, backend) = (guest.kind.name(), guest.mib, guest.backend.name());
-        for after in &guest.tally.progress {
-            let Progress {
-                period,
-                touches,
-                taken_s,
-                error,
-            } = after;
-            let _ = writeln!(
-                text,
-                "{kind},{mib},{backend},{period},{touches},{taken_s:.4},{error:.4}"
-            );
-        }
-    }
-    text
+    let rows = guests.iter().flat_map(|guest| {
+        let progress = guest.tally.progress.iter();
+        progress.map(move |after| (guest, after))
+    });
+    csv_table(
+        rows,
+        &[
+            ("workload", &|(guest, _)| guest.kind.name().to_owned()),
+            ("mib", &|(guest, _)| guest.mib.to_string()),
+            ("backend", &|(guest, _)| guest.backend.name().to_owned()),
+            ("period", &|(_, after)| after.period.to_string()),
+            ("touches", &|(_, after)| after.touches.to_string()),
+            ("taken_s", &|(_, after)| format!("{:.4}", after.taken_s)),
+            ("curve_error", &|(_, after)| format!("{:.4}", after.error)),
+        ],
+    )
 }
 
 /// A quantity after a period.

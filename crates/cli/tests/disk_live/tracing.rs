@@ -34,17 +34,8 @@ fn pages_that_the_disk_touched_trap_while_it_is_served() {
     let before = report(&guest).machine.engine;
     let pid = guest.guest().unwrap().pid().to_string();
     let attached = Command::new(PLIMSOLL)
-        .args(["attach", &pid, "-o", "json"])
-        .args([
-            "--backend",
-            "trap",
-            "--rate",
-            "1/16",
-            "--rate-rule",
-            "fixed",
-            "--budget",
-            "none",
-        ])
+        .args(["attach", &pid, "-o", "json", "--backend", "trap"])
+        .args(["--rate", "1/16", "--rate-rule", "fixed", "--budget", "none"])
         .args(["--period", "2s", "--periods", "4"])
         .output()
         .unwrap();

@@ -164,14 +164,9 @@ impl Outcome {
 
 /// The words of `options`, with the backend of traps unless they name one.
 pub fn with_backend(options: &str) -> impl Iterator<Item = &str> {
-    let default = if options.contains("--backend") {
-        ""
-    } else {
-        "--backend trap "
-    };
-    default
-        .split_ascii_whitespace()
-        .chain(options.split_ascii_whitespace())
+    let default = (!options.contains("--backend")).then_some(["--backend", "trap"]);
+    let default = default.into_iter().flatten();
+    default.chain(options.split_ascii_whitespace())
 }
 
 impl Attach {

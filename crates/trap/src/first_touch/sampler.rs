@@ -12,7 +12,7 @@ use std::fmt;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    AccessKind, FirstTouch, Moment, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts,
+    AccessKind, FirstTouch, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, Timestamp,
     TrapCounts,
 };
 
@@ -101,8 +101,8 @@ pub struct Report {
     pub ended: Vec<FirstTouch>,
     pub waiting: Vec<FirstTouch>,
     pub touched: ReferenceBatch,
-    pub from: Moment,
-    pub now: Moment,
+    pub from: Timestamp,
+    pub now: Timestamp,
     pub populated_pages: u64,
     pub samples: SampleCounts,
     pub traps: TrapCounts,
@@ -143,14 +143,14 @@ pub struct Sampler<V> {
     stayed: u64,
     report: Report,
     /// End of the last report.
-    reported: Moment,
+    reported: Timestamp,
     populated_before: Option<u64>,
 }
 
 impl<V: SampledVm> Sampler<V> {
     pub fn new(vm: V, pace: Pace, seed: u64) -> Self {
         let now = vm.now();
-        let reported = Moment {
+        let reported = Timestamp {
             vm: vm.vm_time(),
             wall: now,
         };
@@ -279,7 +279,7 @@ impl<V: SampledVm> Sampler<V> {
     /// Returns what happened since the last report, and the samples that wait.
     pub fn report(&mut self) -> Result<Report, TrapError> {
         let mut report = std::mem::take(&mut self.report);
-        let now = self.moment();
+        let now = self.timestamp();
         report.from = std::mem::replace(&mut self.reported, now);
         report.now = now;
         report.populated_pages = self.vm.populated_pages()?;
@@ -297,8 +297,8 @@ impl<V: SampledVm> Sampler<V> {
         Ok(report)
     }
 
-    fn moment(&self) -> Moment {
-        Moment {
+    fn timestamp(&self) -> Timestamp {
+        Timestamp {
             vm: self.vm.vm_time(),
             wall: self.vm.now(),
         }

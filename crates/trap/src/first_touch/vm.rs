@@ -41,7 +41,7 @@ pub struct TrappedVm<B: PageBarrier = RemotePageout> {
     pub arm_time: Duration,
 }
 
-impl<B: PageBarrier> TrappedVm<B> {
+impl<B: PageBarrier + std::fmt::Debug> TrappedVm<B> {
     pub fn new(session: Session<B>, userfault: Userfault, account: TrapAccount) -> Self {
         let mut vm = Self {
             userfault,
@@ -55,7 +55,7 @@ impl<B: PageBarrier> TrappedVm<B> {
             trapped: Duration::ZERO,
             arm_time: Duration::ZERO,
         };
-        vm.quiet = vm.ran();
+        vm.quiet = vm.vm_time();
         vm
     }
 
@@ -81,7 +81,7 @@ impl<B: PageBarrier> TrappedVm<B> {
         // Pages are unmapped already: from the registration on an access may wait.
         self.session.process.guard()?;
         self.session.process.register(&self.userfault)?;
-        self.quiet = self.ran();
+        self.quiet = self.vm_time();
         Ok(self.quiet)
     }
 
@@ -105,7 +105,7 @@ impl<B: PageBarrier> TrappedVm<B> {
     fn answer(&mut self, is_awaited: bool, traps: &mut Vec<Trap>) -> Result<bool, TrapError> {
         let mut faults = std::mem::take(&mut self.faults);
         let read = self.userfault.read_faults(&mut faults);
-        let by = self.ran();
+        let by = self.vm_time();
         // If the thread was waiting for it, an access is read as soon as it happens.
         let after = if is_awaited { by } else { self.quiet };
         let answered = read
@@ -129,14 +129,6 @@ impl<B: PageBarrier> TrappedVm<B> {
         answered.map(|()| !is_empty)
     }
 
-    /// CPU time of the VM; of one that is gone it stands still.
-    fn ran(&self) -> Duration {
-        if let Ok(time) = process_cpu_time(self.session.process.pid) {
-            self.vm_time.set(time);
-        }
-        self.vm_time.get()
-    }
-
     fn release_access(&mut self, address: u64) -> Result<(), TrapError> {
         let start = Instant::now();
         self.session.release_access(&self.userfault, address)?;
@@ -153,7 +145,11 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
     }
 
     fn vm_time(&self) -> Duration {
-        self.ran()
+        // That of a VM that is gone stands still.
+        if let Ok(time) = process_cpu_time(self.session.process.pid) {
+            self.vm_time.set(time);
+        }
+        self.vm_time.get()
     }
 
     fn pages(&self) -> u64 {

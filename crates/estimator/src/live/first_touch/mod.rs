@@ -35,7 +35,7 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, Moment, PageCount};
+use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, PageCount, Timestamp};
 
 use super::{LiveEstimator, LiveInput, LiveOptions};
 use crate::parts::mix::mix;
@@ -78,7 +78,7 @@ pub(super) struct FirstTouchCurve {
     open: usize,
     population: u64,
     /// Starts and ends of the periods, from the last one before the window on.
-    ends: VecDeque<Moment>,
+    ends: VecDeque<Timestamp>,
     /// The last change of phase, in the VM's time.
     changed: Duration,
     /// The curve of the samples, once it was computed.
@@ -126,8 +126,9 @@ impl FirstTouchCurve {
     }
 
     /// Adds a period to the ends, and drops those before the window.
-    fn follow(&mut self, from: Moment, now: Moment) {
-        let is_before = |one: Moment, other: Moment| one.vm < other.vm || one.wall < other.wall;
+    fn follow(&mut self, from: Timestamp, now: Timestamp) {
+        let is_before =
+            |one: Timestamp, other: Timestamp| one.vm < other.vm || one.wall < other.wall;
         if is_before(now, from) {
             return;
         }
@@ -157,8 +158,8 @@ impl FirstTouchCurve {
     fn between(
         &self,
         at: Duration,
-        known: impl Fn(&Moment) -> Duration,
-        wanted: impl Fn(&Moment) -> Duration,
+        known: impl Fn(&Timestamp) -> Duration,
+        wanted: impl Fn(&Timestamp) -> Duration,
     ) -> Duration {
         let after = self.ends.partition_point(|end| known(end) <= at);
         let neighbours = (self.ends.get(after.wrapping_sub(1)), self.ends.get(after));
@@ -286,7 +287,7 @@ impl Shape {
     /// were armed, and the mean speed; `None` if nothing was touched.
     fn at_even_speed(samples: &[(f64, Time)]) -> Option<(Self, f64)> {
         let mut times: Vec<Time> = samples.iter().map(|&(_, time)| time).collect();
-        let cells = Cells::new(&times)?;
+        let mut cells = Cells::new(&times)?;
         let mut mixture = Mixture::fit(&cells);
         let mut mean = 1.0;
         if let Some(batches) = Batches::new(samples) {
@@ -300,16 +301,17 @@ impl Shape {
                 let scaled = samples.iter().zip(&speeds.of_samples);
                 let scaled = scaled.map(|((_, time), speed)| time.scaled(*speed));
                 let even: Vec<Time> = scaled.collect();
-                let next = Mixture::fit(&Cells::new(&even)?);
+                let even_cells = Cells::new(&even)?;
+                let next = Mixture::fit(&even_cells);
                 let mean_of_even = speeds.of_samples.iter().sum::<f64>() / samples.len() as f64;
                 speeds = batches.speeds(|time| next.share(time));
                 if speeds.likelihood > best {
                     best = speeds.likelihood;
-                    (times, mixture, mean) = (even, next, mean_of_even);
+                    (times, cells, mixture, mean) = (even, even_cells, next, mean_of_even);
                 }
             }
         }
-        Some((Self::new(&times, &Cells::new(&times)?, mixture), mean))
+        Some((Self::new(&times, &cells, mixture), mean))
     }
 
     fn new(times: &[Time], cells: &Cells, mut mixture: Mixture) -> Self {
@@ -447,15 +449,15 @@ fn mixed(tables: &[Vec<Step>], weights: &[f64]) -> Vec<Step> {
 
 /// Median difference between the two times between which a touch is known to have happened.
 fn typical_uncertainty(times: &[Time]) -> f64 {
-    let mut widths: Vec<f64> = times
-        .iter()
-        .filter_map(|time| Some(time.upto? - time.above))
-        .collect();
-    let middle = widths.len() / 2;
-    if middle == widths.len() {
-        return 0.0;
-    }
-    *widths.select_nth_unstable_by(middle, f64::total_cmp).1
+    let widths = times.iter();
+    let widths = widths.filter_map(|time| Some(time.upto? - time.above));
+    median(widths.collect()).unwrap_or_default()
+}
+
+/// The middle one of some values; `None` if there are none.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    let middle = values.len() / 2;
+    (middle < values.len()).then(|| *values.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 /// The slope that could have remained unnoticed from each time of the grid on.

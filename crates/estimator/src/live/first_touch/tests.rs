@@ -7,7 +7,7 @@ use crate::live::working_set;
 use crate::parts::naive;
 use crate::parts::streams::{Random, cycle, uniform};
 use plimsoll_flow::WorkingSetBound;
-use plimsoll_flow::{MissRatioCurve, Moment, PageCount};
+use plimsoll_flow::{MissRatioCurve, PageCount, Timestamp};
 use proptest::prelude::*;
 
 const POPULATION: u64 = 4000;
@@ -45,9 +45,9 @@ fn estimator() -> FirstTouchCurve {
     })
 }
 
-/// A moment of a VM that runs all the time.
-fn at(time: Duration) -> Moment {
-    Moment {
+/// The time of a VM that runs all the time.
+fn at(time: Duration) -> Timestamp {
+    Timestamp {
         vm: time,
         wall: time,
     }
@@ -121,8 +121,8 @@ fn a_vm_that_runs_a_quarter_of_the_time_has_the_same_curve_and_a_quarter_of_the_
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {
             ended: &ended,
             waiting: &waiting,
-            from: Moment::default(),
-            now: Moment {
+            from: Timestamp::default(),
+            now: Timestamp {
                 vm: ms(10_000),
                 wall: wall(ms(10_000)),
             },
@@ -145,7 +145,7 @@ fn samples_are_dropped_by_wall_time() {
         ((0, 0), (25_000, 60_000)),
         ((25_000, 60_000), (30_000, 120_000)),
     ] {
-        let moment = |(vm, wall): (u64, u64)| Moment {
+        let timestamp = |(vm, wall): (u64, u64)| Timestamp {
             vm: ms(vm),
             wall: ms(wall),
         };
@@ -153,8 +153,8 @@ fn samples_are_dropped_by_wall_time() {
         estimator.observe(&LiveInput::FirstTouches(FirstTouches {
             ended: &ended,
             waiting: &waiting,
-            from: moment(from),
-            now: moment(now),
+            from: timestamp(from),
+            now: timestamp(now),
             population_pages: POPULATION,
         }));
     }
@@ -164,12 +164,12 @@ fn samples_are_dropped_by_wall_time() {
     estimator.observe(&LiveInput::FirstTouches(FirstTouches {
         ended: &[touched(10, 5)],
         waiting: &[],
-        from: Moment::default(),
+        from: Timestamp::default(),
         now: at(ms(20)),
         population_pages: POPULATION,
     }));
     assert_eq!(estimator.samples().count(), 1);
-    assert_eq!(estimator.ends, [Moment::default(), at(ms(20))]);
+    assert_eq!(estimator.ends, [Timestamp::default(), at(ms(20))]);
 }
 
 #[test]
@@ -520,8 +520,8 @@ proptest! {
             estimator.observe(&LiveInput::FirstTouches(FirstTouches {
                 ended,
                 waiting,
-                from: Moment::default(),
-                now: Moment { vm: *now, wall: *wall },
+                from: Timestamp::default(),
+                now: Timestamp { vm: *now, wall: *wall },
                 population_pages: *population_pages,
             }));
             if let Some(curve) = estimator.curve() {
