@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
+use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions, LiveWindow};
 use plimsoll_flow::{FirstTouch, FirstTouches, PageCount, Timestamp};
 
 /// RAM of the VM in pages.
@@ -83,6 +83,6 @@ fuzz_target!(|input: &[u8]| {
         if waiting.len() % 2 == 0 {
             estimator.discard_window();
         }
-        let _ = estimator.close_window(1, 5.0);
+        let _ = estimator.close_window(&LiveWindow::default());
     }
 });

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::MissRatioCurve;
 use plimsoll_output::{bail_usage, watch, write_file};
 use plimsoll_plot::{Chart, encode};
 use plimsoll_protocol::curve_json::CurveJson;
@@ -127,12 +127,6 @@ impl StatArgs {
 ///
 /// If it is not a miss-ratio curve.
 pub fn curve_of(json: &CurveJson) -> anyhow::Result<MissRatioCurve> {
-    let points = json.points.iter().map(|point| CurvePoint {
-        size: PageCount(point.size_pages),
-        miss_ratio: point.miss_ratio,
-        low: point.low,
-        high: point.high,
-    });
-    let curve = MissRatioCurve::new(points.collect(), json.references);
+    let curve = json.to_curve();
     curve.with_context(|| format!("the server's curve of {} is invalid", json.vm))
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, MemoryStatus, Progress, VmMemory};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, Settings, TraceView};
 
@@ -371,12 +371,7 @@ impl Vm {
             }
             _ => 0,
         };
-        let curve = &observed.curve;
-        let points = curve.points().iter().map(|point| CurvePoint {
-            size: PageCount(point.size.0.saturating_add(behind)),
-            ..*point
-        });
-        MissRatioCurve::new(points.collect(), curve.references()).map_err(|error| error.to_string())
+        Ok(observed.curve.clone().shifted(PageCount(behind)))
     }
 }
 

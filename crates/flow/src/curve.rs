@@ -5,8 +5,48 @@
 //! below the first point every reference misses (ratio 1). Each point has a
 //! band `low..=high` in which the true ratio lies with the confidence that the
 //! curve's estimator states; for an exact curve the band has no width.
+//!
+//! A ratio is a share of the references that the observer could see, and so depends on how it observes. Misses per
+//! second do not: they are counts over a known time. A curve of references with a clock has both.
 
 use crate::PageCount;
+
+/// A number of misses per second, with the 95 % band that includes the error of the rate itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MissesPerSecond {
+    /// The estimate, 0.0 or more.
+    pub expected: f64,
+    /// Lower limit of the band, 0.0 to `expected`.
+    pub low: f64,
+    /// Upper limit of the band, `expected` or more.
+    pub high: f64,
+}
+
+impl MissesPerSecond {
+    /// Each value, multiplied by `factor`.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        self.map(|value| value * factor)
+    }
+
+    /// Applies a function that keeps the order of the values.
+    #[must_use]
+    pub fn map(self, each: impl Fn(f64) -> f64) -> Self {
+        Self {
+            expected: each(self.expected),
+            low: each(self.low),
+            high: each(self.high),
+        }
+    }
+
+    /// Written so that a NaN anywhere fails.
+    fn is_band(self) -> bool {
+        0.0 <= self.low
+            && self.low <= self.expected
+            && self.expected <= self.high
+            && self.high < f64::INFINITY
+    }
+}
 
 /// One step of a [`MissRatioCurve`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,6 +59,8 @@ pub struct CurvePoint {
     pub low: f64,
     /// Upper limit of the band, `miss_ratio` to 1.0.
     pub high: f64,
+    /// Misses per second of wall time; `None` for references without a clock.
+    pub misses: Option<MissesPerSecond>,
 }
 
 impl CurvePoint {
@@ -30,6 +72,7 @@ impl CurvePoint {
             miss_ratio,
             low: miss_ratio,
             high: miss_ratio,
+            misses: None,
         }
     }
 }
@@ -69,6 +112,15 @@ pub enum CurveError {
         /// Upper limit of its band.
         high: f64,
     },
+    /// Misses per second outside their own band or rising with the size, or missing although other points have them.
+    #[error(
+        "point {index}: its misses per second are below 0, outside their band, above those of the point before it, \
+         or missing although the points before it have them"
+    )]
+    MissesPerSecond {
+        /// Index of the point, from 0.
+        index: usize,
+    },
 }
 
 /// Miss ratio of an LRU memory as a function of its size, with a confidence band.
@@ -76,7 +128,7 @@ pub enum CurveError {
 pub struct MissRatioCurve {
     points: Vec<CurvePoint>,
     references: u64,
-    references_per_second: Option<f64>,
+    vcpus: Option<f64>,
 }
 
 /// Distance between two curves over a set of sizes.
@@ -122,7 +174,7 @@ impl MissRatioCurve {
     /// # Errors
     ///
     /// [`CurveError::Empty`] without points or references, and the first point
-    /// that breaks the order of sizes, the order of ratios, or its own band.
+    /// that breaks the order of sizes, the order of ratios or of misses per second, or its own band.
     pub fn new(points: Vec<CurvePoint>, references: u64) -> Result<Self, CurveError> {
         if points.is_empty() || references == 0 {
             return Err(CurveError::Empty);
@@ -133,6 +185,7 @@ impl MissRatioCurve {
                 miss_ratio,
                 low,
                 high,
+                misses,
             } = point;
             // Written so that a NaN anywhere fails.
             if !(0.0 <= low && low <= miss_ratio && miss_ratio <= high && high <= 1.0) {
@@ -143,6 +196,9 @@ impl MissRatioCurve {
                     high,
                 });
             }
+            if misses.is_some_and(|misses| !misses.is_band()) {
+                return Err(CurveError::MissesPerSecond { index });
+            }
             let Some(before) = index.checked_sub(1).map(|before| points[before]) else {
                 continue;
             };
@@ -152,29 +208,78 @@ impl MissRatioCurve {
             if miss_ratio > before.miss_ratio {
                 return Err(CurveError::RatioRising { index, miss_ratio });
             }
+            let falls = match (before.misses, misses) {
+                (Some(before), Some(misses)) => misses.expected <= before.expected,
+                (before, misses) => before.is_none() && misses.is_none(),
+            };
+            if !falls {
+                return Err(CurveError::MissesPerSecond { index });
+            }
         }
         Ok(Self {
             points,
             references,
-            references_per_second: None,
+            vcpus: None,
         })
     }
 
-    /// Returns the curve with the rate of the references of which its ratios are shares, 0.0 or more; a rate that is
-    /// not a finite number is ignored.
+    /// Returns the curve with misses per second where the rate of the references behind its ratios is exactly known, as
+    /// that of counted reads is: the ratios and their bands times `rate`, 0.0 or more. A rate that is not a finite number
+    /// is ignored.
     #[must_use]
-    pub fn with_references_per_second(self, rate: f64) -> Self {
+    pub fn with_references_per_second(mut self, rate: f64) -> Self {
+        if rate.is_finite() && rate >= 0.0 {
+            for point in &mut self.points {
+                let ratios = MissesPerSecond {
+                    expected: point.miss_ratio,
+                    low: point.low,
+                    high: point.high,
+                };
+                point.misses = Some(ratios.scaled(rate));
+            }
+        }
+        self
+    }
+
+    /// Returns the curve with the CPU time of the VM's vCPUs, all together, per second of wall time while it was
+    /// observed; one that is not a finite number above 0.0 is ignored.
+    #[must_use]
+    pub fn with_vcpus(self, vcpus: Option<f64>) -> Self {
         Self {
-            references_per_second: (rate.is_finite() && rate >= 0.0).then_some(rate),
+            vcpus: vcpus.filter(|vcpus| vcpus.is_finite() && *vcpus > 0.0),
             ..self
         }
     }
 
-    /// Rate of the references of which the ratios are shares, so that a ratio times this rate is a number of misses
-    /// per second; `None` for a curve of references without a clock.
+    /// CPU time of the VM's vCPUs, all together, per second of wall time while it was observed; `None` if unknown.
     #[must_use]
-    pub fn references_per_second(&self) -> Option<f64> {
-        self.references_per_second
+    pub fn vcpus(&self) -> Option<f64> {
+        self.vcpus
+    }
+
+    /// Returns the misses per second of wall time at `size`; `None` for references without a clock, and below the
+    /// first point, where they are not resolved.
+    #[must_use]
+    pub fn misses_per_second(&self, size: PageCount) -> Option<MissesPerSecond> {
+        self.at(size).misses
+    }
+
+    /// Returns the misses at `size` per second of CPU time of the VM's vCPUs; `None` as
+    /// [`misses_per_second`](Self::misses_per_second), and if that time is unknown.
+    #[must_use]
+    pub fn misses_per_vcpu_second(&self, size: PageCount) -> Option<MissesPerSecond> {
+        let vcpus = self.vcpus?;
+        Some(self.misses_per_second(size)?.scaled(vcpus.recip()))
+    }
+
+    /// Returns the curve with `pages` more at each of its sizes.
+    #[must_use]
+    pub fn shifted(mut self, pages: PageCount) -> Self {
+        for point in &mut self.points {
+            point.size.0 = point.size.0.saturating_add(pages.0);
+        }
+        self.points.dedup_by_key(|point| point.size);
+        self
     }
 
     /// The steps, rising in size; never empty.
@@ -332,11 +437,7 @@ impl MissRatioCurve {
     /// [`CurveError::SizeNotRising`] if they do not, [`CurveError::Empty`] if there are none.
     pub fn at_sizes(&self, sizes: &[PageCount]) -> Result<Self, CurveError> {
         let points = sizes.iter().map(|&size| self.at(size)).collect();
-        let curve = Self::new(points, self.references)?;
-        Ok(Self {
-            references_per_second: self.references_per_second,
-            ..curve
-        })
+        Ok(Self::new(points, self.references)?.with_vcpus(self.vcpus))
     }
 
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
@@ -372,7 +473,7 @@ impl MissRatioCurve {
         Self {
             points: kept,
             references: self.references,
-            references_per_second: self.references_per_second,
+            vcpus: self.vcpus,
         }
     }
 }
@@ -501,14 +602,55 @@ mod tests {
         let points: Vec<_> = (0..100)
             .map(|size| (size, 1.0 - size as f64 / 100.0))
             .collect();
-        let rated = curve(&points).with_references_per_second(2e6);
-        assert_eq!(rated.thinned(5).references_per_second(), Some(2e6));
-        let at = rated.at_sizes(&[PageCount(3), PageCount(50)]).unwrap();
-        assert_eq!(at.references_per_second(), Some(2e6));
+        let rated = curve(&points)
+            .with_references_per_second(2e6)
+            .with_vcpus(Some(4.0));
+        let sizes = [PageCount(0), PageCount(50)];
+        for curve in [
+            rated.thinned(5),
+            rated.at_sizes(&sizes).unwrap(),
+            rated.clone(),
+        ] {
+            let at = |size| curve.misses_per_second(PageCount(size)).unwrap().expected;
+            assert_eq!(at(0), 2e6);
+            assert_eq!(curve.misses_per_vcpu_second(sizes[0]).unwrap().low, 5e5);
+        }
+        let shifted = rated.shifted(PageCount(10));
+        assert_eq!(shifted.misses_per_second(PageCount(9)), None);
+        let at = shifted.misses_per_second(PageCount(60)).unwrap();
+        assert_eq!((at.low, at.expected, at.high), (1e6, 1e6, 1e6));
         for rate in [-1.0, f64::NAN, f64::INFINITY] {
             let unrated = curve(&points).with_references_per_second(rate);
-            assert_eq!(unrated.references_per_second(), None);
+            assert_eq!(unrated.misses_per_second(PageCount(0)), None);
+            assert_eq!(unrated.with_vcpus(Some(rate)).vcpus(), None);
         }
+    }
+
+    #[test]
+    fn misses_that_rise_or_are_missing_or_outside_their_band_are_refused() {
+        let refused = |misses: [Option<(f64, f64, f64)>; 2]| {
+            let points = misses.iter().zip(1..).map(|(misses, size)| CurvePoint {
+                misses: misses.map(|(low, expected, high)| MissesPerSecond {
+                    expected,
+                    low,
+                    high,
+                }),
+                ..CurvePoint::exact(PageCount(size), 0.5)
+            });
+            match MissRatioCurve::new(points.collect(), 1) {
+                Err(CurveError::MissesPerSecond { index }) => Some(index),
+                Err(other) => panic!("{other}"),
+                Ok(_) => None,
+            }
+        };
+        let good = Some((1.0, 2.0, 3.0));
+        assert_eq!(refused([good, good]), None);
+        assert_eq!(refused([good, None]), Some(1));
+        assert_eq!(refused([None, good]), Some(1));
+        assert_eq!(refused([good, Some((2.0, 2.5, 3.0))]), Some(1));
+        assert_eq!(refused([Some((-1.0, 2.0, 3.0)), good]), Some(0));
+        assert_eq!(refused([Some((1.0, f64::NAN, 3.0)), good]), Some(0));
+        assert_eq!(refused([Some((1.0, 2.0, f64::INFINITY)), good]), Some(0));
     }
 
     proptest! {

@@ -21,7 +21,7 @@ mod source;
 mod vm;
 mod working_set;
 
-pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve};
+pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve, MissesPerSecond};
 pub use first_touch::{FirstTouch, FirstTouches, Timestamp};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{

@@ -31,7 +31,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll_estimator::live::{
-    self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions,
+    self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions, LiveWindow,
 };
 use plimsoll_estimator::working_set;
 use plimsoll_flow::{
@@ -291,12 +291,12 @@ impl Observer {
                 return Err(error);
             }
         };
-        let (scale, seconds) = (u64::from(period.scale), period.length.as_secs_f64());
+        let window = LiveWindow::of(&period);
         let curve = estimator
             .as_mut()
-            .and_then(|estimator| estimator.close_window(scale, seconds));
+            .and_then(|estimator| estimator.close_window(&window));
         let distance = compared.as_mut().and_then(|compared| {
-            let other = compared.other.close_window(scale, seconds);
+            let other = compared.other.close_window(&window);
             compared.curves(curve.clone(), other)?.distance()
         });
         let working_set = working_set_of(&period, curve.as_ref());

@@ -514,6 +514,7 @@ mod tests {
                 miss_ratio: 0.5,
                 low: 0.25,
                 high: 0.75,
+                misses: None,
             },
         ];
         let curve = MissRatioCurve::new(points, 10).unwrap();

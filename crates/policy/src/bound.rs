@@ -54,6 +54,7 @@ mod tests {
             miss_ratio,
             low: miss_ratio,
             high,
+            misses: None,
         }
     }
 

@@ -511,6 +511,7 @@ fn the_promise_binds_on_the_upper_edge_of_the_band() {
         miss_ratio,
         low: 0.0,
         high,
+        misses: None,
     };
     // At 10 pages 0.22 is expected, within 25 % of 0.2; but it might be 0.3.
     let points = vec![
@@ -537,6 +538,7 @@ fn who_can_have_no_size_within_a_step_gets_the_nearest_above() {
         miss_ratio,
         low: 0.0,
         high,
+        misses: None,
     };
     // Between 10 pages and its baseline the ratio is uncertain; at the baseline it misses as it does at 5.
     let points = vec![point(5, 0.2, 0.2), point(10, 0.2, 1.0), point(30, 0.1, 0.1)];
@@ -769,6 +771,7 @@ fn a_host_of_many_fine_units_that_shrank_is_divided_at_once() {
         miss_ratio,
         low: 0.0,
         high,
+        misses: None,
     };
     let points = vec![
         point(1, 0.5, 0.5),

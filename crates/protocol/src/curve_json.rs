@@ -107,6 +107,7 @@ impl CurveJson {
             miss_ratio: point.miss_ratio,
             low: point.low,
             high: point.high,
+            misses: None,
         });
         Ok(MissRatioCurve::new(points.collect(), self.references)?)
     }
@@ -136,6 +137,7 @@ mod tests {
                 miss_ratio: 0.25,
                 low: 0.125,
                 high: 0.375,
+                misses: None,
             },
         ];
         let curve = MissRatioCurve::new(points, 9).unwrap();

@@ -589,6 +589,7 @@ mod tests {
                         miss_ratio: left,
                         low: left * (1.0 - band),
                         high: (left * (1.0 + band)).min(1.0),
+                        misses: None,
                     }
                 });
                 MissRatioCurve::new(points.collect(), references).ok()

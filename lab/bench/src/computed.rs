@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
+use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions, LiveWindow};
 use plimsoll_flow::{MissRatioCurve, PageCount};
 use plimsoll_trap::{Backend as _, ComputedVm, Observation, PageClass, TraceConfig};
 
@@ -100,7 +100,7 @@ fn observe(name: &str, classes: Classes, ram_pages: u64) -> anyhow::Result<Strin
         traps += period.traps.taken;
         arms += period.rearmed_pages;
         overhead += period.overhead_ratio / f64::from(PERIODS);
-        curve = estimator.close_window(1, PERIOD.as_secs_f64()).or(curve);
+        curve = estimator.close_window(&LiveWindow::of(&period)).or(curve);
     }
     let cpu = (cpu_time() - before) / PERIODS;
     let curve = curve.context("no curve")?;

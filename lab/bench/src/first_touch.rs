@@ -456,7 +456,10 @@ impl Tally {
             let Some(curve) = subject.curve(draws) else {
                 continue;
             };
-            let rate = curve.references_per_second().unwrap_or_default() / RATE;
+            let rate = curve.points()[0]
+                .misses
+                .map_or(0.0, |misses| misses.expected)
+                / RATE;
             let misses = |&size: &PageCount| (curve.miss_ratio(size) * rate).min(1.0);
             runs.push((estimate, subject.sizes.iter().map(misses).collect()));
             if estimate == "strata" {

@@ -140,6 +140,7 @@ fn demands(host: &Host, seed: u64) -> anyhow::Result<Vec<Demand>> {
                 miss_ratio,
                 low: miss_ratio * 0.99,
                 high: (miss_ratio * 1.01).min(1.0),
+                misses: None,
             }
         });
         let half = PageCount(host.units / 2 * unit);

@@ -41,6 +41,7 @@ fn curve(vm: u32, turn: u32) -> MissRatioCurve {
             miss_ratio: ratio,
             low: ratio * 0.98,
             high: (ratio * 1.02).min(1.0),
+            misses: None,
         }
     });
     let points: Vec<_> = points.collect();

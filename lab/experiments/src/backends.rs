@@ -239,6 +239,7 @@ fn touched_curve(
             miss_ratio,
             low: miss_ratio,
             high: miss_ratio,
+            misses: None,
         }
     };
     let sizes = curve_sizes(pages);

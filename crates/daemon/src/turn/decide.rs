@@ -479,12 +479,15 @@ pub(super) fn used(set: WorkingSet, holding: Holding) -> PageCount {
 pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
     let thinned = curve.thinned(RECORDED_POINTS);
     let rounded = |ratio: f64| (ratio * RECORDED_STEPS).round() / RECORDED_STEPS;
+    let rounded_misses = |misses: f64| (misses * 1000.0).round() / 1000.0;
     let points = thinned.points().iter().map(|point| CurvePoint {
         size: point.size,
         miss_ratio: rounded(point.miss_ratio),
         low: rounded(point.low),
         high: rounded(point.high),
+        misses: point.misses.map(|misses| misses.map(rounded_misses)),
     });
     // Rounding keeps the monotonicity of a curve.
-    MissRatioCurve::new(points.collect(), curve.references()).unwrap_or(thinned)
+    let recorded = MissRatioCurve::new(points.collect(), curve.references());
+    recorded.map_or(thinned, |recorded| recorded.with_vcpus(curve.vcpus()))
 }

@@ -208,6 +208,7 @@ impl Guest {
                 miss_ratio,
                 low: miss_ratio * 0.985,
                 high: (miss_ratio * 1.015).min(1.0),
+                misses: None,
             }
         });
         MissRatioCurve::new(points.collect(), 1_250_000).ok()

@@ -7,8 +7,9 @@
 //! | `scans` | pages touched between two scans: the slope of their footprint | `scans` |
 //! | `first-touch` | sampled pages, each observed until its first touch: the slope of their distribution | `first_touch` |
 //!
-//! A window is one period of a tracer. Windows are pooled weighted by the time that each represents, because the number
-//! of references that a VM made in it cannot be known from outside.
+//! A window is one period of a tracer. Windows are pooled weighted by the time that each represents and by the references
+//! per second that were observed in it, so that the ratio of the whole times the mean rate is the mean of the misses per
+//! second. A window of unknown observed time is weighted by the time alone, and has no misses per second.
 //!
 //! A new estimator is one file with an implementation of [`LiveEstimator`] and a row in [`LIVE_ESTIMATORS`].
 //! Not here: the schedule of windows, and the selection of sampled pages (crate `plimsoll-trap`).
@@ -27,7 +28,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use plimsoll_flow::{FirstTouches, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{FirstTouches, MissRatioCurve, PageCount, PageNumber, Period};
 
 use first_touch::FirstTouchCurve;
 use ordered::PooledEstimator;
@@ -38,11 +39,10 @@ pub trait LiveEstimator: fmt::Debug + Send {
     /// Processes the next observations. Input of another kind than [`LiveEstimatorRow::takes`] is ignored.
     fn observe(&mut self, input: &LiveInput<'_>);
 
-    /// Closes the window, in which a sampled page represents `scale` pages and which represents `seconds`, and opens
-    /// the next.
+    /// Closes the window and opens the next.
     ///
     /// Returns the curve of the closed window; `None` without a reuse.
-    fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve>;
+    fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve>;
 
     /// Discards the observations of the open window, which is incomplete, and opens the next.
     fn discard_window(&mut self);
@@ -52,6 +52,32 @@ pub trait LiveEstimator: fmt::Debug + Send {
 
     /// The curve of the newest windows, as far back as [`LiveOptions::reach`].
     fn recent_curve(&self) -> Option<MissRatioCurve>;
+}
+
+/// How a window was observed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LiveWindow {
+    /// Number of pages that a sampled page represents.
+    pub scale: u64,
+    /// Time that the window represents, in seconds.
+    pub seconds: f64,
+    /// The part of it in which pages were observed, in seconds; 0.0 if unknown, and then there are no misses per second.
+    pub observed_seconds: f64,
+    /// The size below which the misses of a memory were not observed: what the hot set holds.
+    pub hidden: PageCount,
+}
+
+impl LiveWindow {
+    /// The window of a period.
+    #[must_use]
+    pub fn of(period: &Period) -> Self {
+        Self {
+            scale: u64::from(period.scale),
+            seconds: period.length.as_secs_f64(),
+            observed_seconds: period.window.as_secs_f64(),
+            hidden: PageCount(period.resolution_pages()),
+        }
+    }
 }
 
 /// Observations of a running VM.
@@ -174,11 +200,21 @@ impl<T> Recent<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::streams::Random;
 
     fn options(reach_s: Option<u64>) -> LiveOptions {
         LiveOptions {
             ram: PageCount(10_000),
             reach: reach_s.map(Duration::from_secs),
+        }
+    }
+
+    fn window(seconds: f64) -> LiveWindow {
+        LiveWindow {
+            scale: 1,
+            seconds,
+            observed_seconds: seconds,
+            hidden: PageCount(0),
         }
     }
 
@@ -210,7 +246,7 @@ mod tests {
             let pages: Vec<_> = (0..size).cycle().take(10_000).map(PageNumber).collect();
             // A scan lists each page once.
             observe_all(estimator, kind, pages.chunks(100));
-            estimator.close_window(1, 5.0)
+            estimator.close_window(&window(5.0))
         });
         windows.into_iter().collect()
     }
@@ -235,13 +271,96 @@ mod tests {
     }
 
     #[test]
+    fn misses_per_second_are_counts_over_the_time_and_an_idle_window_has_none() {
+        for row in pooling() {
+            let mut estimator = (row.make)(&options(None));
+            let windows = observe(&mut *estimator, row.takes);
+            let misses =
+                |curve: &MissRatioCurve, size| curve.misses_per_second(PageCount(size)).unwrap();
+            // Of 10 000 references in 5 s.
+            let all = misses(windows[0].as_ref().unwrap(), 900);
+            assert!(
+                (all.expected - 2000.0).abs() < 200.0,
+                "{}: {all:?}",
+                row.name
+            );
+            let whole = misses(&estimator.curve().unwrap(), 1500).expected;
+            assert!(
+                (whole - 2000.0 / 3.0).abs() < 200.0,
+                "{}: {whole}",
+                row.name
+            );
+            estimator.close_window(&window(15.0));
+            let half = misses(&estimator.curve().unwrap(), 1500).expected;
+            assert!(
+                (half / whole - 0.5).abs() < 1e-9,
+                "{}: {half} {whole}",
+                row.name
+            );
+        }
+    }
+
+    /// References of two classes, of which a hot set of so many pages lets through what it does not hold.
+    fn behind_a_hot_set(hot_set: usize) -> Vec<PageNumber> {
+        let mut random = Random::new(3);
+        let mut held = VecDeque::new();
+        let mut seen = Vec::new();
+        for _ in 0..200_000 {
+            let is_hot = random.next() % 10 < 6;
+            let page = if is_hot {
+                random.next() % 1000
+            } else {
+                1000 + random.next() % 3000
+            };
+            if !held.contains(&page) {
+                held.push_back(page);
+                if held.len() > hot_set {
+                    held.pop_front();
+                }
+                seen.push(PageNumber(page));
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn misses_per_second_do_not_move_with_the_hot_set_and_ratios_do() {
+        for row in [LRU, AET] {
+            let curves = [16, 200].map(|hot_set| {
+                let mut estimator = (row.make)(&options(None));
+                estimator.observe(&LiveInput::References(&behind_a_hot_set(hot_set)));
+                estimator.close_window(&window(10.0)).unwrap()
+            });
+            for size in [500, 1000, 2000, 3000] {
+                let size = PageCount(size);
+                let [few, many] = curves
+                    .each_ref()
+                    .map(|curve| curve.misses_per_second(size).unwrap());
+                let moved = (few.expected / many.expected - 1.0).abs();
+                assert!(moved < 0.05, "{} at {size}: {few:?} {many:?}", row.name);
+                assert!(
+                    few.low <= many.expected && many.expected <= few.high,
+                    "{}",
+                    row.name
+                );
+                let [few, many] = curves.each_ref().map(|curve| curve.miss_ratio(size));
+                assert!(many / few > 1.05, "{} at {size}: {few} {many}", row.name);
+            }
+        }
+    }
+
+    #[test]
     fn a_window_that_is_discarded_leaves_nothing() {
         for row in pooling() {
             let mut estimator = (row.make)(&options(None));
             let pages: Vec<_> = (0..100).cycle().take(400).map(PageNumber).collect();
             observe_all(&mut *estimator, row.takes, pages.chunks(50));
             estimator.discard_window();
-            assert!(estimator.close_window(1, 1.0).is_none(), "{}", row.name);
+            assert!(
+                estimator.close_window(&window(1.0)).is_none(),
+                "{}",
+                row.name
+            );
             assert!(estimator.curve().is_none(), "{}", row.name);
         }
     }

@@ -5,7 +5,7 @@
 
 use plimsoll_flow::MissRatioCurve;
 
-use super::{LiveEstimator, LiveInput, LiveOptions, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent};
 use crate::live::survival::Survival;
 use crate::live::window::{PartOfWindow, Window};
 
@@ -42,11 +42,11 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
         }
     }
 
-    fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
-        let survival = self.window.finish(scale);
+    fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
+        let survival = self.window.finish(window.scale).timed(window);
         let resolved = survival.resolved();
-        self.pooled.merge(&resolved, seconds);
-        self.recent.push(|| resolved, seconds);
+        self.pooled.pool(&resolved, window.seconds);
+        self.recent.push(|| resolved, window.seconds);
         curve_of::<P>(&survival)
     }
 
@@ -61,7 +61,7 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
     fn recent_curve(&self) -> Option<MissRatioCurve> {
         let mut pooled = Survival::new();
         for (window, seconds) in self.recent.windows() {
-            pooled.merge(window, seconds);
+            pooled.pool(window, seconds);
         }
         curve_of::<P>(&pooled)
     }

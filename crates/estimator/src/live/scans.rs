@@ -20,9 +20,9 @@
 
 use std::collections::HashMap;
 
-use super::{LiveEstimator, LiveInput, LiveOptions, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber};
 
 /// Number of replicates into which the sample is divided.
 const REPLICATES: usize = 8;
@@ -78,9 +78,9 @@ impl ScanWindow {
         self.end = to;
     }
 
-    /// Ends the window and returns its curve, where a sampled page represents `scale` pages. `None` if nothing was
-    /// touched.
-    fn finish(&mut self, scale: u64) -> Option<MissRatioCurve> {
+    /// Ends the window and returns its curve, where a sampled page represents `scale` pages and pages were observed for
+    /// `seconds`, or 0.0 if that is unknown. `None` if nothing was touched.
+    fn finish(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
         let mut window = std::mem::take(self);
         for (&page, &(from, to)) in &window.last {
             for part in [
@@ -119,15 +119,35 @@ impl ScanWindow {
             shape.of(rate * REPLICATES as f64 / (REPLICATES - 1) as f64, &without)
         });
         let replicates: Vec<Steps> = replicates.collect();
+        // Touches found per second, of all pages; and by the touches outside each replicate.
+        let rate = |touches: f64| touches * scale as f64 / seconds;
+        let grow = REPLICATES as f64 / (REPLICATES - 1) as f64;
+        let without = window.replicates.iter().map(|part| {
+            let others = (window.whole.touches - part.touches) as f64;
+            rate(others * grow)
+        });
+        let without: Vec<f64> = without.collect();
+        let ones = [1.0; REPLICATES];
 
         let points = middle.0.iter().map(|&(size, miss_ratio)| {
-            let spread = DEVIATIONS * jackknife_error(&replicates, size);
+            let spread = DEVIATIONS * jackknife_error(&replicates, &ones, size);
             let (low, high) = bounds.at(size);
+            let misses = (seconds > 0.0).then(|| {
+                let spread = DEVIATIONS * jackknife_error(&replicates, &without, size);
+                let rate = rate(touches);
+                let expected = miss_ratio * rate;
+                MissesPerSecond {
+                    expected,
+                    low: (low * rate).min(expected - spread).clamp(0.0, expected),
+                    high: (high * rate).max(expected + spread),
+                }
+            });
             CurvePoint {
                 size: PageCount(size),
                 miss_ratio,
                 low: low.min(miss_ratio - spread).clamp(0.0, miss_ratio),
                 high: high.max(miss_ratio + spread).clamp(miss_ratio, 1.0),
+                misses,
             }
         });
         MissRatioCurve::new(points.collect(), window.whole.touches).ok()
@@ -139,9 +159,10 @@ fn replicate_of(page: PageNumber) -> usize {
     usize::try_from(hash).map_or(0, |hash| hash % REPLICATES)
 }
 
-/// Standard error of the miss ratio at a size, from curves that each leave out one replicate.
-fn jackknife_error(replicates: &[Steps], size: u64) -> f64 {
-    let ratios: Vec<f64> = replicates.iter().map(|part| part.at(size)).collect();
+/// Standard error of the miss ratio at a size times a rate, from curves and rates that each leave out one replicate.
+fn jackknife_error(replicates: &[Steps], rates: &[f64], size: u64) -> f64 {
+    let parts = replicates.iter().zip(rates);
+    let ratios: Vec<f64> = parts.map(|(part, rate)| part.at(size) * rate).collect();
     let count = ratios.len() as f64;
     let mean = ratios.iter().sum::<f64>() / count;
     let squares: f64 = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum();
@@ -257,13 +278,19 @@ impl Bounds {
     }
 }
 
-/// Curves of windows, averaged by the time that each represents.
+/// Curves of windows, averaged: misses per second by the time that each represents, ratios by the references in it.
 #[derive(Debug, Clone)]
 struct MeanCurve {
     sizes: Vec<PageCount>,
-    /// By size: miss ratio, and the limits of its band, each multiplied by seconds.
+    /// By size: miss ratio, and the limits of its band, each multiplied by the window's weight.
     sums: Vec<[f64; 3]>,
+    /// References, or seconds where their rate is unknown.
+    weight: f64,
+    /// By size: misses per second and the limits of their band, each multiplied by seconds.
+    misses: Vec<[f64; 3]>,
     seconds: f64,
+    /// Whether all windows had misses per second.
+    is_rated: bool,
     touches: u64,
 }
 
@@ -280,41 +307,67 @@ impl MeanCurve {
             .collect();
         Self {
             sums: vec![[0.0; 3]; sizes.len()],
+            weight: 0.0,
+            misses: vec![[0.0; 3]; sizes.len()],
             sizes,
             seconds: 0.0,
+            is_rated: true,
             touches: 0,
         }
     }
 
-    /// Adds the curve of a window that represents `seconds`.
-    fn add(&mut self, curve: &MissRatioCurve, seconds: f64) {
-        for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
-            let CurvePoint {
-                miss_ratio,
-                low,
-                high,
-                ..
-            } = curve.at(size);
-            for (sum, value) in sums.iter_mut().zip([miss_ratio, low, high]) {
-                *sum += value * seconds;
+    /// Adds the curve of a window that represents `seconds`; `None` for one in which nothing was touched.
+    fn add(&mut self, curve: Option<&MissRatioCurve>, seconds: f64) {
+        self.seconds += seconds;
+        let Some(curve) = curve else {
+            return;
+        };
+        let first = curve.points()[0];
+        let rate = first.misses.map(|misses| {
+            // Of a window in which nothing misses, nothing counts.
+            misses.expected / first.miss_ratio.max(f64::MIN_POSITIVE)
+        });
+        self.is_rated &= rate.is_some();
+        let weight = seconds * rate.unwrap_or(1.0);
+        let sums = self.sums.iter_mut().zip(&mut self.misses);
+        for (&size, (sums, misses)) in self.sizes.iter().zip(sums) {
+            let at = curve.at(size);
+            let ratios = [at.miss_ratio, at.low, at.high].map(|ratio| ratio * weight);
+            let of = |misses: MissesPerSecond| [misses.expected, misses.low, misses.high];
+            let missed = at.misses.or(first.misses).map_or([0.0; 3], of);
+            let missed = missed.map(|misses| misses * seconds);
+            let values = ratios.into_iter().chain(missed);
+            for (sum, value) in sums.iter_mut().chain(misses).zip(values) {
+                *sum += value;
             }
         }
-        self.seconds += seconds;
+        self.weight += weight;
         self.touches = self.touches.saturating_add(curve.references());
     }
 
     /// The mean curve; `None` without curves.
     fn curve(&self) -> Option<MissRatioCurve> {
-        let mut before = 1.0_f64;
-        let points = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
-            let [miss_ratio, low, high] = sums.map(|sum| sum / self.seconds);
-            // It never rises, apart from rounding errors.
+        let (mut before, mut missed_before) = (1.0_f64, f64::INFINITY);
+        let sums = self.sums.iter().zip(&self.misses);
+        let points = self.sizes.iter().zip(sums).map(|(&size, (sums, misses))| {
+            let [miss_ratio, low, high] = sums.map(|sum| sum / self.weight);
+            // They never rise, apart from rounding errors.
             before = before.min(miss_ratio);
+            let misses = self.is_rated.then(|| {
+                let [expected, low, high] = misses.map(|sum| sum / self.seconds);
+                missed_before = missed_before.min(expected);
+                MissesPerSecond {
+                    expected: missed_before,
+                    low: low.min(missed_before),
+                    high: high.max(missed_before),
+                }
+            });
             CurvePoint {
                 size,
                 miss_ratio: before,
                 low: low.min(before),
                 high: high.clamp(before, 1.0),
+                misses,
             }
         });
         MissRatioCurve::new(points.collect(), self.touches).ok()
@@ -348,11 +401,10 @@ impl LiveEstimator for ScanCurve {
         }
     }
 
-    fn close_window(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
-        let curve = self.window.finish(scale);
-        if let Some(curve) = &curve {
-            self.pooled.add(curve, seconds);
-        }
+    fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
+        let seconds = window.seconds;
+        let curve = self.window.finish(window.scale, window.observed_seconds);
+        self.pooled.add(curve.as_ref(), seconds);
         self.recent.push(|| curve.clone(), seconds);
         curve
     }
@@ -368,7 +420,7 @@ impl LiveEstimator for ScanCurve {
     fn recent_curve(&self) -> Option<MissRatioCurve> {
         let mut mean = MeanCurve::new(self.ram);
         for (curve, seconds) in self.recent.windows() {
-            curve.iter().for_each(|curve| mean.add(curve, seconds));
+            mean.add(curve.as_ref(), seconds);
         }
         mean.curve()
     }
@@ -404,7 +456,7 @@ mod tests {
     #[test]
     fn a_vm_that_touches_one_page_has_a_curve() {
         let mut window = scanned(std::iter::repeat(7), 1, 20);
-        let curve = window.finish(16).unwrap();
+        let curve = window.finish(16, 1.0).unwrap();
         assert!(curve.miss_ratio(PageCount(16)) < 0.1, "{curve:?}");
     }
 
@@ -412,7 +464,9 @@ mod tests {
     fn a_loop_falls_at_its_size_though_every_page_was_met_a_first_time() {
         // Scan intervals that divide the loop's length, and ones that do not.
         for touches in [100, 90] {
-            let curve = scanned((0..1000).cycle(), touches, 64).finish(16).unwrap();
+            let curve = scanned((0..1000).cycle(), touches, 64)
+                .finish(16, 1.0)
+                .unwrap();
             let at = |share: f64| curve.at(PageCount(whole_pages(16_000.0 * share)));
             assert!(at(0.8).miss_ratio > 0.99, "{:?}", at(0.8));
             assert!(at(1.0).miss_ratio < 0.02, "{:?}", at(1.0));
@@ -434,7 +488,7 @@ mod tests {
             let touched: Vec<_> = pages.by_ref().take(count).map(PageNumber).collect();
             window.observe(&touched);
         }
-        let curve = window.finish(1).unwrap();
+        let curve = window.finish(1, 1.0).unwrap();
         let at = |size| curve.miss_ratio(PageCount(size));
         assert!(
             at(750) > 0.95 && at(1000) < 0.03,
@@ -446,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_loop_shorter_than_an_interval_is_known_to_fit_and_no_more() {
-        let curve = scanned((0..100).cycle(), 450, 20).finish(1).unwrap();
+        let curve = scanned((0..100).cycle(), 450, 20).finish(1, 1.0).unwrap();
         assert_eq!(curve.size_for(0.05), Some(PageCount(100)));
         let below = curve.at(PageCount(60));
         assert_eq!(below.high, 1.0);
@@ -456,7 +510,9 @@ mod tests {
     #[test]
     fn the_band_of_even_references_holds_the_closed_form() {
         for (touches, scans) in [(125, 64), (500, 32), (60, 100)] {
-            let curve = scanned(random(1000), touches, scans).finish(1).unwrap();
+            let curve = scanned(random(1000), touches, scans)
+                .finish(1, 1.0)
+                .unwrap();
             // Per touch found; an interval has fewer touches than references.
             let seen = 1000.0 * (1.0 - (-(touches as f64) / 1000.0).exp());
             let truth = |size: u64| (1.0 - size as f64 / 1000.0) * touches as f64 / seen;
@@ -475,9 +531,9 @@ mod tests {
 
     #[test]
     fn nothing_touched_is_no_curve() {
-        assert!(ScanWindow::default().finish(1).is_none());
+        assert!(ScanWindow::default().finish(1, 1.0).is_none());
         let mut idle = scanned(std::iter::empty(), 10, 5);
-        assert!(idle.finish(1).is_none());
+        assert!(idle.finish(1, 1.0).is_none());
     }
 
     #[test]
@@ -486,7 +542,7 @@ mod tests {
         assert!(mean.curve().is_none());
         for (pages, seconds) in [(1000, 3.0), (3000, 1.0)] {
             let mut window = scanned((0..pages).cycle(), 100, 100);
-            mean.add(&window.finish(1).unwrap(), seconds);
+            mean.add(window.finish(1, 0.0).as_ref(), seconds);
         }
         let curve = mean.curve().unwrap();
         assert!((curve.miss_ratio(PageCount(500)) - 1.0).abs() < 0.01);

@@ -22,6 +22,7 @@
 
 use std::collections::BTreeMap;
 
+use super::LiveWindow;
 use crate::parts::histogram::{bucket_of, floor_of};
 
 /// Observations, some of them censored, and their product-limit estimate.
@@ -44,6 +45,14 @@ pub struct Survival {
     largest: u64,
     /// The distributions of disjoint parts of the sample, each estimated alone; may be empty.
     parts: Vec<Self>,
+    clock: Clock,
+}
+
+/// A number of references to all pages, and the time in which the VM made them.
+#[derive(Debug, Clone, Copy, Default)]
+struct Clock {
+    references: f64,
+    seconds: f64,
 }
 
 /// Observations within one bucket.
@@ -121,19 +130,40 @@ impl Survival {
 
     /// Adds all of `other`'s observations, with their weights multiplied by `factor`, above 0.0.
     pub fn merge(&mut self, other: &Self, factor: f64) {
-        if !is_weight(factor) || other.is_empty() {
-            return;
-        }
-        if self.is_empty() {
+        self.merge_by(other, &|_| factor);
+    }
+
+    /// Adds the estimate of a window, as [`resolved`](Self::resolved), weighted by its number of references; without a
+    /// clock, by `seconds`.
+    pub(crate) fn pool(&mut self, window: &Self, seconds: f64) {
+        self.merge_by(window, &|part| {
+            if part.clock.seconds > 0.0 {
+                part.clock.references
+            } else {
+                seconds
+            }
+        });
+    }
+
+    fn merge_by(&mut self, other: &Self, factor_of: &dyn Fn(&Self) -> f64) {
+        // A window without references has a time, too.
+        self.clock.references += other.clock.references;
+        self.clock.seconds += other.clock.seconds;
+        let factor = factor_of(other);
+        let adds = is_weight(factor) && !other.is_empty();
+        if self.is_empty() && self.parts.len() != other.parts.len() {
             self.parts = vec![Self::new(); other.parts.len()];
         }
         if self.parts.len() == other.parts.len() {
             for (part, other) in self.parts.iter_mut().zip(&other.parts) {
-                part.merge(other, factor);
+                part.merge_by(other, factor_of);
             }
-        } else {
+        } else if adds {
             // Parts of only some of the observations do not represent the whole.
             self.parts.clear();
+        }
+        if !adds {
+            return;
         }
         for (&bucket, &cell) in &other.cells {
             self.cells.entry(bucket).or_default().add(cell, factor);
@@ -163,6 +193,7 @@ impl Survival {
             events: self.events,
             largest: self.largest,
             parts: self.parts.iter().map(Self::resolved).collect(),
+            clock: self.clock,
             ..resolved
         }
     }
@@ -211,6 +242,31 @@ impl Survival {
 
     pub(crate) fn parts(&self) -> &[Self] {
         &self.parts
+    }
+
+    /// Attaches the time that `window` represents and the number of references in it, by those observed.
+    pub(crate) fn timed(mut self, window: &LiveWindow) -> Self {
+        if window.observed_seconds > 0.0 {
+            let all = (window.scale * self.parts.len().max(1) as u64) as f64;
+            let of = |observations: u64, scale: f64| Clock {
+                references: observations as f64 * scale * window.seconds / window.observed_seconds,
+                seconds: window.seconds,
+            };
+            for part in &mut self.parts {
+                part.clock = of(part.observations, all);
+            }
+            self.clock = of(self.observations, window.scale as f64);
+        }
+        self
+    }
+
+    /// References to all pages per second; `None` if the time is not known.
+    pub(crate) fn references_per_second(&self) -> Option<f64> {
+        let Clock {
+            references,
+            seconds,
+        } = self.clock;
+        (seconds > 0.0).then(|| references / seconds)
     }
 
     pub(crate) fn steps(&self) -> Vec<SurvivalStep> {

@@ -272,9 +272,19 @@ fn curve_of(
     let mut steps = steps_of(survival);
     if !survival.parts().is_empty() {
         let parts = survival.parts().iter();
-        let curves = parts.map(|part| steps_of(part).into_curve(part.observations()));
-        let curves: Vec<_> = curves.flatten().collect();
+        let curves = parts.map(|part| {
+            let curve = steps_of(part).into_curve(part.observations());
+            (curve.ok(), part.references_per_second().unwrap_or_default())
+        });
+        let rated: Vec<_> = curves.collect();
+        let curves: Vec<_> = rated
+            .iter()
+            .filter_map(|(curve, _)| curve.clone())
+            .collect();
         steps.band(&curves, 1.0);
+        if let Some(rate) = survival.references_per_second() {
+            steps.rate(rate, &rated);
+        }
     }
     steps.into_curve(survival.observations())
 }

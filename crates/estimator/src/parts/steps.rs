@@ -9,7 +9,7 @@
 //!
 //! Not here: errors common to all replicates, such as those of a model.
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount};
 
 /// Number of replicates into which a sample is split.
 pub(crate) const REPLICATES: usize = 16;
@@ -157,6 +157,34 @@ impl Steps {
         }
     }
 
+    /// Adds misses per second, of `rate` references per second, with the spread of those of the replicates: of their
+    /// curves times their own rates, so that the band includes the error of the rate. A replicate without references has
+    /// no curve.
+    pub(crate) fn rate(&mut self, rate: f64, replicates: &[(Option<MissRatioCurve>, f64)]) {
+        let lines = replicates.iter();
+        let mut lines: Vec<_> = lines
+            .map(|(curve, rate)| (curve.as_ref().map(Line::new), rate))
+            .collect();
+        let count = lines.len() as f64;
+        for point in &mut self.points {
+            let expected = point.miss_ratio * rate;
+            let (mut sum, mut squares) = (0.0, 0.0);
+            for (line, rate) in &mut lines {
+                let ratio = line.as_mut().map_or(0.0, |line| line.at(point.size.0));
+                let difference = ratio * **rate - expected;
+                sum += difference;
+                squares += difference * difference;
+            }
+            let variance = (squares - sum * sum / count).max(0.0) / (count - 1.0);
+            let half_width = quantile_of(count) * (variance / count).sqrt();
+            point.misses = Some(MissesPerSecond {
+                expected,
+                low: (expected - half_width).max(0.0),
+                high: expected + half_width,
+            });
+        }
+    }
+
     /// Widens the band for unobserved events at sizes up to `unseen`'s last, one entry for each size from 0: by these
     /// shares, times `share`, and by the share `unknown`, 0.0 to 1.0, over the range of all curves that end there.
     pub(crate) fn widen_near(&mut self, unseen: &[UnseenShare], share: f64, unknown: f64) {
@@ -286,6 +314,7 @@ fn banded(size: PageCount, miss_ratio: f64, half_width: f64) -> CurvePoint {
         miss_ratio,
         low: (miss_ratio - half_width).max(0.0),
         high: (miss_ratio + half_width).min(1.0),
+        misses: None,
     }
 }
 

@@ -52,6 +52,7 @@ pub fn any_curve() -> impl Strategy<Value = MissRatioCurve> {
                 miss_ratio: ratio,
                 low: ratio * (1.0 - width),
                 high: (ratio * (1.0 + width)).min(1.0),
+                misses: None,
             }
         });
         MissRatioCurve::new(points.collect(), 1000).unwrap()

@@ -162,6 +162,7 @@ impl Sizes {
                 miss_ratio: ratio,
                 low: low.clamp(0.0, ratio),
                 high: high.clamp(ratio, 1.0),
+                misses: None,
             };
             let last = points[points.len() - 1];
             if (point.miss_ratio, point.low, point.high) != (last.miss_ratio, last.low, last.high) {

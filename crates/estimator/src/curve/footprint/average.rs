@@ -209,6 +209,7 @@ impl AverageWindow {
                 miss_ratio: before,
                 low,
                 high,
+                misses: None,
             });
         }
         // Where everything fits, only first touches miss.

@@ -155,6 +155,7 @@ pub(super) fn point(size: u64, miss_ratio: f64, low: f64, high: f64) -> CurvePoi
         miss_ratio,
         low,
         high,
+        misses: None,
     }
 }
 

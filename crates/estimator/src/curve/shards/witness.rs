@@ -120,6 +120,7 @@ fn hull(estimate: &[CurvePoint], seen: &[CurvePoint]) -> Vec<CurvePoint> {
             miss_ratio: own.miss_ratio,
             low: low.min(own.low),
             high: high.max(nothing_before).max(own.high),
+            misses: None,
         });
     }
 }
@@ -173,6 +174,7 @@ mod tests {
             miss_ratio,
             low: 0.0,
             high: 1.0,
+            misses: None,
         };
         let curve = MissRatioCurve::new(vec![wide(0, 1.0), wide(10, 0.5), wide(90, 0.2)], 100);
         let certain = ExactCounts {

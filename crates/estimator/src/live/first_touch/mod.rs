@@ -15,7 +15,7 @@
 //! **Resolution.** A ratio is a share of the references past the resolution: those to pages that were not touched
 //! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
 //! are touched, at least [`RESOLUTION_MIN`] and at least the typical uncertainty of a touch. The curve starts at the number of pages touched
-//! in that time, and [`references_per_second`](MissRatioCurve::references_per_second) is the rate of these references,
+//! in that time, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, it is not known.
 //!
 //! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]) and the mixture's weights
@@ -35,9 +35,11 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use plimsoll_flow::{CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, PageCount, Timestamp};
+use plimsoll_flow::{
+    CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, MissesPerSecond, PageCount, Timestamp,
+};
 
-use super::{LiveEstimator, LiveInput, LiveOptions};
+use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
 use crate::parts::mix::mix;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
@@ -217,7 +219,7 @@ impl LiveEstimator for FirstTouchCurve {
         }
     }
 
-    fn close_window(&mut self, _scale: u64, _seconds: f64) -> Option<MissRatioCurve> {
+    fn close_window(&mut self, _: &LiveWindow) -> Option<MissRatioCurve> {
         self.open = 0;
         self.curve()
     }
@@ -367,7 +369,13 @@ impl Shape {
             .iter_mut()
             .map(|other| other.slope(first.share))
             .collect();
+        let deviation = |values: &mut dyn Iterator<Item = f64>, mean: f64| {
+            let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
+            DEVIATIONS * (squares / WEIGHTINGS as f64).sqrt()
+        };
         let mut points: Vec<CurvePoint> = Vec::new();
+        // Misses never rise with the size, so that their upper limit is that of all smaller sizes too.
+        let mut highest = f64::INFINITY;
         for (step, unnoticed) in self.steps.iter().zip(&self.unnoticed) {
             let ratio = |slope: f64, first: f64| {
                 if slope > 0.0 {
@@ -378,11 +386,21 @@ impl Shape {
             };
             let before = points.last().map_or(1.0, |point| point.miss_ratio);
             let miss_ratio = ratio(step.slope, first.slope).min(before);
-            let squares = others.iter_mut().zip(&firsts).map(|(other, &first)| {
-                (ratio(other.slope(step.share), first) - miss_ratio).powi(2)
-            });
-            let spread = DEVIATIONS * (squares.sum::<f64>() / WEIGHTINGS as f64).sqrt();
+            let slopes: Vec<f64> = others
+                .iter_mut()
+                .map(|other| other.slope(step.share))
+                .collect();
+            let mut ratios = slopes
+                .iter()
+                .zip(&firsts)
+                .map(|(&slope, &first)| ratio(slope, first));
+            let spread = deviation(&mut ratios, miss_ratio);
             let mut high = miss_ratio + spread.max(ratio(*unnoticed, first.slope));
+            // The slope itself is the misses, and its own spread includes the error of their rate.
+            let slope = miss_ratio * first.slope;
+            let slope_spread = deviation(&mut slopes.iter().copied(), slope);
+            let slope_high = slope + slope_spread.max(unnoticed.min(first.slope));
+            highest = highest.min(slope_high).max(slope);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -398,10 +416,17 @@ impl Shape {
                 miss_ratio,
                 low: (miss_ratio - spread).clamp(0.0, miss_ratio),
                 high: high.clamp(miss_ratio, 1.0),
+                misses: (pages * busy).is_finite().then(|| {
+                    let slopes = MissesPerSecond {
+                        expected: slope,
+                        low: (slope - slope_spread).max(0.0),
+                        high: highest,
+                    };
+                    slopes.scaled(pages * busy)
+                }),
             });
         }
-        let curve = MissRatioCurve::new(points, self.touches).ok()?;
-        Some(curve.with_references_per_second(first.slope * pages * busy))
+        MissRatioCurve::new(points, self.touches).ok()
     }
 }
 

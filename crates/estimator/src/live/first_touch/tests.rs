@@ -1,13 +1,13 @@
 use super::{
     Cells, Duration, FirstTouch, FirstTouchCurve, FirstTouches, LiveEstimator, LiveInput,
-    LiveOptions,
+    LiveOptions, LiveWindow,
 };
 use super::{Mixture, Shape, Time, change};
 use crate::live::working_set;
 use crate::parts::naive;
 use crate::parts::streams::{Random, cycle, uniform};
 use plimsoll_flow::WorkingSetBound;
-use plimsoll_flow::{MissRatioCurve, PageCount, Timestamp};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, Timestamp};
 use proptest::prelude::*;
 
 const POPULATION: u64 = 4000;
@@ -131,8 +131,18 @@ fn a_vm_that_runs_a_quarter_of_the_time_has_the_same_curve_and_a_quarter_of_the_
         estimator.curve().unwrap()
     });
     let [always, seldom] = &curves;
-    assert_eq!(always.points(), seldom.points());
-    let rate = |curve: &MissRatioCurve| curve.references_per_second().unwrap();
+    let ratios = |curve: &MissRatioCurve| {
+        let points = curve.points().iter();
+        let ratios: Vec<_> = points
+            .map(|point| CurvePoint {
+                misses: None,
+                ..*point
+            })
+            .collect();
+        ratios
+    };
+    assert_eq!(ratios(always), ratios(seldom));
+    let rate = |curve: &MissRatioCurve| curve.points()[0].misses.unwrap().expected;
     assert!((rate(always) / rate(seldom) - 4.0).abs() < 1e-3);
 }
 
@@ -178,10 +188,10 @@ fn a_loop_is_found_with_its_rate() {
     assert!(estimator.curve().is_none());
     let (ended, waiting) = a_loop(1000).samples(4000, 0, 20_000, 20_000);
     observe(&mut estimator, &ended, &waiting, ms(20_000));
-    let curve = estimator.close_window(1, 20.0).unwrap();
+    let curve = estimator.close_window(&LiveWindow::default()).unwrap();
     assert!(curve.miss_ratio(PageCount(900)) > 0.9);
     assert!(curve.miss_ratio(PageCount(1100)) < 0.01);
-    let rate = curve.references_per_second().unwrap();
+    let rate = curve.points()[0].misses.unwrap().expected;
     assert!((rate - 1000.0).abs() < 60.0, "{rate}");
     let set = working_set(&curve);
     assert!(set.size.0.abs_diff(1000) < 50, "{set:?}");
@@ -464,7 +474,7 @@ fn all_pages_at_all_times_give_the_curve_of_lru() {
     ];
     for (pages, most) in streams {
         let (curve, sizes) = observed_whole(&pages, population);
-        let rate = curve.references_per_second().unwrap();
+        let rate = curve.points()[0].misses.unwrap().expected;
         for size in sizes {
             let misses = naive::NaiveStack::misses(&pages, size) as f64;
             // First references are no part of a steady state.
@@ -528,7 +538,7 @@ proptest! {
                 prop_assert!(curve.points().iter().all(|point| point.size.0 <= 10_000));
             }
             estimator.discard_window();
-            estimator.close_window(0, f64::NAN);
+            estimator.close_window(&LiveWindow::default());
         }
     }
 
