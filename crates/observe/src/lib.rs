@@ -25,6 +25,7 @@ mod heat;
 mod limits;
 pub mod page_log;
 pub mod selftest;
+mod vcpu_share;
 pub mod wss;
 
 use std::sync::atomic::AtomicBool;
@@ -48,6 +49,10 @@ pub use limits::FullTracingLimit;
 
 use follow::Follower;
 use heat::Heat;
+use vcpu_share::VcpuShare;
+
+/// Time span of the curves of first touches without a reach.
+const FIRST_TOUCHES_REACH: Duration = Duration::from_secs(60);
 
 /// Maximum number of changes of the RAM while a period begins.
 const CHANGES_MAX: u32 = 5;
@@ -101,6 +106,7 @@ pub struct Observer {
     /// Exact LRU and AET, if they are compared; one of them is the selected estimator.
     compared: Option<OtherEstimator>,
     has_reach: bool,
+    vcpus: VcpuShare,
     heat: Option<Heat>,
 }
 
@@ -192,7 +198,9 @@ impl Observer {
     ) -> Result<Self, ObserveError> {
         let row = BackendRow::of(method);
         let backend = Box::new(Follower::attach(vm, row, config)?);
-        Ok(Self::of(vm.id.clone(), row.yields, backend, options))
+        let mut observer = Self::of(vm.id.clone(), row.yields, backend, options);
+        observer.vcpus = VcpuShare::of(vm);
+        Ok(observer)
     }
 
     fn of(vm: VmId, yields: Yield, backend: Box<dyn Backend>, options: &ObserverOptions) -> Self {
@@ -204,6 +212,7 @@ impl Observer {
             estimator: None,
             compared: None,
             has_reach: options.reach.is_some(),
+            vcpus: VcpuShare::default(),
             heat: None,
         };
         observer.start_estimating();
@@ -262,6 +271,7 @@ impl Observer {
     fn try_period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
         let (heat, compared) = (&mut self.heat, &mut self.compared);
         let estimator = &mut self.estimator;
+        self.vcpus.begin();
         let ran = self.backend.run_period(stop, &mut |seen| {
             let input = match seen {
                 Observation::References(batch) => LiveInput::References(batch.pages()),
@@ -308,6 +318,11 @@ impl Observer {
         } else {
             curve
         };
+        self.vcpus.end(match self.yields {
+            Yield::FirstTouches => self.options.reach.unwrap_or(FIRST_TOUCHES_REACH),
+            _ => self.options.reach.unwrap_or_default(),
+        });
+        let curve = curve.map(|curve| curve.with_vcpus(self.vcpus.recent()));
         Ok(ObservedPeriod {
             working_set,
             working_set_band,
@@ -321,7 +336,11 @@ impl Observer {
     /// The curve of all periods so far, weighted by their lengths; `None` if no page was used twice.
     #[must_use]
     pub fn curve(&self) -> Option<MissRatioCurve> {
-        self.estimator.as_ref()?.curve()
+        let curve = self.estimator.as_ref()?.curve()?;
+        Some(curve.with_vcpus(match self.yields {
+            Yield::FirstTouches => self.vcpus.recent(),
+            _ => self.vcpus.whole(),
+        }))
     }
 
     /// The curves of all periods so far by both estimators; `None` if no page was used twice, or if they are not

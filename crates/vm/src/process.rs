@@ -26,6 +26,15 @@ pub struct Vcpu {
     pub thread_id: u32,
 }
 
+impl Vcpu {
+    /// CPU time that its thread of process `pid` has used, in nanoseconds; `None` if it has ended.
+    pub(crate) fn ran_ns(self, pid: u32) -> Option<u64> {
+        let path = format!("/proc/{pid}/task/{}/schedstat", self.thread_id);
+        let text = fs::read_to_string(path).ok()?;
+        text.split_ascii_whitespace().next()?.parse().ok()
+    }
+}
+
 /// A running VM at the time it was inspected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuVm {
@@ -57,6 +66,17 @@ pub struct QemuVm {
 }
 
 impl QemuVm {
+    /// CPU time that the virtual CPUs found on inspection have used, all together; `None` if they are unknown or one was
+    /// unplugged.
+    #[must_use]
+    pub fn vcpu_time(&self) -> Option<Duration> {
+        if self.vcpus.is_empty() {
+            return None;
+        }
+        let ran = self.vcpus.iter().map(|vcpu| vcpu.ran_ns(self.pid));
+        ran.sum::<Option<u64>>().map(Duration::from_nanos)
+    }
+
     /// Describes a QEMU process. Reading its memory map requires permission to trace it (same user, or
     /// `CAP_SYS_PTRACE`).
     ///

@@ -190,16 +190,8 @@ impl QemuVm {
         if !arguments.any(|argument| argument == b"-incoming" || argument == b"--incoming") {
             return false;
         }
-        let ran_ns = |thread: u32| {
-            let path = format!("/proc/{}/task/{thread}/schedstat", self.pid);
-            let text = fs::read_to_string(path).ok()?;
-            text.split_ascii_whitespace().next()?.parse::<u64>().ok()
-        };
-        let most_ns = self
-            .vcpus
-            .iter()
-            .filter_map(|vcpu| ran_ns(vcpu.thread_id))
-            .max();
+        let ran = self.vcpus.iter();
+        let most_ns = ran.filter_map(|vcpu| vcpu.ran_ns(self.pid)).max();
         most_ns.is_none_or(|most| most < STARTED_NS)
     }
 }

@@ -1,0 +1,107 @@
+//! CPU time of a VM's vCPUs per second of wall time, over the same span as a curve.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use plimsoll_vm::QemuVm;
+
+/// A span of time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    vcpu: Duration,
+    wall: Duration,
+}
+
+/// The vCPU time of the periods so far.
+#[derive(Debug, Default)]
+pub struct VcpuShare {
+    /// `None` for a VM that is only simulated.
+    vm: Option<QemuVm>,
+    began: Option<(Instant, Duration)>,
+    whole: Span,
+    newest: VecDeque<Span>,
+}
+
+impl VcpuShare {
+    pub fn of(vm: &QemuVm) -> Self {
+        Self {
+            vm: Some(vm.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// Begins a period.
+    pub fn begin(&mut self) {
+        let ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
+        self.began = ran.map(|ran| (Instant::now(), ran));
+    }
+
+    /// Ends it, and drops those that are older than `reach`.
+    pub fn end(&mut self, reach: Duration) {
+        let ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
+        let (Some((start, before)), Some(ran)) = (self.began.take(), ran) else {
+            return;
+        };
+        let span = Span {
+            vcpu: ran.saturating_sub(before),
+            wall: start.elapsed(),
+        };
+        self.whole.vcpu += span.vcpu;
+        self.whole.wall += span.wall;
+        self.newest.push_back(span);
+        let mut kept: Duration = self.newest.iter().map(|span| span.wall).sum();
+        while self.newest.len() > 1 && kept - self.newest[0].wall >= reach {
+            kept -= self.newest[0].wall;
+            self.newest.pop_front();
+        }
+    }
+
+    /// Over the periods within reach.
+    pub fn recent(&self) -> Option<f64> {
+        let of = |part: fn(&Span) -> Duration| self.newest.iter().map(part).sum();
+        let span = Span {
+            vcpu: of(|span| span.vcpu),
+            wall: of(|span| span.wall),
+        };
+        span.share()
+    }
+
+    /// Over all periods.
+    pub fn whole(&self) -> Option<f64> {
+        self.whole.share()
+    }
+}
+
+impl Span {
+    fn share(self) -> Option<f64> {
+        let wall = self.wall.as_secs_f64();
+        (wall > 0.0).then(|| self.vcpu.as_secs_f64() / wall)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulated_vm_has_no_vcpu_time() {
+        let mut share = VcpuShare::default();
+        share.begin();
+        share.end(Duration::ZERO);
+        assert_eq!((share.recent(), share.whole()), (None, None));
+    }
+
+    #[test]
+    fn periods_beyond_reach_count_only_for_the_whole() {
+        let span = |vcpu, wall| Span {
+            vcpu: Duration::from_secs(vcpu),
+            wall: Duration::from_secs(wall),
+        };
+        let share = VcpuShare {
+            whole: span(9, 12),
+            newest: VecDeque::from([span(1, 4), span(3, 4)]),
+            ..VcpuShare::default()
+        };
+        assert_eq!((share.recent(), share.whole()), (Some(0.5), Some(0.75)));
+    }
+}
