@@ -19,6 +19,7 @@ fn curve(vm: &str, steps: &[(u64, f64)]) -> CurveJson {
         miss_ratio: ratio,
         low: ratio * 0.9,
         high: (ratio * 1.1).min(1.0),
+        misses: None,
     });
     CurveJson {
         schema: 1,
@@ -26,6 +27,7 @@ fn curve(vm: &str, steps: &[(u64, f64)]) -> CurveJson {
         page_bytes: 4096,
         references: 1_000_000,
         baseline_pages: Some(512 * 256),
+        vcpu_seconds_per_second: None,
         points: points.collect(),
     }
 }

@@ -134,6 +134,7 @@ impl Noise {
                 miss_ratio: rounded(miss_ratio),
                 low: rounded(miss_ratio * (1.0 - self.share() / 10.0)),
                 high: rounded(miss_ratio * (1.0 + self.share() / 10.0)),
+                misses: None,
             }
         });
         CurveJson {
@@ -142,6 +143,7 @@ impl Noise {
             page_bytes: 4096,
             references,
             baseline_pages: Some(1 << 18),
+            vcpu_seconds_per_second: None,
             points: points.collect(),
         }
     }

@@ -89,6 +89,7 @@ mod tests {
             miss_ratio,
             low: miss_ratio * 0.5,
             high: miss_ratio * 1.5,
+            misses: None,
         };
         CurveJson {
             schema: 1,
@@ -96,6 +97,7 @@ mod tests {
             page_bytes: 4096,
             references: 100,
             baseline_pages: Some(512),
+            vcpu_seconds_per_second: None,
             points: vec![point(256, 0.5), point(1024, 0.125)],
         }
     }

@@ -5,9 +5,13 @@
 //!  "points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5}]}
 //! ```
 //!
-//! Points rise in size; between two of them the curve holds the left one's ratio.
+//! Points rise in size; between two of them the curve holds the left one's ratio. The points of a running VM's curve
+//! also have `misses_per_second`, `misses_low_per_second` and `misses_high_per_second`, and the curve has
+//! `vcpu_seconds_per_second` if that is known.
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, PageSizeError};
+use plimsoll_flow::{
+    CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageSize, PageSizeError,
+};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form; a reader refuses any other.
@@ -27,6 +31,10 @@ pub struct CurveJson {
     pub references: u64,
     /// Memory the VM had while it was observed, in pages; `null` if unknown.
     pub baseline_pages: Option<u64>,
+    /// CPU time of the VM's vCPUs, all together, per second of wall time while it was observed: misses per second divided
+    /// by it are misses per second of vCPU time. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu_seconds_per_second: Option<f64>,
     /// The curve's steps, rising in size.
     pub points: Vec<PointJson>,
 }
@@ -43,6 +51,41 @@ pub struct PointJson {
     pub low: f64,
     /// Upper limit of the confidence band, `miss_ratio` to 1.0.
     pub high: f64,
+    /// Misses per second of wall time; absent for references without a clock.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<MissesJson>,
+}
+
+/// Misses per second of wall time, with the limits of their 95 % confidence band.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct MissesJson {
+    /// The estimate.
+    pub misses_per_second: f64,
+    /// Lower limit of the band.
+    pub misses_low_per_second: f64,
+    /// Upper limit of the band.
+    pub misses_high_per_second: f64,
+}
+
+impl From<MissesPerSecond> for MissesJson {
+    fn from(misses: MissesPerSecond) -> Self {
+        Self {
+            misses_per_second: misses.expected,
+            misses_low_per_second: misses.low,
+            misses_high_per_second: misses.high,
+        }
+    }
+}
+
+impl From<MissesJson> for MissesPerSecond {
+    fn from(misses: MissesJson) -> Self {
+        Self {
+            expected: misses.misses_per_second,
+            low: misses.misses_low_per_second,
+            high: misses.misses_high_per_second,
+        }
+    }
 }
 
 /// Why a curve in JSON is not valid.
@@ -78,6 +121,7 @@ impl CurveJson {
             page_bytes: page_size.bytes(),
             references: curve.references(),
             baseline_pages: baseline.map(|pages| pages.0),
+            vcpu_seconds_per_second: curve.vcpus(),
             points: curve.points().iter().map(PointJson::from).collect(),
         }
     }
@@ -90,6 +134,15 @@ impl CurveJson {
             .partition_point(|point| point.size_pages <= size_pages);
         let point = below.checked_sub(1).map(|at| &self.points[at]);
         point.map_or(1.0, |point| point.miss_ratio)
+    }
+
+    /// Misses per second at `size_pages`; `None` without a clock, and below the first point.
+    #[must_use]
+    pub fn misses_at(&self, size_pages: u64) -> Option<MissesJson> {
+        let below = self
+            .points
+            .partition_point(|point| point.size_pages <= size_pages);
+        self.points[below.checked_sub(1)?].misses
     }
 
     /// Converts to a curve whose sizes are pages of [`page_bytes`](Self::page_bytes).
@@ -107,9 +160,10 @@ impl CurveJson {
             miss_ratio: point.miss_ratio,
             low: point.low,
             high: point.high,
-            misses: None,
+            misses: point.misses.map(MissesPerSecond::from),
         });
-        Ok(MissRatioCurve::new(points.collect(), self.references)?)
+        let curve = MissRatioCurve::new(points.collect(), self.references)?;
+        Ok(curve.with_vcpus(self.vcpu_seconds_per_second))
     }
 }
 
@@ -120,6 +174,7 @@ impl From<&CurvePoint> for PointJson {
             miss_ratio: point.miss_ratio,
             low: point.low,
             high: point.high,
+            misses: point.misses.map(MissesJson::from),
         }
     }
 }
@@ -153,5 +208,26 @@ mod tests {
         assert_eq!(serde_json::from_str::<CurveJson>(&text).unwrap(), json);
         let unknown = serde_json::to_string(&CurveJson::new("web", page_size, None, &curve));
         assert!(unknown.unwrap().contains(r#""baseline_pages":null"#));
+    }
+
+    #[test]
+    fn misses_per_second_are_read_as_they_were_written() {
+        let points = vec![
+            CurvePoint::exact(PageCount(2), 0.5),
+            CurvePoint::exact(PageCount(8), 0.25),
+        ];
+        let curve = MissRatioCurve::new(points, 9).unwrap();
+        let curve = curve.with_references_per_second(30.0).with_vcpus(Some(2.0));
+        let json = CurveJson::new("web", PageSize::FOUR_KIB, None, &curve);
+        let text = serde_json::to_string(&json).unwrap();
+        assert_eq!(
+            text,
+            r#"{"schema":1,"vm":"web","page_bytes":4096,"references":9,"baseline_pages":null,"vcpu_seconds_per_second":2.0,"points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5,"misses_per_second":15.0,"misses_low_per_second":15.0,"misses_high_per_second":15.0},{"size_pages":8,"miss_ratio":0.25,"low":0.25,"high":0.25,"misses_per_second":7.5,"misses_low_per_second":7.5,"misses_high_per_second":7.5}]}"#
+        );
+        let read: CurveJson = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.to_curve(), Ok(curve));
+        let rising = text.replace("\"misses_per_second\":7.5", "\"misses_per_second\":16.0");
+        let rising: CurveJson = serde_json::from_str(&rising).unwrap();
+        assert!(rising.to_curve().is_err());
     }
 }

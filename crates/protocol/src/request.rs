@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::curve_json::MissesJson;
 use crate::plan::PlanJson;
 use crate::vm::{Relative, VmStatus};
 
@@ -56,6 +57,15 @@ pub struct VmWhatIf {
     pub size_bytes: u64,
     /// Its resulting size.
     pub size_then_bytes: u64,
+    /// Predicted misses per second of wall time at its current size; absent if they are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<MissesJson>,
+    /// The same at the other size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misses_then: Option<MissesJson>,
+    /// CPU time of its vCPUs per second of wall time, by which to divide for misses per second of vCPU time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu_seconds_per_second: Option<f64>,
     /// Predicted misses at its current size over those at the baseline.
     pub relative: Option<Relative>,
     /// The same at the other size.

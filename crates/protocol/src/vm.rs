@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
 pub use plimsoll_policy::Relative;
 
-use crate::curve_json::CurveJson;
+use crate::curve_json::{CurveJson, MissesJson};
 use crate::decision::{Mode, Phase};
 
 /// The host.
@@ -121,6 +121,14 @@ pub struct VmSummary {
     pub settings: Settings,
     /// Its working set, by its curve.
     pub working_set: Option<WorkingSetView>,
+    /// Predicted misses at its present size per second of wall time; absent if its curve is not known, or does not
+    /// resolve that size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<MissesJson>,
+    /// CPU time of its vCPUs per second of wall time while the curve was observed; absent if unknown. Misses per second
+    /// divided by it are misses per second of vCPU time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu_seconds_per_second: Option<f64>,
     /// Predicted misses at its present size over those at its baseline.
     pub relative: Option<Relative>,
     /// Memory that could be taken from it within its limit.

@@ -109,6 +109,7 @@ mod tests {
             miss_ratio,
             low: 0.0,
             high: miss_ratio,
+            misses: None,
         };
         report.curve = Some(CurveJson {
             schema: 1,
@@ -116,6 +117,7 @@ mod tests {
             page_bytes: 4096,
             references: 9000,
             baseline_pages: Some(65_536),
+            vcpu_seconds_per_second: None,
             points: vec![point(0, 1.0), point(49_152, 0.9), point(81_920, 0.2)],
         });
         let svg = chart(&report).unwrap().to_svg();

@@ -209,11 +209,13 @@ mod tests {
             page_bytes,
             references: 100,
             baseline_pages: Some(512),
+            vcpu_seconds_per_second: None,
             points: vec![PointJson {
                 size_pages: 256,
                 miss_ratio,
                 low: 0.0,
                 high: 1.0,
+                misses: None,
             }],
         };
         assert!(curve_of(&curve(0.5, 4096)).is_ok());

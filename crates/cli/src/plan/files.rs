@@ -103,6 +103,7 @@ fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
                 page_bytes: document.page_bytes.ok_or_else(|| missing("page_bytes"))?,
                 references: document.references.ok_or_else(|| missing("references"))?,
                 baseline_pages: document.baseline_pages,
+                vcpu_seconds_per_second: None,
                 points,
             }
         }

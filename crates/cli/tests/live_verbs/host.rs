@@ -81,6 +81,8 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
             bytes: 161 * MIB,
             bound: WorkingSetBound::Estimate,
         }),
+        misses: None,
+        vcpu_seconds_per_second: None,
         relative: Some(Relative {
             expected: 1.03,
             low: 0.98,
@@ -185,6 +187,7 @@ fn curve(vm: &str) -> CurveJson {
         miss_ratio,
         low: miss_ratio * 0.9,
         high: (miss_ratio * 1.1).min(1.0),
+        misses: None,
     };
     let points = [
         (64, 0.9),
@@ -201,6 +204,7 @@ fn curve(vm: &str) -> CurveJson {
         page_bytes: 4096,
         references: 123_456,
         baseline_pages: Some(512 * 256),
+        vcpu_seconds_per_second: None,
         points: points.map(point).to_vec(),
     }
 }

@@ -9,6 +9,7 @@ use std::thread;
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::{Acknowledgement, VmsView};
+use plimsoll_protocol::curve_json::MissesJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView, State, StepState};
 use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
 use plimsoll_protocol::request::{HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
@@ -239,6 +240,13 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
                 vm: name.to_owned(),
                 size_bytes: view.summary.size_bytes,
                 size_then_bytes: size_then,
+                misses: view.summary.misses,
+                misses_then: Some(MissesJson {
+                    misses_per_second: 140.0,
+                    misses_low_per_second: 9.24,
+                    misses_high_per_second: 23_456.0,
+                }),
+                vcpu_seconds_per_second: Some(0.5),
                 relative: view.summary.relative,
                 relative_then: Some(Relative {
                     expected: 1.2,

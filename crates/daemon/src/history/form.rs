@@ -1,6 +1,6 @@
 //! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
-use plimsoll_protocol::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
 use serde::{Deserialize, Serialize};
@@ -122,9 +122,15 @@ pub(super) struct Curve {
     references: u64,
     baseline_pages: Option<u64>,
     points: Vec<(u64, f32, f32, f32)>,
+    vcpu_seconds_per_second: Option<f64>,
+    /// By point, misses per second with the limits of their band, if they are known.
+    misses: Vec<(f32, f32, f32)>,
 }
 
 impl Curve {
+    /// What the last two fields are without misses. Curves of earlier versions end before them.
+    pub(super) const NO_MISSES: [u8; 2] = [0, 0];
+
     /// The steps at which the ratio has fallen by another part of its total fall, and the ends.
     pub(super) fn thinned(curve: &CurveJson) -> Self {
         let points = &curve.points;
@@ -144,37 +150,53 @@ impl Curve {
             clippy::cast_possible_truncation,
             reason = "seven digits of a ratio do"
         )]
-        let points = kept.into_iter().map(|point| {
-            let PointJson {
-                size_pages,
-                miss_ratio,
-                low,
-                high,
-            } = *point;
-            (size_pages, miss_ratio as f32, low as f32, high as f32)
+        let short = |value: f64| value as f32;
+        let points = kept.iter().map(|point| {
+            let [ratio, low, high] = [point.miss_ratio, point.low, point.high].map(short);
+            (point.size_pages, ratio, low, high)
+        });
+        let misses = kept.iter().filter_map(|point| {
+            let misses = point.misses?;
+            Some((
+                short(misses.misses_per_second),
+                short(misses.misses_low_per_second),
+                short(misses.misses_high_per_second),
+            ))
         });
         Self {
             page_bytes: curve.page_bytes,
             references: curve.references,
             baseline_pages: curve.baseline_pages,
             points: points.collect(),
+            vcpu_seconds_per_second: curve.vcpu_seconds_per_second,
+            misses: misses.collect(),
         }
     }
 
     pub(super) fn into_json(self, vm: &str) -> CurveJson {
+        let misses = self.misses.into_iter().map(|(expected, low, high)| {
+            Some(MissesJson {
+                misses_per_second: expected.into(),
+                misses_low_per_second: low.into(),
+                misses_high_per_second: high.into(),
+            })
+        });
         let points = self.points.into_iter();
+        let points = points.zip(misses.chain(std::iter::repeat(None)));
         CurveJson {
             schema: plimsoll_protocol::SCHEMA,
             vm: vm.to_owned(),
             page_bytes: self.page_bytes,
             references: self.references,
             baseline_pages: self.baseline_pages,
+            vcpu_seconds_per_second: self.vcpu_seconds_per_second,
             points: points
-                .map(|(size_pages, miss_ratio, low, high)| PointJson {
+                .map(|((size_pages, miss_ratio, low, high), misses)| PointJson {
                     size_pages,
                     miss_ratio: miss_ratio.into(),
                     low: low.into(),
                     high: high.into(),
+                    misses,
                 })
                 .collect(),
         }

@@ -2,13 +2,14 @@ use plimsoll_skip::{Lack, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use plimsoll_protocol::curve_json::PointJson;
+use plimsoll_protocol::curve_json::{MissesJson, PointJson};
 use plimsoll_protocol::decision::{
     HoldingView, Initiator, Kind, Mode, State as Became, Step, StepState,
 };
 use plimsoll_protocol::plan::PlanInputs;
 use tempfile::TempDir;
 
+use super::form::Curve;
 use super::*;
 
 const LIMITS: Limits = Limits {
@@ -223,12 +224,44 @@ fn old_turns_become_means_and_very_old_ones_go() {
 }
 
 #[test]
+fn a_curve_of_an_earlier_version_has_no_misses_per_second() {
+    let earlier = (
+        4096_u64,
+        77_u64,
+        Some(5_u64),
+        vec![(10_u64, 0.5_f32, 0.25_f32, 1.0_f32)],
+    );
+    let packed = postcard::to_stdvec(&earlier).unwrap();
+    let whole = [&packed[..], &Curve::NO_MISSES].concat();
+    let curve = postcard::from_bytes::<Curve>(&whole)
+        .unwrap()
+        .into_json("web");
+    assert_eq!(
+        (curve.references, curve.vcpu_seconds_per_second),
+        (77, None)
+    );
+    let point = PointJson {
+        size_pages: 10,
+        miss_ratio: 0.5,
+        low: 0.25,
+        high: 1.0,
+        misses: None,
+    };
+    assert_eq!(curve.points, [point]);
+}
+
+#[test]
 fn curves_and_heat_of_the_past_are_found() {
     let points = (0..1000_u32).map(|at| PointJson {
         size_pages: u64::from(at) * 10,
         miss_ratio: 1.0 - f64::from(at) / 1000.0,
         low: 0.0,
         high: 1.0,
+        misses: Some(MissesJson {
+            misses_per_second: 2000.0 - f64::from(at),
+            misses_low_per_second: 512.0,
+            misses_high_per_second: 4096.0,
+        }),
     });
     let curve = CurveJson {
         schema: 1,
@@ -236,6 +269,7 @@ fn curves_and_heat_of_the_past_are_found() {
         page_bytes: 4096,
         references: 77,
         baseline_pages: Some(5),
+        vcpu_seconds_per_second: Some(1.5),
         points: points.collect(),
     };
     let history = History::nowhere();
@@ -260,7 +294,13 @@ fn curves_and_heat_of_the_past_are_found() {
         "{}",
         kept.points.len()
     );
-    assert_eq!(kept.points.last().unwrap().size_pages, 9990);
+    let last = kept.points.last().unwrap();
+    assert_eq!(last.size_pages, 9990);
+    assert_eq!(
+        Some(last.misses),
+        curve.points.last().map(|last| last.misses)
+    );
+    assert_eq!(kept.vcpu_seconds_per_second, Some(1.5));
     for pair in kept.points.windows(2) {
         assert!(pair[0].miss_ratio - pair[1].miss_ratio < 0.03);
     }

@@ -84,6 +84,14 @@ const VM_GAUGES: &[VmMetric] = families! { vm =>
         "Used memory of the cache under its disk.";
     vm_cache_disabled: vm.cache.as_ref().map(|cache| f64::from(cache.disabled.is_some())),
         "Whether that cache switched itself off.";
+    vm_misses_per_second: vm.misses.map(|misses| misses.misses_per_second),
+        "Predicted misses at its size per second of wall time.";
+    vm_misses_low_per_second: vm.misses.map(|misses| misses.misses_low_per_second),
+        "Lower confidence limit of the same.";
+    vm_misses_high_per_second: vm.misses.map(|misses| misses.misses_high_per_second),
+        "Upper confidence limit of the same.";
+    vm_vcpu_seconds_per_second: vm.vcpu_seconds_per_second,
+        "CPU time of its vCPUs per second of wall time, by which to divide for misses per second of vCPU time.";
     vm_relative_misses_ratio: vm.relative.map(|relative| relative.expected),
         "Predicted misses at its size over those at its baseline.";
     vm_relative_misses_low_ratio: vm.relative.map(|relative| relative.low), "Lower confidence limit of the same.";

@@ -6,7 +6,7 @@ use plimsoll_actuator::{Absence, Progress};
 use plimsoll_flow::PageSize;
 use plimsoll_policy::{Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::curve_json::{CurveJson, MissesJson};
 use plimsoll_protocol::vm::{
     BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, TraceView,
     VmStatus, VmSummary, WorkingSetView,
@@ -56,6 +56,10 @@ impl<H: Host> Turns<H> {
                 bytes: bytes(set.size),
                 bound: set.bound,
             }),
+            misses: (vm.known.as_ref())
+                .and_then(|known| known.curve.misses_per_second(pages(holding.bytes())))
+                .map(MissesJson::from),
+            vcpu_seconds_per_second: vm.known.as_ref().and_then(|known| known.curve.vcpus()),
             relative,
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,

@@ -300,6 +300,8 @@ impl Guest {
                     WorkingSetBound::Estimate
                 },
             }),
+            misses: None,
+            vcpu_seconds_per_second: None,
             relative: self.relative(self.size()),
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,

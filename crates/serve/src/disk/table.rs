@@ -428,6 +428,7 @@ disk  image                                  size      I/O       guest      requ
             miss_ratio,
             low: 0.0,
             high: miss_ratio,
+            misses: None,
         };
         let mut report = example();
         report.curve = Some(CurveJson {
@@ -436,6 +437,7 @@ disk  image                                  size      I/O       guest      requ
             page_bytes: 4096,
             references: 9000,
             baseline_pages: Some(65_600),
+            vcpu_seconds_per_second: None,
             points: vec![
                 point(0, 1.0),
                 point(1, 1.0),

@@ -267,6 +267,7 @@ id  name           uid  weight   target     used   pages  hit %  puts  gets  -25
             miss_ratio,
             low: miss_ratio,
             high: miss_ratio,
+            misses: None,
         };
         let mut report = example();
         report.clients[0].curve = Some(CurveJson {
@@ -275,6 +276,7 @@ id  name           uid  weight   target     used   pages  hit %  puts  gets  -25
             page_bytes: 4096,
             references: 9,
             baseline_pages: Some(300),
+            vcpu_seconds_per_second: None,
             points: vec![point(0, 1.0), point(256, 0.5), point(4096, 0.25)],
         });
         let text = text(&report, None, true);

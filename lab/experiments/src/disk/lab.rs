@@ -217,6 +217,7 @@ mod tests {
             miss_ratio,
             low: miss_ratio,
             high: miss_ratio,
+            misses: None,
         };
         CurveJson {
             schema: SCHEMA,
@@ -224,6 +225,7 @@ mod tests {
             page_bytes: 4096,
             references,
             baseline_pages: None,
+            vcpu_seconds_per_second: None,
             points: points.iter().map(point).collect(),
         }
     }
