@@ -44,6 +44,12 @@ export function percent(value) {
 }
 
 /** A count with separators. */
+/** A number per second, with as many digits as it needs to be told from zero. */
+export function perSecond(value) {
+    if (!known(value)) return NOTHING;
+    return value >= 10 || value === 0 ? count(value) : value >= 1 ? value.toFixed(1) : value.toPrecision(2);
+}
+
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : NOTHING);
 
 /** A length of time: `340 ms`, `12 s`, `4 min`, `3 h 20 min`, `5 d`. */

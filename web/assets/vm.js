@@ -21,7 +21,7 @@ import { workingSet } from "./host.js";
 import { accelerator, badge, shape } from "./standing.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
 import { SOURCES, trustList } from "./trust.js";
-import { bytes, clockSeconds, count, MIB, moment, percent, size, times } from "./units.js";
+import { bytes, clockSeconds, count, MIB, moment, percent, perSecond, size, times } from "./units.js";
 
 export function vmView() {
     const { vm } = app;
@@ -212,11 +212,16 @@ function curveChart(vm, summary, curve) {
         .filter(([at], index, all) => at <= most && !(index + 1 < all.length && all[index + 1][0] <= x.from[0]));
     const at = (value) => stepAt(curve.points, value / curve.page_bytes);
     const base = at(settings.baseline_bytes);
-    const bound = base ? base.miss_ratio * (1 + settings.max_loss) : null;
+    const isRated = curve.points.some((point) => point.misses_per_second !== undefined);
+    const valueOf = (point) => (isRated ? point.misses_per_second : point.miss_ratio);
+    const lowOf = (point) => (isRated ? point.misses_low_per_second : point.low);
+    const highOf = (point) => (isRated ? point.misses_high_per_second : point.high);
+    const bound = base ? valueOf(base) * (1 + settings.max_loss) : null;
     // The knee matters, not the first references at the smallest sizes: cut well above the promise.
-    const highest = Math.max(...visible.map(([, point]) => point.high), 1e-6);
-    const top = Math.min(1, highest * 1.05);
+    const highest = Math.max(...visible.map(([, point]) => highOf(point)), 1e-6);
+    const top = isRated ? highest * 1.05 : Math.min(1, highest * 1.05);
 
+    const misses = isRated ? "misses a second" : width > 500 ? "misses, share of references" : "misses";
     const char = 6.7;
     const marks = MARKS.map(([name, word, of]) => ({ name, value: of(summary), text: `${word} ${bytes(of(summary))}` }))
         .filter(({ value }) => value !== null && value !== undefined && value >= x.from[0] && value <= most)
@@ -248,13 +253,13 @@ function curveChart(vm, summary, curve) {
             class: "curve",
         },
         sizeAxis(x, plotBottom, plotTop, Math.max(3, Math.floor(width / 110)), vm.log),
-        axisY(numberTicks(top, 5), y, left, width - right, percent),
+        axisY(numberTicks(top, 5), y, left, width - right, isRated ? perSecond : percent),
         s(
             "text",
             { class: "axis-name", x: width - right, y: height - 5, "text-anchor": "end" },
             "memory, its own and its cache",
         ),
-        s("text", { class: "axis-name", x: 4, y: plotTop - 8 }, width > 500 ? "misses, share of references" : "misses"),
+        s("text", { class: "axis-name", x: 4, y: plotTop - 8 }, misses),
         outside(x, settings, plotTop, plotBottom),
         bound !== null &&
             bound <= top &&
@@ -273,7 +278,7 @@ function curveChart(vm, summary, curve) {
         s("path", {
             class: "curve-band",
             d: stepArea(
-                visible.map(([value, point]) => [value, point.low, Math.min(point.high, top)]),
+                visible.map(([value, point]) => [value, lowOf(point), Math.min(highOf(point), top)]),
                 x,
                 y,
                 most,
@@ -282,7 +287,7 @@ function curveChart(vm, summary, curve) {
         s("path", {
             class: "curve-line",
             d: steps(
-                visible.map(([value, point]) => [value, Math.min(point.miss_ratio, top)]),
+                visible.map(([value, point]) => [value, Math.min(valueOf(point), top)]),
                 x,
                 y,
                 most,
@@ -306,7 +311,7 @@ function curveChart(vm, summary, curve) {
                 ),
             ),
         ),
-        dragHandle(handle, at(handle), { x, y, plotTop, plotBottom, vm, summary, move }),
+        dragHandle(handle, at(handle), { x, y, valueOf, plotTop, plotBottom, vm, summary, move }),
     );
 }
 
@@ -326,10 +331,10 @@ function outside(x, { min_bytes, max_bytes }, top, bottom) {
 
 const KEYS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
 
-function dragHandle(value, point, { x, y, plotTop, plotBottom, vm, summary, move }) {
+function dragHandle(value, point, { x, y, valueOf, plotTop, plotBottom, vm, summary, move }) {
     const { settings } = summary;
     const cx = Math.min(Math.max(x(Math.max(value, 1)), x.to[0]), x.to[1]);
-    const cy = point ? y(Math.min(point.miss_ratio, y.from[1])) : plotBottom;
+    const cy = point ? y(Math.min(valueOf(point), y.from[1])) : plotBottom;
     const toValue = (event) => {
         const svg = event.currentTarget.ownerSVGElement;
         const box = svg.getBoundingClientRect();
@@ -408,6 +413,7 @@ function handleReadout(vm, summary, curve) {
             whatifError
                 ? whatifError
                 : [
+                      whatif?.misses_then ? ["misses ", h("b", {}, perSecond(whatif.misses_then.misses_per_second)), " a second; "] : "",
                       "misses ",
                       h("b", { id: "handle-relative" }, times(then?.expected)),
                       " of those at the baseline",

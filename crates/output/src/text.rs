@@ -28,6 +28,18 @@ pub fn ratio(ratio: f64) -> String {
     }
 }
 
+/// A number per second in at most six characters: `0.35`, `7.2`, `140`, `2.3M`.
+#[must_use]
+pub fn per_second(rate: f64) -> String {
+    match rate {
+        0.0 => "0".to_owned(),
+        rate if rate < 0.005 => "<0.01".to_owned(),
+        rate if rate < 1.0 => format!("{rate:.2}"),
+        rate if rate < 10.0 => format!("{rate:.1}"),
+        rate => short(rate),
+    }
+}
+
 /// A count in at most six characters: `9999`, `2.3M`.
 #[must_use]
 pub fn short(count: f64) -> String {

@@ -4,10 +4,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    Accelerator, MissRatioCurve, PageCount, PageSize, Period, TraceMethod, WorkingSet,
+    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, TraceMethod,
+    WorkingSet,
 };
 use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
-use plimsoll_output::{Format, grouped};
+use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
 use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher};
@@ -424,7 +425,7 @@ impl Report<'_> {
         let heads = if compared.is_some() {
             "       LRU       AET"
         } else {
-            "  miss ratio"
+            "   misses/s  (band)              share"
         };
         writeln!(
             rows,
@@ -443,11 +444,19 @@ impl Report<'_> {
                 )?,
                 None => writeln!(
                     rows,
-                    "{:>11}  {:>8.2} %",
+                    "{:>11}  {}  {:>6.2} %",
                     size(point.size),
+                    misses(point.misses),
                     point.miss_ratio * 100.0
                 )?,
             }
+        }
+        if let Some(vcpus) = curve.vcpus() {
+            writeln!(
+                rows,
+                "\nPer second of wall time, in which its vCPUs ran for {vcpus:.2} s; shares are of these {}.",
+                self.what_is_counted()
+            )?;
         }
         let set = curve.size_for(WorkingSet::MISS_RATIO);
         match set {
@@ -523,6 +532,15 @@ impl Report<'_> {
 /// A size for a reader.
 fn size(pages: PageCount) -> String {
     ByteSize(pages.to_bytes(PageSize::FOUR_KIB)).rounded()
+}
+
+/// Misses per second with their band, in columns.
+fn misses(misses: Option<MissesPerSecond>) -> String {
+    let (rate, band) = misses.map_or_else(Default::default, |misses| {
+        let [low, high] = [misses.low, misses.high].map(per_second);
+        (per_second(misses.expected), format!("({low} to {high})"))
+    });
+    format!("{rate:>9}  {band:<17}")
 }
 
 /// A working set for a reader, with the sign of a bound.

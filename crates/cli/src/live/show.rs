@@ -13,7 +13,7 @@ use super::daemon::curve_of;
 use super::words::{UNKNOWN, age, maybe_size, name_of, percent, ratio, size, working_set};
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::csv as line;
-use plimsoll_output::{TextFormat, printable, short};
+use plimsoll_output::{TextFormat, or_empty, per_second, printable, short};
 use plimsoll_protocol::byte_curve::ByteCurve;
 
 /// Sizes at which the curve is shown, about.
@@ -176,6 +176,20 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
         ),
         None => (UNKNOWN.to_owned(), "its curve is not known".to_owned()),
     };
+    if let Some(at) = &vm.misses {
+        let rate = per_second(at.misses_per_second);
+        let limits = format!(
+            "predicted, of wall time; {} to {} by the band",
+            per_second(at.misses_low_per_second),
+            per_second(at.misses_high_per_second)
+        );
+        sections.line("misses/s", &rate, &limits);
+        if let Some(seconds) = vm.vcpu_seconds_per_second {
+            let rate = per_second(at.misses_per_second / seconds);
+            let busy = format!("per second of vCPU time, of which it uses {seconds:.2} a second");
+            sections.line("misses/vCPU s", &rate, &busy);
+        }
+    }
     sections.line("misses", &misses, &band);
     sections.line("min", &size(settings.min_bytes), "it never gets less");
     sections.line("max", &size(settings.max_bytes), "it never gets more");
@@ -247,9 +261,12 @@ fn under_disk(cache: &CacheView, sections: &mut Sections) {
     }
 }
 
-/// The curve at some sizes, with those that matter marked.
+/// The curve at some sizes, with those that matter marked: misses per second first, if they are known.
 pub(super) fn plot(vm: &VmSummary, curve: &ByteCurve) -> String {
     let baseline = vm.settings.baseline_bytes;
+    if curve.misses.points()[0].misses.is_some() {
+        return rates(vm, curve);
+    }
     let marks = marks(vm);
     let mut text = format!(
         "  {:>9}  {:<w$}  {:>7}  x baseline (band)\n",
@@ -273,6 +290,37 @@ pub(super) fn plot(vm: &VmSummary, curve: &ByteCurve) -> String {
                 ratio(relative.low),
                 ratio(relative.high)
             ),
+            marks.get(&bytes).map_or("", String::as_str)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// [`plot`] of a curve with misses per second.
+fn rates(vm: &VmSummary, curve: &ByteCurve) -> String {
+    let marks = marks(vm);
+    let mut text = format!(
+        "  {:>9}  {:>8}  {:<17}  {:<12}  {:>7}  {:>10}\n",
+        "size", "misses/s", "(band)", "share of the", "misses", "x baseline"
+    );
+    let sizes: Vec<_> = marks.keys().copied().collect();
+    for bytes in curve.sizes(until(vm, curve), CURVE_LINES, &sizes) {
+        let at = curve.at(bytes);
+        let (rate, band) = at.misses.map_or_else(
+            || (UNKNOWN.to_owned(), "not resolved".to_owned()),
+            |misses| {
+                let [low, high] = [misses.low, misses.high].map(per_second);
+                (per_second(misses.expected), format!("({low} to {high})"))
+            },
+        );
+        let relative = curve.relative(bytes, vm.settings.baseline_bytes).expected;
+        let line = format!(
+            "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {:>10}  {}",
+            size(bytes),
+            bar(at.miss_ratio / 2.0),
+            at.miss_ratio * 100.0,
+            ratio(relative),
             marks.get(&bytes).map_or("", String::as_str)
         );
         let _ = writeln!(text, "{}", line.trim_end());
@@ -322,7 +370,16 @@ fn bar(share: f64) -> String {
 }
 
 fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
-    let heads = ["size_bytes", "miss_ratio", "low", "high", "relative"];
+    let heads = [
+        "size_bytes",
+        "miss_ratio",
+        "low",
+        "high",
+        "relative",
+        "misses_per_second",
+        "misses_low_per_second",
+        "misses_high_per_second",
+    ];
     let mut text = line(heads);
     for point in curve.misses.points() {
         let bytes = point.size.to_bytes(curve.page_size);
@@ -333,6 +390,9 @@ fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
             point.low.to_string(),
             point.high.to_string(),
             relative.to_string(),
+            or_empty(point.misses.map(|misses| misses.expected)),
+            or_empty(point.misses.map(|misses| misses.low)),
+            or_empty(point.misses.map(|misses| misses.high)),
         ];
         text.push_str(&line(cells.iter().map(String::as_str)));
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
 
 use super::words::{
-    is_emulated, local_time, maybe_size, name, name_of, percent, ratio, size, working_set,
+    is_emulated, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::{Columns, Side, TextFormat, csv_table, duration, or_empty, printable};
@@ -89,6 +89,7 @@ fn table(vms: &[VmSummary]) -> String {
         ("of it cache", Side::Right),
         ("target", Side::Right),
         ("uses", Side::Right),
+        ("misses/s", Side::Right),
         ("misses", Side::Right),
         ("gives", Side::Right),
         ("cost", Side::Right),
@@ -96,7 +97,7 @@ fn table(vms: &[VmSummary]) -> String {
         ("traced", Side::Left),
     ]);
     for vm in vms {
-        let misses = vm.relative.map_or_else(
+        let relative = vm.relative.map_or_else(
             || super::words::UNKNOWN.to_owned(),
             |at| format!("{} ≤ {}", ratio(at.expected), ratio(at.high)),
         );
@@ -112,7 +113,8 @@ fn table(vms: &[VmSummary]) -> String {
             },
             vm.target_bytes.map(size).unwrap_or_default(),
             working_set(vm.working_set.as_ref()),
-            misses,
+            misses(vm.misses.as_ref(), 1.0),
+            relative,
             maybe_size(vm.reclaimable_bytes),
             overhead.unwrap_or_default(),
             backends(vm),
@@ -177,6 +179,18 @@ fn lines(host: &HostView) -> String {
             ("relative_low", &|vm| or_empty(vm.relative.map(|at| at.low))),
             ("relative_high", &|vm| {
                 or_empty(vm.relative.map(|at| at.high))
+            }),
+            ("misses_per_second", &|vm| {
+                or_empty(vm.misses.map(|at| at.misses_per_second))
+            }),
+            ("misses_low_per_second", &|vm| {
+                or_empty(vm.misses.map(|at| at.misses_low_per_second))
+            }),
+            ("misses_high_per_second", &|vm| {
+                or_empty(vm.misses.map(|at| at.misses_high_per_second))
+            }),
+            ("vcpu_seconds_per_second", &|vm| {
+                or_empty(vm.vcpu_seconds_per_second)
             }),
             ("reclaimable_bytes", &|vm| or_empty(vm.reclaimable_bytes)),
             ("promise_bytes", &|vm| or_empty(vm.promise_bytes)),

@@ -6,7 +6,7 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::plan::PlanJson;
 use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 
-use super::words::{name, name_of, ratio, relative, size};
+use super::words::{misses, name, name_of, ratio, relative, size};
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::exit::Forbidden;
 use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv_table, or_empty, printable};
@@ -66,6 +66,21 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
                 size(answer.size_then_bytes),
                 name_of(answer.standing_then),
             )?;
+            let shares = [
+                ("", Some(1.0)),
+                (" of vCPU time", answer.vcpu_seconds_per_second),
+            ];
+            for (of, seconds) in shares {
+                let Some(seconds) = seconds.filter(|_| answer.misses_then.is_some()) else {
+                    continue;
+                };
+                writeln!(
+                    out,
+                    "misses per second{of}: {} now, {} then",
+                    misses(answer.misses.as_ref(), seconds),
+                    misses(answer.misses_then.as_ref(), seconds),
+                )?;
+            }
             writeln!(
                 out,
                 "misses over those at its baseline: {} now, {} then",
@@ -89,6 +104,21 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
                     ("relative_then_low", &|_| or_empty(then.map(|at| at.low))),
                     ("relative_then_high", &|_| or_empty(then.map(|at| at.high))),
                     ("standing_then", &|vm| name_of(vm.standing_then)),
+                    ("misses_per_second", &|vm| {
+                        or_empty(vm.misses.map(|at| at.misses_per_second))
+                    }),
+                    ("misses_then_per_second", &|vm| {
+                        or_empty(vm.misses_then.map(|at| at.misses_per_second))
+                    }),
+                    ("misses_then_low_per_second", &|vm| {
+                        or_empty(vm.misses_then.map(|at| at.misses_low_per_second))
+                    }),
+                    ("misses_then_high_per_second", &|vm| {
+                        or_empty(vm.misses_then.map(|at| at.misses_high_per_second))
+                    }),
+                    ("vcpu_seconds_per_second", &|vm| {
+                        or_empty(vm.vcpu_seconds_per_second)
+                    }),
                 ],
             );
             out.write_all(table.as_bytes())?;

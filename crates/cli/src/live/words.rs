@@ -1,11 +1,12 @@
 //! Formatting of the daemon's answers in the live verbs.
 
 use plimsoll_flow::Accelerator;
+use plimsoll_protocol::curve_json::MissesJson;
 use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
 use serde::Serialize;
 use serde_json::Value;
 
-use plimsoll_output::{cut, duration, printable};
+use plimsoll_output::{cut, duration, per_second, printable};
 pub use plimsoll_output::{local_time, ratio, short_percent as percent, time_of_day};
 use plimsoll_protocol::size::ByteSize;
 
@@ -30,6 +31,22 @@ pub fn working_set(set: Option<&WorkingSetView>) -> String {
         return UNKNOWN.to_owned();
     };
     format!("{}{}", set.bound.sign(), size(set.bytes))
+}
+
+/// Misses per second with their band, or per second of vCPU time, of which the VM has `seconds` a second.
+pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
+    misses.map_or_else(
+        || UNKNOWN.to_owned(),
+        |at| {
+            let shown = |rate: f64| per_second(rate / seconds);
+            format!(
+                "{} ({} to {})",
+                shown(at.misses_per_second),
+                shown(at.misses_low_per_second),
+                shown(at.misses_high_per_second)
+            )
+        },
+    )
 }
 
 /// Misses over those at the baseline, with their band.

@@ -101,7 +101,10 @@ fn show_explains_each_term_and_the_curve_at_sizes_that_matter() {
     );
     let csv = server.text(&["show", "web", "-o", "csv"]);
     assert!(
-        csv.starts_with("size_bytes,miss_ratio,low,high,relative\n67108864,0.9,"),
+        csv.starts_with(
+            "size_bytes,miss_ratio,low,high,relative,misses_per_second,misses_low_per_second,\
+             misses_high_per_second\n67108864,0.9,"
+        ),
         "{csv}"
     );
     let json: Value = serde_json::from_str(&server.text(&["show", "web", "-o", "json"])).unwrap();
@@ -397,6 +400,8 @@ fn whatif_answers_for_a_vm_and_for_the_host() {
     assert_eq!(
         server.text(&["whatif", "web", "--size", "384M"]),
         "web, 512 MiB -> 384 MiB: tight\n\
+         misses per second: - now, 140 (9.2 to 23.5k) then\n\
+         misses per second of vCPU time: - now, 280 (18 to 46.9k) then\n\
          misses over those at its baseline: 1.03 (0.98 to 1.08) now, 1.20 (1.10 to 1.24) then\n\
          its promise would just be kept\n"
     );

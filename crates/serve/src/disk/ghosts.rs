@@ -11,6 +11,7 @@
 //! Not here: written blocks. One that is overwritten or freed is removed from the list.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use plimsoll_disk::{Location, MachineStats, Observer};
 use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
@@ -38,14 +39,20 @@ struct Inner {
     beyond: PageCount,
     /// Reads and hits of the cache when the counts began; `None` until the next [`settle`](Ghosts::settle).
     before: Option<(u64, u64)>,
+    /// When the counts of the list began.
+    since: Instant,
 }
+
+/// Minimum time of counts that give a rate.
+const RATED: Duration = Duration::from_secs(1);
 
 /// A miss-ratio curve and its part of a report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
     /// The part of the report.
     pub report: GhostsReport,
-    /// Share of reads that miss at each size, from the guest's memory on; `None` before the first read.
+    /// Reads that miss at each size from the guest's memory on, as a share and, once they were counted for a second, per
+    /// second; `None` before the first read.
     pub curve: Option<MissRatioCurve>,
 }
 
@@ -81,6 +88,7 @@ impl Ghosts {
                 direct_set: direct,
                 beyond,
                 before: Some((0, 0)),
+                since: Instant::now(),
             })),
         })
     }
@@ -105,6 +113,7 @@ impl Ghosts {
         if (new_direct, new_ghost) != (direct, ghost) {
             inner.buffer.resize(new_direct, new_ghost)?;
             inner.before = None;
+            inner.since = Instant::now();
         }
         let now = (stats.engine.read_blocks, stats.engine.hits);
         inner.before.get_or_insert(now);
@@ -123,6 +132,7 @@ impl Ghosts {
         let now = (stats.engine.read_blocks, stats.engine.hits);
         let before = inner.before.unwrap_or(now);
         let curve = inner.buffer.curve().ok();
+        let curve = curve.map(|curve| rated(curve, direct, inner.since.elapsed()));
         let sizes = RATIOS.map(|ratio| {
             let cache = cache_pages(stats).scaled(ratio).0;
             cache.next_multiple_of(segment.0)
@@ -159,6 +169,20 @@ impl Ghosts {
     }
 }
 
+/// The curve with its misses per second, from the guest's memory on: with less, the guest itself would read more.
+fn rated(curve: MissRatioCurve, direct: PageCount, elapsed: Duration) -> MissRatioCurve {
+    if elapsed < RATED {
+        return curve;
+    }
+    let per_second = curve.references() as f64 / elapsed.as_secs_f64();
+    let points = curve.points().iter();
+    let from_direct = points.copied().filter(|point| point.size >= direct);
+    match MissRatioCurve::new(from_direct.collect(), curve.references()) {
+        Ok(cut) => cut.with_references_per_second(per_second),
+        Err(_) => curve,
+    }
+}
+
 impl Prediction {
     /// The curve of a VM, whose baseline is what it has now, guest memory and cache.
     #[must_use]
@@ -190,6 +214,7 @@ impl Observer for Ghosts {
         let mut inner = self.lock();
         inner.buffer.clear();
         inner.before = None;
+        inner.since = Instant::now();
     }
 }
 
@@ -271,6 +296,28 @@ mod tests {
         let set = Ghosts::new(Some(PageCount(50)), PageCount(8), PageCount(8)).unwrap();
         set.settle(&stats(120, 8)).unwrap();
         assert_eq!(set.prediction(&stats(120, 8)).report.direct_pages, Some(50));
+    }
+
+    #[test]
+    fn misses_per_second_are_counts_over_the_time_since_the_counts_began() {
+        let mut ghosts = Ghosts::new(None, PageCount(2048), PageCount(8192)).unwrap();
+        ghosts.settle(&stats(3000, 2048)).unwrap();
+        go_round(&mut ghosts, 6000, 3000, 10);
+        let at = |ghosts: &Ghosts, seconds, pages| {
+            ghosts.lock().since = Instant::now() - Duration::from_secs(seconds);
+            let curve = ghosts.prediction(&stats(3000, 2048)).curve.unwrap();
+            Some(curve.misses_per_second(PageCount(pages))?.expected.round())
+        };
+        // 60 000 reads, of which 6000 are first ones.
+        assert_eq!(at(&ghosts, 60, 3000 + 2048), Some(1000.0));
+        assert_eq!(at(&ghosts, 60, 3000 + 3072), Some(100.0));
+        assert_eq!(at(&ghosts, 120, 3000 + 3072), Some(50.0));
+        // With less memory the guest would read more.
+        assert_eq!(at(&ghosts, 60, 2999), None);
+        assert_eq!(at(&ghosts, 0, 3000 + 3072), None);
+        ghosts.cleared();
+        assert!(ghosts.prediction(&stats(3000, 2048)).curve.is_none());
+        assert!(ghosts.lock().since.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use plimsoll_disk::{CacheMode, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode};
 use plimsoll_estimator::GhostOptions;
-use plimsoll_output::{Columns, Side, cut_front, duration, percent, printable, short};
+use plimsoll_output::{Columns, Side, cut_front, duration, per_second, percent, printable, short};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
@@ -315,20 +315,34 @@ fn curve(json: &CurveJson, text: &mut String) {
         lines.push(baseline);
         lines.sort_unstable();
     }
+    let rates = |rate: &str, band: &str| match json.points.last() {
+        Some(last) if last.misses.is_some() => format!("  {rate:>8}  {band:<17}"),
+        _ => String::new(),
+    };
     let _ = writeln!(
         text,
-        "\n{:>11}  {:>6}  of {} reads, by guest memory and cache together",
+        "\n{:>11}{}  {:>6}  of {} reads, by guest memory and cache together",
         "memory",
+        rates("misses/s", "(band)"),
         "miss %",
         short(json.references as f64)
     );
     for size in lines {
         let misses = json.miss_ratio(size);
         let now = if size == baseline { "  now" } else { "" };
+        let (rate, band) = json
+            .misses_at(size)
+            .map_or_else(Default::default, |misses| {
+                let limits = [misses.misses_low_per_second, misses.misses_high_per_second];
+                let [low, high] = limits.map(per_second);
+                let rate = per_second(misses.misses_per_second);
+                (rate, format!("({low} to {high})"))
+            });
         let _ = writeln!(
             text,
-            "{:>11}  {:>6.1}{now}",
+            "{:>11}{}  {:>6.1}{now}",
             pages_size(size),
+            rates(&rate, &band),
             misses * 100.0
         );
     }
@@ -360,7 +374,7 @@ fn hundredths(part: u64, whole: u64) -> String {
 mod tests {
     use super::super::report::tests::example;
     use super::*;
-    use plimsoll_protocol::curve_json::PointJson;
+    use plimsoll_protocol::curve_json::{MissesJson, PointJson};
 
     #[test]
     fn the_table_is_the_documented_one() {
@@ -451,5 +465,15 @@ disk  image                                  size      I/O       guest      requ
         assert!(told.contains(begin), "{told}");
         assert!(told.contains("    256 MiB    25.0  now\n"), "{told}");
         assert!(told.ends_with("    320 MiB    20.0\n"), "{told}");
+        for point in &mut report.curve.as_mut().unwrap().points {
+            point.misses = Some(MissesJson {
+                misses_per_second: 2.5,
+                misses_low_per_second: 0.0,
+                misses_high_per_second: 12_345.0,
+            });
+        }
+        let told = text(&report, None);
+        let rated = "    256 MiB       2.5  (0 to 12.3k)         25.0  now\n";
+        assert!(told.contains(rated), "{told}");
     }
 }

@@ -10,7 +10,7 @@ use super::super::daemon::curve_of;
 use super::super::show;
 use super::super::words::{name, size};
 use super::VmArgs;
-use plimsoll_output::{Format, OutputArgs, csv_table, grouped, printable};
+use plimsoll_output::{Format, OutputArgs, csv_table, grouped, or_empty, printable};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 /// Miss-ratio curves: the share of references that miss at every size, with its band.
@@ -87,6 +87,15 @@ fn lines(views: &[VmView]) -> anyhow::Result<String> {
             ("miss_ratio", &|(.., point)| point.miss_ratio.to_string()),
             ("low", &|(.., point)| point.low.to_string()),
             ("high", &|(.., point)| point.high.to_string()),
+            ("misses_per_second", &|(.., point)| {
+                or_empty(point.misses.map(|misses| misses.expected))
+            }),
+            ("misses_low_per_second", &|(.., point)| {
+                or_empty(point.misses.map(|misses| misses.low))
+            }),
+            ("misses_high_per_second", &|(.., point)| {
+                or_empty(point.misses.map(|misses| misses.high))
+            }),
         ],
     ))
 }
