@@ -27,6 +27,7 @@
 
 mod computed;
 mod pace;
+mod replayed;
 mod sampler;
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,7 @@ use crate::watchdog;
 
 pub use computed::{ComputedSampler, ComputedVm, PageClass};
 use pace::Pace;
+pub(crate) use replayed::ReplayedTouches;
 use sampler::{Report, SampledVm as _, Sampler};
 use vm::TrappedVm;
 

@@ -32,6 +32,7 @@
 //! Not here: curves and working sets.
 
 mod control;
+mod replayed;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,6 +57,8 @@ use crate::trial::{TouchCost, measure_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose};
 
 use control::{ScanControl, WindowCost};
+
+pub(crate) use replayed::ReplayedScans;
 
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);

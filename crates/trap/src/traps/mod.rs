@@ -20,10 +20,13 @@
 //! The RAM is registered with the userfaultfd only while a window is open. Between two windows nothing can trap, and
 //! QEMU can register the RAM itself.
 //!
-//! Files: `arm` makes pages inaccessible and accessible, `serve` answers the accesses that trap.
+//! Files: `arm` makes pages inaccessible and accessible, `serve` answers the accesses that trap, `control` follows the
+//! VM, `replayed` traps a computed one.
 //! Not here: curves and working sets (crate `plimsoll-estimator`), finding VMs (`plimsoll-vm`).
 
 mod arm;
+mod control;
+mod replayed;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -44,19 +47,18 @@ use crate::hot_set::{HotSet, PageBits};
 use crate::placement::HandlerCpu;
 use crate::process::{Population, Session, TracedProcess};
 use crate::ram::PageRange;
-use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
+use crate::rate::RateRule;
 use crate::requirement::Requirement;
 use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::{TouchCost, Toucher, measure_trap_cost};
 use crate::uffd::{Fault, Userfault, UserfaultPurpose};
+use control::TrapControl;
+
+pub(crate) use replayed::ReplayedTraps;
 
 /// Longest wait without checking the stop flag and the clock.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Minimum size of an adapted hot set in pages.
-const HOT_SET_PAGES_MIN: u32 = 16;
-/// Share of the time budget that making pages inaccessible may take; the rest is for traps.
-const ARMING_SHARE: f64 = 0.25;
 /// Number of traps for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR): more than the most that were measured
 /// (docs/performance.md).
 const TRAPS_PER_CURVE: u32 = 4200;
@@ -89,7 +91,7 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     session: Session<B>,
     userfault: Userfault,
     config: TraceConfig,
-    rate: RateControl,
+    control: TrapControl,
     account: TrapAccount,
     toucher: Toucher,
     /// The populated pages of the current sample, as runs.
@@ -106,12 +108,8 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     batch: ReferenceBatch,
     faults: Vec<Fault>,
     periods: u64,
-    /// Number of pages that trapped in the last period with any traps.
-    distinct_pages_before: Option<u64>,
     /// How long it takes to make one page inaccessible when that is fast.
     rearming: Duration,
-    /// Running mean of the time for arming and disarming one page.
-    arming_seconds_per_page: f64,
     counts: Counts,
 }
 
@@ -153,7 +151,7 @@ impl<B: PageBarrier> Tracer<B> {
         Self {
             session,
             userfault,
-            rate: RateControl::new(config.rate_rule, config.scale, config.least_pages),
+            control: TrapControl::new(config),
             account,
             toucher,
             watched: Vec::new(),
@@ -166,9 +164,7 @@ impl<B: PageBarrier> Tracer<B> {
             batch: ReferenceBatch::new(),
             faults: Vec::new(),
             periods: 0,
-            distinct_pages_before: None,
             rearming: Duration::from_micros(20),
-            arming_seconds_per_page: 2e-6,
             counts: Counts::default(),
             config: config.clone(),
         }
@@ -177,10 +173,10 @@ impl<B: PageBarrier> Tracer<B> {
     fn trace(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         let start = Instant::now();
         let end = start + self.config.period;
-        let scale = self.rate.scale();
+        let scale = self.control.scale();
         self.counts = Counts::default();
         self.session.follow_vcpu();
-        let hot_set_pages = self.hot_set_pages();
+        let hot_set_pages = self.control.hot_set_pages(&self.config);
         self.hot.restart(hot_set_pages);
         let population = self.collect(scale)?;
 
@@ -247,20 +243,10 @@ impl<B: PageBarrier> Tracer<B> {
             },
         };
         self.periods += 1;
-        self.adapt(&period);
+        let budget = self.session.process.budget_seconds(&self.config);
+        let trap_cost = self.account.trap_cost().as_secs_f64();
+        self.control.adapt(&period, budget, trap_cost);
         Ok(period)
-    }
-
-    /// Pages of this period's hot set; see [`TraceConfig::hot_set_pages`].
-    fn hot_set_pages(&self) -> u32 {
-        if self.config.rate_rule != RateRule::Budget {
-            return self.config.hot_set_pages;
-        }
-        let quarter = self.distinct_pages_before.unwrap_or_default() / 4;
-        let quarter = u32::try_from(quarter).unwrap_or(u32::MAX);
-        quarter
-            .max(HOT_SET_PAGES_MIN)
-            .min(self.config.hot_set_pages)
     }
 
     /// Phase 3: finds the populated pages and draws this period's sample of them.
@@ -275,46 +261,6 @@ impl<B: PageBarrier> Tracer<B> {
         let (sample, watched) = (self.sample, &mut self.watched);
         self.session
             .collect(|run| watched.extend(sample.runs_in(run)))
-    }
-
-    fn adapt(&mut self, report: &Period) {
-        self.distinct_pages_before = Some(report.distinct_pages).filter(|&pages| pages > 0);
-        if report.tracked_pages > 0 {
-            let latest = report.arm_time.as_secs_f64() / report.tracked_pages as f64;
-            self.arming_seconds_per_page += (latest - self.arming_seconds_per_page) / 4.0;
-        }
-        let Some(budget) = self.session.process.budget_seconds(&self.config) else {
-            return self.rate.adapt(&PeriodCost {
-                pressure: 0.0,
-                affordable_traps: f64::INFINITY,
-                traps: report.traps.taken,
-                distinct_pages: report.distinct_pages,
-                budget_ran_out: false,
-                scale_min: 1,
-            });
-        };
-        let all_traps = (report.traps.taken + report.traps.strays).max(1) as f64;
-        let seconds_per_trap = if report.traps.taken == 0 {
-            self.account.trap_cost().as_secs_f64()
-        } else {
-            report.fault_time.as_secs_f64() / all_traps
-        };
-        let whole_period = report.length.as_secs_f64() / report.window.as_secs_f64().max(1e-9);
-        let arming_seconds = report.populated_pages as f64 * self.arming_seconds_per_page;
-        let scale_min = (arming_seconds / (budget * ARMING_SHARE)).clamp(1.0, f64::from(SCALE_MAX));
-        self.rate.adapt(&PeriodCost {
-            pressure: report.fault_time.as_secs_f64() * whole_period / budget,
-            affordable_traps: (budget - report.arm_time.as_secs_f64()).max(0.0) / seconds_per_trap,
-            traps: report.traps.taken,
-            distinct_pages: report.distinct_pages,
-            budget_ran_out: report.budget_exhausted,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "clamped to 1..=SCALE_MAX"
-            )]
-            scale_min: scale_min.ceil() as u32,
-        });
     }
 
     fn flush(&mut self, sink: Sink<'_>) {

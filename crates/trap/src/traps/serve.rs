@@ -42,7 +42,7 @@ impl<B: PageBarrier> Tracer<B> {
     fn spent_seconds(&self) -> f64 {
         let taken = self.counts.fault_time + self.counts.arm_time;
         let arming_pages = self.watched.len() as f64 * f64::from(self.config.group_pages);
-        taken.as_secs_f64() + arming_pages * self.arming_seconds_per_page / 2.0
+        taken.as_secs_f64() + arming_pages * self.control.arming_seconds_per_page / 2.0
     }
 
     /// Waits up to `patience` for accesses and serves all that wait by then.
