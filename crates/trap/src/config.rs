@@ -22,9 +22,9 @@ pub struct TraceConfig {
     pub handler_cpu: HandlerCpu,
     /// Seed of the samples' salts.
     pub seed: u64,
-    /// Traps: capacity of the hot set, 1 to 4096 pages, \[AET\] §3.2. Under [`RateRule::Budget`] it is at most a
-    /// quarter of the pages that trapped in the period before (and 16, as in the first), so that a working set
-    /// which shrinks to a third does not vanish in it.
+    /// Traps: capacity of the hot set, 1 to 4096 pages, \[AET\] §3.2. Under [`RateRule::Budget`] it is at most an
+    /// eighth of the pages that trapped in the period before (and 16, as in the first): a curve begins at the size that
+    /// it hides, and a working set which shrinks to a sixth does not vanish in it.
     pub hot_set_pages: u32,
     /// Traps: aligned neighbours that are sampled together, 1 to 512.
     pub group_pages: u32,

@@ -160,6 +160,14 @@ pub const FIRST_TOUCH: &LiveEstimatorRow = &LiveEstimatorRow {
 /// All live estimators; the first one that accepts a backend's kind of observations is the default.
 pub const LIVE_ESTIMATORS: &[&LiveEstimatorRow] = &[LRU, AET, SCANS, FIRST_TOUCH];
 
+/// The curve from the size `hidden` on: of smaller memories nothing is known.
+fn from_hidden(curve: MissRatioCurve, hidden: PageCount) -> MissRatioCurve {
+    let rest = curve.points().iter().filter(|point| point.size > hidden);
+    let points = std::iter::once(curve.at(hidden)).chain(rest.copied());
+    let shorter = MissRatioCurve::new(points.collect(), curve.references());
+    shorter.unwrap_or(curve)
+}
+
 /// Results of the newest windows, with their lengths in seconds.
 #[derive(Debug)]
 struct Recent<T> {
@@ -363,6 +371,47 @@ mod tests {
             );
             assert!(estimator.curve().is_none(), "{}", row.name);
         }
+    }
+
+    #[test]
+    fn a_curve_begins_at_the_size_that_is_hidden() {
+        for row in pooling() {
+            let mut estimator = (row.make)(&options(Some(5)));
+            let pages: Vec<_> = (0..3000).cycle().take(10_000).map(PageNumber).collect();
+            observe_all(&mut *estimator, row.takes, pages.chunks(100));
+            let hidden = PageCount(500);
+            let window = LiveWindow {
+                hidden,
+                ..window(5.0)
+            };
+            let curves = [
+                estimator.close_window(&window),
+                estimator.curve(),
+                estimator.recent_curve(),
+            ];
+            for curve in curves {
+                let first = curve.unwrap().points()[0];
+                assert_eq!(
+                    (first.size, first.miss_ratio),
+                    (hidden, 1.0),
+                    "{}",
+                    row.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_window_resolves_may_miss_or_not() {
+        let mut estimator = (LRU.make)(&options(None));
+        // Every other reference is to a page that is never used again.
+        let pages = (0..20_000).map(|at| PageNumber(if at % 2 == 0 { at % 200 } else { at }));
+        estimator.observe(&LiveInput::References(&pages.collect::<Vec<_>>()));
+        let curve = estimator.close_window(&window(5.0)).unwrap();
+        let resolved = curve.at(PageCount(50));
+        assert!(resolved.low > 0.9, "{resolved:?}");
+        let beyond = curve.at(PageCount(5000));
+        assert!(beyond.low == 0.0 && beyond.miss_ratio > 0.4, "{beyond:?}");
     }
 
     #[test]

@@ -3,36 +3,88 @@
 //! The estimators of single windows are in `window`. Each window is resolved separately before it is pooled, because
 //! the VM may be in another phase in the next one.
 
-use plimsoll_flow::MissRatioCurve;
+use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount};
 
-use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent, from_hidden};
 use crate::live::survival::Survival;
 use crate::live::window::{PartOfWindow, Window};
+
+/// Error of the ratio at the hidden size, at most, as measured (`window`); at twice that size there is none.
+const HOT_SET_EXCESS: f64 = 0.13;
 
 /// An estimator of windows, with the pooled results of all windows so far.
 #[derive(Debug)]
 pub(super) struct PooledEstimator<P> {
     window: Window<P>,
-    pooled: Survival,
-    recent: Recent<Survival>,
+    pooled: Pooled,
+    recent: Recent<(Survival, PageCount)>,
+}
+
+/// The results of windows.
+#[derive(Debug, Default)]
+struct Pooled {
+    survival: Survival,
+    /// The largest size that any of them hides: below, some of the misses were not observed.
+    hidden: PageCount,
+}
+
+impl Pooled {
+    fn pool(&mut self, (window, hidden): &(Survival, PageCount), seconds: f64) {
+        self.survival.pool(window, seconds);
+        if !window.is_empty() {
+            self.hidden = self.hidden.max(*hidden);
+        }
+    }
+
+    /// The curve; `None` without a reuse.
+    fn curve<P: PartOfWindow>(&self) -> Option<MissRatioCurve> {
+        if self.survival.events() == 0 {
+            return None;
+        }
+        let curve = P::curve(&self.survival).ok()?;
+        widened(&from_hidden(curve, self.hidden))
+    }
+}
+
+/// Lowers the lower limits where the spread of the parts does not show the error: beyond the last size that a window
+/// resolved, from which on the curve is flat, and up to twice the hidden size, with which it begins, because a hot set
+/// evicts pages that LRU would keep.
+fn widened(curve: &MissRatioCurve) -> Option<MissRatioCurve> {
+    let (first, last) = (curve.points().first()?, curve.points().last()?);
+    let hidden = first.size.0 as f64;
+    let points = curve.points().iter().map(|point| {
+        let size = point.size.0 as f64;
+        let is_near = hidden > 0.0 && size < 2.0 * hidden;
+        let excess = if point.miss_ratio <= last.miss_ratio {
+            point.miss_ratio
+        } else if is_near {
+            HOT_SET_EXCESS * (2.0 - size / hidden)
+        } else {
+            0.0
+        };
+        let low = point.low.min(point.miss_ratio - excess).max(0.0);
+        let left = (1.0 - excess / point.miss_ratio.max(1e-9)).max(0.0);
+        let misses = point.misses.map(|misses| MissesPerSecond {
+            low: misses.low.min(misses.expected * left),
+            ..misses
+        });
+        CurvePoint {
+            low,
+            misses,
+            ..*point
+        }
+    });
+    MissRatioCurve::new(points.collect(), curve.references()).ok()
 }
 
 impl<P: PartOfWindow> PooledEstimator<P> {
     pub(super) fn new(options: &LiveOptions) -> Self {
         Self {
             window: Window::new(),
-            pooled: Survival::new(),
+            pooled: Pooled::default(),
             recent: Recent::new(options.reach),
         }
     }
-}
-
-/// The curve; `None` without a reuse.
-fn curve_of<P: PartOfWindow>(survival: &Survival) -> Option<MissRatioCurve> {
-    if survival.events() == 0 {
-        return None;
-    }
-    P::curve(survival).ok()
 }
 
 impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
@@ -44,10 +96,11 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
         let survival = self.window.finish(window.scale).timed(window);
-        let resolved = survival.resolved();
+        let resolved = (survival.resolved(), window.hidden);
         self.pooled.pool(&resolved, window.seconds);
         self.recent.push(|| resolved, window.seconds);
-        curve_of::<P>(&survival)
+        let hidden = window.hidden;
+        Pooled { survival, hidden }.curve::<P>()
     }
 
     fn discard_window(&mut self) {
@@ -55,14 +108,14 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
-        curve_of::<P>(&self.pooled)
+        self.pooled.curve::<P>()
     }
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
-        let mut pooled = Survival::new();
+        let mut pooled = Pooled::default();
         for (window, seconds) in self.recent.windows() {
             pooled.pool(window, seconds);
         }
-        curve_of::<P>(&pooled)
+        pooled.curve::<P>()
     }
 }

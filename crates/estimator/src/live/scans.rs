@@ -20,7 +20,7 @@
 
 use std::collections::HashMap;
 
-use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent};
+use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent, from_hidden};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber};
 
@@ -292,6 +292,8 @@ struct MeanCurve {
     /// Whether all windows had misses per second.
     is_rated: bool,
     touches: u64,
+    /// The largest size below which one of them has no information.
+    hidden: PageCount,
 }
 
 /// Sizes at which curves are averaged: all up to this one, then steps of a fraction of the size.
@@ -313,6 +315,7 @@ impl MeanCurve {
             seconds: 0.0,
             is_rated: true,
             touches: 0,
+            hidden: PageCount(0),
         }
     }
 
@@ -342,6 +345,7 @@ impl MeanCurve {
             }
         }
         self.weight += weight;
+        self.hidden = self.hidden.max(first.size);
         self.touches = self.touches.saturating_add(curve.references());
     }
 
@@ -370,7 +374,8 @@ impl MeanCurve {
                 misses,
             }
         });
-        MissRatioCurve::new(points.collect(), self.touches).ok()
+        let curve = MissRatioCurve::new(points.collect(), self.touches).ok()?;
+        Some(from_hidden(curve, self.hidden))
     }
 }
 
@@ -404,6 +409,7 @@ impl LiveEstimator for ScanCurve {
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
         let seconds = window.seconds;
         let curve = self.window.finish(window.scale, window.observed_seconds);
+        let curve = curve.map(|curve| from_hidden(curve, window.hidden));
         self.pooled.add(curve.as_ref(), seconds);
         self.recent.push(|| curve.clone(), seconds);
         curve

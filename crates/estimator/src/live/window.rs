@@ -33,8 +33,8 @@
 //! loop mixed with Zipf's; 4096 sampled pages), its mean absolute error from `H * scale` up is 0.002 to 0.010 by
 //! stack, and 0.016 by reuse time at worst (the mixture). At scale 1 nearly all of it lies below
 //! `2 H`: there the set evicts pages that LRU would have kept, and the curve is too high by up to
-//! 0.13. Shifting sizes by parts of `H` made most streams worse, so nothing is corrected; use the curve from
-//! `2 H * scale` on.
+//! 0.13. Shifting sizes by parts of `H` made most streams worse, so nothing is corrected; the band is lower by as much
+//! there, and the curve begins at `H * scale` (`ordered`).
 //!
 //! Source: the estimator is [KM58]'s; its use on reuse distances in windows is ours.
 //! Cost: twice the work of a stack per reference (`lru`), or two look-ups. Memory is proportional to the pages of a

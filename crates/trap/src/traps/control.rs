@@ -39,9 +39,9 @@ impl TrapControl {
         if config.rate_rule != RateRule::Budget {
             return config.hot_set_pages;
         }
-        let quarter = self.distinct_pages_before.unwrap_or_default() / 4;
-        let quarter = u32::try_from(quarter).unwrap_or(u32::MAX);
-        quarter.max(HOT_SET_PAGES_MIN).min(config.hot_set_pages)
+        let eighth = self.distinct_pages_before.unwrap_or_default() / 8;
+        let eighth = u32::try_from(eighth).unwrap_or(u32::MAX);
+        eighth.max(HOT_SET_PAGES_MIN).min(config.hot_set_pages)
     }
 
     /// Follows a period with a `budget` in seconds, `trap_cost` being that of a trap where none was taken.

@@ -37,6 +37,8 @@ pub(super) struct Cells {
     /// Rising; the first is 0, the last the longest time observed.
     pub(super) edges: Vec<f64>,
     pub(super) cells: Vec<Cell>,
+    /// By observation: its cell.
+    pub(super) places: Vec<usize>,
     /// Number of observations.
     pub(super) total: f64,
 }
@@ -63,13 +65,16 @@ impl Cells {
         if let Err(at) = edges.binary_search_by(|edge| edge.total_cmp(&last_touch)) {
             edges.insert(at, last_touch);
         }
+        let places: Vec<_> = times.iter().map(|time| place(&edges, time)).collect();
         let mut counts: BTreeMap<(usize, Option<usize>), f64> = BTreeMap::new();
-        for time in times {
-            *counts.entry(place(&edges, time)).or_default() += 1.0;
+        for &place in &places {
+            *counts.entry(place).or_default() += 1.0;
         }
+        let numbers: BTreeMap<_, _> = counts.keys().copied().zip(0..).collect();
         let cell = |((from, to), count)| Cell { from, to, count };
         Some(Self {
             edges,
+            places: places.iter().map(|place| numbers[place]).collect(),
             cells: counts.into_iter().map(cell).collect(),
             total: times.len() as f64,
         })

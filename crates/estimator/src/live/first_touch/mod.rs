@@ -18,8 +18,8 @@
 //! in that time, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, it is not known.
 //!
-//! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]) and the mixture's weights
-//! estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
+//! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]), those armed in the same stretch
+//! of time alike because they see the same phase of the VM, and the mixture's weights are estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
 //! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
@@ -59,6 +59,9 @@ const RESOLUTION_MIN: f64 = 1e-3;
 const STEP_MAX: f64 = 1.0 / 512.0;
 /// Rounds in which the speeds of batches and the distribution are estimated in turn.
 const SPEED_ROUNDS: u32 = 3;
+/// Number of stretches of time of which the samples have the same random weight: what a VM does in one of them, all of its
+/// samples see.
+const BLOCKS: usize = 16;
 /// Number of weightings of the samples from which a band is computed.
 const WEIGHTINGS: u64 = 16;
 /// Rounds of three steps for each.
@@ -313,10 +316,13 @@ impl Shape {
                 }
             }
         }
-        Some((Self::new(&times, &cells, mixture), mean))
+        let mut order: Vec<usize> = (0..samples.len()).collect();
+        order.sort_by(|&one, &other| samples[one].0.total_cmp(&samples[other].0));
+        Some((Self::new(&times, &order, &cells, mixture), mean))
     }
 
-    fn new(times: &[Time], cells: &Cells, mut mixture: Mixture) -> Self {
+    /// `order` has the samples in the order in which they were armed.
+    fn new(times: &[Time], order: &[usize], cells: &Cells, mut mixture: Mixture) -> Self {
         let touches = times.iter().filter(|time| time.upto.is_some()).count();
         let grid = grid(cells, &mixture);
         let fitted = mixture.weights.clone();
@@ -337,11 +343,13 @@ impl Shape {
         let weights = mixture.weights.clone();
         let others = (0..WEIGHTINGS).map(|seed| {
             let mut random = Random(mix(seed + 1));
-            let counts: Vec<f64> = cells
-                .cells
-                .iter()
-                .map(|cell| random.gamma(cell.count))
-                .collect();
+            let mut counts = vec![0.0; cells.cells.len()];
+            for block in order.chunks(order.len().div_ceil(BLOCKS)) {
+                let weight = random.exponential();
+                for &sample in block {
+                    counts[cells.places[sample]] += weight;
+                }
+            }
             mixture.weights.clone_from(&weights);
             mixture.improve(&counts, WEIGHTING_ROUNDS);
             mixed(&tables, &mixture.weights)
@@ -546,20 +554,9 @@ impl Random {
         ((mix(self.0) >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
     }
 
-    /// The sum of `count` exponentially distributed numbers of mean 1; of many, its normal approximation.
-    fn gamma(&mut self, count: f64) -> f64 {
-        if count > 50.0 {
-            let radius = (-2.0 * self.unit().ln()).sqrt();
-            let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
-            return (count + normal * count.sqrt()).max(0.0);
-        }
-        let mut sum = 0.0;
-        let mut left = count;
-        while left > 0.0 {
-            sum -= self.unit().ln();
-            left -= 1.0;
-        }
-        sum
+    /// An exponentially distributed number of mean 1.
+    fn exponential(&mut self) -> f64 {
+        -self.unit().ln()
     }
 }
 
