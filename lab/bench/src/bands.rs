@@ -8,6 +8,8 @@
 //! at even sizes up to the footprint, and at sizes even in their logarithm, where small sizes count
 //! as much as large ones. *Width* is the mean of high less low over the same sizes.
 
+mod live;
+
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,9 @@ pub(crate) struct Args {
     /// A directory whose traces are taken, those that can be read
     #[arg(long, default_value = "../shared/traces")]
     traces: PathBuf,
+    /// Write the table of live curves to this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
 }
 
 impl Default for Args {
@@ -53,6 +58,7 @@ impl Default for Args {
             stream: None,
             trace: Vec::new(),
             traces: PathBuf::from("../shared/traces"),
+            csv: None,
         }
     }
 }
@@ -335,8 +341,16 @@ pub(crate) fn traces_in(directory: &Path, out: &mut dyn Write) -> anyhow::Result
     Ok(streams)
 }
 
-/// Measures every estimator on every stream and prints a table for each estimator.
+/// Measures every estimator on every stream and prints a table for each; those of live curves are called `live trap`, ..
 pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    live::run(cli, args, out)?;
+    let estimators: Vec<_> = trials()
+        .into_iter()
+        .filter(|(name, _)| cli.wants(name))
+        .collect();
+    if estimators.is_empty() {
+        return Ok(());
+    }
     title(
         out,
         &format!(
@@ -357,10 +371,6 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     if let Some(only) = &args.stream {
         streams.retain(|stream| stream.name.contains(only.as_str()));
     }
-    let estimators: Vec<_> = trials()
-        .into_iter()
-        .filter(|(name, _)| cli.wants(name))
-        .collect();
     let mut tallies = vec![vec![Tally::default(); streams.len()]; estimators.len()];
     for (at, stream) in streams.iter().enumerate() {
         for seed in args.first_seed..args.first_seed + args.seeds {

@@ -8,6 +8,8 @@
 //!   touches those sooner than their resolution. So curves are taken as shares of what reaches past a smallest size,
 //!   over all sizes from there: twice the backend's own minimum resolvable size, of first touches the first point of the
 //!   curve, at least a 64th of the array (`curve`), and that of the backend whose size is the largest (`common`);
+//! * its band in misses a second, against the guest's visits a second times the closed form, from its first point on: the share of
+//!   the sizes at which it holds them (`held`), and its mean width as a share of the misses at the first (`wide`);
 //! * the time until both are good: a working set within 10 % and a curve within 0.03, for the first time.
 //!
 //! `--csv` and `--plot` take the curve after each period from a 64th of the array on, the same for all backends. Sizes
@@ -277,9 +279,32 @@ fn smallest(method: TraceMethod, hidden: PageCount, pages: PageCount) -> PageCou
     PageCount(sure.clamp(pages.0 / 64, pages.0 / 2))
 }
 
+/// Share of the sizes from the curve's first point on at which the band of its misses per second contains those of a
+/// guest that makes `visits` a second, and the mean width of the band as a share of its misses at the first point.
+fn band(
+    truth: &Truth,
+    curve: &MissRatioCurve,
+    visits: f64,
+    pages: PageCount,
+) -> Option<(f64, f64)> {
+    let first = curve.points()[0].size.max(PageCount(pages.0 / 64));
+    let most = curve.misses_per_second(first)?.expected;
+    let bands = even_sizes(first, pages).filter_map(|size| {
+        let band = curve.misses_per_second(size)?;
+        let wanted = truth.miss_ratio(size) * visits;
+        let is_held = band.low - ROUNDING * most <= wanted && wanted <= band.high + ROUNDING * most;
+        Some((f64::from(u8::from(is_held)), (band.high - band.low) / most))
+    });
+    let (held, widths): (Vec<f64>, Vec<f64>) = bands.unzip();
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    Some((mean(held), mean(widths)))
+}
+
 /// Results of the stretches of one backend.
 #[derive(Default)]
 struct Tally {
+    held: Vec<f64>,
+    widths: Vec<f64>,
     errors: Vec<f64>,
     periods: usize,
     distances: Vec<f64>,
@@ -298,6 +323,8 @@ const UNTRACED: Duration = Duration::from_secs(5);
 /// Largest errors of a working set and a curve that are good.
 const GOOD_SET: f64 = 0.1;
 const GOOD_CURVE: f64 = 0.03;
+/// Error, as a share of the misses at a curve's first point, that does not count against a band.
+const ROUNDING: f64 = 1e-3;
 
 /// Runs the experiment.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -314,7 +341,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     writeln!(
         out,
-        "guest          MiB  backend      working set off by  (worst)   found     curve  from MiB  common  \
+        "guest          MiB  backend      working set off by  (worst)   found     curve  from MiB  common   held   wide  \
          good after  account  slower by  touches  lost"
     )?;
     let mut all = Vec::new();
@@ -453,6 +480,11 @@ fn compare(
             )
             .with_context(|| format!("{} {mib} MiB, {}", kind.name(), method.name()))?;
             let speed = speed(&mut subject, start, Instant::now())?;
+            let found = stretch
+                .as_ref()
+                .and_then(|stretch| band(&truth, &stretch.curve, speed, pages));
+            tally.held.extend(found.map(|(held, _)| held));
+            tally.widths.extend(found.map(|(_, width)| width));
             let after = left_alone(&mut subject)?;
             tally
                 .slowdowns
@@ -495,7 +527,7 @@ impl Tally {
         let third = |value: f64| format!("{value:.3}");
         writeln!(
             out,
-            "{name:<8} {mib:>9}  {backend:<11}  {:>18}  {:>7}  {:>3} of {:<3} {:>6}  {:>8}  {:>6}  {:>10}  {:>7}  {:>9}  {:>7}  {:>4}",
+            "{name:<8} {mib:>9}  {backend:<11}  {:>18}  {:>7}  {:>3} of {:<3} {:>6}  {:>8}  {:>6}  {:>5}  {:>5}  {:>10}  {:>7}  {:>9}  {:>7}  {:>4}",
             shown(&self.errors, &percent),
             percent(worst),
             self.errors.len(),
@@ -503,6 +535,8 @@ impl Tally {
             shown(&self.distances, &third),
             shown(&self.from_mib, &|mib| format!("{mib:.1}")),
             shown(&self.common, &third),
+            shown(&self.held, &third),
+            shown(&self.widths, &third),
             // A stretch that never was good counts as one that would be at any later time.
             shown(&self.good_after_s, &|seconds| if seconds.is_finite() {
                 format!("{seconds:.0} s")
