@@ -56,7 +56,7 @@ pub use curve::counter_stacks::{
 pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,
 };
-pub use curve::ghost::{GhostBuffer, GhostError, GhostLru, GhostOptions};
+pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
 pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
 pub use curve::shards::{FixedSizeShards, Shards};
 pub use error::EstimatorError;

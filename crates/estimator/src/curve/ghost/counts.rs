@@ -51,24 +51,27 @@ impl Counts {
         })
     }
 
-    /// Counts a page that was found with `depth` others before it. Returns the segment.
+    /// Counts a page that was found with `depth` others before it.
     #[inline]
-    pub(super) fn found(&mut self, depth: u64) -> usize {
+    pub(super) fn found(&mut self, depth: u64) {
+        let GhostOptions { direct, ghost, .. } = self.options;
+        match depth.checked_sub(direct.0) {
+            None => self.hits += 1,
+            Some(depth) if depth < ghost.0 => {
+                let segment = self.segment_of(direct.0 + depth);
+                self.found[segment] += 1;
+            }
+            Some(_) => self.beyond += 1,
+        }
+    }
+
+    /// The segment of a depth: the first or the last one for a depth outside the list.
+    pub(super) fn segment_of(&self, depth: u64) -> usize {
         let GhostOptions {
             direct, segment, ..
         } = self.options;
-        let Some(depth) = depth.checked_sub(direct.0) else {
-            self.hits += 1;
-            return 0;
-        };
-        let index = as_index(depth / segment.0);
-        if depth < self.options.ghost.0 {
-            self.found[index] += 1;
-            index
-        } else {
-            self.beyond += 1;
-            self.found.len() - 1
-        }
+        let depth = depth.saturating_sub(direct.0);
+        as_index(depth / segment.0).min(self.found.len() - 1)
     }
 
     /// Counts a page that was not found among the `reach` most recent ones.

@@ -25,15 +25,20 @@
 //! and one cache miss for the page, two if a page is dropped from the end; 53 bytes per page, all of it allocated at
 //! the start. Not here: the cache and its contents; memories smaller than the direct one (`lru`, `shards`).
 
+mod batches;
 mod counts;
 mod depths;
+mod grid;
+mod guest;
 mod recency;
+mod replacement;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber, ReferenceBatch};
 
 use crate::estimator::Estimator;
 use crate::parts::sys;
 use counts::Counts;
+pub use guest::{BandParts, GuestGhosts};
 use recency::Recency;
 
 /// The sizes of a ghost buffer, in pages.
@@ -154,16 +159,27 @@ impl GhostBuffer {
     /// Must be called before the page's arrival evicts another, because the depth is computed from the cache's contents
     /// at the time of the miss.
     pub fn missed(&mut self, page: PageNumber) -> Option<usize> {
+        let depth = self.depth_of_missed(page)?;
+        Some(self.counts.segment_of(depth))
+    }
+
+    /// As [`missed`](Self::missed), but returns the number of pages before it in cache and list.
+    fn depth_of_missed(&mut self, page: PageNumber) -> Option<u64> {
         let below = self.cached;
         self.cached = below.saturating_add(1);
-        match self.order.remove(page) {
-            Some(depth) => Some(self.counts.found(below.saturating_add(depth))),
-            None => {
-                let reach = below.saturating_add(self.order.len());
-                self.counts.not_found(reach, self.order.has_dropped());
-                None
-            }
-        }
+        let Some(depth) = self.order.remove(page) else {
+            let reach = below.saturating_add(self.order.len());
+            self.counts.not_found(reach, self.order.has_dropped());
+            return None;
+        };
+        let depth = below.saturating_add(depth);
+        self.counts.found(depth);
+        Some(depth)
+    }
+
+    /// Whether a page was ever dropped from the end of the list.
+    fn has_dropped(&self) -> bool {
+        self.order.has_dropped()
     }
 
     /// Records an eviction. The page enters the ghost list as the most recent one; the oldest may be dropped.

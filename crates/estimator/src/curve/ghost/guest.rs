@@ -1,0 +1,365 @@
+//! The ghost list behind a guest's own memory, with a band for what such a list cannot show.
+//!
+//! The list alone is exact for a memory in LRU order. A guest's kernel is not (active and inactive lists, generations),
+//! its hits are not observed, and not every page that leaves it is reported. The band has these parts:
+//!
+//! - **Statistical.** Pages that are read again, counted in 8 to 16 batches of equal numbers of reads: two standard
+//!   errors of the share that misses, from the differences between successive batches, so that a slow trend does not
+//!   count as noise, and blocks that are read together count as one.
+//! - **Replacement.** How much the order of replacement matters to these reads (`replacement`): the difference between
+//!   LRU's misses and those of a memory that evicts in the order of reading, or, so far as this guest departs from that
+//!   order, at random. The largest one within a factor of [`REACH`] of the added size counts, because a kernel moves a
+//!   cliff. It is independent of the noise, so the root of the sum of both squares is on either side of the curve.
+//! - **Unused.** A guest does not put all of added memory into its page cache: 0 to 8 % less in guests with uniform
+//!   reads, where the order does not matter. The upper limit is that of a guest with [`UNUSED`] less of it.
+//! - **Unreported.** Reads of pages that the guest held by all reports: their evictions were lost or refused, or they
+//!   bypass its memory. More memory may have avoided these, so they lower the lower limit.
+//!
+//! All but [`UNUSED`] are measured on the reads of this guest. At its present size there is no error, because the reads
+//! are counted there. Coverage: docs/disk-measured.md, and `./dev bench bands`.
+//!
+//! Source: ours. Cost: a hash per event, and [`SIZES`] exponentials for one of as many pages as keep the samples
+//! small; 3 MiB at most. Not here: sizes below the guest's own.
+
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
+
+use super::batches::Batches;
+use super::grid::{SIZES, between, sizes};
+use super::replacement::Replacement;
+use super::{GhostBuffer, GhostError, GhostOptions};
+
+/// Share of added memory that a guest may leave unused for its page cache.
+const UNUSED: f64 = 0.04;
+/// Factor by which a kernel may move a cliff of the curve beyond its own memory.
+const REACH: f64 = 1.5;
+/// Standard errors on either side of a statistical band of 95 %.
+const ERRORS: f64 = 2.0;
+
+/// A ghost list behind a guest of `direct` pages, which is full and reports reads, evictions and releases.
+#[derive(Debug, Clone)]
+pub struct GuestGhosts {
+    buffer: GhostBuffer,
+    batches: Batches,
+    replacement: Replacement,
+}
+
+/// The parts of a band at one size, as shares of the reads, 0.0 to 1.0.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BandParts {
+    /// Two standard errors of the share that misses.
+    pub statistical: f64,
+    /// What another order of replacement may change.
+    pub replacement: f64,
+    /// Reads of pages that the guest held by all reports; below the curve only.
+    pub unreported: f64,
+}
+
+impl GuestGhosts {
+    /// An empty list; all memory that depends on its length is allocated here.
+    ///
+    /// # Errors
+    ///
+    /// [`GhostError`] if the sizes are invalid, or the host lacks the memory.
+    pub fn new(options: GhostOptions) -> Result<Self, GhostError> {
+        Ok(Self {
+            buffer: GhostBuffer::new(options)?,
+            batches: Batches::new(options.ghost),
+            replacement: Replacement::new(options.ghost),
+        })
+    }
+
+    /// Records a read of a page that the guest does not hold.
+    pub fn missed(&mut self, page: PageNumber) {
+        let direct = self.options().direct;
+        self.buffer.set_cached(direct);
+        let is_new = !self.buffer.has_dropped();
+        let depth = self.buffer.depth_of_missed(page);
+        let beyond = depth.map(|depth| depth.saturating_sub(direct.0));
+        if depth.is_some() || !is_new {
+            self.batches.read_again(beyond);
+        }
+        self.replacement.missed(page, beyond);
+    }
+
+    /// Records that a page left the guest and can be cached.
+    pub fn evicted(&mut self, page: PageNumber) {
+        self.buffer.evicted(page);
+        self.replacement.evicted(page);
+    }
+
+    /// Records that a page was overwritten or freed.
+    pub fn released(&mut self, page: PageNumber) {
+        self.buffer.released(page);
+        self.replacement.released(page);
+    }
+
+    /// Changes the sizes; counts restart, and pages are kept as by [`GhostBuffer::resize`].
+    ///
+    /// # Errors
+    ///
+    /// [`GhostError`]; nothing has changed then.
+    pub fn resize(&mut self, direct: PageCount, ghost: PageCount) -> Result<(), GhostError> {
+        self.buffer.resize(direct, ghost)?;
+        self.batches = Batches::new(ghost);
+        self.replacement.restart(ghost);
+        Ok(())
+    }
+
+    /// Removes all pages and counts.
+    pub fn clear(&mut self) {
+        self.buffer.clear();
+        let ghost = self.options().ghost;
+        self.batches = Batches::new(ghost);
+        self.replacement = Replacement::new(ghost);
+    }
+
+    /// The present sizes.
+    #[must_use]
+    pub fn options(&self) -> GhostOptions {
+        self.buffer.options()
+    }
+
+    /// Number of pages in the list.
+    #[must_use]
+    pub fn remembered(&self) -> PageCount {
+        self.buffer.remembered()
+    }
+
+    /// Returns the curve of all reads counted. Its band has the parts of [`band`](Self::band); while these are unknown,
+    /// it is as wide as it can be.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if there were none.
+    pub fn curve(&self) -> Result<MissRatioCurve, CurveError> {
+        let exact = self.buffer.curve()?;
+        let direct = self.options().direct;
+        let points = exact.points().iter().map(|&point| {
+            let Some(beyond) = point
+                .size
+                .0
+                .checked_sub(direct.0)
+                .filter(|&beyond| beyond > 0)
+            else {
+                return point;
+            };
+            let (below, above) = match self.band(PageCount(beyond)) {
+                Some(parts) => {
+                    let both = parts.statistical.hypot(parts.replacement);
+                    let used = PageCount(direct.0 + PageCount(beyond).scaled(1.0 - UNUSED).0);
+                    let unused = exact.miss_ratio(used) - point.miss_ratio;
+                    (both + parts.unreported, both + unused)
+                }
+                None => (1.0, 1.0),
+            };
+            CurvePoint {
+                low: (point.low - below).max(0.0),
+                high: (point.high + above).min(1.0),
+                ..point
+            }
+        });
+        let points = points.collect();
+        let curve = MissRatioCurve::new(points, exact.references())?;
+        Ok(curve)
+    }
+
+    /// The parts of the band where `beyond` pages are added to the guest; `None` while too few pages were read again.
+    #[must_use]
+    pub fn band(&self, beyond: PageCount) -> Option<BandParts> {
+        let errors = self.batches.standard_errors()?;
+        let references = self.buffer.references() as f64;
+        let ghost = self.options().ghost;
+        let at = |values: &[f64; SIZES], beyond: f64| between(ghost, values, beyond);
+        let beyond = beyond.0 as f64;
+        let differences = self.replacement.differences();
+        let reach = beyond / REACH..=beyond * REACH;
+        let largest = sizes(ghost)
+            .zip(differences)
+            .filter(|(size, _)| reach.contains(size))
+            .map(|(_, difference)| difference)
+            .fold(at(&differences, beyond), f64::max);
+        Some(BandParts {
+            statistical: ERRORS * at(&errors, beyond) / references,
+            replacement: largest,
+            unreported: self.replacement.unreported(),
+        })
+    }
+
+    /// Share of evictions out of the order in which the pages were read, 0.0 to 1.0; 1.0 while too few were observed.
+    #[must_use]
+    pub fn out_of_order(&self) -> f64 {
+        self.replacement.out_of_order()
+    }
+
+    /// Bytes of heap allocated.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.buffer.memory_bytes() + self.replacement.memory_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::streams::{cycle, uniform, zipf};
+    use std::collections::VecDeque;
+
+    /// A guest that evicts the page it read first, or the one it used last longest ago.
+    struct Guest {
+        pages: VecDeque<u64>,
+        size: usize,
+        is_lru: bool,
+    }
+
+    impl Guest {
+        fn new(size: usize, is_lru: bool) -> Self {
+            Self {
+                pages: VecDeque::new(),
+                size,
+                is_lru,
+            }
+        }
+
+        /// Whether the page was not there, and which page left.
+        fn touch(&mut self, page: u64) -> (bool, Option<u64>) {
+            let place = self.pages.iter().position(|&other| other == page);
+            if let Some(place) = place {
+                if self.is_lru {
+                    self.pages.remove(place);
+                    self.pages.push_back(page);
+                }
+                return (false, None);
+            }
+            let full = self.pages.len() == self.size;
+            let gone = full.then(|| self.pages.pop_front()).flatten();
+            self.pages.push_back(page);
+            (true, gone)
+        }
+    }
+
+    fn list(direct: u64, ghost: u64) -> GuestGhosts {
+        GuestGhosts::new(GhostOptions {
+            direct: PageCount(direct),
+            ghost: PageCount(ghost),
+            segment: PageCount(16),
+        })
+        .unwrap()
+    }
+
+    /// The list behind a guest of 200 pages, and the share of its reads that one of `size` pages would have done.
+    fn observed(pages: &[u64], size: usize, is_lru: bool) -> (GuestGhosts, f64) {
+        let mut ghosts = list(200, 1024);
+        let (mut own, mut other) = (Guest::new(200, is_lru), Guest::new(size, is_lru));
+        let (mut reads, mut fewer) = (0.0, 0.0);
+        for &page in pages {
+            let (missed, gone) = own.touch(page);
+            if missed {
+                reads += 1.0;
+                ghosts.missed(PageNumber(page));
+            }
+            if let Some(gone) = gone {
+                ghosts.evicted(PageNumber(gone));
+            }
+            fewer += f64::from(u8::from(other.touch(page).0));
+        }
+        (ghosts, fewer / reads)
+    }
+
+    fn widths(ghosts: &GuestGhosts) -> Vec<f64> {
+        let curve = ghosts.curve().unwrap();
+        let points = curve.points().iter();
+        points.map(|point| point.high - point.low).collect()
+    }
+
+    #[test]
+    fn a_loop_leaves_nothing_to_the_order_and_has_no_noise() {
+        let pages: Vec<u64> = cycle(600).take(20_000).collect();
+        let (ghosts, truth) = observed(&pages, 700, true);
+        assert_eq!(ghosts.out_of_order(), 0.0);
+        let point = ghosts.curve().unwrap().at(PageCount(712));
+        assert!(point.high - point.low < 0.001, "{point:?}");
+        assert!(
+            point.low <= truth && truth <= point.high,
+            "{point:?} {truth}"
+        );
+    }
+
+    #[test]
+    fn the_band_has_no_width_at_the_present_size_and_little_for_a_uniform_stream() {
+        let pages: Vec<u64> = uniform(1000, 1).take(40_000).collect();
+        let (ghosts, truth) = observed(&pages, 600, true);
+        let curve = ghosts.curve().unwrap();
+        let now = curve.at(PageCount(200));
+        assert_eq!((now.low, now.high), (1.0, 1.0));
+        let point = curve.at(PageCount(600));
+        assert!(
+            point.low <= truth && truth <= point.high,
+            "{point:?} {truth}"
+        );
+        assert!(point.high - point.low < 0.08, "{point:?}");
+    }
+
+    #[test]
+    fn a_guest_that_is_not_lru_misses_more_than_the_line_but_no_more_than_the_band() {
+        let pages: Vec<u64> = zipf(1000, 0.6, 1).take(60_000).collect();
+        for (size, border) in [(504, 504), (696, 696)] {
+            let (ghosts, truth) = observed(&pages, size, false);
+            let point = ghosts.curve().unwrap().at(PageCount(border));
+            let parts = ghosts.band(PageCount(border - 200)).unwrap();
+            assert!(
+                truth > point.miss_ratio + parts.statistical,
+                "{point:?} {truth}"
+            );
+            assert!(truth <= point.high, "{point:?} {truth}");
+        }
+    }
+
+    #[test]
+    fn few_reads_claim_nothing() {
+        let mut ghosts = list(10, 64);
+        for page in 0..100 {
+            ghosts.missed(PageNumber(page));
+            ghosts.evicted(PageNumber(page));
+        }
+        assert_eq!(ghosts.band(PageCount(20)), None);
+        let point = ghosts.curve().unwrap().at(PageCount(26));
+        assert_eq!((point.low, point.high), (0.0, 1.0));
+    }
+
+    #[test]
+    fn reads_of_pages_whose_eviction_was_lost_lower_the_band() {
+        let pages: Vec<u64> = cycle(600).take(20_000).collect();
+        let mut ghosts = list(200, 1024);
+        let mut guest = Guest::new(200, true);
+        for (at, &page) in pages.iter().enumerate() {
+            let (missed, gone) = guest.touch(page);
+            if missed {
+                ghosts.missed(PageNumber(page));
+            }
+            if let Some(gone) = gone.filter(|_| at % 10 != 0) {
+                ghosts.evicted(PageNumber(gone));
+            }
+        }
+        let parts = ghosts.band(PageCount(500)).unwrap();
+        assert!((0.08..0.12).contains(&parts.unreported), "{parts:?}");
+        let point = ghosts.curve().unwrap().at(PageCount(712));
+        assert!(point.low <= 0.03 && point.miss_ratio > 0.08, "{point:?}");
+    }
+
+    #[test]
+    fn counts_and_band_restart_with_another_size_and_memory_stays_bounded() {
+        let pages: Vec<u64> = uniform(50_000, 1).take(400_000).collect();
+        let (mut ghosts, _) = observed(&pages, 10, true);
+        assert!(ghosts.memory_bytes() < 4 << 20);
+        assert!(
+            widths(&ghosts)
+                .iter()
+                .all(|width| (0.0..=1.0).contains(width))
+        );
+        ghosts.resize(PageCount(300), PageCount(1024)).unwrap();
+        assert_eq!(ghosts.band(PageCount(100)), None);
+        assert!(ghosts.curve().is_err());
+        ghosts.clear();
+        assert_eq!(ghosts.remembered(), PageCount(0));
+    }
+}
