@@ -12,12 +12,16 @@ pub fn lock<T>(counts: &Mutex<T>) -> MutexGuard<'_, T> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether a curve rests on enough references to predict anything.
+pub fn is_enough(curve: &MissRatioCurve) -> bool {
+    curve.references() >= REFERENCES_MIN
+}
+
 /// The share of references, 0.0 to 1.0, that would hit at each size; `None` while the curve rests on
 /// too few of them.
 pub fn hit_ratios<const N: usize>(
     curve: &MissRatioCurve,
     sizes: [PageCount; N],
 ) -> Option<[f64; N]> {
-    let enough = curve.references() >= REFERENCES_MIN;
-    enough.then(|| sizes.map(|size| 1.0 - curve.miss_ratio(size)))
+    is_enough(curve).then(|| sizes.map(|size| 1.0 - curve.miss_ratio(size)))
 }

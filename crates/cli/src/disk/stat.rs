@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use plimsoll_disk::MachineStats;
     use plimsoll_protocol::curve_json::{CurveJson, PointJson};
-    use plimsoll_serve::disk::report::GhostsReport;
+    use plimsoll_serve::disk::report::{BandReport, GhostsReport};
 
     #[test]
     fn the_picture_marks_the_guests_memory_and_what_it_has_with_its_cache() {
@@ -101,6 +101,7 @@ mod tests {
             reads: 990_000,
             hits: 742_000,
             expected: None,
+            band: BandReport::default(),
         };
         let mut report = Report::new("web", MachineStats::default(), Some(ghosts), None);
         assert!(chart(&report).unwrap_err().to_string().contains("no curve"));

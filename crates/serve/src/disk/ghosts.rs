@@ -14,15 +14,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use plimsoll_disk::{Location, MachineStats, Observer};
-use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
+use plimsoll_estimator::{GhostError, GhostOptions, GuestGhosts};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 
-use super::report::{GhostsReport, HitPrediction, cache_pages};
-use crate::prediction::{hit_ratios, lock};
+use super::report::{BandReport, GhostsReport, HitPrediction, cache_pages};
+use crate::prediction::{is_enough, lock};
 
 /// Cache sizes for which hit ratios are predicted, as multiples of the present one.
 const RATIOS: [f64; 4] = [0.5, 1.0, 1.5, 2.0];
+
+/// Why a band covers everything.
+const FEW: &str =
+    "fewer than 256 blocks were read again since the counts began: no claim is made yet";
 
 /// The list and its counts. Clones share them.
 #[derive(Debug, Clone)]
@@ -32,7 +36,7 @@ pub struct Ghosts {
 
 #[derive(Debug)]
 struct Inner {
-    buffer: GhostBuffer,
+    list: GuestGhosts,
     /// X as set at the start; if `None`, the guest reports it.
     direct_set: Option<PageCount>,
     /// Pages of the list beyond those of the cache.
@@ -84,7 +88,7 @@ impl Ghosts {
         };
         Ok(Self {
             inner: Arc::new(Mutex::new(Inner {
-                buffer: GhostBuffer::new(options)?,
+                list: GuestGhosts::new(options)?,
                 direct_set: direct,
                 beyond,
                 before: Some((0, 0)),
@@ -100,7 +104,7 @@ impl Ghosts {
     /// [`GhostError`] if there is no memory for a longer list, which is then unchanged.
     pub fn settle(&self, stats: &MachineStats) -> Result<(), GhostError> {
         let mut inner = self.lock();
-        let GhostOptions { direct, ghost, .. } = inner.buffer.options();
+        let GhostOptions { direct, ghost, .. } = inner.list.options();
         let reported = PageCount(stats.ring.guest_memory_pages);
         // A guest that reports nothing (it boots again) is assumed to have what it had.
         let new_direct = match inner.direct_set {
@@ -111,7 +115,7 @@ impl Ghosts {
         let wanted = cache_pages(stats).0.saturating_add(inner.beyond.0);
         let new_ghost = ghost.max(PageCount(wanted));
         if (new_direct, new_ghost) != (direct, ghost) {
-            inner.buffer.resize(new_direct, new_ghost)?;
+            inner.list.resize(new_direct, new_ghost)?;
             inner.before = None;
             inner.since = Instant::now();
         }
@@ -128,37 +132,49 @@ impl Ghosts {
             direct,
             ghost,
             segment,
-        } = inner.buffer.options();
+        } = inner.list.options();
         let now = (stats.engine.read_blocks, stats.engine.hits);
         let before = inner.before.unwrap_or(now);
-        let curve = inner.buffer.curve().ok();
+        let curve = inner.list.curve().ok();
         let curve = curve.map(|curve| rated(curve, direct, inner.since.elapsed()));
         let sizes = RATIOS.map(|ratio| {
             let cache = cache_pages(stats).scaled(ratio).0;
             cache.next_multiple_of(segment.0)
         });
-        let expected = curve.as_ref().and_then(|curve| {
-            let behind = |cache: u64| PageCount(direct.0.saturating_add(cache));
-            let hit_ratios = hit_ratios(curve, sizes.map(behind))?;
-            let expected = sizes.into_iter().zip(hit_ratios);
-            let mut expected: Vec<_> = expected
-                .map(|(cache_pages, hit_ratio)| HitPrediction {
-                    cache_pages,
-                    hit_ratio,
-                })
-                .collect();
-            expected.dedup_by_key(|at| at.cache_pages);
-            Some(expected)
-        });
+        let expected = curve
+            .as_ref()
+            .filter(|curve| is_enough(curve))
+            .map(|curve| {
+                let hits_at = |cache_pages: u64| {
+                    let point = curve.at(PageCount(direct.0.saturating_add(cache_pages)));
+                    HitPrediction {
+                        cache_pages,
+                        hit_ratio: 1.0 - point.miss_ratio,
+                        low: 1.0 - point.high,
+                        high: 1.0 - point.low,
+                    }
+                };
+                let mut expected = sizes.map(hits_at).to_vec();
+                expected.dedup_by_key(|at| at.cache_pages);
+                expected
+            });
+        let present = inner.list.band(cache_pages(stats));
         Prediction {
             report: GhostsReport {
                 direct_pages: (direct.0 > 0).then_some(direct.0),
                 reach_pages: ghost.0,
                 segment_pages: segment.0,
-                memory_bytes: inner.buffer.memory_bytes() as u64,
+                memory_bytes: inner.list.memory_bytes() as u64,
                 reads: now.0.saturating_sub(before.0),
                 hits: now.1.saturating_sub(before.1),
                 expected,
+                band: BandReport {
+                    statistical: present.map(|band| band.statistical),
+                    replacement: present.map(|band| band.replacement),
+                    unreported: present.map(|band| band.unreported),
+                    out_of_order: inner.list.out_of_order(),
+                    why_unknown: present.is_none().then(|| FEW.to_owned()),
+                },
             },
             curve,
         }
@@ -196,23 +212,20 @@ impl Prediction {
 
 impl Observer for Ghosts {
     fn missed(&mut self, page: Location) {
-        let buffer = &mut self.lock().buffer;
-        // The guest's memory is full; of what does not matter.
-        buffer.set_cached(buffer.options().direct);
-        buffer.missed(PageNumber(page.number()));
+        self.lock().list.missed(PageNumber(page.number()));
     }
 
     fn evicted(&mut self, page: Location) {
-        self.lock().buffer.evicted(PageNumber(page.number()));
+        self.lock().list.evicted(PageNumber(page.number()));
     }
 
     fn released(&mut self, page: Location) {
-        self.lock().buffer.released(PageNumber(page.number()));
+        self.lock().list.released(PageNumber(page.number()));
     }
 
     fn cleared(&mut self) {
         let mut inner = self.lock();
-        inner.buffer.clear();
+        inner.list.clear();
         inner.before = None;
         inner.since = Instant::now();
     }

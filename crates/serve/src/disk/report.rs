@@ -42,6 +42,23 @@ pub struct GhostsReport {
     pub hits: u64,
     /// Hit ratios of caches of other sizes, smallest first; `null` while too few blocks were read.
     pub expected: Option<Vec<HitPrediction>>,
+    /// What the curve's band consists of.
+    pub band: BandReport,
+}
+
+/// The parts of the curve's band at the present size of the cache, as shares of the reads, 0.0 to 1.0.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BandReport {
+    /// Two standard errors of the counts.
+    pub statistical: Option<f64>,
+    /// What the order in which the guest's kernel replaces pages may change.
+    pub replacement: Option<f64>,
+    /// Reads of blocks that the guest held by all reports: their evictions were lost or refused.
+    pub unreported: Option<f64>,
+    /// Share of evictions out of the order in which blocks were read; 1.0 while too few were observed.
+    pub out_of_order: f64,
+    /// Why the band covers everything; `null` if it does not.
+    pub why_unknown: Option<String>,
 }
 
 /// The hit ratio of a cache of another size.
@@ -51,6 +68,10 @@ pub struct HitPrediction {
     pub cache_pages: u64,
     /// Share of reads that it would serve, 0.0 to 1.0.
     pub hit_ratio: f64,
+    /// Lower limit of its band.
+    pub low: f64,
+    /// Upper limit of its band.
+    pub high: f64,
 }
 
 /// A trace being recorded.
@@ -191,6 +212,8 @@ pub(crate) mod tests {
         let at = |cache_pages, hit_ratio| HitPrediction {
             cache_pages,
             hit_ratio,
+            low: hit_ratio - 0.05,
+            high: hit_ratio + 0.05,
         };
         report.ghosts = Some(GhostsReport {
             direct_pages: Some(49_152),
@@ -200,6 +223,13 @@ pub(crate) mod tests {
             reads: 990_000,
             hits: 742_000,
             expected: Some(vec![at(8192, 0.4), at(16_384, 0.75), at(32_768, 0.9)]),
+            band: BandReport {
+                statistical: Some(0.01),
+                replacement: Some(0.03),
+                unreported: Some(0.0),
+                out_of_order: 0.875,
+                why_unknown: None,
+            },
         });
         report
     }

@@ -274,9 +274,10 @@ impl Table<'_> {
         };
         let _ = writeln!(
             text,
-            "\n{:>11}  {:>6}  expected from {} reads{behind}",
+            "\n{:>11}  {:>6}  {:>13}  expected from {} reads{behind}",
             "cache",
             "hit %",
+            "band",
             short(ghosts.reads as f64),
         );
         let present = self.now.engine.cache_bytes / PAGE_BYTES as u64;
@@ -290,11 +291,26 @@ impl Table<'_> {
             };
             let _ = writeln!(
                 text,
-                "{:>11}  {:>6.1}{now}",
+                "{:>11}  {:>6.1}  {:>5.1} .. {:>4.1}{now}",
                 pages_size(at.cache_pages),
-                at.hit_ratio * 100.0
+                at.hit_ratio * 100.0,
+                at.low * 100.0,
+                at.high * 100.0,
             );
         }
+        let band = &ghosts.band;
+        let _ = match (&band.why_unknown, band.statistical.zip(band.replacement)) {
+            (Some(why), _) => writeln!(text, "the band covers everything: {why}"),
+            (None, Some((statistical, replacement))) => writeln!(
+                text,
+                "band now: noise {}, order {} ({} of evictions out of it), unreported evictions {}",
+                percent(statistical),
+                percent(replacement),
+                percent(band.out_of_order),
+                percent(band.unreported.unwrap_or_default()),
+            ),
+            (None, None) => Ok(()),
+        };
     }
 }
 
@@ -392,10 +408,11 @@ disk  image                                  size      I/O       guest      requ
    0  /var/lib/images/web.raw               8 GiB  rw  direct    connected      2.3M          3    0
    1  …\u{fffd}[2J that is long, and longer.iso  700 MiB  ro  buffered  -                 0          0    2
 
-      cache   hit %  expected from 990.0k reads behind 192 MiB of guest memory
-     32 MiB    40.0
-     64 MiB    75.0  now; counted 74.9
-    128 MiB    90.0
+      cache   hit %           band  expected from 990.0k reads behind 192 MiB of guest memory
+     32 MiB    40.0   35.0 .. 45.0
+     64 MiB    75.0   70.0 .. 80.0  now; counted 74.9
+    128 MiB    90.0   85.0 .. 95.0
+band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported evictions 0.0 %
 ";
         assert_eq!(text, expected, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100));
