@@ -8,6 +8,7 @@
 //! at even sizes up to the footprint, and at sizes even in their logarithm, where small sizes count
 //! as much as large ones. *Width* is the mean of high less low over the same sizes.
 
+mod disk;
 mod live;
 
 use std::io::Write;
@@ -344,6 +345,7 @@ pub(crate) fn traces_in(directory: &Path, out: &mut dyn Write) -> anyhow::Result
 /// Measures every estimator on every stream and prints a table for each; those of live curves are called `live trap`, ..
 pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     live::run(cli, args, out)?;
+    disk::run(cli, args, out)?;
     let estimators: Vec<_> = trials()
         .into_iter()
         .filter(|(name, _)| cli.wants(name))

@@ -8,15 +8,17 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_disk::EngineStats;
-use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_flow::MissRatioCurve;
 use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup};
-use plimsoll_serve::disk::admin::report;
+use plimsoll_serve::disk::admin::{Request, ask, report};
 use plimsoll_vm::ConsoleEvent;
 
 /// Longest silence of a guest; emulated ones on a busy host are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
 /// How long a phase waits for our query of the daemon.
 const PAUSE_MS: u64 = 2000;
+/// By how much a cache grows when the measured rounds begin.
+pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 
 /// A guest's kernel and its reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,6 +89,7 @@ pub(super) struct Lab<'a> {
     pub(super) program: PathBuf,
     pub(super) guests: Vec<Kind>,
     pub(super) orders: Vec<Order>,
+    pub(super) writes: Vec<u64>,
     pub(super) rounds: u32,
     pub(super) measured: BTreeMap<String, Cost>,
 }
@@ -104,21 +107,35 @@ pub(super) struct Cost {
     pub(super) disk_reads: u64,
     /// Pages read from and written to storage.
     pub(super) storage: u64,
-    /// Reads that would miss, by size of guest and cache together.
-    curve: Vec<(u64, f64)>,
+    /// Share of the reads that would miss, by size of guest and cache together.
+    curve: Option<MissRatioCurve>,
+}
+
+/// Pages from disk that a curve expects of a guest of another size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expectation {
+    pub(super) expected: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
 }
 
 impl Cost {
-    /// Pages from disk that the curve expects of a guest with `memory` pages; between two of the curve's points
-    /// on the line through them.
-    pub(super) fn expected(&self, memory: u64) -> Option<f64> {
-        let after = self.curve.partition_point(|(size, _)| *size <= memory);
-        let (size, reads) = *self.curve.get(after.checked_sub(1)?)?;
-        let Some((next, fewer)) = self.curve.get(after) else {
-            return Some(reads);
-        };
-        let share = (memory - size) as f64 / (next - size) as f64;
-        Some(reads + (fewer - reads) * share)
+    /// What the curve expects of a guest with `memory` pages; between two of the curve's points on the line through
+    /// them.
+    pub(super) fn expected(&self, memory: u64) -> Option<Expectation> {
+        let curve = self.curve.as_ref()?;
+        let points = curve.points();
+        let after = points.partition_point(|point| point.size.0 <= memory);
+        let point = points.get(after.checked_sub(1)?)?;
+        let next = points.get(after).unwrap_or(point);
+        let share = (memory - point.size.0) as f64 / (next.size.0 - point.size.0).max(1) as f64;
+        let ratio = point.miss_ratio + (next.miss_ratio - point.miss_ratio) * share;
+        let reads = |share: f64| share * curve.references() as f64;
+        Some(Expectation {
+            expected: reads(ratio),
+            low: reads(point.low),
+            high: reads(point.high),
+        })
     }
 }
 
@@ -151,6 +168,11 @@ fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
         report(&guest.admin(), true)
     };
     let before = at_phase(&mut guest, "measured")?;
+    // A list that becomes longer restarts its counts.
+    if before.curve.is_some() {
+        let cache_bytes = before.machine.engine.cache_bytes + GROWTH_BYTES;
+        ask::<()>(&guest.admin(), Request::Resize { cache_bytes })?;
+    }
     let after = at_phase(&mut guest, "end")?;
     let told = guest.finish(PATIENCE)?;
     guest.check_image()?;
@@ -165,10 +187,7 @@ fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
         missed,
         disk_reads: missed - (is.hits - was.hits),
         storage: (bytes(is) - bytes(was)) / 4096,
-        curve: after
-            .curve
-            .map(|curve| counted_since(before.curve.as_ref(), &curve))
-            .unwrap_or_default(),
+        curve: after.curve.map(|curve| curve.to_curve()).transpose()?,
     })
 }
 
@@ -194,55 +213,23 @@ pub(super) fn ensure_right(told: &GuestOutput, engine: &EngineStats) -> anyhow::
     Ok(())
 }
 
-/// Reads that miss at each size of `curve`, without those of an earlier state of it.
-fn counted_since(before: Option<&CurveJson>, curve: &CurveJson) -> Vec<(u64, f64)> {
-    let misses = |curve: &CurveJson, size: u64| curve.miss_ratio(size) * curve.references as f64;
-    let sizes = curve.points.iter().map(|point| point.size_pages);
-    sizes
-        .map(|size| {
-            let earlier = before.map_or(0.0, |before| misses(before, size));
-            (size, misses(curve, size) - earlier)
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_protocol::curve_json::{PointJson, SCHEMA};
-
-    fn curve(references: u64, points: &[(u64, f64)]) -> CurveJson {
-        let point = |&(size_pages, miss_ratio): &(u64, f64)| PointJson {
-            size_pages,
-            miss_ratio,
-            low: miss_ratio,
-            high: miss_ratio,
-            misses: None,
-        };
-        CurveJson {
-            schema: SCHEMA,
-            vm: String::new(),
-            page_bytes: 4096,
-            references,
-            baseline_pages: None,
-            vcpu_seconds_per_second: None,
-            points: points.iter().map(point).collect(),
-        }
-    }
+    use plimsoll_flow::{CurvePoint, PageCount};
 
     #[test]
-    fn what_was_counted_before_is_taken_off_at_each_size() {
-        let before = curve(100, &[(10, 1.0), (30, 0.5)]);
-        let after = curve(300, &[(10, 1.0), (20, 0.8), (30, 0.5)]);
-        let counted = counted_since(Some(&before), &after);
-        assert_eq!(counted, [(10, 200.0), (20, 140.0), (30, 100.0)]);
+    fn between_two_points_reads_are_expected_on_the_line() {
+        let points = [(10, 1.0), (20, 0.8), (30, 0.5)];
+        let points = points.map(|(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
         let cost = Cost {
-            curve: counted,
+            curve: MissRatioCurve::new(points.to_vec(), 200).ok(),
             ..Cost::default()
         };
-        let expected = [9, 10, 15, 29, 30, 99].map(|memory| cost.expected(memory));
-        let known = [200.0, 170.0, 104.0, 100.0, 100.0].map(Some);
-        assert_eq!(expected[0], None);
-        assert_eq!(expected[1..], known);
+        let expected = |memory| cost.expected(memory).map(|at| at.expected);
+        assert_eq!(expected(9), None);
+        let known = [200.0, 180.0, 160.0, 100.0, 100.0].map(Some);
+        assert_eq!([10, 15, 20, 30, 99].map(expected), known);
+        assert_eq!(cost.expected(15).map(|at| at.low), Some(200.0));
     }
 }

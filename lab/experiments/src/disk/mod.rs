@@ -32,6 +32,9 @@ pub struct Args {
     /// Only this order of visits [default: all]
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Vec<Order>,
+    /// Only this share of visits that write, in percent, in the part prediction [default: 0 and 10]
+    #[arg(long, value_name = "PERCENT")]
+    writes: Vec<u64>,
     /// Measured rounds; a round has as many visits as there are files
     #[arg(long, default_value_t = 2)]
     rounds: u32,
@@ -70,6 +73,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         program: program("plimsoll")?,
         guests: given_or_all(&args.guest),
         orders: given_or_all(&args.order),
+        writes: match &args.writes[..] {
+            [] => vec![0, 10],
+            given => given.to_vec(),
+        },
         rounds: args.rounds,
         measured: BTreeMap::new(),
     };

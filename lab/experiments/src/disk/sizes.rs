@@ -1,6 +1,8 @@
 //! Compares the cache with guest memory of the same size, and its curve with other sizes.
 
-use super::lab::{Cost, Kind, Lab, Order};
+use std::io::Write;
+
+use super::lab::{Cost, Expectation, GROWTH_BYTES, Kind, Lab, Order};
 use plimsoll_rig::Setup;
 
 /// RAM of guest and cache together, in MiB.
@@ -13,11 +15,12 @@ const SIZES_MIB: [u64; 6] = [120, 152, 184, 200, 232, 248];
 const FILES: u64 = 448;
 const WRITE_PERCENTS: [u64; 3] = [0, 10, 50];
 
-/// A guest that visits files in some order; `cache_mib` of the memory are in the cache, 0: there is none.
+/// A guest that visits files in some order; `cache_mib` of the memory are in the cache in the measured rounds, 0: there
+/// is none.
 fn setup(kind: Kind, order: Order, write_percent: u64, ram_mib: u64, cache_mib: u64) -> Setup {
     let serve = match cache_mib {
         0 => "--cache-mode none".to_owned(),
-        _ => format!("--cache {cache_mib}M"),
+        _ => format!("--cache {}M", cache_mib - (GROWTH_BYTES >> 20)),
     };
     // Twice the usual slots: an emulated guest may evict many pages before its host gets to run.
     let workload = format!(
@@ -41,36 +44,48 @@ pub(super) fn prediction(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let mut sizes = SIZES_MIB.to_vec();
     sizes.push(TOTAL_MIB);
     sizes.sort_unstable();
+    let mut bands = Bands::default();
     for kind in lab.guests.clone() {
         writeln!(
             lab.out,
-            "prediction: {}; {} MiB of RAM and {cache_mib} MiB of cache against RAM alone, read only\n\
-             order         RAM MiB  pages read  predicted    error",
+            "prediction: {}; {} MiB of RAM and {cache_mib} MiB of cache against RAM alone\n\
+             order        writes   RAM MiB  pages read  predicted    error              band",
             kind.text(),
             TOTAL_MIB - cache_mib,
         )?;
         // Below and above what there is now.
         let mut worst = [0.0_f64; 2];
         for order in lab.orders.clone() {
-            let observed = lab.measure(&setup(kind, order, 0, TOTAL_MIB - cache_mib, cache_mib))?;
-            for &ram_mib in &sizes {
-                let alone = lab.measure(&setup(kind, order, 0, ram_mib, 0))?;
-                let Some(expected) = observed.expected(alone.memory) else {
-                    continue;
-                };
-                let error = percent(expected, alone.missed.max(1) as f64);
-                if ram_mib != TOTAL_MIB {
-                    let worst = &mut worst[usize::from(ram_mib > TOTAL_MIB)];
-                    *worst = worst.max(error.abs());
+            for write_percent in lab.writes.clone() {
+                let setup =
+                    |ram_mib, cache_mib| setup(kind, order, write_percent, ram_mib, cache_mib);
+                let observed = lab.measure(&setup(TOTAL_MIB - cache_mib, cache_mib))?;
+                for &ram_mib in &sizes {
+                    let alone = lab.measure(&setup(ram_mib, 0))?;
+                    let Some(at) = observed.expected(alone.memory) else {
+                        continue;
+                    };
+                    let missed = alone.missed.max(1) as f64;
+                    let error = percent(at.expected, missed);
+                    if ram_mib != TOTAL_MIB {
+                        let worst = &mut worst[usize::from(ram_mib > TOTAL_MIB)];
+                        *worst = worst.max(error.abs());
+                    }
+                    let inside = bands.add(&at, missed);
+                    writeln!(
+                        lab.out,
+                        "{:<12} {write_percent:>4} %  {ram_mib:>8}  {:>10}  {:>9.0}  {error:>+5.1} %  \
+                         {:>6.0} .. {:>6.0}{}{}",
+                        order.text(),
+                        alone.missed,
+                        at.expected,
+                        at.low,
+                        at.high,
+                        if inside { "" } else { "  OUTSIDE" },
+                        if ram_mib == TOTAL_MIB { "  now" } else { "" },
+                    )?;
+                    lab.out.flush()?;
                 }
-                let now = if ram_mib == TOTAL_MIB { "  now" } else { "" };
-                writeln!(
-                    lab.out,
-                    "{:<12} {ram_mib:>8}  {:>10}  {expected:>9.0}  {error:>+5.1} %{now}",
-                    order.text(),
-                    alone.missed,
-                )?;
-                lab.out.flush()?;
             }
         }
         writeln!(
@@ -79,7 +94,53 @@ pub(super) fn prediction(lab: &mut Lab<'_>) -> anyhow::Result<()> {
             worst[0], worst[1]
         )?;
     }
-    Ok(())
+    bands.write(lab.out)
+}
+
+/// How many bands hold what was measured, and how wide they are.
+#[derive(Default)]
+struct Bands {
+    held: usize,
+    width: f64,
+    /// Error as a share of the band's side on which the measured value is.
+    factors: Vec<f64>,
+}
+
+impl Bands {
+    /// Returns whether the band holds `missed` pages.
+    fn add(&mut self, at: &Expectation, missed: f64) -> bool {
+        let holds = at.low <= missed && missed <= at.high;
+        self.held += usize::from(holds);
+        self.width += (at.high - at.low) / missed;
+        let side = if missed > at.expected {
+            at.high
+        } else {
+            at.low
+        };
+        let side = (side - at.expected).abs().max(1.0);
+        self.factors.push((missed - at.expected).abs() / side);
+        holds
+    }
+
+    /// Prints the width that was given, and the one that would have held 95 % if all bands were widened by one factor.
+    fn write(mut self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let count = self.factors.len();
+        self.factors.sort_by(f64::total_cmp);
+        let Some(factor) = self
+            .factors
+            .get((count * 95).div_ceil(100).saturating_sub(1))
+        else {
+            return Ok(());
+        };
+        let given = self.width / count as f64 * 100.0;
+        writeln!(
+            out,
+            "bands hold {} of {count}; mean width {given:.1} % of the pages read, needed for 95 %: {:.1} %\n",
+            self.held,
+            given * factor,
+        )?;
+        Ok(())
+    }
 }
 
 /// Reads from disk with part of the memory in the cache, against all of it in the guest.
