@@ -1,13 +1,17 @@
-//! The policy of VMware ESX, from curves and from sampled working sets (\[LS07\] §4.2, §6.5).
+//! The policy of VMware ESX, from curves and from sampled working sets (\[LS07\] §4.2, §6.6).
 //!
-//! Every VM starts with its baseline. A VM that does not need all of its baseline is a victim: by its curve, if no size
-//! above the baseline misses less and some size below misses no more; by sampling, if its working set is smaller than
-//! its baseline. The idle tax is the share of a victim's idle memory that can be taken. This memory is shared among the
-//! VMs that miss less with more memory (by sampling: all that are not victims), in proportion to their shares and up to
-//! their ceilings. Memory that no VM can use stays with its owner.
+//! Memory is reclaimed from the VM that pays the fewest shares for each page, where an idle page costs k times as much
+//! as an active one: rho = S / (P (f + k (1 - f))), k = 1 / (1 - idle tax), for a VM of P pages, of which the share f is
+//! active (min-funding revocation with adjusted shares per page, \[Waldspurger02\] §5.1, §5.2). What is computed is the
+//! state in which this ends: all VMs have the same rho, except those at a limit of their sizes. With an idle tax of 0,
+//! memory is in proportion to shares alone; with 1, no VM has idle memory while another uses all that it has.
 //!
-//! If the host is too small for all baselines, memory that victims do not need is taken first, regardless of the tax,
-//! and then memory of all VMs in proportion to what their bounds allow.
+//! Active is, by its curve, the smallest size that misses no more than the baseline, or all if larger sizes miss less;
+//! by sampling, the working set, or all if that is no smaller than the present size, within the sample's error. A VM
+//! with idle memory is not given more than its baseline. A VM without measurements keeps its size.
+//!
+//! Departs from the source in S, the VM's shares times its baseline (as the product's default gives shares in
+//! proportion to configured memory), so that VMs of equal shares at their baselines have the same rho.
 
 use crate::PolicyError;
 use crate::candidate::{at_or_above, at_or_below};
@@ -17,7 +21,7 @@ use crate::problem::{Problem, Solution, Vm};
 pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
     name: "esx",
     title: "ESX from curves",
-    summary: "surplus by the curves, allocated in proportion to shares",
+    summary: "shares per page, idle pages by the curves taxed",
     options: &[PolicyOption::IdleTax],
     source: "[LS07] §4.2",
     from_working_sets: false,
@@ -27,9 +31,9 @@ pub(crate) static BY_CURVES: PolicyRow = PolicyRow {
 pub(crate) static BY_SAMPLES: PolicyRow = PolicyRow {
     name: "esx-sampling",
     title: "ESX from sampled working sets",
-    summary: "surplus by sampled working sets, allocated in proportion to shares",
+    summary: "shares per page, idle pages by sampled working sets taxed",
     options: &[PolicyOption::IdleTax],
-    source: "[LS07] §6.5",
+    source: "[Waldspurger02] §5",
     from_working_sets: true,
     allocate: |problem, options| allocate(problem, options, true),
 };
@@ -37,13 +41,51 @@ pub(crate) static BY_SAMPLES: PolicyRow = PolicyRow {
 /// Misses that differ by less than this share of those at the baseline are considered equal.
 const ALIKE: f64 = 0.01;
 
-/// One VM's contribution to the allocation.
+/// A sampled working set that falls short of the present size by less than this share is considered equal: the error
+/// of 100 sampled pages (\[Waldspurger02\] §5.3).
+const SAMPLING_ERROR: f64 = 0.1;
+
+/// The least share of idle memory that is left untaxed, so that costs stay finite.
+const UNTAXED_MIN: f64 = 1e-9;
+
+/// Logarithm of a price at which every VM has its smallest size; at its inverse, the largest.
+const LOG_PRICE_MAX: f64 = 120.0;
+
+/// Number of bisection steps: enough for full precision.
+const HALVINGS: u32 = 120;
+
+/// What a VM pays, and the limits of its size in pages.
 struct Party {
-    base: u64,
-    /// Memory of its baseline that it does not need.
-    idle: u64,
-    /// Whether it gains from more memory.
-    gains: bool,
+    /// Its shares.
+    funds: f64,
+    /// Pages that cost one each; above this number they cost `idle_cost` each.
+    active: f64,
+    idle_cost: f64,
+    least: u64,
+    most: u64,
+}
+
+impl Party {
+    /// Its adjusted shares per page.
+    fn rho(&self, size: u64) -> f64 {
+        let size = size as f64;
+        let idle = (size - self.active).max(0.0);
+        self.funds / (size - idle + idle * self.idle_cost)
+    }
+
+    /// Its size at a price per page, that is, where `rho` is the price.
+    fn size_at(&self, price: f64) -> u64 {
+        let pays_for = self.funds / price;
+        let idle = (pays_for - self.active).max(0.0);
+        let size = pays_for - idle + idle / self.idle_cost;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and beyond 2^64 pages the largest size stands"
+        )]
+        let size = size.round() as u64;
+        size.clamp(self.least, self.most)
+    }
 }
 
 impl Policy {
@@ -77,38 +119,45 @@ fn allocate(
     if !(0.0..=1.0).contains(&idle_tax) {
         return Err(crate::rule("idle_tax", &idle_tax, "between 0 and 1"));
     }
-    let parties = 0..problem.vms.len();
-    let parties: Vec<_> = parties
-        .map(|vm| {
-            if sampled {
-                sampled_party(problem, vm)
-            } else {
-                curve_party(problem, vm)
-            }
-        })
-        .collect();
-    let mut sizes: Vec<_> = parties.iter().map(|party| party.base).collect();
-    let idle: Vec<_> = parties.iter().map(|party| party.idle).collect();
-    let taxed: Vec<_> = (0..parties.len())
-        .map(|vm| {
-            let base = parties[vm].base;
-            let left = base - plimsoll_flow::PageCount(idle[vm]).scaled(idle_tax).0;
-            base.saturating_sub(at_or_above(&problem.lists[vm], &problem.vms[vm].grid, left))
-        })
-        .collect();
-    let sum = |sizes: &[u64]| sizes.iter().copied().map(u128::from).sum::<u128>();
+    let idle_cost = 1.0 / (1.0 - idle_tax).max(UNTAXED_MIN);
+    let parties = (0..problem.vms.len()).map(|vm| party(problem, vm, idle_cost, sampled));
+    let parties: Vec<_> = parties.collect();
     let total = u128::from(problem.rules.total.0);
-    let taken = sum(&sizes);
-    if taken > total {
-        charge(problem, &mut sizes, &idle, taken - total);
-        let taken = sum(&sizes);
-        let lists = problem.lists.iter().zip(&sizes);
-        let above: Vec<_> = lists.map(|(list, size)| size - list[0].from).collect();
-        charge(problem, &mut sizes, &above, taken.saturating_sub(total));
-    } else {
-        let free = total - taken;
-        let given = give(problem, &parties, &mut sizes, free + sum(&taxed));
-        charge(problem, &mut sizes, &taxed, given.saturating_sub(free));
+    let sum = |sizes: &[u64]| sizes.iter().copied().map(u128::from).sum::<u128>();
+    let sizes_at = |log_price: f64| -> Vec<u64> {
+        let all = parties.iter().enumerate();
+        all.map(|(vm, party)| {
+            let size = party.size_at(log_price.exp());
+            at_or_below(&problem.lists[vm], &problem.vms[vm].grid, size)
+        })
+        .collect()
+    };
+    // The lowest price at which all fits: at the highest, each VM has its smallest size.
+    let (mut low, mut high) = (-LOG_PRICE_MAX, LOG_PRICE_MAX);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        if sum(&sizes_at(middle)) > total {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let mut sizes = sizes_at(high);
+    // What rounding to the unit left goes to those that pay most for it.
+    let next = |vm: usize| {
+        let (list, grid) = (&problem.lists[vm], &problem.vms[vm].grid);
+        at_or_above(list, grid, sizes[vm].saturating_add(1)).min(parties[vm].most)
+    };
+    let mut offers: Vec<_> = (0..parties.len()).map(|vm| (vm, next(vm))).collect();
+    offers.sort_by(|&(a, to_a), &(b, to_b)| {
+        let (a, b) = (parties[a].rho(to_a), parties[b].rho(to_b));
+        b.total_cmp(&a)
+    });
+    for (vm, size) in offers {
+        let left = total.saturating_sub(sum(&sizes));
+        if size > sizes[vm] && u128::from(size - sizes[vm]) <= left {
+            sizes[vm] = size;
+        }
     }
     Ok(Solution {
         sizes,
@@ -118,121 +167,38 @@ fn allocate(
     })
 }
 
-/// A VM that takes no part in the allocation.
-fn bystander(problem: &Problem<'_>, vm: usize) -> Party {
-    Party {
-        base: problem.lists[vm][0].from,
-        idle: 0,
-        gains: false,
-    }
-}
-
-fn base(problem: &Problem<'_>, vm: usize) -> u64 {
-    let Vm { demand, grid, .. } = &problem.vms[vm];
-    at_or_below(&problem.lists[vm], grid, demand.baseline.0)
-}
-
-fn curve_party(problem: &Problem<'_>, vm: usize) -> Party {
-    let Vm { misses, all, .. } = &problem.vms[vm];
-    let Some(misses) = misses else {
-        return bystander(problem, vm);
+fn party(problem: &Problem<'_>, vm: usize, idle_cost: f64, sampled: bool) -> Party {
+    let (list, Vm { demand, grid, .. }) = (&problem.lists[vm], &problem.vms[vm]);
+    let base = at_or_below(list, grid, demand.baseline.0);
+    let active = if sampled {
+        let idle_from = demand.current.scaled(1.0 - SAMPLING_ERROR);
+        let used = demand.working_set.filter(|&used| used < idle_from);
+        used.map(|used| used.0)
+    } else {
+        needed(&problem.vms[vm], base)
     };
-    let base = base(problem, vm);
-    let expected = |size: u64| misses.relative(size).expected;
-    let gains = expected(all[all.len() - 1].to) < 1.0 - ALIKE;
-    let flat = all.partition_point(|candidate| expected(candidate.from) > 1.0 + ALIKE);
-    let needed = all.get(flat).map_or(base, |candidate| candidate.from);
+    let (least, most) = (list[0].from, list[list.len() - 1].to);
     Party {
-        base,
-        idle: if gains {
-            0
-        } else {
-            base.saturating_sub(needed)
+        funds: f64::from(demand.shares) * demand.baseline.0.max(1) as f64,
+        active: active.map_or(f64::INFINITY, |pages| pages as f64),
+        idle_cost,
+        least,
+        most: match active {
+            Some(active) if active < base => base.max(least),
+            _ => most,
         },
-        gains,
     }
 }
 
-fn sampled_party(problem: &Problem<'_>, vm: usize) -> Party {
-    let Some(working_set) = problem.vms[vm].demand.working_set else {
-        return bystander(problem, vm);
-    };
-    let base = base(problem, vm);
-    let idle = base.saturating_sub(working_set.0);
-    Party {
-        base,
-        idle,
-        gains: idle == 0,
+/// The smallest size that misses no more than `base` does; `None` if a larger one misses less.
+fn needed(vm: &Vm<'_>, base: u64) -> Option<u64> {
+    let misses = vm.misses?;
+    let expected = |size: u64| misses.relative(size).expected;
+    if expected(vm.all[vm.all.len() - 1].to) < 1.0 - ALIKE {
+        return None;
     }
-}
-
-/// Distributes `pool` pages among the VMs that gain, by shares; returns the number of pages given.
-fn give(problem: &Problem<'_>, parties: &[Party], sizes: &mut [u64], pool: u128) -> u128 {
-    let room = |vm: usize| {
-        let list = &problem.lists[vm];
-        u128::from(list[list.len() - 1].to.saturating_sub(parties[vm].base))
-    };
-    let shares = |vm: usize| u128::from(problem.vms[vm].demand.shares);
-    let mut open: Vec<_> = (0..parties.len()).filter(|&vm| parties[vm].gains).collect();
-    let mut left = pool;
-    let mut gets = vec![0_u128; parties.len()];
-    // A VM with less room than its share gets only that room, and the rest is distributed again.
-    loop {
-        let all: u128 = open.iter().map(|&vm| shares(vm)).sum();
-        let part = |vm: usize| left * shares(vm) / all.max(1);
-        let (full, rest): (Vec<_>, Vec<_>) = open.iter().partition(|&&vm| room(vm) <= part(vm));
-        if full.is_empty() {
-            rest.iter().for_each(|&vm| gets[vm] = part(vm));
-            break;
-        }
-        for &vm in &full {
-            gets[vm] = room(vm);
-        }
-        left -= full.iter().map(|&vm| room(vm)).sum::<u128>();
-        open = rest;
-    }
-    let mut given = 0;
-    for (vm, party) in parties.iter().enumerate() {
-        let wanted = party.base + u64::try_from(gets[vm]).unwrap_or(u64::MAX);
-        let size = at_or_below(&problem.lists[vm], &problem.vms[vm].grid, wanted);
-        if gets[vm] > 0 && size > party.base {
-            given += u128::from(size - party.base);
-            sizes[vm] = size;
-        }
-    }
-    given
-}
-
-/// Takes at least `due` pages, in proportion to what each VM can give; less if they cannot give as much.
-fn charge(problem: &Problem<'_>, sizes: &mut [u64], can: &[u64], due: u128) {
-    let all: u128 = can.iter().copied().map(u128::from).sum();
-    let parts = can
-        .iter()
-        .map(|&can| (due * u128::from(can)).div_ceil(all.max(1)));
-    let parts: Vec<_> = parts.collect();
-    let least: Vec<_> = sizes
-        .iter()
-        .zip(can)
-        .map(|(size, can)| size - can)
-        .collect();
-    let mut left = due;
-    // The first round takes the proportional shares, the second one what rounding to the unit left due.
-    for round in 0..2 {
-        for (vm, size) in sizes.iter_mut().enumerate() {
-            let pages = if round == 0 {
-                parts[vm].min(left)
-            } else {
-                left
-            };
-            if pages == 0 {
-                continue;
-            }
-            let (list, grid) = (&problem.lists[vm], &problem.vms[vm].grid);
-            let pages = u64::try_from(pages).unwrap_or(u64::MAX);
-            let to = at_or_below(list, grid, size.saturating_sub(pages));
-            let to = to.max(at_or_above(list, grid, least[vm])).min(*size);
-            left = left.saturating_sub(u128::from(*size - to));
-            *size = to;
-        }
-    }
+    let flat = vm
+        .all
+        .partition_point(|candidate| expected(candidate.from) > 1.0 + ALIKE);
+    vm.all.get(flat).map(|least| least.from.min(base))
 }

@@ -28,7 +28,7 @@ pub struct PolicyRow {
 pub enum PolicyOption {
     /// How the best allocation is searched for.
     Search,
-    /// Share of the idle memory that is taken, 0.0 to 1.0.
+    /// Idle tax, 0.0 to 1.0: an idle page costs 1 / (1 - tax) times as many shares as an active one.
     IdleTax,
     /// Seed of the random numbers; an option of searches.
     Seed,
@@ -39,7 +39,7 @@ pub enum PolicyOption {
 pub struct PolicyOptions {
     /// How the best allocation is searched for.
     pub search: Search,
-    /// Share of the idle memory that is taken, 0.0 to 1.0.
+    /// Idle tax, 0.0 to 1.0: an idle page costs 1 / (1 - tax) times as many shares as an active one.
     pub idle_tax: f64,
 }
 

@@ -163,7 +163,7 @@ impl<'a> Problem<'a> {
         if known > 0 && sizes != current && self.keeps() {
             if gain <= GAIN_MIN && solution.search.is_some() {
                 sizes = current.clone();
-            } else if gain < self.rules.gain_min {
+            } else if gain.abs() < self.rules.gain_min {
                 held = Some(Suppression::Hysteresis { gain });
                 best = false;
                 sizes = current.clone();

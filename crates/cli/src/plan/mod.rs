@@ -54,7 +54,7 @@ pub struct Args {
     /// Smallest fall of the geometric mean that is worth a move
     #[arg(long, default_value = "0%", value_name = "SHARE")]
     gain_min: Share,
-    /// Share of idle memory that ESX takes [default: 75%]
+    /// Idle tax of ESX: an idle page costs 1 / (1 - tax) times as many shares as an active one [default: 75%]
     #[arg(long, value_name = "SHARE")]
     idle_tax: Option<Share>,
     /// Random seed of simulated annealing [default: 0]
