@@ -35,6 +35,7 @@ use plimsoll_estimator::live::{
     self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions, LiveWindow,
 };
 use plimsoll_estimator::working_set;
+use plimsoll_estimator::working_set::{SampledShare, SamplingOptions};
 use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
     WorkingSetBound,
@@ -108,6 +109,8 @@ pub struct Observer {
     has_reach: bool,
     vcpus: VcpuShare,
     heat: Option<Heat>,
+    /// Of the backend that samples pages.
+    sampled: SampledShare,
 }
 
 /// The second estimator of a comparison.
@@ -214,6 +217,7 @@ impl Observer {
             has_reach: options.reach.is_some(),
             vcpus: VcpuShare::default(),
             heat: None,
+            sampled: SampledShare::default(),
         };
         observer.start_estimating();
         observer
@@ -244,6 +248,7 @@ impl Observer {
         });
         self.heat = options.heat_cells.map(|cells| Heat::new(ram, cells));
         self.estimator = chosen.map(|row| (row.make)(&live));
+        self.sampled = SampledShare::default();
     }
 
     /// Cost to the VM of an observed touch on this host: a trap, or a minor fault.
@@ -309,7 +314,7 @@ impl Observer {
             let other = compared.other.close_window(&window);
             compared.curves(curve.clone(), other)?.distance()
         });
-        let working_set = working_set_of(&period, curve.as_ref());
+        let working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
         let working_set_band = curve.as_ref().and_then(working_set_band);
         let curve = if self.has_reach {
             estimator
@@ -429,10 +434,19 @@ pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<Pag
 }
 
 /// The working set of a period: read from its curve; without one, from the pages touched.
-fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<WorkingSet> {
+fn working_set_of(
+    period: &Period,
+    curve: Option<&MissRatioCurve>,
+    sampled: &mut SampledShare,
+) -> Option<WorkingSet> {
     use WorkingSetBound::{AtLeast, AtMost, Estimate};
-    // The curve of first touches covers more than the period.
-    if period.distinct_pages == 0 && period.method != TraceMethod::FirstTouches {
+    let is_empty = match period.method {
+        // The curve covers more than the period.
+        TraceMethod::FirstTouches => false,
+        TraceMethod::SampledPages => period.tracked_pages == 0,
+        _ => period.distinct_pages == 0,
+    };
+    if is_empty {
         return None;
     }
     let touched = PageCount(period.distinct_pages * u64::from(period.scale));
@@ -464,7 +478,8 @@ fn working_set_of(period: &Period, curve: Option<&MissRatioCurve>) -> Option<Wor
         // Pages that are only read need memory too.
         (TraceMethod::WriteScans, set) => (set.map_or(touched, |set| set.size), AtLeast),
         (TraceMethod::SampledPages, _) => {
-            let share = period.distinct_pages as f64 / period.tracked_pages.max(1) as f64;
+            let share = period.distinct_pages as f64 / period.tracked_pages as f64;
+            let share = sampled.add(share, &SamplingOptions::default());
             (PageCount(period.populated_pages).scaled(share), Estimate)
         }
     };

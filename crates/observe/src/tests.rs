@@ -135,6 +135,27 @@ fn each_backend_gives_its_working_set_with_the_bound_that_it_has() {
 }
 
 #[test]
+fn a_sampled_working_set_rises_fast_and_falls_slowly() {
+    let mut averages = SampledShare::default();
+    let mut period = Replay {
+        method: TraceMethod::SampledPages,
+        pages: 1,
+        batch: 50,
+        failing: false,
+    }
+    .run_period(&AtomicBool::new(false), &mut |_| {})
+    .unwrap();
+    // Of 10,000 populated pages, as shares of 5000 sampled.
+    for (touched, size) in [(0, 0), (5000, 6000), (5000, 8400), (0, 3360)] {
+        period.distinct_pages = touched;
+        let set = working_set_of(&period, None, &mut averages).unwrap();
+        assert!(set.size.0.abs_diff(size) <= 1, "{set:?} for {size}");
+    }
+    period.tracked_pages = 0;
+    assert!(working_set_of(&period, None, &mut averages).is_none());
+}
+
+#[test]
 fn a_working_set_below_the_resolution_is_an_upper_bound() {
     let replay = Replay {
         method: TraceMethod::AccessedPageScans,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use plimsoll_flow::TraceMethod;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyOptions};
 use plimsoll_protocol::decision::Mode;
@@ -23,6 +24,8 @@ use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 const PAGE: u64 = 4 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// Minimum period of sampled working sets (\[Waldspurger02\] §5.3).
+const SAMPLING_PERIOD: Duration = Duration::from_secs(30);
 /// More than the memory of any host.
 const SIZE_MAX: u64 = 1 << 50;
 const SECOND: u64 = 1000;
@@ -250,6 +253,9 @@ impl Merge {
             ));
         }
         self.config.policy = self.chosen_policy()?;
+        if self.config.policy.row().from_working_sets {
+            self.sample_working_sets()?;
+        }
         if self.from_caches {
             self.config.workflow = Workflow::Cache {
                 direct_ratio: self.direct_ratio,
@@ -260,6 +266,26 @@ impl Merge {
         }
         self.config.serve.tcp = self.chosen_tcp()?;
         Ok(self.config)
+    }
+
+    /// Sets the tracers to what the policy needs: the sampler, with a period of the publication's 30 s or more.
+    fn sample_working_sets(&mut self) -> Result<(), ConfigError> {
+        const SAMPLER: BackendSetting = BackendSetting::Method(TraceMethod::SampledPages);
+        let trace = &mut self.config.trace;
+        match trace.backend {
+            BackendSetting::Auto | SAMPLER => trace.backend = SAMPLER,
+            BackendSetting::Method(_) => {
+                let message = format!(
+                    "policy {} samples pages by itself; leave it at \"{}\"",
+                    self.policy,
+                    BackendSetting::AUTO
+                );
+                return Err(self.contradiction(&["trace.backend", "policy.name"], &message));
+            }
+        }
+        trace.period = trace.period.max(SAMPLING_PERIOD);
+        trace.window = trace.window.max(trace.period);
+        Ok(())
     }
 
     fn chosen_policy(&self) -> Result<Policy, ConfigError> {

@@ -212,6 +212,23 @@ fn policies_have_their_names() {
 }
 
 #[test]
+fn a_policy_from_working_sets_has_tracers_that_sample_pages() {
+    let trace = |policy: &str, period: &str| {
+        let text = format!("[policy]\nname = \"{policy}\"\n[trace]\nperiod = \"{period}\"");
+        read(&text).unwrap().trace
+    };
+    let sampling = trace("esx-sampling", "5s");
+    assert_eq!(
+        sampling.backend,
+        BackendSetting::Method(TraceMethod::SampledPages)
+    );
+    assert_eq!(sampling.period, Duration::from_secs(30));
+    let longer = trace("esx-sampling", "1m");
+    assert_eq!(longer.period, Duration::from_mins(1));
+    assert_eq!(trace("esx", "5s").backend, BackendSetting::Auto);
+}
+
+#[test]
 fn the_example_and_the_guide_name_every_policy_and_search() {
     let guide = include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -369,6 +386,10 @@ fn contradictions_are_reported_where_a_key_was_set() {
         (
             "[curves]\nfrom = \"caches\"\nevery = \"1m\"",
             "p.toml:3: curves.every: is shorter",
+        ),
+        (
+            "[policy]\nname = \"esx-sampling\"\n[trace]\nbackend = \"trap\"",
+            "p.toml:4: trace.backend: policy esx-sampling samples pages by itself; leave it at \"auto\"",
         ),
         (
             "[policy]\nname = \"esx\"\nsearch = \"hull\"",

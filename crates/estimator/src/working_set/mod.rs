@@ -27,6 +27,6 @@ pub use estimator::WorkingSetEstimator;
 pub use pml::{Pml, PmlOptions, PmlStep};
 pub use prl::{Prl, PrlOptions, PrlStep};
 pub use refault::{Refault, RefaultObservation, RefaultOptions, RefaultPhase};
-pub use sampling::{Sampling, SamplingOptions, SamplingStep};
+pub use sampling::{SampledShare, Sampling, SamplingOptions, SamplingStep};
 pub use settling::SettledSize;
 pub use touched::{TouchedOptions, TouchedPages, TouchedStep};

@@ -47,6 +47,24 @@ impl Default for SamplingOptions {
     }
 }
 
+/// The moving averages of the share touched, 0.0 to 1.0: rises with the fast one, falls with the slow one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SampledShare(Option<(f64, f64)>);
+
+impl SampledShare {
+    /// Adds the share touched in an interval; returns the larger average.
+    pub fn add(&mut self, share: f64, options: &SamplingOptions) -> f64 {
+        let (slow, fast) = self.0.map_or((share, share), |(slow, fast)| {
+            (
+                slow + options.slow_gain * (share - slow),
+                fast + options.fast_gain * (share - fast),
+            )
+        });
+        self.0 = Some((slow, fast));
+        slow.max(fast)
+    }
+}
+
 /// State at the end of an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingStep {
@@ -97,7 +115,7 @@ pub struct Sampling {
     /// The sample, and whether each page was touched.
     sample: PageMap<bool>,
     touched: u32,
-    averages: Option<(f64, f64)>,
+    average: SampledShare,
     /// State at the end of the last interval.
     last: Option<SamplingStep>,
 }
@@ -112,7 +130,7 @@ impl Sampling {
             random: mix(options.seed ^ 0x9e37_79b9_7f4a_7c15),
             sample: page_map(),
             touched: 0,
-            averages: None,
+            average: SampledShare::default(),
             last: None,
         };
         sampling.draw();
@@ -136,19 +154,12 @@ impl Sampling {
     pub fn end_interval(&mut self) -> SamplingStep {
         let sampled = u32::try_from(self.sample.len()).unwrap_or(u32::MAX);
         let share = f64::from(self.touched) / f64::from(sampled.max(1));
-        let options = &self.options;
-        let (slow, fast) = self.averages.map_or((share, share), |(slow, fast)| {
-            (
-                slow + options.slow_gain * (share - slow),
-                fast + options.fast_gain * (share - fast),
-            )
-        });
-        self.averages = Some((slow, fast));
+        let smoothed = self.average.add(share, &self.options);
         let step = SamplingStep {
             touched: self.touched,
             sampled,
             size: self.memory.scaled(share),
-            smoothed: self.memory.scaled(slow.max(fast)),
+            smoothed: self.memory.scaled(smoothed),
             memory: self.memory,
         };
         self.draw();
