@@ -124,6 +124,8 @@ struct State {
     /// The next decision's number.
     next_id: u64,
     vms: BTreeMap<String, VmRecord>,
+    /// The UUIDs, which identify their records, of VMs by name.
+    uuids: HashMap<String, String>,
     /// Heat since it was last stored.
     heat: HashMap<u64, Heat>,
     /// The span in which heat and curves were last stored.
@@ -190,6 +192,27 @@ impl History {
         let state = self.state();
         let (path, _) = state.place.as_ref()?;
         bytes_on_disk(path)
+    }
+
+    /// Records of the VM called `name` are from now on those of its UUID, under whatever names it had; without one,
+    /// those of its name. What was recorded under the name alone, if it belongs to no UUID, becomes that UUID's.
+    pub fn identify(&self, name: &str, uuid: Option<&str>) {
+        let mut state = self.state();
+        let Some(uuid) = uuid else {
+            state.uuids.remove(name);
+            return;
+        };
+        state.uuids.insert(name.to_owned(), uuid.to_owned());
+        if state.vms.contains_key(uuid) {
+            return;
+        }
+        let record = state.vms.remove(name).unwrap_or_default();
+        state.vms.insert(uuid.to_owned(), record.clone());
+        let _ = state.write(true, &|txn| {
+            store::put_vm(txn, name, None)?;
+            store::put_vm(txn, uuid, Some(&record))?;
+            store::move_records(txn, key_of(name), key_of(uuid))
+        });
     }
 
     /// Stores the state of all VMs at the end of a turn, in one transaction.
@@ -276,9 +299,9 @@ impl History {
     /// A VM's samples from `since_ms` until before `until_ms`, in ascending time; more than `points` are combined.
     #[must_use]
     pub fn samples(&self, vm: &str, since_ms: u64, until_ms: u64, points: usize) -> Vec<Sample> {
-        let mut samples = Vec::new();
+        let (mut samples, key) = (Vec::new(), self.key(vm));
         for store in self.stores() {
-            samples.extend(told(store.samples(key_of(vm), since_ms, until_ms)).unwrap_or_default());
+            samples.extend(told(store.samples(key, since_ms, until_ms)).unwrap_or_default());
         }
         samples.sort_by_key(|sample| sample.unix_ms);
         thinned(&samples, points.clamp(1, POINTS_MAX))
@@ -287,8 +310,8 @@ impl History {
     /// A VM's newest curve at or before `unix_ms`, and its time.
     #[must_use]
     pub fn curve_at(&self, vm: &str, unix_ms: u64) -> Option<(u64, CurveJson)> {
-        let curves = self.stores().into_iter();
-        let curves = curves.filter_map(|store| told(store.curve_at(key_of(vm), unix_ms)).flatten());
+        let (curves, key) = (self.stores().into_iter(), self.key(vm));
+        let curves = curves.filter_map(|store| told(store.curve_at(key, unix_ms)).flatten());
         let (made, curve) = curves.max_by_key(|(made, _)| *made)?;
         Some((made, curve.into_json(vm)))
     }
@@ -296,9 +319,9 @@ impl History {
     /// A VM's heatmap from `since_ms` until before `until_ms`, of the rows whose cells have the newest row's size.
     #[must_use]
     pub fn heat(&self, vm: &str, since_ms: u64, until_ms: u64) -> Option<HeatmapView> {
-        let mut rows: Vec<(u64, Heat)> = Vec::new();
+        let (mut rows, key): (Vec<(u64, Heat)>, _) = (Vec::new(), self.key(vm));
         for store in self.stores() {
-            rows.extend(told(store.heat(key_of(vm), since_ms, until_ms)).unwrap_or_default());
+            rows.extend(told(store.heat(key, since_ms, until_ms)).unwrap_or_default());
         }
         rows.sort_by_key(|(made, _)| *made);
         let cell_bytes = rows.last()?.1.cell_bytes;
@@ -348,7 +371,8 @@ impl History {
     #[must_use]
     pub fn settings(&self, vm: &str) -> SettingsChange {
         let state = self.state();
-        let settings = state.vms.get(vm).and_then(|vm| vm.settings.as_ref());
+        let settings = state.vms.get(state.id(vm));
+        let settings = settings.and_then(|vm| vm.settings.as_ref());
         settings.map(form::Settings::to_change).unwrap_or_default()
     }
 
@@ -361,13 +385,18 @@ impl History {
     /// A VM's size when it was first discovered, in bytes, if it is still stored.
     #[must_use]
     pub fn baseline(&self, vm: &str) -> Option<u64> {
-        self.state().vms.get(vm)?.baseline_bytes
+        let state = self.state();
+        state.vms.get(state.id(vm))?.baseline_bytes
     }
 
     /// Stores a VM's size at discovery. It is deleted when the VM was absent for longer than history is kept.
     pub fn put_baseline(&self, vm: &str, bytes: u64) -> Persistence {
         self.state()
             .change_vm(vm, |kept| kept.baseline_bytes = Some(bytes))
+    }
+
+    fn key(&self, vm: &str) -> u64 {
+        key_of(self.state().id(vm))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -393,6 +422,7 @@ impl State {
             phase: None,
             next_id: 1,
             vms: BTreeMap::new(),
+            uuids: HashMap::new(),
             heat: HashMap::new(),
             span: None,
             problem: None,
@@ -430,6 +460,11 @@ impl State {
         self.file = Some(Arc::new(store));
         self.loaded = true;
         Ok(())
+    }
+
+    /// What identifies the records of a VM.
+    fn id<'a>(&'a self, vm: &'a str) -> &'a str {
+        self.uuids.get(vm).map_or(vm, String::as_str)
     }
 
     /// Writes to the file, or to memory while that fails.
@@ -546,7 +581,8 @@ impl State {
         let closes = self.span != Some(span);
         let mut curves = Vec::new();
         for moment in moments {
-            let key = key_of(moment.vm);
+            let id = self.id(moment.vm).to_owned();
+            let key = key_of(&id);
             if let Some((cell_bytes, row)) = moment.heat
                 && row.pages.len() <= CELLS_MAX
             {
@@ -560,14 +596,14 @@ impl State {
             {
                 curves.push((key, form::Curve::thinned(curve)));
             }
-            if let Some(vm) = self.vms.get_mut(moment.vm) {
+            if let Some(vm) = self.vms.get_mut(&id) {
                 vm.seen_unix_ms = unix_ms;
             }
         }
         let turn = Turn::of(
             moments
                 .iter()
-                .map(|moment| (key_of(moment.vm), moment.sample)),
+                .map(|moment| (key_of(self.id(moment.vm)), moment.sample)),
         );
         let heat = if closes {
             std::mem::take(&mut self.heat)
@@ -625,7 +661,8 @@ impl State {
     }
 
     fn change_vm(&mut self, name: &str, change: impl FnOnce(&mut VmRecord)) -> Persistence {
-        let vm = self.vms.entry(name.to_owned()).or_default();
+        let name = &self.id(name).to_owned();
+        let vm = self.vms.entry(name.clone()).or_default();
         change(vm);
         let vm = vm.clone();
         let empty = vm.settings.is_none() && vm.baseline_bytes.is_none();

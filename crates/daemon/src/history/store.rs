@@ -529,6 +529,21 @@ pub(super) fn put_all_vms(
     Ok(())
 }
 
+/// Moves means, heat and curves of one VM's key to another's.
+pub(super) fn move_records(txn: &WriteTransaction, from: u64, to: u64) -> Result<(), redb::Error> {
+    for table in [MEANS, HEAT, CURVES] {
+        let mut table = txn.open_table(table)?;
+        let old = table.extract_from_if((from, 0)..=(from, u64::MAX), |_, _| true)?;
+        let old: Vec<_> = old
+            .map(|entry| entry.map(|(key, value)| (key.value().1, value.value().to_vec())))
+            .collect::<Result<_, _>>()?;
+        for (unix_ms, value) in old {
+            table.insert((to, unix_ms), value.as_slice())?;
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn put_decision(txn: &WriteTransaction, decision: &Decision) -> Result<(), redb::Error> {
     let id = decision.id;
     if let Some(given) = &decision.inputs {

@@ -99,6 +99,60 @@ fn ids(decisions: &[Decision]) -> Vec<u64> {
 }
 
 #[test]
+fn history_follows_the_uuid_of_a_vm() {
+    const WEB: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+    const OTHER: &str = "11111111-edaf-9455-926a-d65c16db1809";
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    let found = |history: &History, vm: &str| {
+        let kept = history.samples(vm, 0, u64::MAX, 100);
+        let curve = history.curve_at(vm, u64::MAX).is_some();
+        (kept.len(), curve, history.baseline(vm))
+    };
+    {
+        let history = opened_quietly(&path);
+        // Recorded before UUIDs were.
+        let _ = history.put_baseline("web", 7);
+        let curve = serde_json::from_str(
+            r#"{"schema":1,"vm":"web","page_bytes":4096,"references":7,"baseline_pages":5,"points":[
+                {"size_pages":1,"miss_ratio":0.5,"low":0.4,"high":0.6}]}"#,
+        );
+        let curve: CurveJson = curve.unwrap();
+        for turn in 0..4 {
+            let record = TurnRecord {
+                curve: Some(&curve),
+                ..moment("web", sample(NOON_MS + turn * SPAN_MS, 5))
+            };
+            history.record_turn(&[record]);
+        }
+        // Three hours later they are means.
+        history.record_turn(&[moment("mail", sample(NOON_MS + 36 * SPAN_MS, 5))]);
+        let before = found(&history, "web");
+        assert_eq!(before, (4, true, Some(7)));
+        history.identify("web", Some(WEB));
+        assert_eq!(found(&history, "web"), before);
+        // Renamed.
+        history.identify("shop", Some(WEB));
+        assert_eq!(found(&history, "shop"), before);
+        // Another VM of its old name.
+        history.identify("web", Some(OTHER));
+        assert_eq!(found(&history, "web"), (0, false, None));
+        let _ = history.put_baseline("web", 9);
+        history.record_turn(&[moment("web", sample(NOON_MS + 37 * SPAN_MS, 5))]);
+        assert_eq!(found(&history, "web"), (1, false, Some(9)));
+        history.flush();
+    }
+    let history = opened_quietly(&path);
+    history.identify("web", Some(OTHER));
+    history.identify("shop", Some(WEB));
+    assert_eq!(found(&history, "web"), (1, false, Some(9)));
+    assert_eq!(found(&history, "shop"), (4, true, Some(7)));
+    // Without a UUID it is known by its name alone.
+    history.identify("shop", None);
+    assert_eq!(found(&history, "shop"), (0, false, None));
+}
+
+#[test]
 fn what_was_kept_is_there_when_opened_again() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("new/history.redb");

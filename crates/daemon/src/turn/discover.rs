@@ -47,6 +47,11 @@ impl<H: Host> Turns<H> {
 
     pub(super) fn add_vm(&mut self, found: DiscoveredVm) {
         let rule = self.config.settings_for(&found.vm, found.uuid.as_deref());
+        // A process may claim the UUID of a VM that runs.
+        let uuid = found.uuid.as_deref();
+        let is_taken = |vm: &Vm| uuid.is_some() && vm.found.uuid.as_deref() == uuid;
+        let uuid = uuid.filter(|_| !self.vms.values().any(is_taken));
+        self.history.identify(&found.vm, uuid);
         let change = self.history.settings(&found.vm);
         let first = self.history.baseline(&found.vm);
         let opened = self.host.open(&found, &rule, &self.config);
