@@ -105,6 +105,8 @@ pub struct TraceSettings {
     pub budget: f64,
     /// Length of time that the curve covers; 5 min by default.
     pub window: Duration,
+    /// Whether tracing rests while a VM's phase is steady; not by default.
+    pub intermittent: bool,
 }
 
 /// Sockets of the API, and their permissions.
@@ -195,6 +197,7 @@ impl Default for Config {
                 period: Duration::from_secs(5),
                 budget: 0.01,
                 window: Duration::from_mins(5),
+                intermittent: false,
             },
             history: Some(PathBuf::from("/var/lib/plimsoll/history.redb")),
             history_bytes_max: 256 << 20,

@@ -149,6 +149,7 @@ impl Tracer {
             .args(["--budget", &self.settings.budget.to_string()])
             .args(["--heatmap", &HEAT_CELLS.to_string()])
             .args(["--backend", self.settings.backend.name()])
+            .args(self.settings.intermittent.then_some("--intermittent"))
             .args(self.allow_namespaced.then_some("--allow-namespaced"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -440,6 +441,7 @@ mod tests {
             period: Duration::from_secs(5),
             budget: 0.01,
             window: Duration::from_secs(300),
+            intermittent: false,
         }
     }
 

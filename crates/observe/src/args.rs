@@ -54,6 +54,9 @@ pub struct TracingArgs {
     /// Sampled pages: pages drawn in each period [default: 100]
     #[arg(long, value_name = "PAGES")]
     sample: Option<u32>,
+    /// Let tracing rest while the VM's phase is steady; it resumes when CPU time, reads or a sample of its pages change
+    #[arg(long)]
+    intermittent: bool,
     /// Run the trap handler, or the scanner, on any CPU instead of the busiest vCPU's
     #[arg(long)]
     any_cpu: bool,
@@ -185,6 +188,7 @@ impl TracingArgs {
             scan_interval: self.scan_interval.map(Interval::get),
             writes: self.writes,
             sample_pages: sample.unwrap_or(default.sample_pages),
+            intermittent: self.intermittent,
             allow_namespaced: self.allow_namespaced,
         };
         Ok((rows, config))

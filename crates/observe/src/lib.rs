@@ -22,6 +22,7 @@ pub mod args;
 pub mod compare;
 mod follow;
 mod heat;
+mod intermittent;
 mod limits;
 pub mod page_log;
 pub mod selftest;
@@ -50,6 +51,7 @@ pub use limits::FullTracingLimit;
 
 use follow::Follower;
 use heat::Heat;
+use intermittent::Intermittence;
 use vcpu_share::VcpuShare;
 
 /// Time span of the curves of first touches without a reach.
@@ -109,6 +111,8 @@ pub struct Observer {
     has_reach: bool,
     vcpus: VcpuShare,
     heat: Option<Heat>,
+    /// `None` if tracing never rests.
+    intermittence: Option<Intermittence>,
     /// Of the backend that samples pages.
     sampled: SampledShare,
 }
@@ -155,6 +159,8 @@ pub struct ObservedPeriod {
     pub distance: Option<CurveDistance>,
     /// Pages touched in each cell of the RAM, scaled up from the sample, if they are counted.
     pub heat: Option<Vec<u32>>,
+    /// Whether tracing rested, so that working set and curve are those before the rest.
+    pub is_resting: bool,
 }
 
 /// The curves of two estimators over the same references.
@@ -203,6 +209,8 @@ impl Observer {
         let backend = Box::new(Follower::attach(vm, row, config)?);
         let mut observer = Self::of(vm.id.clone(), row.yields, backend, options);
         observer.vcpus = VcpuShare::of(vm);
+        let rests = config.intermittent && row.gives_curve();
+        observer.intermittence = rests.then(|| Intermittence::new(vm, row, config));
         Ok(observer)
     }
 
@@ -217,6 +225,7 @@ impl Observer {
             has_reach: options.reach.is_some(),
             vcpus: VcpuShare::default(),
             heat: None,
+            intermittence: None,
             sampled: SampledShare::default(),
         };
         observer.start_estimating();
@@ -257,20 +266,71 @@ impl Observer {
         self.backend.touch_cost()
     }
 
-    /// Observes for one period. If RAM was plugged or unplugged, all estimates start anew.
+    /// Observes for one period, or checks for one whether a rest is over. If RAM was plugged or unplugged, all
+    /// estimates start anew.
     ///
     /// # Errors
     ///
     /// As [`Backend::run_period`], and [`TrapError::Interrupted`] while QEMU migrates or saves the VM;
     /// [`curve`](Self::curve) still covers the periods before.
     pub fn period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
+        if self.is_resting() {
+            return self.rest(stop);
+        }
         for _ in 1..CHANGES_MAX {
             match self.try_period(stop) {
                 Err(TrapError::RamChanged { .. }) => self.start_estimating(),
-                other => return other,
+                other => return other.map(|period| self.settled(period)),
             }
         }
         self.try_period(stop)
+    }
+
+    /// Whether tracing rests because the phase of the VM is steady; see [`TraceConfig::intermittent`].
+    #[must_use]
+    pub fn is_resting(&self) -> bool {
+        let intermittence = self.intermittence.as_ref();
+        intermittence.is_some_and(Intermittence::is_resting)
+    }
+
+    /// Lets tracing rest if `period` shows that the phase is steady.
+    fn settled(&mut self, period: ObservedPeriod) -> ObservedPeriod {
+        if let Some(intermittence) = &mut self.intermittence
+            && let Some(checker) = intermittence.settle(period.curve.as_ref(), period.working_set)
+        {
+            self.backend = checker;
+        }
+        period
+    }
+
+    /// A period of a rest, with the results before it.
+    fn rest(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
+        let ran = self.backend.run_period(stop, &mut |_| {});
+        let checked = ran.map(|mut period| {
+            let checked = self.intermittence.as_mut();
+            (checked.and_then(|found| found.check(&mut period)), period)
+        });
+        let is_kept = match &checked {
+            Ok((found, _)) => matches!(found, Some((_, false))),
+            Err(error) => !matches!(error, TrapError::RamChanged { .. }),
+        };
+        if !is_kept && let Some(intermittence) = &mut self.intermittence {
+            self.backend = intermittence.wake()?;
+            self.start_estimating();
+        }
+        match checked {
+            Ok((Some((last, _)), period)) => Ok(ObservedPeriod {
+                working_set_band: last.curve.as_ref().and_then(working_set_band),
+                working_set: last.working_set,
+                curve: last.curve,
+                distance: None,
+                heat: None,
+                is_resting: true,
+                period,
+            }),
+            Ok((None, _)) | Err(TrapError::RamChanged { .. }) => self.period(stop),
+            Err(error) => Err(error),
+        }
     }
 
     fn try_period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
@@ -333,6 +393,7 @@ impl Observer {
             working_set_band,
             curve,
             distance,
+            is_resting: false,
             heat: heat.as_mut().map(|heat| heat.take(period.scale)),
             period,
         })

@@ -37,6 +37,8 @@ pub struct TraceConfig {
     pub writes: bool,
     /// Sampled pages: pages drawn in a period, 1 to 1,000,000; 100 by default, as in \[Waldspurger02\] §5.3.
     pub sample_pages: usize,
+    /// Whether tracing rests while the VM's phase is steady, which observers (crate observe) do above the backends.
+    pub intermittent: bool,
     /// Whether to attach to a process in a user namespace of its own, where attaching requires calls made in it.
     pub allow_namespaced: bool,
 }
@@ -56,6 +58,7 @@ impl Default for TraceConfig {
             scan_interval: None,
             writes: false,
             sample_pages: 100,
+            intermittent: false,
             allow_namespaced: false,
         }
     }

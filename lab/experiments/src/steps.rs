@@ -143,7 +143,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         writeln!(
             out,
             "tracing took {:.2} % of the VM's CPU time (median of periods)",
-            median(overhead) * 100.0
+            median(overhead.clone()) * 100.0
+        )?;
+    }
+    if config.intermittent {
+        let rested = observed.periods.iter();
+        let rested = rested.filter(|traced| traced.observed.is_resting).count();
+        let mean = overhead.iter().sum::<f64>() / overhead.len().max(1) as f64;
+        writeln!(
+            out,
+            "tracing rested in {rested} of {} periods and took {:.3} % of the VM's CPU time in the mean",
+            overhead.len(),
+            mean * 100.0
         )?;
     }
     writeln!(

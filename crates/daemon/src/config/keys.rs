@@ -116,6 +116,7 @@ keys! {
         program: OrAuto<FilePath> => all.config.trace.program,
         period: Time<100, HOUR> => all.config.trace.period,
         budget: ShareIn<ABOVE_0_TO_1> => all.config.trace.budget,
+        intermittent: Flag => all.config.trace.intermittent,
         window: Time<100, WEEK> => all.config.trace.window,
     }
     [history, HistoryKeys]: "a section: write [history]" {

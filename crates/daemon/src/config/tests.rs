@@ -38,7 +38,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 41, "{in_force}");
+    assert_eq!(keys, 42, "{in_force}");
 }
 
 #[test]
@@ -73,6 +73,7 @@ fn every_key_is_taken() {
         program = "/opt/plimsoll"
         period = "500ms"
         budget = "2%"
+        intermittent = true
         window = "1m"
         [history]
         file = "none"
@@ -136,6 +137,7 @@ fn every_key_is_taken() {
             period: Duration::from_millis(500),
             budget: 0.02,
             window: Duration::from_mins(1),
+            intermittent: true,
         },
         history: None,
         history_bytes_max: 32 << 20,
