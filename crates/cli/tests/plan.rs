@@ -130,7 +130,7 @@ fn limits_of_a_vm_hold_and_a_step_is_not_passed() {
     ));
     assert_eq!(limited.targets[1].target_bytes, 512 * MIB);
     assert!(limited.targets[0].target_bytes >= 400 * MIB, "{limited:?}");
-    assert_eq!(limited.targets[1].max_loss, 0.0);
+    assert_eq!(limited.targets[1].max_loss, Some(0.0));
     let stepped = desk.plan(&format!("{ALL} --max-loss 25% --step 16M"));
     for target in &stepped.targets {
         let change = target.target_bytes.abs_diff(target.current_bytes);
@@ -198,7 +198,7 @@ fn csv_has_bytes_and_quotes_names() {
     assert_eq!(
         lines.next(),
         Some(
-            "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason"
+            "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,max_misses_per_second,reason"
         )
     );
     let row = lines.next().unwrap();
@@ -296,7 +296,8 @@ fn recorded_inputs_give_their_decision_again() {
         current_bytes: 512 * MIB,
         floor_bytes: 0,
         ceiling_bytes: None,
-        max_loss: 0.25,
+        max_loss: Some(0.25),
+        max_misses_per_second: None,
         shares: 1,
         working_set_bytes: None,
     };

@@ -163,7 +163,8 @@ fn decision(
         current_bytes: 1 << 30,
         floor_bytes: 1 << 28,
         ceiling_bytes: None,
-        max_loss: 0.05,
+        max_loss: Some(0.05),
+        max_misses_per_second: None,
         shares: 1,
         working_set_bytes: None,
     });

@@ -2,8 +2,8 @@
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
 
-use crate::candidate::{Misses, keeps};
-use crate::{Relative, Rules};
+use crate::candidate::Misses;
+use crate::{Bound, Relative, Rules};
 
 /// Misses at `size` divided by those at `baseline`, computed as in every policy.
 #[must_use]
@@ -16,31 +16,31 @@ pub fn relative(
     Misses::new(curve, baseline, rules).relative(size.0)
 }
 
-/// The smallest size from which on the upper limit of the band keeps `max_loss`; at most `baseline`, to which a VM is
-/// always entitled.
+/// The smallest size from which on the upper limit of the band keeps `bound`; at most `baseline`, to which a VM is
+/// always entitled. `None` if the curve lacks the rate that the bound needs.
 #[must_use]
 pub fn promise_size(
     curve: &MissRatioCurve,
     baseline: PageCount,
-    max_loss: f64,
+    bound: &Bound,
     rules: &Rules,
-) -> PageCount {
-    let misses = Misses::new(curve, baseline, rules);
-    let kept = |size: PageCount| keeps(misses.relative(size.0).high, max_loss);
+) -> Option<PageCount> {
+    let misses = Misses::bounded(curve, baseline, bound, rules)?;
+    let kept = |size: PageCount| misses.keeps_at(size);
     // An upper limit need not fall with the ratio, so the bound must hold at all larger sizes too.
     let points = curve.points().iter().rev().map(|point| point.size);
     let mut least = baseline;
     for size in points.filter(|size| *size <= baseline) {
         if !kept(size) {
-            return least;
+            return Some(least);
         }
         least = size;
     }
-    if kept(PageCount(0)) {
+    Some(if kept(PageCount(0)) {
         PageCount(0)
     } else {
         least
-    }
+    })
 }
 
 #[cfg(test)]
@@ -68,7 +68,12 @@ mod tests {
         ];
         let curve = MissRatioCurve::new(points, 9).unwrap();
         let rules = Rules::new(PageCount(1000));
-        let least = |loss| promise_size(&curve, PageCount(50), loss, &rules).0;
+        let least = |loss| {
+            let bound = Bound::on_loss(loss);
+            promise_size(&curve, PageCount(50), &bound, &rules)
+                .unwrap()
+                .0
+        };
         // The upper limit at 30 is 1.25 times 0.4, so its value at 20 does not matter.
         assert_eq!(least(0.2), 40);
         assert_eq!(least(0.26), 20);
@@ -82,6 +87,7 @@ mod tests {
     fn a_vm_without_a_size_that_keeps_it_has_its_baseline() {
         let curve = MissRatioCurve::new(vec![point(10, 0.5, 0.9)], 9).unwrap();
         let rules = Rules::new(PageCount(1000));
-        assert_eq!(promise_size(&curve, PageCount(15), 0.1, &rules).0, 15);
+        let least = promise_size(&curve, PageCount(15), &Bound::on_loss(0.1), &rules);
+        assert_eq!(least, Some(PageCount(15)));
     }
 }

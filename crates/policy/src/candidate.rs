@@ -6,9 +6,9 @@
 
 use std::ops::RangeInclusive;
 
-use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 
-use crate::{Demand, Relative, Rules};
+use crate::{Bound, Demand, Relative, Rules};
 
 /// Cost of moving all of the host's memory, in the logarithm of misses: negligible beside any gain, but
 /// sufficient to prefer the nearest among equal allocations.
@@ -63,22 +63,73 @@ impl Grid {
     }
 }
 
-/// A VM's misses at each size, relative to its baseline.
+/// A VM's misses at each size, relative to its baseline, and its bound on them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Misses<'a> {
     curve: &'a MissRatioCurve,
     least: f64,
     baseline: f64,
+    max_loss: f64,
+    max_misses_per_second: Option<f64>,
+    /// Smaller shares than this count as this when allocations are compared.
+    negligible: f64,
 }
 
 impl<'a> Misses<'a> {
+    /// `None` if the curve lacks the rate that the bound needs.
+    pub(crate) fn bounded(
+        curve: &'a MissRatioCurve,
+        baseline: PageCount,
+        bound: &Bound,
+        rules: &Rules,
+    ) -> Option<Self> {
+        let misses = Self::new(curve, baseline, rules);
+        let negligible = match bound.max_misses_per_second {
+            None => misses.least,
+            Some(most) => match rate(curve)? {
+                // Without references there are no misses.
+                0.0 => 1.0,
+                rate => (most / rate).clamp(misses.least, 1.0),
+            },
+        };
+        Some(Self {
+            max_loss: bound.max_loss.unwrap_or(f64::INFINITY),
+            max_misses_per_second: bound.max_misses_per_second,
+            negligible,
+            ..misses
+        })
+    }
+
     pub(crate) fn new(curve: &'a MissRatioCurve, baseline: PageCount, rules: &Rules) -> Self {
         let least = rules.miss_ratio_min;
         Self {
             curve,
             least,
             baseline: curve.miss_ratio(baseline).max(least),
+            max_loss: f64::INFINITY,
+            max_misses_per_second: None,
+            negligible: least,
         }
+    }
+
+    /// Whether the upper limits of the bands at this point of the curve keep the bound.
+    fn keeps(&self, point: &CurvePoint) -> bool {
+        let number = self.max_misses_per_second.is_none_or(|most| {
+            let misses = point.misses;
+            misses.is_some_and(|misses| misses.high <= most)
+        });
+        self.over_baseline(point.high) <= 1.0 + self.max_loss && number
+    }
+
+    /// Whether the upper limits of the bands at `size` keep the bound.
+    pub(crate) fn keeps_at(&self, size: PageCount) -> bool {
+        self.keeps(&self.curve.at(size))
+    }
+
+    /// Misses at `size` over those at the baseline, as they count when allocations are compared.
+    pub(crate) fn counted(&self, size: u64) -> f64 {
+        let ratio = self.curve.miss_ratio(PageCount(size)).max(self.negligible);
+        ratio / self.baseline.max(self.negligible)
     }
 
     pub(crate) fn relative(&self, size: u64) -> Relative {
@@ -94,11 +145,11 @@ impl<'a> Misses<'a> {
         ratio.max(self.least) / self.baseline
     }
 
-    /// The curve's steps within `range`: first and last size, miss ratio, upper limit.
+    /// The curve's steps within `range`: first and last size, and the point that holds there.
     fn steps(
         &self,
         range: &RangeInclusive<u64>,
-    ) -> impl Iterator<Item = (RangeInclusive<u64>, f64, f64)> {
+    ) -> impl Iterator<Item = (RangeInclusive<u64>, CurvePoint)> {
         let (low, high) = (*range.start(), *range.end());
         let points = self.curve.points();
         let first = points.partition_point(|point| point.size.0 <= low);
@@ -106,11 +157,24 @@ impl<'a> Misses<'a> {
             let before = after.checked_sub(1).map(|at| points[at]);
             let from = before.map_or(0, |point| point.size.0).max(low);
             let to = points.get(after).map_or(u64::MAX, |next| next.size.0 - 1);
-            let (ratio, edge) = before.map_or((1.0, 1.0), |point| (point.miss_ratio, point.high));
-            (from..=to.min(high), ratio, edge)
+            let unresolved = CurvePoint::exact(PageCount(from), 1.0);
+            (from..=to.min(high), before.unwrap_or(unresolved))
         });
-        steps.take_while(move |(sizes, ..)| *sizes.start() <= high)
+        steps.take_while(move |(sizes, _)| *sizes.start() <= high)
     }
+}
+
+/// References per second behind the ratios of a curve; `None` for a curve without a rate.
+pub(crate) fn rate(curve: &MissRatioCurve) -> Option<f64> {
+    let points = curve.points();
+    let missing = points.iter().find(|point| point.miss_ratio > 0.0);
+    let point = missing.unwrap_or(&points[0]);
+    let misses = point.misses?.expected;
+    Some(if misses > 0.0 {
+        misses / point.miss_ratio
+    } else {
+        0.0
+    })
 }
 
 /// Minimum and maximum size that a VM may be given regardless of its misses.
@@ -124,12 +188,7 @@ pub(crate) fn entitled(demand: &Demand) -> u64 {
     demand.baseline.min(demand.ceiling).max(demand.floor).0
 }
 
-/// Whether misses whose upper limit is `high` times those at the baseline keep a bound of `max_loss`.
-pub(crate) fn keeps(high: f64, max_loss: f64) -> bool {
-    high <= 1.0 + max_loss
-}
-
-/// The sizes that keep a VM's `max_loss` within its limits, as candidates that rise in size; never empty.
+/// The sizes that keep a VM's bound within its limits, as candidates that rise in size; never empty.
 ///
 /// `all` is the sum of all VMs' present sizes and the total: an upper bound on the memory that can be moved.
 pub(crate) fn candidates(
@@ -143,9 +202,9 @@ pub(crate) fn candidates(
     let (entitled, current) = (entitled(demand), demand.current.0);
     let mut runs: Vec<Candidate> = Vec::new();
     let mut hole = false;
-    for (sizes, ratio, edge) in misses.steps(&range) {
+    for (sizes, point) in misses.steps(&range) {
         let (first, last) = (*sizes.start(), *sizes.end());
-        let first = if keeps(misses.over_baseline(edge), demand.max_loss) {
+        let first = if misses.keeps(&point) {
             first
         } else {
             first.max(entitled)
@@ -155,7 +214,7 @@ pub(crate) fn candidates(
         if from > to {
             continue;
         }
-        let ratio = ratio.max(misses.least);
+        let ratio = point.miss_ratio.max(misses.negligible);
         match runs.last_mut() {
             Some(run) if run.cost == ratio && !hole => run.to = to,
             _ => {
@@ -171,7 +230,7 @@ pub(crate) fn candidates(
     // So far the cost was the ratio itself.
     for run in &mut runs {
         let way = current.abs_diff(current.clamp(run.from, run.to)) as f64 / all;
-        run.cost = (run.cost / misses.baseline).ln() + MOVE_COST * way;
+        run.cost = (run.cost / misses.baseline.max(misses.negligible)).ln() + MOVE_COST * way;
     }
     debug_assert!(!runs.is_empty());
     runs

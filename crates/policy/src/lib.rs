@@ -11,7 +11,7 @@
 //! | `esx` | the policy of VMware ESX |
 //! | `problem`, `candidate` | the sizes that limits and bounds leave each VM, which every policy chooses from |
 //!
-//! A size is possible within floor and ceiling if the upper limit of the curve's band there keeps the VM's `max_loss`,
+//! A size is possible within floor and ceiling if the upper limit of the curve's band there keeps the VM's [`Bound`],
 //! or if the VM is entitled to the size: giving a VM its baseline, or its ceiling if that is less, breaks no bound.
 //! Among allocations of equal mean, one that moves little memory is chosen. Memory that no VM needs stays with its
 //! owner, or unallocated.
@@ -40,7 +40,10 @@ use plimsoll_flow::PageCount;
 pub use policy::{Policy, PolicyOption, PolicyOptions, PolicyRow, Search};
 use problem::Problem;
 pub use registry::{GivenOptions, POLICIES};
-pub use types::{Allocation, Demand, PolicyError, Reason, Relative, Rules, Suppression, Target};
+pub use types::{
+    Allocation, Bound, Demand, PolicyError, Prediction, PredictionUnit, Reason, Relative, Rules,
+    Suppression, Target,
+};
 
 /// Limit on the total, in pages: larger numbers are not exact in floating point.
 const TOTAL_MAX: PageCount = PageCount(1 << 52);
@@ -96,9 +99,14 @@ fn check(demands: &[Demand], rules: &Rules) -> Result<(), PolicyError> {
         if !seen.insert(vm) {
             return Err(PolicyError::Twice(vm.clone()));
         }
-        if !(demand.max_loss >= 0.0 && demand.max_loss.is_finite()) {
-            let what = format!("max_loss of VM {vm}");
-            return Err(rule(&what, &demand.max_loss, share));
+        let bounds = [
+            ("max_loss", demand.bound.max_loss),
+            ("max_misses_per_second", demand.bound.max_misses_per_second),
+        ];
+        for (name, bound) in bounds {
+            if let Some(bound) = bound.filter(|bound| !(*bound >= 0.0 && bound.is_finite())) {
+                return Err(rule(&format!("{name} of VM {vm}"), &bound, share));
+            }
         }
         if demand.shares == 0 {
             return Err(rule(

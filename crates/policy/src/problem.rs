@@ -6,7 +6,7 @@
 
 use plimsoll_flow::PageCount;
 
-use crate::candidate::{self, Candidate, Grid, Misses};
+use crate::candidate::{self, Candidate, Grid, Misses, rate};
 use crate::{Allocation, Demand, PolicyError, Reason, Rules, Search, Suppression, Target};
 
 /// A gain below this share counts as none.
@@ -52,15 +52,18 @@ impl<'a> Problem<'a> {
         let current = demands.iter().map(|demand| demand.current.0 as f64);
         let sum = rules.total.0 as f64 + current.sum::<f64>();
         let vms = demands.iter().map(|demand| {
-            let misses = demand.curve.as_ref();
-            let misses = misses.map(|curve| Misses::new(curve, demand.baseline, rules));
+            let curve = demand.curve.as_ref();
+            let bounded = curve
+                .and_then(|curve| Misses::bounded(curve, demand.baseline, &demand.bound, rules));
+            let misses = bounded.or_else(|| Some(Misses::new(curve?, demand.baseline, rules)));
             let grid = Grid::new(demand, rules.unit);
-            let movable = if sampled {
+            let has_data = if sampled {
                 demand.working_set.is_some()
             } else {
                 misses.is_some()
             };
-            let all = match &misses {
+            let movable = has_data && bounded.is_some() == curve.is_some();
+            let all = match &bounded {
                 Some(misses) => candidate::candidates(demand, misses, rules, &grid, sum),
                 None => vec![without_curve(demand, rules, &grid, movable)],
             };
@@ -148,7 +151,7 @@ impl<'a> Problem<'a> {
     /// Sum of the logarithms of relative misses of all VMs with a curve, and their number.
     fn losses(&self, sizes: &[u64]) -> (f64, usize) {
         let known = self.vms.iter().zip(sizes);
-        let known = known.filter_map(|(vm, &size)| Some(vm.misses?.relative(size).expected.ln()));
+        let known = known.filter_map(|(vm, &size)| Some(vm.misses?.counted(size).ln()));
         known.fold((0.0, 0), |(sum, vms), loss| (sum + loss, vms + 1))
     }
 
@@ -176,6 +179,8 @@ impl<'a> Problem<'a> {
             size: PageCount(size),
             relative: vm.misses.map(|misses| misses.relative(size)),
             relative_now: vm.misses.map(|misses| misses.relative(vm.demand.current.0)),
+            misses: (vm.demand.curve.as_ref())
+                .and_then(|curve| curve.misses_per_second(PageCount(size))),
             reason: vm.reason(size, short),
         });
         let gap = solution.bound.map(|bound| match best {
@@ -210,6 +215,7 @@ impl Vm<'_> {
         } = self.demand;
         match size.cmp(&current.0) {
             std::cmp::Ordering::Equal if self.movable => Reason::Kept,
+            std::cmp::Ordering::Equal if self.lacks_rate() => Reason::NoRate,
             std::cmp::Ordering::Equal => Reason::Unknown,
             _ if current < floor || current > ceiling => Reason::Limits,
             std::cmp::Ordering::Greater => Reason::Gains,
@@ -219,6 +225,16 @@ impl Vm<'_> {
             }
             std::cmp::Ordering::Less => Reason::Gives,
         }
+    }
+
+    /// Whether its bound cannot be checked on its curve.
+    fn lacks_rate(&self) -> bool {
+        self.demand.bound.max_misses_per_second.is_some()
+            && self
+                .demand
+                .curve
+                .as_ref()
+                .is_some_and(|curve| rate(curve).is_none())
     }
 
     /// The range of sizes within one step of the present size.

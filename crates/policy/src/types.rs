@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, VmId};
+use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, VmId};
 
 use crate::policy::Search;
 
@@ -21,12 +21,135 @@ pub struct Demand {
     pub floor: PageCount,
     /// Maximum size; `u64::MAX` for no limit.
     pub ceiling: PageCount,
-    /// Bound on the rise of its misses, as a share of those at the baseline; finite, 0.0 or more.
-    pub max_loss: f64,
+    /// What it is promised about its misses.
+    pub bound: Bound,
     /// Its weight in proportional sharing, 1 or more.
     pub shares: u32,
     /// Its sampled working set, which only policies with [`from_working_sets`](crate::PolicyRow::from_working_sets) use.
     pub working_set: Option<PageCount>,
+}
+
+/// Bounds on a VM's misses; all that are given hold. Each is finite and 0.0 or more.
+///
+/// Misses that `max_misses_per_second` allows count as none when allocations are compared: a VM that hardly misses
+/// gives what it does not use, however much its few misses rise.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Bound {
+    /// Bound on their rise, as a share of those at the baseline.
+    pub max_loss: Option<f64>,
+    /// Bound on their number per second. It can be checked only on a curve with a rate
+    /// ([`MissRatioCurve::misses_per_second`]); a VM without one keeps its size.
+    pub max_misses_per_second: Option<f64>,
+}
+
+/// Predicted misses of a VM, beside one of the bounds on them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// What is counted.
+    pub unit: PredictionUnit,
+    /// Expected value.
+    pub expected: f64,
+    /// Upper limit of its band.
+    pub high: f64,
+    /// The bound.
+    pub limit: f64,
+}
+
+/// Unit of a [`Prediction`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PredictionUnit {
+    /// Misses over those at the baseline.
+    OfBaseline,
+    /// Misses per second.
+    PerSecond,
+}
+
+impl PredictionUnit {
+    /// A number of this unit: `1.25`, `20.0/s`.
+    #[must_use]
+    pub fn text(self, value: f64) -> String {
+        match self {
+            Self::OfBaseline => format!("{value:.2}"),
+            Self::PerSecond if value < 10.0 => format!("{value:.2}/s"),
+            Self::PerSecond => format!("{value:.1}/s"),
+        }
+    }
+
+    /// A number of misses of this unit, in words.
+    #[must_use]
+    pub fn misses(self, value: f64) -> String {
+        let value = self.text(value);
+        match self {
+            Self::OfBaseline => format!("{value} times as often as at its baseline"),
+            Self::PerSecond => value,
+        }
+    }
+}
+
+impl Prediction {
+    /// Distance from the upper limit of the band to the bound; negative if that is above it.
+    #[must_use]
+    pub fn margin(&self) -> f64 {
+        self.limit - self.high
+    }
+}
+
+impl fmt::Display for Prediction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |value| self.unit.text(value);
+        let limit = text(self.limit);
+        write!(f, "planned {}", text(self.expected))?;
+        if self.high > self.expected {
+            write!(f, " (band to {})", text(self.high))?;
+        }
+        match self.margin() {
+            ..0.0 => write!(
+                f,
+                ", above the limit of {limit}: its baseline gives no less"
+            ),
+            _ if self.high > self.expected => write!(f, " for a limit of {limit}"),
+            _ => write!(
+                f,
+                " for a limit of {limit}; its band has no width, so nothing is kept for an error of the curve"
+            ),
+        }
+    }
+}
+
+impl Bound {
+    /// The predictions for its parts, from relative misses and misses per second as far as they are known.
+    #[must_use]
+    pub fn predictions(
+        &self,
+        relative: Option<Relative>,
+        misses: Option<MissesPerSecond>,
+    ) -> Vec<Prediction> {
+        let rise = relative
+            .zip(self.max_loss)
+            .map(|(relative, max_loss)| Prediction {
+                unit: PredictionUnit::OfBaseline,
+                expected: relative.expected,
+                high: relative.high,
+                limit: 1.0 + max_loss,
+            });
+        let number = misses.zip(self.max_misses_per_second);
+        let number = number.map(|(misses, limit)| Prediction {
+            unit: PredictionUnit::PerSecond,
+            expected: misses.expected,
+            high: misses.high,
+            limit,
+        });
+        rise.into_iter().chain(number).collect()
+    }
+
+    /// A bound on the rise of misses alone.
+    #[must_use]
+    pub const fn on_loss(max_loss: f64) -> Self {
+        Self {
+            max_loss: Some(max_loss),
+            max_misses_per_second: None,
+        }
+    }
 }
 
 /// The limits that hold for all VMs of a host together.
@@ -36,7 +159,7 @@ pub struct Rules {
     pub total: PageCount,
     /// Sizes are multiples of this, except for floors, ceilings, baselines and present sizes that are not; 1 or more.
     pub unit: PageCount,
-    /// Largest change of a VM's size, a unit or more; `None` for no limit. Floor, ceiling, `max_loss` and total take
+    /// Largest change of a VM's size, a unit or more; `None` for no limit. Floor, ceiling, bound and total take
     /// precedence: a VM below its bound is raised at once, and a host that is short of memory takes more than a step.
     pub step: Option<PageCount>,
     /// Hysteresis: the smallest fall of the geometric mean, as a share of the present one, that is worth a move; 0.0 or
@@ -96,6 +219,8 @@ pub struct Target {
     pub relative: Option<Relative>,
     /// The same at its present size.
     pub relative_now: Option<Relative>,
+    /// Predicted misses per second; `None` if its curve has no rate.
+    pub misses: Option<MissesPerSecond>,
     /// Why it is given this size.
     pub reason: Reason,
 }
@@ -109,7 +234,7 @@ pub struct Relative {
     pub expected: f64,
     /// Lower limit of the band.
     pub low: f64,
-    /// Upper limit of the band, which `max_loss` bounds.
+    /// Upper limit of the band, which `max_loss` bounds if it is given.
     pub high: f64,
 }
 
@@ -124,11 +249,13 @@ pub enum Reason {
     Kept,
     /// Its curve is not known, so it keeps its present size.
     Unknown,
+    /// Its curve has no rate, which its bound on misses per second needs, so it keeps its present size.
+    NoRate,
     /// It gains more from memory than the others.
     Gains,
-    /// Others gain more than it loses within its `max_loss`.
+    /// Others gain more than it loses within its bound.
     Gives,
-    /// It gives all that its `max_loss` allows.
+    /// It gives all that its bound allows.
     GivesToItsBound,
     /// It is below its floor or above its ceiling.
     Limits,
@@ -197,9 +324,12 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::Kept => "has what it should have",
             Self::Unknown => "its curve is not known, keeps what it has",
+            Self::NoRate => {
+                "its curve has no rate to check its misses per second, keeps what it has"
+            }
             Self::Gains => "gains more than the others",
             Self::Gives => "others gain more than it loses",
-            Self::GivesToItsBound => "gives all that its max_loss allows",
+            Self::GivesToItsBound => "gives all that its bound allows",
             Self::Limits => "was outside its limits",
             Self::HostShort => "the host has less than all VMs have",
         })

@@ -5,7 +5,7 @@ mod common;
 use common::{MIB, demand};
 use plimsoll_flow::PageCount;
 use plimsoll_policy::PolicyOptions;
-use plimsoll_policy::{Allocation, Demand, Policy, PolicyError, Reason, Rules, allocate};
+use plimsoll_policy::{Allocation, Bound, Demand, Policy, PolicyError, Reason, Rules, allocate};
 
 /// Two VMs that miss less with every megabyte, and a database that needs `flat` MiB.
 fn three(flat: u64, working_set: u64) -> Vec<Demand> {
@@ -263,7 +263,7 @@ fn who_was_not_measured_keeps_what_he_has() {
 #[test]
 fn sampling_keeps_promises_that_a_curve_shows() {
     let mut demands = three(480, 336);
-    demands[2].max_loss = 0.1;
+    demands[2].bound = Bound::on_loss(0.1);
     assert_eq!(divided(&demands, 4, SAMPLING), [528, 528, 480]);
 }
 

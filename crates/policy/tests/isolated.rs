@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{MIB, allowed, any_curve, any_demands, any_rules, curve, demand, high, rules};
+use common::{
+    MIB, allowed, any_curve, any_demands, any_rules, curve, demand, high, keeps_bound, rules,
+};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use plimsoll_policy::{
-    Allocation, Demand, Policy, PolicyError, Reason, Rules, Search, Suppression, allocate,
+    Allocation, Bound, Demand, Policy, PolicyError, Reason, Rules, Search, Suppression, allocate,
 };
 use proptest::prelude::*;
 
@@ -45,7 +47,7 @@ fn reasons(allocation: &Allocation) -> Vec<Reason> {
 /// gives what it is not entitled to.
 fn possible(demand: &Demand, rules: &Rules, give: bool) -> Vec<u64> {
     let keep = demand.current.clamp(demand.floor, demand.ceiling).0;
-    if demand.curve.is_none() {
+    if !is_movable(demand) {
         let least = keep.min(demand.baseline.clamp(demand.floor, demand.ceiling).0);
         return if give {
             (least..=keep).collect()
@@ -65,6 +67,31 @@ fn possible(demand: &Demand, rules: &Rules, give: bool) -> Vec<u64> {
         .collect()
 }
 
+/// Whether the VM's curve is known, and has the rate that its bound needs.
+fn is_movable(demand: &Demand) -> bool {
+    let counted = demand.bound.max_misses_per_second.is_some();
+    let curve = demand.curve.as_ref();
+    curve.is_some_and(|curve| !counted || curve.points()[0].misses.is_some())
+}
+
+/// The miss ratio up to which a VM's misses count as none.
+fn negligible(demand: &Demand, rules: &Rules) -> f64 {
+    let first = demand
+        .curve
+        .as_ref()
+        .and_then(|curve| curve.points().first());
+    let first = first.and_then(|first| Some((first.misses?, first.miss_ratio)));
+    let (Some(most), Some((misses, ratio))) = (demand.bound.max_misses_per_second, first) else {
+        return rules.miss_ratio_min;
+    };
+    let share = if misses.expected > 0.0 {
+        most * ratio / misses.expected
+    } else {
+        1.0
+    };
+    share.max(rules.miss_ratio_min).min(1.0)
+}
+
 /// Those within a step, or the nearest beyond.
 fn reached(demand: &Demand, sizes: &[u64], down: u64, up: u64) -> Vec<u64> {
     let low = demand.current.0.saturating_sub(down);
@@ -74,8 +101,8 @@ fn reached(demand: &Demand, sizes: &[u64], down: u64, up: u64) -> Vec<u64> {
         .copied()
         .filter(|size| (low..=high).contains(size))
         .collect();
-    if !within.is_empty() || demand.curve.is_none() {
-        return if demand.curve.is_none() {
+    if !within.is_empty() || !is_movable(demand) {
+        return if !is_movable(demand) {
             sizes.to_vec()
         } else {
             within
@@ -97,7 +124,7 @@ fn least_mean(demands: &[Demand], rules: &Rules, sizes: &[Vec<u64>]) -> Option<f
             .filter_map(|&size| {
                 let rest = sum(&demands[1..], rules, &sizes[1..], left - size)?;
                 let own = demand.curve.as_ref().map_or(0.0, |curve| {
-                    let ratio = |size| curve.miss_ratio(size).max(rules.miss_ratio_min);
+                    let ratio = |size| curve.miss_ratio(size).max(negligible(demand, rules));
                     (ratio(PageCount(size)) / ratio(demand.baseline)).ln()
                 });
                 Some(own + rest)
@@ -217,7 +244,7 @@ proptest! {
             for (demand, target) in demands.iter().zip(&found.targets) {
                 let size = target.size.0;
                 prop_assert!((demand.floor.0..=demand.ceiling.0).contains(&size), "{policy:?}");
-                if demand.curve.is_some() {
+                if is_movable(demand) {
                     prop_assert!(allowed(demand, &rules, size), "{policy:?}: {target:?}");
                 }
                 let marks = [demand.floor, demand.ceiling, demand.current, demand.baseline];
@@ -272,8 +299,8 @@ proptest! {
                 let honest = &demands[at];
                 if at != liar && honest.curve.is_some() {
                     let entitled = target.size >= honest.baseline.min(honest.ceiling);
-                    let loss = high(honest, &rules, target.size.0) - 1.0;
-                    prop_assert!(entitled || loss <= honest.max_loss + 1e-12, "{policy:?}: {target:?}");
+                    let keeps = keeps_bound(honest, &rules, target.size.0) || !is_movable(honest);
+                    prop_assert!(entitled || keeps, "{policy:?}: {target:?}");
                 }
             }
         }
@@ -326,7 +353,7 @@ fn the_papers_three_vms_share_within_their_bounds() {
         let mut demands = paper();
         demands
             .iter_mut()
-            .for_each(|demand| demand.max_loss = max_loss);
+            .for_each(|demand| demand.bound = Bound::on_loss(max_loss));
         let best = isolated(&demands, &rules, Search::Exhaustive);
         let optimal = isolated(&demands, &rules, Search::Optimal);
         assert_eq!(sizes(&best), sizes(&optimal));
@@ -398,7 +425,7 @@ fn only_as_much_is_taken_as_somebody_needs_and_from_who_has_most() {
 fn equal_divisions_do_not_swap_memory() {
     let either = |name, current| Demand {
         current: PageCount(current),
-        max_loss: 100.0,
+        bound: Bound::on_loss(100.0),
         ..demand(name, 10, &[(5, 0.9), (15, 0.3)])
     };
     // `a` and `b` have equal curves, and only one of them has room; `c` gains from the free memory.
@@ -460,7 +487,7 @@ fn a_vm_of_unknown_curve_keeps_what_it_has_until_the_host_is_short() {
         ..demand("new", 20, &[(0, 1.0)])
     };
     let strict = Demand {
-        max_loss: 0.0,
+        bound: Bound::on_loss(0.0),
         ..demand("strict", 10, &[(0, 0.9), (10, 0.5), (20, 0.1)])
     };
     let demands = [unknown, strict];
@@ -666,7 +693,7 @@ fn numbers_that_mean_nothing_are_refused() {
             &format!("gain_min must be finite and at least 0; got {value}"),
         );
         let loss = Demand {
-            max_loss: value,
+            bound: Bound::on_loss(value),
             ..vm()
         };
         of(
@@ -717,7 +744,7 @@ fn the_same_vm_twice_and_more_than_can_be_tried_are_refused() {
         .map(|size| (size, 0.9 - 1e-5 * size as f64))
         .collect();
     let fine = ["a", "b", "c"].map(|name| Demand {
-        max_loss: 100.0,
+        bound: Bound::on_loss(100.0),
         ..demand(name, 30_000, &steps)
     });
     let error = allocate(&fine, &rules(90_000), Policy::isolated(Search::Exhaustive));
@@ -740,7 +767,7 @@ fn sizes_at_the_end_of_the_number_line_are_no_harm() {
         ..huge.clone()
     };
     let strict = Demand {
-        max_loss: 0.0,
+        bound: Bound::on_loss(0.0),
         vm: plimsoll_flow::VmId("strict".into()),
         ..huge.clone()
     };
@@ -781,7 +808,7 @@ fn a_host_of_many_fine_units_that_shrank_is_divided_at_once() {
     let wide = Demand {
         curve: Some(MissRatioCurve::new(points, 1000).unwrap()),
         current: PageCount(9),
-        max_loss: 4.0,
+        bound: Bound::on_loss(4.0),
         ..demand("wide", half, &[(0, 1.0)])
     };
     let found = isolated(
@@ -801,4 +828,73 @@ fn a_curve_may_be_any_and_the_answer_is_a_number() {
     };
     let found = isolated(&[flat, late], &rules(20), Search::Optimal);
     assert_eq!((found.geometric_mean, found.geometric_mean_now), (1.0, 1.0));
+}
+
+/// A VM with a bound on its misses per second alone, of 100 references per second.
+fn counted(name: &str, max_misses: f64, points: &[(u64, f64)]) -> Demand {
+    Demand {
+        curve: Some(curve(points).with_references_per_second(100.0)),
+        bound: Bound {
+            max_loss: None,
+            max_misses_per_second: Some(max_misses),
+        },
+        ..demand(name, 10, points)
+    }
+}
+
+#[test]
+fn a_vm_that_hardly_misses_gives_what_its_bound_on_misses_per_second_allows() {
+    // Its misses rise from 0.1 to 19 per second: 190 times as many, and within what it is promised.
+    let idle = [(0, 0.5), (2, 0.19), (4, 0.01), (8, 0.001)];
+    let busy = demand("busy", 10, &[(5, 0.9), (18, 0.7)]);
+    let found = |bound| {
+        let idle = Demand {
+            bound,
+            ..counted("idle", 0.0, &idle)
+        };
+        isolated(&[idle, busy.clone()], &rules(20), Search::Optimal)
+    };
+    let on_number = Bound {
+        max_loss: None,
+        max_misses_per_second: Some(20.0),
+    };
+    let allocation = found(on_number);
+    assert_eq!(sizes(&allocation), [2, 18]);
+    assert_eq!(
+        reasons(&allocation),
+        [Reason::GivesToItsBound, Reason::Gains]
+    );
+    assert!((allocation.targets[0].relative.unwrap().expected - 190.0).abs() < 1e-9);
+    // A bound on the rise keeps it where it is, alone or with the other.
+    assert_eq!(sizes(&found(Bound::on_loss(0.05))), [10, 10]);
+    let both = Bound {
+        max_loss: Some(0.05),
+        ..on_number
+    };
+    assert_eq!(sizes(&found(both)), [10, 10]);
+}
+
+#[test]
+fn misses_beyond_the_bound_weigh_as_much_as_any() {
+    // Above 20 misses per second its misses count in full, so it gains what takes it there, and no more.
+    let points = [(0, 0.9), (10, 0.8), (14, 0.2), (20, 0.01)];
+    let lacks = counted("lacks", 20.0, &points);
+    let other = demand("other", 10, &[(0, 0.5), (8, 0.41), (10, 0.4)]);
+    let found = isolated(&[lacks, other], &rules(22), Search::Optimal);
+    assert_eq!(sizes(&found), [14, 8]);
+}
+
+#[test]
+fn a_curve_without_a_rate_moves_no_vm_that_has_a_bound_on_misses_per_second() {
+    let points = [(2, 0.19), (4, 0.01)];
+    let unknown = Demand {
+        curve: Some(curve(&points)),
+        ..counted("unknown", 20.0, &points)
+    };
+    let busy = demand("busy", 10, &[(5, 0.9), (18, 0.7)]);
+    for policy in [Policy::isolated(Search::Optimal), Policy::esx(0.75)] {
+        let found = allocate(&[unknown.clone(), busy.clone()], &rules(20), policy).unwrap();
+        assert_eq!(sizes(&found), [10, 10]);
+        assert_eq!(found.targets[0].reason, Reason::NoRate);
+    }
 }

@@ -5,12 +5,14 @@
 
 use std::fmt;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, PageSizeError, VmId};
-use plimsoll_policy::{Allocation, Demand, PolicyError, Relative, Rules, Target, allocate};
+use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, PageSize, PageSizeError, VmId};
+use plimsoll_policy::{
+    Allocation, Bound, Demand, PolicyError, Prediction, Relative, Rules, Target, allocate,
+};
 pub use plimsoll_policy::{Policy, Reason, Search, Suppression};
 use serde::{Deserialize, Serialize};
 
-use crate::curve_json::{CurveJson, CurveJsonError, SCHEMA};
+use crate::curve_json::{CurveJson, CurveJsonError, MissesJson, SCHEMA};
 use crate::size::ByteSize;
 
 /// All inputs of a policy.
@@ -64,8 +66,12 @@ pub struct DemandJson {
     pub floor_bytes: u64,
     /// Its maximum size, in bytes; `null` for no limit.
     pub ceiling_bytes: Option<u64>,
-    /// Bound on the rise of its misses over those at the baseline, as a share; 0.0 or more.
-    pub max_loss: f64,
+    /// Bound on the rise of its misses over those at the baseline, as a share, 0.0 or more; `null` for none.
+    #[serde(default)]
+    pub max_loss: Option<f64>,
+    /// Bound on its misses per second, 0.0 or more; `null` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_misses_per_second: Option<f64>,
     /// Its weight in proportional sharing, 1 or more.
     pub shares: u32,
     /// Its sampled working set, in bytes; `null` without one.
@@ -110,12 +116,19 @@ pub struct TargetJson {
     pub current_bytes: u64,
     /// Its new size, in bytes.
     pub target_bytes: u64,
-    /// Bound on the rise of its misses over those at the baseline, as a share.
-    pub max_loss: f64,
+    /// Bound on the rise of its misses over those at the baseline, as a share; `null` for none.
+    #[serde(default)]
+    pub max_loss: Option<f64>,
+    /// Bound on its misses per second; `null` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_misses_per_second: Option<f64>,
     /// Predicted misses at its present size over those at the baseline; `null` if its curve is not known.
     pub relative_now: Option<Relative>,
     /// The same at its new size.
     pub relative: Option<Relative>,
+    /// Predicted misses per second at its new size; absent if its curve has no rate.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<MissesJson>,
     /// Why it is given this size.
     pub reason: Reason,
 }
@@ -227,7 +240,8 @@ impl PlanInputs {
             current_bytes: bytes(demand.current),
             floor_bytes: bytes(demand.floor),
             ceiling_bytes: Some(bytes(demand.ceiling)).filter(|&bytes| bytes < u64::MAX),
-            max_loss: demand.max_loss,
+            max_loss: demand.bound.max_loss,
+            max_misses_per_second: demand.bound.max_misses_per_second,
             shares: demand.shares,
             working_set_bytes: demand.working_set.map(bytes),
         });
@@ -266,7 +280,10 @@ impl PlanInputs {
                 current: pages(demand.current_bytes),
                 floor: PageCount(demand.floor_bytes.div_ceil(page_size.bytes())),
                 ceiling: demand.ceiling_bytes.map_or(PageCount(u64::MAX), pages),
-                max_loss: demand.max_loss,
+                bound: Bound {
+                    max_loss: demand.max_loss,
+                    max_misses_per_second: demand.max_misses_per_second,
+                },
                 shares: demand.shares,
                 working_set: demand.working_set_bytes.map(pages),
             })
@@ -379,15 +396,41 @@ impl PlanJson {
 }
 
 impl TargetJson {
+    /// Its bounds as a table shows them: `1.05x`, `20/s`, `1.05x, 20/s`; `-` without any.
+    #[must_use]
+    pub fn bounds(&self) -> String {
+        let loss = self.max_loss.map(|loss| format!("{:.2}x", 1.0 + loss));
+        let number = self
+            .max_misses_per_second
+            .map(|misses| format!("{misses}/s"));
+        let bounds: Vec<_> = loss.into_iter().chain(number).collect();
+        if bounds.is_empty() {
+            return "-".to_owned();
+        }
+        bounds.join(", ")
+    }
+
+    /// What is predicted at its new size beside each of its bounds.
+    #[must_use]
+    pub fn predictions(&self) -> Vec<Prediction> {
+        let bound = Bound {
+            max_loss: self.max_loss,
+            max_misses_per_second: self.max_misses_per_second,
+        };
+        bound.predictions(self.relative, self.misses.map(MissesPerSecond::from))
+    }
+
     fn new(demand: &Demand, target: &Target, page_size: PageSize) -> Self {
         Self {
             vm: target.vm.0.clone(),
             baseline_bytes: demand.baseline.to_bytes(page_size),
             current_bytes: demand.current.to_bytes(page_size),
             target_bytes: target.size.to_bytes(page_size),
-            max_loss: demand.max_loss,
+            max_loss: demand.bound.max_loss,
+            max_misses_per_second: demand.bound.max_misses_per_second,
             relative_now: target.relative_now,
             relative: target.relative,
+            misses: target.misses.map(MissesJson::from),
             reason: target.reason,
         }
     }
@@ -412,7 +455,7 @@ mod tests {
             current: PageCount(pages),
             floor: PageCount(0),
             ceiling: PageCount(u64::MAX),
-            max_loss: 0.25,
+            bound: Bound::on_loss(0.25),
             shares: 1,
             working_set: None,
         }
@@ -575,10 +618,14 @@ mod tests {
             0u64..500,
             prop::option::of(3000u64..9000),
         );
-        let rest = (0.0f64..1.0, 1u32..9, prop::option::of(0u64..3000));
+        let bound = (
+            prop::option::of(0.0f64..1.0),
+            prop::option::of(0.0f64..50.0),
+        );
+        let rest = (bound, 1u32..9, prop::option::of(0u64..3000));
         (curve, sizes, rest).prop_map(|(curve, sizes, rest)| {
             let (baseline, current, floor, ceiling) = sizes;
-            let (max_loss, shares, working_set) = rest;
+            let ((max_loss, max_misses_per_second), shares, working_set) = rest;
             let curve = curve.and_then(|(steps, references)| {
                 let (mut size, mut left) = (0, 1.0);
                 let points = steps.into_iter().map(|(step, share, band)| {
@@ -601,7 +648,10 @@ mod tests {
                 current: PageCount(current),
                 floor: PageCount(floor),
                 ceiling: PageCount(ceiling.unwrap_or(u64::MAX)),
-                max_loss,
+                bound: Bound {
+                    max_loss,
+                    max_misses_per_second,
+                },
                 shares,
                 working_set: working_set.map(PageCount),
             }

@@ -5,6 +5,7 @@
 //! | [`ByteSize`] | `4096`, `512M`, `2GiB`, `1.5G` | `4KiB`: exact, and read back as the same number |
 //! | [`Rate`] | `1/128`, `0.01`, `1%` | `1/128` where exact, else the decimal number |
 //! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%` | the decimal number |
+//! | [`PerSecond`] | `20/s`, `0.5/s` | `20/s` |
 //! | [`Interval`] | `5s`, `500ms`, `1.5m` | `500ms` |
 //!
 //! Units of memory are powers of 1024 with or without `iB`. `MB` is refused because it is ambiguous:
@@ -38,6 +39,12 @@ pub enum QuantityError {
     /// Not a share of 0 or more.
     #[error("'{text}' is not a share: write a number of 0 or more, such as 5%, 0.05 or 1/20")]
     Share {
+        /// The written value.
+        text: String,
+    },
+    /// Not a number per second.
+    #[error("'{text}' is not a number per second: write 0 or more, such as 20/s or 0.5/s")]
+    PerSecond {
         /// The written value.
         text: String,
     },
@@ -188,6 +195,39 @@ impl FromStr for Share {
             .filter(|share| share.is_finite() && *share >= 0.0)
             .map(Self)
             .ok_or_else(|| QuantityError::Share {
+                text: text.to_owned(),
+            })
+    }
+}
+
+/// A number of events per second, 0 or more and finite.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct PerSecond(f64);
+
+impl PerSecond {
+    /// The number per second.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl fmt::Display for PerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/s", self.0)
+    }
+}
+
+impl FromStr for PerSecond {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let number = text.trim().strip_suffix("/s");
+        number
+            .and_then(|number| number.trim().parse::<f64>().ok())
+            .filter(|number| number.is_finite() && *number >= 0.0)
+            .map(Self)
+            .ok_or_else(|| QuantityError::PerSecond {
                 text: text.to_owned(),
             })
     }

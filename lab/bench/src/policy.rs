@@ -12,7 +12,7 @@ use std::io::Write;
 
 use anyhow::Context as _;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, VmId};
-use plimsoll_policy::{Demand, Policy, Rules, Search, allocate};
+use plimsoll_policy::{Bound, Demand, Policy, Rules, Search, allocate};
 
 use crate::measure::{Clock, Watch, at_most, median};
 use crate::random::Random;
@@ -151,7 +151,7 @@ fn demands(host: &Host, seed: u64) -> anyhow::Result<Vec<Demand>> {
             current: half,
             floor: PageCount(host.units / 16 * unit),
             ceiling: PageCount(host.units * unit),
-            max_loss: (5 + random.below(21)) as f64 / 100.0,
+            bound: Bound::on_loss((5 + random.below(21)) as f64 / 100.0),
             shares: 1000,
             working_set: None,
         })

@@ -38,8 +38,6 @@ const SAMPLE_TIME: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// How far above its bound a VM may be measured: \[LS07\]'s largest is 3 points.
 const TOLERANCE: f64 = 0.03;
-/// The bound used for ESX: none that could bind here.
-const UNBOUND: f64 = 1000.0;
 /// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 1000;
 
@@ -251,7 +249,8 @@ fn inputs(
         current_bytes: BASELINE_MIB << 20,
         floor_bytes: (TRACED_MIB + CACHE_MIB) << 20,
         ceiling_bytes: Some((RAM_MIB + CACHE_MIB) << 20),
-        max_loss: max_loss.unwrap_or(UNBOUND),
+        max_loss,
+        max_misses_per_second: None,
         shares: 1,
         working_set_bytes: Some(*touched),
     };

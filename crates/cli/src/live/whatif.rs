@@ -160,7 +160,7 @@ fn division(plan: &PlanJson) -> String {
             size(target.target_bytes),
             relative(target.relative_now.as_ref()),
             relative(target.relative.as_ref()),
-            ratio(1.0 + target.max_loss),
+            target.bounds(),
             name_of(target.reason),
         ]);
     }
@@ -190,7 +190,12 @@ fn lines(plan: &PlanJson) -> String {
             ("relative_high", &|target| {
                 or_empty(target.relative.map(|at| at.high))
             }),
-            ("bound", &|target| (1.0 + target.max_loss).to_string()),
+            ("bound", &|target| {
+                or_empty(target.max_loss.map(|loss| 1.0 + loss))
+            }),
+            ("max_misses_per_second", &|target| {
+                or_empty(target.max_misses_per_second)
+            }),
             ("reason", &|target| name_of(target.reason)),
         ],
     )

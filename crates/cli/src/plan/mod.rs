@@ -23,7 +23,7 @@ use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_plot::encode;
-use plimsoll_protocol::size::{ByteSize, Share};
+use plimsoll_protocol::size::{ByteSize, PerSecond, Share};
 
 /// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///
@@ -42,7 +42,7 @@ pub struct Args {
     /// Search for the best allocation under isolated sharing [default: auto]
     #[arg(long, value_name = "SEARCH", value_parser = searches())]
     search: Option<String>,
-    /// Bound on the rise of each VM's misses over those at its baseline
+    /// Bound on the rise of each VM's misses over those at its baseline; VMs with max-misses alone have none
     #[arg(long, default_value = "5%", value_name = "SHARE")]
     max_loss: Share,
     /// Granularity of sizes
@@ -60,7 +60,7 @@ pub struct Args {
     /// Random seed of simulated annealing [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Settings of one VM; keys are min, max, shares, max-loss, baseline, current, working-set
+    /// Settings of one VM; keys are min, max, shares, max-loss, max-misses, baseline, current, working-set
     #[arg(long, value_name = "NAME:KEY=VALUE,...")]
     vm: Vec<VmOption>,
     /// Replay these recorded inputs of a decision; - is standard input
@@ -204,7 +204,12 @@ impl Args {
             current_bytes: bytes(option.current).unwrap_or(baseline),
             floor_bytes: bytes(option.min).unwrap_or(0),
             ceiling_bytes: bytes(option.max),
-            max_loss: option.max_loss.unwrap_or(self.max_loss).get(),
+            max_loss: match option.max_misses {
+                Some(_) => option.max_loss,
+                None => option.max_loss.or(Some(self.max_loss)),
+            }
+            .map(Share::get),
+            max_misses_per_second: option.max_misses.map(PerSecond::get),
             shares: option.shares.map_or(1, Into::into),
             working_set_bytes: bytes(option.working_set),
         })

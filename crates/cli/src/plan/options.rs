@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use plimsoll_protocol::size::{ByteSize, Share};
+use plimsoll_protocol::size::{ByteSize, PerSecond, Share};
 
 /// Why a text is no `--vm` option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,7 +12,9 @@ pub(super) enum OptionError {
     #[error("'{0}' is not of the form NAME:KEY=VALUE,KEY=VALUE")]
     Form(String),
     /// An unknown key.
-    #[error("'{0}' is not one of min, max, shares, max-loss, baseline, current and working-set")]
+    #[error(
+        "'{0}' is not one of min, max, shares, max-loss, max-misses, baseline, current and working-set"
+    )]
     Key(String),
     /// A key twice.
     #[error("{0} is given twice")]
@@ -40,6 +42,8 @@ pub(super) struct VmOption {
     pub(super) shares: Option<NonZeroU32>,
     /// Bound on the rise of its misses.
     pub(super) max_loss: Option<Share>,
+    /// Bound on its misses per second.
+    pub(super) max_misses: Option<PerSecond>,
     /// Size against which losses are measured.
     pub(super) baseline: Option<ByteSize>,
     /// Present size.
@@ -69,6 +73,7 @@ impl FromStr for VmOption {
                 "max" => set("max", value, &mut option.max)?,
                 "shares" => set("shares", value, &mut option.shares)?,
                 "max-loss" => set("max-loss", value, &mut option.max_loss)?,
+                "max-misses" => set("max-misses", value, &mut option.max_misses)?,
                 "baseline" => set("baseline", value, &mut option.baseline)?,
                 "current" => set("current", value, &mut option.current)?,
                 "working-set" => set("working-set", value, &mut option.working_set)?,
@@ -103,8 +108,7 @@ mod tests {
 
     #[test]
     fn what_holds_for_a_vm_is_read_key_by_key() {
-        let text =
-            "a:b:min=1M,max=2G,shares=3,max-loss=25%,baseline=512M,current=600M,working-set=9M";
+        let text = "a:b:min=1M,max=2G,shares=3,max-loss=25%,max-misses=20/s,baseline=512M,current=600M,working-set=9M";
         let size = |mib: u64| Some(ByteSize(mib << 20));
         let option = VmOption {
             vm: "a:b".to_owned(),
@@ -112,6 +116,7 @@ mod tests {
             max: size(2048),
             shares: NonZeroU32::new(3),
             max_loss: "25%".parse().ok(),
+            max_misses: "20/s".parse().ok(),
             baseline: size(512),
             current: size(600),
             working_set: size(9),

@@ -114,7 +114,7 @@ fn top(panels: &[Panel<'_>]) -> f64 {
     let shown = panels.iter().flat_map(|panel| {
         let relative = [panel.target.relative_now, panel.target.relative];
         let edges = relative.into_iter().flatten().map(|relative| relative.high);
-        edges.chain([1.0 + panel.target.max_loss])
+        edges.chain(panel.target.max_loss.map(|loss| 1.0 + loss))
     });
     let highest = shown.fold(0.0, f64::max) * 1.15;
     highest.clamp(TOP.0, TOP.1)
@@ -148,15 +148,16 @@ impl Panel<'_> {
             .clamp(largest / 20 * 23, largest.saturating_mul(2))
             .max(page_size.bytes());
         let moved = target.target_bytes != target.current_bytes;
-        let bound = 1.0 + target.max_loss;
-        let mut series = vec![
+        let bound = target.max_loss.map(|loss| 1.0 + loss);
+        let bound = bound.map(|bound| {
             Series::new(
                 format!("bound: at most {}", times(bound)),
                 SeriesStyle::Truth,
                 [(0.0, bound), (until as f64, bound)],
-            ),
-            self.relative(rules, page_size, until),
-        ];
+            )
+        });
+        let mut series: Vec<_> = bound.into_iter().collect();
+        series.push(self.relative(rules, page_size, until));
         let dot = |name: &str, bytes: u64, relative: Option<Relative>| {
             let point = relative.map(|relative| (bytes as f64, relative.expected.min(top)));
             Series::new(name, SeriesStyle::Dots, point)

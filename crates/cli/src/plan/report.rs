@@ -87,7 +87,7 @@ fn row(target: &TargetJson) -> [String; HEADS.len()] {
         band.map_or_else(String::new, |relative| {
             format!("{}-{}", times(relative.low), times(relative.high))
         }),
-        times(1.0 + target.max_loss),
+        target.bounds(),
         target.reason.to_string(),
     ]
 }
@@ -142,7 +142,10 @@ pub(super) fn csv(plan: &PlanJson) -> String {
             }),
             ("low", &|target| then(target, |relative| relative.low)),
             ("high", &|target| then(target, |relative| relative.high)),
-            ("max_loss", &|target| target.max_loss.to_string()),
+            ("max_loss", &|target| or_empty(target.max_loss)),
+            ("max_misses_per_second", &|target| {
+                or_empty(target.max_misses_per_second)
+            }),
             ("reason", &|target| name_of(target.reason)),
         ],
     )

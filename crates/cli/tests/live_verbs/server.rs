@@ -276,7 +276,9 @@ fn plan() -> PlanJson {
         baseline_bytes: vm.settings.baseline_bytes,
         current_bytes: vm.size_bytes,
         target_bytes: vm.promise_bytes.unwrap_or(vm.size_bytes),
-        max_loss: vm.settings.max_loss,
+        max_loss: Some(vm.settings.max_loss),
+        max_misses_per_second: None,
+        misses: None,
         relative_now: vm.relative,
         relative: vm.relative,
         reason: match vm.standing {

@@ -6,7 +6,7 @@ use plimsoll_actuator::Holding;
 use plimsoll_flow::{
     CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, WorkingSet, WorkingSetBound,
 };
-use plimsoll_policy::{Demand, PolicyError, Rules, allocate, relative};
+use plimsoll_policy::{Bound, Demand, PolicyError, Rules, allocate, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, Phase, State};
 use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
@@ -76,7 +76,7 @@ impl<H: Host> Turns<H> {
                 current: pages(holding.bytes()),
                 floor: pages(floor),
                 ceiling: pages(ceiling),
-                max_loss: settings.max_loss,
+                bound: Bound::on_loss(settings.max_loss),
                 shares: settings.shares,
                 working_set: vm.working_set.map(|set| used(set, holding)),
             }
@@ -212,7 +212,7 @@ impl<H: Host> Turns<H> {
                     before: target.relative_now.map(|now| now.expected),
                     baseline_ratio: curve.miss_ratio(demand.baseline).max(rules.miss_ratio_min),
                     ratio_min: rules.miss_ratio_min,
-                    max_loss: demand.max_loss,
+                    max_loss: demand.bound.max_loss.unwrap_or(f64::INFINITY),
                     by_ratio: self
                         .vms
                         .get(&demand.vm.0)

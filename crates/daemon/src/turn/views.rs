@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_actuator::{Absence, Progress};
 use plimsoll_flow::PageSize;
-use plimsoll_policy::{Rules, promise_size, relative};
+use plimsoll_policy::{Bound, Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson};
 use plimsoll_protocol::vm::{
@@ -31,10 +31,11 @@ impl<H: Host> Turns<H> {
         let settings = vm.settings();
         let holding = vm.status.holding();
         let relative = self.relative_now(vm, &rules);
-        let promise = vm.known.as_ref().map(|known| {
+        let promise = vm.known.as_ref().and_then(|known| {
             let baseline = pages(settings.baseline_bytes);
-            let least = promise_size(&known.curve, baseline, settings.max_loss, &rules);
-            bytes(least).max(settings.min_bytes)
+            let bound = Bound::on_loss(settings.max_loss);
+            let least = promise_size(&known.curve, baseline, &bound, &rules)?;
+            Some(bytes(least).max(settings.min_bytes))
         });
         let reclaimable = promise.map(|promise| holding.bytes().saturating_sub(promise));
         let (standing, why) = self.standing(vm, relative, reclaimable);

@@ -12,7 +12,7 @@ use plimsoll_flow::{
     Accelerator, CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId,
     WorkingSetBound,
 };
-use plimsoll_policy::{Demand, Policy, Rules, Search, promise_size, relative};
+use plimsoll_policy::{Bound, Demand, Policy, Rules, Search, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{
@@ -247,8 +247,10 @@ impl Guest {
 
     fn summary(&self, now_unix_ms: u64) -> VmSummary {
         let size_bytes = self.holding().size_bytes();
-        let promise = self.curve().map(|curve| {
-            promise_size(&curve, pages(BASELINE_MIB), self.max_loss, &rules()).to_bytes(PAGE)
+        let promise = self.curve().and_then(|curve| {
+            let bound = Bound::on_loss(self.max_loss);
+            promise_size(&curve, pages(BASELINE_MIB), &bound, &rules())
+                .map(|size| size.to_bytes(PAGE))
         });
         let promise = promise.map(|bytes| bytes.max(self.settings().min_bytes));
         let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
@@ -385,7 +387,7 @@ fn inputs() -> Option<PlanInputs> {
         current: guest.size(),
         floor: pages(128),
         ceiling: pages(RAM_MIB),
-        max_loss: guest.max_loss,
+        bound: Bound::on_loss(guest.max_loss),
         shares: 100,
         working_set: None,
     });

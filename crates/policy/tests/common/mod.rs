@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, VmId};
-use plimsoll_policy::{Demand, Rules};
+use plimsoll_policy::{Bound, Demand, Rules};
 use proptest::prelude::*;
 
 pub const MIB: u64 = 256;
@@ -24,7 +24,7 @@ pub fn demand(name: &str, baseline: u64, points: &[(u64, f64)]) -> Demand {
         current: PageCount(baseline),
         floor: PageCount(0),
         ceiling: PageCount(u64::MAX),
-        max_loss: 0.25,
+        bound: Bound::on_loss(0.25),
         shares: 1000,
         working_set: None,
     }
@@ -38,10 +38,11 @@ pub fn rules(total: u64) -> Rules {
     }
 }
 
-/// Curves of few steps within 40 pages, with bands whose upper limit may rise.
+/// Curves of few steps within 40 pages, with bands whose upper limit may rise; most have a rate.
 pub fn any_curve() -> impl Strategy<Value = MissRatioCurve> {
     let step = (1_u64..8, 0.0..0.5_f64, 0.0..0.2_f64, any::<bool>());
-    (0_u64..6, prop::collection::vec(step, 1..8)).prop_map(|(first, steps)| {
+    let rate = prop::option::weighted(0.8, 0.0..100.0_f64);
+    (0_u64..6, prop::collection::vec(step, 1..8), rate).prop_map(|(first, steps, rate)| {
         let (mut size, mut ratio) = (first, 1.0);
         let points = steps.into_iter().map(|(way, fall, width, cliff)| {
             let point = PageCount(size);
@@ -55,8 +56,19 @@ pub fn any_curve() -> impl Strategy<Value = MissRatioCurve> {
                 misses: None,
             }
         });
-        MissRatioCurve::new(points.collect(), 1000).unwrap()
+        let curve = MissRatioCurve::new(points.collect(), 1000).unwrap();
+        curve.with_references_per_second(rate.unwrap_or(f64::NAN))
     })
+}
+
+prop_compose! {
+    /// A bound on the rise of misses, on their number, on both or on neither.
+    pub fn any_bound()(
+        max_loss in prop::option::weighted(0.7, 0.0..0.6_f64),
+        max_misses_per_second in prop::option::weighted(0.3, 0.0..60.0_f64),
+    ) -> Bound {
+        Bound { max_loss, max_misses_per_second }
+    }
 }
 
 prop_compose! {
@@ -67,7 +79,7 @@ prop_compose! {
         moved in 0_u64..12,
         floor in 0_u64..8,
         room in 0_u64..40,
-        max_loss in 0.0..0.6_f64,
+        bound in any_bound(),
         shares in 1_u32..5,
         working_set in prop::option::weighted(0.8, 0_u64..24),
     ) -> Demand {
@@ -78,7 +90,7 @@ prop_compose! {
             current: PageCount((baseline + moved).saturating_sub(4)),
             floor: PageCount(floor),
             ceiling: PageCount(floor + room),
-            max_loss,
+            bound,
             shares,
             working_set: working_set.map(PageCount),
         }
@@ -121,6 +133,19 @@ pub fn allowed(demand: &Demand, rules: &Rules, size: u64) -> bool {
     let limits = demand.floor.0..=demand.ceiling.0;
     let entitled = size >= demand.baseline.min(demand.ceiling).0;
     limits.contains(&size)
-        && (entitled
-            || demand.curve.is_some() && high(demand, rules, size) <= 1.0 + demand.max_loss)
+        && (entitled || demand.curve.is_some() && keeps_bound(demand, rules, size))
+}
+
+/// Whether the upper limits of the band at a size keep the bound, computed independently.
+pub fn keeps_bound(demand: &Demand, rules: &Rules, size: u64) -> bool {
+    let curve = demand.curve.as_ref().unwrap();
+    let rise = demand
+        .bound
+        .max_loss
+        .is_none_or(|loss| high(demand, rules, size) <= 1.0 + loss);
+    let number = demand.bound.max_misses_per_second.is_none_or(|most| {
+        let misses = curve.misses_per_second(PageCount(size));
+        misses.is_some_and(|misses| misses.high <= most)
+    });
+    rise && number
 }

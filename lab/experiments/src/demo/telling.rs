@@ -233,7 +233,7 @@ pub(super) fn compare(
         predicted_sum += predicted.ln();
         measured_sum += measured.ln();
         count += 1.0;
-        let bound = 1.0 + target.max_loss;
+        let bound = 1.0 + target.max_loss.unwrap_or(f64::INFINITY);
         writeln!(
             out,
             "  {:<12} {predicted:>10.2}  {measured:>8.2}  {bound:>8.2}{}",
@@ -299,7 +299,9 @@ mod tests {
             baseline_bytes: 160 << 20,
             current_bytes: 160 << 20,
             target_bytes: 148 << 20,
-            max_loss: 0.25,
+            max_loss: Some(0.25),
+            max_misses_per_second: None,
+            misses: None,
             relative_now: relative(1.0),
             relative: relative(1.2),
             reason: Reason::Gives,
