@@ -268,7 +268,8 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
                     const target = targets.get(vm);
                     const step = steps.find((candidate) => candidate.vm === vm);
                     const predicted = check?.predicted ?? target?.relative ?? null;
-                    const bound = check?.bound ?? (target ? 1 + target.max_loss : null);
+                    const max_loss = target?.max_loss ?? null;
+                    const bound = check?.bound ?? (max_loss === null ? null : 1 + max_loss);
                     return h(
                         "tr",
                         { key: vm, "data-vm": vm },
@@ -288,7 +289,7 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
                             check ? times(check.measured) : ended_unix_ms === null ? "not yet" : "–",
                         ),
                         h("td", {}, times(bound)),
-                        h("td", { class: "pic" }, whisker(predicted, bound ?? 2, check?.measured ?? null)),
+                        h("td", { class: "pic" }, whisker(predicted, bound, check?.measured ?? null)),
                         h("td", {}, check ? verdict(check.verdict) : "–"),
                         h("td", { class: "why" }, check?.why ?? ""),
                     );

@@ -475,12 +475,12 @@ function vmRow(vm) {
                 {
                     class: "relative",
                     title: vm.relative
-                        ? `${times(vm.relative.low)} to ${times(vm.relative.high)}; limit ${times(1 + vm.settings.max_loss)}`
+                        ? `${times(vm.relative.low)} to ${times(vm.relative.high)}; limit ${times(limit(vm.settings))}`
                         : "Not known yet",
                 },
                 times(vm.relative?.expected),
             ),
-            whisker(vm.relative, 1 + vm.settings.max_loss),
+            whisker(vm.relative, limit(vm.settings)),
         ),
         cell("trend", trend(vm)),
         cell("give", size(vm.reclaimable_bytes, { class: "reclaimable" })),
@@ -515,18 +515,21 @@ function sizeBar(vm) {
 
 const WHISKER = { width: 108, height: 16, most: 2 };
 
+/** The limit on a VM's misses over those at its baseline; null if it is not promised one. */
+const limit = ({ max_loss }) => (max_loss === null ? null : 1 + max_loss);
+
 /** Relative misses with their band on a scale by logarithm from half to twice, and the bound. */
 export function whisker(relative, bound, measured = null) {
     const { width, height, most } = WHISKER;
     const x = scale([1 / most, most], [4, width - 4], true);
     const at = (value) => x(Math.min(most, Math.max(1 / most, value)));
-    const broken = (measured ?? relative?.high ?? 0) > bound;
+    const broken = bound !== null && (measured ?? relative?.high ?? 0) > bound;
     return s(
         "svg",
         { class: "whisker", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
         s("line", { class: "base", x1: 4, x2: width - 4, y1: 8, y2: 8 }),
         s("line", { class: "one", x1: at(1), x2: at(1), y1: 4, y2: 12 }),
-        s("line", { class: "bound", x1: at(bound), x2: at(bound), y1: 1, y2: 15 }),
+        bound !== null && s("line", { class: "bound", x1: at(bound), x2: at(bound), y1: 1, y2: 15 }),
         relative && [
             s("line", {
                 class: `band ${broken ? "broken" : ""}`,

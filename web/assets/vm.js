@@ -91,7 +91,7 @@ function numbers(vm) {
             "n-promise",
             "Promise",
             vm.promise_bytes === null ? size(null) : ["≥ ", size(vm.promise_bytes)],
-            `misses at most ${times(1 + settings.max_loss)} of those at ${bytes(settings.baseline_bytes)}`,
+            promised(settings),
         ),
         term(
             "n-target",
@@ -216,7 +216,7 @@ function curveChart(vm, summary, curve) {
     const valueOf = (point) => (isRated ? point.misses_per_second : point.miss_ratio);
     const lowOf = (point) => (isRated ? point.misses_low_per_second : point.low);
     const highOf = (point) => (isRated ? point.misses_high_per_second : point.high);
-    const bound = base ? valueOf(base) * (1 + settings.max_loss) : null;
+    const bound = base && settings.max_loss !== null ? valueOf(base) * (1 + settings.max_loss) : null;
     // The knee matters, not the first references at the smallest sizes: cut well above the promise.
     const highest = Math.max(...visible.map(([, point]) => highOf(point)), 1e-6);
     const top = isRated ? highest * 1.05 : Math.min(1, highest * 1.05);
@@ -624,6 +624,17 @@ const number = (name, text, value, attributes, hint) =>
         h("small", {}, hint),
     );
 
+/** What a VM is promised about its misses. */
+function promised({ max_loss, max_misses_per_second, max_stall, baseline_bytes }) {
+    return [
+        max_loss !== null && `misses at most ${times(1 + max_loss)} of those at ${bytes(baseline_bytes)}`,
+        max_misses_per_second !== null && `at most ${max_misses_per_second} misses a second`,
+        max_stall !== null && `at most ${Math.round(max_stall * 10_000) / 100} % of its vCPU time waiting for misses`,
+    ]
+        .filter(Boolean)
+        .join(", ");
+}
+
 /** What a field's number says to the daemon. */
 const mibToBytes = (mib) => Math.round(mib * MIB);
 const SETTINGS = {
@@ -632,18 +643,27 @@ const SETTINGS = {
     baseline_bytes: mibToBytes,
     shares: (shares) => shares,
     max_loss: (points) => points / 100,
+    max_misses_per_second: (misses) => misses,
+    max_stall: (points) => points / 100,
 };
+/** What a VM is promised is one setting: those of its bounds that are empty do not hold. */
+const PROMISE = ["max_loss", "max_misses_per_second", "max_stall"];
 
 function promisePanel({ vm, settings, ram_bytes }) {
     const mib = (value) => Math.round((value / MIB) * 100) / 100;
+    const points = (share) => (share === null ? "" : Math.round(share * 10_000) / 100);
     const submit = async (event) => {
         event.preventDefault();
         const form = event.target;
         const changes = {};
         for (const { name, type, value, defaultValue, checked, defaultChecked } of form.elements) {
             if (type === "checkbox" && checked !== defaultChecked) changes[name] = checked;
-            if (type === "number" && value !== defaultValue) changes[name] = SETTINGS[name](Number(value));
+            if (type === "number" && value !== defaultValue && !PROMISE.includes(name))
+                changes[name] = SETTINGS[name](Number(value));
         }
+        const bounds = PROMISE.map((name) => form.elements[name]);
+        if (bounds.some(({ value, defaultValue }) => value !== defaultValue))
+            for (const { name, value } of bounds) if (value !== "") changes[name] = SETTINGS[name](Number(value));
         // From now on the fields follow the daemon again.
         if (await setVm(vm, changes)) form.reset();
     };
@@ -667,9 +687,23 @@ function promisePanel({ vm, settings, ram_bytes }) {
             number(
                 "max_loss",
                 "Most rise of misses, %",
-                Math.round(settings.max_loss * 10_000) / 100,
-                { min: 0, step: "any" },
+                points(settings.max_loss),
+                { min: 0, step: "any", required: false },
                 "over those at the baseline",
+            ),
+            number(
+                "max_misses_per_second",
+                "Most misses a second",
+                settings.max_misses_per_second ?? "",
+                { min: 0, step: "any", required: false },
+                "empty: no such promise",
+            ),
+            number(
+                "max_stall",
+                "Most waiting for misses, %",
+                points(settings.max_stall),
+                { min: 0, max: 100, step: "any", required: false },
+                "of its vCPU time",
             ),
             number("shares", "Shares", settings.shares, { min: 1, step: 1 }, "its right beside the others'"),
             h(

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_protocol::vm::Promise;
 use plimsoll_trap::BackendSetting;
 use plimsoll_vm::AllowedUsers;
 use wildmatch::WildMatch;
@@ -165,8 +166,8 @@ pub struct VmRule {
     pub baseline_bytes: Option<u64>,
     /// Weight in proportional sharing.
     pub shares: Option<u32>,
-    /// Bound on the rise of misses, as a share.
-    pub max_loss: Option<f64>,
+    /// What the VM is promised about its misses: one setting, whichever of its bounds a rule gives.
+    pub promise: Option<Promise>,
     /// Whether a VM shrinks to its working set and frees memory for the page store (\[M08\] §7).
     pub self_balloon: Option<bool>,
     /// Admin socket of the daemon under its disk; by default the one that `plimsoll run` creates.
@@ -253,7 +254,7 @@ impl Config {
             merged.max_bytes = merged.max_bytes.or(rule.max_bytes);
             merged.baseline_bytes = merged.baseline_bytes.or(rule.baseline_bytes);
             merged.shares = merged.shares.or(rule.shares);
-            merged.max_loss = merged.max_loss.or(rule.max_loss);
+            merged.promise = merged.promise.or(rule.promise);
             merged.self_balloon = merged.self_balloon.or(rule.self_balloon);
             merged.disk_admin = merged.disk_admin.or_else(|| rule.disk_admin.clone());
             merged.allow_namespaced = merged.allow_namespaced.or(rule.allow_namespaced);
@@ -312,7 +313,7 @@ impl VmRule {
             max_bytes: None,
             baseline_bytes: None,
             shares: None,
-            max_loss: None,
+            promise: None,
             self_balloon: None,
             disk_admin: None,
             allow_namespaced: None,

@@ -371,15 +371,13 @@ impl History {
     #[must_use]
     pub fn settings(&self, vm: &str) -> SettingsChange {
         let state = self.state();
-        let settings = state.vms.get(state.id(vm));
-        let settings = settings.and_then(|vm| vm.settings.as_ref());
-        settings.map(form::Settings::to_change).unwrap_or_default()
+        let record = state.vms.get(state.id(vm));
+        record.map(VmRecord::change).unwrap_or_default()
     }
 
     /// Stores all settings changed by hand for a VM in place of the earlier ones; an empty change deletes them.
     pub fn put_settings(&self, vm: &str, change: &SettingsChange) -> Persistence {
-        let settings = form::Settings::of(change);
-        self.state().change_vm(vm, |kept| kept.settings = settings)
+        self.state().change_vm(vm, |kept| kept.put(change))
     }
 
     /// A VM's size when it was first discovered, in bytes, if it is still stored.

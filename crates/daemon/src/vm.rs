@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_policy::Bound;
 use plimsoll_protocol::request::SettingsChange;
-use plimsoll_protocol::vm::{CurveSource, HeatRow, Settings, TraceView};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, Promise, Settings, TraceView};
 
 use crate::config::{VmRule, Workflow};
 use crate::host::{DiscoveredVm, Feed, FeedReport, Misses, ObservedCurve, VmHandles};
@@ -14,8 +15,6 @@ use crate::moves::chain;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
-/// Default bound on the rise of a VM's misses.
-const MAX_LOSS: f64 = 0.05;
 /// Default weight of a VM.
 const SHARES: u32 = 100;
 /// Minimum number of references of a curve on which decisions are based.
@@ -213,9 +212,20 @@ impl Vm {
             max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),
             baseline_bytes,
             shares: change.shares.or(self.rule.shares).unwrap_or(SHARES),
-            max_loss: change.max_loss.or(self.rule.max_loss).unwrap_or(MAX_LOSS),
+            promise: change
+                .promise()
+                .or(self.rule.promise)
+                .unwrap_or(Promise::DEFAULT),
             managed: change.managed.or(self.rule.managed).unwrap_or(true),
         }
+    }
+
+    /// The bound that policies keep for it.
+    #[must_use]
+    pub fn bound(&self) -> Bound {
+        let known = self.known.as_ref();
+        let vcpus = known.and_then(|known| known.curve.vcpus());
+        self.settings().promise.bound(vcpus)
     }
 
     /// Whether a policy may give it another size.
@@ -386,6 +396,14 @@ pub struct MissCount {
     pub seconds: f64,
     /// The kind of misses counted.
     pub by: &'static str,
+}
+
+impl MissCount {
+    /// Misses per second; the interval must have a length.
+    #[must_use]
+    pub fn per_second(&self) -> f64 {
+        self.misses as f64 / self.seconds
+    }
 }
 
 /// Number of pages of 4 KiB in `bytes`.

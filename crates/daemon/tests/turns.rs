@@ -13,7 +13,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, WorkingSet, WorkingSe
 use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, StepState, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::VmStatus;
+use plimsoll_protocol::vm::{Promise, VmStatus};
 use tokio::sync::oneshot;
 
 #[allow(dead_code, reason = "shared with the benchmarks")]
@@ -72,7 +72,7 @@ fn config(mode: Mode) -> Config {
         check_after: Duration::from_secs(20),
         history: None,
         vms: vec![VmRule {
-            max_loss: Some(0.25),
+            promise: Some(Promise::on_loss(0.25)),
             ..VmRule::for_name("*")
         }],
         ..Config::default()
@@ -773,4 +773,106 @@ fn a_self_ballooning_vm_that_misses_more_than_promised_gets_its_memory_back() {
         assert_eq!(shrunk.state, State::RolledBack);
         assert_eq!(shrunk.checks[0].verdict, Verdict::Broken);
     }
+}
+
+/// A rule that promises `idle` up to 20 misses per second, before that for all VMs.
+fn config_with_idle() -> Config {
+    let mut config = config(Mode::Act);
+    let idle = VmRule {
+        promise: Some(Promise {
+            max_loss: None,
+            max_misses_per_second: Some(20.0),
+            max_stall: None,
+        }),
+        ..VmRule::for_name("idle")
+    };
+    config.vms.insert(0, idle);
+    config
+}
+
+/// Adds a VM of 100 references per second that misses 0.1 times per second with all of its memory, and 18 with 160 MiB.
+fn add_idle(rig: &Rig) {
+    let truth = curve(&[(16, 0.9), (160, 0.18), (200, 0.05), (512, 0.001)]);
+    rig.add(200, "idle", truth.with_references_per_second(100.0));
+    rig.host.change("idle", |vm| vm.references_per_second = 100);
+}
+
+#[test]
+fn an_idle_vm_that_is_promised_a_number_of_misses_gives_what_it_does_not_use() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.until("it divides", |rig| {
+        let kept = |decision: &Decision| decision.state == State::Kept;
+        rig.decisions().iter().any(kept)
+    });
+    assert!(rig.mib("idle") < 200, "{}", rig.mib("idle"));
+    let decision = rig.newest();
+    let check = decision.checks.iter().find(|check| check.vm == "idle");
+    let (check, misses) = check
+        .and_then(|check| Some((check, check.misses?)))
+        .unwrap();
+    assert_eq!((check.verdict, check.bound), (Verdict::Kept, None));
+    let (predicted, measured) = (
+        misses.predicted_per_second.unwrap(),
+        misses.measured_per_second.unwrap(),
+    );
+    assert!(
+        (predicted - measured).abs() < 1.0 && measured <= 20.0,
+        "{misses:?}"
+    );
+    assert!(
+        decision.reason.contains(" idle: planned "),
+        "{}",
+        decision.reason
+    );
+    assert!(
+        decision.reason.contains(" for a limit of 20.0/s"),
+        "{}",
+        decision.reason
+    );
+}
+
+#[test]
+fn more_misses_per_second_than_promised_take_the_move_back() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.host.change("idle", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.001)]);
+    });
+    rig.until("it is rolled back", |rig| {
+        let back =
+            |decision: &Decision| decision.kind == Kind::Rollback && decision.state == State::Kept;
+        rig.decisions().iter().any(back)
+    });
+    assert_eq!(rig.mib("idle"), 512);
+    let broken = rig
+        .decisions()
+        .into_iter()
+        .find(|decision| decision.state == State::RolledBack);
+    let broken = broken.unwrap();
+    assert!(
+        broken.reason.contains("with a limit of 20.0/s"),
+        "{}",
+        broken.reason
+    );
+}
+
+#[test]
+fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.host.change("idle", |vm| {
+        vm.claimed = Some(curve(&[(16, 0.9), (160, 0.18), (512, 0.001)]));
+    });
+    rig.pass(300);
+    assert_eq!(rig.decisions(), []);
+    let idle = rig.snapshot().host.vms[0].clone();
+    assert_eq!(
+        (idle.vm.as_str(), idle.standing),
+        ("idle", VmStatus::Unknown)
+    );
+    assert!(idle.why.contains("no rate"), "{}", idle.why);
 }

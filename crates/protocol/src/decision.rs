@@ -213,12 +213,29 @@ pub struct Check {
     pub measured: Option<f64>,
     /// Source of the measurement.
     pub by: String,
-    /// 1.0 plus `max_loss`.
-    pub bound: f64,
+    /// 1.0 plus `max_loss`; `null` if the VM is not promised one.
+    pub bound: Option<f64>,
+    /// Its misses per second beside their bound; absent if the VM is not promised one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<MissesCheck>,
     /// Verdict on the limit.
     pub verdict: Verdict,
     /// Why, in a sentence.
     pub why: String,
+}
+
+/// Misses per second after a move, as predicted and measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct MissesCheck {
+    /// As predicted; `null` without a curve.
+    pub predicted_per_second: Option<f64>,
+    /// Upper limit of the prediction's band.
+    pub predicted_high_per_second: Option<f64>,
+    /// As measured; `null` if they could not be.
+    pub measured_per_second: Option<f64>,
+    /// `max_misses_per_second`, or what `max_stall` allows if that is less.
+    pub bound_per_second: f64,
 }
 
 /// Whether a limit was kept.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::curve_json::MissesJson;
 use crate::plan::PlanJson;
-use crate::vm::{Relative, VmStatus};
+use crate::vm::{Promise, Relative, VmStatus};
 
 /// Body of `POST /v1/apply` and `POST /v1/rollback`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,12 +37,43 @@ pub struct SettingsChange {
     /// Weight in proportional sharing, 1 or more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
-    /// Bound on the rise of its misses, as a share.
+    /// Bound on the rise of its misses, as a share. Any of the three bounds replaces all three of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_loss: Option<f64>,
+    /// Bound on its misses per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_misses_per_second: Option<f64>,
+    /// Bound on the time that it waits for misses, as a share of its vCPU time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_stall: Option<f64>,
     /// Whether the daemon may resize it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed: Option<bool>,
+}
+
+impl SettingsChange {
+    /// The promise in place of the configured one; `None` if it stays.
+    #[must_use]
+    pub fn promise(&self) -> Option<Promise> {
+        let promise = Promise {
+            max_loss: self.max_loss,
+            max_misses_per_second: self.max_misses_per_second,
+            max_stall: self.max_stall,
+        };
+        (promise != Promise::default()).then_some(promise)
+    }
+
+    /// The same with another promise.
+    #[must_use]
+    pub fn with_promise(self, promise: Option<Promise>) -> Self {
+        let promise = promise.unwrap_or_default();
+        Self {
+            max_loss: promise.max_loss,
+            max_misses_per_second: promise.max_misses_per_second,
+            max_stall: promise.max_stall,
+            ..self
+        }
+    }
 }
 
 /// Predicted misses of a VM at another size: the answer to `GET /v1/vms/{vm}/whatif?size_bytes=N`.

@@ -2,9 +2,12 @@
 //!
 //! Sizes are bytes, times are milliseconds since 1970, ratios are shares of 1.0. `null` means "unknown", never zero.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
+use plimsoll_policy::Bound;
 pub use plimsoll_policy::Relative;
 
 use crate::curve_json::{CurveJson, MissesJson};
@@ -196,6 +199,73 @@ impl From<TraceMethod> for CurveSource {
     }
 }
 
+/// What a VM is promised about its misses; all that is given holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Promise {
+    /// Bound on their rise over those at the baseline, as a share; `null` if there is none.
+    #[serde(default)]
+    pub max_loss: Option<f64>,
+    /// Bound on their number per second; `null` if there is none.
+    #[serde(default)]
+    pub max_misses_per_second: Option<f64>,
+    /// Bound on the time that it waits for them, as a share of its vCPU time; `null` if there is none.
+    #[serde(default)]
+    pub max_stall: Option<f64>,
+}
+
+/// Time that a VM is assumed to wait for a miss, in seconds: several reads of a flash disk, an eighth of one of a rotating disk.
+const MISS_S: f64 = 1e-3;
+
+impl Promise {
+    /// What holds for a VM without a promise of its own.
+    pub const DEFAULT: Self = Self::on_loss(0.05);
+
+    /// The bounds on misses that keep it, for a VM that uses `vcpus` seconds of vCPU time per second. `max_stall` is
+    /// converted with an assumed wait of 1 ms for a miss; while `vcpus` is unknown, the default `max_loss` holds in
+    /// its place.
+    #[must_use]
+    pub fn bound(&self, vcpus: Option<f64>) -> Bound {
+        let of_stall = self.max_stall.zip(vcpus);
+        let of_stall = of_stall.map(|(share, vcpus)| share * vcpus / MISS_S);
+        let numbers = self.max_misses_per_second.into_iter().chain(of_stall);
+        let in_place = Self::DEFAULT
+            .max_loss
+            .filter(|_| self.max_stall.is_some() && vcpus.is_none());
+        Bound {
+            max_loss: self.max_loss.or(in_place),
+            max_misses_per_second: numbers.reduce(f64::min),
+        }
+    }
+
+    /// A bound on the rise of misses alone.
+    #[must_use]
+    pub const fn on_loss(max_loss: f64) -> Self {
+        Self {
+            max_loss: Some(max_loss),
+            max_misses_per_second: None,
+            max_stall: None,
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |share: f64| (share * 1e4).round() / 100.0;
+        let loss = |share| format!("{} % more misses than at its baseline", percent(share));
+        let number =
+            |misses: f64| format!("{} misses per second", (misses * 100.0).round() / 100.0);
+        let stall = |share| format!("{} % of its vCPU time waiting for misses", percent(share));
+        let parts = [
+            self.max_loss.map(loss),
+            self.max_misses_per_second.map(number),
+            self.max_stall.map(stall),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        write!(f, "at most {}", parts.join(" and "))
+    }
+}
+
 /// A VM's limits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -208,8 +278,9 @@ pub struct Settings {
     pub baseline_bytes: u64,
     /// Weight in proportional sharing, 1 or more.
     pub shares: u32,
-    /// Bound on the rise of its misses over those at the baseline, as a share.
-    pub max_loss: f64,
+    /// What it is promised about its misses.
+    #[serde(flatten)]
+    pub promise: Promise,
     /// Whether the daemon may resize it.
     pub managed: bool,
 }
@@ -417,4 +488,40 @@ pub struct HeatRow {
     pub unix_ms: u64,
     /// Pages used in each cell, scaled up from the sample.
     pub pages: Vec<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_a_number_of_misses_if_the_vcpu_time_is_known() {
+        let stall = Promise {
+            max_stall: Some(0.01),
+            ..Promise::default()
+        };
+        // Half a vCPU may wait 5 ms per second: five misses.
+        let bound = stall.bound(Some(0.5));
+        assert_eq!(
+            (bound.max_loss, bound.max_misses_per_second),
+            (None, Some(5.0))
+        );
+        assert_eq!(stall.bound(None), Bound::on_loss(0.05));
+        let all = Promise {
+            max_loss: Some(0.25),
+            max_misses_per_second: Some(20.0),
+            ..stall
+        };
+        let bound = all.bound(Some(4.0));
+        assert_eq!(
+            (bound.max_loss, bound.max_misses_per_second),
+            (Some(0.25), Some(20.0))
+        );
+        assert_eq!(all.bound(Some(0.5)).max_misses_per_second, Some(5.0));
+        assert_eq!(
+            all.to_string(),
+            "at most 25 % more misses than at its baseline and 20 misses per second and 1 % of its vCPU time waiting \
+             for misses"
+        );
+    }
 }

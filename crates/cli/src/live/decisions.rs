@@ -133,8 +133,16 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
     );
     let _ = writeln!(text, "  Why: {}", printable(&decision.reason));
     let concerns = |vm: &str| of.is_none_or(|of| of == vm);
+    let targets = decision.plan.iter().flat_map(|plan| &plan.targets);
+    let planned = |vm: &str| -> String {
+        let target = targets.clone().find(|target| target.vm == vm);
+        let predictions = target.into_iter().flat_map(|target| target.predictions());
+        predictions
+            .map(|prediction| format!(" By the curve, {prediction}."))
+            .collect()
+    };
     for step in decision.steps.iter().filter(|step| concerns(&step.vm)) {
-        let _ = writeln!(text, "  {}", moved(step));
+        let _ = writeln!(text, "  {}{}", moved(step), planned(&step.vm));
     }
     for check in decision.checks.iter().filter(|check| concerns(&check.vm)) {
         let _ = writeln!(text, "  {}", checked(check));
@@ -195,15 +203,31 @@ fn moved(step: &Step) -> String {
 
 /// What was measured of a VM beside what was predicted.
 fn checked(check: &Check) -> String {
+    let per_second = check.misses.and_then(|misses| misses.measured_per_second);
     let measured = match check.measured {
+        None if let Some(misses) = per_second => {
+            format!(
+                "measured {misses:.1} per second by {}",
+                printable(&check.by)
+            )
+        }
         Some(measured) => format!("measured {} by {}", ratio(measured), printable(&check.by)),
         None => "not measured".to_owned(),
     };
+    let limit = match (check.bound, check.misses) {
+        (Some(bound), None) => ratio(bound),
+        (bound, Some(misses)) => {
+            let number = format!("{}/s", misses.bound_per_second);
+            bound.map_or(number.clone(), |bound| {
+                format!("{} and {number}", ratio(bound))
+            })
+        }
+        (None, None) => "none".to_owned(),
+    };
     format!(
-        "{}: predicted {} of the misses at its baseline, {measured}; limit {}: {}. {}",
+        "{}: predicted {} of the misses at its baseline, {measured}; limit {limit}: {}. {}",
         printable(&check.vm),
         relative(check.predicted.as_ref()),
-        ratio(check.bound),
         match check.verdict {
             Verdict::Kept => "kept",
             Verdict::Broken => "BROKEN",
@@ -245,7 +269,9 @@ pub fn csv(decisions: &[&Decision]) -> String {
             ("measured", &|(.., check)| {
                 or_empty(check.and_then(|it| it.measured))
             }),
-            ("bound", &|(.., check)| or_empty(check.map(|it| it.bound))),
+            ("bound", &|(.., check)| {
+                or_empty(check.and_then(|it| it.bound))
+            }),
             ("verdict", &|(.., check)| {
                 or_empty(check.map(|it| name_of(it.verdict)))
             }),

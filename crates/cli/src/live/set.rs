@@ -6,12 +6,15 @@ use clap::ValueEnum;
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{Settings, VmSummary};
 
-use super::words::{percent, size};
+use super::words::size;
 use super::{Daemon, QueryArgs, write_json};
-use plimsoll_output::{TextFormat, bail_usage, csv_table, printable};
-use plimsoll_protocol::size::ByteSize;
+use plimsoll_output::{TextFormat, bail_usage, csv_table, or_empty, printable};
+use plimsoll_protocol::size::{ByteSize, PerSecond};
 
 /// Change a VM's limits; options that are not given stay unchanged.
+///
+/// --max-loss, --max-misses and --max-stall together are what the VM is promised: each one that is given holds, and those that
+/// are not given no longer do.
 ///
 /// Changes take precedence over the configuration until --reset. The VM is not resized at once: the next
 /// decision obeys them. The exit code is 4 if the host cannot satisfy them together with the other VMs' limits.
@@ -35,6 +38,12 @@ pub struct Args {
     /// Bound on the increase of its misses relative to the baseline, such as 5% or 0.05
     #[arg(long, value_name = "SHARE", value_parser = loss)]
     max_loss: Option<f64>,
+    /// Bound on its misses per second, such as 20/s
+    #[arg(long, value_name = "N/s")]
+    max_misses: Option<PerSecond>,
+    /// Bound on the time that it waits for misses, as a share of its vCPU time, such as 1%
+    #[arg(long, value_name = "SHARE", value_parser = loss)]
+    max_stall: Option<f64>,
     /// Whether the daemon may resize it
     #[arg(long, value_enum)]
     managed: Option<YesNo>,
@@ -60,11 +69,13 @@ impl Args {
             baseline_bytes: self.baseline.map(|size| size.0),
             shares: self.shares,
             max_loss: self.max_loss,
+            max_misses_per_second: self.max_misses.map(PerSecond::get),
+            max_stall: self.max_stall,
             managed: self.managed.map(|managed| managed == YesNo::Yes),
         };
         if change == SettingsChange::default() {
             bail_usage!(
-                "nothing to set: name --min, --max, --baseline, --shares, --max-loss, --managed or --reset"
+                "nothing to set: name --min, --max, --baseline, --shares, --max-loss, --max-misses, --max-stall, --managed or --reset"
             );
         }
         if let (Some(min), Some(max)) = (self.min, self.max)
@@ -108,11 +119,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn text(settings: &Settings) -> String {
     format!(
-        "{} to {}, misses at most {} above those at {}, {} shares, {}",
+        "{} to {}, baseline {}, promised {}, {} shares, {}",
         size(settings.min_bytes),
         size(settings.max_bytes),
-        percent(settings.max_loss),
         size(settings.baseline_bytes),
+        settings.promise,
         settings.shares,
         if settings.managed {
             "managed"
@@ -133,7 +144,11 @@ fn lines(vm: &VmSummary) -> String {
                 vm.settings.baseline_bytes.to_string()
             }),
             ("shares", &|vm| vm.settings.shares.to_string()),
-            ("max_loss", &|vm| vm.settings.max_loss.to_string()),
+            ("max_loss", &|vm| or_empty(vm.settings.promise.max_loss)),
+            ("max_misses_per_second", &|vm| {
+                or_empty(vm.settings.promise.max_misses_per_second)
+            }),
+            ("max_stall", &|vm| or_empty(vm.settings.promise.max_stall)),
             ("managed", &|vm| vm.settings.managed.to_string()),
         ],
     )

@@ -163,8 +163,18 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
     sections.head("Promise");
     let baseline = "size that its misses are measured by";
     sections.line("baseline", &size(settings.baseline_bytes), baseline);
-    let loss = "most rise of its misses over those at the baseline";
-    sections.line("max loss", &percent(settings.max_loss), loss);
+    let promise = settings.promise;
+    if let Some(max_loss) = promise.max_loss {
+        let loss = "most rise of its misses over those at the baseline";
+        sections.line("max loss", &percent(max_loss), loss);
+    }
+    if let Some(most) = promise.max_misses_per_second {
+        sections.line("max misses", &format!("{most}/s"), "most misses per second");
+    }
+    if let Some(max_stall) = promise.max_stall {
+        let stall = "most time that it waits for misses, over its vCPU time";
+        sections.line("max stall", &percent(max_stall), stall);
+    }
     let (misses, band) = match &vm.relative {
         Some(at) => (
             ratio(at.expected),

@@ -68,7 +68,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         assert!(host.paused, "{host:#?}");
         let settings = &host.vms[0].settings;
         assert_eq!(settings.baseline_bytes, 192 * MIB);
-        assert!((settings.max_loss - 0.17).abs() < 1e-9, "{settings:?}");
+        assert_eq!(settings.promise.max_loss, Some(0.17), "{settings:?}");
         daemon.until("a new tracer's curve", |host| {
             host.vms.iter().any(|vm| vm.references > 0)
         });

@@ -8,8 +8,8 @@ use plimsoll_protocol::decision::{
 };
 use plimsoll_protocol::vm::{
     BackendRefusal, BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow,
-    HeatmapView, HistoryView, HostMemory, HostView, Relative, Sample, Settings, TraceState,
-    TraceView, VmStatus, VmSummary, VmView, WorkingSetView,
+    HeatmapView, HistoryView, HostMemory, HostView, Promise, Relative, Sample, Settings,
+    TraceState, TraceView, VmStatus, VmSummary, VmView, WorkingSetView,
 };
 
 /// A name that clears the screen of who prints it raw.
@@ -74,7 +74,7 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
             max_bytes: 512 * MIB,
             baseline_bytes: 512 * MIB,
             shares: 100,
-            max_loss: 0.25,
+            promise: Promise::on_loss(0.25),
             managed: true,
         },
         working_set: Some(WorkingSetView {
@@ -280,7 +280,8 @@ pub fn decisions() -> Vec<Decision> {
         }),
         measured,
         by: "reads of its disk".to_owned(),
-        bound: 1.25,
+        bound: Some(1.25),
+        misses: None,
         verdict,
         why: "measured for 60 s".to_owned(),
     };

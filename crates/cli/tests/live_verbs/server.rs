@@ -261,7 +261,7 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
             let change: SettingsChange = serde_json::from_str(body).unwrap();
             let settings = &mut view.summary.settings;
             settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
-            settings.max_loss = change.max_loss.unwrap_or(settings.max_loss);
+            settings.promise = change.promise().unwrap_or(settings.promise);
             settings.managed = change.managed.unwrap_or(settings.managed);
             ok(view.summary)
         }
@@ -276,8 +276,8 @@ fn plan() -> PlanJson {
         baseline_bytes: vm.settings.baseline_bytes,
         current_bytes: vm.size_bytes,
         target_bytes: vm.promise_bytes.unwrap_or(vm.size_bytes),
-        max_loss: Some(vm.settings.max_loss),
-        max_misses_per_second: None,
+        max_loss: vm.settings.promise.max_loss,
+        max_misses_per_second: vm.settings.promise.max_misses_per_second,
         misses: None,
         relative_now: vm.relative,
         relative: vm.relative,

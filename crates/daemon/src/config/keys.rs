@@ -9,15 +9,16 @@ use plimsoll_flow::TraceMethod;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyOption, PolicyOptions};
 use plimsoll_protocol::decision::Mode;
+use plimsoll_protocol::vm::Promise;
 use plimsoll_trap::BackendSetting;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::file::File;
 use super::values::{
-    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, CurveOrigin, FROM_0_TO_1, FROM_0_TO_10,
-    FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn, Size, SocketPath,
-    Text, Time, Users, Uuid, WholeNumber, Word,
+    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
+    FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn,
+    Size, SocketPath, Text, Time, Users, Uuid, WholeNumber, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
@@ -160,6 +161,8 @@ struct VmKeys {
     baseline: Option<RangedValue<Size<0, SIZE_MAX>>>,
     shares: Option<RangedValue<WholeNumber<1, 1_000_000>>>,
     max_loss: Option<RangedValue<ShareIn<FROM_0_TO_10>>>,
+    max_misses: Option<RangedValue<EventRate>>,
+    max_stall: Option<RangedValue<ShareIn<FROM_0_TO_1>>>,
     self_balloon: Option<RangedValue<Flag>>,
     disk_admin: Option<RangedValue<SocketPath>>,
     allow_namespaced: Option<RangedValue<Flag>>,
@@ -378,6 +381,11 @@ impl VmKeys {
                 "each rule needs a name, such as \"web-*\", or \"*\" for all VMs, or a uuid";
             return Err(contradiction(place, "vm.name", message));
         };
+        let promise = Promise {
+            max_loss: self.max_loss.map(|value| value.0),
+            max_misses_per_second: self.max_misses.map(|value| value.0),
+            max_stall: self.max_stall.map(|value| value.0),
+        };
         let rule = VmRule {
             name,
             uuid,
@@ -386,7 +394,7 @@ impl VmKeys {
             max_bytes: self.max.map(|value| value.0),
             baseline_bytes: self.baseline.map(|value| value.0),
             shares: self.shares.and_then(|value| u32::try_from(value.0).ok()),
-            max_loss: self.max_loss.map(|value| value.0),
+            promise: Some(promise).filter(|promise| *promise != Promise::default()),
             self_balloon: self.self_balloon.map(|value| value.0),
             disk_admin: self.disk_admin.map(|value| value.0),
             allow_namespaced: self.allow_namespaced.map(|value| value.0),

@@ -169,7 +169,7 @@ fn every_key_is_taken() {
             max_bytes: Some(2 << 30),
             baseline_bytes: Some(3 << 29),
             shares: Some(3),
-            max_loss: Some(0.25),
+            promise: Some(Promise::on_loss(0.25)),
             self_balloon: Some(true),
             disk_admin: Some("/run/web".into()),
             allow_namespaced: Some(true),
@@ -349,6 +349,14 @@ fn values_out_of_range_are_reported_with_the_range() {
             "[[vm]]\nname = \"a\"\nmax_loss = \"-5%\"",
             "expected a share from 0 to 10",
         ),
+        (
+            "[[vm]]\nname = \"a\"\nmax_misses = 20",
+            "expected a number per second from 0 to 10000000, such as \"20/s\"",
+        ),
+        (
+            "[[vm]]\nname = \"a\"\nmax_stall = \"150%\"",
+            "expected a share from 0 to 1",
+        ),
     ];
     for (text, expected) in known {
         let error = refusal(text);
@@ -469,7 +477,8 @@ fn the_first_rule_that_has_a_setting_decides_it() {
     let of = |name: &str| {
         let rule = config.settings_for(name, None);
         assert_eq!(rule.name, name);
-        (rule.shares, rule.max_loss, rule.managed, rule.max_bytes)
+        let loss = rule.promise.and_then(|promise| promise.max_loss);
+        (rule.shares, loss, rule.managed, rule.max_bytes)
     };
     // The minimum of the first rule raises the maximum of the last.
     assert_eq!(

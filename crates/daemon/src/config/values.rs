@@ -10,7 +10,7 @@ use plimsoll_flow::PageSize;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
-use plimsoll_protocol::size::{ByteSize, Interval, Share};
+use plimsoll_protocol::size::{ByteSize, Interval, PerSecond, Share};
 use plimsoll_trap::{BACKENDS, BackendSetting};
 use plimsoll_vm::AllowedUsers;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
@@ -271,6 +271,22 @@ impl<const RANGE: usize> Kind for ShareIn<RANGE> {
             _ => return None,
         };
         Some(share.get()).filter(|&share| SHARE_RANGES[RANGE].1(share))
+    }
+}
+
+/// A number of events per second, up to 10 million.
+pub(super) struct EventRate;
+
+impl Kind for EventRate {
+    type Value = f64;
+
+    fn expected() -> String {
+        "a number per second from 0 to 10000000, such as \"20/s\"".to_owned()
+    }
+
+    fn of(written: RawValue<'_>) -> Option<f64> {
+        let rate = written.text()?.parse::<PerSecond>().ok()?.get();
+        Some(rate).filter(|rate| *rate <= 1e7)
     }
 }
 

@@ -210,10 +210,34 @@ pub(super) struct VmRecord {
     pub(super) settings: Option<Settings>,
     /// Time at which it was last present; 0 if never.
     pub(super) seen_unix_ms: u64,
+    max_misses_per_second: Option<f64>,
+    max_stall: Option<f64>,
 }
 
-/// [`SettingsChange`], without `reset`.
-#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+impl VmRecord {
+    /// What the last two fields are without such bounds. Records of earlier versions end before them.
+    pub(super) const NO_BOUNDS: [u8; 2] = [0, 0];
+
+    /// The settings changed by hand.
+    pub(super) fn change(&self) -> SettingsChange {
+        let change = self.settings.as_ref().map(Settings::to_change);
+        SettingsChange {
+            max_misses_per_second: self.max_misses_per_second,
+            max_stall: self.max_stall,
+            ..change.unwrap_or_default()
+        }
+    }
+
+    /// Stores `change` in place of the settings changed by hand before.
+    pub(super) fn put(&mut self, change: &SettingsChange) {
+        self.settings = (*change != SettingsChange::default()).then(|| Settings::of(change));
+        self.max_misses_per_second = change.max_misses_per_second;
+        self.max_stall = change.max_stall;
+    }
+}
+
+/// [`SettingsChange`] without `reset` and the bounds of [`VmRecord`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
     min_bytes: Option<u64>,
     max_bytes: Option<u64>,
@@ -224,28 +248,26 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The settings that are set; `None` if there are none.
-    pub(super) fn of(change: &SettingsChange) -> Option<Self> {
-        let settings = Self {
+    fn of(change: &SettingsChange) -> Self {
+        Self {
             min_bytes: change.min_bytes,
             max_bytes: change.max_bytes,
             baseline_bytes: change.baseline_bytes,
             shares: change.shares,
             max_loss: change.max_loss,
             managed: change.managed,
-        };
-        (settings != Self::default()).then_some(settings)
+        }
     }
 
-    pub(super) fn to_change(&self) -> SettingsChange {
+    fn to_change(&self) -> SettingsChange {
         SettingsChange {
-            reset: false,
             min_bytes: self.min_bytes,
             max_bytes: self.max_bytes,
             baseline_bytes: self.baseline_bytes,
             shares: self.shares,
             max_loss: self.max_loss,
             managed: self.managed,
+            ..SettingsChange::default()
         }
     }
 }

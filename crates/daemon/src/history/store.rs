@@ -239,7 +239,8 @@ impl Store {
             let mut vms = BTreeMap::new();
             for entry in txn.open_table(VMS)?.iter()? {
                 let (name, vm) = entry?;
-                vms.insert(name.value().to_owned(), unpacked(vm.value())?);
+                let whole = [vm.value(), &VmRecord::NO_BOUNDS].concat();
+                vms.insert(name.value().to_owned(), unpacked(&whole)?);
             }
             Ok(StoredState {
                 paused: number("paused")? == Some(1),

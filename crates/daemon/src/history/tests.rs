@@ -278,6 +278,37 @@ fn old_turns_become_means_and_very_old_ones_go() {
 }
 
 #[test]
+fn settings_of_an_earlier_version_are_read_and_all_bounds_are_kept() {
+    let settings = (
+        Some(1_u64),
+        None::<u64>,
+        None::<u64>,
+        None::<u32>,
+        Some(0.05),
+        None::<bool>,
+    );
+    let packed = postcard::to_stdvec(&(None::<u64>, Some(settings), 7_u64)).unwrap();
+    let whole = [&packed[..], &VmRecord::NO_BOUNDS].concat();
+    let record = postcard::from_bytes::<VmRecord>(&whole).unwrap();
+    let change = SettingsChange {
+        min_bytes: Some(1),
+        max_loss: Some(0.05),
+        ..SettingsChange::default()
+    };
+    assert_eq!((record.change(), record.seen_unix_ms), (change, 7));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("history.redb");
+    let change = SettingsChange {
+        max_misses_per_second: Some(20.0),
+        max_stall: Some(0.01),
+        ..SettingsChange::default()
+    };
+    let kept = opened_quietly(&path).put_settings("web", &change);
+    assert_eq!(kept, Persistence::OnDisk);
+    assert_eq!(opened_quietly(&path).settings("web"), change);
+}
+
+#[test]
 fn a_curve_of_an_earlier_version_has_no_misses_per_second() {
     let earlier = (
         4096_u64,

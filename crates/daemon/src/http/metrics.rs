@@ -63,9 +63,11 @@ const VM_GAUGES: &[VmMetric] = families! { vm =>
     vm_min_bytes: Some(float(vm.settings.min_bytes)), "Minimum size.";
     vm_max_bytes: Some(float(vm.settings.max_bytes)), "Maximum size.";
     vm_baseline_bytes: Some(float(vm.settings.baseline_bytes)), "Size against which the misses are measured.";
-    vm_promise_bytes: vm.promise_bytes.map(float), "Minimum size within max_loss.";
-    vm_reclaimable_bytes: vm.reclaimable_bytes.map(float), "Memory that could be taken from it within max_loss.";
-    vm_max_loss_ratio: Some(vm.settings.max_loss), "Bound on the relative rise of its misses.";
+    vm_promise_bytes: vm.promise_bytes.map(float), "Minimum size within its bounds on misses.";
+    vm_reclaimable_bytes: vm.reclaimable_bytes.map(float), "Memory that could be taken from it within its bounds on misses.";
+    vm_max_loss_ratio: vm.settings.promise.max_loss, "Bound on the relative rise of its misses.";
+    vm_max_misses_per_second: vm.settings.promise.max_misses_per_second, "Bound on its misses per second.";
+    vm_max_stall_ratio: vm.settings.promise.max_stall, "Bound on the time that it waits for misses, over its vCPU time.";
     vm_shares: Some(f64::from(vm.settings.shares)), "Weight of the VM in proportional sharing.";
     vm_managed: Some(f64::from(vm.settings.managed)), "Whether the daemon may move its memory.";
     vm_curve_references: vm.curve_source.map(|_| float(vm.references)), "References behind its curve.";

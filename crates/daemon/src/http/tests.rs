@@ -17,6 +17,7 @@ use std::time::Duration;
 use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::decision::State;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::Promise;
 use plimsoll_protocol::vm::VmStatus;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -338,8 +339,8 @@ fn the_turn_loop_does_what_it_is_told() {
     };
     let summary = client.set("web", &change).unwrap();
     assert_eq!(
-        (summary.settings.max_loss, summary.settings.shares),
-        (0.5, 100)
+        (summary.settings.promise, summary.settings.shares),
+        (Promise::on_loss(0.5), 100)
     );
     let forbidden = SettingsChange {
         min_bytes: Some(1 << 40),

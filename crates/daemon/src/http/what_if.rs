@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use plimsoll_flow::PageCount;
-use plimsoll_policy::{Rules, relative};
+use plimsoll_flow::{MissesPerSecond, PageCount};
+use plimsoll_policy::{Prediction, Rules, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::ReplayView;
 use plimsoll_protocol::curve_json::CurveJson;
@@ -111,7 +111,9 @@ async fn computed<T: Send + 'static>(
 
 fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> VmWhatIf {
     let relative_then = curve.and_then(|curve| relative_at(summary, curve, size_bytes));
-    let (standing_then, why) = standing(summary, relative_then, size_bytes);
+    let misses = curve.and_then(|curve| misses_at(curve, size_bytes));
+    let vcpus = curve.and_then(|curve| curve.vcpu_seconds_per_second);
+    let (standing_then, why) = standing(summary, relative_then, misses, vcpus, size_bytes);
     VmWhatIf {
         schema: SCHEMA,
         vm: summary.vm.clone(),
@@ -136,29 +138,43 @@ fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option
     Some(relative(&curve, baseline, pages(size_bytes), &rules))
 }
 
+/// A VM's misses per second at a size; `None` if its curve has no rate.
+fn misses_at(json: &CurveJson, size_bytes: u64) -> Option<MissesPerSecond> {
+    let curve = json.to_curve().ok()?;
+    curve.misses_per_second(PageCount(size_bytes / json.page_bytes))
+}
+
 /// A VM's prediction at a size, and its source.
 fn standing(
     summary: &VmSummary,
     relative: Option<Relative>,
+    misses: Option<MissesPerSecond>,
+    vcpus: Option<f64>,
     size_bytes: u64,
 ) -> (VmStatus, String) {
     let settings = &summary.settings;
-    let bound = 1.0 + settings.max_loss;
+    let bound = settings.promise.bound(vcpus);
+    let predictions = bound.predictions(relative, misses);
+    let above = |value: fn(&Prediction) -> f64| {
+        let above = |prediction: &&Prediction| value(prediction) > prediction.limit;
+        predictions.iter().find(above)
+    };
     let (standing, mut why) = match relative {
         None => (VmStatus::Unknown, "its curve is not known".to_owned()),
-        Some(relative) if relative.expected > bound => (
+        Some(_) if let Some(it) = above(|prediction| prediction.expected) => (
             VmStatus::Violating,
             format!(
-                "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
-                relative.expected
+                "predicted to miss {}, limit {}",
+                it.unit.misses(it.expected),
+                it.unit.text(it.limit)
             ),
         ),
-        Some(relative) if relative.high > bound => (
+        Some(_) if let Some(it) = above(|prediction| prediction.high) => (
             VmStatus::Tight,
             format!(
-                "within its promise as predicted, but not for certain: its misses may be {:.2} times those at its \
-                 baseline, promised {bound:.2} at most",
-                relative.high
+                "within its promise as predicted, but not for certain: it may miss {}, promised {} at most",
+                it.unit.misses(it.high),
+                it.unit.text(it.limit)
             ),
         ),
         Some(_) => match summary.promise_bytes {

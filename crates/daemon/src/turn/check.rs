@@ -2,8 +2,11 @@
 
 use std::time::Instant;
 
-use plimsoll_protocol::decision::{Check, Initiator, Mode, Phase, State, Step, StepState, Verdict};
-use plimsoll_protocol::vm::Relative;
+use plimsoll_flow::MissesPerSecond;
+use plimsoll_policy::{Bound, PredictionUnit, Relative};
+use plimsoll_protocol::decision::{
+    Check, Initiator, MissesCheck, Mode, Phase, State, Step, StepState, Verdict,
+};
 
 use super::{BACK_OFF_MAX, TICK, Turns};
 use crate::config::Workflow;
@@ -22,24 +25,40 @@ pub struct Promise {
     pub vm: String,
     /// Misses at its new size relative to those at the baseline.
     pub predicted: Option<Relative>,
-    /// The same at its size before.
+    /// Misses per second at its new size.
+    pub predicted_misses: Option<MissesPerSecond>,
+    /// Relative misses at its size before.
     pub before: Option<f64>,
     /// Predicted share of references that miss at the baseline; not below the minimum of the rules.
     pub baseline_ratio: f64,
     /// Minimum miss ratio distinguished from zero.
     pub ratio_min: f64,
-    /// Bound on the rise over the baseline.
-    pub max_loss: f64,
+    /// Bounds on its misses.
+    pub bound: Bound,
     /// Whether the curve covers the references that are counted, as a disk's does. A curve from traps covers others, so
     /// that only the rates before and after can be compared.
     pub by_ratio: bool,
 }
 
-/// Compares the counts after a move with those `before` it.
-///
-/// If references are counted, misses over references are compared with the curve's ratio at the baseline. If they are
-/// not, the miss rate is compared with the rate before the move, which is assumed to be the curve's prediction for the
-/// old size; a VM whose workload changed is then judged by that. `tolerance` is how far above its bound a VM may be.
+/// Result of comparing one bound with what was counted.
+struct Judgement {
+    measured: Option<f64>,
+    verdict: Verdict,
+    why: String,
+}
+
+impl Judgement {
+    fn unknown(why: String) -> Self {
+        Self {
+            measured: None,
+            verdict: Verdict::Unknown,
+            why,
+        }
+    }
+}
+
+/// Compares the counts after a move with those `before` it, for each bound that the VM is promised; `tolerance` is how
+/// far above a bound it may be, as a share.
 #[must_use]
 pub fn judge(
     promise: &Promise,
@@ -47,75 +66,166 @@ pub fn judge(
     after: Option<MissCount>,
     tolerance: f64,
 ) -> Check {
-    let bound = 1.0 + promise.max_loss;
-    let check = |measured, by: &str, verdict, why: String| Check {
+    let before = before.filter(|before| before.seconds > 0.0);
+    let after = after.filter(|after| after.seconds > 0.0);
+    let bound = promise.bound.max_loss.map(|max_loss| 1.0 + max_loss);
+    let most = promise.bound.max_misses_per_second;
+    let judged = |judge: &dyn Fn(MissCount) -> Judgement| match after {
+        Some(after) => judge(after),
+        None => Judgement::unknown("nothing counts its misses".to_owned()),
+    };
+    let rise =
+        bound.map(|bound| judged(&|after| judge_rise(promise, before, after, bound, tolerance)));
+    let number =
+        most.map(|most| judged(&|after| judge_number(promise, before, after, most, tolerance)));
+    let judgements = [&rise, &number];
+    let judgements: Vec<_> = judgements.into_iter().flatten().collect();
+    let any = |verdict| {
+        judgements
+            .iter()
+            .any(|judgement| judgement.verdict == verdict)
+    };
+    let mut why: Vec<_> = judgements
+        .iter()
+        .map(|judgement| judgement.why.as_str())
+        .collect();
+    why.dedup();
+    Check {
         vm: promise.vm.clone(),
         predicted: promise.predicted,
-        measured,
-        by: by.to_owned(),
+        measured: rise.as_ref().and_then(|rise| rise.measured),
+        by: after.map_or("nothing", |after| after.by).to_owned(),
         bound,
-        verdict,
-        why,
-    };
-    let Some(after) = after.filter(|after| after.seconds > 0.0) else {
-        let why = "nothing counts its misses";
-        return check(None, "nothing", Verdict::Unknown, why.to_owned());
-    };
-    let by = after.by;
-    let measured = match (after.references, before) {
+        misses: most.map(|most| MissesCheck {
+            predicted_per_second: promise.predicted_misses.map(|misses| misses.expected),
+            predicted_high_per_second: promise.predicted_misses.map(|misses| misses.high),
+            measured_per_second: number.as_ref().and_then(|number| number.measured),
+            bound_per_second: most,
+        }),
+        verdict: if any(Verdict::Broken) {
+            Verdict::Broken
+        } else if any(Verdict::Unknown) {
+            Verdict::Unknown
+        } else {
+            Verdict::Kept
+        },
+        why: why.join("; "),
+    }
+}
+
+/// Judges misses relative to the baseline.
+///
+/// If references are counted, misses over references are compared with the curve's ratio at the baseline. If they are
+/// not, the miss rate is compared with the rate before the move, which is assumed to be the curve's prediction for the
+/// old size; a VM whose workload changed is then judged by that.
+fn judge_rise(
+    promise: &Promise,
+    before: Option<MissCount>,
+    after: MissCount,
+    bound: f64,
+    tolerance: f64,
+) -> Judgement {
+    let (value, surely) = match (after.references, before) {
         (Some(references), _) if promise.by_ratio => {
             if references < COUNT_MIN {
-                let why = format!(
+                return Judgement::unknown(format!(
                     "only {references} references came in {:.0} s",
                     after.seconds
-                );
-                return check(None, by, Verdict::Unknown, why);
+                ));
             }
             let ratio = after.misses as f64 / references as f64;
             let error = (ratio * (1.0 - ratio) / references as f64).sqrt();
             let of_baseline = |ratio: f64| ratio.max(promise.ratio_min) / promise.baseline_ratio;
             (of_baseline(ratio), of_baseline(ratio - CERTAIN * error))
         }
-        (_, Some(before)) if before.seconds > 0.0 && before.misses >= COUNT_MIN => {
-            let old = before.misses as f64 / before.seconds;
-            let new = after.misses as f64 / after.seconds;
-            let factor = promise.before.unwrap_or(1.0) / old;
-            let error = (after.misses as f64).sqrt() / after.seconds;
-            (new * factor, (new - CERTAIN * error) * factor)
+        (_, Some(before)) if before.misses >= COUNT_MIN => {
+            let factor = promise.before.unwrap_or(1.0) / before.per_second();
+            let (new, least) = (after.per_second(), at_least_per_second(after));
+            (new * factor, least * factor)
         }
         (_, Some(before)) if before.misses == 0 && after.misses == 0 => {
-            let why = format!("nothing moved in what is counted in {:.0} s", after.seconds);
-            return check(None, by, Verdict::Unknown, why);
+            return Judgement::unknown(format!(
+                "nothing moved in what is counted in {:.0} s",
+                after.seconds
+            ));
         }
         (_, _) if after.misses < COUNT_MIN => {
-            let why = format!("it missed {} times in {:.0} s", after.misses, after.seconds);
-            return check(None, by, Verdict::Kept, why);
+            return Judgement {
+                measured: None,
+                verdict: Verdict::Kept,
+                why: format!("it missed {} times in {:.0} s", after.misses, after.seconds),
+            };
         }
         (_, _) => {
-            let why = format!(
+            return Judgement::unknown(format!(
                 "it missed {} times in {:.0} s, and there is too little data from before the move",
                 after.misses, after.seconds
-            );
-            return check(None, by, Verdict::Unknown, why);
+            ));
         }
     };
-    let (value, surely) = measured;
-    if surely > bound + tolerance {
-        let why = format!(
-            "measured {value:.2} of the misses at its baseline, with a limit of {bound:.2}"
-        );
-        check(Some(value), by, Verdict::Broken, why)
+    let what = format!("measured {value:.2} of the misses at its baseline");
+    let (verdict, why) = if surely > bound + tolerance {
+        (
+            Verdict::Broken,
+            format!("{what}, with a limit of {bound:.2}"),
+        )
+    } else if value > bound {
+        let why =
+            format!("{what}: above {bound:.2}, but within the tolerance or too few to be sure");
+        (Verdict::Kept, why)
     } else {
-        let why = format!("measured {value:.2} of the misses at its baseline, within {bound:.2}");
-        let why = if value > bound {
-            format!(
-                "measured {value:.2} of the misses at its baseline: above {bound:.2}, but within the tolerance or too few to be sure"
-            )
-        } else {
-            why
-        };
-        check(Some(value), by, Verdict::Kept, why)
+        (Verdict::Kept, format!("{what}, within {bound:.2}"))
+    };
+    Judgement {
+        measured: Some(value),
+        verdict,
+        why,
     }
+}
+
+/// Judges misses per second. A VM that was given a size whose prediction exceeds its bound, because its baseline gives
+/// no less, is held to the prediction. Misses that did not rise with the move are not blamed on it.
+fn judge_number(
+    promise: &Promise,
+    before: Option<MissCount>,
+    after: MissCount,
+    most: f64,
+    tolerance: f64,
+) -> Judgement {
+    let text = |value| PredictionUnit::PerSecond.text(value);
+    let high = promise.predicted_misses.map_or(0.0, |misses| misses.high);
+    let limit = most.max(high) * (1.0 + tolerance);
+    let (value, surely) = (after.per_second(), at_least_per_second(after));
+    let (what, bound) = (format!("measured {}", text(value)), text(most));
+    let (verdict, why) = match before.map(|before| before.per_second()) {
+        _ if value <= most => (Verdict::Kept, format!("{what}, within {bound}")),
+        _ if surely <= limit && high > most => (
+            Verdict::Kept,
+            format!("{what}: above {bound}, as predicted: its baseline gives no less"),
+        ),
+        _ if surely <= limit => (
+            Verdict::Kept,
+            format!("{what}: above {bound}, but within the tolerance or too few to be sure"),
+        ),
+        Some(before) if surely <= before * (1.0 + tolerance) => (
+            Verdict::Unknown,
+            format!(
+                "{what}, with a limit of {bound}, but as many before the move: {}",
+                text(before)
+            ),
+        ),
+        _ => (Verdict::Broken, format!("{what}, with a limit of {bound}")),
+    };
+    Judgement {
+        measured: Some(value),
+        verdict,
+        why,
+    }
+}
+
+/// Misses per second of which the count is certain evidence.
+fn at_least_per_second(count: MissCount) -> f64 {
+    (count.misses as f64 - CERTAIN * (count.misses as f64).sqrt()) / count.seconds
 }
 
 impl<H: Host> Turns<H> {
@@ -225,9 +335,10 @@ mod tests {
             vm: "web".to_owned(),
             predicted: None,
             before: Some(1.0),
+            predicted_misses: None,
             baseline_ratio: 0.2,
             ratio_min: 0.001,
-            max_loss: 0.25,
+            bound: Bound::on_loss(0.25),
             by_ratio: true,
         }
     }
@@ -295,5 +406,63 @@ mod tests {
         let before = counted(900, Some(1000), 10.0);
         let check = judge(&traps, before, counted(950, Some(1000), 10.0), 0.03);
         assert_eq!(check.verdict, Verdict::Kept, "{check:?}");
+    }
+
+    #[test]
+    fn misses_per_second_are_set_against_their_bound() {
+        let absolute = |predicted: Option<f64>| Promise {
+            bound: Bound {
+                max_loss: None,
+                max_misses_per_second: Some(20.0),
+            },
+            predicted_misses: predicted.map(|high| MissesPerSecond {
+                expected: 0.9 * high,
+                low: 0.0,
+                high,
+            }),
+            ..promise()
+        };
+        let verdict = |predicted, before, after| {
+            let (before, after) = (counted(before, None, 10.0), counted(after, None, 10.0));
+            let check = judge(&absolute(predicted), before, after, 0.03);
+            assert_eq!((check.measured, check.bound), (None, None));
+            check.verdict
+        };
+        assert_eq!(verdict(Some(15.0), 1, 190), Verdict::Kept);
+        // Ten times as many misses as before, and within what it is promised.
+        assert_eq!(verdict(None, 10, 199), Verdict::Kept);
+        assert_eq!(verdict(Some(15.0), 10, 400), Verdict::Broken);
+        // 22 per second may as well be 20.
+        assert_eq!(verdict(Some(15.0), 10, 220), Verdict::Kept);
+        // Its baseline itself gives 50 per second.
+        assert_eq!(verdict(Some(50.0), 10, 480), Verdict::Kept);
+        assert_eq!(verdict(Some(50.0), 10, 700), Verdict::Broken);
+        // It missed as often before.
+        assert_eq!(verdict(Some(15.0), 400, 410), Verdict::Unknown);
+        let check = judge(&absolute(Some(15.0)), None, counted(400, None, 10.0), 0.03);
+        let misses = check.misses.unwrap();
+        assert_eq!(
+            (misses.measured_per_second, misses.bound_per_second),
+            (Some(40.0), 20.0)
+        );
+        assert_eq!(check.why, "measured 40.0/s, with a limit of 20.0/s");
+    }
+
+    #[test]
+    fn a_vm_that_is_promised_both_bounds_keeps_both() {
+        let both = Promise {
+            bound: Bound {
+                max_misses_per_second: Some(20.0),
+                ..promise().bound
+            },
+            ..promise()
+        };
+        let verdict = |misses, references| {
+            let after = counted(misses, Some(references), 100.0);
+            judge(&both, None, after, 0.03).verdict
+        };
+        assert_eq!(verdict(1900, 9500), Verdict::Kept);
+        assert_eq!(verdict(1900, 5000), Verdict::Broken);
+        assert_eq!(verdict(3000, 15_000), Verdict::Broken);
     }
 }

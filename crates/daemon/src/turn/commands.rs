@@ -207,9 +207,10 @@ impl<H: Host> Turns<H> {
             max_bytes: change.max_bytes.or(old.max_bytes),
             baseline_bytes: change.baseline_bytes.or(old.baseline_bytes),
             shares: change.shares.or(old.shares),
-            max_loss: change.max_loss.or(old.max_loss),
             managed: change.managed.or(old.managed),
-        };
+            ..SettingsChange::default()
+        }
+        .with_promise(change.promise().or(old.promise()));
         let settings = vm.settings_with(&new);
         if settings.min_bytes > settings.max_bytes {
             return Err(bad(format!(
@@ -220,11 +221,23 @@ impl<H: Host> Turns<H> {
         if settings.baseline_bytes == 0 || settings.shares == 0 {
             return Err(bad("baseline and shares are 1 or more".to_owned()));
         }
-        if !(settings.max_loss.is_finite() && (0.0..=1000.0).contains(&settings.max_loss)) {
-            return Err(bad(format!(
-                "a loss of {}: expected 0 or more, as a share",
-                settings.max_loss
-            )));
+        let promise = settings.promise;
+        let bounds = [
+            ("loss", promise.max_loss, 1000.0, "as a share"),
+            (
+                "number of misses",
+                promise.max_misses_per_second,
+                1e7,
+                "per second",
+            ),
+            ("stall", promise.max_stall, 1.0, "as a share up to 1"),
+        ];
+        for (name, bound, most, unit) in bounds {
+            if let Some(bound) = bound.filter(|bound| !(0.0..=most).contains(bound)) {
+                return Err(bad(format!(
+                    "a {name} of {bound}: expected 0 or more, {unit}"
+                )));
+            }
         }
         if settings.baseline_bytes > SIZE_MAX || settings.max_bytes > SIZE_MAX {
             return Err(bad("a size above 1 PiB".to_owned()));

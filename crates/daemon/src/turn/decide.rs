@@ -6,7 +6,7 @@ use plimsoll_actuator::Holding;
 use plimsoll_flow::{
     CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, WorkingSet, WorkingSetBound,
 };
-use plimsoll_policy::{Bound, Demand, PolicyError, Rules, allocate, relative};
+use plimsoll_policy::{Allocation, Demand, PolicyError, Rules, allocate, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, Phase, State};
 use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
@@ -76,7 +76,7 @@ impl<H: Host> Turns<H> {
                 current: pages(holding.bytes()),
                 floor: pages(floor),
                 ceiling: pages(ceiling),
-                bound: Bound::on_loss(settings.max_loss),
+                bound: vm.bound(),
                 shares: settings.shares,
                 working_set: vm.working_set.map(|set| used(set, holding)),
             }
@@ -209,10 +209,11 @@ impl<H: Host> Turns<H> {
                 Some(Promise {
                     vm: demand.vm.0.clone(),
                     predicted: target.relative,
+                    predicted_misses: target.misses,
                     before: target.relative_now.map(|now| now.expected),
                     baseline_ratio: curve.miss_ratio(demand.baseline).max(rules.miss_ratio_min),
                     ratio_min: rules.miss_ratio_min,
-                    max_loss: demand.bound.max_loss.unwrap_or(f64::INFINITY),
+                    bound: demand.bound,
                     by_ratio: self
                         .vms
                         .get(&demand.vm.0)
@@ -221,7 +222,7 @@ impl<H: Host> Turns<H> {
                 })
             })
             .collect();
-        let reason = format!(
+        let mut reason = format!(
             "Misses fall to {:.2} of those at the baselines (geometric mean over {} VMs, now {:.2}), and every VM stays within its limit.",
             allocation.geometric_mean,
             demands
@@ -230,6 +231,7 @@ impl<H: Host> Turns<H> {
                 .count(),
             allocation.geometric_mean_now,
         );
+        reason.push_str(&margins(&demands, &allocation));
         Some(PendingMove {
             kind: Kind::Divide,
             plan: Some(PlanJson::new(
@@ -377,10 +379,12 @@ impl<H: Host> Turns<H> {
         Some(Promise {
             vm: name.to_owned(),
             predicted: relative_at(to.bytes()),
+            predicted_misses: known
+                .and_then(|known| known.curve.misses_per_second(pages(to.bytes()))),
             before: relative_at(vm.size_bytes()).map(|now| now.expected),
             baseline_ratio: baseline_ratio.max(rules.miss_ratio_min),
             ratio_min: rules.miss_ratio_min,
-            max_loss: settings.max_loss,
+            bound: vm.bound(),
             by_ratio: known.is_some_and(|known| known.source == CurveSource::Disk),
         })
     }
@@ -463,6 +467,20 @@ impl<H: Host> Turns<H> {
             ended_unix_ms: None,
         }
     }
+}
+
+/// The predictions of the VMs that give memory beside their bounds, as sentences that follow the reason.
+fn margins(demands: &[Demand], allocation: &Allocation) -> String {
+    let targets = demands.iter().zip(&allocation.targets);
+    let giving = targets.filter(|(demand, target)| target.size < demand.current);
+    let texts = giving.flat_map(|(demand, target)| {
+        let predictions = demand.bound.predictions(target.relative, target.misses);
+        let vm = &target.vm;
+        predictions
+            .into_iter()
+            .map(move |prediction| format!(" {vm}: {prediction}."))
+    });
+    texts.collect()
 }
 
 /// How much of its memory a VM uses, as far as a policy may rely on it. A working set that is only a lower bound frees

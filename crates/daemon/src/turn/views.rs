@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_actuator::{Absence, Progress};
 use plimsoll_flow::PageSize;
-use plimsoll_policy::{Bound, Rules, promise_size, relative};
+use plimsoll_policy::{PredictionUnit, Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson};
 use plimsoll_protocol::vm::{
@@ -17,6 +17,10 @@ use crate::clock::Time;
 use crate::host::Host;
 use crate::shared::Snapshot;
 use crate::vm::{Vm, bytes, pages};
+
+/// Why a VM that is promised a number of misses per second has no status.
+const NO_RATE: &str =
+    "its curve has no rate, so its misses per second cannot be predicted; it keeps its size";
 
 impl<H: Host> Turns<H> {
     pub(super) fn relative_now(&self, vm: &Vm, rules: &Rules) -> Option<Relative> {
@@ -33,8 +37,7 @@ impl<H: Host> Turns<H> {
         let relative = self.relative_now(vm, &rules);
         let promise = vm.known.as_ref().and_then(|known| {
             let baseline = pages(settings.baseline_bytes);
-            let bound = Bound::on_loss(settings.max_loss);
-            let least = promise_size(&known.curve, baseline, &bound, &rules)?;
+            let least = promise_size(&known.curve, baseline, &vm.bound(), &rules)?;
             Some(bytes(least).max(settings.min_bytes))
         });
         let reclaimable = promise.map(|promise| holding.bytes().saturating_sub(promise));
@@ -91,21 +94,41 @@ impl<H: Host> Turns<H> {
             return (VmStatus::Violating, why.clone());
         }
         let (Some(relative), Some(reclaimable)) = (relative, reclaimable) else {
-            let why = vm.warnings.first().cloned();
+            let why = match &vm.known {
+                Some(_) => Some(NO_RATE.to_owned()),
+                None => vm.warnings.first().cloned(),
+            };
             let why = why.unwrap_or_else(|| "its curve is not available yet".to_owned());
             return (VmStatus::Unknown, why);
         };
-        let bound = 1.0 + vm.settings().max_loss;
-        if relative.expected > bound + self.config.tolerance {
+        let known = vm.known.as_ref();
+        let misses = known.and_then(|known| known.curve.misses_per_second(pages(vm.size_bytes())));
+        let predictions = vm.bound().predictions(Some(relative), misses);
+        if let Some(above) = predictions.iter().find(|prediction| {
+            let scale = if prediction.unit == PredictionUnit::PerSecond {
+                prediction.limit
+            } else {
+                1.0
+            };
+            prediction.expected > prediction.limit + scale * self.config.tolerance
+        }) {
+            let unit = above.unit;
             let why = format!(
-                "predicted to miss {:.2} times as often as at its baseline, limit {bound:.2}",
-                relative.expected
+                "predicted to miss {}, limit {}",
+                unit.misses(above.expected),
+                unit.text(above.limit)
             );
             (VmStatus::Violating, why)
-        } else if relative.high > bound {
+        } else if let Some(above) = predictions
+            .iter()
+            .find(|prediction| prediction.margin() < 0.0)
+        {
+            let unit = above.unit;
             let why = format!(
-                "predicted to miss {:.2} times as often as at its baseline (up to {:.2}), limit {bound:.2}: not certain",
-                relative.expected, relative.high
+                "predicted to miss {} (up to {}), limit {}: not certain",
+                unit.misses(above.expected),
+                unit.text(above.high),
+                unit.text(above.limit)
             );
             (VmStatus::Tight, why)
         } else if reclaimable < self.config.unit_bytes {

@@ -22,8 +22,8 @@ use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
     BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView,
-    HostMemory, HostView, Relative, Sample, Settings, TraceState, TraceView, VmStatus, VmSummary,
-    WorkingSetView,
+    HostMemory, HostView, Promise, Relative, Sample, Settings, TraceState, TraceView, VmStatus,
+    VmSummary, WorkingSetView,
 };
 
 use plimsoll_daemon::clock::{self, Clock};
@@ -231,7 +231,7 @@ impl Guest {
             max_bytes: bytes(RAM_MIB),
             baseline_bytes: bytes(BASELINE_MIB),
             shares: 100,
-            max_loss: self.max_loss,
+            promise: Promise::on_loss(self.max_loss),
             managed: true,
         }
     }
@@ -445,7 +445,8 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
             }),
             measured: Some(measured),
             by: "blocks read from storage".to_owned(),
-            bound,
+            bound: Some(bound),
+            misses: None,
             verdict: if kept { Verdict::Kept } else { Verdict::Broken },
             why: format!(
                 "its misses are {measured:.2} times those at its baseline, with a limit of {bound:.2}: {verdict}"
@@ -597,7 +598,7 @@ fn answer(shared: &SharedState, command: Command) {
                     settings.baseline_bytes =
                         change.baseline_bytes.unwrap_or(settings.baseline_bytes);
                     settings.shares = change.shares.unwrap_or(settings.shares);
-                    settings.max_loss = change.max_loss.unwrap_or(settings.max_loss);
+                    settings.promise = change.promise().unwrap_or(settings.promise);
                     settings.managed = change.managed.unwrap_or(settings.managed);
                     Ok(summary.clone())
                 }

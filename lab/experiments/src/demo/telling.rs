@@ -187,10 +187,10 @@ pub(super) fn decision(
 fn checked(check: &Check) -> String {
     let number = |number: Option<f64>| number.map_or("-".to_owned(), |is| format!("{is:.2}"));
     format!(
-        "predicted {}, measured {}, limit {:.2}",
+        "predicted {}, measured {}, limit {}",
         number(check.predicted.map(|predicted| predicted.expected)),
         number(check.measured),
-        check.bound
+        number(check.bound)
     )
 }
 
@@ -334,7 +334,8 @@ mod tests {
                 predicted: relative(1.2),
                 measured: Some(1.17),
                 by: "its disk".to_owned(),
-                bound: 1.25,
+                bound: Some(1.25),
+                misses: None,
                 verdict: Verdict::Kept,
                 why: String::new(),
             }],

@@ -11,7 +11,7 @@ use super::super::write_json;
 use super::VmArgs;
 use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
 
-/// Smallest size of each VM within its max_loss, and the memory that would be saved.
+/// Smallest size of each VM within its bounds on misses, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -43,8 +43,8 @@ struct Rightsize {
     lacks_bytes: Option<u64>,
     /// Misses at that size over those at the baseline.
     relative_then: Option<Relative>,
-    /// 1.0 and what may be lost.
-    bound: f64,
+    /// 1.0 and what may be lost; `null` if it is not promised that.
+    bound: Option<f64>,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
@@ -85,7 +85,7 @@ fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
         saves_bytes: right.map(|right| vm.size_bytes.saturating_sub(right)),
         lacks_bytes: right.map(|right| right.saturating_sub(vm.size_bytes)),
         relative_then,
-        bound: 1.0 + vm.settings.max_loss,
+        bound: vm.settings.promise.max_loss.map(|loss| 1.0 + loss),
     }
 }
 
@@ -115,7 +115,7 @@ fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
                 .map(size)
                 .unwrap_or_default(),
             relative(right.relative_then.as_ref()),
-            ratio(right.bound),
+            right.bound.map(ratio).unwrap_or_default(),
         ]);
     }
     format!(
@@ -142,7 +142,7 @@ fn lines(report: &Rightsizes) -> String {
             ("relative_then_high", &|vm| {
                 or_empty(vm.relative_then.map(|at| at.high))
             }),
-            ("bound", &|vm| vm.bound.to_string()),
+            ("bound", &|vm| or_empty(vm.bound)),
         ],
     )
 }

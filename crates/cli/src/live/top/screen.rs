@@ -440,9 +440,9 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
             size(vm.cache_bytes)
         )),
         Line::raw(format!(
-            "needs {}, max loss {}",
+            "needs {}, promised {}",
             maybe_size(vm.promise_bytes),
-            percent(vm.settings.max_loss)
+            vm.settings.promise
         )),
         Line::raw(format!(
             "{} to {}, baseline {}",
