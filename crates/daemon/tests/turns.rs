@@ -876,3 +876,56 @@ fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
     );
     assert!(idle.why.contains("no rate"), "{}", idle.why);
 }
+
+/// Seconds from the end of the first move to the end of its check, with this many references per second of the VM that
+/// gains; and the decision.
+fn checked(references_per_second: u64, spoil: impl Fn(&Rig)) -> (u64, Decision) {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("search", |vm| {
+        vm.references_per_second = references_per_second;
+    });
+    let state = |rig: &Rig| rig.decisions().last().map(|decision| decision.state);
+    rig.until("it moves", |rig| state(rig) == Some(State::Checking));
+    spoil(&rig);
+    let mut seconds = 0;
+    while state(&rig) == Some(State::Checking) {
+        rig.pass(1);
+        seconds += 1;
+    }
+    (seconds, rig.decisions().remove(rig.decisions().len() - 1))
+}
+
+#[test]
+fn a_check_begins_when_what_was_gained_is_filled_by_count() {
+    // It gains some 350 MiB, and misses 2000 times per second.
+    let (seconds, decision) = checked(40_000, |_| {});
+    assert!((50..90).contains(&seconds), "{seconds}");
+    let filled = "by then had filled what it gained: search ";
+    assert!(decision.reason.contains(filled), "{}", decision.reason);
+    assert!(
+        !decision.reason.contains("the longest wait"),
+        "{}",
+        decision.reason
+    );
+    // A fifth of that does not fill it in five times the length of a measurement.
+    let (seconds, decision) = checked(8000, |_| {});
+    assert!((118..124).contains(&seconds), "{seconds}");
+    assert!(
+        decision.reason.contains("the longest wait"),
+        "{}",
+        decision.reason
+    );
+    // A VM that hardly misses fills nothing more.
+    let (seconds, _) = checked(1000, |_| {});
+    assert!((38..44).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn a_vm_that_only_gave_memory_is_judged_while_others_fill() {
+    let (seconds, decision) = checked(8000, |rig| {
+        rig.host
+            .change("scan", |vm| vm.truth = curve(&[(16, 0.95), (1024, 0.94)]));
+    });
+    assert!((18..44).contains(&seconds), "{seconds}");
+    assert_eq!(decision.state, State::RolledBack, "{}", decision.reason);
+}

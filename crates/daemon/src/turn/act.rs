@@ -7,7 +7,7 @@ use plimsoll_actuator::{Holding, Progress};
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
-use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns};
+use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns, WarmUp};
 use crate::clock::unix_ms;
 use crate::host::Host;
 use crate::moves::{self, Move, MoveProgress};
@@ -109,18 +109,7 @@ impl<H: Host> Turns<H> {
                     self.moved(progressed, now);
                 }
             }
-            Stage::Checking(since) => {
-                let since = *since;
-                for promise in &active.promises {
-                    if let Some(vm) = self.vms.get_mut(&promise.vm) {
-                        vm.status = vm.actuator.poll();
-                        vm.count(now);
-                    }
-                }
-                if now.duration_since(since) >= self.config.check_after {
-                    self.check(since, now);
-                }
-            }
+            Stage::Checking(_) => self.measure(now),
         }
     }
 
@@ -153,7 +142,7 @@ impl<H: Host> Turns<H> {
             self.shared.tell(Event::Decision {
                 id: active.decision.id,
             });
-            active.stage = Stage::Checking(now);
+            active.stage = Stage::Checking(WarmUp::begin(&active.decision.steps, &self.vms, now));
             self.active = Some(active);
             return;
         }

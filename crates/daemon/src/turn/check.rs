@@ -8,7 +8,7 @@ use plimsoll_protocol::decision::{
     Check, Initiator, MissesCheck, Mode, Phase, State, Step, StepState, Verdict,
 };
 
-use super::{BACK_OFF_MAX, TICK, Turns};
+use super::{BACK_OFF_MAX, Stage, TICK, Turns};
 use crate::config::Workflow;
 use crate::host::Host;
 use crate::vm::MissCount;
@@ -229,6 +229,49 @@ fn at_least_per_second(count: MissCount) -> f64 {
 }
 
 impl<H: Host> Turns<H> {
+    /// Counts misses after a move, and judges the move once there is enough to judge it by. A VM that gained nothing has
+    /// nothing to fill: it is judged also while the others still fill.
+    pub(super) fn measure(&mut self, now: Instant) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let Stage::Checking(warm_up) = &mut active.stage else {
+            return;
+        };
+        for promise in &active.promises {
+            if let Some(vm) = self.vms.get_mut(&promise.vm) {
+                vm.status = vm.actuator.poll();
+                vm.count(now);
+            }
+        }
+        let after = self.config.check_after;
+        let (began, moved) = (active.began, warm_up.moved);
+        if let Some(since) = warm_up.ended(&self.vms, after, now) {
+            if now.duration_since(since) >= after {
+                active.decision.reason.push_str(&warm_up.text());
+                self.check(since, now);
+            }
+        } else if warm_up.is_due(after, now) {
+            let before = began
+                .checked_sub(now.duration_since(moved))
+                .unwrap_or(began);
+            let broken = active.promises.iter().any(|promise| {
+                !warm_up.involves(&promise.vm)
+                    && self.vms.get(&promise.vm).is_some_and(|vm| {
+                        let (before, after) = (
+                            vm.misses_between(before, began),
+                            vm.misses_between(moved, now),
+                        );
+                        judge(promise, before, after, self.config.tolerance).verdict
+                            == Verdict::Broken
+                    })
+            });
+            if broken {
+                self.check(moved, now);
+            }
+        }
+    }
+
     /// Judges an allocation by the measurements since.
     pub(super) fn check(&mut self, since: Instant, now: Instant) {
         let Some(mut active) = self.active.take() else {

@@ -19,6 +19,7 @@ mod commands;
 mod decide;
 mod discover;
 mod views;
+mod warm_up;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use plimsoll_protocol::vm::Sample;
 use check::Promise;
 use discover::poll_all;
 use views::curve_json;
+use warm_up::WarmUp;
 
 use crate::clock::unix_ms;
 use crate::config::{Config, Workflow};
@@ -78,8 +80,7 @@ struct ActiveDecision {
 
 enum Stage {
     Moving(Move),
-    /// Start of the measurement.
-    Checking(Instant),
+    Checking(WarmUp),
 }
 
 /// The control loop and its state.
