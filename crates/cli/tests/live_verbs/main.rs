@@ -125,6 +125,7 @@ fn a_name_that_attacks_the_terminal_reaches_it_defused() {
         &["report", "rightsize"],
         &["report", "rightsize", "-o", "csv"],
         &["report", "overhead"],
+        &["report", "promises"],
         &["explain", "mail"],
         &["set", HOSTILE, "--shares", "200"],
         &["whatif", HOSTILE, "--size", "256M"],
@@ -458,6 +459,42 @@ fn reports_come_as_tables_values_and_pictures() {
         "safe 512 MiB 161 MiB 392 MiB 120 MiB 1.20 (1.10 to 1.24) 1.25"
             .split(' ')
             .collect::<Vec<_>>()
+    );
+    // The check of decision 12 found that of mail kept, and could not measure web. A proposal promises nothing.
+    let promises = server.text(&["report", "promises", "-o", "csv"]);
+    let rows: Vec<Vec<_>> = promises
+        .lines()
+        .map(|line| line.split(',').collect())
+        .collect();
+    assert_eq!(
+        rows[0][..6],
+        ["vm", "made", "kept", "broken", "unknown", "taken_back"]
+    );
+    let counts = |vm: &str| {
+        rows.iter()
+            .find(|row| row[0] == vm)
+            .map(|row| row[1..6].to_vec())
+    };
+    assert_eq!(
+        counts("mail"),
+        Some(vec!["1", "1", "0", "0", "0"]),
+        "{promises}"
+    );
+    assert_eq!(
+        counts("web"),
+        Some(vec!["1", "0", "0", "1", "0"]),
+        "{promises}"
+    );
+    assert_eq!(
+        counts("all"),
+        Some(vec!["2", "1", "0", "1", "0"]),
+        "{promises}"
+    );
+    let of_web = server.text(&["report", "promises", "web", "-o", "json"]);
+    let of_web: serde_json::Value = serde_json::from_str(&of_web).unwrap();
+    assert_eq!(
+        (&of_web["all"]["made"], &of_web["vms"][0]["vm"]),
+        (&1.into(), &"web".into())
     );
     let overhead = server.text(&["report", "overhead"]);
     assert!(

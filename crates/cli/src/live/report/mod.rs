@@ -4,6 +4,7 @@ mod compare;
 mod heatmap;
 mod mrc;
 mod overhead;
+mod promises;
 mod rightsize;
 mod wss;
 
@@ -15,7 +16,7 @@ use clap::builder::NonEmptyStringValueParser;
 use super::{Daemon, SocketArg};
 
 /// Reports on a VM, or on all of them: curve, working set over time, activity by region of RAM, the right size,
-/// cost of tracing and possible losses.
+/// cost of tracing and possible losses, promises kept and broken.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -29,6 +30,7 @@ enum Report {
     Heatmap(heatmap::Args),
     Rightsize(rightsize::Args),
     Overhead(overhead::Args),
+    Promises(promises::Args),
 }
 
 /// VM and connection to the daemon.
@@ -67,5 +69,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Report::Heatmap(args) => heatmap::run(args, out),
         Report::Rightsize(args) => rightsize::run(args, out),
         Report::Overhead(args) => overhead::run(args, out),
+        Report::Promises(args) => promises::run(args, out),
     }
 }
