@@ -27,6 +27,7 @@ mod dry_run;
 mod endpoints;
 mod error;
 mod fixed;
+mod guest_need;
 mod hcache;
 #[cfg(feature = "libvirt")]
 mod libvirt;
@@ -41,6 +42,7 @@ pub use dry_run::DryRun;
 pub use endpoints::{ActuatorRow, Endpoints, Role};
 pub use error::{ActuatorError, Delivery};
 pub use fixed::FixedMemory;
+pub use guest_need::{GuestNeed, STATS_AGE_MAX_S, slack_bytes};
 pub use hcache::HcacheStore;
 #[cfg(feature = "libvirt")]
 pub use libvirt::{Domain, DomainInfo, Virsh};
@@ -125,6 +127,8 @@ pub struct MemoryStatus {
     pub cache: Option<Part>,
     /// The guest's memory statistics; `None` without a balloon, or if the query failed.
     pub guest: Option<GuestStats>,
+    /// The guest's need by these statistics; `None` unless they are recent.
+    pub need: Option<GuestNeed>,
     /// The disk daemon's counts; `None` without one, or if the query failed.
     pub disk: Option<DiskStat>,
     /// Queries and changes that failed since the last poll.

@@ -251,6 +251,7 @@ impl MemoryStats<'_> {
             swap_out_bytes: self.bytes("swap_out"),
             huge_allocations: self.count("hugetlb_pgalloc"),
             huge_failures: self.count("hugetlb_pgfail"),
+            oom_kills: None,
         })
     }
 }

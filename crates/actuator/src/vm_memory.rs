@@ -3,6 +3,7 @@
 use plimsoll_flow::VmId;
 
 use crate::endpoints::{Endpoints, Role};
+use crate::guest_need::NeedTracker;
 use crate::registry::open;
 use crate::{ActuatorError, FixedMemory, MemoryPart, MemoryStatus};
 
@@ -12,13 +13,19 @@ pub struct VmMemory {
     vm: VmId,
     direct: Box<dyn MemoryPart>,
     cache: Option<Box<dyn MemoryPart>>,
+    need: NeedTracker,
 }
 
 impl VmMemory {
     /// The memory of a VM, consisting of these parts.
     #[must_use]
     pub fn new(vm: VmId, direct: Box<dyn MemoryPart>, cache: Option<Box<dyn MemoryPart>>) -> Self {
-        Self { vm, direct, cache }
+        Self {
+            vm,
+            direct,
+            cache,
+            need: NeedTracker::default(),
+        }
     }
 
     /// The memory of a VM, using the first available actuator of each role. Errors of skipped actuators are added
@@ -47,6 +54,7 @@ impl VmMemory {
             direct: self.direct.part(),
             cache: self.cache.as_ref().map(|cache| cache.part()),
             guest: None,
+            need: None,
             disk: None,
             failures: Vec::new(),
         }
@@ -58,10 +66,13 @@ impl VmMemory {
         let direct = self.direct.poll(&mut failures);
         let cache = self.cache.as_mut().map(|cache| cache.poll(&mut failures));
         let cache = cache.unwrap_or_default();
+        let part = self.direct.part();
+        let guest = direct.guest.or(cache.guest);
         MemoryStatus {
-            direct: self.direct.part(),
+            direct: part,
             cache: self.cache.as_ref().map(|cache| cache.part()),
-            guest: direct.guest.or(cache.guest),
+            need: self.need.observe(guest.as_ref(), part.actual_bytes),
+            guest,
             disk: cache.disk.or(direct.disk),
             failures,
         }

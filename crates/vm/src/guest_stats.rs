@@ -43,6 +43,8 @@ pub struct GuestStats {
     pub huge_allocations: Option<u64>,
     /// Huge pages it could not allocate.
     pub huge_failures: Option<u64>,
+    /// Processes that its kernel killed for lack of memory; older versions of QEMU and Linux do not report it.
+    pub oom_kills: Option<u64>,
 }
 
 /// Memory statistics of a guest's kernel from its `/proc`; counts since it booted.
@@ -120,6 +122,7 @@ impl GuestStats {
             swap_out_bytes: value("stat-swap-out"),
             huge_allocations: value("stat-htlb-pgalloc"),
             huge_failures: value("stat-htlb-pgfail"),
+            oom_kills: value("stat-oom-kill"),
         }))
     }
 }
@@ -207,6 +210,7 @@ mod tests {
         let stats = json!({
             "stat-free-memory": 4096,
             "stat-htlb-pgfail": u64::MAX,
+            "stat-oom-kill": 3,
             "stat-swap-in": -1,
             "stat-swap-out": "much",
         });
@@ -217,6 +221,7 @@ mod tests {
             age_s: told.age_s,
             updated_unix_s: 1,
             free_bytes: Some(4096),
+            oom_kills: Some(3),
             ..GuestStats::default()
         };
         assert_eq!(told, expected);

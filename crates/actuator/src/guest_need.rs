@@ -1,0 +1,150 @@
+//! What a guest needs of the memory that it has, by its own statistics.
+//!
+//! A guest can give what its kernel calls available: unused memory and page cache. Nothing but swap takes the rest, and
+//! a guest without swap that loses some of it kills processes. The statistics are not trusted: a guest that reports too
+//! much to be available harms itself, and one that reports too little keeps what it has, which a balloon that does not
+//! move achieves as well.
+//!
+//! A report is set against the size of the time at which it was made: a balloon that inflates has taken some of what an
+//! older report calls available.
+
+use plimsoll_vm::GuestStats;
+
+/// Age from which statistics are not used, in s, even if the guest reports at longer intervals.
+pub const STATS_AGE_MAX_S: u64 = 15;
+/// Room that a guest keeps of what it has available: a share of its RAM, with its limits in bytes.
+const SLACK_RAM_SHARE: u64 = 16;
+const SLACK_BYTES: (u64, u64) = (16 << 20, 1 << 30);
+
+/// Memory that a VM keeps available when it is shrunk, in bytes: a sixteenth of its RAM, 16 MiB to 1 GiB.
+#[must_use]
+pub fn slack_bytes(ram_bytes: u64) -> u64 {
+    (ram_bytes / SLACK_RAM_SHARE).clamp(SLACK_BYTES.0, SLACK_BYTES.1)
+}
+
+/// A guest's memory by its newest report.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GuestNeed {
+    /// The part of the VM's own memory that the guest cannot give, without its swap.
+    pub needed_bytes: u64,
+    /// Memory available to its processes.
+    pub available_bytes: u64,
+    /// Page faults that required disk I/O, a second, between the last two reports.
+    pub major_faults_per_second: Option<f64>,
+    /// Processes killed for lack of memory since it booted, if it reports that.
+    pub oom_kills: Option<u64>,
+}
+
+/// Sets reports against sizes; to be called at every poll.
+#[derive(Debug, Default)]
+pub(crate) struct NeedTracker {
+    last: Option<(GuestStats, GuestNeed)>,
+    /// Size at the last poll.
+    actual_bytes: u64,
+}
+
+impl NeedTracker {
+    /// The guest's need at a poll that found this size; `None` without statistics, or if they are stale.
+    pub fn observe(&mut self, stats: Option<&GuestStats>, actual_bytes: u64) -> Option<GuestNeed> {
+        // A new report was made since the last poll, while the VM had at most this.
+        let largest_bytes = self.actual_bytes.max(actual_bytes);
+        self.actual_bytes = actual_bytes;
+        let stats = stats?;
+        let usable = !stats.is_stale() && stats.age_s <= STATS_AGE_MAX_S;
+        let available_bytes = stats.available_bytes.filter(|_| usable)?;
+        if let Some((last, need)) = &self.last
+            && last.updated_unix_s == stats.updated_unix_s
+        {
+            return Some(*need);
+        }
+        let last = self.last.as_ref().map(|(last, _)| last);
+        let need = GuestNeed {
+            needed_bytes: largest_bytes.saturating_sub(available_bytes),
+            available_bytes,
+            major_faults_per_second: last.and_then(|last| faults_per_second(last, stats)),
+            oom_kills: stats.oom_kills,
+        };
+        self.last = Some((*stats, need));
+        Some(need)
+    }
+}
+
+/// `None` if the counter or the clock went back.
+fn faults_per_second(before: &GuestStats, after: &GuestStats) -> Option<f64> {
+    let faults = after.major_faults?.checked_sub(before.major_faults?)?;
+    let seconds = after.updated_unix_s.checked_sub(before.updated_unix_s)?;
+    Some(faults as f64 / seconds.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn report(updated_unix_s: u64, available_mib: u64, major_faults: u64) -> GuestStats {
+        GuestStats {
+            updated_unix_s,
+            interval_s: 2,
+            available_bytes: Some(available_mib * MIB),
+            major_faults: Some(major_faults),
+            ..GuestStats::default()
+        }
+    }
+
+    #[test]
+    fn a_report_is_set_against_the_size_before_it_not_against_what_a_balloon_took_since() {
+        let mut tracker = NeedTracker::default();
+        let mut needed_mib = |stats: Option<&GuestStats>, actual_mib: u64| {
+            let need = tracker.observe(stats, actual_mib * MIB);
+            need.map(|need| need.needed_bytes / MIB)
+        };
+        assert_eq!(needed_mib(None, 512), None);
+        let first = report(10, 300, 0);
+        assert_eq!(needed_mib(Some(&first), 512), Some(212));
+        // The balloon inflates, and the report is the old one.
+        assert_eq!(needed_mib(Some(&first), 400), Some(212));
+        assert_eq!(needed_mib(Some(&first), 300), Some(212));
+        // The next one may be of any time since.
+        assert_eq!(needed_mib(Some(&report(12, 88, 0)), 300), Some(212));
+        assert_eq!(needed_mib(Some(&report(14, 80, 0)), 290), Some(220));
+        // It is no less than nothing, whatever the guest reports.
+        let lie = GuestStats {
+            available_bytes: Some(u64::MAX),
+            ..report(16, 0, 0)
+        };
+        assert_eq!(needed_mib(Some(&lie), 290), Some(0));
+    }
+
+    #[test]
+    fn stale_reports_and_those_without_available_memory_are_not_used() {
+        let mut tracker = NeedTracker::default();
+        let old = |age_s, interval_s| GuestStats {
+            age_s,
+            interval_s,
+            ..report(10, 300, 0)
+        };
+        assert!(tracker.observe(Some(&old(10, 2)), MIB).is_some());
+        assert_eq!(tracker.observe(Some(&old(11, 2)), MIB), None);
+        assert!(tracker.observe(Some(&old(15, 60)), MIB).is_some());
+        assert_eq!(tracker.observe(Some(&old(16, 60)), MIB), None);
+        let silent = GuestStats {
+            available_bytes: None,
+            ..report(20, 0, 0)
+        };
+        assert_eq!(tracker.observe(Some(&silent), MIB), None);
+    }
+
+    #[test]
+    fn faults_are_counted_between_reports_and_a_counter_that_goes_back_is_no_rate() {
+        let mut tracker = NeedTracker::default();
+        let mut rate = |stats: GuestStats| {
+            let need = tracker.observe(Some(&stats), 512 * MIB).unwrap();
+            need.major_faults_per_second
+        };
+        assert_eq!(rate(report(10, 300, 100)), None);
+        assert_eq!(rate(report(12, 300, 150)), Some(25.0));
+        assert_eq!(rate(report(14, 300, 50)), None);
+        assert_eq!(rate(report(13, 300, 60)), None);
+    }
+}
