@@ -299,7 +299,7 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
     );
 }
 
-const STEP_SHAPES = { done: "safe", late: "tight", stuck: "violating", failed: "violating", gone: "violating" };
+const STEP_SHAPES = { done: "safe", late: "tight", stuck: "violating", short: "tight", failed: "violating", gone: "violating" };
 
 function stepsTable(steps) {
     const pair = (from, to) => [size(from), from === to ? "" : [" → ", size(to), ` (${change(to - from)})`]];

@@ -164,6 +164,8 @@ pub struct VmRule {
     pub max_bytes: Option<u64>,
     /// Size against which losses are measured; by default a VM's size when it is discovered.
     pub baseline_bytes: Option<u64>,
+    /// Size of the guest's swap, which takes memory that the guest could not give otherwise; 0 by default.
+    pub swap_bytes: Option<u64>,
     /// Weight in proportional sharing.
     pub shares: Option<u32>,
     /// What the VM is promised about its misses: one setting, whichever of its bounds a rule gives.
@@ -253,6 +255,7 @@ impl Config {
             merged.min_bytes = merged.min_bytes.or(rule.min_bytes);
             merged.max_bytes = merged.max_bytes.or(rule.max_bytes);
             merged.baseline_bytes = merged.baseline_bytes.or(rule.baseline_bytes);
+            merged.swap_bytes = merged.swap_bytes.or(rule.swap_bytes);
             merged.shares = merged.shares.or(rule.shares);
             merged.promise = merged.promise.or(rule.promise);
             merged.self_balloon = merged.self_balloon.or(rule.self_balloon);
@@ -312,6 +315,7 @@ impl VmRule {
             min_bytes: None,
             max_bytes: None,
             baseline_bytes: None,
+            swap_bytes: None,
             shares: None,
             promise: None,
             self_balloon: None,

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod config;
 pub mod discovery;
 mod disk_feed;
+pub mod guard;
 pub mod history;
 pub mod host;
 pub mod http;

@@ -4,12 +4,17 @@
 //! never have more than the total, even if a balloon is stuck, a monitor hangs or a VM dies during the move. A part
 //! that cannot be resized is requested to stay at its size, so that a guest that reacts later does not lose memory
 //! unexpectedly.
+//!
+//! A VM is never shrunk below what its guest cannot give ([`guard`]). If its guest runs short meanwhile, or its balloon
+//! is stuck, its part ends and it gets some memory back at once, which is therefore not granted to others before.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
+
+use crate::guard::{self, GuestCounters};
 
 /// Maximum duration of a move, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
@@ -19,6 +24,10 @@ const GRANT_MIN_BYTES: u64 = 4 << 20;
 const CACHE_SLACK_BYTES: u64 = 64 << 10;
 /// Number of failed requests to a VM after which its part is abandoned.
 const FAILURES_MAX: u32 = 5;
+/// Polls at which a VM may be held at its floor before its part ends: three reports of its guest.
+const HELD_MAX: u32 = 6;
+/// Smallest change of a target for a floor that has changed.
+const FLOOR_STEP_BYTES: u64 = 1 << 20;
 
 /// One VM's part.
 #[derive(Debug)]
@@ -32,6 +41,12 @@ struct Part {
     state: StepState,
     failures: u32,
     error: Option<String>,
+    /// Its guest's counters at its first poll.
+    before: Option<GuestCounters>,
+    /// Polls at which its floor kept it from giving more.
+    held: u32,
+    /// Whether it gets memory back as soon as there is some.
+    is_owed: bool,
 }
 
 /// A move in progress.
@@ -58,6 +73,8 @@ pub struct MovableVm<'a> {
     pub actuator: &'a mut VmMemory,
     /// Its status when last polled; a move polls again.
     pub status: &'a mut MemoryStatus,
+    /// Size of the swap that its guest is known to have.
+    pub swap_bytes: u64,
 }
 
 impl Move {
@@ -73,6 +90,9 @@ impl Move {
             state: StepState::Waiting,
             failures: 0,
             error: None,
+            before: None,
+            held: 0,
+            is_owed: false,
         };
         Self {
             parts: vms.into_iter().map(part).collect(),
@@ -84,6 +104,12 @@ impl Move {
     #[must_use]
     pub fn involves(&self, vm: &str) -> bool {
         self.parts.iter().any(|part| part.vm == vm)
+    }
+
+    /// The VMs whose parts have not ended.
+    pub fn unfinished(&self) -> impl Iterator<Item = &str> {
+        let parts = self.parts.iter().filter(|part| !part.state.has_ended());
+        parts.map(|part| part.vm.as_str())
     }
 
     /// Does what can be done now; `free` is memory that belongs to no VM. To be called about once a second.
@@ -105,19 +131,34 @@ impl Move {
             *held.status = held.actuator.poll();
             part.now = held.status.holding();
             part.watch(held.status);
+            part.watch_guest(held);
             part.watch_cache(held.status);
+        }
+        let free = |vms: &BTreeMap<String, MovableVm<'_>>| {
+            // Free memory is what no VM can take without a new target.
+            let reserved = vms
+                .values()
+                .map(|held| held.status.reserved().bytes())
+                .fold(0, u64::saturating_add);
+            divided_bytes.saturating_sub(reserved)
+        };
+        let mut free_bytes = free(vms);
+        for part in self.parts.iter_mut().filter(|part| part.is_owed) {
+            if let Some(held) = vms.get_mut(&part.vm) {
+                part.give_back(held, &mut free_bytes);
+            }
         }
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.shrink(held);
             }
         }
-        // Free memory is what no VM can take without a new target.
-        let reserved = vms
-            .values()
-            .map(|held| held.status.reserved().bytes())
-            .fold(0, u64::saturating_add);
-        let mut free_bytes = divided_bytes.saturating_sub(reserved);
+        // What a VM that still shrinks may need back is granted to nobody.
+        let kept_back = self.parts.iter().filter_map(|part| {
+            let held = vms.get(&part.vm)?;
+            Some(part.kept_back_bytes(held))
+        });
+        let mut free_bytes = free(vms).saturating_sub(kept_back.sum());
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.grow(held, &mut free_bytes);
@@ -130,10 +171,11 @@ impl Move {
         }
         let too_long = now.duration_since(self.began) > DURATION_MAX;
         let moving = self.parts.iter().any(|part| {
-            matches!(
+            let moves = matches!(
                 part.state,
                 StepState::Shrinking | StepState::Growing | StepState::Late
-            )
+            );
+            moves || part.is_owed
         });
         if moving && !too_long {
             return MoveProgress::InProgress;
@@ -226,7 +268,79 @@ impl Part {
             _ => return,
         };
         self.state = StepState::Stuck;
+        self.is_owed = told && self.to.direct_bytes < self.from.direct_bytes;
         self.error = Some(format!("{why}; it keeps what it has"));
+    }
+
+    /// Whether it gives memory of its own, or is owed some of it.
+    fn is_squeezed(&self) -> bool {
+        let shrinks = !self.state.has_ended() && self.told.direct_bytes < self.from.direct_bytes;
+        shrinks || self.is_owed
+    }
+
+    /// Checks whether its guest runs short.
+    fn watch_guest(&mut self, held: &MovableVm<'_>) {
+        let before = *self
+            .before
+            .get_or_insert_with(|| GuestCounters::of(held.status));
+        if !self.is_squeezed() || self.state.has_ended() {
+            return;
+        }
+        let into_cache = self.to.cache_bytes > self.from.cache_bytes;
+        if let Some(why) = guard::shortage(held.status, before, held.swap_bytes, into_cache) {
+            self.end_short(&why);
+        }
+    }
+
+    /// Ends its part, and gives it memory back.
+    fn end_short(&mut self, why: &str) {
+        self.state = StepState::Short;
+        self.is_owed = self.told.direct_bytes < self.from.direct_bytes;
+        let back = if self.is_owed {
+            "; it gets some memory back"
+        } else {
+            ""
+        };
+        self.error = Some(format!("{why}{back}"));
+    }
+
+    /// The memory that stays free for it while it shrinks.
+    fn kept_back_bytes(&self, held: &MovableVm<'_>) -> u64 {
+        let has_shrunk = self.told.direct_bytes == self.to.direct_bytes
+            && matches!(held.status.direct.progress, Progress::Reached);
+        if !self.is_squeezed() || has_shrunk {
+            return 0;
+        }
+        // It never gets more than it had.
+        let given = self
+            .from
+            .direct_bytes
+            .saturating_sub(held.status.reserved().direct_bytes);
+        guard::give_back_bytes(held.status).min(given)
+    }
+
+    /// Raises its target, as far as there is free memory.
+    fn give_back(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
+        *held.status = held.actuator.poll();
+        let has = held.status.direct.actual_bytes;
+        let back = guard::give_back_bytes(held.status).min(*free_bytes);
+        let target = has
+            .saturating_add(back)
+            .min(self.from.direct_bytes)
+            .max(has);
+        match held.actuator.set_direct(target) {
+            Ok(()) => {
+                self.told.direct_bytes = target;
+                self.is_owed = false;
+            }
+            Err(error) => {
+                self.failed(&error);
+                self.is_owed = self.failures <= FAILURES_MAX;
+            }
+        }
+        *free_bytes = free_bytes.saturating_sub(target - has);
+        *held.status = held.actuator.poll();
+        self.now = held.status.holding();
     }
 
     /// Checks whether its cache has reached its target: a failed resize is repeated.
@@ -261,11 +375,17 @@ impl Part {
 
     /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
-        let direct = self.to.direct_bytes < self.told.direct_bytes;
+        let floor = guard::floor_bytes(held.status, held.swap_bytes);
+        let target = self.to.direct_bytes.max(floor);
+        let direct = self.to.direct_bytes < self.from.direct_bytes
+            && target <= self.from.direct_bytes
+            && (target == self.to.direct_bytes
+                || target.abs_diff(self.told.direct_bytes) >= FLOOR_STEP_BYTES)
+            && target != self.told.direct_bytes;
         let cache = self.to.cache_bytes < self.told.cache_bytes;
         if direct {
-            match held.actuator.set_direct(self.to.direct_bytes) {
-                Ok(()) => self.told.direct_bytes = self.to.direct_bytes,
+            match held.actuator.set_direct(target) {
+                Ok(()) => self.told.direct_bytes = target,
                 Err(error) => self.failed(&error),
             }
         }
@@ -300,27 +420,34 @@ impl Part {
             .bytes()
             .saturating_sub(held.status.reserved().bytes())
             .min(*free_bytes);
-        let mut grant = |told: u64, to: u64| {
-            let want = to.saturating_sub(told);
+        // From what it may take already, which can be less than its last target: another client may have set a smaller
+        // one.
+        let has = held.status.reserved();
+        let mut grant = |told: u64, has: u64, to: u64| {
+            let want = if told < to { to.saturating_sub(has) } else { 0 };
             let given = want.min(room);
             let worth = given > 0 && (given == want || given >= GRANT_MIN_BYTES);
             worth.then(|| {
                 room -= given;
-                told + given
+                has + given
             })
         };
-        let direct = grant(self.told.direct_bytes, self.to.direct_bytes);
-        let cache = grant(self.told.cache_bytes, self.to.cache_bytes);
+        let direct = grant(
+            self.told.direct_bytes,
+            has.direct_bytes,
+            self.to.direct_bytes,
+        );
+        let cache = grant(self.told.cache_bytes, has.cache_bytes, self.to.cache_bytes);
         if let Some(bytes) = direct {
             // Whatever the answer: the request may have arrived.
-            *free_bytes -= bytes - self.told.direct_bytes;
+            *free_bytes -= bytes - has.direct_bytes;
             match held.actuator.set_direct(bytes) {
                 Ok(()) => self.told.direct_bytes = bytes,
                 Err(error) => self.failed(&error),
             }
         }
         if let Some(bytes) = cache {
-            *free_bytes -= bytes - self.told.cache_bytes;
+            *free_bytes -= bytes - has.cache_bytes;
             match held.actuator.set_cache(bytes) {
                 Ok(()) => self.told.cache_bytes = bytes,
                 Err(ActuatorError::Busy { .. }) => {}
@@ -340,6 +467,16 @@ impl Part {
         }
         let settled = self.is_settled(status);
         self.now = status.holding();
+        // Its floor keeps it from giving more.
+        let is_held =
+            self.told.direct_bytes > self.to.direct_bytes && self.failures == 0 && settled;
+        self.held = if is_held { self.held + 1 } else { 0 };
+        if self.held > HELD_MAX {
+            let why = guard::why_kept(status);
+            self.end_short(&why);
+            self.is_owed &= status.need.is_none();
+            return;
+        }
         self.state = if self.failures > FAILURES_MAX {
             StepState::Failed
         } else if self.told == self.to && settled {
@@ -347,6 +484,8 @@ impl Part {
             StepState::Done
         } else if matches!(status.direct.progress, Progress::Late { .. }) {
             StepState::Late
+        } else if is_held {
+            StepState::Shrinking
         } else if !settled || self.failures > 0 {
             let gives = status.direct.actual_bytes > self.told.direct_bytes;
             if gives {
@@ -371,6 +510,10 @@ impl Part {
     fn hold(&mut self, held: &mut MovableVm<'_>) {
         *held.status = held.actuator.poll();
         let has = held.status.holding();
+        let gets_back = self.state.has_ended() && self.told.direct_bytes > has.direct_bytes;
+        if gets_back && self.to.direct_bytes < self.from.direct_bytes {
+            return;
+        }
         let mut direct_bytes = has.direct_bytes;
         if self.to.cache_bytes > self.from.cache_bytes {
             let keep = self.from.bytes().min(self.to.bytes());
@@ -390,6 +533,8 @@ impl Part {
         if self.told.cache_bytes != has.cache_bytes {
             failure = failure.or(held.actuator.set_cache(has.cache_bytes).err());
         }
+        // What it may take now is given to nobody else.
+        *held.status = held.actuator.poll();
         self.now = has;
         if let Some(error) = failure {
             let error = chain(&error);

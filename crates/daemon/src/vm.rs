@@ -10,6 +10,7 @@ use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, Promise, Settings, TraceView};
 
 use crate::config::{VmRule, Workflow};
+use crate::guard;
 use crate::host::{DiscoveredVm, Feed, FeedReport, Misses, ObservedCurve, VmHandles};
 use crate::moves::chain;
 
@@ -19,6 +20,8 @@ const MIN: (u64, u64) = (4, 64 << 20);
 const SHARES: u32 = 100;
 /// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 100;
+/// Floors are rounded up to this, and follow a fall only if it is at least the VM's slack.
+const FLOOR_UNIT_BYTES: u64 = 4 << 20;
 /// Number of points of a curve that is displayed.
 const SHOWN_POINTS: usize = 400;
 /// Number of rows of a heatmap that are kept.
@@ -77,6 +80,10 @@ pub struct Vm {
     pub broken: Option<String>,
     /// The size allocated by a decision.
     pub target_bytes: Option<u64>,
+    /// The part of its own memory that it keeps, because its guest cannot give it.
+    pub floor_bytes: u64,
+    /// Processes that its guest has killed for lack of memory.
+    pub oom_kills: Option<u64>,
     /// Number of reported sizes that are impossible.
     pub refused_claims: u64,
     /// The part of its RAM that the baseline accounts for.
@@ -120,6 +127,8 @@ impl Vm {
             warnings: Vec::new(),
             broken: None,
             target_bytes: None,
+            floor_bytes: has,
+            oom_kills: None,
             refused_claims: 0,
             followed_ram_bytes: None,
             polled: None,
@@ -186,6 +195,35 @@ impl Vm {
         true
     }
 
+    /// Size of the swap that its guest is known to have.
+    #[must_use]
+    pub fn swap_bytes(&self) -> u64 {
+        self.rule.swap_bytes.unwrap_or(0)
+    }
+
+    /// The size below which a plan does not take memory from it: what its guest cannot give, but no more than its
+    /// baseline, so that no report of a guest makes the limits of all exceed the memory.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        match self.is_resizable() {
+            true => self
+                .floor_bytes
+                .min(self.settings().baseline_bytes)
+                .min(self.status.direct.actual_bytes),
+            false => 0,
+        }
+    }
+
+    /// Updates its floor by the last poll. Small falls are ignored, so that a plan does not change with each report.
+    fn follow_guest(&mut self) {
+        let floor = guard::floor_bytes(&self.status, self.swap_bytes());
+        let fell = floor.saturating_add(guard::slack_of(&self.status)) < self.floor_bytes;
+        if floor > self.floor_bytes || fell {
+            let has = self.status.direct.actual_bytes;
+            self.floor_bytes = floor.next_multiple_of(FLOOR_UNIT_BYTES).min(has);
+        }
+    }
+
     /// Whether the VM's own memory can be changed.
     #[must_use]
     pub fn is_resizable(&self) -> bool {
@@ -240,6 +278,7 @@ impl Vm {
     /// Takes the results of its feeds after a poll.
     pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
         self.count(now);
+        self.follow_guest();
         let failures = self.status.failures.iter();
         let claims = failures
             .clone()

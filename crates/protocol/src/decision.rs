@@ -169,6 +169,8 @@ pub enum StepState {
     Late,
     /// Its balloon does not move; it keeps its size.
     Stuck,
+    /// Its guest cannot give as much, or ran short of memory and got some back.
+    Short,
     /// Its target could not be set; it keeps its size.
     Failed,
     /// The VM has ended.
@@ -179,7 +181,10 @@ impl StepState {
     /// Whether nothing more will be moved.
     #[must_use]
     pub fn has_ended(self) -> bool {
-        matches!(self, Self::Done | Self::Stuck | Self::Failed | Self::Gone)
+        matches!(
+            self,
+            Self::Done | Self::Stuck | Self::Short | Self::Failed | Self::Gone
+        )
     }
 }
 

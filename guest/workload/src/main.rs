@@ -15,6 +15,7 @@
 
 mod access;
 mod array;
+mod burst;
 mod clock;
 mod console;
 mod disk;
@@ -101,6 +102,9 @@ fn run(text: &str) -> Result<(), WorkloadError> {
             machine::check_memory(&settings)?;
             if let Some(ms) = settings.memstat_ms {
                 statistics::tell_each(ms);
+            }
+            if let Some(burst) = settings.burst {
+                burst::begin(burst);
             }
             run::run(&settings, cpus);
             Ok(())

@@ -99,6 +99,17 @@ pub struct Settings {
     pub swap: Swap,
     /// Time between two lines of memory statistics; `None`: no such lines.
     pub memstat_ms: Option<u64>,
+    /// Memory that is allocated beside the array and freed again; `None`: none.
+    pub burst: Option<Burst>,
+}
+
+/// An allocation that comes again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Burst {
+    /// Its size in MiB.
+    pub mib: usize,
+    /// Time from one to the next; it is held for half of it.
+    pub ms: u64,
 }
 
 impl Settings {
@@ -153,6 +164,15 @@ impl Settings {
         };
         let seed = keys.number("seed", "a number of 64 bits", 0..=u64::MAX)?;
         let memstat_ms = keys.number("memstat_ms", "1 to 2^32 milliseconds", 1..=1 << 32)?;
+        let burst_mib = keys.number("burst_mib", "1 to 2^16", 1..=1 << 16)?;
+        let burst = match burst_mib.and_then(|mib| usize::try_from(mib).ok()) {
+            Some(mib) => {
+                let ms = keys.number("burst_ms", "2 to 2^32 milliseconds", 2..=1 << 32)?;
+                let ms = ms.unwrap_or(10_000);
+                Some(Burst { mib, ms })
+            }
+            None => None,
+        };
         let mut settings = Self {
             work,
             end,
@@ -161,6 +181,7 @@ impl Settings {
             seed: seed.unwrap_or(1),
             swap: Swap::take(&mut keys)?,
             memstat_ms,
+            burst,
             name,
         };
         if let Work::Array { phases, .. } = &settings.work {
@@ -298,7 +319,7 @@ mod tests {
         let settings = Settings::parse(
             "console=ttyS0 quiet plimsoll.workload=steps plimsoll.steps_mib=32,96,32 \
              plimsoll.step_ms=2000 plimsoll.write_ratio=0.5 plimsoll.seed=9 plimsoll.swap=zram \
-             plimsoll.swap_mib=64 plimsoll.memstat_ms=500\n",
+             plimsoll.swap_mib=64 plimsoll.memstat_ms=500 plimsoll.burst_mib=20 plimsoll.burst_ms=900\n",
         );
         let phase = |mib: u64| Phase {
             pages: mib * 256,
@@ -320,6 +341,7 @@ mod tests {
                 seed: 9,
                 swap: Swap::Zram { mib: Some(64) },
                 memstat_ms: Some(500),
+                burst: Some(Burst { mib: 20, ms: 900 }),
             }))
         );
     }

@@ -12,3 +12,4 @@ mod hostile;
 mod observing;
 mod rig;
 mod starts;
+mod starving;

@@ -104,6 +104,7 @@ fn every_key_is_taken() {
         min = "1G"
         max = "2G"
         baseline = "1.5G"
+        swap = "1G"
         shares = 3
         max_loss = "25%"
         self_balloon = true
@@ -167,6 +168,7 @@ fn every_key_is_taken() {
             managed: Some(false),
             min_bytes: Some(1 << 30),
             max_bytes: Some(2 << 30),
+            swap_bytes: Some(1 << 30),
             baseline_bytes: Some(3 << 29),
             shares: Some(3),
             promise: Some(Promise::on_loss(0.25)),

@@ -319,6 +319,7 @@ impl<H: Host> Turns<H> {
 pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::MovableVm<'_>> {
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::MovableVm {
+            swap_bytes: vm.swap_bytes(),
             actuator: &mut vm.actuator,
             status: &mut vm.status,
         };

@@ -59,7 +59,7 @@ impl<H: Host> Turns<H> {
                     let cache = holding.cache_bytes.min(CACHE_LEAST_BYTES);
                     settings.min_bytes.max(holding.direct_bytes + cache)
                 }
-                false => settings.min_bytes,
+                false => settings.min_bytes.max(vm.kept_bytes()),
             };
             let divided = vm.can_be_divided() && (!self.is_cached() || vm.status.cache.is_some());
             let curve = vm.known.as_ref().filter(|_| divided);
@@ -280,6 +280,7 @@ impl<H: Host> Turns<H> {
                 )]
                 let direct = (from.bytes() as f64 * direct_ratio) as u64;
                 let direct_bytes = (direct - direct % SAME_BYTES).max(SAME_BYTES);
+                let direct_bytes = direct_bytes.max(vm.floor_bytes);
                 let to = Holding {
                     direct_bytes,
                     cache_bytes: from.bytes().saturating_sub(direct_bytes),
@@ -402,6 +403,7 @@ impl<H: Host> Turns<H> {
         let wanted = (bytes(set.size) as f64 * (1.0 + SELF_BALLOON_ROOM)) as u64;
         let most = settings.baseline_bytes.max(settings.min_bytes);
         let wanted = wanted.min(most);
+        let wanted = wanted.max(vm.kept_bytes());
         let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));
         let size = whole.unwrap_or(most).clamp(settings.min_bytes, most);
         Some(match set.bound {

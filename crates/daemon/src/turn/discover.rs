@@ -91,6 +91,12 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
     }
 }
 
+/// Polls those of these VMs that answered quickly the last time, concurrently.
+pub(super) fn poll_quick<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
+    let quick = vms.filter(|vm| vm.answers_quickly()).collect();
+    poll_for(quick, QUICK_POLLS_BEGIN_MAX);
+}
+
 /// Polls VMs, the one that was not polled for longest first; no poll is started after `time`, and the VMs that are left
 /// come first in the next turn. Returns whether none is.
 fn poll_for(mut vms: Vec<&mut Vm>, time: Duration) -> bool {

@@ -18,6 +18,7 @@ pub mod check;
 mod commands;
 mod decide;
 mod discover;
+mod relief;
 mod views;
 mod warm_up;
 
@@ -99,6 +100,8 @@ pub struct Turns<H: Host> {
     cooldown_until: Option<Instant>,
     taken_back: u32,
     turn: u64,
+    /// Time at which VMs below their baselines were last polled between turns.
+    guests_polled: Option<Instant>,
     next_turn: Instant,
     turn_took: Duration,
     since_unix_ms: u64,
@@ -145,6 +148,7 @@ impl<H: Host> Turns<H> {
             cooldown_until: None,
             taken_back: 0,
             turn: 0,
+            guests_polled: None,
             next_turn: now,
             turn_took: Duration::ZERO,
             since_unix_ms: unix_ms(),
@@ -235,6 +239,7 @@ impl<H: Host> Turns<H> {
     /// Advances a move, and runs a turn if it is due.
     pub fn tick(&mut self, now: Instant) {
         self.advance(now);
+        self.relieve_guests(now);
         if now >= self.next_turn {
             let began = Instant::now();
             self.take_turn(now);

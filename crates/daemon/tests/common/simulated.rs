@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::{
-    Absence, ActuatorError, Delivery, DiskStat, MemoryPart, Observation, Part, Progress, VmMemory,
+    Absence, ActuatorError, Delivery, DiskStat, GuestStats, MemoryPart, Observation, Part,
+    Progress, VmMemory,
 };
 use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
@@ -31,6 +32,26 @@ pub enum BalloonBehaviour {
     Absent,
     /// Its monitor fails: commands may or may not arrive.
     Broken,
+}
+
+/// Interval at which a simulated guest reports.
+const REPORT_INTERVAL_MS: u64 = 2000;
+
+/// What a guest reports of its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reports {
+    /// The truth.
+    True,
+    /// Nothing, ever.
+    Nothing,
+    /// Nothing more: the last report gets old.
+    Ended,
+    /// That this much is available.
+    Available(u64),
+    /// Many major page faults, and processes killed, in each report.
+    Distress,
+    /// Counters that go back.
+    Backwards,
 }
 
 /// A simulated VM.
@@ -56,10 +77,20 @@ pub struct SimulatedVm {
     pub follows: BalloonBehaviour,
     /// How long its monitor blocks a query without an answer.
     pub silence: Duration,
+    /// Memory of processes that the guest, which has no swap, cannot give.
+    pub used_bytes: u64,
+    /// What the guest reports of its memory.
+    pub reports: Reports,
+    /// Processes that the guest has killed for lack of memory.
+    pub oom_kills: u64,
+    /// How far the time of day by which its reports are dated is ahead, in s.
+    pub clock_step_s: u64,
+    report: Option<(u64, GuestStats)>,
     /// Its working set as its tracer reports it.
     pub working_set: Option<WorkingSet>,
     target_bytes: Option<u64>,
-    told_at_ms: u64,
+    /// When its target was set, or its size last changed.
+    moved_at_ms: u64,
     references: u64,
     misses: f64,
 }
@@ -80,9 +111,14 @@ impl SimulatedVm {
             references_per_second: 1000,
             follows: BalloonBehaviour::Pace(64 << 20),
             silence: Duration::ZERO,
+            used_bytes: 16 << 20,
+            reports: Reports::True,
+            oom_kills: 0,
+            clock_step_s: 0,
+            report: None,
             working_set: None,
             target_bytes: None,
-            told_at_ms: 0,
+            moved_at_ms: 0,
             references: 0,
             misses: 0.0,
         }
@@ -94,8 +130,62 @@ impl SimulatedVm {
         self.direct_bytes + self.cache_bytes.unwrap_or(0)
     }
 
-    fn pass(&mut self, time: Duration) {
+    /// Memory available to its processes.
+    #[must_use]
+    pub fn available_bytes(&self) -> u64 {
+        self.direct_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// Its processes allocate so much memory more; one of them is killed if there is too little.
+    pub fn allocate(&mut self, bytes: u64) {
+        if bytes > self.available_bytes() {
+            self.oom_kills += 1;
+        } else {
+            self.used_bytes += bytes;
+        }
+    }
+
+    fn make_report(&mut self, now_ms: u64) {
+        let due = self
+            .report
+            .is_none_or(|(at_ms, _)| now_ms >= at_ms + REPORT_INTERVAL_MS);
+        if !due || matches!(self.reports, Reports::Nothing | Reports::Ended) {
+            return;
+        }
+        let mut stats = GuestStats {
+            updated_unix_s: now_ms / 1000 + self.clock_step_s,
+            interval_s: REPORT_INTERVAL_MS / 1000,
+            total_bytes: Some(self.direct_bytes),
+            available_bytes: Some(self.available_bytes()),
+            major_faults: Some(0),
+            oom_kills: Some(self.oom_kills),
+            ..GuestStats::default()
+        };
+        match self.reports {
+            Reports::Available(bytes) => stats.available_bytes = Some(bytes),
+            Reports::Distress => {
+                stats.major_faults = Some(now_ms * 100);
+                stats.oom_kills = Some(now_ms);
+            }
+            Reports::Backwards => {
+                stats.major_faults = Some(u64::MAX - now_ms);
+                stats.oom_kills = Some(u64::MAX - now_ms);
+            }
+            _ => {}
+        }
+        self.report = Some((now_ms, stats));
+    }
+
+    /// Its last report, with its age.
+    fn stats(&self, now_ms: u64) -> Option<GuestStats> {
+        let (at_ms, stats) = self.report?;
+        let age_s = (now_ms - at_ms) / 1000;
+        Some(GuestStats { age_s, ..stats })
+    }
+
+    fn pass(&mut self, time: Duration, now_ms: u64) {
         let seconds = time.as_secs_f64();
+        let had = self.direct_bytes;
         if let (BalloonBehaviour::Pace(pace), Some(target)) = (self.follows, self.target_bytes) {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -105,10 +195,14 @@ impl SimulatedVm {
             let most = (pace as f64 * seconds) as u64;
             let step = self.direct_bytes.abs_diff(target).min(most);
             if self.direct_bytes > target {
-                self.direct_bytes -= step;
+                // Its balloon gets no memory of processes.
+                self.direct_bytes -= step.min(self.available_bytes());
             } else {
                 self.direct_bytes += step;
             }
+        }
+        if self.direct_bytes != had {
+            self.moved_at_ms = now_ms;
         }
         let references = self.references_per_second as f64 * seconds;
         #[expect(
@@ -125,12 +219,12 @@ impl SimulatedVm {
         let left_bytes = self
             .target_bytes
             .map_or(0, |target| target.abs_diff(self.direct_bytes));
-        let unchanged_ms = now_ms - self.told_at_ms;
+        let unchanged_ms = now_ms - self.moved_at_ms;
         let progress = match (self.follows, self.target_bytes) {
             (BalloonBehaviour::Absent, _) => Progress::Absent(Absence::NoDevice),
             (_, None) => Progress::NoTarget,
             (_, Some(_)) if left_bytes == 0 => Progress::Reached,
-            (BalloonBehaviour::Never, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
+            (_, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
                 unchanged_ms,
                 left_bytes,
             },
@@ -175,12 +269,17 @@ struct Inner {
 }
 
 impl Inner {
-    fn watch(&mut self) {
+    /// Memory that the VMs have, or may take without a request.
+    fn reserved_bytes(&self) -> u64 {
         let vms = self.vms.values();
-        let all = vms.map(|vm| {
+        vms.map(|vm| {
             vm.direct_bytes.max(vm.target_bytes.unwrap_or(0)) + vm.cache_bytes.unwrap_or(0)
-        });
-        self.most_bytes = self.most_bytes.max(all.sum());
+        })
+        .sum()
+    }
+
+    fn watch(&mut self) {
+        self.most_bytes = self.most_bytes.max(self.reserved_bytes());
     }
 }
 
@@ -224,10 +323,18 @@ impl SimulatedHost {
     pub fn pass(&self, time: Duration) {
         let mut inner = self.lock();
         inner.now_ms += u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = inner.now_ms;
         for vm in inner.vms.values_mut() {
-            vm.pass(time);
+            vm.pass(time, now_ms);
+            vm.make_report(now_ms);
         }
         inner.watch();
+    }
+
+    /// Memory that the VMs have now, or may take without a request.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.lock().reserved_bytes()
     }
 
     /// Maximum of the VMs' total memory, including memory they could still have taken without a request.
@@ -327,8 +434,12 @@ impl MemoryPart for SimulatedPart {
             return Observation::default();
         }
         let inner = self.host.lock();
-        let disk = inner.vms.get(&self.vm.0).map(SimulatedVm::disk);
-        Observation { disk, guest: None }
+        let vm = inner.vms.get(&self.vm.0);
+        let own = vm.filter(|_| !self.is_cache);
+        Observation {
+            disk: vm.map(SimulatedVm::disk),
+            guest: own.and_then(|vm| vm.stats(inner.now_ms)),
+        }
     }
 
     fn part(&self) -> Part {
@@ -374,8 +485,12 @@ impl MemoryPart for SimulatedPart {
                 BalloonBehaviour::Broken => return Err(self.broken(target_bytes)),
                 BalloonBehaviour::Pace(_) | BalloonBehaviour::Never => {}
             }
-            vm.target_bytes = Some(target_bytes.min(vm.ram_bytes));
-            vm.told_at_ms = now_ms;
+            let target = Some(target_bytes.min(vm.ram_bytes));
+            if vm.target_bytes == target {
+                return Ok(());
+            }
+            vm.target_bytes = target;
+            vm.moved_at_ms = now_ms;
         }
         inner.watch();
         Ok(())
