@@ -51,6 +51,8 @@ pub struct Config {
     pub tolerance: f64,
     /// Time without progress after which a balloon is stuck; 30 s by default.
     pub balloon_patience: Duration,
+    /// RAM of the host that stays available; `None` for 1/32 of it.
+    pub headroom_bytes: Option<u64>,
     /// Whether curves come from traced RAM or from caches under the disks.
     pub workflow: Workflow,
     /// How VMs are traced.
@@ -192,6 +194,7 @@ impl Default for Config {
             check_after: Duration::from_mins(1),
             tolerance: 0.03,
             balloon_patience: Duration::from_secs(30),
+            headroom_bytes: None,
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,

@@ -8,6 +8,7 @@ use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
 use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
+pub use plimsoll_vm::MemoryPressure;
 use plimsoll_vm::ProcessId;
 
 use crate::config::{Config, VmRule};
@@ -119,6 +120,9 @@ pub trait Host: Send {
 
     /// All RAM of the host, and the part that the kernel could provide without swapping, in bytes.
     fn ram(&mut self) -> (u64, u64);
+
+    /// Time that the host's tasks lost to a lack of memory; `None` if the kernel does not report it.
+    fn pressure(&mut self) -> Option<MemoryPressure>;
 
     /// The capacity of the shared page store in bytes, if there is one.
     fn store(&mut self) -> Option<Result<u64, ActuatorError>>;

@@ -13,7 +13,7 @@ use plimsoll_actuator::{
 };
 use plimsoll_flow::VmId;
 use plimsoll_protocol::decision::Mode;
-use plimsoll_vm::{AllowedUsers, HostMemory, Listener, PeerSocket, QemuVm};
+use plimsoll_vm::{AllowedUsers, HostMemory, Listener, MemoryPressure, PeerSocket, QemuVm};
 
 use crate::clock::Clock;
 use crate::config::{Config, VmRule};
@@ -166,6 +166,10 @@ impl Host for QemuHost {
     fn ram(&mut self) -> (u64, u64) {
         let memory = HostMemory::read().unwrap_or_default();
         (memory.total_bytes, memory.available_bytes)
+    }
+
+    fn pressure(&mut self) -> Option<MemoryPressure> {
+        MemoryPressure::of_host()
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {

@@ -915,6 +915,46 @@ fn a_guest_that_reports_falsely_harms_nobody_else() {
     }
 }
 
+#[test]
+fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(1 << 30);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.25,
+        trace_for: Duration::from_secs(600),
+        keep: true,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config);
+    let names = ["web", "search", "scan"];
+    for vm in names {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    rig.until("they are traced", |rig| {
+        rig.snapshot().host.phase == Phase::Tracing
+    });
+    let caches = |rig: &Rig| {
+        let sizes = names.map(|vm| rig.host.vm(vm).unwrap().cache_bytes.unwrap());
+        sizes.iter().sum::<u64>() / MIB
+    };
+    let had = caches(&rig);
+    rig.host.set_available((1 << 30) - 300 * MIB);
+    rig.pass(1);
+    assert!(caches(&rig) <= had - 300, "{had} {}", caches(&rig));
+    for vm in names {
+        assert_eq!(rig.host.vm(vm).unwrap().direct_bytes, 128 * MIB);
+    }
+    // It is not given out again until the host has had enough for a while.
+    rig.host.set_available((1 << 30) + 100 * MIB);
+    let left = caches(&rig);
+    rig.pass(120);
+    assert!(caches(&rig) <= left, "{left} {}", caches(&rig));
+    // Tasks that wait for memory raise what is required.
+    rig.host.stall(Duration::from_millis(200));
+    rig.pass(1);
+    assert!(caches(&rig) < left, "{left} {}", caches(&rig));
+}
+
 /// A rule that promises `idle` up to 20 misses per second, before that for all VMs.
 fn config_with_idle() -> Config {
     let mut config = config(Mode::Act);

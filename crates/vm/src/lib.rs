@@ -7,6 +7,7 @@
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
 //! - [`Transfer`] is an operation of QEMU on a VM's whole memory, such as a migration.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
+//! - [`MemoryPressure`] is the time that a host or a VM's control group lost to a lack of memory.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
 //! - [`detect`] determines whether KVM can run guests here.
 //!
@@ -28,6 +29,7 @@ mod identity;
 mod kernel;
 mod maps;
 mod meminfo;
+mod pressure;
 mod process;
 mod qmp;
 mod transfer;
@@ -45,6 +47,7 @@ pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use meminfo::HostMemory;
+pub use pressure::MemoryPressure;
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState};
 pub use transfer::{Transfer, TransferWatch};

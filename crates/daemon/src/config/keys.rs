@@ -104,6 +104,9 @@ keys! {
     [balloon, BalloonKeys]: "a section: write [balloon]" {
         patience: Time<SECOND, HOUR> => all.config.balloon_patience,
     }
+    [guard, GuardKeys]: "a section: write [guard]" {
+        headroom: OrAuto<Size<0, SIZE_MAX>> => all.config.headroom_bytes,
+    }
     [curves, CurvesKeys]: "a section: write [curves]" {
         from: Word<CurveOrigin> => all.from_caches,
         direct: ShareIn<ABOVE_0_BELOW_1> => all.direct_ratio,

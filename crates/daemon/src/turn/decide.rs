@@ -37,7 +37,8 @@ impl<H: Host> Turns<H> {
             // VMs' own reports cannot make a host larger than it is.
             vms.fold(store, u64::saturating_add).min(self.host_ram.0)
         };
-        self.config.total_bytes.unwrap_or_else(found)
+        let total = self.config.total_bytes.unwrap_or_else(found);
+        total.saturating_sub(self.host_relief.withheld_bytes)
     }
 
     pub(super) fn rules(&self) -> Rules {

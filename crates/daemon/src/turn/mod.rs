@@ -18,6 +18,7 @@ pub mod check;
 mod commands;
 mod decide;
 mod discover;
+mod host_relief;
 mod relief;
 mod views;
 mod warm_up;
@@ -34,6 +35,7 @@ use plimsoll_protocol::vm::Sample;
 
 use check::Promise;
 use discover::poll_all;
+use host_relief::HostRelief;
 use views::curve_json;
 use warm_up::WarmUp;
 
@@ -100,6 +102,7 @@ pub struct Turns<H: Host> {
     cooldown_until: Option<Instant>,
     taken_back: u32,
     turn: u64,
+    host_relief: HostRelief,
     /// Time at which VMs below their baselines were last polled between turns.
     guests_polled: Option<Instant>,
     next_turn: Instant,
@@ -148,6 +151,7 @@ impl<H: Host> Turns<H> {
             cooldown_until: None,
             taken_back: 0,
             turn: 0,
+            host_relief: HostRelief::default(),
             guests_polled: None,
             next_turn: now,
             turn_took: Duration::ZERO,
@@ -229,7 +233,7 @@ impl<H: Host> Turns<H> {
                 match commands.recv_timeout(left.min(Duration::from_millis(100))) {
                     Ok(command) => self.answer(command, Instant::now()),
                     Err(RecvTimeoutError::Timeout) if left.is_zero() => break,
-                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Timeout) => self.relieve_host(Instant::now()),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
@@ -238,6 +242,7 @@ impl<H: Host> Turns<H> {
 
     /// Advances a move, and runs a turn if it is due.
     pub fn tick(&mut self, now: Instant) {
+        self.relieve_host(now);
         self.advance(now);
         self.relieve_guests(now);
         if now >= self.next_turn {

@@ -15,7 +15,9 @@ use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, Wo
 use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
-use plimsoll_daemon::host::{DiscoveredVm, Feed, FeedReport, Host, ObservedCurve, VmHandles};
+use plimsoll_daemon::host::{
+    DiscoveredVm, Feed, FeedReport, Host, MemoryPressure, ObservedCurve, VmHandles,
+};
 use plimsoll_daemon::vm::pages;
 
 /// Time without progress after which a simulated balloon reports it.
@@ -264,6 +266,9 @@ impl SimulatedVm {
 struct Inner {
     now_ms: u64,
     vms: BTreeMap<String, SimulatedVm>,
+    /// RAM of the host that is available, and time in which all its tasks waited for memory.
+    available_bytes: Option<u64>,
+    stalled: Duration,
     /// Maximum total of all VMs' memory so far, with what they could still have taken.
     most_bytes: u64,
 }
@@ -299,6 +304,16 @@ impl SimulatedHost {
         let mut inner = self.lock();
         inner.vms.insert(name.to_owned(), vm);
         inner.watch();
+    }
+
+    /// Sets the host's available RAM.
+    pub fn set_available(&self, bytes: u64) {
+        self.lock().available_bytes = Some(bytes);
+    }
+
+    /// All tasks of the host waited for memory for so long.
+    pub fn stall(&self, time: Duration) {
+        self.lock().stalled += time;
     }
 
     /// Ends a VM.
@@ -388,7 +403,14 @@ impl Host for SimulatedHost {
     }
 
     fn ram(&mut self) -> (u64, u64) {
-        (1 << 40, 1 << 39)
+        (1 << 40, self.lock().available_bytes.unwrap_or(1 << 39))
+    }
+
+    fn pressure(&mut self) -> Option<MemoryPressure> {
+        Some(MemoryPressure {
+            full_total: self.lock().stalled,
+            ..MemoryPressure::default()
+        })
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
