@@ -53,6 +53,8 @@ pub struct Config {
     pub balloon_patience: Duration,
     /// RAM of the host that stays available; `None` for 1/32 of it.
     pub headroom_bytes: Option<u64>,
+    /// Whether VMs get back what they had when the daemon ends; true by default.
+    pub gives_back_on_exit: bool,
     /// Whether curves come from traced RAM or from caches under the disks.
     pub workflow: Workflow,
     /// How VMs are traced.
@@ -195,6 +197,7 @@ impl Default for Config {
             tolerance: 0.03,
             balloon_patience: Duration::from_secs(30),
             headroom_bytes: None,
+            gives_back_on_exit: true,
             workflow: Workflow::Trap,
             trace: TraceSettings {
                 enabled: true,

@@ -1,8 +1,10 @@
 //! `plimsolld`: measures the memory needs of this host's VMs and allocates its memory among them.
 #![forbid(unsafe_code)]
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, Child, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -21,6 +23,8 @@ use tokio::sync::oneshot;
 
 /// Maximum number of commands that wait for the turn loop.
 const COMMANDS: usize = 64;
+/// Time after a daemon was killed in which another one may be started instead.
+const ORPHAN_WAIT: Duration = Duration::from_secs(5);
 
 /// Trace this host's VMs, store their miss-ratio curves, and allocate its memory within each VM's limits.
 ///
@@ -37,6 +41,13 @@ struct Args {
     /// Decide and record, but move nothing, whatever the mode
     #[arg(long)]
     dry_run: bool,
+    /// Only give the VMs that were resized what they had when first found, if the configuration wants that at the
+    /// daemon's end; for ExecStopPost= of the unit
+    #[arg(long)]
+    give_back: bool,
+    /// The same once standard input ends without a word: the daemon was killed
+    #[arg(long, hide = true, requires = "give_back")]
+    when_orphaned: bool,
     /// Log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: tracing::Level,
@@ -63,6 +74,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     log::begin(args.log)?;
+    if args.give_back {
+        return give_back(args, config);
+    }
     for note in notes {
         tracing::info!("{note}");
     }
@@ -97,6 +111,12 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&hang_up))?;
 
+    let dead_mans_switch = config.gives_back_on_exit
+        && config.history.is_some()
+        && !args.dry_run
+        // Under systemd, ExecStopPost= does it.
+        && std::env::var_os("NOTIFY_SOCKET").is_none();
+    let mut orphan: Option<Child> = None;
     let path = args.config.clone();
     let reload = Box::new(move || match Config::load(path.as_deref()) {
         Ok((config, _)) => Ok(config),
@@ -109,7 +129,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let mut ready = false;
     let watchdog = sd_notify::watchdog_enabled().unwrap_or(Duration::ZERO);
     let mut told = Instant::now();
-    let mut alive = || {
+    let mut alive = |has_moved: bool| {
+        if has_moved && dead_mans_switch && orphan.is_none() {
+            orphan = start_orphan(args)
+                .map_err(|error| {
+                    tracing::warn!("if the daemon is killed, VMs keep what they have: {error}");
+                })
+                .ok();
+        }
         if !ready {
             ready = true;
             notify(&[NotifyState::Ready]);
@@ -126,8 +153,69 @@ fn run(args: &Args) -> anyhow::Result<()> {
     turns.run(&commands, &|| stop.load(Ordering::Relaxed), &mut alive);
     notify(&[NotifyState::Stopping]);
     server.stop();
-    tracing::info!("plimsolld ends; VMs keep what they have");
+    if let Some(mut orphan) = orphan {
+        if let Some(mut input) = orphan.stdin.take() {
+            let _ = input.write_all(b"ended");
+        }
+        let _ = orphan.wait();
+    }
+    tracing::info!("plimsolld ends");
     Ok(())
+}
+
+/// Gives the VMs that an earlier daemon resized what they had.
+fn give_back(args: &Args, mut config: Config) -> anyhow::Result<()> {
+    if args.when_orphaned {
+        let mut word = Vec::new();
+        // A broken pipe is an end as well.
+        let _ = std::io::stdin().read_to_end(&mut word);
+        if !word.is_empty() {
+            return Ok(());
+        }
+        // A daemon that is started again meanwhile goes on with what it finds.
+        std::thread::sleep(ORPHAN_WAIT);
+    }
+    let Some(path) = config.history.clone().filter(|_| config.gives_back_on_exit) else {
+        tracing::info!("VMs keep what they have");
+        return Ok(());
+    };
+    if !path.exists() {
+        return Ok(());
+    }
+    config.trace.enabled = false;
+    let limits = Limits {
+        bytes_max: config.history_bytes_max,
+        keep: config.history_keep,
+    };
+    let (history, _) = History::open(&path, limits)?;
+    let (sender, _commands) = mpsc::sync_channel(COMMANDS);
+    let shared = Arc::new(SharedState::new(
+        Snapshot::before_the_first_turn(&config),
+        sender,
+        Arc::new(history),
+        Clock::of_host(),
+    ));
+    let host = QemuHost::new(&config, args.dry_run);
+    let reload = Box::new(|| Err("it only gives memory back".to_owned()));
+    let mut turns = Turns::new(config, reload, host, shared, Instant::now());
+    if !turns.give_back_and_end() {
+        tracing::warn!("some VMs do not have what they had");
+    }
+    Ok(())
+}
+
+/// Starts this program as a process that gives memory back if this one is killed. It outlives signals to this one's
+/// process group.
+fn start_orphan(args: &Args) -> std::io::Result<Child> {
+    let mut command = process::Command::new(std::env::current_exe()?);
+    command.args(["--give-back", "--when-orphaned"]);
+    if let Some(path) = &args.config {
+        command.arg("--config").arg(path);
+    }
+    command
+        .stdin(process::Stdio::piped())
+        .process_group(0)
+        .spawn()
 }
 
 /// Notifies systemd, if it listens.

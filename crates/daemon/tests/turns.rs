@@ -955,6 +955,33 @@ fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
     assert!(caches(&rig) < left, "{left} {}", caches(&rig));
 }
 
+#[test]
+fn vms_get_back_what_they_had_when_the_daemon_ends() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert!(rig.mib("scan") < 200);
+    // By this daemon, or by one that follows one that was killed.
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Observe), rig.host.clone(), history);
+    later.pass(3);
+    later.turns.begin_return(later.now);
+    later.until("all is back", |rig| {
+        ["web", "search", "scan"]
+            .iter()
+            .all(|vm| rig.mib(vm) == 512)
+    });
+    assert!(later.host.most_bytes() <= 1536 * MIB);
+    // One that was never resized keeps its size, whatever that is.
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(10);
+    rig.host.change("web", |vm| vm.direct_bytes = 400 * MIB);
+    rig.pass(10);
+    rig.turns.begin_return(rig.now);
+    rig.pass(20);
+    assert_eq!(rig.mib("web"), 400);
+}
+
 /// A rule that promises `idle` up to 20 misses per second, before that for all VMs.
 fn config_with_idle() -> Config {
     let mut config = config(Mode::Act);

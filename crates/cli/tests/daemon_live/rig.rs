@@ -142,6 +142,7 @@ impl DaemonDirectory {
              [policy]\ncooldown = \"1h\"\n\
              [check]\nafter = \"3s\"\n\
              [trace]\nbackend = \"trap\"\nperiod = \"1s\"\nbudget = \"20%\"\nwindow = \"1m\"\n\
+             [guard]\non_exit = \"keep\"\n\
              [history]\nfile = \"{folder}/history.redb\"\n\
              [serve]\nsocket = \"{folder}/socket\"\nread_only_socket = \"none\"\n"
         );

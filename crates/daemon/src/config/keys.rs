@@ -16,7 +16,7 @@ use toml::Spanned;
 
 use super::file::File;
 use super::values::{
-    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
+    ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, AtExit, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
     FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn,
     Size, SocketPath, Text, Time, Users, Uuid, WholeNumber, Word,
 };
@@ -106,6 +106,7 @@ keys! {
     }
     [guard, GuardKeys]: "a section: write [guard]" {
         headroom: OrAuto<Size<0, SIZE_MAX>> => all.config.headroom_bytes,
+        on_exit: Word<AtExit> => all.config.gives_back_on_exit,
     }
     [curves, CurvesKeys]: "a section: write [curves]" {
         from: Word<CurveOrigin> => all.from_caches,

@@ -38,7 +38,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 43, "{in_force}");
+    assert_eq!(keys, 44, "{in_force}");
 }
 
 #[test]
@@ -63,6 +63,7 @@ fn every_key_is_taken() {
         patience = "1m"
         [guard]
         headroom = "512M"
+        on_exit = "keep"
         [curves]
         from = "caches"
         direct = "30%"
@@ -128,6 +129,7 @@ fn every_key_is_taken() {
         tolerance: 0.05,
         balloon_patience: Duration::from_mins(1),
         headroom_bytes: Some(512 << 20),
+        gives_back_on_exit: false,
         workflow: Workflow::Cache {
             direct_ratio: 0.3,
             trace_for: Duration::from_mins(20),

@@ -404,6 +404,17 @@ impl Words for CurveOrigin {
     }
 }
 
+/// Whether VMs get their memory back when the daemon ends.
+pub(super) struct AtExit;
+
+impl Words for AtExit {
+    type Value = bool;
+
+    fn words() -> Vec<(&'static str, bool)> {
+        vec![("give-back", true), ("keep", false)]
+    }
+}
+
 /// The name of a policy or preset of the registry.
 pub(super) struct PolicyName;
 

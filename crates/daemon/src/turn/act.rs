@@ -34,6 +34,7 @@ impl<H: Host> Turns<H> {
             self.withdraw();
         }
         self.proposal = None;
+        self.has_moved = true;
         decision.state = State::Moving;
         decision.by = by;
         self.forget_earlier_targets();
@@ -295,6 +296,9 @@ impl<H: Host> Turns<H> {
 
     pub(super) fn shut_down(&mut self) {
         self.stop("The daemon was shut down");
+        if self.config.gives_back_on_exit {
+            self.return_memory();
+        }
         self.want_statistics(false);
         let _ = self.history.flush();
     }

@@ -18,6 +18,7 @@ pub mod check;
 mod commands;
 mod decide;
 mod discover;
+mod exit;
 mod host_relief;
 mod relief;
 mod views;
@@ -103,6 +104,8 @@ pub struct Turns<H: Host> {
     taken_back: u32,
     turn: u64,
     host_relief: HostRelief,
+    /// Whether memory was moved since the start.
+    has_moved: bool,
     /// Time at which VMs below their baselines were last polled between turns.
     guests_polled: Option<Instant>,
     next_turn: Instant,
@@ -152,6 +155,7 @@ impl<H: Host> Turns<H> {
             taken_back: 0,
             turn: 0,
             host_relief: HostRelief::default(),
+            has_moved: false,
             guests_polled: None,
             next_turn: now,
             turn_took: Duration::ZERO,
@@ -213,17 +217,18 @@ impl<H: Host> Turns<H> {
         let _ = self.history.put_decision(decision);
     }
 
-    /// Runs until every [`SharedState`] is dropped or `stop` is set; `alive` is called at every tick.
+    /// Runs until every [`SharedState`] is dropped or `stop` is set; `alive` is called at every tick, with whether memory
+    /// was moved since the start.
     pub fn run(
         &mut self,
         commands: &Receiver<Command>,
         stop: &dyn Fn() -> bool,
-        alive: &mut dyn FnMut(),
+        alive: &mut dyn FnMut(bool),
     ) {
         loop {
             let tick = Instant::now();
             self.tick(tick);
-            alive();
+            alive(self.has_moved);
             loop {
                 if stop() {
                     self.shut_down();

@@ -1,0 +1,110 @@
+//! The end of the daemon: VMs that it resized get back what they had when they were first found.
+
+use std::time::{Duration, Instant};
+
+use plimsoll_actuator::Holding;
+use plimsoll_protocol::decision::{Initiator, Kind, State};
+use rustix::param::clock_ticks_per_second;
+
+use super::discover::poll_all;
+use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, TICK, Turns};
+use crate::host::Host;
+use crate::vm::Vm;
+
+/// Longest time for it: systemd waits for 30 s.
+const RETURN_MAX: Duration = Duration::from_secs(20);
+/// Time within which the VMs of the host are found by a process that has just begun.
+const DISCOVERY_MAX: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Number of decisions of a VM that are searched for one that resized it.
+const DECISIONS_MAX: usize = 100;
+
+impl<H: Host> Turns<H> {
+    /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
+    /// and ends. Returns whether every VM has it.
+    pub fn give_back_and_end(&mut self) -> bool {
+        let until = Instant::now() + DISCOVERY_MAX;
+        while self.vms.is_empty() && Instant::now() < until {
+            std::thread::sleep(POLL_INTERVAL);
+            self.discover();
+        }
+        let done = self.return_memory();
+        let _ = self.history.flush();
+        done
+    }
+
+    /// Gives the VMs that were resized what they had; waits for them, at most 20 s.
+    pub(super) fn return_memory(&mut self) -> bool {
+        let until = Instant::now() + RETURN_MAX;
+        poll_all(self.vms.values_mut());
+        self.begin_return(Instant::now());
+        let mut tick = Instant::now();
+        while self.active.is_some() && tick < until {
+            std::thread::sleep(TICK.min(POLL_INTERVAL));
+            tick = Instant::now();
+            self.advance(tick);
+        }
+        self.stop("The time for giving memory back was over");
+        self.resized().is_empty()
+    }
+
+    /// Begins the move by which VMs get back what they had. VMs above that give first: memory is never given twice.
+    pub fn begin_return(&mut self, now: Instant) {
+        let moves = self.resized();
+        if moves.is_empty() {
+            return;
+        }
+        let pending = PendingMove {
+            kind: Kind::GiveBack,
+            inputs: None,
+            plan: None,
+            moves,
+            promises: Vec::new(),
+            reason:
+                "The daemon ends, so the VMs get back what they had when they were first found."
+                    .to_owned(),
+            takes_back: None,
+        };
+        self.begin(pending, Initiator::Daemon, None, now);
+    }
+
+    /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
+    fn resized(&self) -> Vec<(String, Holding, Holding)> {
+        let clock = self.shared.clock.now();
+        let was_resized = |name: &str, vm: &Vm| {
+            // An earlier VM of its name is not the one that has its size now.
+            let ticks = vm.found.start_ticks as f64;
+            let since_boot = ticks / clock_ticks_per_second() as f64;
+            let started = clock.unix_ms_at(Duration::from_secs_f64(since_boot));
+            let decisions = self.history.decisions(Some(name), None, DECISIONS_MAX);
+            decisions.iter().any(|decision| {
+                let moved = !matches!(decision.state, State::Proposed | State::Superseded);
+                moved && decision.unix_ms >= started
+            })
+        };
+        let moves = self.vms.iter().filter_map(|(name, vm)| {
+            let from = vm.status.holding();
+            let least = from.cache_bytes.min(CACHE_LEAST_BYTES);
+            let direct_bytes = vm.first_bytes.saturating_sub(least).min(vm.ram_bytes());
+            // Without a cache all of it is the VM's own.
+            let direct_bytes = match vm.status.cache {
+                Some(_) => direct_bytes,
+                None => vm.first_bytes.min(vm.ram_bytes()),
+            };
+            let to = Holding {
+                direct_bytes,
+                cache_bytes: vm
+                    .first_bytes
+                    .saturating_sub(direct_bytes)
+                    .min(from.cache_bytes),
+            };
+            let differs = |has: u64, had: u64| has.abs_diff(had) >= SAME_BYTES;
+            let is_other = differs(from.direct_bytes, to.direct_bytes)
+                || from.cache_bytes > to.cache_bytes.max(CACHE_LEAST_BYTES);
+            let movable =
+                vm.first_is_kept && vm.settings().managed && vm.is_known() && vm.is_resizable();
+            (movable && is_other && was_resized(name, vm)).then(|| (name.clone(), from, to))
+        });
+        moves.collect()
+    }
+}
