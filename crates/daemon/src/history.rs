@@ -316,6 +316,20 @@ impl History {
         Some((made, curve.into_json(vm)))
     }
 
+    /// A VM's curves from `since_ms`, in ascending time.
+    #[must_use]
+    pub fn curves(&self, vm: &str, since_ms: u64) -> Vec<(u64, CurveJson)> {
+        let (mut curves, key) = (Vec::new(), self.key(vm));
+        for store in self.stores() {
+            curves.extend(told(store.curves(key, since_ms)).unwrap_or_default());
+        }
+        curves.sort_by_key(|(made, _)| *made);
+        let curves = curves.into_iter();
+        curves
+            .map(|(made, curve)| (made, curve.into_json(vm)))
+            .collect()
+    }
+
     /// A VM's heatmap from `since_ms` until before `until_ms`, of the rows whose cells have the newest row's size.
     #[must_use]
     pub fn heat(&self, vm: &str, since_ms: u64, until_ms: u64) -> Option<HeatmapView> {

@@ -21,6 +21,7 @@ pub mod http;
 pub mod log;
 pub mod moves;
 pub mod qemu_host;
+pub mod rightsize;
 pub mod shared;
 pub mod tracer;
 pub mod turn;

@@ -22,6 +22,7 @@ use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
+use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
 use crate::{SOCKET, SOCKET_READ_ONLY};
 
@@ -178,6 +179,22 @@ impl Client {
             ("points", points.map(|points| points.to_string())),
         ]);
         self.get(&of_vm(vm, &format!("/history{query}")))
+    }
+
+    /// The right size of a VM by its curves since a time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there is no such VM, or for a `percentile` that is not above 0.0 and
+    /// at most 1.0.
+    pub fn rightsize(
+        &self,
+        vm: &str,
+        since_unix_ms: u64,
+        percentile: f64,
+    ) -> Result<RightsizeView, ClientError> {
+        let query = format!("/rightsize?since_unix_ms={since_unix_ms}&percentile={percentile}");
+        self.get(&of_vm(vm, &query))
     }
 
     /// The activity of a VM by region of its RAM and time.

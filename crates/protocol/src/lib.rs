@@ -10,6 +10,7 @@
 //! | [`client`] | a client of the daemon |
 //! | [`curve_json`] | a curve |
 //! | [`byte_curve`] | a curve, validated, over sizes in bytes |
+//! | [`rightsize`] | the right size of a VM over time |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
@@ -28,6 +29,7 @@ pub mod disk_admin;
 pub mod openmetrics;
 pub mod plan;
 pub mod request;
+pub mod rightsize;
 pub mod size;
 pub mod tracer;
 pub mod vm;

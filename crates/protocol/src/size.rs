@@ -278,7 +278,8 @@ impl FromStr for Interval {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        scaled(text, TIME_UNITS)
+        // Not printed: hours are as short, and exact to read.
+        scaled(text, TIME_UNITS.into_iter().chain([("d", 86_400_000_000)]))
             .filter(|&micros| micros > 0)
             .map(|micros| Self(Duration::from_micros(micros)))
             .ok_or_else(|| QuantityError::Interval {

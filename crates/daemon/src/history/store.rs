@@ -344,6 +344,19 @@ impl Store {
         })
     }
 
+    /// In ascending time.
+    pub(super) fn curves(&self, vm: u64, since_ms: u64) -> Result<Vec<(u64, Curve)>, Failure> {
+        self.read(|txn| {
+            let curves = txn.open_table(CURVES)?;
+            let kept = curves.range((vm, since_ms)..=(vm, u64::MAX))?;
+            kept.map(|entry| {
+                let (key, packed) = entry?;
+                Ok((key.value().1, curve_of(packed.value())?))
+            })
+            .collect()
+        })
+    }
+
     pub(super) fn heat(
         &self,
         vm: u64,

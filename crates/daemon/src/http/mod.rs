@@ -30,6 +30,7 @@ mod metrics;
 mod openapi;
 mod page;
 mod params;
+mod rightsize;
 mod serve;
 mod views;
 

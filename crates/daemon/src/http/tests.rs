@@ -146,6 +146,8 @@ fn a_client_sees_the_host_and_all_that_is_known_of_it() {
     assert_eq!(kind(client.curve("fresh")), RefusalKind::NotFound);
     assert!(!client.heatmap("web").unwrap().rows.is_empty());
     assert_eq!(kind(client.heatmap("fresh")), RefusalKind::NotFound);
+    let right = client.rightsize("web", 0, 0.95).unwrap();
+    assert_eq!((right.curves, right.right_bytes), (0, None));
     let history = client.history("web", None, None, Some(20)).unwrap();
     assert!((1..=20).contains(&history.samples.len()));
     let ids = |decisions: Vec<plimsoll_protocol::decision::Decision>| -> Vec<_> {
@@ -232,6 +234,13 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
         ),
         ("/v1/vms/%ff", 400, "UTF-8"),
         ("/v1/vms?sort=name", 400, "unknown field `sort`"),
+        (
+            "/v1/vms/web/rightsize?since_unix_ms=0&percentile=95",
+            400,
+            "percentile=95: expected above 0 and at most 1",
+        ),
+        ("/v1/vms/web/rightsize", 400, "missing field"),
+        ("/v1/vms/nobody/rightsize?since_unix_ms=0", 404, "no VM"),
         (
             "/v1/vms/web/history?points=0",
             400,

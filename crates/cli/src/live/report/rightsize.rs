@@ -3,11 +3,15 @@
 use std::io::Write;
 
 use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::rightsize::RightsizeView;
+use plimsoll_protocol::size::Interval;
 use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::{Deserialize, Serialize};
 
-use super::super::words::{maybe_size, name, name_of, ratio, relative, size, working_set};
-use super::super::write_json;
+use super::super::words::{
+    UNKNOWN, maybe_size, name, name_of, percent, ratio, relative, size, working_set,
+};
+use super::super::{Daemon, write_json};
 use super::VmArgs;
 use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
 
@@ -16,6 +20,12 @@ use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_em
 pub struct Args {
     #[command(flatten)]
     of: VmArgs,
+    /// Replay the curves kept since then, instead of the present curve; a time such as 14d
+    #[arg(long, value_name = "TIME")]
+    since: Option<Interval>,
+    /// With --since, percentage of the curves whose needs are to fit, 1 to 100
+    #[arg(long, value_name = "N", default_value_t = 95, requires = "since", value_parser = clap::value_parser!(u8).range(1..=100))]
+    percentile: u8,
     #[command(flatten)]
     form: TextFormatArg,
 }
@@ -50,6 +60,9 @@ struct Rightsize {
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
+    if let Some(since) = args.since {
+        return over_time(args, since, &daemon, out);
+    }
     let summaries = daemon.vms(args.of.vm.as_deref())?;
     let mut vms = Vec::new();
     for vm in &summaries {
@@ -73,6 +86,97 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         TextFormat::Csv => Ok(out.write_all(lines(&report).as_bytes())?),
         TextFormat::Json => write_json(&report, out),
     }
+}
+
+/// The right size over time of the VMs.
+fn over_time(
+    args: &Args,
+    since: Interval,
+    daemon: &Daemon,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let since_ms = u64::try_from(since.get().as_millis()).unwrap_or(u64::MAX);
+    let since_unix_ms = daemon.host()?.now_unix_ms.saturating_sub(since_ms);
+    let percentile = f64::from(args.percentile) / 100.0;
+    let mut views = Vec::new();
+    for vm in args.of.names(daemon)? {
+        views.push(daemon.ask_of(&vm, |client, vm| {
+            client.rightsize(vm, since_unix_ms, percentile)
+        })?);
+    }
+    match args.form.output {
+        TextFormat::Table => Ok(out.write_all(text_over_time(&views, args).as_bytes())?),
+        TextFormat::Csv => Ok(out.write_all(lines_over_time(&views).as_bytes())?),
+        TextFormat::Json => write_json(&views, out),
+    }
+}
+
+fn text_over_time(views: &[RightsizeView], args: &Args) -> String {
+    let mut columns = Columns::new(&[
+        ("VM", Side::Left),
+        ("has", Side::Right),
+        ("right", Side::Right),
+        ("curves", Side::Right),
+        ("days", Side::Right),
+        ("confidence", Side::Right),
+        ("within bound", Side::Right),
+        ("worst day", Side::Right),
+        ("misses", Side::Right),
+        ("misses/s", Side::Right),
+        ("at baseline", Side::Right),
+    ]);
+    let known = |value: Option<f64>, text: fn(f64) -> String| {
+        value.map_or_else(|| UNKNOWN.to_owned(), text)
+    };
+    let rate = |rate: f64| format!("{rate:.1}");
+    for view in views {
+        columns.row([
+            name(&view.vm),
+            size(view.size_bytes),
+            maybe_size(view.right_bytes),
+            view.curves.to_string(),
+            view.days.to_string(),
+            known(view.confidence, percent),
+            known(view.kept_ratio, percent),
+            known(view.kept_worst_day_ratio, percent),
+            known(view.relative, ratio),
+            known(view.misses_per_second, rate),
+            known(view.misses_at_baseline_per_second, rate),
+        ]);
+    }
+    format!(
+        "{}\nright: enough for {} % of the kept curves, by the upper confidence limit; confidence: share of the days that the others\n\
+         predict. Had it been so: share of the curves within its bound, misses over those at its baseline, and a second.\n",
+        columns.text(),
+        args.percentile
+    )
+}
+
+fn lines_over_time(views: &[RightsizeView]) -> String {
+    csv_table(
+        views,
+        &[
+            ("vm", &|view| printable(&view.vm)),
+            ("since_unix_ms", &|view| view.since_unix_ms.to_string()),
+            ("percentile", &|view| view.percentile.to_string()),
+            ("size_bytes", &|view| view.size_bytes.to_string()),
+            ("right_bytes", &|view| or_empty(view.right_bytes)),
+            ("curves", &|view| view.curves.to_string()),
+            ("days", &|view| view.days.to_string()),
+            ("confidence", &|view| or_empty(view.confidence)),
+            ("kept_ratio", &|view| or_empty(view.kept_ratio)),
+            ("kept_worst_day_ratio", &|view| {
+                or_empty(view.kept_worst_day_ratio)
+            }),
+            ("relative", &|view| or_empty(view.relative)),
+            ("misses_per_second", &|view| {
+                or_empty(view.misses_per_second)
+            }),
+            ("misses_at_baseline_per_second", &|view| {
+                or_empty(view.misses_at_baseline_per_second)
+            }),
+        ],
+    )
 }
 
 fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
