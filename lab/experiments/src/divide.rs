@@ -1,9 +1,10 @@
 //! Allocates memory among three real guests and compares predicted with measured misses, by policy.
 //!
-//! Web, search and scan ([`trio`](crate::trio)) are measured with their initial memory (misses per request), then
-//! shrunk into the caches under their disks and traced through them, as in \[LS07\] fig. 6. Each allocation that a
-//! policy makes from these curves is then set for real, without caches, and the servers are measured again once their
-//! memory is warm. All figures are ratios of counts: none is a time, so emulation does not distort them.
+//! Web, search and scan ([`trio`](crate::trio)) are measured with their initial memory (misses per request) and
+//! traced: from outside by first touches, then shrunk into the caches under their disks and through them, as in
+//! \[LS07\] fig. 6. Each allocation that a policy makes from these curves is then set for real, without caches, and
+//! the servers are measured again once they have read as many pages as they gained. All figures are ratios of counts:
+//! none is a time, so emulation does not distort them.
 //!
 //! The sampling ESX of \[LS07\] §6.5 estimates a working set by the share of 100 random pages that are touched in 30 s.
 //! Here all of a VM's pages stand for the sample: the kernel's own referenced bits of QEMU's mapping, cleared and read
@@ -15,11 +16,13 @@
 
 use std::fs;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::builder::PossibleValuesParser;
-use plimsoll_policy::{GivenOptions, POLICIES, PolicyOption, Rules};
+use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_policy::{GivenOptions, POLICIES, PolicyOption, Relative, Rules};
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::disk_admin;
 use plimsoll_protocol::plan::{
@@ -38,12 +41,18 @@ const SAMPLE_TIME: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// How far above its bound a VM may be measured: \[LS07\]'s largest is 3 points.
 const TOLERANCE: f64 = 0.03;
+/// The prediction for a VM without a curve.
+const UNCHANGED: Relative = Relative {
+    expected: 1.0,
+    low: 1.0,
+    high: 1.0,
+};
 /// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 1000;
 
-/// Allocate the memory of three guests by several policies; compare predicted and measured misses.
+/// Allocate the memory of three guests by several policies; compare predicted with measured misses.
 ///
-/// Takes about 20 minutes with emulated guests and the defaults.
+/// Takes about 20 minutes for a seed with emulated guests and the defaults.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Bound on the increase of a VM's misses under isolated sharing; may be repeated [default: 5% and 25%]
@@ -52,30 +61,63 @@ pub struct Args {
     /// Only this policy; may be repeated [default: all]
     #[arg(long, value_parser = PossibleValuesParser::new(POLICIES.iter().map(|row| row.name)))]
     policy: Vec<String>,
+    /// Only curves from this source; may be repeated [default: all]
+    #[arg(long, value_enum)]
+    curves: Vec<CurveSource>,
+    /// Number of runs, each with other guests and another order of their requests
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    seeds: u32,
     /// Run scan's light background task too
     #[arg(long)]
     background: bool,
-    /// How long the servers run after a change before they are measured
-    #[arg(long, default_value = "90s", value_name = "TIME")]
+    /// How long to wait at most, after a change, until the servers have filled the memory that they gained
+    #[arg(long, default_value = "3m", value_name = "TIME")]
     warmup: Interval,
     /// Length of each measurement
     #[arg(long, default_value = "60s", value_name = "TIME")]
     measure: Interval,
-    /// How long the VMs are traced through their caches
-    #[arg(long, default_value = "120s", value_name = "TIME")]
+    /// How long the VMs are traced for each source of curves
+    #[arg(long, default_value = "90s", value_name = "TIME")]
     trace: Interval,
     /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: TableOrJson,
 }
 
-/// Results.
+/// Where the curves come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum CurveSource {
+    /// The caches under the VMs' disks, into which part of their memory goes meanwhile
+    Caches,
+    /// First touches of the VMs' RAM, with the memory that they have
+    FirstTouch,
+}
+
+impl CurveSource {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Caches => "caches",
+            Self::FirstTouch => "first touches",
+        }
+    }
+}
+
+/// Results of all seeds.
 #[derive(Debug, Serialize)]
 struct Results {
     schema: u32,
     accelerator: String,
     background: bool,
     baseline_bytes: u64,
+    seeds: Vec<SeedResult>,
+    summary: Summary,
+}
+
+/// Results with the same guests.
+#[derive(Debug, Serialize)]
+struct SeedResult {
+    seed: u32,
     vms: Vec<InitialVm>,
     divisions: Vec<AllocationResult>,
 }
@@ -86,15 +128,15 @@ struct InitialVm {
     vm: String,
     misses_per_request: f64,
     /// The same at the end, with the same memory again: the change in the servers' behaviour meanwhile.
-    misses_per_request_again: Option<f64>,
+    misses_per_request_again: f64,
     /// Touched within 30 s.
     touched_bytes: u64,
-    curve: CurveJson,
 }
 
 /// An allocation and its result.
 #[derive(Debug, Serialize)]
 struct AllocationResult {
+    curves: CurveSource,
     max_loss: Option<f64>,
     predicted_mean: f64,
     measured_mean: f64,
@@ -106,9 +148,26 @@ struct AllocationResult {
 struct VmResult {
     vm: String,
     bytes: u64,
-    predicted: f64,
+    predicted: Relative,
     measured: f64,
+    /// Share of the memory that it gained which it had filled when it was measured, 0.0 to 1.0.
+    filled: f64,
     above_bound: bool,
+}
+
+/// What all allocations with a bound come to.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Summary {
+    /// VMs that were promised a bound, once for each allocation.
+    promises: usize,
+    /// Of them, those that missed more.
+    broken: usize,
+    /// VMs whose measured misses lie within the band of the prediction.
+    within_band: usize,
+    /// Allocations with a bound.
+    divisions: usize,
+    /// Of them, those whose measured geometric mean is within 10 % of the predicted one.
+    within_tenth: usize,
 }
 
 /// Runs the experiment; `out` is standard output, or a buffer in tests.
@@ -119,96 +178,160 @@ struct VmResult {
 /// did not follow its balloon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.measure.get() < Duration::from_secs(15) {
-        bail_usage!("--measure: servers tell what they do every 5 s; measure for 15s or longer");
+        bail_usage!("--measure: servers report their counts every 5 s; measure for 15s or longer");
     }
     let stop = stop_flag()?;
-    let program = program("plimsoll")?;
-    let mut trio = Trio::boot(&program, args.background, &stop)?;
-    let sleep = |trio: &mut Trio, time: Interval| trio.pass(time.get(), &stop);
-
-    sleep(&mut trio, args.warmup)?;
-    let before = trio.measure(args.measure.get(), &stop)?;
-    clear_touched(&trio)?;
-    trio.pass(SAMPLE_TIME, &stop)?;
-    let touched = touched_bytes(&trio)?;
-
-    let traced = (TRACED_MIB << 20, (BASELINE_MIB - TRACED_MIB) << 20);
-    trio.hold(&[traced; 3], &stop)?;
-    sleep(&mut trio, args.trace)?;
-    let curves: Vec<_> = trio
-        .servers
-        .iter_mut()
-        .map(curve)
-        .collect::<anyhow::Result<_>>()?;
-
-    let mut found = Results {
+    let text = args.output == TableOrJson::Table;
+    let mut quiet = std::io::sink();
+    let mut results = Results {
         schema: SCHEMA,
-        accelerator: trio.servers[0].accelerator(),
+        accelerator: String::new(),
         background: args.background,
         baseline_bytes: BASELINE_MIB << 20,
+        seeds: Vec::new(),
+        summary: Summary::default(),
+    };
+    for seed in 1..=args.seeds {
+        let table: &mut dyn Write = if text { out } else { &mut quiet };
+        let (accelerator, found) = run_seed(args, seed, &stop, table)?;
+        results.accelerator = accelerator;
+        results.seeds.push(found);
+    }
+    let divisions = results.seeds.iter().flat_map(|seed| &seed.divisions);
+    results.summary = Summary::of(divisions);
+    if text {
+        write_summary(&results.summary, out)
+    } else {
+        serde_json::to_writer(&mut *out, &results)?;
+        Ok(writeln!(out)?)
+    }
+}
+
+/// Boots three servers, and measures them with their initial memory, with each allocation, and with their initial
+/// memory again. Returns their accelerator and what was found.
+fn run_seed(
+    args: &Args,
+    seed: u32,
+    stop: &AtomicBool,
+    out: &mut dyn Write,
+) -> anyhow::Result<(String, SeedResult)> {
+    let mut trio = Trio::boot(&program("plimsoll")?, args.background, seed, stop)?;
+    let accelerator = trio.servers[0].accelerator();
+    write_head(args, seed, &accelerator, out)?;
+    let settle = |trio: &mut Trio, filling| {
+        let cold = trio.warm(&filling, args.warmup.get(), stop)?;
+        Ok::<_, anyhow::Error>((cold, trio.measure(args.measure.get(), stop)?))
+    };
+    let filling = trio.filling_first()?;
+    let (_, before) = settle(&mut trio, filling)?;
+    clear_touched(&trio)?;
+    trio.pass(SAMPLE_TIME, stop)?;
+    let touched = touched_bytes(&trio)?;
+    let mut found = SeedResult {
+        seed,
         vms: Vec::new(),
         divisions: Vec::new(),
     };
-    for (index, curve) in curves.iter().enumerate() {
+    for (index, server) in trio.servers.iter().enumerate() {
         found.vms.push(InitialVm {
-            vm: curve.vm.clone(),
+            vm: server.name.to_owned(),
             misses_per_request: per_request(&trio, &before, index)?,
-            misses_per_request_again: None,
+            misses_per_request_again: f64::NAN,
             touched_bytes: touched[index],
-            curve: curve.clone(),
         });
     }
-    let text = args.output == TableOrJson::Table;
-    if text {
-        write_before(&found, out)?;
-    }
-    for (policy, max_loss) in args.divisions() {
-        let plan = inputs(policy, max_loss, &curves, &touched).plan()?;
-        let own = plan.targets.iter().map(|target| {
-            let cache = CACHE_MIB << 20;
-            (target.target_bytes - cache, cache)
-        });
-        trio.hold(&own.collect::<Vec<_>>(), &stop)?;
-        sleep(&mut trio, args.warmup)?;
-        let after = trio.measure(args.measure.get(), &stop)?;
-        let vms = plan.targets.iter().enumerate().map(|(index, target)| {
-            let measured = per_request(&trio, &after, index)? / found.vms[index].misses_per_request;
-            let bound = max_loss.map(|loss| 1.0 + loss + TOLERANCE);
-            Ok(VmResult {
-                vm: target.vm.clone(),
-                bytes: target.target_bytes,
-                predicted: target.relative.map_or(1.0, |relative| relative.expected),
-                measured,
-                above_bound: bound.is_some_and(|bound| measured > bound),
-            })
-        });
-        let vms: Vec<_> = vms.collect::<anyhow::Result<_>>()?;
-        let division = AllocationResult {
-            max_loss,
-            predicted_mean: geometric_mean(vms.iter().map(|vm| vm.predicted)),
-            measured_mean: geometric_mean(vms.iter().map(|vm| vm.measured)),
-            vms,
-            plan,
-        };
-        if text {
-            write_division(&division, out)?;
-        }
-        found.divisions.push(division);
-    }
+    write_before(&found.vms, out)?;
+
     let whole = ((BASELINE_MIB - CACHE_MIB) << 20, CACHE_MIB << 20);
-    trio.hold(&[whole; 3], &stop)?;
-    sleep(&mut trio, args.warmup)?;
-    let again = trio.measure(args.measure.get(), &stop)?;
+    // First touches are traced before the memory is changed.
+    for source in [CurveSource::FirstTouch, CurveSource::Caches] {
+        if !args.curves.is_empty() && !args.curves.contains(&source) {
+            continue;
+        }
+        let from_bytes = trio.direct_bytes()?;
+        trio.hold(&[whole; 3], stop)?;
+        let filling = trio.filling(from_bytes)?;
+        trio.warm(&filling, args.warmup.get(), stop)?;
+        let curves = curves(&mut trio, source, args.trace.get(), stop)?;
+        for (policy, max_loss) in args.divisions() {
+            let plan = inputs(policy, max_loss, &curves, &touched).plan()?;
+            let own = plan.targets.iter().map(|target| {
+                let cache = CACHE_MIB << 20;
+                (target.target_bytes - cache, cache)
+            });
+            let from_bytes = trio.direct_bytes()?;
+            trio.hold(&own.collect::<Vec<_>>(), stop)?;
+            let filling = trio.filling(from_bytes)?;
+            let (cold, after) = settle(&mut trio, filling)?;
+            let vms = plan.targets.iter().enumerate().map(|(index, target)| {
+                let initial = found.vms[index].misses_per_request;
+                let measured = per_request(&trio, &after, index)? / initial;
+                let bound = max_loss.map(|loss| 1.0 + loss + TOLERANCE);
+                let filled = cold.iter().find(|(vm, _)| *vm == target.vm);
+                Ok(VmResult {
+                    vm: target.vm.clone(),
+                    bytes: target.target_bytes,
+                    predicted: target.relative.unwrap_or(UNCHANGED),
+                    measured,
+                    filled: filled.map_or(1.0, |(_, filled)| *filled),
+                    above_bound: bound.is_some_and(|bound| measured > bound),
+                })
+            });
+            let vms: Vec<_> = vms.collect::<anyhow::Result<_>>()?;
+            let division = AllocationResult {
+                curves: source,
+                max_loss,
+                predicted_mean: geometric_mean(vms.iter().map(|vm| vm.predicted.expected)),
+                measured_mean: geometric_mean(vms.iter().map(|vm| vm.measured)),
+                vms,
+                plan,
+            };
+            write_division(&division, out)?;
+            found.divisions.push(division);
+        }
+    }
+    let from_bytes = trio.direct_bytes()?;
+    trio.hold(&[whole; 3], stop)?;
+    let filling = trio.filling(from_bytes)?;
+    let (_, again) = settle(&mut trio, filling)?;
     for (index, vm) in found.vms.iter_mut().enumerate() {
-        vm.misses_per_request_again = Some(per_request(&trio, &again, index)?);
+        vm.misses_per_request_again = per_request(&trio, &again, index)?;
     }
-    if text {
-        write_again(&found, out)?;
-    } else {
-        serde_json::to_writer(&mut *out, &found)?;
-        writeln!(out)?;
+    write_again(&found.vms, out)?;
+    Ok((accelerator, found))
+}
+
+/// Traces the servers and returns their curves, in sizes as the host counts them.
+fn curves(
+    trio: &mut Trio,
+    source: CurveSource,
+    time: Duration,
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<CurveJson>> {
+    match source {
+        CurveSource::Caches => {
+            let traced = (TRACED_MIB << 20, (BASELINE_MIB - TRACED_MIB) << 20);
+            trio.hold(&[traced; 3], stop)?;
+            trio.pass(time, stop)?;
+            trio.servers.iter_mut().map(cache_curve).collect()
+        }
+        CurveSource::FirstTouch => {
+            let views = trio.observe(time, stop)?;
+            let named = trio.servers.iter().map(|server| server.name).zip(views);
+            let curves = named.map(|(vm, view)| {
+                let curve = view?.curve;
+                let curve = curve.with_context(|| format!("VM {vm} has no curve"))?;
+                let baseline = PageCount::from_bytes(BASELINE_MIB << 20, PageSize::FOUR_KIB);
+                Ok(CurveJson::new(
+                    vm,
+                    PageSize::FOUR_KIB,
+                    Some(baseline),
+                    &curve,
+                ))
+            });
+            curves.collect()
+        }
     }
-    Ok(())
 }
 
 impl Args {
@@ -269,8 +392,8 @@ fn inputs(
     }
 }
 
-/// A server's curve, in sizes as its host counts them: its kernel manages less than its VM has.
-fn curve(server: &mut Server) -> anyhow::Result<CurveJson> {
+/// The curve of a server's cache, in sizes as its host counts them: its kernel manages less than its VM has.
+fn cache_curve(server: &mut Server) -> anyhow::Result<CurveJson> {
     let disk = server.disk()?;
     let curve = disk_admin::curve(&server.admin(), ANSWER_MAX)?;
     let mut curve = curve.with_context(|| format!("VM {} has no curve", server.name))?;
@@ -340,27 +463,33 @@ fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     (logarithms.sum::<f64>() / count).exp()
 }
 
-fn write_before(found: &Results, out: &mut dyn Write) -> anyhow::Result<()> {
-    let background = if found.background {
+fn write_head(
+    args: &Args,
+    seed: u32,
+    accelerator: &str,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let background = if args.background {
         ", scan with its background task"
     } else {
         ""
     };
     writeln!(
         out,
-        "Three guests ({}) of {} MiB each{background}; misses per request are counts.\n\n\
-         VM            misses per request  touched in 30 s  references of its curve",
-        found.accelerator,
-        found.baseline_bytes >> 20,
+        "Three guests ({accelerator}) of {BASELINE_MIB} MiB each{background}, seed {seed}; misses per request are counts."
     )?;
-    for vm in &found.vms {
+    Ok(out.flush()?)
+}
+
+fn write_before(vms: &[InitialVm], out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(out, "\nVM            misses per request  touched in 30 s")?;
+    for vm in vms {
         writeln!(
             out,
-            "{:<12}  {:>18.3}  {:>11} MiB  {:>23}",
+            "{:<12}  {:>18.3}  {:>11} MiB",
             vm.vm,
             vm.misses_per_request,
             vm.touched_bytes >> 20,
-            vm.curve.references
         )?;
     }
     Ok(out.flush()?)
@@ -368,49 +497,91 @@ fn write_before(found: &Results, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn write_division(division: &AllocationResult, out: &mut dyn Write) -> anyhow::Result<()> {
     let policy = division.plan.policy.row().title;
-    let name = match division.max_loss {
-        None => policy.to_owned(),
-        Some(loss) => format!("{policy}, at most {:.0} % more misses", loss * 100.0),
-    };
-    writeln!(out, "\n{name}\nVM            memory    predicted  measured",)?;
+    let bound = division
+        .max_loss
+        .map(|loss| format!(", at most {:.0} % more misses", loss * 100.0));
+    writeln!(
+        out,
+        "\n{policy}{}, curves from {}\nVM            memory    predicted           measured",
+        bound.unwrap_or_default(),
+        division.curves.name()
+    )?;
     for (vm, target) in division.vms.iter().zip(&division.plan.targets) {
-        let note = if vm.above_bound {
+        let mut note = if vm.above_bound {
             "  ABOVE ITS BOUND"
         } else if target.reason == Reason::Kept {
             "  kept"
         } else {
             ""
-        };
+        }
+        .to_owned();
+        if vm.filled < 1.0 {
+            note.push_str(&format!("  {:.0} % filled", vm.filled * 100.0));
+        }
         writeln!(
             out,
-            "{:<12}  {:>4} MiB  {:>9.2}  {:>8.2}{note}",
+            "{:<12}  {:>4} MiB  {:>9.2} {:.2}..{:.2}  {:>8.2}{note}",
             vm.vm,
             vm.bytes >> 20,
-            vm.predicted,
+            vm.predicted.expected,
+            vm.predicted.low,
+            vm.predicted.high,
             vm.measured,
         )?;
     }
     writeln!(
         out,
-        "geometric mean          {:>9.2}  {:>8.2}",
+        "geometric mean          {:>9.2}             {:>8.2}",
         division.predicted_mean, division.measured_mean
     )?;
     Ok(out.flush()?)
 }
 
-fn write_again(found: &Results, out: &mut dyn Write) -> anyhow::Result<()> {
+fn write_again(vms: &[InitialVm], out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(out, "\nwith the memory of the beginning again")?;
-    for vm in &found.vms {
-        let again = vm.misses_per_request_again.unwrap_or(f64::NAN);
-        let drift = again / vm.misses_per_request;
+    for vm in vms {
+        let drift = vm.misses_per_request_again / vm.misses_per_request;
         writeln!(out, "{:<12}  {drift:>28.2}", vm.vm)?;
     }
+    Ok(writeln!(out).and_then(|()| out.flush())?)
+}
+
+fn write_summary(summary: &Summary, out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(
+        out,
+        "{} promises, {} broken; {} measured within the predicted band. Geometric mean within 10 % of the predicted one \
+         in {} of {} allocations.",
+        summary.promises,
+        summary.broken,
+        summary.within_band,
+        summary.within_tenth,
+        summary.divisions
+    )?;
     Ok(out.flush()?)
+}
+
+impl Summary {
+    fn of<'a>(divisions: impl Iterator<Item = &'a AllocationResult>) -> Self {
+        let mut summary = Self::default();
+        for division in divisions.filter(|division| division.max_loss.is_some()) {
+            let vms = &division.vms;
+            let within =
+                |vm: &&VmResult| (vm.predicted.low..=vm.predicted.high).contains(&vm.measured);
+            summary.promises += vms.len();
+            summary.broken += vms.iter().filter(|vm| vm.above_bound).count();
+            summary.within_band += vms.iter().filter(within).count();
+            summary.divisions += 1;
+            let off = division.measured_mean / division.predicted_mean - 1.0;
+            summary.within_tenth += usize::from(off.abs() <= 0.1);
+        }
+        summary
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::{CurvePoint, MissRatioCurve};
 
     #[test]
     fn what_was_touched_is_that_of_the_guests_ram_alone() {
@@ -441,6 +612,50 @@ Referenced:           4 kB
         let line = "x --policy isolated --max-loss 10%";
         assert_eq!(losses(line), [Some(0.1)]);
         assert_eq!(losses("x --policy esx"), [None]);
+    }
+
+    #[test]
+    fn what_exceeds_its_bound_or_its_band_is_counted() {
+        let points = vec![CurvePoint::exact(PageCount(1), 0.5)];
+        let curve = MissRatioCurve::new(points, 1000).unwrap();
+        let curve = CurveJson::new("web", PageSize::FOUR_KIB, None, &curve);
+        let demands = |max_loss| {
+            let policy = Policy::isolated(Search::Optimal);
+            inputs(policy, max_loss, std::slice::from_ref(&curve), &[0])
+        };
+        let division = |max_loss, measured: f64| AllocationResult {
+            curves: CurveSource::Caches,
+            max_loss,
+            predicted_mean: 1.0,
+            measured_mean: measured,
+            vms: vec![VmResult {
+                vm: "web".to_owned(),
+                bytes: 0,
+                predicted: Relative {
+                    expected: 1.0,
+                    low: 0.9,
+                    high: 1.1,
+                },
+                measured,
+                filled: 1.0,
+                above_bound: max_loss.is_some_and(|loss| measured > 1.0 + loss + TOLERANCE),
+            }],
+            plan: demands(max_loss).plan().unwrap(),
+        };
+        let divisions = [
+            division(Some(0.25), 1.05),
+            division(Some(0.25), 1.2),
+            division(Some(0.05), 1.2),
+            division(None, 2.0),
+        ];
+        let expected = Summary {
+            promises: 3,
+            broken: 1,
+            within_band: 1,
+            divisions: 3,
+            within_tenth: 1,
+        };
+        assert_eq!(Summary::of(divisions.iter()), expected);
     }
 
     #[test]

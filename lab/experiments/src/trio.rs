@@ -11,11 +11,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_flow::TraceMethod;
+use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::disk_admin::{self, DiskStat};
 use plimsoll_rig::{Guest, GuestConfig, GuestDisk, GuestImage};
 use plimsoll_vm::ConsoleEvent;
 
 use plimsoll_rig::{DiskGuest, Fields, Setup};
+use plimsoll_trap::TraceConfig;
+
+use crate::tracing::trace;
 
 /// Memory of each that is allocated, in MiB.
 pub const BASELINE_MIB: u64 = 160;
@@ -34,8 +39,12 @@ const BALLOON_MAX: Duration = Duration::from_secs(120);
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// Interval of polling something without notifications.
 const POLL: Duration = Duration::from_millis(100);
+/// Interval of reading the counters of the disks' daemons while memory fills.
+const FILL_POLL: Duration = Duration::from_secs(1);
 /// Difference within which a balloon has reached its target.
 const NEAR_BYTES: u64 = 1 << 20;
+/// The largest of their files together, in MiB.
+const FILES_MIB: u64 = 192;
 /// The workload of each, besides the common part.
 const SERVERS: [(&str, &str); 3] = [
     ("demo-web", "order=web files=3072 file_kib=64"),
@@ -62,6 +71,13 @@ pub struct Trio {
     pub servers: Vec<Server>,
 }
 
+/// Pages that the servers have to read until their memory holds what they use.
+#[derive(Debug)]
+pub struct Filling {
+    /// Of each, the blocks that it had read, and the pages that it has to read.
+    until: Vec<(u64, u64)>,
+}
+
 /// Counts of a server over a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ServerCounts {
@@ -81,19 +97,24 @@ impl ServerCounts {
 
 impl Trio {
     /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`; with
-    /// `background`, scan also runs the light task.
+    /// `background`, scan also runs the light task; `seed` chooses the order of their requests.
     ///
     /// # Errors
     ///
     /// Why one did not come up, or `stop` was set; nothing is left running.
-    pub fn boot(program: &Path, background: bool, stop: &AtomicBool) -> anyhow::Result<Self> {
+    pub fn boot(
+        program: &Path,
+        background: bool,
+        seed: u32,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Self> {
         let servers = SERVERS.iter().map(|&(name, serves)| {
             let task = if background && name == "demo-scan" {
                 BACKGROUND
             } else {
                 ""
             };
-            Server::boot(program, name, &format!("{serves}{task}"))
+            Server::boot(program, name, &format!("{serves}{task} seed={seed}"))
                 .with_context(|| format!("VM {name} does not start"))
         });
         let mut trio = Self {
@@ -130,6 +151,107 @@ impl Trio {
             ensure!(!stop.load(Ordering::Relaxed), "stopped");
             thread::sleep(left.min(POLL));
         }
+    }
+
+    /// Begins to count the pages that the servers read after their boot, until as many are read as the largest of them
+    /// has files: until then their memory holds what they wrote.
+    ///
+    /// # Errors
+    ///
+    /// If a disk's daemon does not answer.
+    pub fn filling_first(&self) -> anyhow::Result<Filling> {
+        let begun = self.disks()?.into_iter();
+        Ok(Filling {
+            until: begun
+                .map(|disk| (disk.read_blocks, FILES_MIB << 8))
+                .collect(),
+        })
+    }
+
+    /// Begins to count the pages that the servers read, because each fills a page of the memory that a server gained
+    /// since it had `from_bytes` of its own.
+    ///
+    /// # Errors
+    ///
+    /// If a disk's daemon or a monitor does not answer.
+    pub fn filling(&mut self, from_bytes: [u64; 3]) -> anyhow::Result<Filling> {
+        let has_bytes = self.direct_bytes()?;
+        let until = self.disks()?.into_iter().zip(has_bytes).zip(from_bytes);
+        Ok(Filling {
+            until: until
+                .map(|((disk, has), from)| {
+                    let gained_pages = has.saturating_sub(from) >> 12;
+                    (disk.read_blocks, gained_pages)
+                })
+                .collect(),
+        })
+    }
+
+    /// Waits until all servers have filled the memory that they gained, `most` at the longest. Returns those that had
+    /// not by then, each with the share that it had filled, 0.0 to 1.0.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`pass`](Self::pass), and if a disk's daemon does not answer.
+    pub fn warm(
+        &mut self,
+        filling: &Filling,
+        most: Duration,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<(&'static str, f64)>> {
+        let deadline = Instant::now() + most;
+        loop {
+            let mut cold = Vec::new();
+            for (server, (before, gained)) in self.servers.iter().zip(&filling.until) {
+                let read = server.disk()?.read_blocks.saturating_sub(*before);
+                if read < *gained {
+                    cold.push((server.name, read as f64 / *gained as f64));
+                }
+            }
+            if cold.is_empty() || Instant::now() >= deadline {
+                return Ok(cold);
+            }
+            self.pass(FILL_POLL, stop)?;
+        }
+    }
+
+    /// Lets the servers run for a while, each traced from outside by first touches. Returns the last period of each, or
+    /// why there is none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`pass`](Self::pass).
+    pub fn observe(
+        &mut self,
+        time: Duration,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<anyhow::Result<ObservedPeriod>>> {
+        let pids: Vec<_> = self.servers.iter().map(Server::pid).collect();
+        let is_over = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            let view = |pid| scope.spawn(move || view_from_outside(pid, time, is_over));
+            let tracers: Vec<_> = pids.into_iter().map(view).collect();
+            let passed = self.pass(time, stop);
+            is_over.store(true, Ordering::Relaxed);
+            let views = tracers
+                .into_iter()
+                .map(|tracer| tracer.join().expect("tracing does not panic"));
+            let views = views.collect();
+            passed.map(|()| views)
+        })
+    }
+
+    /// Each server's own memory, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// If a monitor does not answer.
+    pub fn direct_bytes(&mut self) -> anyhow::Result<[u64; 3]> {
+        let mut bytes = [0; 3];
+        for (server, bytes) in self.servers.iter_mut().zip(&mut bytes) {
+            *bytes = server.direct_bytes()?;
+        }
+        Ok(bytes)
     }
 
     /// Measures for a time.
@@ -315,6 +437,20 @@ impl Server {
             misses: sectors as f64 / 8.0 * missed,
         })
     }
+}
+
+fn view_from_outside(
+    pid: u32,
+    time: Duration,
+    stop: &AtomicBool,
+) -> anyhow::Result<ObservedPeriod> {
+    let vm = plimsoll_vm::find(&pid.to_string())?;
+    let method = (TraceMethod::FirstTouches, &TraceConfig::default());
+    let mut traced = trace(&vm, method, time, stop, &mut |_| ())?;
+    // The last one may have been cut short.
+    let whole = traced.periods.len().saturating_sub(2);
+    ensure!(!traced.periods.is_empty(), "no period has ended");
+    Ok(traced.periods.swap_remove(whole).observed)
 }
 
 fn number(fields: &Fields, key: &str) -> anyhow::Result<u64> {

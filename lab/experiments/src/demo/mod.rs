@@ -20,28 +20,28 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use plimsoll_flow::TraceMethod;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, Kind, Phase};
 use plimsoll_rig::program;
-use plimsoll_trap::TraceConfig;
 
-use crate::tracing::trace;
 use crate::trio::{BASELINE_MIB, ServerCounts, TRACED_MIB, Trio};
 use plimsoll_output::{stop_flag, write_file};
 use plimsoll_protocol::size::Interval;
 
 use daemon::{Daemon, Options};
-use telling::{OutsideView, Row};
+use telling::Row;
 
 /// Bound on the rise of a VM's misses, in percent.
 const MAX_LOSS_PERCENT: u64 = 25;
 /// How long an allocation is measured before the daemon judges it, in s.
 const CHECK_S: u64 = 30;
+/// How long each is traced from outside.
+const OUTSIDE_TIME: Duration = Duration::from_secs(30);
+/// Order of the servers' requests.
+const SEED: u32 = 1;
 /// Interval of polling the daemon.
 const POLL: Duration = Duration::from_secs(1);
 /// How long the daemon may take beyond tracing and checking.
@@ -65,10 +65,10 @@ pub struct Args {
     #[arg(long)]
     keep: bool,
     /// How long the VMs are traced through their caches
-    #[arg(long, default_value = "75s", value_name = "TIME")]
+    #[arg(long, default_value = "60s", value_name = "TIME")]
     trace: Interval,
-    /// How long the servers run before each measurement
-    #[arg(long, default_value = "75s", value_name = "TIME")]
+    /// How long to wait at most, before each measurement, until the servers have filled their memory
+    #[arg(long, default_value = "100s", value_name = "TIME")]
     warmup: Interval,
     /// Length of each measurement
     #[arg(long, default_value = "30s", value_name = "TIME")]
@@ -87,10 +87,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let program = program("plimsoll")?;
     let begin = Instant::now();
     telling::opening(out)?;
-    let mut trio = Trio::boot(&program, false, &stop)?;
+    let mut trio = Trio::boot(&program, false, SEED, &stop)?;
     telling::booted(&trio, begin, out)?;
-    let outside = from_outside(&mut trio, args.warmup.get(), &stop)?;
-    telling::outside(&outside, out)?;
+    let filling = trio.filling_first()?;
+    let views = trio.observe(OUTSIDE_TIME, &stop)?;
+    telling::outside(&trio, &views, begin, out)?;
+    telling::before(out)?;
+    telling::cold(&trio.warm(&filling, args.warmup.get(), &stop)?, out)?;
     let before = trio.measure(args.measure.get(), &stop)?;
     telling::table(&rows(&mut trio, &before)?, out)?;
 
@@ -114,8 +117,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .map(|division| client.decision(division.id))
         .transpose()?;
 
-    telling::warming(args.warmup.get(), out)?;
-    trio.pass(args.warmup.get(), &stop)?;
+    telling::after(out)?;
+    let filling = trio.filling([TRACED_MIB << 20; 3])?;
+    telling::cold(&trio.warm(&filling, args.warmup.get(), &stop)?, out)?;
     let after = trio.measure(args.measure.get(), &stop)?;
     let after = rows(&mut trio, &after)?;
     telling::compare(&before, &after, division.as_ref(), out)?;
@@ -133,53 +137,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Lets the servers run for a while, each traced from outside by first touches.
-fn from_outside(
-    trio: &mut Trio,
-    time: Duration,
-    stop: &AtomicBool,
-) -> anyhow::Result<Vec<OutsideView>> {
-    let servers: Vec<_> = trio
-        .servers
-        .iter()
-        .map(|server| (server.name, server.pid()))
-        .collect();
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let tracers: Vec<_> = servers
-            .into_iter()
-            .map(|(vm, pid)| {
-                let is_over = &is_over;
-                scope.spawn(move || OutsideView {
-                    vm: vm.to_owned(),
-                    seen: view_from_outside(pid, time, is_over),
-                })
-            })
-            .collect();
-        let passed = trio.pass(time, stop);
-        is_over.store(true, Ordering::Relaxed);
-        let views = tracers
-            .into_iter()
-            .map(|tracer| tracer.join().expect("tracing does not panic"));
-        let views = views.collect();
-        passed.map(|()| views)
-    })
-}
-
-fn view_from_outside(
-    pid: u32,
-    time: Duration,
-    stop: &AtomicBool,
-) -> anyhow::Result<plimsoll_observe::ObservedPeriod> {
-    let vm = plimsoll_vm::find(&pid.to_string())?;
-    let method = (TraceMethod::FirstTouches, &TraceConfig::default());
-    let mut traced = trace(&vm, method, time, stop, &mut |_| ())?;
-    // The last one may have been cut short.
-    let whole = traced.periods.len().saturating_sub(2);
-    ensure!(!traced.periods.is_empty(), "no period has ended");
-    Ok(traced.periods.swap_remove(whole).observed)
 }
 
 fn rows(trio: &mut Trio, counted: &[ServerCounts]) -> anyhow::Result<Vec<Row>> {

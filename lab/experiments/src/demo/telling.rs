@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use plimsoll_flow::PageSize;
+use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::decision::{Check, Decision, Kind, Phase, State};
 use plimsoll_protocol::plan::TargetJson;
@@ -21,36 +21,49 @@ pub(super) struct Row {
     pub(super) misses_per_request: f64,
 }
 
-/// A server as it is seen from outside.
-#[derive(Debug)]
-pub(super) struct OutsideView {
-    pub(super) vm: String,
-    /// The last period, or why there is none.
-    pub(super) seen: anyhow::Result<ObservedPeriod>,
-}
+/// Sizes at which the curves are shown, in MiB.
+const SHOWN_MIB: [u64; 5] = [48, 64, 80, 96, 128];
 
-pub(super) fn outside(views: &[OutsideView], out: &mut dyn Write) -> anyhow::Result<()> {
-    writeln!(
+pub(super) fn outside(
+    trio: &Trio,
+    views: &[anyhow::Result<ObservedPeriod>],
+    begin: Instant,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    line(
+        begin,
         out,
-        "  Meanwhile each was traced from outside, by the first touches of random pages:\n  \
-         VM             working set   time taken from it"
+        "The first curves, by the first touches of random pages: how often per second each VM would miss what it uses now, \
+         with less memory.",
     )?;
-    for OutsideView { vm, seen } in views {
-        let period = match seen {
+    write!(out, "          VM          ")?;
+    for mib in SHOWN_MIB {
+        write!(out, "{mib:>7} MiB")?;
+    }
+    writeln!(out, "   working set   cost of tracing")?;
+    for (vm, view) in trio.servers.iter().map(|server| server.name).zip(views) {
+        let period = match view {
             Ok(period) => period,
             Err(error) => {
-                writeln!(out, "  {vm:<12} not traced: {error:#}")?;
+                writeln!(out, "          {vm:<12} not traced: {error:#}")?;
                 continue;
             }
         };
+        write!(out, "          {vm:<12}")?;
+        let curve = period.curve.as_ref();
+        for mib in SHOWN_MIB {
+            let size = PageCount::from_bytes(mib << 20, PageSize::FOUR_KIB);
+            let misses = curve.and_then(|curve| Some(curve.misses_per_second(size)?.expected));
+            let misses = misses.map_or("-".to_owned(), |misses| format!("{misses:.0}"));
+            write!(out, "{misses:>11}")?;
+        }
         let set = period.working_set.map_or("-".to_owned(), |set| {
             let mib = set.size.to_bytes(PageSize::FOUR_KIB) >> 20;
             format!("{}{mib} MiB", set.bound.sign())
         });
         let taken = period.period.overhead_ratio * 100.0;
-        writeln!(out, "  {vm:<12} {set:>13} {taken:>18.1} %")?;
+        writeln!(out, "{set:>14} {taken:>8.1} % of its CPU")?;
     }
-    writeln!(out)?;
     Ok(out.flush()?)
 }
 
@@ -74,10 +87,13 @@ pub(super) fn booted(trio: &Trio, begin: Instant, out: &mut dyn Write) -> anyhow
     } else {
         ""
     };
-    line(begin, out, &format!("They serve.{note}"))?;
+    line(begin, out, &format!("They serve.{note}"))
+}
+
+pub(super) fn before(out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(
         out,
-        "\nBEFORE: equal shares. A miss is a page that had to come from the disk."
+        "\nBEFORE: equal shares, once their memory is full. A miss is a page that had to come from the disk."
     )?;
     Ok(out.flush()?)
 }
@@ -194,12 +210,23 @@ fn checked(check: &Check) -> String {
     )
 }
 
-pub(super) fn warming(time: Duration, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) fn after(out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(
         out,
-        "\nAFTER: the same servers with their new sizes, once they have been warm for {} s.",
-        time.as_secs()
+        "\nAFTER: the same servers with their new sizes, once they have filled what they gained."
     )?;
+    Ok(out.flush()?)
+}
+
+/// Names the servers that have not filled their memory, with the share that they have.
+pub(super) fn cold(cold: &[(&'static str, f64)], out: &mut dyn Write) -> anyhow::Result<()> {
+    for (vm, filled) in cold {
+        writeln!(
+            out,
+            "  {vm} has filled {:.0} % of its new memory only, and misses more than it will.",
+            filled * 100.0
+        )?;
+    }
     Ok(out.flush()?)
 }
 
