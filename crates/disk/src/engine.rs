@@ -94,6 +94,8 @@ struct PendingRequest {
     failed: bool,
     /// Whether all dirty blocks must be on storage before it completes.
     flush: bool,
+    /// Whether it reads blocks from storage.
+    reads_storage: bool,
 }
 
 /// A request that waits for dirty blocks.
@@ -194,6 +196,7 @@ impl Engine {
             left: 1,
             failed: false,
             flush: false,
+            reads_storage: false,
         };
         self.requests.insert(id, running);
         match operation {
@@ -513,11 +516,19 @@ impl Engine {
             });
             return;
         }
-        let (tag, failed) = (running.tag, running.failed);
+        let status = if running.failed {
+            Status::IoError
+        } else {
+            Status::Ok
+        };
+        let result = RequestResult {
+            disk,
+            tag: running.tag,
+            status,
+            read_storage: running.reads_storage,
+        };
         self.requests.remove(&request);
-        let status = if failed { Status::IoError } else { Status::Ok };
-        self.completed
-            .push_back(RequestResult { disk, tag, status });
+        self.completed.push_back(result);
     }
 
     fn want_flush(&mut self, request: RequestId) {

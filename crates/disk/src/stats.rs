@@ -100,6 +100,10 @@ pub struct DiskStats {
     pub queues: u32,
     /// Requests completed since the start.
     pub requests: u64,
+    /// Reads of which blocks came from storage.
+    pub waited_reads: u64,
+    /// Time that they took, from their queue to their completion, added up.
+    pub read_wait_ns: u64,
     /// Requests in flight now.
     pub in_flight: u64,
     /// Requests of an earlier daemon or connection that were repeated.

@@ -180,6 +180,8 @@ pub struct RequestResult {
     pub tag: Tag,
     /// Its result.
     pub status: Status,
+    /// Whether it is a read of which the cache did not serve all.
+    pub read_storage: bool,
 }
 
 /// Identifies a submission until it is carried out.

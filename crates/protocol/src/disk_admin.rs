@@ -205,6 +205,8 @@ pub struct DiskStat {
     pub dropped: u64,
     /// Whether the guest's module is attached.
     pub module_attached: bool,
+    /// Time that reads of which blocks came from storage took, added up; `None` if the daemon does not measure it.
+    pub read_wait_ns: Option<u64>,
 }
 
 /// The parts of a daemon's report that are used.
@@ -218,6 +220,13 @@ struct Report {
 struct Machine {
     engine: Engine,
     ring: Ring,
+    #[serde(default)]
+    disks: Vec<Disk>,
+}
+
+#[derive(Deserialize)]
+struct Disk {
+    read_wait_ns: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -246,7 +255,13 @@ struct Ring {
 
 impl From<Report> for DiskStat {
     fn from(report: Report) -> Self {
-        let Machine { engine, ring } = report.machine;
+        let Machine {
+            engine,
+            ring,
+            disks,
+        } = report.machine;
+        let waits = disks.iter().map(|disk| disk.read_wait_ns);
+        let waited = waits.reduce(|sum, wait| Some(sum?.saturating_add(wait?)));
         Self {
             vm: report.vm,
             direct_pages: ring.guest_memory_pages,
@@ -265,6 +280,7 @@ impl From<Report> for DiskStat {
             lost_notices: ring.lost,
             dropped: engine.dropped,
             module_attached: ring.attached,
+            read_wait_ns: waited.flatten(),
         }
     }
 }

@@ -141,6 +141,9 @@ impl Engine {
         if run.bytes == 0 {
             return;
         }
+        if let Some(running) = self.requests.get_mut(&request) {
+            running.reads_storage = true;
+        }
         let ticket = Ticket(self.number());
         self.begin_pieces(&run.pieces, ticket, Use::Read);
         let action = Action::Read {

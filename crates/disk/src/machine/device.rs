@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use std::{fs, io};
 
 use vhost::vhost_user::BackendReqHandler;
@@ -74,6 +75,8 @@ pub(super) struct InFlight {
     pub(super) status: u64,
     pub(super) written: u32,
     pub(super) data_bytes: u32,
+    /// When it was taken from its queue.
+    pub(super) since: Instant,
 }
 
 pub(super) fn lock(vhost: &Mutex<Vhost>) -> MutexGuard<'_, Vhost> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes as _, GuestAddress};
@@ -12,7 +13,8 @@ use super::{Machine, TURN};
 
 use crate::queue::{QueueFault, Refusal, RequestKind, parse_request};
 use crate::{
-    ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, Segment, Status, Tag,
+    ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, RequestResult,
+    Segment, Status, Tag,
 };
 
 /// No more requests are taken while those in flight move this many bytes.
@@ -167,6 +169,7 @@ impl Machine {
                                 status: wanted.status,
                                 written: wanted.written,
                                 data_bytes: wanted.data_bytes,
+                                since: Instant::now(),
                             });
                             self.engine.submit(Request {
                                 disk,
@@ -239,7 +242,7 @@ impl Machine {
                     self.flushed_last((completed.tag.0 & !LAST_FLUSH) as usize, completed.status)?;
                 } else {
                     #[expect(clippy::cast_possible_truncation, reason = "made of an index")]
-                    self.completed(completed.tag.0 as usize, completed.status);
+                    self.completed(completed.tag.0 as usize, completed);
                 }
             }
             if !any {
@@ -248,13 +251,18 @@ impl Machine {
         }
     }
 
-    fn completed(&mut self, place: usize, status: Status) {
+    fn completed(&mut self, place: usize, result: RequestResult) {
         let Some(request) = self.requests.take(place) else {
             return;
         };
         let device = &mut self.devices[request.device];
         device.in_flight -= 1;
         device.stats.requests += 1;
+        if result.read_storage {
+            let waited_ns = u64::try_from(request.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            device.stats.waited_reads += 1;
+            device.stats.read_wait_ns = device.stats.read_wait_ns.saturating_add(waited_ns);
+        }
         self.in_flight_bytes -= u64::from(request.data_bytes);
         let Link::Open(connection) = &mut device.link else {
             return;
@@ -267,7 +275,7 @@ impl Machine {
         let Some(queue) = &mut vring.queue else {
             return;
         };
-        let (answer, written) = match status {
+        let (answer, written) = match result.status {
             Status::Ok => (VIRTIO_BLK_S_OK, request.written),
             Status::IoError => (VIRTIO_BLK_S_IOERR, 1),
             Status::Unsupported => (VIRTIO_BLK_S_UNSUPP, 1),

@@ -89,6 +89,7 @@ const DISK_COUNTERS: &[DiskFamily] = families! { d =>
     image_resubmitted: d.resubmitted, "Requests of an earlier daemon or connection that were repeated.";
     image_bad_requests: d.bad_requests, "Requests that were malformed or out of range.";
     image_connections: d.connections, "Connections of a guest.";
+    image_waited_reads: d.waited_reads, "Reads of which blocks came from storage.";
 };
 
 fn sum(machine: &MachineStats, of: fn(&DiskStats) -> u64) -> u64 {
@@ -116,6 +117,12 @@ pub fn text(report: &Report) -> String {
                 family.sample(labels, value(disk));
             }
         }
+    }
+    let help = "Time that reads of which blocks came from storage took, added up.";
+    let mut family = text.family(Kind::Counter, "image_read_wait_seconds", help);
+    for (number, disk) in machine.disks.iter().enumerate() {
+        let labels: Labels<'_> = &[vm, ("disk", &number), ("image", &disk.image)];
+        family.sample(labels, disk.read_wait_ns as f64 / 1e9);
     }
     let help = "Share of reads that a cache of that size would serve.";
     let mut family = text.family(Kind::Gauge, "expected_hit_ratio", help);

@@ -122,7 +122,12 @@ pub(crate) mod tests {
         let report = example();
         let text = serde_json::to_string(&report).unwrap();
         let read: disk_admin::DiskStat = serde_json::from_str(&text).unwrap();
-        let MachineStats { engine, ring, .. } = report.machine;
+        let MachineStats {
+            engine,
+            disks,
+            ring,
+            ..
+        } = report.machine;
         let expected = disk_admin::DiskStat {
             vm: report.vm,
             direct_pages: ring.guest_memory_pages,
@@ -141,6 +146,7 @@ pub(crate) mod tests {
             lost_notices: ring.lost,
             dropped: engine.dropped,
             module_attached: ring.attached,
+            read_wait_ns: Some(disks.iter().map(|disk| disk.read_wait_ns).sum()),
         };
         assert_eq!(read, expected);
         assert!(read.read_blocks > 0 && read.cache_bytes > 0 && read.module_attached);
@@ -156,6 +162,8 @@ pub(crate) mod tests {
             direct_io: true,
             queues: 2,
             requests: 2_345_678,
+            waited_reads: 60_000,
+            read_wait_ns: 30_000_000_000,
             in_flight: 3,
             connections: 1,
             ..DiskStats::default()

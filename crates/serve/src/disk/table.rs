@@ -160,9 +160,19 @@ impl Table<'_> {
             );
         }
         let bytes = |of: fn(&EngineStats) -> u64| size(self.since(|stats| of(&stats.engine)));
+        let disks = |of: fn(&plimsoll_disk::DiskStats) -> u64| {
+            self.since(|stats| stats.disks.iter().map(of).fold(0, u64::saturating_add))
+        };
+        let wait = match disks(|disk| disk.waited_reads) {
+            0 => String::new(),
+            waited => {
+                let ms = disks(|disk| disk.read_wait_ns) as f64 / 1e6 / waited as f64;
+                format!("; a read waits {ms:.2} ms")
+            }
+        };
         let _ = writeln!(
             text,
-            "\nstorage   {} reads ({}), {} writes ({}), {} errors",
+            "\nstorage   {} reads ({}), {} writes ({}), {} errors{wait}",
             self.engine(|e| e.storage_reads),
             bytes(|e| e.storage_read_bytes),
             self.engine(|e| e.storage_writes),
@@ -400,7 +410,7 @@ VM        web, exclusive cache, writes are delayed; counted in 2 h
 cache     62.5 MiB of 64 MiB (97.7 %), 133.0k dropped; 480 KiB of at most 16 MiB dirty
 reads     1.0M blocks, 75.0 % from the cache; 12 partial
 writes    40.0k blocks, 0 partial, 300 flushes; 40.0k delayed, 39.9k written back, 0 failed
-storage   30.0k reads (1 GiB), 9000 writes (150 MiB), 0 errors
+storage   30.0k reads (1 GiB), 9000 writes (150 MiB), 0 errors; a read waits 0.50 ms
 evictions 900.0k, 899.0k admitted; 900 unknown, 0 not newest, 100 stale, 0 mismatched, 0 other
 notices   1.9M; 0 lost, 0 bad, 0 ring faults, 0 times all frames dropped
 
