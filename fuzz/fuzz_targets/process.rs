@@ -1,10 +1,13 @@
-//! What other processes and guests say of themselves: memory maps, command lines, consoles.
+//! What other processes and guests say of themselves: memory maps, command lines, control groups, consoles.
 //!
 //! Nothing may panic, and guest RAM must be a mapping that the map really lists.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use plimsoll_vm::{CommandLine, ConsoleEvent, FileSystems, guest_ram, parse_maps, ram_state};
+use plimsoll_vm::{
+    BlockReads, CommandLine, ConsoleEvent, ControlGroup, FileSystems, MemoryPressure, guest_ram,
+    parse_maps, ram_state,
+};
 
 fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
@@ -14,6 +17,11 @@ fuzz_target!(|data: &[u8]| {
     for line in text.lines() {
         let _ = ConsoleEvent::parse(line);
     }
+    let _ = (
+        ControlGroup::parse(&text),
+        MemoryPressure::parse(&text),
+        BlockReads::of_virsh(&text),
+    );
     let Ok(entries) = parse_maps(&text) else {
         return;
     };

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_vm::{GuestStats, Listener, PeerSocket, Qmp, StatsClock, VmError};
+use plimsoll_vm::{BlockReads, GuestStats, Listener, PeerSocket, Qmp, StatsClock, VmError};
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
@@ -75,6 +75,8 @@ pub struct Balloon {
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
+    /// Reads of the VM's disks at the last query.
+    blocks: Option<BlockReads>,
     /// End of the pause after a monitor that did not answer, and its error.
     quiet: Option<(Instant, String)>,
     /// Length of the next pause.
@@ -95,6 +97,7 @@ impl Balloon {
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
+            blocks: None,
             quiet: None,
             pause: QUIET.0,
         }
@@ -171,6 +174,10 @@ impl Balloon {
         let deadline = Instant::now() + self.settings.timeout;
         let mut qmp = self.connect(deadline)?;
         self.max_bytes = self.checked_ram(qmp.within(deadline).memory_bytes()?)?;
+        self.blocks = match qmp.within(deadline).block_reads() {
+            Err(VmError::QmpRefused { .. }) => None,
+            blocks => blocks?,
+        };
         let actual_bytes = match qmp.within(deadline).balloon_actual_bytes() {
             Err(VmError::QmpRefused { class, .. }) if class == NO_BALLOON => {
                 self.absence = Some(Absence::NoDevice);
@@ -223,7 +230,12 @@ impl From<VmError> for Failure {
 
 impl MemoryPart for Balloon {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
-        Observation::of_guest(self.query(), failures)
+        self.blocks = None;
+        let observed = Observation::of_guest(self.query(), failures);
+        Observation {
+            blocks: self.blocks,
+            ..observed
+        }
     }
 
     fn part(&self) -> Part {

@@ -111,7 +111,10 @@ impl MemoryPart for DiskCache {
                 None
             }
         };
-        Observation { disk, guest: None }
+        Observation {
+            disk,
+            ..Observation::default()
+        }
     }
 
     fn part(&self) -> Part {

@@ -47,7 +47,7 @@ pub use hcache::HcacheStore;
 #[cfg(feature = "libvirt")]
 pub use libvirt::{Domain, DomainInfo, Virsh};
 pub use plimsoll_protocol::disk_admin::DiskStat;
-pub use plimsoll_vm::GuestStats;
+pub use plimsoll_vm::{BlockReads, GuestStats};
 pub use progress::{Absence, Part, Patience, Progress};
 pub use vm_memory::VmMemory;
 
@@ -86,6 +86,8 @@ pub struct Observation {
     pub guest: Option<GuestStats>,
     /// The disk daemon's counts.
     pub disk: Option<DiskStat>,
+    /// Reads of the disks that QEMU serves itself.
+    pub blocks: Option<BlockReads>,
 }
 
 impl Observation {
@@ -97,7 +99,10 @@ impl Observation {
             failures.push(error);
             None
         });
-        Self { guest, disk: None }
+        Self {
+            guest,
+            ..Self::default()
+        }
     }
 }
 
@@ -131,6 +136,8 @@ pub struct MemoryStatus {
     pub need: Option<GuestNeed>,
     /// The disk daemon's counts; `None` without one, or if the query failed.
     pub disk: Option<DiskStat>,
+    /// Reads of the disks that QEMU serves itself; `None` if there are none, or they were not queried.
+    pub blocks: Option<BlockReads>,
     /// Queries and changes that failed since the last poll.
     pub failures: Vec<ActuatorError>,
 }

@@ -56,6 +56,7 @@ impl VmMemory {
             guest: None,
             need: None,
             disk: None,
+            blocks: None,
             failures: Vec::new(),
         }
     }
@@ -74,6 +75,7 @@ impl VmMemory {
             need: self.need.observe(guest.as_ref(), part.actual_bytes),
             guest,
             disk: cache.disk.or(direct.disk),
+            blocks: direct.blocks,
             failures,
         }
     }

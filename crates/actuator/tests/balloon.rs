@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use monitor::{Answer, GREETING, Monitor, now_unix_s};
 use plimsoll_actuator::{
-    Absence, ActuatorError, Balloon, BalloonSettings, Delivery, MemoryPart as _, Patience, Progress,
+    Absence, ActuatorError, Balloon, BalloonSettings, BlockReads, Delivery, MemoryPart as _,
+    Patience, Progress,
 };
 use plimsoll_flow::VmId;
 use plimsoll_vm::{PeerSocket, ProcessId};
@@ -208,14 +209,41 @@ fn an_answer_byte_by_byte_is_an_answer() {
 }
 
 #[test]
+fn reads_of_disks_come_with_a_poll_and_do_without() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    let mut polled = || {
+        let mut failures = Vec::new();
+        let blocks = balloon.poll(&mut failures).blocks;
+        (blocks, failures.len())
+    };
+    let expected = BlockReads {
+        reads: 40,
+        wait_ns: 20_000_000,
+    };
+    assert_eq!(polled(), (Some(expected), 0));
+    let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": 2}\n";
+    for answer in [
+        refusal,
+        "{\"return\": {}, \"id\": 2}\n",
+        "{\"return\": [7], \"id\": 2}\n",
+    ] {
+        monitor.state().quirk = Some(("query-blockstats", Answer::Text(answer)));
+        assert_eq!(polled(), (None, 0), "{answer}");
+    }
+    monitor.state().quirk = Some(("query-blockstats", Answer::Close));
+    assert_eq!(polled(), (None, 1));
+}
+
+#[test]
 fn the_last_known_value_stands_if_a_query_fails() {
     for answer in [
         Answer::Hang,
         Answer::Close,
         Answer::Text("garbage\n"),
-        Answer::Text("{\"return\": {\"actual\": -4096}, \"id\": 2}\n"),
-        Answer::Text("{\"return\": {\"actual\": \"all\"}, \"id\": 2}\n"),
-        Answer::Text("{\"return\": [], \"id\": 2}\n"),
+        Answer::Text("{\"return\": {\"actual\": -4096}, \"id\": 3}\n"),
+        Answer::Text("{\"return\": {\"actual\": \"all\"}, \"id\": 3}\n"),
+        Answer::Text("{\"return\": [], \"id\": 3}\n"),
     ] {
         let mut monitor = Monitor::new();
         let mut balloon = seen(&monitor);

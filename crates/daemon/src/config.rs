@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
-use plimsoll_protocol::vm::Promise;
+use plimsoll_protocol::vm::{MissCost, Promise};
 use plimsoll_trap::BackendSetting;
 use plimsoll_vm::AllowedUsers;
 use wildmatch::WildMatch;
@@ -44,6 +44,8 @@ pub struct Config {
     pub gain_min: f64,
     /// Minimum time between two reallocations; 5 min by default.
     pub cooldown: Duration,
+    /// How long a VM waits for a miss where that is not measured, in ms; 1 by default.
+    pub miss_cost_ms: f64,
     /// How long a VM is measured after a move before it is compared with its bound; 60 s by default.
     pub check_after: Duration,
     /// How far a VM's measured misses may be above its bound before the move is rolled back, as a share; 0.03 by
@@ -193,6 +195,7 @@ impl Default for Config {
             step_bytes: None,
             gain_min: 0.02,
             cooldown: Duration::from_mins(5),
+            miss_cost_ms: MissCost::default().ms,
             check_after: Duration::from_mins(1),
             tolerance: 0.03,
             balloon_patience: Duration::from_secs(30),

@@ -124,6 +124,9 @@ pub trait Host: Send {
     /// Time that the host's tasks lost to a lack of memory; `None` if the kernel does not report it.
     fn pressure(&mut self) -> Option<MemoryPressure>;
 
+    /// The same of a VM's threads; `None` if no control group of the VM alone reports it.
+    fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure>;
+
     /// The capacity of the shared page store in bytes, if there is one.
     fn store(&mut self) -> Option<Result<u64, ActuatorError>>;
 

@@ -19,6 +19,7 @@ pub mod history;
 pub mod host;
 pub mod http;
 pub mod log;
+pub mod miss_cost;
 pub mod moves;
 pub mod qemu_host;
 pub mod rightsize;

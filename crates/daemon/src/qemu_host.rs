@@ -1,6 +1,6 @@
 //! The host that this daemon runs on: QEMU processes, including those managed by libvirt.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,9 @@ use plimsoll_actuator::{
 };
 use plimsoll_flow::VmId;
 use plimsoll_protocol::decision::Mode;
-use plimsoll_vm::{AllowedUsers, HostMemory, Listener, MemoryPressure, PeerSocket, QemuVm};
+use plimsoll_vm::{
+    AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
+};
 
 use crate::clock::Clock;
 use crate::config::{Config, VmRule};
@@ -41,6 +43,8 @@ pub struct QemuHost {
     discovery: Discovery,
     /// VMs of the last call.
     known: Vec<Arc<QemuVm>>,
+    /// Control groups in which they are alone.
+    groups: BTreeMap<ProcessId, ControlGroup>,
     users: AllowedUsers,
     store: Option<Box<dyn MemoryPart>>,
     dry_run: bool,
@@ -63,6 +67,7 @@ impl QemuHost {
                 config: config.clone(),
             }),
             known: Vec::new(),
+            groups: BTreeMap::new(),
             users,
             store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
@@ -80,6 +85,7 @@ impl Host for QemuHost {
         } = self.discovery.last();
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
+        self.groups = groups_of(&self.known);
         // A process chooses its own name, so the VM that had it first keeps it.
         let mut taken = BTreeSet::new();
         let found = self.known.iter().map(|vm| {
@@ -172,6 +178,10 @@ impl Host for QemuHost {
         MemoryPressure::of_host()
     }
 
+    fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure> {
+        self.groups.get(&found.process())?.pressure()
+    }
+
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
         let store = self.store.as_mut()?;
         let mut failures = Vec::new();
@@ -186,6 +196,20 @@ impl Host for QemuHost {
             None => Ok(()),
         }
     }
+}
+
+/// The control groups of VMs, without those in which there are other VMs, or this process.
+fn groups_of(vms: &[Arc<QemuVm>]) -> BTreeMap<ProcessId, ControlGroup> {
+    let group_of = |vm: &Arc<QemuVm>| Some((vm.process(), ControlGroup::of_vm(vm.pid)?));
+    let groups: BTreeMap<_, _> = vms.iter().filter_map(group_of).collect();
+    let ours = ControlGroup::of_vm(std::process::id());
+    let mut alone = groups.clone();
+    alone.retain(|process, group| {
+        let mut others = groups.iter().filter(|(of, _)| *of != process);
+        let is_ours = ours.as_ref().is_some_and(|ours| group.contains(ours));
+        !is_ours && !others.any(|(_, other)| group.contains(other))
+    });
+    alone
 }
 
 /// Whether libvirt started it: its monitor is in libvirt's directory.

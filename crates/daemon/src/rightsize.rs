@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
 use plimsoll_policy::{Rules, promise_size, relative};
-use plimsoll_protocol::vm::Settings;
+use plimsoll_protocol::vm::{MissCost, Settings};
 
 use crate::vm::pages;
 
@@ -43,11 +43,12 @@ pub struct Rightsize {
 }
 
 impl Rightsize {
-    /// The right size by `curves` with their times, for a `percentile` above 0.0 to 1.0; `None` without curves.
+    /// The right size by `curves` with their times, with the present `cost` of a miss, for a `percentile` above 0.0 to 1.0; `None` without curves.
     #[must_use]
     pub fn of(
         curves: &[(u64, MissRatioCurve)],
         settings: &Settings,
+        cost: MissCost,
         percentile: f64,
     ) -> Option<Self> {
         let baseline = pages(settings.baseline_bytes);
@@ -58,7 +59,7 @@ impl Rightsize {
             size: promise_size(
                 curve,
                 baseline,
-                &settings.promise.bound(curve.vcpus()),
+                &settings.promise.bound(curve.vcpus(), cost),
                 &rules,
             )
             .unwrap_or(baseline)
@@ -169,7 +170,7 @@ mod tests {
     }
 
     fn of(peaks: &[u64], percentile: f64) -> Rightsize {
-        Rightsize::of(&days(peaks), &settings(), percentile).unwrap()
+        Rightsize::of(&days(peaks), &settings(), MissCost::default(), percentile).unwrap()
     }
 
     #[test]
@@ -192,7 +193,12 @@ mod tests {
         let found = |since_ms| {
             let curves = history.curves("web", since_ms).into_iter();
             let curves = curves.map(|(made, curve)| (made, curve.to_curve().unwrap()));
-            Rightsize::of(&curves.collect::<Vec<_>>(), &settings(), 0.9)
+            Rightsize::of(
+                &curves.collect::<Vec<_>>(),
+                &settings(),
+                MissCost::default(),
+                0.9,
+            )
         };
         // On the second of three days it needs more, for half of the day.
         for at in 0..3 * 288_u64 {
@@ -225,6 +231,6 @@ mod tests {
         assert_eq!(found.confidence, Some(0.95));
         assert!((found.kept_worst_day_ratio - 0.5).abs() < 1e-9);
         assert_eq!(of(&[0], 0.95).confidence, None);
-        assert!(Rightsize::of(&[], &settings(), 0.95).is_none());
+        assert!(Rightsize::of(&[], &settings(), MissCost::default(), 0.95).is_none());
     }
 }

@@ -7,11 +7,14 @@ use plimsoll_actuator::{Absence, ActuatorError, MemoryStatus, Progress, VmMemory
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_policy::Bound;
 use plimsoll_protocol::request::SettingsChange;
-use plimsoll_protocol::vm::{CurveSource, HeatRow, Promise, Settings, TraceView};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, MissCost, Promise, Settings, TraceView};
 
-use crate::config::{VmRule, Workflow};
+use crate::config::{Config, VmRule, Workflow};
 use crate::guard;
-use crate::host::{DiscoveredVm, Feed, FeedReport, Misses, ObservedCurve, VmHandles};
+use crate::host::{
+    DiscoveredVm, Feed, FeedReport, MemoryPressure, Misses, ObservedCurve, VmHandles,
+};
+use crate::miss_cost::MissCostMeter;
 use crate::moves::chain;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
@@ -92,6 +95,11 @@ pub struct Vm {
     polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
+    /// How long it waits for a miss.
+    pub miss_cost: MissCost,
+    meter: MissCostMeter,
+    /// Time that its threads lost to a lack of the host's memory.
+    stalls: VecDeque<(Instant, Duration)>,
     /// Losses of its tracer that were already stored in the history.
     lost_before: u64,
 }
@@ -134,6 +142,9 @@ impl Vm {
             polled: None,
             feeds,
             counts: VecDeque::new(),
+            miss_cost: MissCost::default(),
+            meter: MissCostMeter::default(),
+            stalls: VecDeque::new(),
             lost_before: 0,
         }
     }
@@ -263,7 +274,7 @@ impl Vm {
     pub fn bound(&self) -> Bound {
         let known = self.known.as_ref();
         let vcpus = known.and_then(|known| known.curve.vcpus());
-        self.settings().promise.bound(vcpus)
+        self.settings().promise.bound(vcpus, self.miss_cost)
     }
 
     /// Whether a policy may give it another size.
@@ -276,8 +287,10 @@ impl Vm {
     }
 
     /// Takes the results of its feeds after a poll.
-    pub fn refresh(&mut self, workflow: &Workflow, now: Instant) {
+    pub fn refresh(&mut self, config: &Config, now: Instant) {
         self.count(now);
+        let assumed = MissCost::assumed(config.miss_cost_ms);
+        self.miss_cost = self.meter.cost().unwrap_or(assumed);
         self.follow_guest();
         let failures = self.status.failures.iter();
         let claims = failures
@@ -332,7 +345,7 @@ impl Vm {
         while self.heat.len() > HEAT_ROWS {
             self.heat.pop_front();
         }
-        let from_disk = matches!(workflow, Workflow::Cache { .. });
+        let from_disk = matches!(config.workflow, Workflow::Cache { .. });
         found.sort_by_key(|known| (known.source == CurveSource::Disk) != from_disk);
         let newest = found
             .into_iter()
@@ -342,6 +355,7 @@ impl Vm {
 
     /// Counts its misses; to be called at every tick that polled it.
     pub fn count(&mut self, now: Instant) {
+        self.meter.observe(&self.status);
         if let Some(misses) = Misses::of(&self.status) {
             // A counter that decreased was restarted by another guest or daemon.
             if self.counts.back().is_some_and(|(_, last)| {
@@ -380,6 +394,43 @@ impl Vm {
         let (begin, first) = self.counts.iter().rev().nth(1)?;
         let seconds = end.duration_since(*begin).as_secs_f64();
         (seconds > 0.0).then(|| (last.count - first.count) as f64 / seconds)
+    }
+
+    /// Takes the pressure of its control group, if it has one of its own.
+    pub fn feel(&mut self, pressure: Option<MemoryPressure>, now: Instant) {
+        let total = pressure.map(|pressure| pressure.some_total);
+        let decreased = |(_, last): &(Instant, Duration)| total.is_none_or(|total| total < *last);
+        if self.stalls.back().is_some_and(decreased) {
+            self.stalls.clear();
+        }
+        // A turn may come with a tick.
+        self.stalls.pop_back_if(|(at, _)| *at == now);
+        self.stalls.extend(total.map(|total| (now, total)));
+        while let Some((at, _)) = self.stalls.front()
+            && now.duration_since(*at) > COUNTS_KEEP
+        {
+            self.stalls.pop_front();
+        }
+    }
+
+    /// Share of the time from `from` to `until` in which a thread of its QEMU waited for memory of the host, as far as
+    /// that was read.
+    #[must_use]
+    pub fn stalled_between(&self, from: Instant, until: Instant) -> Option<f64> {
+        let within = |(at, _): &&(Instant, Duration)| (from..=until).contains(at);
+        let mut stalls = self.stalls.iter().filter(within);
+        let (begin, first) = stalls.next()?;
+        let (end, last) = stalls.next_back()?;
+        let seconds = end.duration_since(*begin).as_secs_f64();
+        (seconds > 0.0).then(|| (*last - *first).as_secs_f64() / seconds)
+    }
+
+    /// The same between the last two readings.
+    #[must_use]
+    pub fn stalled(&self) -> Option<f64> {
+        let (end, _) = self.stalls.back()?;
+        let (begin, _) = self.stalls.iter().rev().nth(1)?;
+        self.stalled_between(*begin, *end)
     }
 
     /// The newest row of its heatmap, if it was added since the turn before.

@@ -223,6 +223,10 @@ pub struct Check {
     /// Its misses per second beside their bound; absent if the VM is not promised one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misses: Option<MissesCheck>,
+    /// How long its QEMU waited for memory of the host beside its bound; absent if it gave no memory, or that is not
+    /// measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall: Option<StallCheck>,
     /// Verdict on the limit.
     pub verdict: Verdict,
     /// Why, in a sentence.
@@ -241,6 +245,18 @@ pub struct MissesCheck {
     pub measured_per_second: Option<f64>,
     /// `max_misses_per_second`, or what `max_stall` allows if that is less.
     pub bound_per_second: f64,
+}
+
+/// Share of the time in which a thread of a VM's QEMU waited for memory of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StallCheck {
+    /// Before the move; `null` if it was not measured.
+    pub before_ratio: Option<f64>,
+    /// Since the move.
+    pub measured_ratio: f64,
+    /// Its `max_stall`, otherwise 0.05.
+    pub bound_ratio: f64,
 }
 
 /// Whether a limit was kept.

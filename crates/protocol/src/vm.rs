@@ -132,6 +132,13 @@ pub struct VmSummary {
     /// divided by it are misses per second of vCPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpu_seconds_per_second: Option<f64>,
+    /// How long it waits for a miss, by which `max_stall` becomes a number of misses.
+    #[serde(default)]
+    pub miss_cost: MissCost,
+    /// Share of the time between the last two readings, a turn or less apart, in which a thread of its QEMU waited for
+    /// memory of the host; absent if no control group of its own reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_stall_ratio: Option<f64>,
     /// Predicted misses at its present size over those at its baseline.
     pub relative: Option<Relative>,
     /// Memory that could be taken from it within its limit.
@@ -214,20 +221,76 @@ pub struct Promise {
     pub max_stall: Option<f64>,
 }
 
-/// Time that a VM is assumed to wait for a miss, in seconds: several reads of a flash disk, an eighth of one of a rotating disk.
-const MISS_S: f64 = 1e-3;
+/// Where the cost of a miss comes from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum MissCostSource {
+    /// Measured by the daemon of its disks: the time of reads from storage, over the blocks that were read.
+    DiskDaemon,
+    /// Measured by QEMU's block layer: the time of reads, over their number.
+    BlockStatistics,
+    /// Not measured: the configured value.
+    #[default]
+    Assumed,
+}
+
+impl MissCostSource {
+    /// What was done to find the cost, as a sentence without an end.
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::DiskDaemon => "measured per block read from storage, by its disk daemon",
+            Self::BlockStatistics => "measured per read of its disks, by QEMU's block statistics",
+            Self::Assumed => "assumed, as configured: nothing measures it",
+        }
+    }
+}
+
+/// How long a VM waits for a miss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct MissCost {
+    /// The time, above 0.
+    pub ms: f64,
+    /// Where it comes from.
+    pub source: MissCostSource,
+}
+
+impl MissCost {
+    /// A cost that is not measured.
+    #[must_use]
+    pub const fn assumed(ms: f64) -> Self {
+        Self {
+            ms,
+            source: MissCostSource::Assumed,
+        }
+    }
+}
+
+impl Default for MissCost {
+    /// Several reads of a flash disk, an eighth of one of a rotating disk.
+    fn default() -> Self {
+        Self::assumed(1.0)
+    }
+}
+
+impl fmt::Display for MissCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ms", (self.ms * 1000.0).round() / 1000.0)
+    }
+}
 
 impl Promise {
     /// What holds for a VM without a promise of its own.
     pub const DEFAULT: Self = Self::on_loss(0.05);
 
-    /// The bounds on misses that keep it, for a VM that uses `vcpus` seconds of vCPU time per second. `max_stall` is
-    /// converted with an assumed wait of 1 ms for a miss; while `vcpus` is unknown, the default `max_loss` holds in
-    /// its place.
+    /// The bounds on misses that keep it, for a VM that uses `vcpus` seconds of vCPU time per second and waits for each
+    /// miss as `cost` states. While `vcpus` is unknown, the default `max_loss` holds in place of `max_stall`.
     #[must_use]
-    pub fn bound(&self, vcpus: Option<f64>) -> Bound {
+    pub fn bound(&self, vcpus: Option<f64>, cost: MissCost) -> Bound {
         let of_stall = self.max_stall.zip(vcpus);
-        let of_stall = of_stall.map(|(share, vcpus)| share * vcpus / MISS_S);
+        let of_stall = of_stall.map(|(share, vcpus)| share * vcpus / (cost.ms * 1e-3));
         let numbers = self.max_misses_per_second.into_iter().chain(of_stall);
         let in_place = Self::DEFAULT
             .max_loss
@@ -501,23 +564,31 @@ mod tests {
             ..Promise::default()
         };
         // Half a vCPU may wait 5 ms per second: five misses.
-        let bound = stall.bound(Some(0.5));
+        let bound = stall.bound(Some(0.5), MissCost::default());
         assert_eq!(
             (bound.max_loss, bound.max_misses_per_second),
             (None, Some(5.0))
         );
-        assert_eq!(stall.bound(None), Bound::on_loss(0.05));
+        // Misses that cost a quarter of that may be four times as many.
+        let measured = MissCost {
+            ms: 0.25,
+            source: MissCostSource::BlockStatistics,
+        };
+        let bound = stall.bound(Some(0.5), measured);
+        assert_eq!(bound.max_misses_per_second, Some(20.0));
+        assert_eq!(stall.bound(None, measured), Bound::on_loss(0.05));
         let all = Promise {
             max_loss: Some(0.25),
             max_misses_per_second: Some(20.0),
             ..stall
         };
-        let bound = all.bound(Some(4.0));
+        let bound = all.bound(Some(4.0), MissCost::default());
         assert_eq!(
             (bound.max_loss, bound.max_misses_per_second),
             (Some(0.25), Some(20.0))
         );
-        assert_eq!(all.bound(Some(0.5)).max_misses_per_second, Some(5.0));
+        let bound = all.bound(Some(0.5), MissCost::default());
+        assert_eq!(bound.max_misses_per_second, Some(5.0));
         assert_eq!(
             all.to_string(),
             "at most 25 % more misses than at its baseline and 20 misses per second and 1 % of its vCPU time waiting \

@@ -4,10 +4,11 @@
 //!   right process may listen.
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
-//! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics.
+//! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics, [`BlockReads`] are the
+//!   reads of its disks.
 //! - [`Transfer`] is an operation of QEMU on a VM's whole memory, such as a migration.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
-//! - [`MemoryPressure`] is the time that a host or a VM's control group lost to a lack of memory.
+//! - [`MemoryPressure`] is the time that a host or a VM's [`ControlGroup`] lost to a lack of memory.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
 //! - [`detect`] determines whether KVM can run guests here.
 //!
@@ -21,6 +22,7 @@
 mod accelerator;
 mod agent;
 mod bare_guest;
+mod block_reads;
 mod command_line;
 mod console;
 mod error;
@@ -37,6 +39,7 @@ mod transfer;
 pub use accelerator::{Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
 pub use bare_guest::{BareGuest, BareGuestEvent};
+pub use block_reads::BlockReads;
 pub use command_line::{
     BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };
@@ -47,7 +50,7 @@ pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
 pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
 pub use meminfo::HostMemory;
-pub use pressure::MemoryPressure;
+pub use pressure::{ControlGroup, MemoryPressure};
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState};
 pub use transfer::{Transfer, TransferWatch};

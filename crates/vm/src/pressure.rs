@@ -30,23 +30,6 @@ impl MemoryPressure {
         Self::read(Path::new(HOST))
     }
 
-    /// That of a process's control group, of version 2; `None` if it has none or the kernel does not report it. The
-    /// root group has that of the host.
-    #[must_use]
-    pub fn of_process(pid: u32) -> Option<Self> {
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        // A group outside this process's namespace is named by a path that leads out of it.
-        if group.split('/').any(|part| part == "..") {
-            return None;
-        }
-        if group.is_empty() {
-            return Self::of_host();
-        }
-        let file = |root: &str| PathBuf::from(root).join(group).join("memory.pressure");
-        CGROUPS.iter().find_map(|root| Self::read(&file(root)))
-    }
-
     fn read(path: &Path) -> Option<Self> {
         Self::parse(&fs::read_to_string(path).ok()?)
     }
@@ -76,6 +59,55 @@ impl MemoryPressure {
     }
 }
 
+/// A control group of version 2, by its path below the root, which it is not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ControlGroup(String);
+
+impl ControlGroup {
+    /// The group of a VM's process: the unit (scope or service) of systemd, and so of libvirt, that it belongs to, which
+    /// also contains the groups of its threads, else the process's own. `None` if it has none but the root, or if it is
+    /// outside this process's namespace.
+    ///
+    /// Other processes may be in the group too.
+    #[must_use]
+    pub fn of_vm(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+    }
+
+    /// Parses the contents of `/proc/PID/cgroup`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        let names: Vec<_> = path.split('/').collect();
+        // No name may lead out of the directory of control groups.
+        if names.iter().any(|name| matches!(*name, "" | "." | "..")) {
+            return None;
+        }
+        let is_unit = |name: &&str| name.ends_with(".scope") || name.ends_with(".service");
+        let length = names
+            .iter()
+            .rposition(is_unit)
+            .map_or(names.len(), |at| at + 1);
+        Some(Self(names[..length].join("/")))
+    }
+
+    /// Whether processes of `other` count in this group too.
+    #[must_use]
+    pub fn contains(&self, other: &Self) -> bool {
+        let rest = other.0.strip_prefix(&self.0);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Its pressure; `None` if the kernel does not report it.
+    #[must_use]
+    pub fn pressure(&self) -> Option<MemoryPressure> {
+        let file = |root: &str| PathBuf::from(root).join(&self.0).join("memory.pressure");
+        CGROUPS
+            .iter()
+            .find_map(|root| MemoryPressure::read(&file(root)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,9 +134,46 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_the_pressure_of_its_group_where_the_kernel_reports_any() {
-        assert_eq!(MemoryPressure::of_process(u32::MAX), None);
-        if let Some(ours) = MemoryPressure::of_process(std::process::id()) {
+    fn a_vms_group_is_its_unit_or_its_own() {
+        let group = |text: &str| ControlGroup::parse(text).map(|group| group.0);
+        let libvirt = r"machine.slice/machine-qemu\x2d1\x2dweb.scope";
+        for (text, expected) in [
+            (format!("0::/{libvirt}/libvirt/emulator\n"), Some(libvirt)),
+            (
+                "9:memory:/a\n0::/system.slice/vm@web.service\n".into(),
+                Some("system.slice/vm@web.service"),
+            ),
+            ("0::/vms/web\n".into(), Some("vms/web")),
+            (
+                "0::/user@1.service/app.slice/run-1.scope/x\n".into(),
+                Some("user@1.service/app.slice/run-1.scope"),
+            ),
+            ("0::/\n".into(), None),
+            ("9:memory:/a\n".into(), None),
+            ("0::/../a.scope\n".into(), None),
+            ("0::/a/./b\n".into(), None),
+            ("0:://etc\n".into(), None),
+            ("0::/a//b\n".into(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(group(&text).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_contains_itself_and_those_below_it() {
+        let group = |path: &str| ControlGroup::parse(&format!("0::/{path}")).unwrap();
+        assert!(group("vms/web").contains(&group("vms/web")));
+        assert!(group("vms").contains(&group("vms/web")));
+        assert!(!group("vms/web").contains(&group("vms/web-2")));
+        assert!(!group("vms/web").contains(&group("vms")));
+    }
+
+    #[test]
+    fn a_group_has_the_pressure_that_the_kernel_reports() {
+        assert_eq!(ControlGroup::of_vm(u32::MAX), None);
+        let ours = ControlGroup::of_vm(std::process::id());
+        if let Some(ours) = ours.and_then(|group| group.pressure()) {
             assert!(ours.full_total <= ours.some_total, "{ours:?}");
         }
     }

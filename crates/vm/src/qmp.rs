@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::identity::{PeerSocket, connect_within};
-use crate::{GuestStats, Vcpu, VmError};
+use crate::{BlockReads, GuestStats, Vcpu, VmError};
 
 /// Maximum length of a line; QEMU's longest answers (its own schema) stay under 1 MiB.
 const LINE_BYTES_MAX: usize = 4 << 20;
@@ -341,6 +341,16 @@ impl Qmp {
         GuestStats::of_qmp(&answer).ok_or_else(|| VmError::QmpProtocol {
             what: "guest-stats has no time of its last update".into(),
         })
+    }
+
+    /// Returns the reads of the VM's disks since its start; `None` if QEMU serves none of them itself.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`execute`](Self::execute).
+    pub fn block_reads(&mut self) -> Result<Option<BlockReads>, VmError> {
+        let answer = self.execute("query-blockstats", Value::Null)?;
+        Ok(BlockReads::of_qmp(&answer))
     }
 
     /// Stores an event for [`take_events`](Self::take_events); returns false for another message.

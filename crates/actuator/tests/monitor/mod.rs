@@ -187,6 +187,9 @@ impl State {
         match name {
             "qmp_capabilities" => Ok(json!({})),
             "query-memory-size-summary" => Ok(json!({ "base-memory": self.ram_bytes })),
+            "query-blockstats" => Ok(json!([
+                { "stats": { "rd_operations": 40, "rd_total_time_ns": 20_000_000 } },
+            ])),
             "balloon" | "query-balloon" if !self.device => Err(no_balloon),
             "balloon" => Ok(json!({})),
             "query-balloon" => Ok(json!({ "actual": self.actual_bytes })),

@@ -11,7 +11,7 @@ use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 use plimsoll_protocol::request::Choice;
 
-use super::words::{local_time, name_of, ratio, relative, size};
+use super::words::{local_time, name_of, percent, ratio, relative, size};
 use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::PartialResult;
 use plimsoll_output::{TextFormat, TextFormatArg, csv_table, or_empty, printable, stop_flag};
@@ -224,8 +224,15 @@ fn checked(check: &Check) -> String {
         }
         (None, None) => "none".to_owned(),
     };
+    let stall = check.stall.map_or_else(String::new, |stall| {
+        format!(
+            ", its QEMU waited for memory {} of the time; limit {}",
+            percent(stall.measured_ratio),
+            percent(stall.bound_ratio)
+        )
+    });
     format!(
-        "{}: predicted {} of the misses at its baseline, {measured}; limit {limit}: {}. {}",
+        "{}: predicted {} of the misses at its baseline, {measured}; limit {limit}{stall}: {}. {}",
         printable(&check.vm),
         relative(check.predicted.as_ref()),
         match check.verdict {

@@ -175,6 +175,12 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
         let stall = "most time that it waits for misses, over its vCPU time";
         sections.line("max stall", &percent(max_stall), stall);
     }
+    let cost = vm.miss_cost;
+    sections.line("miss cost", &cost.to_string(), cost.source.description());
+    if let Some(stalled) = vm.memory_stall_ratio {
+        let host = "of the time a thread of its QEMU waits for memory of the host";
+        sections.line("stalled", &percent(stalled), host);
+    }
     let (misses, band) = match &vm.relative {
         Some(at) => (
             ratio(at.expected),

@@ -8,7 +8,7 @@ use plimsoll_protocol::decision::{
 };
 use plimsoll_protocol::vm::{
     BackendRefusal, BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow,
-    HeatmapView, HistoryView, HostMemory, HostView, Promise, Relative, Sample, Settings,
+    HeatmapView, HistoryView, HostMemory, HostView, MissCost, Promise, Relative, Sample, Settings,
     TraceState, TraceView, VmStatus, VmSummary, VmView, WorkingSetView,
 };
 
@@ -83,6 +83,8 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
         }),
         misses: None,
         vcpu_seconds_per_second: None,
+        miss_cost: MissCost::default(),
+        memory_stall_ratio: None,
         relative: Some(Relative {
             expected: 1.03,
             low: 0.98,
@@ -282,6 +284,7 @@ pub fn decisions() -> Vec<Decision> {
         by: "reads of its disk".to_owned(),
         bound: Some(1.25),
         misses: None,
+        stall: None,
         verdict,
         why: "measured for 60 s".to_owned(),
     };

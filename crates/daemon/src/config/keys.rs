@@ -18,7 +18,7 @@ use super::file::File;
 use super::values::{
     ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, AtExit, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
     FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn,
-    Size, SocketPath, Text, Time, Users, Uuid, WholeNumber, Word,
+    Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
@@ -96,6 +96,7 @@ keys! {
         step: OrNone<Size<PAGE, SIZE_MAX>> => all.config.step_bytes,
         gain_min: ShareIn<BELOW_1> => all.config.gain_min,
         cooldown: Time<SECOND, WEEK> => all.config.cooldown,
+        miss_cost: Wait => all.config.miss_cost_ms,
     }
     [check, CheckKeys]: "a section: write [check]" {
         after: Time<SECOND, HOUR> => all.config.check_after,

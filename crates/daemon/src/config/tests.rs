@@ -56,6 +56,7 @@ fn every_key_is_taken() {
         step = "256M"
         gain_min = 0.05
         cooldown = "1m"
+        miss_cost = "250us"
         [check]
         after = "90s"
         tolerance = "1/20"
@@ -125,6 +126,7 @@ fn every_key_is_taken() {
         step_bytes: Some(256 << 20),
         gain_min: 0.05,
         cooldown: Duration::from_mins(1),
+        miss_cost_ms: 0.25,
         check_after: Duration::from_secs(90),
         tolerance: 0.05,
         balloon_patience: Duration::from_mins(1),
@@ -322,6 +324,10 @@ fn values_out_of_range_are_reported_with_the_range() {
         ("total = -1", "total = -1: expected a size"),
         ("check = 1", "check = 1: expected a section: write [check]"),
         ("vm = 1", "expected rules, each headed [[vm]]"),
+        (
+            "[policy]\nmiss_cost = \"11s\"",
+            "p.toml:2: policy.miss_cost = \"11s\": expected a time from 1us to 10s",
+        ),
         (
             "[check]\ntolerance = \"101%\"",
             "p.toml:2: check.tolerance = \"101%\": expected a share from 0 to 1",

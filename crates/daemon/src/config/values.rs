@@ -228,6 +228,23 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
     }
 }
 
+/// A wait of a VM, from 1 us to 10 s, in ms.
+pub(super) struct Wait;
+
+impl Kind for Wait {
+    type Value = f64;
+
+    fn expected() -> String {
+        "a time from 1us to 10s, such as \"200us\" or \"1ms\"".to_owned()
+    }
+
+    fn of(written: RawValue<'_>) -> Option<f64> {
+        let time = written.text()?.parse::<Interval>().ok()?.get();
+        let range = Duration::from_micros(1)..=Duration::from_secs(10);
+        range.contains(&time).then_some(time.as_secs_f64() * 1e3)
+    }
+}
+
 fn in_largest_unit(millis: u64) -> String {
     let units = [(3_600_000, "h"), (60_000, "m"), (1000, "s")];
     let unit = units

@@ -68,6 +68,9 @@ const VM_GAUGES: &[VmMetric] = families! { vm =>
     vm_max_loss_ratio: vm.settings.promise.max_loss, "Bound on the relative rise of its misses.";
     vm_max_misses_per_second: vm.settings.promise.max_misses_per_second, "Bound on its misses per second.";
     vm_max_stall_ratio: vm.settings.promise.max_stall, "Bound on the time that it waits for misses, over its vCPU time.";
+    vm_miss_cost_seconds: Some(vm.miss_cost.ms * 1e-3), "Time that it waits for a miss, measured or assumed.";
+    vm_memory_stall_ratio: vm.memory_stall_ratio,
+        "Share of the time in which a thread of its QEMU waited for memory of the host.";
     vm_shares: Some(f64::from(vm.settings.shares)), "Weight of the VM in proportional sharing.";
     vm_managed: Some(f64::from(vm.settings.managed)), "Whether the daemon may move its memory.";
     vm_curve_references: vm.curve_source.map(|_| float(vm.references)), "References behind its curve.";

@@ -50,7 +50,7 @@ pub(super) async fn rightsize(
             .into_iter()
             .filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)));
         let curves: Vec<_> = curves.collect();
-        let found = Rightsize::of(&curves, &summary.settings, percentile);
+        let found = Rightsize::of(&curves, &summary.settings, summary.miss_cost, percentile);
         let found = found.as_ref();
         let misses = found.and_then(|found| found.misses_per_second);
         Ok(Json(RightsizeView {

@@ -153,7 +153,7 @@ fn standing(
     size_bytes: u64,
 ) -> (VmStatus, String) {
     let settings = &summary.settings;
-    let bound = settings.promise.bound(vcpus);
+    let bound = settings.promise.bound(vcpus, summary.miss_cost);
     let predictions = bound.predictions(relative, misses);
     let above = |value: fn(&Prediction) -> f64| {
         let above = |prediction: &&Prediction| value(prediction) > prediction.limit;

@@ -5,18 +5,21 @@ use std::time::Instant;
 use plimsoll_flow::MissesPerSecond;
 use plimsoll_policy::{Bound, PredictionUnit, Relative};
 use plimsoll_protocol::decision::{
-    Check, Initiator, MissesCheck, Mode, Phase, State, Step, StepState, Verdict,
+    Check, Initiator, MissesCheck, Mode, Phase, StallCheck, State, Step, StepState, Verdict,
 };
 
 use super::{BACK_OFF_MAX, Stage, TICK, Turns};
 use crate::config::Workflow;
 use crate::host::Host;
-use crate::vm::MissCount;
+use crate::vm::{MissCount, Vm};
 
 /// Minimum references, or misses if references are not counted, for a statistical statement.
 const COUNT_MIN: u64 = 50;
 /// Number of standard errors by which a measurement must exceed its bound to count as a violation.
 const CERTAIN: f64 = 2.0;
+/// Share of the time in which a thread of a VM's QEMU may wait for memory of the host after it gave some, if the VM is
+/// promised no `max_stall`.
+const STALL_MAX: f64 = 0.05;
 
 /// Limit and prediction of a VM.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +38,8 @@ pub struct Promise {
     pub ratio_min: f64,
     /// Bounds on its misses.
     pub bound: Bound,
+    /// Bound on the time that it waits, as a share, if it is promised one.
+    pub max_stall: Option<f64>,
     /// Whether the curve covers the references that are counted, as a disk's does. A curve from traps covers others, so
     /// that only the rates before and after can be compared.
     pub by_ratio: bool,
@@ -102,6 +107,7 @@ pub fn judge(
             measured_per_second: number.as_ref().and_then(|number| number.measured),
             bound_per_second: most,
         }),
+        stall: None,
         verdict: if any(Verdict::Broken) {
             Verdict::Broken
         } else if any(Verdict::Unknown) {
@@ -110,6 +116,67 @@ pub fn judge(
             Verdict::Kept
         },
         why: why.join("; "),
+    }
+}
+
+/// Adds to a check of a VM that gave memory what its QEMU waited for memory of the host: nothing that a guest or a curve
+/// reports shows that. It is not blamed for waiting as long before the move.
+#[must_use]
+pub fn guard(
+    mut check: Check,
+    before: Option<f64>,
+    measured: f64,
+    bound: f64,
+    tolerance: f64,
+) -> Check {
+    check.stall = Some(StallCheck {
+        before_ratio: before,
+        measured_ratio: measured,
+        bound_ratio: bound,
+    });
+    if measured <= bound * (1.0 + tolerance) {
+        return check;
+    }
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    check.why = format!(
+        "{}; its QEMU waited for memory of the host in {} of the time, with a limit of {}",
+        check.why,
+        percent(measured),
+        percent(bound)
+    );
+    match before {
+        Some(before) if measured <= before * (1.0 + tolerance) => {
+            check.why += ", but as much before the move";
+            if check.verdict == Verdict::Kept {
+                check.verdict = Verdict::Unknown;
+            }
+        }
+        _ => check.verdict = Verdict::Broken,
+    }
+    check
+}
+
+/// The check of a VM by what was counted and felt in the time `before` a move and the time `after` it.
+fn checked(
+    promise: &Promise,
+    vm: &Vm,
+    steps: &[Step],
+    before: [Instant; 2],
+    after: [Instant; 2],
+    tolerance: f64,
+) -> Check {
+    let [counted_before, counted] =
+        [before, after].map(|[from, until]| vm.misses_between(from, until));
+    let check = judge(promise, counted_before, counted, tolerance);
+    let gave =
+        |step: &Step| step.vm == promise.vm && step.now.size_bytes() < step.from.size_bytes();
+    let [felt_before, felt] = [before, after].map(|[from, until]| vm.stalled_between(from, until));
+    match felt.filter(|_| steps.iter().any(gave)) {
+        Some(felt) => {
+            let bound = promise.max_stall.unwrap_or(STALL_MAX);
+            guard(check, felt_before, felt, bound, tolerance)
+        }
+        None => check,
     }
 }
 
@@ -242,6 +309,7 @@ impl<H: Host> Turns<H> {
             if let Some(vm) = self.vms.get_mut(&promise.vm) {
                 vm.status = vm.actuator.poll();
                 vm.count(now);
+                vm.feel(self.host.pressure_of(&vm.found), now);
             }
         }
         let after = self.config.check_after;
@@ -258,11 +326,10 @@ impl<H: Host> Turns<H> {
             let broken = active.promises.iter().any(|promise| {
                 !warm_up.involves(&promise.vm)
                     && self.vms.get(&promise.vm).is_some_and(|vm| {
-                        let (before, after) = (
-                            vm.misses_between(before, began),
-                            vm.misses_between(moved, now),
-                        );
-                        judge(promise, before, after, self.config.tolerance).verdict
+                        let steps = &active.decision.steps;
+                        let (before, after) = ([before, began], [moved, now]);
+                        let tolerance = self.config.tolerance;
+                        checked(promise, vm, steps, before, after, tolerance).verdict
                             == Verdict::Broken
                     })
             });
@@ -287,10 +354,12 @@ impl<H: Host> Turns<H> {
             .iter()
             .filter_map(|promise| {
                 let vm = self.vms.get(&promise.vm)?;
-                Some(judge(
+                Some(checked(
                     promise,
-                    vm.misses_between(before, active.began),
-                    vm.misses_between(since, now),
+                    vm,
+                    &active.decision.steps,
+                    [before, active.began],
+                    [since, now],
                     self.config.tolerance,
                 ))
             })
@@ -382,6 +451,7 @@ mod tests {
             baseline_ratio: 0.2,
             ratio_min: 0.001,
             bound: Bound::on_loss(0.25),
+            max_stall: None,
             by_ratio: true,
         }
     }
@@ -489,6 +559,29 @@ mod tests {
             (Some(40.0), 20.0)
         );
         assert_eq!(check.why, "measured 40.0/s, with a limit of 20.0/s");
+    }
+
+    #[test]
+    fn a_vm_whose_qemu_waits_for_memory_since_it_gave_some_is_not_kept() {
+        let kept = || judge(&promise(), None, counted(2000, Some(10_000), 10.0), 0.03);
+        let verdict = |before, measured| {
+            let check = guard(kept(), before, measured, 0.05, 0.03);
+            let stall = check.stall.unwrap();
+            assert_eq!(
+                (stall.before_ratio, stall.measured_ratio),
+                (before, measured)
+            );
+            check.verdict
+        };
+        assert_eq!(verdict(Some(0.0), 0.05), Verdict::Kept);
+        assert_eq!(verdict(Some(0.0), 0.06), Verdict::Broken);
+        assert_eq!(verdict(None, 0.06), Verdict::Broken);
+        assert_eq!(verdict(Some(0.06), 0.06), Verdict::Unknown);
+        assert_eq!(verdict(Some(0.06), 0.5), Verdict::Broken);
+        let why = guard(kept(), Some(0.0), 0.125, 0.01, 0.03).why;
+        let expected =
+            "; its QEMU waited for memory of the host in 12.5 % of the time, with a limit of 1.0 %";
+        assert!(why.ends_with(expected), "{why}");
     }
 
     #[test]

@@ -215,6 +215,10 @@ impl<H: Host> Turns<H> {
                     baseline_ratio: curve.miss_ratio(demand.baseline).max(rules.miss_ratio_min),
                     ratio_min: rules.miss_ratio_min,
                     bound: demand.bound,
+                    max_stall: self
+                        .vms
+                        .get(&demand.vm.0)
+                        .and_then(|vm| vm.settings().promise.max_stall),
                     by_ratio: self
                         .vms
                         .get(&demand.vm.0)
@@ -233,6 +237,7 @@ impl<H: Host> Turns<H> {
             allocation.geometric_mean_now,
         );
         reason.push_str(&margins(&demands, &allocation));
+        reason.push_str(&self.miss_costs());
         Some(PendingMove {
             kind: Kind::Divide,
             plan: Some(PlanJson::new(
@@ -248,6 +253,16 @@ impl<H: Host> Turns<H> {
             reason,
             takes_back: None,
         })
+    }
+
+    /// What a miss costs the VMs to which that matters, as sentences that follow the reason.
+    fn miss_costs(&self) -> String {
+        let promised = |vm: &&Vm| vm.settings().promise.max_stall.is_some();
+        let text = |vm: &Vm| {
+            let (cost, how) = (vm.miss_cost, vm.miss_cost.source.description());
+            format!(" {}: a miss costs {cost}, {how}.", vm.found.vm)
+        };
+        self.vms.values().filter(promised).map(text).collect()
     }
 
     /// How a VM's memory is split in the present phase.
@@ -387,6 +402,7 @@ impl<H: Host> Turns<H> {
             baseline_ratio: baseline_ratio.max(rules.miss_ratio_min),
             ratio_min: rules.miss_ratio_min,
             bound: vm.bound(),
+            max_stall: settings.promise.max_stall,
             by_ratio: known.is_some_and(|known| known.source == CurveSource::Disk),
         })
     }

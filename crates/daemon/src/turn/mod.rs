@@ -266,7 +266,8 @@ impl<H: Host> Turns<H> {
         self.discover();
         poll_all(self.vms.values_mut());
         for vm in self.vms.values_mut() {
-            vm.refresh(&self.config.workflow, now);
+            vm.feel(self.host.pressure_of(&vm.found), now);
+            vm.refresh(&self.config, now);
             if vm.is_known() && !vm.first_is_kept {
                 vm.first_bytes = vm.size_bytes();
                 vm.first_is_kept = true;

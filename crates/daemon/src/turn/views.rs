@@ -64,6 +64,8 @@ impl<H: Host> Turns<H> {
                 .and_then(|known| known.curve.misses_per_second(pages(holding.bytes())))
                 .map(MissesJson::from),
             vcpu_seconds_per_second: vm.known.as_ref().and_then(|known| known.curve.vcpus()),
+            miss_cost: vm.miss_cost,
+            memory_stall_ratio: vm.stalled(),
             relative,
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,

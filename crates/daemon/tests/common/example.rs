@@ -22,8 +22,8 @@ use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
     BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView,
-    HostMemory, HostView, Promise, Relative, Sample, Settings, TraceState, TraceView, VmStatus,
-    VmSummary, WorkingSetView,
+    HostMemory, HostView, MissCost, Promise, Relative, Sample, Settings, TraceState, TraceView,
+    VmStatus, VmSummary, WorkingSetView,
 };
 
 use plimsoll_daemon::clock::{self, Clock};
@@ -304,6 +304,8 @@ impl Guest {
             }),
             misses: None,
             vcpu_seconds_per_second: None,
+            miss_cost: MissCost::default(),
+            memory_stall_ratio: None,
             relative: self.relative(self.size()),
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,
@@ -447,6 +449,7 @@ fn decisions(now_unix_ms: u64) -> Vec<Decision> {
             by: "blocks read from storage".to_owned(),
             bound: Some(bound),
             misses: None,
+            stall: None,
             verdict: if kept { Verdict::Kept } else { Verdict::Broken },
             why: format!(
                 "its misses are {measured:.2} times those at its baseline, with a limit of {bound:.2}: {verdict}"

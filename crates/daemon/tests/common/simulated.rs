@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::{
-    Absence, ActuatorError, Delivery, DiskStat, GuestStats, MemoryPart, Observation, Part,
-    Progress, VmMemory,
+    Absence, ActuatorError, BlockReads, Delivery, DiskStat, GuestStats, MemoryPart, Observation,
+    Part, Progress, VmMemory,
 };
 use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
-use plimsoll_protocol::vm::{CurveSource, TraceState, TraceView};
+use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, TraceView};
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{
@@ -90,6 +90,13 @@ pub struct SimulatedVm {
     report: Option<(u64, GuestStats)>,
     /// Its working set as its tracer reports it.
     pub working_set: Option<WorkingSet>,
+    /// How long it waits for a miss, and who measures that.
+    pub miss_cost: MissCost,
+    /// Share of the time in which its threads wait for memory of the host below a size in bytes; `None` without a
+    /// control group of its own.
+    pub stalls_below: Option<(u64, f64)>,
+    stalled_ms: f64,
+    waited_ms: f64,
     target_bytes: Option<u64>,
     /// When its target was set, or its size last changed.
     moved_at_ms: u64,
@@ -119,6 +126,10 @@ impl SimulatedVm {
             clock_step_s: 0,
             report: None,
             working_set: None,
+            miss_cost: MissCost::default(),
+            stalls_below: None,
+            stalled_ms: 0.0,
+            waited_ms: 0.0,
             target_bytes: None,
             moved_at_ms: 0,
             references: 0,
@@ -214,7 +225,14 @@ impl SimulatedVm {
         )]
         let whole = references as u64;
         self.references += whole;
-        self.misses += whole as f64 * self.truth.miss_ratio(pages(self.size_bytes()));
+        let misses = whole as f64 * self.truth.miss_ratio(pages(self.size_bytes()));
+        self.misses += misses;
+        self.waited_ms += misses * self.miss_cost.ms;
+        if let Some((bytes, share)) = self.stalls_below
+            && self.size_bytes() < bytes
+        {
+            self.stalled_ms += share * seconds * 1000.0;
+        }
     }
 
     fn part(&self, now_ms: u64) -> Part {
@@ -256,8 +274,25 @@ impl SimulatedVm {
             cache_bytes: self.cache_bytes.unwrap_or(0),
             read_blocks: self.references,
             hits: self.references.saturating_sub(self.misses as u64),
+            read_wait_ns: (self.miss_cost.source == MissCostSource::DiskDaemon)
+                .then_some((self.waited_ms * 1e6) as u64),
             ..DiskStat::default()
         }
+    }
+}
+
+impl SimulatedVm {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count and a time"
+    )]
+    fn blocks(&self) -> Option<BlockReads> {
+        let counted = self.miss_cost.source == MissCostSource::BlockStatistics;
+        counted.then_some(BlockReads {
+            reads: self.misses as u64,
+            wait_ns: (self.waited_ms * 1e6) as u64,
+        })
     }
 }
 
@@ -413,6 +448,16 @@ impl Host for SimulatedHost {
         })
     }
 
+    fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure> {
+        let inner = self.lock();
+        let vm = inner.vms.get(&found.vm)?;
+        vm.stalls_below?;
+        Some(MemoryPressure {
+            some_total: Duration::from_secs_f64(vm.stalled_ms / 1000.0),
+            ..MemoryPressure::default()
+        })
+    }
+
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
         None
     }
@@ -461,6 +506,7 @@ impl MemoryPart for SimulatedPart {
         Observation {
             disk: vm.map(SimulatedVm::disk),
             guest: own.and_then(|vm| vm.stats(inner.now_ms)),
+            blocks: own.and_then(SimulatedVm::blocks),
         }
     }
 

@@ -363,6 +363,7 @@ mod tests {
                 by: "its disk".to_owned(),
                 bound: Some(1.25),
                 misses: None,
+                stall: None,
                 verdict: Verdict::Kept,
                 why: String::new(),
             }],
