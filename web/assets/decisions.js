@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { whisker } from "./host.js";
 import { shape, state, verdict } from "./standing.js";
 import { app, apply, loadDecisions, rollback, update } from "./store.js";
-import { bytes, change, duration, moment, plural, size, times } from "./units.js";
+import { bytes, change, duration, margins, moment, plural, size, times } from "./units.js";
 
 const KINDS = {
     divide: "Divide the memory anew",
@@ -291,12 +291,18 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
                         h("td", {}, times(bound)),
                         h("td", { class: "pic" }, whisker(predicted, bound, check?.measured ?? null)),
                         h("td", {}, check ? verdict(check.verdict) : "–"),
-                        h("td", { class: "why" }, check?.why ?? ""),
+                        h("td", { class: "why" }, [check?.why, target && margin(target)].filter(Boolean).join(". ")),
                     );
                 }),
             ),
         ),
     );
+}
+
+/** How far below its bounds a VM was planned, in a line. */
+function margin(target) {
+    const text = margins(target);
+    return text && `Planned with ${text}`;
 }
 
 const STEP_SHAPES = { done: "safe", late: "tight", stuck: "violating", short: "tight", failed: "violating", gone: "violating" };

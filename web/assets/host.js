@@ -6,7 +6,7 @@ import { proposalBanner } from "./decisions.js";
 import { h, s } from "./dom.js";
 import { accelerator, badge, meaning, ORDER, shape } from "./standing.js";
 import { app, askLose, update, wantTrend } from "./store.js";
-import { bytes, change, duration, MIB, plural, size, times } from "./units.js";
+import { bytes, change, duration, MIB, margins, plural, size, times } from "./units.js";
 
 export function hostView() {
     const { host } = app;
@@ -761,7 +761,7 @@ function planTable(plan, lost) {
                             },
                             times(target.relative?.expected),
                         ),
-                        h("td", { class: "why" }, REASONS[target.reason] ?? target.reason),
+                        h("td", { class: "why", title: margins(target) || null }, REASONS[target.reason] ?? target.reason),
                     ),
                 ),
             ),

@@ -35,6 +35,25 @@ export const change = (value) => (value > 0 ? `+${bytes(value)}` : bytes(value))
 /** Misses over those at the baseline: `1.08×`. */
 export const times = (value) => (known(value) ? `${value.toFixed(2)}×` : NOTHING);
 
+/**
+ * What a prediction leaves to each bound, by the upper limit of its band: `0.05× to spare (1.20×, band to 1.24×, limit
+ * 1.29×)`. Empty where there is no bound, or nothing predicted.
+ */
+export function margins({ max_loss, max_misses_per_second: most, relative, misses }) {
+    const one = (expected, high, limit, text) => {
+        const room = limit - high;
+        const left = room < 0 ? `${text(-room)} above` : `${text(room)} to spare`;
+        return `${left} (${text(expected)}, band to ${text(high)}, limit ${text(limit)})`;
+    };
+    const rate = (value) => `${perSecond(value)}/s`;
+    return [
+        known(max_loss) && relative && one(relative.expected, relative.high, 1 + max_loss, times),
+        known(most) && misses && one(misses.misses_per_second, misses.misses_high_per_second, most, rate),
+    ]
+        .filter(Boolean)
+        .join("; ");
+}
+
 /** A share as percent, with as many digits as it needs to be told from zero. */
 export function percent(value) {
     if (!known(value)) return NOTHING;

@@ -21,7 +21,7 @@ import { workingSet } from "./host.js";
 import { accelerator, badge, shape } from "./standing.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
 import { SOURCES, trustList } from "./trust.js";
-import { bytes, clockSeconds, count, MIB, moment, percent, perSecond, size, times } from "./units.js";
+import { bytes, clockSeconds, count, MIB, margins, moment, percent, perSecond, size, times } from "./units.js";
 
 export function vmView() {
     const { vm } = app;
@@ -73,7 +73,7 @@ export function vmView() {
 function numbers(vm) {
     const term = (id, name, value, more) =>
         h("div", {}, h("dt", {}, name), h("dd", {}, h("b", { id }, value), h("small", {}, more)));
-    const { relative, settings } = vm;
+    const { relative } = vm;
     return h(
         "dl",
         { class: "strip wide six" },
@@ -91,7 +91,7 @@ function numbers(vm) {
             "n-promise",
             "Promise",
             vm.promise_bytes === null ? size(null) : ["≥ ", size(vm.promise_bytes)],
-            promised(settings),
+            [promised(vm), margins({ ...bounds(vm), relative, misses: vm.misses })].filter(Boolean).join(": "),
         ),
         term(
             "n-target",
@@ -419,12 +419,16 @@ function handleReadout(vm, summary, curve) {
                       " of those at the baseline",
                       then ? ` (${times(then.low)} to ${times(then.high)})` : "",
                       point ? `, ${percent(point.miss_ratio)} of references` : "",
-                      whatif ? `. ${whatif.why}` : "",
+                      whatif ? `. ${[whatif.why, spared(summary, whatif)].filter(Boolean).join("; ")}` : "",
                   ],
         ),
         h("button", { class: "plain small", onclick: back }, "Back to now"),
     );
 }
+
+/** What the size tried out would leave to the bounds. */
+const spared = (summary, { relative_then: relative, misses_then: misses }) =>
+    margins({ ...bounds(summary), relative, misses });
 
 const TIME = { height: 250, left: 58, right: 12, bottom: 34, top: 14 };
 
@@ -624,12 +628,28 @@ const number = (name, text, value, attributes, hint) =>
         h("small", {}, hint),
     );
 
+const COSTS = {
+    "disk-daemon": "as its disk daemon measures",
+    "block-statistics": "as QEMU's block statistics measure",
+    assumed: "assumed, not measured",
+};
+
+/** A VM's bounds, with that on waiting as a number of misses. */
+function bounds({ settings, miss_cost, vcpu_seconds_per_second: vcpus }) {
+    const { max_loss, max_misses_per_second: most, max_stall } = settings;
+    const waiting = max_stall === null || !vcpus ? Infinity : (max_stall * vcpus * 1000) / miss_cost.ms;
+    const misses = Math.min(most ?? Infinity, waiting);
+    return { max_loss, max_misses_per_second: Number.isFinite(misses) ? misses : null };
+}
+
 /** What a VM is promised about its misses. */
-function promised({ max_loss, max_misses_per_second, max_stall, baseline_bytes }) {
+function promised({ settings, miss_cost }) {
+    const { max_loss, max_misses_per_second, max_stall, baseline_bytes } = settings;
     return [
         max_loss !== null && `misses at most ${times(1 + max_loss)} of those at ${bytes(baseline_bytes)}`,
         max_misses_per_second !== null && `at most ${max_misses_per_second} misses a second`,
-        max_stall !== null && `at most ${Math.round(max_stall * 10_000) / 100} % of its vCPU time waiting for misses`,
+        max_stall !== null &&
+            `at most ${Math.round(max_stall * 10_000) / 100} % of its vCPU time waiting for misses of ${Math.round(miss_cost.ms * 1000) / 1000} ms (${COSTS[miss_cost.source] ?? miss_cost.source})`,
     ]
         .filter(Boolean)
         .join(", ");

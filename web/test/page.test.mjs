@@ -387,6 +387,13 @@ test("decisions show predicted beside measured", async () => {
             );
             assert.ok((await page.locator(`${row} .badge`).textContent()).includes(check.verdict));
         }
+        for (const target of decision.plan?.targets ?? []) {
+            const row = page.locator(`${item} .checks tr[data-vm="${target.vm}"] td.why`);
+            if (target.max_loss === null || !target.relative || !(await row.count())) continue;
+            const room = 1 + target.max_loss - target.relative.high;
+            const left = `${Math.abs(room).toFixed(2)}× ${room < 0 ? "above" : "to spare"}`;
+            assert.ok((await row.textContent()).includes(`Planned with ${left}`), `${target.vm}: ${left}`);
+        }
     }
     assert.ok(
         decisions.some((decision) => decision.checks.length > 0),
