@@ -1,5 +1,6 @@
 //! A guest that could be starved: most of its memory is idle, none of it can be evicted, and it allocates.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_rig::Subject;
@@ -9,7 +10,7 @@ use rustix::process::Signal;
 use crate::rig::{Daemon, DaemonDirectory, MIB, alone, boot, wait, with_balloon};
 
 /// RAM of the guest, and the part of it that is written once and then left alone.
-const RAM_MIB: u64 = 384;
+const RAM_MIB: u64 = 768;
 /// The rule wants much less than the guest can do without.
 const RULES: &str = "
     mode = \"act\"
@@ -32,8 +33,10 @@ fn until_shrunk(daemon: &Daemon<'_>) {
 }
 
 fn until_whole(guest: &mut Subject) {
-    let mut qmp = guest.guest.qmp().unwrap();
     wait("all its memory", || {
+        // A monitor has one client at a time, and the daemon needs it.
+        thread::sleep(Duration::from_secs(1));
+        let mut qmp = guest.guest.qmp().unwrap();
         (qmp.balloon_actual_bytes().unwrap() == RAM_MIB * MIB).then_some(())
     });
 }
@@ -45,7 +48,7 @@ fn a_guest_with_idle_memory_and_no_swap_is_not_starved_and_gets_all_back_at_the_
         let [mut idler] = boot([with_balloon(
             "idler",
             RAM_MIB,
-            "workload=steps steps_mib=16,268 step_ms=100000000 burst_mib=20 burst_ms=2000",
+            "workload=steps steps_mib=16,538 step_ms=100000000 burst_mib=20 burst_ms=2000",
         )]);
         let place = DaemonDirectory::new();
         let daemon = place.start(RULES);

@@ -13,8 +13,9 @@ use crate::vm::Vm;
 
 /// Longest time for it: systemd waits for 30 s.
 const RETURN_MAX: Duration = Duration::from_secs(20);
-/// Time within which the VMs of the host are found by a process that has just begun.
+/// Time within which a process that has just begun finds VMs, and their monitors answer it: another client may hold one.
 const DISCOVERY_MAX: Duration = Duration::from_secs(3);
+const ANSWER_MAX: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of decisions of a VM that are searched for one that resized it.
 const DECISIONS_MAX: usize = 100;
@@ -23,10 +24,26 @@ impl<H: Host> Turns<H> {
     /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
     /// and ends. Returns whether every VM has it.
     pub fn give_back_and_end(&mut self) -> bool {
-        let until = Instant::now() + DISCOVERY_MAX;
-        while self.vms.is_empty() && Instant::now() < until {
-            std::thread::sleep(POLL_INTERVAL);
+        let begin = Instant::now();
+        loop {
             self.discover();
+            poll_all(self.vms.values_mut());
+            let all_answer = self.vms.values().all(Vm::is_known);
+            let longest = match self.vms.is_empty() {
+                true => DISCOVERY_MAX,
+                false if all_answer => Duration::ZERO,
+                false => ANSWER_MAX,
+            };
+            if begin.elapsed() >= longest {
+                break;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        for (name, _) in self.vms.iter().filter(|(_, vm)| !vm.is_known()) {
+            tracing::warn!(
+                vm = name,
+                "its monitor does not answer: it keeps what it has"
+            );
         }
         let done = self.return_memory();
         let _ = self.history.flush();
