@@ -198,7 +198,7 @@ fn csv_has_bytes_and_quotes_names() {
     assert_eq!(
         lines.next(),
         Some(
-            "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,max_misses_per_second,reason"
+            "vm,baseline_bytes,current_bytes,target_bytes,relative_now,relative,low,high,max_loss,reason,max_misses_per_second"
         )
     );
     let row = lines.next().unwrap();

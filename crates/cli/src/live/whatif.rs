@@ -193,10 +193,10 @@ fn lines(plan: &PlanJson) -> String {
             ("bound", &|target| {
                 or_empty(target.max_loss.map(|loss| 1.0 + loss))
             }),
+            ("reason", &|target| name_of(target.reason)),
             ("max_misses_per_second", &|target| {
                 or_empty(target.max_misses_per_second)
             }),
-            ("reason", &|target| name_of(target.reason)),
         ],
     )
 }

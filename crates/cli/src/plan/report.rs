@@ -143,10 +143,10 @@ pub(super) fn csv(plan: &PlanJson) -> String {
             ("low", &|target| then(target, |relative| relative.low)),
             ("high", &|target| then(target, |relative| relative.high)),
             ("max_loss", &|target| or_empty(target.max_loss)),
+            ("reason", &|target| name_of(target.reason)),
             ("max_misses_per_second", &|target| {
                 or_empty(target.max_misses_per_second)
             }),
-            ("reason", &|target| name_of(target.reason)),
         ],
     )
 }

@@ -338,8 +338,8 @@ fn set_sends_what_was_named_and_nothing_else() {
     ]);
     assert_eq!(
         text,
-        "web: 192 MiB to 512 MiB, misses at most 5 % above those at 512 MiB, 100 shares, \
-         not managed: the daemon moves none of its memory\n"
+        "web: 192 MiB to 512 MiB, baseline 512 MiB, promised at most 5 % more misses than at its baseline, \
+         100 shares, not managed: the daemon moves none of its memory\n"
     );
     let asked = r#"PATCH /v1/vms/web {"reset":false,"min_bytes":201326592,"max_loss":0.05,"managed":false}"#;
     assert_eq!(server.changes(), [asked]);
@@ -421,7 +421,7 @@ fn whatif_answers_for_a_vm_and_for_the_host() {
     );
     let csv = server.text(&["whatif", "--host-gains", "1G", "-o", "csv"]);
     assert!(
-        csv.contains("\nweb,536870912,411041792,1.03,1.03,1.08,1.25,gives-to-its-bound\n"),
+        csv.contains("\nweb,536870912,411041792,1.03,1.03,1.08,1.25,gives-to-its-bound,\n"),
         "{csv}"
     );
     let (code, said) = failed(&mut server.verb(&["whatif", "--host-loses", "1G"]));

@@ -122,6 +122,10 @@ every = "24h"
 [trace]
 enabled = false
 
+[guard]
+# The VMs end with the demo.
+on_exit = "keep"
+
 [history]
 file = "{folder}/history.redb"
 
