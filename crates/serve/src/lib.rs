@@ -19,4 +19,5 @@ pub mod hcache;
 pub mod launch;
 
 mod host_memory;
+mod oom_score;
 mod prediction;

@@ -195,6 +195,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let name = args.name();
     let stop = stop_flag()?;
     allow_descriptors();
+    crate::oom_score::lower_oom_score();
     if let Some(parent) = args.parent {
         end_with(parent)?;
     }

@@ -112,6 +112,7 @@ fn mode(text: &str) -> Result<u32, String> {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let max_capacity = args.check()?;
     let stop = stop_flag()?;
+    crate::oom_score::lower_oom_score();
     let ghosts = args.ghosts(max_capacity)?.map(Arc::new);
     let mut options = StoreOptions::new(args.capacity.0);
     options.max_capacity_bytes = max_capacity.0;

@@ -6,6 +6,7 @@
 mod circles;
 mod fields;
 mod paths;
+mod units;
 
 use std::collections::BTreeSet;
 use std::fs;
