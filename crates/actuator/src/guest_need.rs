@@ -5,6 +5,9 @@
 //! much to be available harms itself, and one that reports too little keeps what it has, which a balloon that does not
 //! move achieves as well.
 //!
+//! The age of a report that was made before the first poll is known by the time of day alone, which may have been set
+//! since, so that the first report is not used.
+//!
 //! A report is set against the size of the time at which it was made: a balloon that inflates has taken some of what an
 //! older report calls available.
 
@@ -39,6 +42,8 @@ pub struct GuestNeed {
 #[derive(Debug, Default)]
 pub(crate) struct NeedTracker {
     last: Option<(GuestStats, GuestNeed)>,
+    /// Date of the report at the first poll.
+    first_unix_s: Option<u64>,
     /// Size at the last poll.
     actual_bytes: u64,
 }
@@ -50,6 +55,10 @@ impl NeedTracker {
         let largest_bytes = self.actual_bytes.max(actual_bytes);
         self.actual_bytes = actual_bytes;
         let stats = stats?;
+        let first_unix_s = *self.first_unix_s.get_or_insert(stats.updated_unix_s);
+        if self.last.is_none() && stats.updated_unix_s == first_unix_s {
+            return None;
+        }
         let usable = !stats.is_stale() && stats.age_s <= STATS_AGE_MAX_S;
         let available_bytes = stats.available_bytes.filter(|_| usable)?;
         if let Some((last, need)) = &self.last
@@ -100,6 +109,9 @@ mod tests {
             need.map(|need| need.needed_bytes / MIB)
         };
         assert_eq!(needed_mib(None, 512), None);
+        // Nothing shows how old the first report is.
+        assert_eq!(needed_mib(Some(&report(8, 400, 0)), 512), None);
+        assert_eq!(needed_mib(Some(&report(8, 400, 0)), 512), None);
         let first = report(10, 300, 0);
         assert_eq!(needed_mib(Some(&first), 512), Some(212));
         // The balloon inflates, and the report is the old one.
@@ -119,6 +131,7 @@ mod tests {
     #[test]
     fn stale_reports_and_those_without_available_memory_are_not_used() {
         let mut tracker = NeedTracker::default();
+        assert_eq!(tracker.observe(Some(&report(8, 300, 0)), MIB), None);
         let old = |age_s, interval_s| GuestStats {
             age_s,
             interval_s,
@@ -139,9 +152,10 @@ mod tests {
     fn faults_are_counted_between_reports_and_a_counter_that_goes_back_is_no_rate() {
         let mut tracker = NeedTracker::default();
         let mut rate = |stats: GuestStats| {
-            let need = tracker.observe(Some(&stats), 512 * MIB).unwrap();
+            let need = tracker.observe(Some(&stats), 512 * MIB)?;
             need.major_faults_per_second
         };
+        assert_eq!(rate(report(8, 300, 0)), None);
         assert_eq!(rate(report(10, 300, 100)), None);
         assert_eq!(rate(report(12, 300, 150)), Some(25.0));
         assert_eq!(rate(report(14, 300, 50)), None);

@@ -47,8 +47,8 @@ pub use hcache::HcacheStore;
 #[cfg(feature = "libvirt")]
 pub use libvirt::{Domain, DomainInfo, Virsh};
 pub use plimsoll_protocol::disk_admin::DiskStat;
-pub use plimsoll_vm::{BlockReads, GuestStats};
-pub use progress::{Absence, Part, Patience, Progress};
+pub use plimsoll_vm::{BlockReads, GuestStats, StatsClock};
+pub use progress::{Absence, Part, Patience, Progress, Tracker};
 pub use vm_memory::VmMemory;
 
 use std::fmt::Debug;

@@ -98,7 +98,7 @@ pub struct Part {
 
 /// A target and the sizes since it was set.
 #[derive(Debug)]
-pub(crate) struct Tracker {
+pub struct Tracker {
     patience: Patience,
     /// The last observed size, and its time.
     seen: Option<(u64, Instant)>,
@@ -193,6 +193,8 @@ pub(crate) fn as_ms(duration: Duration) -> u64 {
 }
 
 impl Tracker {
+    /// A tracker of a part of which nothing is known.
+    #[must_use]
     pub fn new(patience: Patience) -> Self {
         Self {
             patience,
@@ -243,11 +245,13 @@ impl Tracker {
     }
 
     /// The last size recorded.
+    #[must_use]
     pub fn seen(&self) -> Option<u64> {
         self.seen.map(|(bytes, _)| bytes)
     }
 
     /// Size and progress; `max_bytes` is used as the size until one is recorded.
+    #[must_use]
     pub fn part(&self, max_bytes: Option<u64>, absence: Option<Absence>, now: Instant) -> Part {
         let actual_bytes = self.seen().or(max_bytes).unwrap_or(0);
         let target_bytes = self.target.as_ref().map(|target| target.bytes);

@@ -25,6 +25,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, HeatmapView, Sample};
+use plimsoll_vm::ProcessId;
 use redb::WriteTransaction;
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
@@ -405,6 +406,34 @@ impl History {
     pub fn put_baseline(&self, vm: &str, bytes: u64) -> Persistence {
         self.state()
             .change_vm(vm, |kept| kept.baseline_bytes = Some(bytes))
+    }
+
+    /// The RAM of a VM that its baseline accounts for, in bytes.
+    #[must_use]
+    pub fn ram(&self, vm: &str) -> Option<u64> {
+        let state = self.state();
+        state.vms.get(state.id(vm))?.ram_bytes
+    }
+
+    /// Stores the RAM that a VM's baseline accounts for.
+    pub fn put_ram(&self, vm: &str, bytes: u64) -> Persistence {
+        self.state()
+            .change_vm(vm, |kept| kept.ram_bytes = Some(bytes))
+    }
+
+    /// Whether this process of a VM was resized.
+    #[must_use]
+    pub fn was_resized(&self, vm: &str, process: ProcessId) -> bool {
+        let state = self.state();
+        let record = state.vms.get(state.id(vm));
+        let resized = record.and_then(|record| record.resized);
+        resized == Some((process.pid, process.start_ticks))
+    }
+
+    /// Stores that this process of a VM was resized.
+    pub fn put_resized(&self, vm: &str, process: ProcessId) -> Persistence {
+        let resized = Some((process.pid, process.start_ticks));
+        self.state().change_vm(vm, |kept| kept.resized = resized)
     }
 
     fn key(&self, vm: &str) -> u64 {

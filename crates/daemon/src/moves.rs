@@ -24,8 +24,10 @@ const GRANT_MIN_BYTES: u64 = 4 << 20;
 const CACHE_SLACK_BYTES: u64 = 64 << 10;
 /// Number of failed requests to a VM after which its part is abandoned.
 const FAILURES_MAX: u32 = 5;
-/// Polls at which a VM may be held at its floor before its part ends: three reports of its guest.
-const HELD_MAX: u32 = 6;
+/// Time for which a VM may be held at its floor before its part ends: three reports of its guest.
+const HELD_MAX: Duration = Duration::from_secs(6);
+/// Age from which a size is not that of the last poll: the poll failed.
+const SIZE_AGE_MS: u64 = 1000;
 /// Smallest change of a target for a floor that has changed.
 const FLOOR_STEP_BYTES: u64 = 1 << 20;
 
@@ -43,8 +45,8 @@ struct Part {
     error: Option<String>,
     /// Its guest's counters at its first poll.
     before: Option<GuestCounters>,
-    /// Polls at which its floor kept it from giving more.
-    held: u32,
+    /// Since when its floor keeps it from giving more.
+    held: Option<Instant>,
     /// Whether it gets memory back as soon as there is some.
     is_owed: bool,
 }
@@ -54,6 +56,8 @@ struct Part {
 pub struct Move {
     parts: Vec<Part>,
     began: Instant,
+    /// All memory, as of the last second.
+    divided_bytes: u64,
 }
 
 /// The progress of a move.
@@ -91,12 +95,13 @@ impl Move {
             failures: 0,
             error: None,
             before: None,
-            held: 0,
+            held: None,
             is_owed: false,
         };
         Self {
             parts: vms.into_iter().map(part).collect(),
             began: now,
+            divided_bytes: 0,
         }
     }
 
@@ -119,6 +124,7 @@ impl Move {
         divided_bytes: u64,
         now: Instant,
     ) -> MoveProgress {
+        self.divided_bytes = divided_bytes;
         for part in &mut self.parts {
             let Some(held) = vms.get_mut(&part.vm) else {
                 part.state = StepState::Gone;
@@ -134,15 +140,7 @@ impl Move {
             part.watch_guest(held);
             part.watch_cache(held.status);
         }
-        let free = |vms: &BTreeMap<String, MovableVm<'_>>| {
-            // Free memory is what no VM can take without a new target.
-            let reserved = vms
-                .values()
-                .map(|held| held.status.reserved().bytes())
-                .fold(0, u64::saturating_add);
-            divided_bytes.saturating_sub(reserved)
-        };
-        let mut free_bytes = free(vms);
+        let mut free_bytes = self.free_bytes(vms);
         for part in self.parts.iter_mut().filter(|part| part.is_owed) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.give_back(held, &mut free_bytes);
@@ -158,7 +156,7 @@ impl Move {
             let held = vms.get(&part.vm)?;
             Some(part.kept_back_bytes(held))
         });
-        let mut free_bytes = free(vms).saturating_sub(kept_back.sum());
+        let mut free_bytes = self.free_bytes(vms).saturating_sub(kept_back.sum());
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.grow(held, &mut free_bytes);
@@ -166,7 +164,7 @@ impl Move {
         }
         for part in &mut self.parts {
             if let Some(held) = vms.get(&part.vm) {
-                part.name(held.status);
+                part.name(held.status, now);
             }
         }
         let too_long = now.duration_since(self.began) > DURATION_MAX;
@@ -191,14 +189,23 @@ impl Move {
         MoveProgress::Partly
     }
 
+    /// Free memory: what no VM can take without a new target.
+    fn free_bytes(&self, vms: &BTreeMap<String, MovableVm<'_>>) -> u64 {
+        let reserved = vms.values().map(|held| held.status.reserved().bytes());
+        let reserved = reserved.fold(0, u64::saturating_add);
+        self.divided_bytes.saturating_sub(reserved)
+    }
+
     /// Sets the target of every VM that has not arrived to its present size.
     pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>) {
-        for part in &mut self.parts {
+        for index in 0..self.parts.len() {
+            let free_bytes = self.free_bytes(vms);
+            let part = &mut self.parts[index];
             if matches!(part.state, StepState::Done | StepState::Gone) {
                 continue;
             }
             if let Some(held) = vms.get_mut(&part.vm) {
-                part.hold(held);
+                part.hold(held, free_bytes);
             }
         }
     }
@@ -461,7 +468,7 @@ impl Part {
     }
 
     /// Reports its present size.
-    fn name(&mut self, status: &MemoryStatus) {
+    fn name(&mut self, status: &MemoryStatus, now: Instant) {
         if self.state.has_ended() {
             return;
         }
@@ -470,8 +477,11 @@ impl Part {
         // Its floor keeps it from giving more.
         let is_held =
             self.told.direct_bytes > self.to.direct_bytes && self.failures == 0 && settled;
-        self.held = if is_held { self.held + 1 } else { 0 };
-        if self.held > HELD_MAX {
+        self.held = is_held.then(|| self.held.unwrap_or(now));
+        if self
+            .held
+            .is_some_and(|since| now.duration_since(since) >= HELD_MAX)
+        {
             let why = guard::why_kept(status);
             self.end_short(&why);
             self.is_owed &= status.need.is_none();
@@ -506,27 +516,30 @@ impl Part {
     /// Sets its target to its present size.
     ///
     /// Memory that it freed for its own cache, and that did not get there, is returned: a VM that was to keep its size
-    /// does.
-    fn hold(&mut self, held: &mut MovableVm<'_>) {
+    /// does, as far as that memory is free.
+    fn hold(&mut self, held: &mut MovableVm<'_>, free_bytes: u64) {
         *held.status = held.actuator.poll();
         let has = held.status.holding();
         let gets_back = self.state.has_ended() && self.told.direct_bytes > has.direct_bytes;
         if gets_back && self.to.direct_bytes < self.from.direct_bytes {
             return;
         }
+        let direct = &held.status.direct;
+        let in_force = direct.target_bytes.unwrap_or(self.told.direct_bytes);
         let mut direct_bytes = has.direct_bytes;
+        if direct.age_ms.is_none_or(|age_ms| age_ms >= SIZE_AGE_MS) {
+            // It may have grown since.
+            direct_bytes = direct_bytes.max(in_force);
+        }
         if self.to.cache_bytes > self.from.cache_bytes {
             let keep = self.from.bytes().min(self.to.bytes());
             let most = held.status.direct.max_bytes.unwrap_or(u64::MAX);
-            let own = keep.saturating_sub(held.status.reserved().cache_bytes);
-            direct_bytes = direct_bytes.max(own.min(most));
+            let reserved = held.status.reserved();
+            let own = keep.saturating_sub(reserved.cache_bytes).min(most);
+            let own = own.min(reserved.direct_bytes.saturating_add(free_bytes));
+            direct_bytes = direct_bytes.max(own);
         }
         let mut failure = None;
-        let in_force = held
-            .status
-            .direct
-            .target_bytes
-            .unwrap_or(self.told.direct_bytes);
         if in_force != direct_bytes || held.status.direct.in_doubt {
             failure = held.actuator.set_direct(direct_bytes).err();
         }

@@ -90,7 +90,7 @@ pub struct Vm {
     /// Number of reported sizes that are impossible.
     pub refused_claims: u64,
     /// The part of its RAM that the baseline accounts for.
-    followed_ram_bytes: Option<u64>,
+    pub followed_ram_bytes: Option<u64>,
     /// Time and duration of its last poll in a turn.
     polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
@@ -192,17 +192,23 @@ impl Vm {
         self.found.ram_bytes.max(now)
     }
 
-    /// Updates the baseline for RAM that was plugged or unplugged. Returns whether it changed.
+    /// Updates the baseline for RAM that was plugged or unplugged, also while no daemon ran, or with which the VM started
+    /// anew. Returns whether its RAM is another one than the baseline accounted for.
     pub fn follow_ram(&mut self) -> bool {
         let ram_bytes = self.ram_bytes();
         let before = self.followed_ram_bytes.replace(ram_bytes);
-        let Some(before) = before.filter(|before| *before != ram_bytes) else {
+        if before == Some(ram_bytes) {
             return false;
-        };
-        self.first_bytes = self
-            .first_bytes
-            .saturating_add(ram_bytes)
-            .saturating_sub(before);
+        }
+        if let Some(before) = before {
+            tracing::info!(vm = self.found.vm, "its RAM changed to {ram_bytes} bytes");
+            let plugged = ram_bytes.saturating_sub(before);
+            let unplugged = before.saturating_sub(ram_bytes);
+            let first = self.first_bytes.saturating_add(plugged);
+            // A VM that started anew with less RAM may have fewer bytes than were taken away.
+            let least = self.first_bytes.min(self.size_bytes()).min(ram_bytes);
+            self.first_bytes = first.saturating_sub(unplugged).max(least);
+        }
         true
     }
 

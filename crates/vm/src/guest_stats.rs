@@ -152,7 +152,8 @@ impl StatsClock {
         self.measure_at(stats, Duration::try_from(now).unwrap_or_default());
     }
 
-    fn measure_at(&mut self, stats: &mut GuestStats, now: Duration) {
+    /// The same at a time since boot.
+    pub fn measure_at(&mut self, stats: &mut GuestStats, now: Duration) {
         let seen = match self.latest.take() {
             Some(seen) if seen.updated_unix_s == stats.updated_unix_s => {
                 SeenStats { last: now, ..seen }

@@ -212,11 +212,15 @@ pub(super) struct VmRecord {
     pub(super) seen_unix_ms: u64,
     max_misses_per_second: Option<f64>,
     max_stall: Option<f64>,
+    /// The RAM that the baseline accounts for.
+    pub(super) ram_bytes: Option<u64>,
+    /// The last process that was resized: its number, and its start in clock ticks since boot.
+    pub(super) resized: Option<(u32, u64)>,
 }
 
 impl VmRecord {
-    /// What the last two fields are without such bounds. Records of earlier versions end before them.
-    pub(super) const NO_BOUNDS: [u8; 2] = [0, 0];
+    /// What the last four fields are without values. Records of earlier versions end before some of them.
+    pub(super) const NOTHING_MORE: [u8; 4] = [0; 4];
 
     /// The settings changed by hand.
     pub(super) fn change(&self) -> SettingsChange {

@@ -239,7 +239,7 @@ impl Store {
             let mut vms = BTreeMap::new();
             for entry in txn.open_table(VMS)?.iter()? {
                 let (name, vm) = entry?;
-                let whole = [vm.value(), &VmRecord::NO_BOUNDS].concat();
+                let whole = [vm.value(), &VmRecord::NOTHING_MORE].concat();
                 vms.insert(name.value().to_owned(), unpacked(&whole)?);
             }
             Ok(StoredState {

@@ -288,7 +288,7 @@ fn settings_of_an_earlier_version_are_read_and_all_bounds_are_kept() {
         None::<bool>,
     );
     let packed = postcard::to_stdvec(&(None::<u64>, Some(settings), 7_u64)).unwrap();
-    let whole = [&packed[..], &VmRecord::NO_BOUNDS].concat();
+    let whole = [&packed[..], &VmRecord::NOTHING_MORE].concat();
     let record = postcard::from_bytes::<VmRecord>(&whole).unwrap();
     let change = SettingsChange {
         min_bytes: Some(1),

@@ -8,7 +8,6 @@ use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
 use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns, WarmUp};
-use crate::clock::unix_ms;
 use crate::host::Host;
 use crate::moves::{self, Move, MoveProgress};
 use crate::vm::Vm;
@@ -44,6 +43,10 @@ impl<H: Host> Turns<H> {
         for (name, _, to) in &pending.moves {
             if let Some(vm) = self.vms.get_mut(name) {
                 vm.target_bytes = Some(to.bytes());
+                let process = vm.found.process();
+                if !self.history.was_resized(name, process) {
+                    let _ = self.history.put_resized(name, process);
+                }
             }
         }
         if self.is_cached() {
@@ -75,6 +78,7 @@ impl<H: Host> Turns<H> {
             if !(untold && vm.settings().managed && vm.is_known()) {
                 continue;
             }
+            vm.status = vm.actuator.poll();
             if let Err(error) = vm.actuator.set_direct(vm.status.direct.actual_bytes) {
                 tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
             }
@@ -209,7 +213,7 @@ impl<H: Host> Turns<H> {
 
     pub(super) fn end(&mut self, mut decision: Decision, state: State, why: Option<&str>) {
         decision.state = state;
-        decision.ended_unix_ms = Some(unix_ms());
+        decision.ended_unix_ms = Some(self.unix_ms());
         decision.reason.push_str(why.unwrap_or_default());
         tracing::info!(decision = decision.id, state = ?state, "a decision has ended");
         self.keep(&decision);

@@ -15,7 +15,6 @@ use plimsoll_protocol::vm::CurveSource;
 
 use super::check::Promise;
 use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Turns};
-use crate::clock::unix_ms;
 use crate::config::Workflow;
 use crate::host::Host;
 use crate::moves::Move;
@@ -65,8 +64,9 @@ impl<H: Host> Turns<H> {
             let divided = vm.can_be_divided() && (!self.is_cached() || vm.status.cache.is_some());
             let curve = vm.known.as_ref().filter(|_| divided);
             let (floor, ceiling) = if divided {
-                let most = settings.max_bytes.min(self.most(vm));
-                (least, most.max(least))
+                let most = self.most(vm);
+                let least = least.min(most);
+                (least, settings.max_bytes.min(most).max(least))
             } else {
                 (holding.bytes(), holding.bytes())
             };
@@ -149,7 +149,10 @@ impl<H: Host> Turns<H> {
                 let due = self
                     .gave_back
                     .is_none_or(|at| now.duration_since(at) >= every);
-                due.then(|| self.shrink_into_caches(direct_ratio)).flatten()
+                // A host that is short takes from caches.
+                (due && !self.host_relief.is_short())
+                    .then(|| self.shrink_into_caches(direct_ratio))
+                    .flatten()
             }
             (
                 Workflow::Cache {
@@ -461,7 +464,7 @@ impl<H: Host> Turns<H> {
             && self.history.decision(decision.id).is_some()
         {
             decision.state = State::Superseded;
-            decision.ended_unix_ms = Some(unix_ms());
+            decision.ended_unix_ms = Some(self.unix_ms());
             self.keep(&decision);
         }
     }
@@ -471,7 +474,7 @@ impl<H: Host> Turns<H> {
         Decision {
             schema: SCHEMA,
             id: self.history.next_id(),
-            unix_ms: unix_ms(),
+            unix_ms: self.unix_ms(),
             kind: pending.kind,
             by,
             mode: self.config.mode,

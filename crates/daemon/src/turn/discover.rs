@@ -57,7 +57,8 @@ impl<H: Host> Turns<H> {
         let opened = self.host.open(&found, &rule, &self.config);
         tracing::info!(vm = found.vm, pid = found.pid, "a VM was found");
         let name = found.vm.clone();
-        let vm = Vm::new(found, opened, rule, change, first);
+        let mut vm = Vm::new(found, opened, rule, change, first);
+        vm.followed_ram_bytes = self.history.ram(&name);
         self.vms.insert(name, vm);
     }
 

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
-use plimsoll_protocol::decision::{Initiator, Kind, State};
-use rustix::param::clock_ticks_per_second;
+use plimsoll_protocol::decision::{Initiator, Kind};
 
 use super::discover::poll_all;
 use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, TICK, Turns};
@@ -17,8 +16,6 @@ const RETURN_MAX: Duration = Duration::from_secs(20);
 const DISCOVERY_MAX: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Number of decisions of a VM that are searched for one that resized it.
-const DECISIONS_MAX: usize = 100;
 
 impl<H: Host> Turns<H> {
     /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
@@ -87,18 +84,8 @@ impl<H: Host> Turns<H> {
 
     /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
     fn resized(&self) -> Vec<(String, Holding, Holding)> {
-        let clock = self.shared.clock.now();
-        let was_resized = |name: &str, vm: &Vm| {
-            // An earlier VM of its name is not the one that has its size now.
-            let ticks = vm.found.start_ticks as f64;
-            let since_boot = ticks / clock_ticks_per_second() as f64;
-            let started = clock.unix_ms_at(Duration::from_secs_f64(since_boot));
-            let decisions = self.history.decisions(Some(name), None, DECISIONS_MAX);
-            decisions.iter().any(|decision| {
-                let moved = !matches!(decision.state, State::Proposed | State::Superseded);
-                moved && decision.unix_ms >= started
-            })
-        };
+        // An earlier VM of its name is not the one that has its size now.
+        let was_resized = |name: &str, vm: &Vm| self.history.was_resized(name, vm.found.process());
         let moves = self.vms.iter().filter_map(|(name, vm)| {
             let from = vm.status.holding();
             let least = from.cache_bytes.min(CACHE_LEAST_BYTES);

@@ -34,6 +34,11 @@ pub(super) struct HostRelief {
 }
 
 impl HostRelief {
+    /// Whether the host is short, or was lately.
+    pub fn is_short(&self) -> bool {
+        self.short_at.is_some()
+    }
+
     /// Whether the host's tasks waited for memory for a significant time since the last call.
     fn is_stalled(&mut self, full_total: Option<Duration>, now: Instant) -> bool {
         let before = self.stalled;

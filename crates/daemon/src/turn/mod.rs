@@ -40,7 +40,6 @@ use host_relief::HostRelief;
 use views::curve_json;
 use warm_up::WarmUp;
 
-use crate::clock::unix_ms;
 use crate::config::{Config, Workflow};
 use crate::history::{History, TurnRecord};
 use crate::host::Host;
@@ -139,6 +138,7 @@ impl<H: Host> Turns<H> {
         now: Instant,
     ) -> Self {
         let history = Arc::clone(&shared.history);
+        let since_unix_ms = shared.clock.now().unix_ms;
         let mut turns = Self {
             paused: history.paused() || history.began_anew(),
             phase: Phase::Whole,
@@ -159,7 +159,7 @@ impl<H: Host> Turns<H> {
             guests_polled: None,
             next_turn: now,
             turn_took: Duration::ZERO,
-            since_unix_ms: unix_ms(),
+            since_unix_ms,
             warnings: Vec::new(),
             infeasible: None,
             guarantee: false,
@@ -198,7 +198,7 @@ impl<H: Host> Turns<H> {
                     "a move was under way when the daemon ended; what was moved stays"
                 );
             }
-            decision.ended_unix_ms = Some(unix_ms());
+            decision.ended_unix_ms = Some(self.unix_ms());
             self.keep(&decision);
         }
         // VMs that were shrunk into their caches are still traced.
@@ -210,6 +210,11 @@ impl<H: Host> Turns<H> {
         {
             self.phase = Phase::Tracing;
         }
+    }
+
+    /// The time of day.
+    fn unix_ms(&self) -> u64 {
+        self.shared.clock.now().unix_ms
     }
 
     /// Stores a decision, on disk if possible; the history itself reports when it is not.
@@ -274,12 +279,8 @@ impl<H: Host> Turns<H> {
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
             }
             if vm.is_known() && vm.follow_ram() {
-                tracing::info!(
-                    vm = vm.found.vm,
-                    "its RAM changed to {} bytes",
-                    vm.ram_bytes()
-                );
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
+                let _ = self.history.put_ram(&vm.found.vm, vm.ram_bytes());
             }
         }
         self.read_store();
@@ -293,7 +294,7 @@ impl<H: Host> Turns<H> {
 
     fn record(&mut self) {
         let rules = self.rules();
-        let now = unix_ms();
+        let now = self.unix_ms();
         let relatives: Vec<_> = self
             .vms
             .values()
