@@ -19,7 +19,7 @@ mod rig;
 mod simulated;
 
 use rig::{MIB, Rig, config, curve, search, web};
-use simulated::{BalloonBehaviour, Reports};
+use simulated::{BalloonBehaviour, Lie, Reports, Statistic};
 
 #[test]
 fn memory_goes_from_who_needs_it_least_to_who_gains_most_and_promises_are_kept() {
@@ -441,6 +441,34 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
     assert_eq!(settings(&rig), (ram, max, baseline));
 }
 
+#[test]
+fn ram_that_is_plugged_while_no_daemon_runs_raises_the_baseline_too() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    rig.pass(10);
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    drop(rig);
+    host.change("web", |vm| {
+        vm.ram_bytes += 256 * MIB;
+        vm.direct_bytes += 256 * MIB;
+    });
+    let mut later = Rig::with(config(Mode::Act), host, history);
+    later.pass(10);
+    let baseline = later.snapshot().host.vms[0].settings.baseline_bytes;
+    assert_eq!(baseline, 768 * MIB);
+}
+
+#[test]
+fn a_clock_that_is_set_does_not_keep_memory_from_being_returned() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert!(rig.mib("scan") < 200);
+    rig.host.step_clock(3_600_000);
+    rig.turns.begin_return(rig.now);
+    rig.until("all is back", |rig| rig.mib("scan") == 512);
+}
+
 /// The longest of some turns in ms, and the VMs that have curves at their end.
 fn longest_turn(rig: &mut Rig) -> (f64, usize) {
     let mut longest_ms: f64 = 0.0;
@@ -739,8 +767,8 @@ fn a_balloon_that_gets_stuck_on_the_way_gets_a_tenth_back() {
 #[test]
 fn a_guest_that_reports_falsely_harms_nobody_else() {
     for reports in [
-        Reports::Available(u64::MAX),
-        Reports::Available(0),
+        Reports::False(Statistic::Available, Lie::Max),
+        Reports::False(Statistic::Available, Lie::Zero),
         Reports::Distress,
         Reports::Backwards,
         Reports::Nothing,

@@ -89,7 +89,10 @@ impl Rig {
             Snapshot::before_the_first_turn(&config),
             sender,
             history,
-            Clock::of_host(),
+            Clock::new({
+                let host = host.clone();
+                move || host.time()
+            }),
         ));
         let now = Instant::now();
         let reload = Box::new(|| Err("there is none".to_owned()));

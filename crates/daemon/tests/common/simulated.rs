@@ -5,23 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
     Absence, ActuatorError, BlockReads, Delivery, DiskStat, GuestStats, MemoryPart, Observation,
-    Part, Progress, VmMemory,
+    Part, Patience, StatsClock, Tracker, VmMemory,
 };
 use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, TraceView};
 
+use plimsoll_daemon::clock::Time;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{
     DiscoveredVm, Feed, FeedReport, Host, MemoryPressure, ObservedCurve, VmHandles,
 };
 use plimsoll_daemon::vm::pages;
-
-/// Time without progress after which a simulated balloon reports it.
-const STUCK_MS: u64 = 10_000;
 
 /// How a balloon follows its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +28,16 @@ pub enum BalloonBehaviour {
     Pace(u64),
     /// Not at all.
     Never,
+    /// It gives its pages back to the guest by itself, by this many bytes a second.
+    Back(u64),
     /// There is no balloon.
     Absent,
     /// Its monitor fails: commands may or may not arrive.
     Broken,
 }
 
+/// The time of day at the beginning: years after 1970, as that of the VMs' hosts.
+const AHEAD_MS: u64 = 1_700_000_000_000;
 /// Interval at which a simulated guest reports.
 const REPORT_INTERVAL_MS: u64 = 2000;
 
@@ -48,12 +50,102 @@ pub enum Reports {
     Nothing,
     /// Nothing more: the last report gets old.
     Ended,
-    /// That this much is available.
-    Available(u64),
+    /// The truth but for one statistic.
+    False(Statistic, Lie),
     /// Many major page faults, and processes killed, in each report.
     Distress,
     /// Counters that go back.
     Backwards,
+}
+
+/// A statistic of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistic {
+    /// Memory that it manages.
+    Total,
+    /// Unused memory.
+    Free,
+    /// Memory available without swapping.
+    Available,
+    /// Page cache.
+    DiskCaches,
+    /// Page faults that required disk I/O.
+    MajorFaults,
+    /// Bytes read from swap.
+    SwapIn,
+    /// Bytes written to swap.
+    SwapOut,
+    /// Processes killed for lack of memory.
+    OomKills,
+}
+
+/// How a statistic is false.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    /// Nothing at all.
+    Zero,
+    /// A sixteenth.
+    Little,
+    /// Sixteen times as much, and a gigabyte.
+    Much,
+    /// The largest number.
+    Max,
+    /// What it was when the guest began to lie.
+    Frozen,
+    /// It is not reported.
+    Missing,
+}
+
+impl Lie {
+    fn apply(self, statistic: Statistic, stats: &mut GuestStats, last: Option<GuestStats>) {
+        let mut last = last.unwrap_or(*stats);
+        let before = *statistic.of(&mut last);
+        let value = statistic.of(stats);
+        *value = match self {
+            Self::Zero => Some(0),
+            Self::Little => value.map(|truth| truth / 16),
+            Self::Much => value.map(|truth| truth.saturating_mul(16).saturating_add(1 << 30)),
+            Self::Max => Some(u64::MAX),
+            Self::Frozen => before,
+            Self::Missing => None,
+        };
+    }
+}
+
+impl Statistic {
+    fn of(self, stats: &mut GuestStats) -> &mut Option<u64> {
+        match self {
+            Self::Total => &mut stats.total_bytes,
+            Self::Free => &mut stats.free_bytes,
+            Self::Available => &mut stats.available_bytes,
+            Self::DiskCaches => &mut stats.disk_caches_bytes,
+            Self::MajorFaults => &mut stats.major_faults,
+            Self::SwapIn => &mut stats.swap_in_bytes,
+            Self::SwapOut => &mut stats.swap_out_bytes,
+            Self::OomKills => &mut stats.oom_kills,
+        }
+    }
+}
+
+/// A target that was set, and what could be known when it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The VM.
+    pub vm: String,
+    /// Whether it is the target of its cache.
+    pub is_cache: bool,
+    /// The target.
+    pub target_bytes: u64,
+    /// The target in force before; `None` before the first one.
+    pub before_bytes: Option<u64>,
+    /// The size at that time.
+    pub had_bytes: u64,
+    /// Memory of its processes.
+    pub used_bytes: u64,
+    /// Age of its last answered poll, and at that time of the guest's last report.
+    pub polled_ms: Option<(u64, Option<u64>)>,
+    /// What all VMs have or may take by what the polls showed, before and after.
+    pub reserved_bytes: (u64, u64),
 }
 
 /// A simulated VM.
@@ -63,6 +155,10 @@ pub struct SimulatedVm {
     pub pid: u32,
     /// Start of that process, because process numbers are reused.
     pub start_ticks: u64,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Its RAM at its start.
+    pub boot_ram_bytes: u64,
     /// Its RAM.
     pub ram_bytes: u64,
     /// Memory of its own.
@@ -79,15 +175,21 @@ pub struct SimulatedVm {
     pub follows: BalloonBehaviour,
     /// How long its monitor blocks a query without an answer.
     pub silence: Duration,
+    /// Whether its monitor answers; a target that is set although it does not may arrive.
+    pub answers: bool,
+    /// Whether the daemon of its disk answers.
+    pub disk_answers: bool,
     /// Memory of processes that the guest, which has no swap, cannot give.
     pub used_bytes: u64,
     /// What the guest reports of its memory.
     pub reports: Reports,
     /// Processes that the guest has killed for lack of memory.
     pub oom_kills: u64,
-    /// How far the time of day by which its reports are dated is ahead, in s.
-    pub clock_step_s: u64,
     report: Option<(u64, GuestStats)>,
+    /// Whether it has been found.
+    is_found: bool,
+    /// Time of its last answered poll, its size then, and the time of its last report.
+    pub polled: Option<(u64, u64, Option<u64>)>,
     /// Its working set as its tracer reports it.
     pub working_set: Option<WorkingSet>,
     /// How long it waits for a miss, and who measures that.
@@ -98,8 +200,6 @@ pub struct SimulatedVm {
     stalled_ms: f64,
     waited_ms: f64,
     target_bytes: Option<u64>,
-    /// When its target was set, or its size last changed.
-    moved_at_ms: u64,
     references: u64,
     misses: f64,
 }
@@ -112,6 +212,8 @@ impl SimulatedVm {
         Self {
             pid,
             start_ticks: 0,
+            uuid: None,
+            boot_ram_bytes: ram_bytes,
             ram_bytes,
             direct_bytes: ram_bytes,
             cache_bytes: None,
@@ -120,18 +222,20 @@ impl SimulatedVm {
             references_per_second: 1000,
             follows: BalloonBehaviour::Pace(64 << 20),
             silence: Duration::ZERO,
+            answers: true,
+            disk_answers: true,
             used_bytes: 16 << 20,
             reports: Reports::True,
             oom_kills: 0,
-            clock_step_s: 0,
             report: None,
+            is_found: false,
+            polled: None,
             working_set: None,
             miss_cost: MissCost::default(),
             stalls_below: None,
             stalled_ms: 0.0,
             waited_ms: 0.0,
             target_bytes: None,
-            moved_at_ms: 0,
             references: 0,
             misses: 0.0,
         }
@@ -158,7 +262,22 @@ impl SimulatedVm {
         }
     }
 
-    fn make_report(&mut self, now_ms: u64) {
+    /// The process that runs it.
+    fn process(&self) -> (u32, u64) {
+        (self.pid, self.start_ticks)
+    }
+
+    /// What it may hold without a further request, by what the last poll showed; nothing before it is found.
+    fn reserved_bytes(&self) -> u64 {
+        if !self.is_found {
+            return 0;
+        }
+        let had = self.polled.map_or(self.direct_bytes, |(_, had, _)| had);
+        let target = self.target_bytes.unwrap_or(0).min(self.ram_bytes);
+        had.max(target) + self.cache_bytes.unwrap_or(0)
+    }
+
+    fn make_report(&mut self, now_ms: u64, unix_ms: u64) {
         let due = self
             .report
             .is_none_or(|(at_ms, _)| now_ms >= at_ms + REPORT_INTERVAL_MS);
@@ -166,16 +285,22 @@ impl SimulatedVm {
             return;
         }
         let mut stats = GuestStats {
-            updated_unix_s: now_ms / 1000 + self.clock_step_s,
+            updated_unix_s: unix_ms / 1000,
             interval_s: REPORT_INTERVAL_MS / 1000,
             total_bytes: Some(self.direct_bytes),
+            free_bytes: Some(self.available_bytes() / 2),
             available_bytes: Some(self.available_bytes()),
+            disk_caches_bytes: Some(self.available_bytes() / 2),
             major_faults: Some(0),
+            swap_in_bytes: Some(0),
+            swap_out_bytes: Some(0),
             oom_kills: Some(self.oom_kills),
             ..GuestStats::default()
         };
         match self.reports {
-            Reports::Available(bytes) => stats.available_bytes = Some(bytes),
+            Reports::False(statistic, lie) => {
+                lie.apply(statistic, &mut stats, self.report.map(|(_, last)| last));
+            }
             Reports::Distress => {
                 stats.major_faults = Some(now_ms * 100);
                 stats.oom_kills = Some(now_ms);
@@ -189,23 +314,20 @@ impl SimulatedVm {
         self.report = Some((now_ms, stats));
     }
 
-    /// Its last report, with its age.
-    fn stats(&self, now_ms: u64) -> Option<GuestStats> {
-        let (at_ms, stats) = self.report?;
-        let age_s = (now_ms - at_ms) / 1000;
-        Some(GuestStats { age_s, ..stats })
-    }
-
-    fn pass(&mut self, time: Duration, now_ms: u64) {
+    fn pass(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        let had = self.direct_bytes;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a pace and a time"
+        )]
+        let most = |pace: u64| (pace as f64 * seconds) as u64;
+        if let BalloonBehaviour::Back(pace) = self.follows {
+            self.direct_bytes = self.ram_bytes.min(self.direct_bytes + most(pace));
+        }
         if let (BalloonBehaviour::Pace(pace), Some(target)) = (self.follows, self.target_bytes) {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a pace and a time"
-            )]
-            let most = (pace as f64 * seconds) as u64;
+            let target = target.min(self.ram_bytes);
+            let most = most(pace);
             let step = self.direct_bytes.abs_diff(target).min(most);
             if self.direct_bytes > target {
                 // Its balloon gets no memory of processes.
@@ -213,9 +335,6 @@ impl SimulatedVm {
             } else {
                 self.direct_bytes += step;
             }
-        }
-        if self.direct_bytes != had {
-            self.moved_at_ms = now_ms;
         }
         let references = self.references_per_second as f64 * seconds;
         #[expect(
@@ -232,35 +351,6 @@ impl SimulatedVm {
             && self.size_bytes() < bytes
         {
             self.stalled_ms += share * seconds * 1000.0;
-        }
-    }
-
-    fn part(&self, now_ms: u64) -> Part {
-        let left_bytes = self
-            .target_bytes
-            .map_or(0, |target| target.abs_diff(self.direct_bytes));
-        let unchanged_ms = now_ms - self.moved_at_ms;
-        let progress = match (self.follows, self.target_bytes) {
-            (BalloonBehaviour::Absent, _) => Progress::Absent(Absence::NoDevice),
-            (_, None) => Progress::NoTarget,
-            (_, Some(_)) if left_bytes == 0 => Progress::Reached,
-            (_, Some(_)) if unchanged_ms >= STUCK_MS => Progress::Stuck {
-                unchanged_ms,
-                left_bytes,
-            },
-            (_, Some(_)) => Progress::Following {
-                bytes_per_second: 0,
-                left_bytes,
-            },
-        };
-        Part {
-            actual_bytes: self.direct_bytes,
-            target_bytes: self.target_bytes,
-            in_doubt: false,
-            reserved_bytes: self.direct_bytes.max(self.target_bytes.unwrap_or(0)),
-            max_bytes: Some(self.ram_bytes),
-            progress,
-            age_ms: Some(0),
         }
     }
 
@@ -297,18 +387,47 @@ impl SimulatedVm {
 }
 
 /// State shared by all parts of the simulation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
+    began: Instant,
     now_ms: u64,
+    /// How far the time of day is ahead of the time since the beginning.
+    ahead_ms: u64,
     vms: BTreeMap<String, SimulatedVm>,
     /// RAM of the host that is available, and time in which all its tasks waited for memory.
     available_bytes: Option<u64>,
     stalled: Duration,
     /// Maximum total of all VMs' memory so far, with what they could still have taken.
     most_bytes: u64,
+    /// The targets set since they were last taken, if they are recorded.
+    settings: Option<Vec<Setting>>,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            now_ms: 0,
+            ahead_ms: AHEAD_MS,
+            vms: BTreeMap::new(),
+            available_bytes: None,
+            stalled: Duration::ZERO,
+            most_bytes: 0,
+            settings: None,
+        }
+    }
 }
 
 impl Inner {
+    fn now(&self) -> Instant {
+        self.began + Duration::from_millis(self.now_ms)
+    }
+
+    /// What all VMs have or may take, by what the last polls showed.
+    fn known_reserved_bytes(&self) -> u64 {
+        self.vms.values().map(SimulatedVm::reserved_bytes).sum()
+    }
+
     /// Memory that the VMs have, or may take without a request.
     fn reserved_bytes(&self) -> u64 {
         let vms = self.vms.values();
@@ -351,6 +470,33 @@ impl SimulatedHost {
         self.lock().stalled += time;
     }
 
+    /// Steps the time of day.
+    pub fn step_clock(&self, by_ms: i64) {
+        let mut inner = self.lock();
+        inner.ahead_ms = inner.ahead_ms.saturating_add_signed(by_ms);
+    }
+
+    /// The times since the beginning and of day.
+    #[must_use]
+    pub fn time(&self) -> Time {
+        let inner = self.lock();
+        Time {
+            since_boot: Duration::from_millis(inner.now_ms),
+            unix_ms: inner.ahead_ms + inner.now_ms,
+        }
+    }
+
+    /// The time since the beginning as the parts of the simulation read it.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.lock().now()
+    }
+
+    /// The targets set since the last call; the first call begins to record them.
+    pub fn take_settings(&self) -> Vec<Setting> {
+        self.lock().settings.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Ends a VM.
     pub fn end(&self, name: &str) {
         self.lock().vms.remove(name);
@@ -373,10 +519,10 @@ impl SimulatedHost {
     pub fn pass(&self, time: Duration) {
         let mut inner = self.lock();
         inner.now_ms += u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let now_ms = inner.now_ms;
+        let (now_ms, unix_ms) = (inner.now_ms, inner.ahead_ms + inner.now_ms);
         for vm in inner.vms.values_mut() {
-            vm.pass(time, now_ms);
-            vm.make_report(now_ms);
+            vm.pass(time);
+            vm.make_report(now_ms, unix_ms);
         }
         inner.watch();
     }
@@ -385,6 +531,18 @@ impl SimulatedHost {
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.lock().reserved_bytes()
+    }
+
+    /// What all VMs have or may take, by what the last polls showed.
+    #[must_use]
+    pub fn known_reserved_bytes(&self) -> u64 {
+        self.lock().known_reserved_bytes()
+    }
+
+    /// The host's available RAM.
+    #[must_use]
+    pub fn available_bytes(&self) -> u64 {
+        self.lock().available_bytes.unwrap_or(1 << 39)
     }
 
     /// Maximum of the VMs' total memory, including memory they could still have taken without a request.
@@ -396,15 +554,16 @@ impl SimulatedHost {
 
 impl Host for SimulatedHost {
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        inner.vms.values_mut().for_each(|vm| vm.is_found = true);
         let found = inner.vms.iter().map(|(name, vm)| DiscoveredVm {
             vm: name.clone(),
             pid: vm.pid,
             start_ticks: vm.start_ticks,
-            uuid: None,
+            uuid: vm.uuid.clone(),
             accelerator: Some(Accelerator::Tcg),
             libvirt: false,
-            ram_bytes: vm.ram_bytes,
+            ram_bytes: vm.boot_ram_bytes,
             backends: Vec::new(),
         });
         (found.collect(), Vec::new())
@@ -419,8 +578,13 @@ impl Host for SimulatedHost {
         let part = |is_cache| {
             Box::new(SimulatedPart {
                 vm: vm.clone(),
+                process: (found.pid, found.start_ticks),
                 is_cache,
                 host: self.clone(),
+                tracker: Tracker::new(Patience::default()),
+                max_bytes: (!is_cache).then_some(found.ram_bytes),
+                absence: None,
+                stats_clock: StatsClock::default(),
             }) as Box<dyn MemoryPart>
         };
         let has_cache = self
@@ -431,6 +595,7 @@ impl Host for SimulatedHost {
             actuator: VmMemory::new(vm.clone(), part(false), cache),
             feeds: vec![Box::new(SimulatedFeed {
                 vm: found.vm.clone(),
+                process: (found.pid, found.start_ticks),
                 source,
                 host: self.clone(),
             })],
@@ -471,102 +636,174 @@ impl Host for SimulatedHost {
 #[derive(Debug)]
 struct SimulatedPart {
     vm: VmId,
+    process: (u32, u64),
     is_cache: bool,
     host: SimulatedHost,
+    tracker: Tracker,
+    max_bytes: Option<u64>,
+    absence: Option<Absence>,
+    stats_clock: StatsClock,
 }
 
 impl SimulatedPart {
-    fn broken(&self, target_bytes: u64) -> ActuatorError {
-        ActuatorError::Set {
-            what: format!("balloon of VM {}", self.vm),
-            target_bytes,
-            sent: Delivery::Maybe,
-            source: "the monitor closed the connection".into(),
+    fn name(&self) -> String {
+        let part = if self.is_cache { "cache" } else { "balloon" };
+        format!("{part} of VM {}", self.vm)
+    }
+
+    /// Its VM, unless another process has its name now.
+    fn vm<'a>(&self, inner: &'a mut Inner) -> Option<&'a mut SimulatedVm> {
+        let vm = inner.vms.get_mut(&self.vm.0);
+        vm.filter(|vm| vm.process() == self.process)
+    }
+
+    /// Whether the VM's monitor, or its disk daemon, answers.
+    fn is_answered(&self, vm: &SimulatedVm) -> bool {
+        match self.is_cache {
+            true => vm.disk_answers,
+            false => vm.answers,
         }
+    }
+
+    fn unanswered(&self) -> ActuatorError {
+        ActuatorError::Query {
+            what: self.name(),
+            source: "no answer".into(),
+        }
+    }
+
+    /// Puts a target into force, and records it.
+    fn put(&self, inner: &mut Inner, target_bytes: u64) {
+        let (before, now_ms) = (inner.known_reserved_bytes(), inner.now_ms);
+        let Some(vm) = self.vm(inner) else { return };
+        let mut setting = Setting {
+            vm: self.vm.0.clone(),
+            is_cache: self.is_cache,
+            target_bytes,
+            before_bytes: vm.target_bytes,
+            had_bytes: vm.direct_bytes,
+            used_bytes: vm.used_bytes,
+            polled_ms: vm.polled.map(|(at_ms, _, reported_ms)| {
+                (now_ms - at_ms, reported_ms.map(|reported| at_ms - reported))
+            }),
+            reserved_bytes: (before, before),
+        };
+        if self.is_cache {
+            setting.before_bytes = vm.cache_bytes;
+            setting.had_bytes = vm.cache_bytes.unwrap_or(0);
+            vm.cache_bytes = Some(target_bytes);
+        } else {
+            vm.target_bytes = Some(target_bytes);
+        }
+        inner.watch();
+        setting.reserved_bytes.1 = inner.known_reserved_bytes();
+        inner
+            .settings
+            .iter_mut()
+            .for_each(|all| all.push(setting.clone()));
     }
 }
 
 impl MemoryPart for SimulatedPart {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
-        let vms = self.host.lock();
-        let vm = vms.vms.get(&self.vm.0);
-        let silence = vm.map_or(Duration::ZERO, |vm| vm.silence);
-        drop(vms);
+        let host = self.host.clone();
+        let mut inner = host.lock();
+        let silence = self.vm(&mut inner).map_or(Duration::ZERO, |vm| vm.silence);
         if !silence.is_zero() {
+            drop(inner);
             std::thread::sleep(silence);
-            failures.push(ActuatorError::Query {
-                what: format!("balloon of VM {}", self.vm),
-                source: "no answer".into(),
-            });
+            failures.push(self.unanswered());
             return Observation::default();
         }
-        let inner = self.host.lock();
-        let vm = inner.vms.get(&self.vm.0);
-        let own = vm.filter(|_| !self.is_cache);
+        let (now, now_ms, unix_ms) = (inner.now(), inner.now_ms, inner.ahead_ms + inner.now_ms);
+        let (is_cache, part) = (self.is_cache, &*self);
+        let vm = part.vm(&mut inner).filter(|vm| part.is_answered(vm));
+        let Some(vm) = vm else {
+            failures.push(self.unanswered());
+            return Observation::default();
+        };
+        let disk = vm.cache_bytes.is_none() || vm.disk_answers;
+        let disk = disk.then(|| vm.disk());
+        if is_cache {
+            self.tracker.see(vm.cache_bytes.unwrap_or(0), now);
+            return Observation {
+                disk,
+                ..Observation::default()
+            };
+        }
+        self.max_bytes = Some(vm.ram_bytes);
+        self.absence = (vm.follows == BalloonBehaviour::Absent).then_some(Absence::NoDevice);
+        self.tracker.see(vm.direct_bytes, now);
+        vm.polled = Some((now_ms, vm.direct_bytes, vm.report.map(|(at_ms, _)| at_ms)));
+        let mut guest = vm.report.map(|(_, stats)| stats);
+        if let Some(stats) = &mut guest {
+            stats.age_s = unix_ms.saturating_sub(stats.updated_unix_s * 1000) / 1000;
+            let since_boot = Duration::from_millis(now_ms);
+            self.stats_clock.measure_at(stats, since_boot);
+        }
+        let blocks = vm.blocks();
         Observation {
-            disk: vm.map(SimulatedVm::disk),
-            guest: own.and_then(|vm| vm.stats(inner.now_ms)),
-            blocks: own.and_then(SimulatedVm::blocks),
+            disk,
+            guest,
+            blocks,
         }
     }
 
     fn part(&self) -> Part {
-        let inner = self.host.lock();
-        let Some(vm) = inner.vms.get(&self.vm.0) else {
-            // It has ended, which the loop notices next.
-            return Part {
-                actual_bytes: 0,
-                target_bytes: None,
-                in_doubt: false,
-                reserved_bytes: 0,
-                max_bytes: None,
-                progress: Progress::NoTarget,
-                age_ms: None,
-            };
-        };
-        if !self.is_cache {
-            return vm.part(inner.now_ms);
-        }
-        let bytes = vm.cache_bytes.unwrap_or(0);
-        Part {
-            actual_bytes: bytes,
-            target_bytes: Some(bytes),
-            in_doubt: false,
-            reserved_bytes: bytes,
-            max_bytes: None,
-            progress: Progress::Reached,
-            age_ms: Some(0),
-        }
+        let now = self.host.now();
+        self.tracker.part(self.max_bytes, self.absence, now)
     }
 
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
-        let mut inner = self.host.lock();
-        let now_ms = inner.now_ms;
-        let Some(vm) = inner.vms.get_mut(&self.vm.0) else {
-            return Ok(());
+        let host = self.host.clone();
+        let mut inner = host.lock();
+        let (now, now_ms) = (inner.now(), inner.now_ms);
+        let vm = self.vm(&mut inner).cloned();
+        let failed = |sent, why: &str| ActuatorError::Set {
+            what: self.name(),
+            target_bytes,
+            sent,
+            source: why.into(),
         };
-        if self.is_cache {
-            vm.cache_bytes = Some(target_bytes);
-        } else {
-            match vm.follows {
-                BalloonBehaviour::Absent => return Err(ActuatorError::NoBalloon(self.vm.clone())),
-                BalloonBehaviour::Broken => return Err(self.broken(target_bytes)),
-                BalloonBehaviour::Pace(_) | BalloonBehaviour::Never => {}
+        let Some(vm) = vm else {
+            return Err(failed(Delivery::No, "the process has ended"));
+        };
+        if self.max_bytes.is_some_and(|most| target_bytes > most)
+            || target_bytes == 0 && !self.is_cache
+        {
+            return Err(ActuatorError::Target {
+                what: self.name(),
+                target_bytes,
+                why: "more than its RAM, or nothing".to_owned(),
+            });
+        }
+        let arrives = match vm.follows {
+            _ if !self.is_answered(&vm) => now_ms / 1000 % 2 == 0,
+            BalloonBehaviour::Absent if !self.is_cache => {
+                return Err(ActuatorError::NoBalloon(self.vm.clone()));
             }
-            let target = Some(target_bytes.min(vm.ram_bytes));
-            if vm.target_bytes == target {
+            BalloonBehaviour::Broken if !self.is_cache => false,
+            _ => {
+                self.put(&mut inner, target_bytes);
+                self.tracker.tell(target_bytes, true, now);
+                if self.is_cache {
+                    self.tracker.see(target_bytes, now);
+                }
                 return Ok(());
             }
-            vm.target_bytes = target;
-            vm.moved_at_ms = now_ms;
+        };
+        let error = failed(Delivery::Maybe, "the monitor closed the connection");
+        if arrives {
+            self.put(&mut inner, target_bytes);
         }
-        inner.watch();
-        Ok(())
+        self.tracker.tell(target_bytes, false, now);
+        Err(error)
     }
 }
 
 struct SimulatedFeed {
     vm: String,
+    process: (u32, u64),
     source: CurveSource,
     host: SimulatedHost,
 }
@@ -578,7 +815,8 @@ impl Feed for SimulatedFeed {
 
     fn seen(&mut self) -> FeedReport {
         let inner = self.host.lock();
-        let Some(vm) = inner.vms.get(&self.vm) else {
+        let vm = inner.vms.get(&self.vm);
+        let Some(vm) = vm.filter(|vm| vm.process() == self.process) else {
             return FeedReport::default();
         };
         let curve = vm.claimed.as_ref().map(|curve| ObservedCurve {
