@@ -1,0 +1,227 @@
+//! Misses per second belong to the VM, not to the way it is traced: guests with two classes of pages, by each backend that
+//! gives a curve, at different rates, hot sets and budgets, against the closed form.
+//!
+//! What a tracer finds at two sizes is compared as a ratio: the closed form's must lie within what the two bands allow. The level is
+//! compared with the guest's own count of its visits, but only roughly: a tracer observes a small part of the time, in
+//! which a busy host runs the guest more or less than in the rest, and traps slow the guest down.
+
+use std::time::{Duration, Instant};
+
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_rig::{Boot, GuestConfig, Subject};
+
+use crate::rig::{Attach, MIB, ground};
+
+/// Options of the tracers, one after the other on the same guest. All give a curve.
+const TRACERS: [&str; 7] = [
+    "--backend trap --budget 5%",
+    "--backend trap --budget none --rate-rule fixed --rate 1/32 --hot-set 16",
+    "--backend trap --budget 30% --rate-rule fixed --rate 1/8 --hot-set 96",
+    "--backend scan --budget 5%",
+    "--backend scan --budget 30% --rate-rule fixed --rate 1/16",
+    "--backend first-touch --budget 2%",
+    "--backend first-touch --budget 20%",
+];
+/// The part of the run of each of which its curve is made.
+const TRACED: &str = "--period 1s --periods 4 --curve";
+/// The share of the ratios that must lie within the bands, which hold 95 % at each size.
+const HELD_MIN: f64 = 0.95;
+/// The largest factor between a ratio and that of the closed form, and the largest mean one: bands of short runs are wide.
+const FACTOR_MAX: f64 = 1.5;
+const FACTOR_MEAN_MAX: f64 = 1.15;
+/// The largest factor between misses per second and those by the guest's own count.
+const LEVEL_MAX: f64 = 3.0;
+
+/// A guest with two classes of pages.
+struct Classes {
+    mib: u64,
+    hot_mib: u64,
+    /// Share of the visits that go to the hot pages alone; the others choose any page.
+    hot_ratio: f64,
+}
+
+/// Classes of several sizes and shares.
+const GUESTS: [Classes; 3] = [
+    Classes {
+        mib: 64,
+        hot_mib: 8,
+        hot_ratio: 0.6,
+    },
+    Classes {
+        mib: 40,
+        hot_mib: 16,
+        hot_ratio: 0.8,
+    },
+    Classes {
+        mib: 96,
+        hot_mib: 24,
+        hot_ratio: 0.4,
+    },
+];
+
+impl Classes {
+    fn workload(&self) -> String {
+        let Self {
+            mib,
+            hot_mib,
+            hot_ratio,
+        } = self;
+        format!("workload=uniform mib={mib} hot_ratio={hot_ratio} hot_mib={hot_mib}")
+    }
+
+    /// Sizes below, between and above the classes, in pages.
+    fn sizes(&self) -> [u64; 4] {
+        let (all, hot) = (self.mib * MIB, self.hot_mib * MIB);
+        [hot / 2, hot, u64::midpoint(hot, all), all * 9 / 10]
+    }
+
+    /// The miss ratio of an LRU memory of `size` pages: t visits touch as many pages as it has, and a visit misses if none
+    /// of the t before it went to its page.
+    fn miss_ratio(&self, size: u64) -> f64 {
+        let (all, hot) = ((self.mib * MIB) as f64, (self.hot_mib * MIB) as f64);
+        let cold_rate = (1.0 - self.hot_ratio) / all;
+        let classes = [
+            (hot, cold_rate + self.hot_ratio / hot),
+            (all - hot, cold_rate),
+        ];
+        let sum = |of: &dyn Fn(f64) -> f64| {
+            let sums = classes.iter().map(|(pages, rate)| pages * of(*rate));
+            sums.sum::<f64>()
+        };
+        let (mut low, mut high) = (0.0, 100.0 * all);
+        for _ in 0..100 {
+            let middle = f64::midpoint(low, high);
+            if sum(&|rate| -(-rate * middle).exp_m1()) < size as f64 {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        sum(&|rate| rate * (-rate * low).exp())
+    }
+}
+
+/// The curve by a tracer, and the guest's visits per second meanwhile, by its own count.
+fn traced(subject: &mut Subject, options: &str) -> (CurveJson, f64) {
+    let ended = Attach::start(&subject.pid(), &format!("{options} {TRACED}")).end();
+    ended.assert_quiet_success();
+    let at: Vec<Instant> = ended.periods().map(|line| line.at).collect();
+    let first = ended.periods().next().unwrap();
+    let from = at[0] - Duration::from_secs_f64(first.number("seconds"));
+    // The last round may be on its way.
+    subject.assert_goes_on();
+    let (visits, took) = subject.listen().unwrap().visits(from, at[at.len() - 1]);
+    let curve = serde_json::from_value(ended.last().json["curve"].clone()).unwrap();
+    (curve, visits as f64 / took.as_secs_f64())
+}
+
+/// Misses per second over those by the guest's count, with the limits of their band; `None` where the curve says nothing.
+fn levels(
+    classes: &Classes,
+    curve: &CurveJson,
+    visits_per_second: f64,
+) -> impl Iterator<Item = [f64; 3]> {
+    let level = move |size| {
+        let misses = curve.misses_at(size)?;
+        let truth = visits_per_second * classes.miss_ratio(size);
+        let of_truth = [
+            misses.misses_low_per_second,
+            misses.misses_per_second,
+            misses.misses_high_per_second,
+        ];
+        Some(of_truth.map(|misses| misses / truth))
+    };
+    classes.sizes().into_iter().filter_map(level)
+}
+
+#[test]
+fn ratios_of_misses_per_second_are_those_of_the_guest_whatever_the_options_of_its_tracer() {
+    let Some(ground) = ground() else { return };
+    let (mut ratios, mut held, mut factors) = (0.0, 0.0, 0.0);
+    for classes in GUESTS {
+        let config = GuestConfig {
+            memory_mib: Boot::Bare.memory_mib(classes.mib),
+            ..ground.guest("misses", &classes.workload())
+        };
+        let mut subject = Subject::boot(Boot::Bare, &config).unwrap();
+        println!("{} ({}):", classes.workload(), ground.accelerator());
+        for options in TRACERS {
+            let (curve, visits_per_second) = traced(&mut subject, options);
+            let levels: Vec<_> = levels(&classes, &curve, visits_per_second).collect();
+            let shown = levels
+                .iter()
+                .map(|[low, level, high]| format!(" {level:.2} ({low:.2}..{high:.2})"));
+            println!("  {options}:{}", shown.collect::<String>());
+            assert!(levels.len() >= 2, "a curve of hardly a size");
+            for pair in levels.windows(2) {
+                let [[low, level, high], [next_low, next_level, next_high]] = [pair[0], pair[1]];
+                // The truth is 1 at both.
+                let factor = (next_level / level).max(level / next_level);
+                ratios += 1.0;
+                held += f64::from(u8::from(low <= next_high && next_low <= high));
+                factors += factor.ln();
+                assert!(
+                    factor <= FACTOR_MAX,
+                    "{options}: a ratio is off by {factor}"
+                );
+            }
+            let level = levels[0][1];
+            assert!(
+                (LEVEL_MAX.recip()..=LEVEL_MAX).contains(&level),
+                "{options}: {level} of the guest's misses"
+            );
+        }
+        subject.assert_no_trap_is_left();
+        subject.assert_goes_on();
+    }
+    let (held, factor) = (held / ratios, (factors / ratios).exp());
+    println!("{held:.2} of {ratios} ratios lie within their bands; the mean factor is {factor:.3}");
+    assert!(
+        held >= HELD_MIN && factor <= FACTOR_MEAN_MAX,
+        "{held} {factor}"
+    );
+}
+
+#[test]
+fn the_closed_form_of_two_classes_agrees_with_counting() {
+    let classes = Classes {
+        mib: 4,
+        hot_mib: 1,
+        hot_ratio: 0.5,
+    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let pages = classes.mib * MIB;
+    let visits = (0..400_000).map(|_| {
+        let hot = random.f64() < classes.hot_ratio;
+        random.u64(..if hot { classes.hot_mib * MIB } else { pages })
+    });
+    let visits: Vec<u64> = visits.collect();
+    for size in classes.sizes() {
+        // In a queue by last use, oldest first, a page is stale where it was used again since.
+        let mut used = vec![None; usize::try_from(pages).unwrap()];
+        let mut queue = std::collections::VecDeque::new();
+        let (mut held, mut misses) = (0, 0);
+        for (at, page) in visits.iter().enumerate() {
+            let last = &mut used[usize::try_from(*page).unwrap()];
+            if last.replace(at).is_none() {
+                misses += u64::from(at >= visits.len() / 2);
+                held += 1;
+            }
+            queue.push_back((at, *page));
+            while held > size {
+                let (then, oldest) = queue.pop_front().unwrap();
+                let last = &mut used[usize::try_from(oldest).unwrap()];
+                if *last == Some(then) {
+                    *last = None;
+                    held -= 1;
+                }
+            }
+        }
+        let counted = misses as f64 / (visits.len() / 2) as f64;
+        let closed = classes.miss_ratio(size);
+        assert!(
+            (counted - closed).abs() < 0.01,
+            "{size}: {counted} {closed}"
+        );
+    }
+}
