@@ -80,6 +80,13 @@ pub enum ConsoleEvent {
         /// Value found in that word.
         found: u64,
     },
+    /// Memory beside the array was allocated and written.
+    Burst {
+        /// Number of the allocation, from 0.
+        index: u64,
+        /// Time that it took.
+        ms: u64,
+    },
     /// Memory statistics of the guest's kernel.
     Memory(KernelMemory),
     /// The workload ended; every page of the array is now read once more (the audit).
@@ -177,6 +184,10 @@ impl ConsoleEvent {
                 page: keys.number("page")?,
                 expected: keys.hexadecimal("expected")?,
                 found: keys.hexadecimal("found")?,
+            },
+            "burst" => Self::Burst {
+                index: keys.number("index")?,
+                ms: keys.number("ms")?,
             },
             "memory" => Self::Memory(KernelMemory {
                 committed_bytes: keys.number("committed_kib")?.checked_mul(1024)?,
@@ -292,6 +303,10 @@ mod tests {
                 ..
             }
         ));
+        assert_eq!(
+            read("plimsoll: burst index=4 ms=17"),
+            ConsoleEvent::Burst { index: 4, ms: 17 }
+        );
         assert_eq!(
             read("plimsoll: populated ms=859"),
             ConsoleEvent::Populated { ms: 859 }

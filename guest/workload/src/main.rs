@@ -98,6 +98,7 @@ fn run(text: &str) -> Result<(), WorkloadError> {
     match Settings::parse(text)? {
         Job::Memory(settings) => {
             disk::swap_for_memory(settings.swap)?;
+            disk::load_liar(&settings.lies)?;
             let cpus = machine::start_cpus()?;
             machine::check_memory(&settings)?;
             if let Some(ms) = settings.memstat_ms {

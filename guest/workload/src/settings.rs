@@ -101,6 +101,8 @@ pub struct Settings {
     pub memstat_ms: Option<u64>,
     /// Memory that is allocated beside the array and freed again; `None`: none.
     pub burst: Option<Burst>,
+    /// Parameters of plimsoll_liar.ko, which falsifies the balloon's statistics; empty: it is not loaded.
+    pub lies: Vec<(String, String)>,
 }
 
 /// An allocation that comes again and again.
@@ -182,6 +184,7 @@ impl Settings {
             swap: Swap::take(&mut keys)?,
             memstat_ms,
             burst,
+            lies: keys.take_all("liar."),
             name,
         };
         if let Work::Array { phases, .. } = &settings.work {
@@ -319,7 +322,7 @@ mod tests {
         let settings = Settings::parse(
             "console=ttyS0 quiet plimsoll.workload=steps plimsoll.steps_mib=32,96,32 \
              plimsoll.step_ms=2000 plimsoll.write_ratio=0.5 plimsoll.seed=9 plimsoll.swap=zram \
-             plimsoll.swap_mib=64 plimsoll.memstat_ms=500 plimsoll.burst_mib=20 plimsoll.burst_ms=900\n",
+             plimsoll.swap_mib=64 plimsoll.memstat_ms=500 plimsoll.burst_mib=20 plimsoll.burst_ms=900 plimsoll.liar.faults=7\n",
         );
         let phase = |mib: u64| Phase {
             pages: mib * 256,
@@ -342,6 +345,7 @@ mod tests {
                 swap: Swap::Zram { mib: Some(64) },
                 memstat_ms: Some(500),
                 burst: Some(Burst { mib: 20, ms: 900 }),
+                lies: vec![("faults".to_owned(), "7".to_owned())],
             }))
         );
     }

@@ -14,6 +14,7 @@ mod guests;
 mod migration;
 mod overhead;
 mod page_log;
+mod starving;
 mod steps;
 mod tracing;
 mod trio;
@@ -43,6 +44,7 @@ enum Experiment {
     Backends(backends::Args),
     Disk(disk::Args),
     Divide(divide::Args),
+    Starving(starving::Args),
     Epsilon(epsilon::Args),
     Wss(wss::Args),
     Truth(truth::Args),
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Experiment::Backends(args) => backends::run(args, &mut out),
         Experiment::Disk(args) => disk::run(args, &mut out),
         Experiment::Divide(args) => divide::run(args, &mut out),
+        Experiment::Starving(args) => starving::run(args, &mut out),
         Experiment::Epsilon(args) => epsilon::run(args, &mut out),
         Experiment::Wss(args) => wss::run(args, &mut out),
         Experiment::Truth(args) => truth::run(args, &mut out),

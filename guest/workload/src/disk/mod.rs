@@ -25,7 +25,7 @@ use std::time::Duration;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 pub use settings::Settings;
-pub use setup::{load_drivers, swap_for_memory};
+pub use setup::{load_drivers, load_liar, swap_for_memory};
 
 use crate::WorkloadError;
 use crate::clock::Time;

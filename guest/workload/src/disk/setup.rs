@@ -198,6 +198,18 @@ pub fn load_drivers() -> Result<(), WorkloadError> {
     Ok(())
 }
 
+/// Falsifies the balloon's statistics with these parameters of plimsoll_liar.ko, if there are any.
+pub fn load_liar(parameters: &[(String, String)]) -> Result<(), WorkloadError> {
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    let words = parameters
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
+    let words: Vec<_> = words.collect();
+    Modules::of(Path::new(MODULES))?.load("liar", &words.join(" "))
+}
+
 /// Enables swap as configured for a memory workload; requires to be process 1.
 pub fn swap_for_memory(swap: Swap) -> Result<(), WorkloadError> {
     if swap == Swap::None {
