@@ -107,7 +107,7 @@ static void folio_removed(struct folio *folio, bool evicted, u16 flags)
 
 	events_check_missed();
 	for (i = 0; i < pages; i++) {
-		if (evicted)
+		if (evicted || READ_ONCE(fault_evict))
 			report_evicted(folio_page(folio, i), uptodate, flags);
 		else
 			report_removed(folio_pfn(folio) + i, flags);

@@ -17,6 +17,7 @@ struct seq_file;
 extern bool lazy;
 extern bool fault_no_add;
 extern bool fault_no_migrate;
+extern bool fault_evict;
 extern uint fault_drop_every;
 
 /* stats.c */

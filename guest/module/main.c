@@ -40,6 +40,10 @@ bool fault_no_add;
 module_param(fault_no_add, bool, 0644);
 MODULE_PARM_DESC(fault_no_add, "FOR TESTS, BREAKS THE CACHE: do not report added pages");
 
+bool fault_evict;
+module_param(fault_evict, bool, 0644);
+MODULE_PARM_DESC(fault_evict, "for tests: report every page that leaves the page cache as evicted");
+
 bool fault_no_migrate;
 module_param(fault_no_migrate, bool, 0644);
 MODULE_PARM_DESC(fault_no_migrate, "FOR TESTS, BREAKS THE CACHE: do not report migrated pages");
@@ -71,7 +75,7 @@ static int check_parameters(void)
 		pr_err("slots=0 leaves no room for evicted pages: set lazy=1 too\n");
 		return -EINVAL;
 	}
-	if (fault_no_add || fault_no_migrate || fault_drop_every)
+	if (fault_no_add || fault_no_migrate || fault_evict || fault_drop_every)
 		pr_warn("a fault_ parameter is set: the host gets wrong reports on purpose\n");
 	return 0;
 }

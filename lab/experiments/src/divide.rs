@@ -31,7 +31,9 @@ use plimsoll_protocol::plan::{
 use plimsoll_rig::program;
 use serde::Serialize;
 
-use crate::trio::{BASELINE_MIB, CACHE_MIB, RAM_MIB, Server, ServerCounts, TRACED_MIB, Trio};
+use crate::trio::{
+    BASELINE_MIB, CACHE_MIB, RAM_MIB, SCAN, Server, ServerCounts, TRACED_MIB, Third, Trio,
+};
 use plimsoll_output::{TableOrJson, bail_usage, stop_flag};
 use plimsoll_protocol::size::{Interval, Share};
 
@@ -70,6 +72,9 @@ pub struct Args {
     /// Run scan's light background task too
     #[arg(long)]
     background: bool,
+    /// Have the third server read needlessly and report false evictions, as if it needed memory; it is promised nothing
+    #[arg(long, conflicts_with = "background")]
+    hostile: bool,
     /// How long to wait at most, after a change, until the servers have filled the memory that they gained
     #[arg(long, default_value = "3m", value_name = "TIME")]
     warmup: Interval,
@@ -109,6 +114,7 @@ struct Results {
     schema: u32,
     accelerator: String,
     background: bool,
+    hostile: bool,
     baseline_bytes: u64,
     seeds: Vec<SeedResult>,
     summary: Summary,
@@ -153,6 +159,8 @@ struct VmResult {
     /// Share of the memory that it gained which it had filled when it was measured, 0.0 to 1.0.
     filled: f64,
     above_bound: bool,
+    /// It pretends to need memory: nothing is promised to it, and it counts in no mean.
+    is_hostile: bool,
 }
 
 /// What all allocations with a bound come to.
@@ -187,6 +195,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         schema: SCHEMA,
         accelerator: String::new(),
         background: args.background,
+        hostile: args.hostile,
         baseline_bytes: BASELINE_MIB << 20,
         seeds: Vec::new(),
         summary: Summary::default(),
@@ -215,7 +224,7 @@ fn run_seed(
     stop: &AtomicBool,
     out: &mut dyn Write,
 ) -> anyhow::Result<(String, SeedResult)> {
-    let mut trio = Trio::boot(&program("plimsoll")?, args.background, seed, stop)?;
+    let mut trio = Trio::boot(&program("plimsoll")?, args.third(), seed, stop)?;
     let accelerator = trio.servers[0].accelerator();
     write_head(args, seed, &accelerator, out)?;
     let settle = |trio: &mut Trio, filling| {
@@ -266,7 +275,9 @@ fn run_seed(
             let vms = plan.targets.iter().enumerate().map(|(index, target)| {
                 let initial = found.vms[index].misses_per_request;
                 let measured = per_request(&trio, &after, index)? / initial;
+                let is_hostile = args.hostile && target.vm == SCAN;
                 let bound = max_loss.map(|loss| 1.0 + loss + TOLERANCE);
+                let bound = bound.filter(|_| !is_hostile);
                 let filled = cold.iter().find(|(vm, _)| *vm == target.vm);
                 Ok(VmResult {
                     vm: target.vm.clone(),
@@ -275,14 +286,15 @@ fn run_seed(
                     measured,
                     filled: filled.map_or(1.0, |(_, filled)| *filled),
                     above_bound: bound.is_some_and(|bound| measured > bound),
+                    is_hostile,
                 })
             });
             let vms: Vec<_> = vms.collect::<anyhow::Result<_>>()?;
             let division = AllocationResult {
                 curves: source,
                 max_loss,
-                predicted_mean: geometric_mean(vms.iter().map(|vm| vm.predicted.expected)),
-                measured_mean: geometric_mean(vms.iter().map(|vm| vm.measured)),
+                predicted_mean: mean_of(&vms, |vm| vm.predicted.expected),
+                measured_mean: mean_of(&vms, |vm| vm.measured),
                 vms,
                 plan,
             };
@@ -335,6 +347,14 @@ fn curves(
 }
 
 impl Args {
+    fn third(&self) -> Third {
+        match (self.background, self.hostile) {
+            (true, _) => Third::ScanWithTask,
+            (_, true) => Third::Hostile,
+            _ => Third::Scan,
+        }
+    }
+
     /// The allocations to try, each with its max_loss.
     fn divisions(&self) -> Vec<(Policy, Option<f64>)> {
         let given = self.max_loss.iter().map(|loss| loss.get());
@@ -456,6 +476,12 @@ fn referenced_bytes(smaps: &str) -> Option<u64> {
     bytes
 }
 
+/// The geometric mean of those that pretend nothing.
+fn mean_of(vms: &[VmResult], value: impl Fn(&VmResult) -> f64) -> f64 {
+    let honest: Vec<f64> = vms.iter().filter(|vm| !vm.is_hostile).map(value).collect();
+    geometric_mean(honest.into_iter())
+}
+
 fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len() as f64;
     // A server that missed nothing would make the mean 0 whatever the others do.
@@ -471,6 +497,8 @@ fn write_head(
 ) -> anyhow::Result<()> {
     let background = if args.background {
         ", scan with its background task"
+    } else if args.hostile {
+        ", the third one hostile"
     } else {
         ""
     };
@@ -509,6 +537,8 @@ fn write_division(division: &AllocationResult, out: &mut dyn Write) -> anyhow::R
     for (vm, target) in division.vms.iter().zip(&division.plan.targets) {
         let mut note = if vm.above_bound {
             "  ABOVE ITS BOUND"
+        } else if vm.is_hostile {
+            "  hostile"
         } else if target.reason == Reason::Kept {
             "  kept"
         } else {
@@ -564,12 +594,13 @@ impl Summary {
     fn of<'a>(divisions: impl Iterator<Item = &'a AllocationResult>) -> Self {
         let mut summary = Self::default();
         for division in divisions.filter(|division| division.max_loss.is_some()) {
-            let vms = &division.vms;
-            let within =
-                |vm: &&VmResult| (vm.predicted.low..=vm.predicted.high).contains(&vm.measured);
-            summary.promises += vms.len();
-            summary.broken += vms.iter().filter(|vm| vm.above_bound).count();
-            summary.within_band += vms.iter().filter(within).count();
+            let vms = division.vms.iter().filter(|vm| !vm.is_hostile);
+            for vm in vms {
+                let band = vm.predicted.low..=vm.predicted.high;
+                summary.promises += 1;
+                summary.broken += usize::from(vm.above_bound);
+                summary.within_band += usize::from(band.contains(&vm.measured));
+            }
             summary.divisions += 1;
             let off = division.measured_mean / division.predicted_mean - 1.0;
             summary.within_tenth += usize::from(off.abs() <= 0.1);
@@ -639,6 +670,7 @@ Referenced:           4 kB
                 measured,
                 filled: 1.0,
                 above_bound: max_loss.is_some_and(|loss| measured > 1.0 + loss + TOLERANCE),
+                is_hostile: false,
             }],
             plan: demands(max_loss).plan().unwrap(),
         };

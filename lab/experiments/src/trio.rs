@@ -45,14 +45,38 @@ const FILL_POLL: Duration = Duration::from_secs(1);
 const NEAR_BYTES: u64 = 1 << 20;
 /// The largest of their files together, in MiB.
 const FILES_MIB: u64 = 192;
-/// The workload of each, besides the common part.
-const SERVERS: [(&str, &str); 3] = [
+/// The workload of the first two, besides the common part.
+const SERVERS: [(&str, &str); 2] = [
     ("demo-web", "order=web files=3072 file_kib=64"),
     ("demo-search", "order=search files=44 file_kib=4096"),
-    ("demo-scan", "order=scan files=192 file_kib=1024"),
 ];
-/// The paper's light task beside scan, scaled to these machines: 96 MiB, of which 4 are read once in 2.5 s.
-const BACKGROUND: &str = " background=1 background_files=24 background_kib=4096 background_ms=2500";
+/// Name of the third server.
+pub const SCAN: &str = "demo-scan";
+/// The third server's workload, besides the common part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Third {
+    /// Reads everything in turn, and a few files more often.
+    Scan,
+    /// The same, with the paper's light task beside it, scaled to these machines: 96 MiB, of which 4 are read once in 2.5 s.
+    ScanWithTask,
+    /// Wants memory that it does not need: reads 96 MiB in turn at full speed, drops each file at once, and reports that it evicted
+    /// it. So the cache under its disk sees it miss and evict without end what would fit into a little more memory.
+    Hostile,
+}
+
+impl Third {
+    fn workload(self) -> &'static str {
+        match self {
+            Self::Scan => "order=scan files=192 file_kib=1024",
+            Self::ScanWithTask => {
+                "order=scan files=192 file_kib=1024 background=1 background_files=24 background_kib=4096 background_ms=2500"
+            }
+            Self::Hostile => {
+                "order=scan files=96 file_kib=1024 hot_percent=0 drop=1 module.fault_evict=1"
+            }
+        }
+    }
+}
 
 /// One of the servers.
 pub struct Server {
@@ -96,25 +120,21 @@ impl ServerCounts {
 }
 
 impl Trio {
-    /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`; with
-    /// `background`, scan also runs the light task; `seed` chooses the order of their requests.
+    /// Boots the three and waits until they serve with [`BASELINE_MIB`] each. `program` is `plimsoll`;
+    /// `third` is what the third does; `seed` chooses the order of their requests.
     ///
     /// # Errors
     ///
     /// Why one did not come up, or `stop` was set; nothing is left running.
     pub fn boot(
         program: &Path,
-        background: bool,
+        third: Third,
         seed: u32,
         stop: &AtomicBool,
     ) -> anyhow::Result<Self> {
-        let servers = SERVERS.iter().map(|&(name, serves)| {
-            let task = if background && name == "demo-scan" {
-                BACKGROUND
-            } else {
-                ""
-            };
-            Server::boot(program, name, &format!("{serves}{task} seed={seed}"))
+        let servers = SERVERS.into_iter().chain([(SCAN, third.workload())]);
+        let servers = servers.map(|(name, serves)| {
+            Server::boot(program, name, &format!("{serves} seed={seed}"))
                 .with_context(|| format!("VM {name} does not start"))
         });
         let mut trio = Self {

@@ -86,6 +86,11 @@ impl Files {
         Ok(())
     }
 
+    /// Has the kernel drop a file's pages from memory.
+    pub fn drop(&self, file: usize) -> std::io::Result<()> {
+        Ok(fadvise(self.open(file, false)?, 0, None, Advice::DontNeed)?)
+    }
+
     /// Reads and verifies `len` bytes of a file, and has the kernel read nothing beside them. `at`
     /// and `len`, at most a chunk, are multiples of 1 KiB.
     pub fn read_part(&mut self, file: usize, at: usize, len: usize) -> std::io::Result<()> {

@@ -101,6 +101,8 @@ struct Server {
     files: Files,
     draw: Draw,
     random: Random,
+    /// Whether files are dropped from memory once they are read.
+    drops: bool,
     /// Time spent in requests.
     busy_us: u64,
 }
@@ -155,6 +157,7 @@ impl Server {
             files: Files::new(place, 0, serve.files, serve.file_kib, seed),
             draw,
             random,
+            drops: serve.drop,
             busy_us: 0,
         }
     }
@@ -168,8 +171,12 @@ impl Server {
             }
             Ok(())
         } else {
-            let file = self.next();
-            self.files.read(index(file))
+            let file = index(self.next());
+            self.files.read(file)?;
+            if self.drops {
+                self.files.drop(file)?;
+            }
+            Ok(())
         }
     }
 
@@ -364,6 +371,7 @@ mod tests {
             file_kib: 16,
             order,
             rate: None,
+            drop: false,
             seconds: None,
             report_s: 1,
             background: None,

@@ -95,6 +95,8 @@ pub struct Serve {
     pub order: ServeOrder,
     /// Requests a second; `None`: one after the other.
     pub rate: Option<u64>,
+    /// Whether files are dropped from memory as soon as they are read.
+    pub drop: bool,
     /// How long requests are served; `None`: for ever.
     pub seconds: Option<u64>,
     /// Seconds from one line of counts to the next.
@@ -397,6 +399,7 @@ fn serve(keys: &mut Keys) -> Result<Serve, SettingsError> {
         rate: keys
             .number("rate", "0 to 1000000 requests a second", 0..=1_000_000)?
             .filter(|&rate| rate > 0),
+        drop: name != "search" && flag(keys, "drop")?,
         seconds: keys
             .number("seconds", "0 to 2^32", 0..=1 << 32)?
             .filter(|&seconds| seconds > 0),

@@ -27,7 +27,7 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, Kind, Phase};
 use plimsoll_rig::program;
 
-use crate::trio::{BASELINE_MIB, ServerCounts, TRACED_MIB, Trio};
+use crate::trio::{BASELINE_MIB, ServerCounts, TRACED_MIB, Third, Trio};
 use plimsoll_output::{stop_flag, write_file};
 use plimsoll_protocol::size::Interval;
 
@@ -87,7 +87,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let program = program("plimsoll")?;
     let begin = Instant::now();
     telling::opening(out)?;
-    let mut trio = Trio::boot(&program, false, SEED, &stop)?;
+    let mut trio = Trio::boot(&program, Third::Scan, SEED, &stop)?;
     telling::booted(&trio, begin, out)?;
     let filling = trio.filling_first()?;
     let views = trio.observe(OUTSIDE_TIME, &stop)?;
