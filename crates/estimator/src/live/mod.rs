@@ -59,6 +59,8 @@ pub trait LiveEstimator: fmt::Debug + Send {
 pub struct LiveWindow {
     /// Number of pages that a sampled page represents.
     pub scale: u64,
+    /// Number of sampled pages, touched or not; 0 if unknown, and then the band is wider.
+    pub tracked: u64,
     /// Time that the window represents, in seconds.
     pub seconds: f64,
     /// The part of it in which pages were observed, in seconds; 0.0 if unknown, and then there are no misses per second.
@@ -73,6 +75,7 @@ impl LiveWindow {
     pub fn of(period: &Period) -> Self {
         Self {
             scale: u64::from(period.scale),
+            tracked: period.tracked_pages,
             seconds: period.length.as_secs_f64(),
             observed_seconds: period.window.as_secs_f64(),
             hidden: PageCount(period.resolution_pages()),
@@ -220,6 +223,7 @@ mod tests {
     fn window(seconds: f64) -> LiveWindow {
         LiveWindow {
             scale: 1,
+            tracked: 0,
             seconds,
             observed_seconds: seconds,
             hidden: PageCount(0),

@@ -11,6 +11,8 @@ use crate::live::window::{PartOfWindow, Window};
 
 /// Error of the ratio at the hidden size, at most, as measured (`window`); at twice that size there is none.
 const HOT_SET_EXCESS: f64 = 0.13;
+/// Number of steps in which it is taken back.
+const HOT_SET_STEPS: u64 = 8;
 
 /// An estimator of windows, with the pooled results of all windows so far.
 #[derive(Debug)]
@@ -52,7 +54,19 @@ impl Pooled {
 fn widened(curve: &MissRatioCurve) -> Option<MissRatioCurve> {
     let (first, last) = (curve.points().first()?, curve.points().last()?);
     let hidden = first.size.0 as f64;
-    let points = curve.points().iter().map(|point| {
+    let steps = 1..=HOT_SET_STEPS;
+    let mut sizes: Vec<PageCount> = steps
+        .map(|step| PageCount(first.size.0 + first.size.0 * step / HOT_SET_STEPS))
+        .collect();
+    sizes.extend(curve.points().iter().map(|point| point.size));
+    sizes.retain(|&size| size <= last.size);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let points = sizes.iter().map(|&size| {
+        let point = &CurvePoint {
+            size,
+            ..curve.at(size)
+        };
         let size = point.size.0 as f64;
         let is_near = hidden > 0.0 && size < 2.0 * hidden;
         let excess = if point.miss_ratio <= last.miss_ratio {
@@ -95,7 +109,7 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
     }
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
-        let survival = self.window.finish(window.scale).timed(window);
+        let survival = self.window.close(window);
         let resolved = (survival.resolved(), window.hidden);
         self.pooled.pool(&resolved, window.seconds);
         self.recent.push(|| resolved, window.seconds);

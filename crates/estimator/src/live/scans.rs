@@ -10,12 +10,16 @@
 //! **Time** is counted in touches found. The speed at which a VM accesses its pages varies with the load on the host; the
 //! number of pages it touches before it reuses one does not.
 //!
-//! **Band.** The minimum and maximum of the times give bounds of fp and of its slope. Sizes below the number of pages
-//! touched in one interval are not resolved, and the band there extends to 1. The sampled pages are also divided into
-//! replicates by a hash of their neighbourhood; leaving out each in turn (the jackknife) estimates the sampling error.
+//! **Band.** What a window cannot know is when within an interval a page was touched. How much that matters is measured:
+//! the same window is evaluated with its scans taken two by two, as if half as many had been made, and the difference of
+//! the two curves, at the sizes of one interval around, is the error that the band admits. Where nothing was resolved,
+//! below the pages touched in one interval and at the end of a window, the limits are those of all possible times.
+//! The sampled pages are also divided into replicates by a hash of their neighbourhood; leaving out each in turn (the
+//! jackknife) estimates the sampling error. Each window has another sample and observes another time: of their mean, the
+//! sampling error is the root of the sum of squares, and at least what neighbouring windows differ by.
 //!
 //! Source: \[Denning68\], \[DS78\] for the slope.
-//! Cost: a map entry for each page touched in a window, and a footprint of nine histograms.
+//! Cost: two map entries for each page touched in a window, and a footprint of ten histograms.
 //! Not here: how touches are found (crate `plimsoll-trap`), averages over gaps (`footprint`).
 
 use std::collections::HashMap;
@@ -31,21 +35,29 @@ const NEIGHBOURS: u64 = 64;
 /// Number of lengths at which fp is evaluated within one interval, and maximum number in all.
 const LENGTHS_PER_INTERVAL: f64 = 8.0;
 const LENGTHS_MAX: f64 = 1024.0;
-/// Half-width of a 95 % band in standard errors.
-const DEVIATIONS: f64 = 1.96;
+/// Half-width of a 95 % band in standard errors: Student's quantile for as many replicates.
+const DEVIATIONS: f64 = 2.365;
 
 /// A window of scans of one sample of pages.
 #[derive(Debug, Default)]
 struct ScanWindow {
     whole: Replicate,
     replicates: [Replicate; REPLICATES],
-    /// The scans between which each page was last touched, as numbers of touches before them.
-    last: HashMap<PageNumber, (u64, u64)>,
+    /// The same with scans taken two by two.
+    pairs: Footprint,
+    last: LastTouches,
+    last_of_pairs: LastTouches,
+    /// The pages found by the first scan of an open pair, and the touches before it.
+    pair: Vec<PageNumber>,
+    pair_from: u64,
     /// Number of scans that found touches.
     scans: u64,
     /// Number of touches so far.
     end: u64,
 }
+
+/// The scans between which each page was last touched, as numbers of touches before them.
+type LastTouches = HashMap<PageNumber, (u64, u64)>;
 
 /// Times and touches of a replicate.
 #[derive(Debug, Default, Clone)]
@@ -65,34 +77,70 @@ impl ScanWindow {
             let before = self.last.insert(page, (from, to));
             for part in [&mut self.whole, &mut self.replicates[replicate_of(page)]] {
                 part.touches += 1;
-                let recorded = match before {
-                    None => part.gaps.record_first(from, to),
-                    Some((from_before, to_before)) => {
-                        part.gaps.record(from - to_before, to - from_before - 1)
-                    }
-                };
-                recorded.expect("scans that found something are a tick long, or two together");
+                record(&mut part.gaps, before, from, to);
             }
         }
-        self.scans += 1;
+        self.pair.extend(touched);
         self.end = to;
+        self.scans += 1;
+        if self.scans.is_multiple_of(2) {
+            self.close_pair();
+        }
+    }
+
+    /// Records the pages that one of the last two scans found.
+    fn close_pair(&mut self) {
+        self.pair.sort_unstable();
+        self.pair.dedup();
+        let (from, to) = (self.pair_from, self.end);
+        for page in self.pair.drain(..) {
+            let before = self.last_of_pairs.insert(page, (from, to));
+            record(&mut self.pairs, before, from, to);
+        }
+        self.pair_from = to;
+    }
+
+    /// By replicate: the factor from what is found in the others to all. How many of the sampled pages a replicate has is
+    /// known and no error of the whole; how many of them are touched is one.
+    fn growths(&self, tracked: u64) -> [f64; REPLICATES] {
+        let mut touched = [0.0; REPLICATES];
+        for &page in self.last.keys() {
+            touched[replicate_of(page)] += 1.0;
+        }
+        let all = self.last.len() as f64;
+        let chance = match tracked {
+            0 => 1.0,
+            _ => (1.0 - all / tracked as f64).max(0.0).sqrt(),
+        };
+        let mean = all / REPLICATES as f64;
+        touched.map(|touched| {
+            let left_out = mean + (1.0 - chance) * (touched - mean);
+            all / (all - left_out).max(1.0)
+        })
     }
 
     /// Ends the window and returns its curve, where a sampled page represents `scale` pages and pages were observed for
-    /// `seconds`, or 0.0 if that is unknown. `None` if nothing was touched.
-    fn finish(&mut self, scale: u64, seconds: f64) -> Option<MissRatioCurve> {
+    /// `seconds`, or 0.0 if that is unknown; `tracked` is the number of sampled pages, or 0. `None` if nothing was touched.
+    fn finish(&mut self, scale: u64, seconds: f64, tracked: u64) -> Option<WindowCurve> {
         let mut window = std::mem::take(self);
+        window.close_pair();
+        let end = window.end;
+        let growths = window.growths(tracked);
         for (&page, &(from, to)) in &window.last {
             for part in [
                 &mut window.whole,
                 &mut window.replicates[replicate_of(page)],
             ] {
-                let recorded = part.gaps.record_last(window.end - to, window.end - from);
+                let recorded = part.gaps.record_last(end - to, end - from);
                 recorded.ok()?;
             }
         }
-        let whole = window.whole.gaps.over(window.end).ok()?;
-        let end = window.end as f64;
+        for &(from, to) in window.last_of_pairs.values() {
+            window.pairs.record_last(end - to, end - from).ok()?;
+        }
+        let whole = window.whole.gaps.over(end).ok()?;
+        let pairs = window.pairs.over(end).ok()?;
+        let end = end as f64;
         let interval = end / window.scans.max(1) as f64;
         let step = (interval / LENGTHS_PER_INTERVAL).max(end / LENGTHS_MAX);
         let shape = Shape {
@@ -106,52 +154,192 @@ impl ScanWindow {
         };
         let touches = window.whole.touches as f64;
         let middle = shape.of(touches / end, &|length| whole.at(length).pages);
+        let coarse = Shape {
+            lengths: shape.lengths.clone(),
+            half: interval,
+            scale: scale as f64,
+        };
+        let coarse = coarse.of(touches / end, &|length| pairs.at(length).pages);
         let bounds = Bounds::new(&shape, &whole, touches / end, interval);
-        let replicates = window.replicates.iter().map(|part| {
+        let replicates = window.replicates.iter().zip(growths).map(|(part, grow)| {
             let average = part.gaps.over(window.end).ok();
             let rate = (window.whole.touches - part.touches) as f64 / end;
             let without = |length: f64| {
                 let left_out = average.as_ref().map_or(0.0, |part| part.at(length).pages);
-                let grow = REPLICATES as f64 / (REPLICATES - 1) as f64;
                 (whole.at(length).pages - left_out) * grow
             };
             // Fewer touches, but of pages that were scaled up to the same number.
-            shape.of(rate * REPLICATES as f64 / (REPLICATES - 1) as f64, &without)
+            shape.of(rate * grow, &without)
         });
         let replicates: Vec<Steps> = replicates.collect();
         // Touches found per second, of all pages; and by the touches outside each replicate.
         let rate = |touches: f64| touches * scale as f64 / seconds;
-        let grow = REPLICATES as f64 / (REPLICATES - 1) as f64;
-        let without = window.replicates.iter().map(|part| {
+        let without = window.replicates.iter().zip(growths).map(|(part, grow)| {
             let others = (window.whole.touches - part.touches) as f64;
             rate(others * grow)
         });
         let without: Vec<f64> = without.collect();
         let ones = [1.0; REPLICATES];
 
-        let points = middle.0.iter().map(|&(size, miss_ratio)| {
-            let spread = DEVIATIONS * jackknife_error(&replicates, &ones, size);
-            let (low, high) = bounds.at(size);
-            let misses = (seconds > 0.0).then(|| {
-                let spread = DEVIATIONS * jackknife_error(&replicates, &without, size);
-                let rate = rate(touches);
-                let expected = miss_ratio * rate;
-                MissesPerSecond {
-                    expected,
-                    low: (low * rate).min(expected - spread).clamp(0.0, expected),
-                    high: (high * rate).max(expected + spread),
-                }
-            });
-            CurvePoint {
-                size: PageCount(size),
-                miss_ratio,
-                low: low.min(miss_ratio - spread).clamp(0.0, miss_ratio),
-                high: high.max(miss_ratio + spread).clamp(miss_ratio, 1.0),
-                misses,
+        let steps = middle.0.iter().map(|&(size, miss_ratio)| {
+            let difference = coarse.at(size) - miss_ratio;
+            let [low, high] = bounds.at(size).unwrap_or([miss_ratio; 2]);
+            let ratio = Estimate {
+                expected: miss_ratio,
+                low: low.min(miss_ratio),
+                high: high.max(miss_ratio),
+                difference,
+                variance: jackknife_variance(&replicates, &ones, size),
+            };
+            let misses = Estimate {
+                variance: jackknife_variance(&replicates, &without, size),
+                ..ratio.scaled(rate(touches))
+            };
+            (size, [ratio, misses])
+        });
+        Some(WindowCurve {
+            steps: steps.collect(),
+            interval: whole_pages(whole.at(interval).pages * shape.scale),
+            touches: window.whole.touches,
+            rate: (seconds > 0.0).then(|| rate(touches)),
+        })
+    }
+}
+
+/// A value of a window's curve, and what is known of its error.
+#[derive(Debug, Clone, Copy, Default)]
+struct Estimate {
+    expected: f64,
+    /// Limits of what was not resolved.
+    low: f64,
+    high: f64,
+    /// By how much it differs with half as many scans.
+    difference: f64,
+    /// Of the sample.
+    variance: f64,
+}
+
+impl Estimate {
+    fn scaled(self, factor: f64) -> Self {
+        Self {
+            expected: self.expected * factor,
+            low: self.low * factor,
+            high: self.high * factor,
+            difference: self.difference * factor,
+            variance: self.variance * factor * factor,
+        }
+    }
+
+    /// Adds that of an independent sample.
+    fn add(&mut self, other: Self) {
+        self.expected += other.expected;
+        self.low += other.low;
+        self.high += other.high;
+        self.difference += other.difference;
+        self.variance += other.variance;
+    }
+
+    /// The limits of the band, with the largest `difference` of the sizes around.
+    fn band(&self, difference: f64) -> [f64; 2] {
+        let half_width = difference + DEVIATIONS * self.variance.sqrt();
+        [
+            self.low.min(self.expected - half_width).max(0.0),
+            self.high.max(self.expected + half_width),
+        ]
+    }
+}
+
+/// The largest difference at sizes up to `near` pages away from each.
+fn differences_near(values: &[(u64, f64)], near: u64) -> Vec<f64> {
+    let (mut from, mut to) = (0, 0);
+    let at = values.iter().map(|&(size, _)| {
+        while values[from].0.saturating_add(near) < size {
+            from += 1;
+        }
+        while values
+            .get(to)
+            .is_some_and(|other| other.0 <= size.saturating_add(near))
+        {
+            to += 1;
+        }
+        let around = values[from..to].iter();
+        around.fold(0.0_f64, |largest, other| largest.max(other.1.abs()))
+    });
+    at.collect()
+}
+
+/// The curve of a window: sizes, rising, and the ratio and the misses per second from each on.
+#[derive(Debug, Clone)]
+struct WindowCurve {
+    steps: Vec<(u64, [Estimate; 2])>,
+    /// Pages touched in one interval.
+    interval: u64,
+    touches: u64,
+    /// Touches found per second, if the time is known.
+    rate: Option<f64>,
+}
+
+impl WindowCurve {
+    /// The ratio and the misses per second at a size.
+    fn at(&self, size: u64) -> [Estimate; 2] {
+        let after = self.steps.partition_point(|&(other, _)| other <= size);
+        self.steps[after.saturating_sub(1)].1
+    }
+
+    fn curve(&self) -> Option<MissRatioCurve> {
+        points_of(
+            &self.steps,
+            self.interval,
+            self.rate.is_some(),
+            self.touches,
+        )
+    }
+}
+
+/// The curve of steps, with misses per second if `is_rated`.
+fn points_of(
+    steps: &[(u64, [Estimate; 2])],
+    interval: u64,
+    is_rated: bool,
+    touches: u64,
+) -> Option<MissRatioCurve> {
+    let differences = [0, 1].map(|kind: usize| {
+        let values = steps
+            .iter()
+            .map(|(size, both)| (*size, both[kind].difference));
+        differences_near(&values.collect::<Vec<_>>(), interval)
+    });
+    // They never rise, apart from rounding errors.
+    let mut before = [1.0_f64, f64::INFINITY];
+    let points = steps.iter().enumerate().map(|(at, &(size, both))| {
+        let [ratio, misses] = [0, 1].map(|kind: usize| {
+            let [low, high] = both[kind].band(differences[kind][at]);
+            before[kind] = before[kind].min(both[kind].expected);
+            let expected = before[kind];
+            MissesPerSecond {
+                expected,
+                low: low.min(expected),
+                high: high.max(expected),
             }
         });
-        MissRatioCurve::new(points.collect(), window.whole.touches).ok()
-    }
+        CurvePoint {
+            size: PageCount(size),
+            miss_ratio: ratio.expected,
+            low: ratio.low,
+            high: ratio.high.min(1.0),
+            misses: is_rated.then_some(misses),
+        }
+    });
+    MissRatioCurve::new(points.collect(), touches).ok()
+}
+
+/// Records a touch between two scans, and the time since the one before.
+fn record(gaps: &mut Footprint, before: Option<(u64, u64)>, from: u64, to: u64) {
+    let recorded = match before {
+        None => gaps.record_first(from, to),
+        Some((from_before, to_before)) => gaps.record(from - to_before, to - from_before - 1),
+    };
+    recorded.expect("scans that found something are a tick long, or two together");
 }
 
 fn replicate_of(page: PageNumber) -> usize {
@@ -159,14 +347,14 @@ fn replicate_of(page: PageNumber) -> usize {
     usize::try_from(hash).map_or(0, |hash| hash % REPLICATES)
 }
 
-/// Standard error of the miss ratio at a size times a rate, from curves and rates that each leave out one replicate.
-fn jackknife_error(replicates: &[Steps], rates: &[f64], size: u64) -> f64 {
+/// Variance of the miss ratio at a size times a rate, from curves and rates that each leave out one replicate.
+fn jackknife_variance(replicates: &[Steps], rates: &[f64], size: u64) -> f64 {
     let parts = replicates.iter().zip(rates);
     let ratios: Vec<f64> = parts.map(|(part, rate)| part.at(size) * rate).collect();
     let count = ratios.len() as f64;
     let mean = ratios.iter().sum::<f64>() / count;
     let squares: f64 = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum();
-    ((count - 1.0) / count * squares).sqrt()
+    (count - 1.0) / count * squares
 }
 
 /// Sizes, rising, and the miss ratio from each on.
@@ -235,12 +423,14 @@ struct Bounds {
     least: Vec<f64>,
     slopes_of_most: Vec<f64>,
     slopes_of_least: Vec<f64>,
-    /// Number of lengths within one interval.
+    /// Number of lengths within one interval, and of those that are longer than the window but for two.
     unseen: usize,
+    seen: usize,
 }
 
 impl Bounds {
     fn new(shape: &Shape, whole: &AverageWindow, rate: f64, interval: f64) -> Self {
+        let end = shape.lengths.last().copied().unwrap_or_default();
         let pages = |bound: fn(FootprintPoint) -> f64| move |length| bound(whole.at(length));
         let (most, least) = (pages(|point| point.high), pages(|point| point.low));
         let sizes = |pages_in: &dyn Fn(f64) -> f64| {
@@ -261,11 +451,14 @@ impl Bounds {
             slopes_of_most: slopes(&most),
             slopes_of_least: slopes(&least),
             unseen: shape.lengths.partition_point(|&length| length < interval),
+            seen: shape
+                .lengths
+                .partition_point(|&length| length < end - 2.0 * interval),
         }
     }
 
-    /// The minimum and maximum miss ratio possible at a size.
-    fn at(&self, size: u64) -> (f64, f64) {
+    /// The minimum and maximum miss ratio possible at a size that is not resolved.
+    fn at(&self, size: u64) -> Option<[f64; 2]> {
         let longest = |pages: &[f64]| pages.partition_point(|&pages| pages <= size as f64);
         let shortest = longest(&self.most).saturating_sub(1);
         let high = if shortest < self.unseen {
@@ -273,27 +466,39 @@ impl Bounds {
         } else {
             self.slopes_of_least[shortest]
         };
-        let low = self.slopes_of_most[longest(&self.least).min(self.least.len() - 1)];
-        (low.max(0.0), high.max(0.0))
+        let last = longest(&self.least);
+        let low = self.slopes_of_most[last.min(self.least.len() - 1)];
+        let is_resolved = shortest >= self.unseen && last < self.seen;
+        (!is_resolved).then_some([low.max(0.0), high.max(0.0)])
     }
 }
 
 /// Curves of windows, averaged: misses per second by the time that each represents, ratios by the references in it.
 #[derive(Debug, Clone)]
 struct MeanCurve {
-    sizes: Vec<PageCount>,
-    /// By size: miss ratio, and the limits of its band, each multiplied by the window's weight.
-    sums: Vec<[f64; 3]>,
-    /// References, or seconds where their rate is unknown.
-    weight: f64,
-    /// By size: misses per second and the limits of their band, each multiplied by seconds.
-    misses: Vec<[f64; 3]>,
-    seconds: f64,
-    /// Whether all windows had misses per second.
+    sizes: Vec<u64>,
+    /// By size: ratio and misses per second, each multiplied by the window's weight.
+    sums: Vec<[Sum; 2]>,
+    /// Seconds times references per second, or seconds where these are unknown; and seconds.
+    weights: [f64; 2],
+    /// Number of windows in which anything was touched.
+    windows: f64,
+    /// Whether all of these had misses per second.
     is_rated: bool,
     touches: u64,
     /// The largest size below which one of them has no information.
     hidden: PageCount,
+    /// The largest number of pages touched in an interval.
+    interval: u64,
+}
+
+/// The sum of the windows' estimates.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    of: Estimate,
+    /// The last window's, and the sum of the squared differences between neighbours.
+    last: f64,
+    squares: f64,
 }
 
 /// Sizes at which curves are averaged: all up to this one, then steps of a fraction of the size.
@@ -305,76 +510,59 @@ impl MeanCurve {
         let next = |size: &u64| Some(size + (size / SIZES_SINGLE).max(1));
         let sizes: Vec<_> = std::iter::successors(Some(0), next)
             .take_while(|&size| size <= ram.0)
-            .map(PageCount)
             .collect();
         Self {
-            sums: vec![[0.0; 3]; sizes.len()],
-            weight: 0.0,
-            misses: vec![[0.0; 3]; sizes.len()],
+            sums: vec![[Sum::default(); 2]; sizes.len()],
             sizes,
-            seconds: 0.0,
+            weights: [0.0; 2],
+            windows: 0.0,
             is_rated: true,
             touches: 0,
             hidden: PageCount(0),
+            interval: 0,
         }
     }
 
     /// Adds the curve of a window that represents `seconds`; `None` for one in which nothing was touched.
-    fn add(&mut self, curve: Option<&MissRatioCurve>, seconds: f64) {
-        self.seconds += seconds;
+    fn add(&mut self, curve: Option<&WindowCurve>, hidden: PageCount, seconds: f64) {
+        self.weights[1] += seconds;
         let Some(curve) = curve else {
             return;
         };
-        let first = curve.points()[0];
-        let rate = first.misses.map(|misses| {
-            // Of a window in which nothing misses, nothing counts.
-            misses.expected / first.miss_ratio.max(f64::MIN_POSITIVE)
-        });
-        self.is_rated &= rate.is_some();
-        let weight = seconds * rate.unwrap_or(1.0);
-        let sums = self.sums.iter_mut().zip(&mut self.misses);
-        for (&size, (sums, misses)) in self.sizes.iter().zip(sums) {
-            let at = curve.at(size);
-            let ratios = [at.miss_ratio, at.low, at.high].map(|ratio| ratio * weight);
-            let of = |misses: MissesPerSecond| [misses.expected, misses.low, misses.high];
-            let missed = at.misses.or(first.misses).map_or([0.0; 3], of);
-            let missed = missed.map(|misses| misses * seconds);
-            let values = ratios.into_iter().chain(missed);
-            for (sum, value) in sums.iter_mut().chain(misses).zip(values) {
-                *sum += value;
+        self.is_rated &= curve.rate.is_some();
+        let weights = [seconds * curve.rate.unwrap_or(1.0), seconds];
+        for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
+            let both = sums.iter_mut().zip(curve.at(size)).zip(weights);
+            for ((sum, estimate), weight) in both {
+                let weighted = estimate.scaled(weight);
+                if self.windows > 0.0 {
+                    sum.squares += (weighted.expected - sum.last).powi(2);
+                }
+                sum.last = weighted.expected;
+                sum.of.add(weighted);
             }
         }
-        self.weight += weight;
-        self.hidden = self.hidden.max(first.size);
-        self.touches = self.touches.saturating_add(curve.references());
+        self.weights[0] += weights[0];
+        self.windows += 1.0;
+        self.hidden = self.hidden.max(hidden);
+        self.interval = self.interval.max(curve.interval);
+        self.touches = self.touches.saturating_add(curve.touches);
     }
 
     /// The mean curve; `None` without curves.
     fn curve(&self) -> Option<MissRatioCurve> {
-        let (mut before, mut missed_before) = (1.0_f64, f64::INFINITY);
-        let sums = self.sums.iter().zip(&self.misses);
-        let points = self.sizes.iter().zip(sums).map(|(&size, (sums, misses))| {
-            let [miss_ratio, low, high] = sums.map(|sum| sum / self.weight);
-            // They never rise, apart from rounding errors.
-            before = before.min(miss_ratio);
-            let misses = self.is_rated.then(|| {
-                let [expected, low, high] = misses.map(|sum| sum / self.seconds);
-                missed_before = missed_before.min(expected);
-                MissesPerSecond {
-                    expected: missed_before,
-                    low: low.min(missed_before),
-                    high: high.max(missed_before),
-                }
-            });
-            CurvePoint {
-                size,
-                miss_ratio: before,
-                low: low.min(before),
-                high: high.clamp(before, 1.0),
-                misses,
-            }
+        let steps = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
+            let of = |kind: usize| {
+                let Sum { of, squares, .. } = sums[kind];
+                // Of n independent windows, from the n - 1 differences of two.
+                let between = squares / 2.0 * self.windows / (self.windows - 1.0).max(1.0);
+                let variance = of.variance.max(between);
+                Estimate { variance, ..of }.scaled(1.0 / self.weights[kind])
+            };
+            (size, [of(0), of(1)])
         });
-        let curve = MissRatioCurve::new(points.collect(), self.touches).ok()?;
+        let steps: Vec<_> = steps.collect();
+        let curve = points_of(&steps, self.interval, self.is_rated, self.touches)?;
         Some(from_hidden(curve, self.hidden))
     }
 }
@@ -385,7 +573,7 @@ pub(super) struct ScanCurve {
     window: ScanWindow,
     pooled: MeanCurve,
     ram: PageCount,
-    recent: Recent<Option<MissRatioCurve>>,
+    recent: Recent<(Option<WindowCurve>, PageCount)>,
 }
 
 impl ScanCurve {
@@ -408,11 +596,13 @@ impl LiveEstimator for ScanCurve {
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
         let seconds = window.seconds;
-        let curve = self.window.finish(window.scale, window.observed_seconds);
-        let curve = curve.map(|curve| from_hidden(curve, window.hidden));
-        self.pooled.add(curve.as_ref(), seconds);
-        self.recent.push(|| curve.clone(), seconds);
-        curve
+        let curve = self
+            .window
+            .finish(window.scale, window.observed_seconds, window.tracked);
+        self.pooled.add(curve.as_ref(), window.hidden, seconds);
+        let whole = curve.as_ref().and_then(WindowCurve::curve);
+        self.recent.push(|| (curve, window.hidden), seconds);
+        whole.map(|curve| from_hidden(curve, window.hidden))
     }
 
     fn discard_window(&mut self) {
@@ -425,8 +615,8 @@ impl LiveEstimator for ScanCurve {
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
         let mut mean = MeanCurve::new(self.ram);
-        for (curve, seconds) in self.recent.windows() {
-            mean.add(curve.as_ref(), seconds);
+        for ((curve, hidden), seconds) in self.recent.windows() {
+            mean.add(curve.as_ref(), *hidden, seconds);
         }
         mean.curve()
     }
@@ -449,6 +639,10 @@ mod tests {
         window
     }
 
+    fn curve_of(window: &mut ScanWindow, scale: u64) -> MissRatioCurve {
+        window.finish(scale, 1.0, 0).unwrap().curve().unwrap()
+    }
+
     fn random(pages: u64) -> impl Iterator<Item = u64> {
         let mut state = 7_u64;
         std::iter::repeat_with(move || {
@@ -462,7 +656,7 @@ mod tests {
     #[test]
     fn a_vm_that_touches_one_page_has_a_curve() {
         let mut window = scanned(std::iter::repeat(7), 1, 20);
-        let curve = window.finish(16, 1.0).unwrap();
+        let curve = curve_of(&mut window, 16);
         assert!(curve.miss_ratio(PageCount(16)) < 0.1, "{curve:?}");
     }
 
@@ -470,9 +664,7 @@ mod tests {
     fn a_loop_falls_at_its_size_though_every_page_was_met_a_first_time() {
         // Scan intervals that divide the loop's length, and ones that do not.
         for touches in [100, 90] {
-            let curve = scanned((0..1000).cycle(), touches, 64)
-                .finish(16, 1.0)
-                .unwrap();
+            let curve = curve_of(&mut scanned((0..1000).cycle(), touches, 64), 16);
             let at = |share: f64| curve.at(PageCount(whole_pages(16_000.0 * share)));
             assert!(at(0.8).miss_ratio > 0.99, "{:?}", at(0.8));
             assert!(at(1.0).miss_ratio < 0.02, "{:?}", at(1.0));
@@ -494,7 +686,7 @@ mod tests {
             let touched: Vec<_> = pages.by_ref().take(count).map(PageNumber).collect();
             window.observe(&touched);
         }
-        let curve = window.finish(1, 1.0).unwrap();
+        let curve = curve_of(&mut window, 1);
         let at = |size| curve.miss_ratio(PageCount(size));
         assert!(
             at(750) > 0.95 && at(1000) < 0.03,
@@ -506,7 +698,7 @@ mod tests {
 
     #[test]
     fn a_loop_shorter_than_an_interval_is_known_to_fit_and_no_more() {
-        let curve = scanned((0..100).cycle(), 450, 20).finish(1, 1.0).unwrap();
+        let curve = curve_of(&mut scanned((0..100).cycle(), 450, 20), 1);
         assert_eq!(curve.size_for(0.05), Some(PageCount(100)));
         let below = curve.at(PageCount(60));
         assert_eq!(below.high, 1.0);
@@ -516,9 +708,7 @@ mod tests {
     #[test]
     fn the_band_of_even_references_holds_the_closed_form() {
         for (touches, scans) in [(125, 64), (500, 32), (60, 100)] {
-            let curve = scanned(random(1000), touches, scans)
-                .finish(1, 1.0)
-                .unwrap();
+            let curve = curve_of(&mut scanned(random(1000), touches, scans), 1);
             // Per touch found; an interval has fewer touches than references.
             let seen = 1000.0 * (1.0 - (-(touches as f64) / 1000.0).exp());
             let truth = |size: u64| (1.0 - size as f64 / 1000.0) * touches as f64 / seen;
@@ -537,9 +727,9 @@ mod tests {
 
     #[test]
     fn nothing_touched_is_no_curve() {
-        assert!(ScanWindow::default().finish(1, 1.0).is_none());
+        assert!(ScanWindow::default().finish(1, 1.0, 0).is_none());
         let mut idle = scanned(std::iter::empty(), 10, 5);
-        assert!(idle.finish(1, 1.0).is_none());
+        assert!(idle.finish(1, 1.0, 0).is_none());
     }
 
     #[test]
@@ -548,7 +738,7 @@ mod tests {
         assert!(mean.curve().is_none());
         for (pages, seconds) in [(1000, 3.0), (3000, 1.0)] {
             let mut window = scanned((0..pages).cycle(), 100, 100);
-            mean.add(window.finish(1, 0.0).as_ref(), seconds);
+            mean.add(window.finish(1, 0.0, 0).as_ref(), PageCount(0), seconds);
         }
         let curve = mean.curve().unwrap();
         assert!((curve.miss_ratio(PageCount(500)) - 1.0).abs() < 0.01);

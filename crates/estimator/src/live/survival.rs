@@ -244,20 +244,20 @@ impl Survival {
         &self.parts
     }
 
-    /// Attaches the time that `window` represents and the number of references in it, by those observed.
-    pub(crate) fn timed(mut self, window: &LiveWindow) -> Self {
-        if window.observed_seconds > 0.0 {
-            let all = (window.scale * self.parts.len().max(1) as u64) as f64;
-            let of = |observations: u64, scale: f64| Clock {
-                references: observations as f64 * scale * window.seconds / window.observed_seconds,
-                seconds: window.seconds,
-            };
-            for part in &mut self.parts {
-                part.clock = of(part.observations, all);
+    /// Attaches the time that `window` represents, of which the sample was there for a share, and the number of
+    /// references in it, where one observed represents so many.
+    pub(crate) fn timed(self, window: &LiveWindow, represents: f64, share: f64) -> Self {
+        let seconds = window.seconds * share;
+        let clock = if window.observed_seconds > 0.0 {
+            let observed = self.observations as f64 * represents;
+            Clock {
+                references: observed * window.seconds / window.observed_seconds,
+                seconds,
             }
-            self.clock = of(self.observations, window.scale as f64);
-        }
-        self
+        } else {
+            Clock::default()
+        };
+        Self { clock, ..self }
     }
 
     /// References to all pages per second; `None` if the time is not known.
