@@ -560,6 +560,7 @@ mod tests {
                 file_kib: 64,
                 order: ServeOrder::Web { alpha: 0.8 },
                 rate: Some(50),
+                drop: false,
                 seconds: Some(60),
                 report_s: 2,
                 background: None,
