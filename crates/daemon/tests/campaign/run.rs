@@ -342,7 +342,12 @@ impl Run<'_> {
         let host = self.host.clone();
         match event.clone() {
             Event::Reports(guest, reports) => host.change(name(guest), |vm| vm.reports = reports),
-            Event::Balloon(guest, follows) => host.change(name(guest), |vm| vm.follows = follows),
+            Event::Balloon(guest, follows) => host.change(name(guest), |vm| {
+                vm.follows = follows;
+                if follows == BalloonBehaviour::Absent {
+                    vm.target_bytes = None;
+                }
+            }),
             Event::Monitor(guest, answers) => host.change(name(guest), |vm| vm.answers = answers),
             Event::Disk(guest, answers) => host.change(name(guest), |vm| vm.disk_answers = answers),
             Event::Heals(guest) => host.change(name(guest), |vm| {

@@ -199,7 +199,8 @@ pub struct SimulatedVm {
     pub stalls_below: Option<(u64, f64)>,
     stalled_ms: f64,
     waited_ms: f64,
-    target_bytes: Option<u64>,
+    /// Its balloon's target.
+    pub target_bytes: Option<u64>,
     references: u64,
     misses: f64,
 }
