@@ -16,11 +16,13 @@
 //! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
 //! are touched, at least [`RESOLUTION_MIN`] and at least the typical uncertainty of a touch. The curve starts at the number of pages touched
 //! in that time, and its misses a second there are the rate of these references,
-//! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, it is not known.
+//! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
+//! not, and the band reaches down to 0.
 //!
 //! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]), those armed in the same stretch
 //! of time alike because they see the same phase of the VM, and the mixture's weights are estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
-//! frequent as 3 in the time waited, one would have been seen with a probability of 95 %.
+//! frequent as 3 in the time waited, one would have been seen with a probability of 95 %. After a change of phase the band contains
+//! that of all touches since then (`phase`), also of samples that were armed before.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
 //! Cost: memory for the samples that count; 5 to 12 ms for each curve, of which there is one in an 8th of the window.
@@ -29,6 +31,7 @@
 mod cells;
 mod change;
 mod mixture;
+mod phase;
 mod speed;
 
 use std::cell::OnceCell;
@@ -43,6 +46,7 @@ use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
 use crate::parts::mix::mix;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
+use phase::Phase;
 use speed::Batches;
 
 /// Time for which a sample counts, unless [`LiveOptions::reach`] is set.
@@ -117,11 +121,10 @@ impl FirstTouchCurve {
         self.waiting.extend(touches.waiting);
         self.population = touches.population_pages.min(self.ram.0);
         let from = self.vm_time_at(now.wall.saturating_sub(self.window));
-        self.keep_from(self.changed.max(from));
-        let change = change::last_change(self.samples(), from, now.vm);
+        self.keep_from(from);
+        let change = change::last_change(self.since_change(), from, now.vm);
         if let Some(change) = change {
             self.changed = change;
-            self.keep_from(change);
         }
         let is_known = matches!(self.curve.get(), Some(Some(_)));
         if change.is_some() || now.wall >= self.due || !is_known {
@@ -186,7 +189,7 @@ impl FirstTouchCurve {
         let Some(&now) = self.ends.back() else {
             return 0.0;
         };
-        let oldest = self.samples().map(|sample| sample.armed).min();
+        let oldest = self.since_change().map(|sample| sample.armed).min();
         let from = oldest.unwrap_or_default();
         let ran = now.vm.saturating_sub(from).as_secs_f64();
         ran / now
@@ -213,6 +216,27 @@ impl FirstTouchCurve {
     fn samples(&self) -> impl Iterator<Item = &FirstTouch> + Clone {
         self.ended.iter().chain(&self.waiting)
     }
+
+    /// Those armed since the last change of phase.
+    fn since_change(&self) -> impl Iterator<Item = &FirstTouch> + Clone {
+        self.samples().filter(|sample| sample.armed >= self.changed)
+    }
+
+    /// The curve of the present phase.
+    fn computed(&self) -> Option<MissRatioCurve> {
+        let of = |sample: &FirstTouch| (sample.armed.as_secs_f64(), Time::of(sample));
+        let samples: Vec<_> = self.since_change().map(of).collect();
+        let (shape, speed) = Shape::at_even_speed(&samples)?;
+        let busy = self.busy();
+        let curve = shape.curve(self.population, busy * speed)?;
+        let start = self.samples().map(|sample| sample.armed).min()?;
+        let now = self.ends.back()?.vm;
+        let phase = Phase::new(self.samples(), [start, self.changed, now]);
+        match phase.and_then(|phase| phase.curve(self.population, busy)) {
+            Some(other) => widened(&curve, &other),
+            None => Some(curve),
+        }
+    }
 }
 
 impl LiveEstimator for FirstTouchCurve {
@@ -235,13 +259,7 @@ impl LiveEstimator for FirstTouchCurve {
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
-        let curve = self.curve.get_or_init(|| {
-            let of = |sample: &FirstTouch| (sample.armed.as_secs_f64(), Time::of(sample));
-            let samples: Vec<_> = self.samples().map(of).collect();
-            let (shape, speed) = Shape::at_even_speed(&samples)?;
-            shape.curve(self.population, self.busy() * speed)
-        });
-        curve.clone()
+        self.curve.get_or_init(|| self.computed()).clone()
     }
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
@@ -434,8 +452,48 @@ impl Shape {
                 }),
             });
         }
+        if let Some(last) = points.last_mut() {
+            // Where the observation ends, nothing is known of what remains.
+            last.low = 0.0;
+            if let Some(misses) = &mut last.misses {
+                misses.low = 0.0;
+            }
+        }
         MissRatioCurve::new(points, self.touches).ok()
     }
+}
+
+/// A curve with a band that contains that of `other` too.
+fn widened(curve: &MissRatioCurve, other: &MissRatioCurve) -> Option<MissRatioCurve> {
+    let (first, resolved) = (curve.points()[0].size, other.points()[0].size);
+    let both = curve.points().iter().chain(other.points());
+    let mut sizes: Vec<PageCount> = both.map(|point| point.size).collect();
+    sizes.retain(|&size| size >= first);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let points = sizes.into_iter().map(|size| {
+        let point = CurvePoint {
+            size,
+            ..curve.at(size)
+        };
+        if size < resolved {
+            return point;
+        }
+        let wider = other.at(size);
+        let misses = point.misses.zip(wider.misses);
+        let misses = misses.map(|(one, other)| MissesPerSecond {
+            low: one.low.min(other.low),
+            high: one.high.max(other.high),
+            ..one
+        });
+        CurvePoint {
+            low: point.low.min(wider.low),
+            high: point.high.max(wider.high),
+            misses: misses.or(point.misses),
+            ..point
+        }
+    });
+    MissRatioCurve::new(points.collect(), curve.references()).ok()
 }
 
 /// The times at which a curve has points: the edges, and as many between them as it needs.
