@@ -1,7 +1,7 @@
 //! Intermittent tracking: tracing rests while a VM's phase is steady, and wakes when it changes (\[AET\] §3.4).
 //!
-//! A phase is steady when the working sets of [`STEADY_PERIODS`] periods are alike. The backend then detaches. While it
-//! rests, some hundred random pages are checked once a period, and the CPU time and the reads of the VM's process are
+//! A phase is steady when the curve has [converged](Convergence): another period would hardly change it. The backend then
+//! detaches. While it rests, some hundred random pages are checked once a period, and the CPU time and the reads of the VM's process are
 //! counted. Tracing resumes, with new estimates, when one of these differs from what it was in the first period of the
 //! rest, or after [`REST_PERIODS_MAX`] periods. Until then the last curve and
 //! working set remain valid.
@@ -11,7 +11,6 @@
 //! Not noticed: that other pages are used in the same number, with the same reads and CPU time, before the rest ends by
 //! itself.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::time::Duration;
 
@@ -22,17 +21,22 @@ use plimsoll_vm::QemuVm;
 use crate::ObserveError;
 use crate::follow::Follower;
 
-/// Periods of alike working sets after which tracing rests.
-const STEADY_PERIODS: usize = 3;
+/// Successive periods without a change after which a curve has converged.
+const STEADY_PERIODS: u32 = 3;
+/// Share by which the mean width of the band may fall in a period, and a size differ or the reach of the curve grow.
+const NARROWS: f64 = 0.05;
+const GROWS: f64 = 0.02;
+/// Misses that differ by less, as a share of those at the first size, are alike, whatever the bands.
+const ROUNDING: f64 = 1e-3;
 /// Maximum length of a rest.
-const REST_PERIODS_MAX: u32 = 60;
-/// Working sets and rates that differ by less than this share are alike.
+pub const REST_PERIODS_MAX: u32 = 60;
+/// Rates that differ by less than this share are alike.
 const ALIKE: f64 = 0.15;
 /// Differences of the VM's CPU time (share of a CPU) and reads (bytes per second) that are always alike.
 const CPU_ALIKE: f64 = 0.05;
 const READS_ALIKE: f64 = 1e6;
 /// Pages checked once a period of a rest.
-const CHECKED_PAGES: usize = 400;
+pub const CHECKED_PAGES: usize = 400;
 /// Standard deviations by which shares of touched pages may differ by chance.
 const DEVIATIONS: f64 = 3.5;
 
@@ -42,8 +46,90 @@ pub struct Intermittence {
     vm: QemuVm,
     row: &'static BackendRow,
     config: TraceConfig,
-    recent: VecDeque<PageCount>,
+    convergence: Convergence,
     rest: Option<Rest>,
+}
+
+/// Whether more periods would still change a curve.
+///
+/// It would not if in several successive periods
+/// - the curve and the one before are in each other's band at all sizes of either, give or take a fiftieth of a size,
+/// - the band did not become narrower: it rests on as many references as the time that the curve covers holds,
+/// - and the curve reached no further: its cold part, the pages first touched lately, has stopped growing.
+///
+/// A working set that is only a bound, as that of a curve which has not fallen yet, never counts as converged.
+#[derive(Debug, Default)]
+pub struct Convergence {
+    last: Option<MissRatioCurve>,
+    steady: u32,
+}
+
+impl Convergence {
+    /// Takes the results of a period; returns whether the curve has converged.
+    pub fn add(&mut self, curve: Option<&MissRatioCurve>, working_set: Option<WorkingSet>) -> bool {
+        let is_estimate = working_set.is_some_and(|set| set.bound == WorkingSetBound::Estimate);
+        let Some(curve) = curve.filter(|_| is_estimate) else {
+            *self = Self::default();
+            return false;
+        };
+        let last = self.last.replace(curve.clone());
+        let is_steady = last.is_some_and(|last| is_steady(&last, curve));
+        self.steady = if is_steady { self.steady + 1 } else { 0 };
+        self.steady >= STEADY_PERIODS
+    }
+}
+
+/// Misses with their band, in one unit for all sizes of a curve.
+struct Level {
+    expected: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Level {
+    /// Misses per second if the curve has them: its ratios are shares of what it begins with, whose error they lack.
+    fn at(curve: &MissRatioCurve, size: PageCount) -> Self {
+        let point = curve.at(size);
+        match point.misses {
+            Some(misses) => Self {
+                expected: misses.expected,
+                low: misses.low,
+                high: misses.high,
+            },
+            None => Self {
+                expected: point.miss_ratio,
+                low: point.low,
+                high: point.high,
+            },
+        }
+    }
+}
+
+/// Whether a period changed the curve by no more than the bands allow, and left its band and its reach as they were.
+fn is_steady(last: &MissRatioCurve, now: &MissRatioCurve) -> bool {
+    let sizes = [last, now].map(|curve| curve.points().iter().map(|point| point.size));
+    let [of_last, of_now] = sizes;
+    // Below its first point a curve makes no claim.
+    let first = last.points()[0].size.max(now.points()[0].size);
+    let sizes = of_last.chain(of_now).filter(|size| *size >= first);
+    let rounding = ROUNDING * Level::at(now, first).expected;
+    // A step may also move a little.
+    let within = |value: f64, band: &MissRatioCurve, size: PageCount| {
+        let [low, high] = [1.0 + GROWS, 1.0 - GROWS].map(|by| Level::at(band, size.scaled(by)));
+        (low.low - rounding..=high.high + rounding).contains(&value)
+    };
+    let (mut width_last, mut width_now) = (0.0, 0.0);
+    for size in sizes {
+        let (then, point) = (Level::at(last, size), Level::at(now, size));
+        if !within(then.expected, now, size) || !within(point.expected, last, size) {
+            return false;
+        }
+        width_last += then.high - then.low;
+        width_now += point.high - point.low;
+    }
+    let reach = |curve: &MissRatioCurve| curve.points().last().map_or(0, |point| point.size.0);
+    width_now >= width_last * (1.0 - NARROWS)
+        && reach(now) as f64 <= reach(last) as f64 * (1.0 + GROWS)
 }
 
 /// A rest in progress.
@@ -66,12 +152,15 @@ struct Counts {
 
 /// What a period of a rest shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Signals {
-    touched: u64,
-    checked: u64,
-    /// CPUs used, and bytes read per second.
-    cpu: f64,
-    reads: f64,
+pub struct Signals {
+    /// Pages found touched, of those checked.
+    pub touched: u64,
+    /// Pages checked.
+    pub checked: u64,
+    /// CPUs used.
+    pub cpu: f64,
+    /// Bytes read per second.
+    pub reads: f64,
 }
 
 /// Results that remain valid during a rest.
@@ -89,7 +178,7 @@ impl Intermittence {
             vm: vm.clone(),
             row,
             config: config.clone(),
-            recent: VecDeque::new(),
+            convergence: Convergence::default(),
             rest: None,
         }
     }
@@ -104,24 +193,10 @@ impl Intermittence {
         curve: Option<&MissRatioCurve>,
         working_set: Option<WorkingSet>,
     ) -> Option<Box<dyn Backend>> {
-        let is_estimate = |set: &WorkingSet| set.bound == WorkingSetBound::Estimate;
-        let Some(set) = working_set.filter(is_estimate) else {
-            self.recent.clear();
-            return None;
-        };
-        self.recent.push_back(set.size);
-        if self.recent.len() > STEADY_PERIODS {
-            self.recent.pop_front();
-        }
-        let sizes = self.recent.iter().map(|size| size.0 as f64);
-        let (least, most) = (
-            sizes.clone().fold(f64::INFINITY, f64::min),
-            sizes.fold(0.0, f64::max),
-        );
-        if self.recent.len() < STEADY_PERIODS || most - least > ALIKE * most {
+        if !self.convergence.add(curve, working_set) {
             return None;
         }
-        self.recent.clear();
+        self.convergence = Convergence::default();
         let config = TraceConfig {
             sample_pages: CHECKED_PAGES,
             ..self.config.clone()
@@ -133,7 +208,7 @@ impl Intermittence {
             counts: Counts::of(self.vm.pid),
             first: None,
             curve: curve.cloned(),
-            working_set: Some(set),
+            working_set,
         });
         Some(Box::new(checker))
     }
@@ -202,7 +277,9 @@ impl Counts {
 }
 
 impl Signals {
-    fn differ(self, first: Self) -> bool {
+    /// Whether they differ from those of the `first` period of a rest by more than chance explains.
+    #[must_use]
+    pub fn differ(self, first: Self) -> bool {
         let far = |now: f64, before: f64, alike: f64| (now - before).abs() > ALIKE * before + alike;
         let (now, before) = (self.checked as f64, first.checked as f64);
         if now == 0.0 || before == 0.0 {
@@ -220,6 +297,7 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::CurvePoint;
 
     const FIRST: Signals = Signals {
         touched: 120,
@@ -227,6 +305,65 @@ mod tests {
         cpu: 1.0,
         reads: 10e6,
     };
+
+    /// A curve that falls from 1 to `last` at 100 pages, with a band of this half-width, and reaches to `end`.
+    fn curve(last: f64, half_width: f64, end: u64) -> MissRatioCurve {
+        let points = [(10, 1.0), (100, last), (end, last * 0.5)];
+        let points = points.map(|(size, miss_ratio): (u64, f64)| CurvePoint {
+            size: PageCount(size),
+            miss_ratio,
+            low: (miss_ratio - half_width).max(0.0),
+            high: (miss_ratio + half_width).min(1.0),
+            misses: None,
+        });
+        MissRatioCurve::new(points.to_vec(), 1000).unwrap()
+    }
+
+    /// After how many periods of these curves, one after the other, it has converged.
+    fn converged(curves: impl IntoIterator<Item = MissRatioCurve>) -> Option<usize> {
+        let set = WorkingSet {
+            size: PageCount(100),
+            bound: WorkingSetBound::Estimate,
+        };
+        let mut convergence = Convergence::default();
+        let mut curves = curves.into_iter();
+        curves.position(|curve| convergence.add(Some(&curve), Some(set)))
+    }
+
+    #[test]
+    fn a_curve_has_converged_when_periods_change_neither_it_nor_its_band_nor_its_reach() {
+        // The first to compare with, and three that are alike.
+        assert_eq!(converged(vec![curve(0.3, 0.05, 1000); 9]), Some(3));
+        // Within each other's band, or not.
+        let swaying =
+            |by: f64| (0..9).map(move |at| curve(0.3 + by * f64::from(at % 2), 0.05, 1000));
+        assert_eq!(converged(swaying(0.04)), Some(3));
+        assert_eq!(converged(swaying(0.06)), None);
+        // A band that narrows as references accumulate: by less than 5 % from the tenth on.
+        let narrowing =
+            |count: i32| (1..=count).map(|at| curve(0.3, 0.1 / f64::from(at).sqrt(), 1000));
+        let at = converged(narrowing(20)).unwrap();
+        assert!((10..14).contains(&at), "{at}");
+        assert_eq!(converged(narrowing(9)), None);
+        // Pages that were never touched before.
+        let growing = |by: u64| (0..9).map(move |at| curve(0.3, 0.05, 1000 + by * at));
+        assert_eq!(converged(growing(50)), None);
+        assert_eq!(converged(growing(10)), Some(3));
+    }
+
+    #[test]
+    fn without_a_working_set_nothing_has_converged() {
+        let mut convergence = Convergence::default();
+        let alike = curve(0.3, 0.05, 1000);
+        let bound = WorkingSet {
+            size: PageCount(100),
+            bound: WorkingSetBound::AtLeast,
+        };
+        for set in [None, Some(bound)] {
+            assert!((0..9).all(|_| !convergence.add(Some(&alike), set)));
+        }
+        assert!((0..9).all(|_| !convergence.add(None, None)));
+    }
 
     #[test]
     fn a_rest_ends_when_a_signal_differs_by_more_than_chance() {

@@ -10,6 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`args`] | options of tracing, for every verb that traces |
+//! | [`intermittent`] | when tracing may rest, and when it resumes |
 //! | [`page_log`] | recording of an emulated machine's page walks |
 //! | [`selftest`] | a guest with known accesses, traced by each backend and compared with the truth |
 //! | [`wss`] | working sets of page logs and traces by each estimator |
@@ -22,7 +23,7 @@ pub mod args;
 pub mod compare;
 mod follow;
 mod heat;
-mod intermittent;
+pub mod intermittent;
 mod limits;
 pub mod page_log;
 pub mod selftest;

@@ -10,6 +10,7 @@
 
 mod disk;
 mod live;
+pub(crate) mod rests;
 
 use std::io::Write;
 use std::num::NonZeroUsize;

@@ -55,6 +55,8 @@ enum Part {
     Long,
     /// How often bands hold the exact curve, and how wide they are
     Bands(bands::Args),
+    /// What intermittent tracking saves and loses
+    Intermittent(bands::Args),
     /// Error of curves of first touches by the number of traps
     FirstTouch(first_touch::Args),
     /// What a trap costs
@@ -97,6 +99,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Reading) => reading::run(&cli, &mut out),
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
+        Some(Part::Intermittent(args)) => bands::rests::run(&cli, args, &mut out),
         Some(Part::FirstTouch(args)) => first_touch::run(args, &mut out),
         Some(Part::Trap) => trap::run(&mut out),
         Some(Part::Computed) => computed::run(&mut out),

@@ -38,7 +38,7 @@ use crate::{Cli, title};
 const PAGES: u64 = 1 << 15;
 const RATE: u64 = 100_000;
 /// Length of a period in seconds, and number of periods.
-const PERIOD: u64 = 5;
+pub(super) const PERIOD: u64 = 5;
 const PERIODS: usize = 12;
 /// Share of the references before the observation.
 const WARM: f64 = 1.0 / 6.0;
@@ -46,9 +46,9 @@ const WARM: f64 = 1.0 / 6.0;
 const SIZES: u64 = 64;
 /// Error, as a share of the references, that does not count against a band.
 const ROUNDING: f64 = 1e-3;
-const TRAP_COST: Duration = Duration::from_micros(60);
+pub(super) const TRAP_COST: Duration = Duration::from_micros(60);
 
-const BACKENDS: [(TraceMethod, &LiveEstimatorRow); 3] = [
+pub(super) const BACKENDS: [(TraceMethod, &LiveEstimatorRow); 3] = [
     (TraceMethod::Traps, LRU),
     (TraceMethod::AccessedPageScans, SCANS),
     (TraceMethod::FirstTouches, FIRST_TOUCH),
@@ -98,14 +98,14 @@ fn made_streams() -> Vec<Stream> {
 }
 
 /// The references of a stream, in numbers without gaps, in the order of the pages.
-fn numbered(pages: &[u64]) -> Vec<u32> {
+pub(super) fn numbered(pages: &[u64]) -> Vec<u32> {
     let distinct: BTreeSet<u64> = pages.iter().copied().collect();
     let numbers: HashMap<u64, u32> = distinct.into_iter().zip(0..).collect();
     pages.iter().map(|page| numbers[page]).collect()
 }
 
 /// Misses by size of some references.
-struct Truth {
+pub(super) struct Truth {
     /// By size: references that miss in it for certain, and those that may.
     misses: [Vec<u64>; 2],
     seconds: f64,
@@ -113,7 +113,7 @@ struct Truth {
 
 impl Truth {
     /// Of references with these distances, each at least and at most, out of `pages`.
-    fn of(found: &[[u32; 2]], pages: usize, step: Duration) -> Self {
+    pub(super) fn of(found: &[[u32; 2]], pages: usize, step: Duration) -> Self {
         let misses = [0, 1].map(|limit| {
             let mut distances = vec![0; pages + 1];
             for distance in found {
@@ -145,12 +145,27 @@ impl Truth {
 }
 
 /// A curve.
-struct Found {
+pub(super) struct Found {
     curve: MissRatioCurve,
     /// References a second of which its ratios are shares.
     rate: f64,
     /// The time from which on it covers the references.
     from: Duration,
+}
+
+impl Found {
+    /// A curve of a VM for which a backend counts `rate` references a second, unless the curve has a rate of its own.
+    pub(super) fn new(curve: MissRatioCurve, rate: f64) -> Self {
+        let first = curve.points()[0];
+        let rate = first
+            .misses
+            .map_or(rate, |misses| misses.expected / first.miss_ratio);
+        Self {
+            curve,
+            rate,
+            from: Duration::ZERO,
+        }
+    }
 }
 
 /// Observes the VM for all periods.
@@ -190,27 +205,27 @@ fn observed(
     }
     let curve = estimator.curve();
     Ok(curve.map(|curve| {
-        let first = curve.points()[0];
-        let counted = first.misses;
-        let rate = counted.map_or(rate, |misses| misses.expected / first.miss_ratio);
         // As many of the newest as are in the curve.
         touched.sort_unstable();
         let counted = usize::try_from(curve.references()).unwrap_or(usize::MAX);
         let from = touched.len().checked_sub(counted);
         let from = from.and_then(|from| touched.get(from)).copied();
         let from = from.unwrap_or_default();
-        Found { curve, rate, from }
+        Found {
+            from,
+            ..Found::new(curve, rate)
+        }
     }))
 }
 
 /// References a second by what a period counted.
-fn references_per_second(period: &Period) -> f64 {
+pub(super) fn references_per_second(period: &Period) -> f64 {
     (period.references() * u64::from(period.scale)) as f64 / period.window.as_secs_f64()
 }
 
 /// Results of one backend on one stream.
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     /// By size and seed: the error in half-widths of the band.
     deviations: Vec<f64>,
     widths: Vec<f64>,
@@ -219,7 +234,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, found: &Found, truth: &Truth, pages: u64) {
+    pub(super) fn add(&mut self, found: &Found, truth: &Truth, pages: u64) {
         let (curve, rate) = (&found.curve, found.rate);
         let first = curve.points()[0].size.0.max(pages / SIZES);
         self.from.push(first as f64 / pages as f64);
@@ -247,7 +262,7 @@ impl Tally {
     }
 
     /// From, held, mean error, width given and needed.
-    fn row(&mut self) -> [f64; 5] {
+    pub(super) fn row(&mut self) -> [f64; 5] {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let held = self.deviations.iter().filter(|&&one| one <= 1.0).count();
         let held = held as f64 / self.deviations.len() as f64;

@@ -85,6 +85,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-observe",
             "plimsoll-pagelog",
             "plimsoll-hcache",
             "plimsoll-ring",
