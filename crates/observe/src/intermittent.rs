@@ -42,7 +42,7 @@ const DEVIATIONS: f64 = 3.5;
 
 /// Decides when tracing rests.
 #[derive(Debug)]
-pub struct Intermittence {
+pub(crate) struct Intermittence {
     vm: QemuVm,
     row: &'static BackendRow,
     config: TraceConfig,
@@ -54,13 +54,15 @@ pub struct Intermittence {
 ///
 /// It would not if in several successive periods
 /// - the curve and the one before are in each other's band at all sizes of either, give or take a fiftieth of a size,
-/// - the band did not become narrower: it rests on as many references as the time that the curve covers holds,
+/// - the band did not become narrower than it ever was: it rests on as many references as the time that the curve covers holds,
 /// - and the curve reached no further: its cold part, the pages first touched lately, has stopped growing.
 ///
 /// A working set that is only a bound, as that of a curve which has not fallen yet, never counts as converged.
 #[derive(Debug, Default)]
 pub struct Convergence {
     last: Option<MissRatioCurve>,
+    /// Mean width of the narrowest band so far.
+    narrowest: Option<f64>,
     steady: u32,
 }
 
@@ -73,7 +75,12 @@ impl Convergence {
             return false;
         };
         let last = self.last.replace(curve.clone());
-        let is_steady = last.is_some_and(|last| is_steady(&last, curve));
+        let found = last.and_then(|last| width_if_alike(&last, curve));
+        let narrowest = self.narrowest.filter(|_| found.is_some());
+        let is_steady = found.is_some_and(|width| {
+            narrowest.is_none_or(|narrowest| width >= narrowest * (1.0 - NARROWS))
+        });
+        self.narrowest = found.map(|width| narrowest.map_or(width, |before| before.min(width)));
         self.steady = if is_steady { self.steady + 1 } else { 0 };
         self.steady >= STEADY_PERIODS
     }
@@ -105,8 +112,9 @@ impl Level {
     }
 }
 
-/// Whether a period changed the curve by no more than the bands allow, and left its band and its reach as they were.
-fn is_steady(last: &MissRatioCurve, now: &MissRatioCurve) -> bool {
+/// The mean width of the band, if a period changed the curve by no more than the bands allow and left its reach as it
+/// was.
+fn width_if_alike(last: &MissRatioCurve, now: &MissRatioCurve) -> Option<f64> {
     let sizes = [last, now].map(|curve| curve.points().iter().map(|point| point.size));
     let [of_last, of_now] = sizes;
     // Below its first point a curve makes no claim.
@@ -115,21 +123,22 @@ fn is_steady(last: &MissRatioCurve, now: &MissRatioCurve) -> bool {
     let rounding = ROUNDING * Level::at(now, first).expected;
     // A step may also move a little.
     let within = |value: f64, band: &MissRatioCurve, size: PageCount| {
-        let [low, high] = [1.0 + GROWS, 1.0 - GROWS].map(|by| Level::at(band, size.scaled(by)));
+        let [low, high] =
+            [1.0 + GROWS, 1.0 - GROWS].map(|by| Level::at(band, size.scaled(by).max(first)));
         (low.low - rounding..=high.high + rounding).contains(&value)
     };
-    let (mut width_last, mut width_now) = (0.0, 0.0);
+    let (mut width, mut count) = (0.0, 0.0);
     for size in sizes {
         let (then, point) = (Level::at(last, size), Level::at(now, size));
         if !within(then.expected, now, size) || !within(point.expected, last, size) {
-            return false;
+            return None;
         }
-        width_last += then.high - then.low;
-        width_now += point.high - point.low;
+        width += point.high - point.low;
+        count += 1.0;
     }
     let reach = |curve: &MissRatioCurve| curve.points().last().map_or(0, |point| point.size.0);
-    width_now >= width_last * (1.0 - NARROWS)
-        && reach(now) as f64 <= reach(last) as f64 * (1.0 + GROWS)
+    let grew = reach(now) as f64 > reach(last) as f64 * (1.0 + GROWS);
+    (!grew).then_some(width / count)
 }
 
 /// A rest in progress.
@@ -165,15 +174,15 @@ pub struct Signals {
 
 /// Results that remain valid during a rest.
 #[derive(Debug, Clone)]
-pub struct LastResults {
+pub(crate) struct LastResults {
     /// The last curve.
-    pub curve: Option<MissRatioCurve>,
+    pub(crate) curve: Option<MissRatioCurve>,
     /// The last working set.
-    pub working_set: Option<WorkingSet>,
+    pub(crate) working_set: Option<WorkingSet>,
 }
 
 impl Intermittence {
-    pub fn new(vm: &QemuVm, row: &'static BackendRow, config: &TraceConfig) -> Self {
+    pub(crate) fn new(vm: &QemuVm, row: &'static BackendRow, config: &TraceConfig) -> Self {
         Self {
             vm: vm.clone(),
             row,
@@ -183,12 +192,12 @@ impl Intermittence {
         }
     }
 
-    pub fn is_resting(&self) -> bool {
+    pub(crate) fn is_resting(&self) -> bool {
         self.rest.is_some()
     }
 
     /// After a traced period: the backend for a rest, if the phase is steady and pages can be checked.
-    pub fn settle(
+    pub(crate) fn settle(
         &mut self,
         curve: Option<&MissRatioCurve>,
         working_set: Option<WorkingSet>,
@@ -215,7 +224,7 @@ impl Intermittence {
 
     /// After a period of a rest, which is then reported as one of the backend that rests: the last results, and whether
     /// the rest is over.
-    pub fn check(&mut self, period: &mut Period) -> Option<(LastResults, bool)> {
+    pub(crate) fn check(&mut self, period: &mut Period) -> Option<(LastResults, bool)> {
         let rest = self.rest.as_mut()?;
         rest.periods += 1;
         let now = Counts::of(self.vm.pid);
@@ -244,7 +253,7 @@ impl Intermittence {
     }
 
     /// Ends a rest: attaches the backend again.
-    pub fn wake(&mut self) -> Result<Box<dyn Backend>, TrapError> {
+    pub(crate) fn wake(&mut self) -> Result<Box<dyn Backend>, TrapError> {
         self.rest = None;
         match Follower::attach(&self.vm, self.row, &self.config) {
             Ok(backend) => Ok(Box::new(backend)),
@@ -335,6 +344,10 @@ mod tests {
         // The first to compare with, and three that are alike.
         assert_eq!(converged(vec![curve(0.3, 0.05, 1000); 9]), Some(3));
         // Within each other's band, or not.
+        // Misses per second, whose bands begin with the curve: below its first point it has none.
+        let rated = curve(0.3, 0.05, 1000).with_references_per_second(1e4);
+        assert!(rated.points()[0].misses.is_some());
+        assert_eq!(converged(vec![rated; 9]), Some(3));
         let swaying =
             |by: f64| (0..9).map(move |at| curve(0.3 + by * f64::from(at % 2), 0.05, 1000));
         assert_eq!(converged(swaying(0.04)), Some(3));

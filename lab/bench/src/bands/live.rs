@@ -157,9 +157,8 @@ impl Found {
     /// A curve of a VM for which a backend counts `rate` references a second, unless the curve has a rate of its own.
     pub(super) fn new(curve: MissRatioCurve, rate: f64) -> Self {
         let first = curve.points()[0];
-        let rate = first
-            .misses
-            .map_or(rate, |misses| misses.expected / first.miss_ratio);
+        let misses = first.misses.filter(|_| first.miss_ratio > 0.0);
+        let rate = misses.map_or(rate, |misses| misses.expected / first.miss_ratio);
         Self {
             curve,
             rate,

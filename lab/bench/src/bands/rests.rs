@@ -134,7 +134,7 @@ fn made_streams() -> Vec<Stream> {
                 let drawn = pages_of(uniform(1 << 20, references), seed)?;
                 let pages = drawn.into_iter().zip(0..).map(|(page, at)| {
                     let used = PAGES / 8 + PAGES * 7 / 8 * at / references;
-                    page * used >> 20
+                    (page * used) >> 20
                 });
                 Ok(pages.collect())
             }),
