@@ -30,6 +30,8 @@ pub fn slack_bytes(ram_bytes: u64) -> u64 {
 pub struct GuestNeed {
     /// The part of the VM's own memory that the guest cannot give, without its swap.
     pub needed_bytes: u64,
+    /// By how much that grew since the report before; 0 without one.
+    pub growth_bytes: u64,
     /// Memory available to its processes.
     pub available_bytes: u64,
     /// Page faults that required disk I/O, a second, between the last two reports.
@@ -66,11 +68,15 @@ impl NeedTracker {
         {
             return Some(*need);
         }
-        let last = self.last.as_ref().map(|(last, _)| last);
+        let last = self.last.as_ref();
+        let needed_bytes = largest_bytes.saturating_sub(available_bytes);
         let need = GuestNeed {
-            needed_bytes: largest_bytes.saturating_sub(available_bytes),
+            needed_bytes,
+            growth_bytes: last.map_or(0, |(_, need)| {
+                needed_bytes.saturating_sub(need.needed_bytes)
+            }),
             available_bytes,
-            major_faults_per_second: last.and_then(|last| faults_per_second(last, stats)),
+            major_faults_per_second: last.and_then(|(last, _)| faults_per_second(last, stats)),
             oom_kills: stats.oom_kills,
         };
         self.last = Some((*stats, need));
@@ -146,6 +152,20 @@ mod tests {
             ..report(20, 0, 0)
         };
         assert_eq!(tracker.observe(Some(&silent), MIB), None);
+    }
+
+    #[test]
+    fn growth_is_that_since_the_report_before_and_shrinking_is_none() {
+        let mut tracker = NeedTracker::default();
+        let mut growth_mib = |stats: GuestStats| {
+            let need = tracker.observe(Some(&stats), 512 * MIB);
+            need.map(|need| need.growth_bytes / MIB)
+        };
+        assert_eq!(growth_mib(report(10, 400, 0)), None);
+        assert_eq!(growth_mib(report(12, 400, 0)), Some(0));
+        assert_eq!(growth_mib(report(14, 300, 0)), Some(100));
+        assert_eq!(growth_mib(report(14, 300, 0)), Some(100));
+        assert_eq!(growth_mib(report(16, 350, 0)), Some(0));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What keeps a guest from starving: the memory that it keeps when it is shrunk, and the signs that it runs short.
 //!
-//! A guest keeps what it cannot give by its own report, and slack. Without a recent report nothing shows which part of
-//! its memory it can do without, so it keeps all, unless its swap is known to take the rest. A report that is false
-//! harms the VM of the guest that makes it: it cannot raise the VM above its size, nor its claim in a plan above its
-//! baseline.
+//! A guest keeps what it cannot give by its own report, slack, and twice what its need grew by since the report before, and
+//! it is shrunk step by step. Without a recent report nothing shows which part of its memory it can do without, so it
+//! keeps all, unless its swap is known to take the rest. A report that is false harms the VM of the guest that makes it:
+//! it cannot raise the VM above its size, nor its claim in a plan above its baseline.
 
 use plimsoll_actuator::{MemoryStatus, STATS_AGE_MAX_S, slack_bytes};
 
@@ -41,9 +41,21 @@ impl GuestCounters {
 pub fn floor_bytes(status: &MemoryStatus, swap_bytes: u64) -> u64 {
     let has = status.direct.actual_bytes;
     let kept = status.need.map_or(has, |need| {
-        need.needed_bytes.saturating_add(slack_of(status))
+        // It grows until the next report, and until what that shows has had an effect.
+        let growth = need.growth_bytes.saturating_mul(2);
+        let kept = need.needed_bytes.saturating_add(slack_of(status));
+        kept.saturating_add(growth)
     });
     kept.saturating_sub(swap_bytes).min(has)
+}
+
+/// The largest part of its own memory that a VM loses between two looks at its guest, in bytes, if it keeps `floor_bytes`:
+/// half of its slack, or an eighth of what it can give. A guest reports every two seconds what it has left, and what it
+/// allocates meanwhile must be there.
+#[must_use]
+pub fn step_bytes(status: &MemoryStatus, floor_bytes: u64) -> u64 {
+    let gives = status.direct.actual_bytes.saturating_sub(floor_bytes);
+    (slack_of(status) / 2).max(gives / 8)
 }
 
 /// The memory that a VM gets back at once when its guest runs short, in bytes: a tenth of its own, and at least its

@@ -45,7 +45,8 @@ struct Part {
     error: Option<String>,
     /// Its guest's counters at its first poll.
     before: Option<GuestCounters>,
-    /// Since when its floor keeps it from giving more.
+    /// Whether its target is its floor, and since when that keeps it from giving more.
+    at_floor: bool,
     held: Option<Instant>,
     /// Whether it gets memory back as soon as there is some.
     is_owed: bool,
@@ -95,6 +96,7 @@ impl Move {
             failures: 0,
             error: None,
             before: None,
+            at_floor: false,
             held: None,
             is_owed: false,
         };
@@ -383,7 +385,12 @@ impl Part {
     /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
         let floor = guard::floor_bytes(held.status, held.swap_bytes);
-        let target = self.to.direct_bytes.max(floor);
+        let least = self.to.direct_bytes.max(floor);
+        let has = held.status.direct.actual_bytes;
+        let next = has.saturating_sub(guard::step_bytes(held.status, floor));
+        // Fewer steps are as good where there is little left.
+        let target = least.max(next.min(self.told.direct_bytes));
+        self.at_floor = target == floor && target > self.to.direct_bytes;
         let direct = self.to.direct_bytes < self.from.direct_bytes
             && target <= self.from.direct_bytes
             && (target == self.to.direct_bytes
@@ -475,8 +482,7 @@ impl Part {
         let settled = self.is_settled(status);
         self.now = status.holding();
         // Its floor keeps it from giving more.
-        let is_held =
-            self.told.direct_bytes > self.to.direct_bytes && self.failures == 0 && settled;
+        let is_held = self.at_floor && self.failures == 0 && settled;
         self.held = is_held.then(|| self.held.unwrap_or(now));
         if self
             .held

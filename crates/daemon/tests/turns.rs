@@ -212,6 +212,12 @@ fn a_promise_found_broken_is_made_good() {
             .iter()
             .any(|decision| decision.state == State::RolledBack)
     });
+    // Until it has its memory again.
+    rig.until("it is seen", |rig| {
+        let snapshot = rig.snapshot();
+        let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+        scan.standing == VmStatus::Violating
+    });
     rig.until("it is back", |rig| rig.newest().state == State::Kept);
     for vm in ["web", "search", "scan"] {
         assert_eq!(rig.mib(vm), 512);
@@ -226,9 +232,6 @@ fn a_promise_found_broken_is_made_good() {
         .unwrap();
     assert_eq!(check.verdict, Verdict::Broken);
     assert!(decisions[1].reason.contains("A VM exceeded its limit"));
-    let snapshot = rig.snapshot();
-    let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
-    assert_eq!(scan.standing, VmStatus::Violating);
     // It is not repeated at once.
     rig.pass(60);
     assert_eq!(rig.decisions().len(), decisions.len());
@@ -721,6 +724,19 @@ fn a_guest_that_runs_short_while_it_shrinks_gets_memory_back_and_its_part_ends()
     let step = steps.find(|step| step.vm == "scan").unwrap();
     assert_eq!(step.state, StepState::Short, "{step:?}");
     assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_guest_that_fills_its_memory_while_it_is_shrunk_is_not_starved() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("it moves", |rig| rig.mib("scan") < 512);
+    // As one that has just booted.
+    for _ in 0..8 {
+        rig.host.change("scan", |vm| vm.allocate(40 * MIB));
+        rig.pass(1);
+        let vm = rig.host.vm("scan").unwrap();
+        assert_eq!(vm.oom_kills, 0, "{vm:?}");
+    }
 }
 
 #[test]
