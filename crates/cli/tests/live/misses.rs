@@ -29,8 +29,8 @@ const HELD_MIN: f64 = 0.95;
 /// The largest factor between a ratio and that of the closed form, and the largest mean one: bands of short runs are wide.
 const FACTOR_MAX: f64 = 1.5;
 const FACTOR_MEAN_MAX: f64 = 1.15;
-/// The largest factor between misses per second and those by the guest's own count.
-const LEVEL_MAX: f64 = 3.0;
+/// The largest factor between misses per second and those by the guest's own count: a scale of the rate that is forgotten is 8 or more.
+const LEVEL_MAX: f64 = 5.0;
 
 /// A guest with two classes of pages.
 struct Classes {
