@@ -2,9 +2,11 @@
 //! gives a curve, at different rates, hot sets and budgets, against the closed form.
 //!
 //! What a tracer finds at two sizes is compared as a ratio: the closed form's must lie within what the two bands allow. The level is
-//! compared with the guest's own count of its visits, but only roughly: a tracer observes a small part of the time, in
-//! which a busy host runs the guest more or less than in the rest, and traps slow the guest down.
+//! compared with the guest's own count of its visits, but only roughly: it does depend on the options. The time that the VM spends in
+//! traps counts as observed, although it misses nothing meanwhile, so a tracer that may take much of a window finds down to
+//! a fifth of the misses; and on a busy host, the small part of the time that a tracer observes is not like the rest.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use plimsoll_protocol::curve_json::CurveJson;
@@ -26,11 +28,10 @@ const TRACERS: [&str; 7] = [
 const TRACED: &str = "--period 1s --periods 4 --curve";
 /// The share of the ratios that must lie within the bands, which hold 95 % at each size.
 const HELD_MIN: f64 = 0.95;
-/// The largest factor between a ratio and that of the closed form, and the largest mean one: bands of short runs are wide.
-const FACTOR_MAX: f64 = 1.5;
-const FACTOR_MEAN_MAX: f64 = 1.15;
-/// The largest factor between misses per second and those by the guest's own count: a scale of the rate that is forgotten is 8 or more.
-const LEVEL_MAX: f64 = 5.0;
+/// The largest mean factor between the ratios found by a tracer and those of the closed form, as the bands of short runs are wide.
+const FACTOR_MAX: f64 = 1.25;
+/// Misses per second over those by the guest's own count. A scale that was forgotten is a factor of eight or more.
+const LEVEL: RangeInclusive<f64> = 1.0 / 6.0..=3.0;
 
 /// A guest with two classes of pages.
 struct Classes {
@@ -70,9 +71,10 @@ impl Classes {
     }
 
     /// Sizes below, between and above the classes, in pages.
-    fn sizes(&self) -> [u64; 4] {
+    fn sizes(&self) -> [u64; 5] {
         let (all, hot) = (self.mib * MIB, self.hot_mib * MIB);
-        [hot / 2, hot, u64::midpoint(hot, all), all * 9 / 10]
+        let middle = u64::midpoint(hot, all);
+        [hot / 2, hot, middle, all * 8 / 10, all * 9 / 10]
     }
 
     /// The miss ratio of an LRU memory of `size` pages: t visits touch as many pages as it has, and a visit misses if none
@@ -137,7 +139,8 @@ fn levels(
 #[test]
 fn ratios_of_misses_per_second_are_those_of_the_guest_whatever_the_options_of_its_tracer() {
     let Some(ground) = ground() else { return };
-    let (mut ratios, mut held, mut factors) = (0.0, 0.0, 0.0);
+    // Of each tracer: the logarithms of its factors, and whether the bands allow each.
+    let mut found: [Vec<(f64, bool)>; TRACERS.len()] = Default::default();
     for classes in GUESTS {
         let config = GuestConfig {
             memory_mib: Boot::Bare.memory_mib(classes.mib),
@@ -145,41 +148,47 @@ fn ratios_of_misses_per_second_are_those_of_the_guest_whatever_the_options_of_it
         };
         let mut subject = Subject::boot(Boot::Bare, &config).unwrap();
         println!("{} ({}):", classes.workload(), ground.accelerator());
-        for options in TRACERS {
+        for (options, found) in TRACERS.into_iter().zip(&mut found) {
             let (curve, visits_per_second) = traced(&mut subject, options);
             let levels: Vec<_> = levels(&classes, &curve, visits_per_second).collect();
             let shown = levels
                 .iter()
                 .map(|[low, level, high]| format!(" {level:.2} ({low:.2}..{high:.2})"));
             println!("  {options}:{}", shown.collect::<String>());
-            assert!(levels.len() >= 2, "a curve of hardly a size");
             for pair in levels.windows(2) {
                 let [[low, level, high], [next_low, next_level, next_high]] = [pair[0], pair[1]];
                 // The truth is 1 at both.
-                let factor = (next_level / level).max(level / next_level);
-                ratios += 1.0;
-                held += f64::from(u8::from(low <= next_high && next_low <= high));
-                factors += factor.ln();
+                let is_held = low <= next_high && next_low <= high;
+                found.push(((next_level / level).ln().abs(), is_held));
+            }
+            for [_, level, _] in levels {
                 assert!(
-                    factor <= FACTOR_MAX,
-                    "{options}: a ratio is off by {factor}"
+                    LEVEL.contains(&level),
+                    "{options}: {level} of the guest's misses"
                 );
             }
-            let level = levels[0][1];
-            assert!(
-                (LEVEL_MAX.recip()..=LEVEL_MAX).contains(&level),
-                "{options}: {level} of the guest's misses"
-            );
         }
         subject.assert_no_trap_is_left();
         subject.assert_goes_on();
     }
-    let (held, factor) = (held / ratios, (factors / ratios).exp());
-    println!("{held:.2} of {ratios} ratios lie within their bands; the mean factor is {factor:.3}");
-    assert!(
-        held >= HELD_MIN && factor <= FACTOR_MEAN_MAX,
-        "{held} {factor}"
+    for (options, found) in TRACERS.into_iter().zip(&found) {
+        let factors = found.iter().map(|(logarithm, _)| logarithm);
+        let factor = (factors.sum::<f64>() / found.len() as f64).exp();
+        println!("{options}: {} ratios, mean factor {factor:.3}", found.len());
+        // A scanned curve may begin above most of the sizes.
+        assert!(!found.is_empty() && factor <= FACTOR_MAX);
+    }
+    let is_held: Vec<bool> = found
+        .iter()
+        .flatten()
+        .map(|(_, is_held)| *is_held)
+        .collect();
+    let held = is_held.iter().filter(|is_held| **is_held).count() as f64 / is_held.len() as f64;
+    println!(
+        "{held:.3} of {} ratios lie within their bands",
+        is_held.len()
     );
+    assert!(held >= HELD_MIN);
 }
 
 #[test]
