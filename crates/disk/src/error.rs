@@ -16,8 +16,11 @@ pub enum DiskError {
         source: io::Error,
     },
     /// Another process uses the image.
-    #[error("image {} is in use: another process holds its lock (flock)", image.display())]
-    Locked { image: PathBuf },
+    #[error("image {} is in use: {lock}", image.display())]
+    Locked {
+        image: PathBuf,
+        lock: crate::ImageLock,
+    },
     /// The size of the image is not valid for a disk.
     #[error("image {} has {bytes} bytes: not a multiple of {block_bytes}, or none", image.display())]
     Size {

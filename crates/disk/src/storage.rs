@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags, flock, ioctl_blksszget, statx,
-};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, ioctl_blksszget, statx};
 use rustix::io::Errno;
 
+use crate::image_lock::{self, ImageLock};
 use crate::{
     Action, Buffer, ByteRange, DiskError, DiskIdentity, DiskNumber, Ring, RingCompletion,
     Submission, SubmissionId,
@@ -43,6 +42,8 @@ pub(crate) struct Storage {
     pub(crate) direct: bool,
     pub(crate) read_only: bool,
     file: Arc<File>,
+    /// Of a block device that is written: opened exclusively, so that the kernel refuses to mount it.
+    _claim: Option<File>,
 }
 
 /// A submission in progress.
@@ -111,6 +112,11 @@ impl Storage {
                 "neither a file nor a block device",
             )));
         }
+        let claim = if kind.is_block_device() && !read_only {
+            Some(claim(path)?)
+        } else {
+            None
+        };
         let size_bytes = (&buffered).seek(SeekFrom::End(0)).map_err(failed)?;
         let mut file = buffered;
         let mut block_bytes = 512;
@@ -128,20 +134,15 @@ impl Storage {
                 _ => {}
             }
         }
-        let lock = if read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        // The lock of a daemon that was killed persists until its transfers in flight have ended.
-        let locked = in_time(|| match flock(&file, lock) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(error) => Err(failed(error.into())),
+        // The locks of a daemon that was killed persist until its transfers in flight have ended.
+        let mut conflict = None;
+        in_time(|| {
+            conflict = image_lock::lock(&file, read_only).map_err(failed)?;
+            Ok(conflict.is_none())
         })?;
-        if !locked {
+        if let Some(lock) = conflict {
             let image = path.to_owned();
-            return Err(DiskError::Locked { image });
+            return Err(DiskError::Locked { image, lock });
         }
         if size_bytes == 0 || !size_bytes.is_multiple_of(block_bytes.into()) {
             return Err(DiskError::Size {
@@ -157,6 +158,7 @@ impl Storage {
             direct: is_direct,
             read_only,
             file: Arc::new(file),
+            _claim: claim,
         })
     }
 
@@ -360,6 +362,25 @@ impl Storage {
         let mode = mode.bits().cast_signed();
         ring.allocate(&self.file, mode, range.offset, range.bytes, token)
     }
+}
+
+/// Opens a block device exclusively.
+fn claim(device: &Path) -> Result<File, DiskError> {
+    let image = || device.to_owned();
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .custom_flags(OFlags::EXCL.bits().cast_signed());
+    options.open(device).map_err(|source| match source.kind() {
+        io::ErrorKind::ResourceBusy => DiskError::Locked {
+            image: image(),
+            lock: ImageLock::Exclusive,
+        },
+        _ => DiskError::Image {
+            image: image(),
+            source,
+        },
+    })
 }
 
 fn punch() -> FallocateFlags {
